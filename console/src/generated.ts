@@ -619,56 +619,6 @@ export interface ImportRequest {
   source_name?: string;
 }
 
-/** One line of the answer. */
-export type JobEvent = {
-  event: "waiting";
-  /** How many others run, as many as may at once. */
-  running: number;
-} | Progress & {
-  event: "progress";
-} | {
-  event: "done";
-  /** What came of it. */
-  result: JobResult;
-} | {
-  event: "failed";
-  /** Why. */
-  problem: Problem;
-};
-
-/** What an operation ended with. */
-export type JobResult = {
-  /** Whether the import made it. */
-  created: boolean;
-  /** Chunks that the store had, and that are damaged there. This version has sound ones in their place; older versions that share them need a repair. */
-  damaged_chunks?: number;
-  /** The machine that edits the image, over an older version: what it does is sealed over that version only where the request says so. */
-  edited_by?: string;
-  kind: "imported";
-  /** Remarks on the disk, a line each: machines cannot boot it, nothing on it is known, its sectors have 4,096 bytes. */
-  remarks?: string[];
-  /** It. */
-  version: ImageVersion;
-} | PullReport & {
-  kind: "pulled";
-} | VerifyReport & {
-  kind: "verified";
-} | DiffReport & {
-  kind: "compared";
-} | Sealed & {
-  kind: "sealed";
-} | {
-  kind: "exported";
-  /** The file's size. */
-  size_bytes: number;
-  /** It. */
-  version: ImageVersion;
-} | ScaleReport & {
-  kind: "scaled";
-} | RollReport & {
-  kind: "rolled";
-};
-
 /** A token with which a node joins once. */
 export interface JoinToken {
   /** When it ends. */
@@ -1211,10 +1161,6 @@ export interface Status {
   hypervisor: string;
   /** How many images there are; absent where the store does not tell, as a plain web server. */
   images?: number;
-  /** How many long operations run: imports, verifications, comparisons, seals, exports. */
-  jobs_running?: number;
-  /** How many wait for these. */
-  jobs_waiting?: number;
   /** How many machines there are. */
   machines: number;
   /** How many of them are starting, booting, running or stopping. */
@@ -1233,6 +1179,10 @@ export interface Status {
   store_outdated?: boolean;
   /** Whether images are only read here, as where the store is one of servers: nothing can be imported. */
   store_read_only?: boolean;
+  /** How many long operations run: imports, verifications, comparisons, seals, exports. */
+  tasks_running?: number;
+  /** How many wait for these. */
+  tasks_waiting?: number;
   /** The daemon's version. */
   version: string;
 }
@@ -1253,7 +1203,7 @@ export interface Task {
   kind: string;
   problem?: Problem;
   progress?: Progress;
-  result?: JobResult;
+  result?: TaskResult;
   /** When it began. */
   started_at_ms?: number;
   /** How far it is. */
@@ -1262,11 +1212,61 @@ export interface Task {
   subject: string;
 }
 
+/** One line of the answer. */
+export type TaskEvent = {
+  event: "waiting";
+  /** How many others run, as many as may at once. */
+  running: number;
+} | Progress & {
+  event: "progress";
+} | {
+  event: "done";
+  /** What came of it. */
+  result: TaskResult;
+} | {
+  event: "failed";
+  /** Why. */
+  problem: Problem;
+};
+
 /** The newest tasks. */
 export interface TaskList {
   /** Newest first. */
   tasks: Task[];
 }
+
+/** What an operation ended with. */
+export type TaskResult = {
+  /** Whether the import made it. */
+  created: boolean;
+  /** Chunks that the store had, and that are damaged there. This version has sound ones in their place; older versions that share them need a repair. */
+  damaged_chunks?: number;
+  /** The machine that edits the image, over an older version: what it does is sealed over that version only where the request says so. */
+  edited_by?: string;
+  kind: "imported";
+  /** Remarks on the disk, a line each: machines cannot boot it, nothing on it is known, its sectors have 4,096 bytes. */
+  remarks?: string[];
+  /** It. */
+  version: ImageVersion;
+} | PullReport & {
+  kind: "pulled";
+} | VerifyReport & {
+  kind: "verified";
+} | DiffReport & {
+  kind: "compared";
+} | Sealed & {
+  kind: "sealed";
+} | {
+  kind: "exported";
+  /** The file's size. */
+  size_bytes: number;
+  /** It. */
+  version: ImageVersion;
+} | ScaleReport & {
+  kind: "scaled";
+} | RollReport & {
+  kind: "rolled";
+};
 
 /** How far a task is. */
 export type TaskState = "waiting" | "running" | "done" | "failed" | "cancelled";

@@ -14,7 +14,7 @@ export type {
   ImageList,
   ImageVersion as Version,
   HeldBytes,
-  JobResult as Result,
+  TaskResult as Result,
   MachineState,
   PathContents,
   Role,

@@ -106,8 +106,8 @@ const STATUS = {
   store_outdated: false,
   machines: MACHINES.length,
   machines_active: 11,
-  jobs_running: 1,
-  jobs_waiting: 1,
+  tasks_running: 1,
+  tasks_waiting: 1,
   alarms: [ALARM],
   ram_used_bytes: 620 * MiB,
   host_ram: { configured_bytes: 4 * GiB, limit_bytes: 3 * GiB, used_bytes: 1.1 * GiB, pressure_shrinks: 2 },
@@ -299,7 +299,7 @@ export const full = {
 /** @type {typeof full} */
 export const empty = {
   contents,
-  status: { ...STATUS, images: 0, store_bytes: 0, machines: 0, machines_active: 0, jobs_running: 0, jobs_waiting: 0, alarms: [], ram_used_bytes: 0, disk_used_bytes: 0, host_ram: { configured_bytes: 4 * GiB, limit_bytes: 4 * GiB, used_bytes: 0, pressure_shrinks: 0 } },
+  status: { ...STATUS, images: 0, store_bytes: 0, machines: 0, machines_active: 0, tasks_running: 0, tasks_waiting: 0, alarms: [], ram_used_bytes: 0, disk_used_bytes: 0, host_ram: { configured_bytes: 4 * GiB, limit_bytes: 4 * GiB, used_bytes: 0, pressure_shrinks: 0 } },
   machines: [],
   images: { images: [] },
   catalogs: [],

@@ -29,7 +29,6 @@ pub mod filter;
 pub mod host;
 pub mod hours;
 pub mod image;
-pub mod job;
 pub mod machine;
 pub mod maintenance;
 pub mod metrics;
@@ -40,6 +39,7 @@ pub mod roll;
 pub mod sort;
 pub mod status;
 pub mod task;
+pub mod task_event;
 pub mod trace;
 pub mod words;
 
@@ -67,7 +67,6 @@ pub use image::{
     PartitionDifference, PromoteRequest, Promoted, PullReport, PullRequest, PulledImage, Removed,
     RetireRequest, Reverted, SourceFormat, VerifyReport, VerifyRequest,
 };
-pub use job::{JobEvent, JobResult, Progress};
 pub use machine::{
     Alarm, BootFrom, CacheMode, CacheSettings, CreateMachine, DiskCounters, DiskTransport, ExecRequest,
     ExecResult, Identity, MAX_STDIN_BYTES, Machine, MachineList, MachineState, PinRequest, SetMachine,
@@ -80,4 +79,5 @@ pub use roll::{Batch, LeftMachine, RollReport, RollRequest, ScaleReport, ScaleRe
 pub use sort::{MachineSort, Position};
 pub use status::{HostRam, Status};
 pub use task::{MAX_TASKS, Task, TaskList, TaskState};
+pub use task_event::{Progress, TaskEvent, TaskResult};
 pub use trace::{BootTrace, MergeTraceRequest, SaveTraceRequest, TracePlace};

@@ -52,10 +52,10 @@ pub struct Status {
     pub machines_active: u64,
     /// How many long operations run: imports, verifications, comparisons, seals, exports.
     #[serde(default)]
-    pub jobs_running: u64,
+    pub tasks_running: u64,
     /// How many wait for these.
     #[serde(default)]
-    pub jobs_waiting: u64,
+    pub tasks_waiting: u64,
     /// What stands in machines' way, a store that does not answer, and versions that were found damaged.
     pub alarms: Vec<Alarm>,
     /// Memory of the write caches in use, in all.

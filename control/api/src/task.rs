@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::job::{JobResult, Progress};
 use crate::problem::Problem;
+use crate::task_event::{Progress, TaskResult};
 
 /// The most tasks of one answer.
 pub const MAX_TASKS: u32 = 1000;
@@ -77,7 +77,7 @@ pub struct Task {
     pub progress: Option<Progress>,
     /// What it ended with, if it is done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub result: Option<Box<JobResult>>,
+    pub result: Option<Box<TaskResult>>,
     /// Why it failed or was ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,

@@ -28,7 +28,7 @@
 //! - A long operation is a task: it goes on if its client is gone. One that is cancelled leaves nothing behind, a pull whole versions.
 //!
 //! # Limits
-//! - [`tasks::MAX_JOBS`] long operations at once, [`lifecycle::STOP_GRACE_MS`] for a guest to switch itself off,
+//! - [`tasks::MAX_TASKS`] long operations at once, [`lifecycle::STOP_GRACE_MS`] for a guest to switch itself off,
 //!   [`server::MAX_SOCKET_PATH_BYTES`] for a socket's path.
 //!
 //! # Errors

@@ -25,7 +25,7 @@ use crate::lifecycle::pending_events::PendingEvents;
 use crate::lifecycle::store_waits::ForcedStops;
 use crate::retention::RetentionState;
 use crate::store_view_cache::StoreViews;
-use crate::tasks::{MAX_JOBS, Tasks};
+use crate::tasks::{MAX_TASKS, Tasks};
 use crate::web::WebState;
 
 /// How often wanted and actual state are compared although nothing has changed here.
@@ -70,9 +70,9 @@ struct Inner {
     /// Since when.
     stop_begun: watch::Sender<Option<Instant>>,
     forced: ForcedStops,
-    job_slots: Arc<Semaphore>,
+    task_slots: Arc<Semaphore>,
     /// Long operations that wait for one of them.
-    jobs_queued: Arc<AtomicU64>,
+    tasks_queued: Arc<AtomicU64>,
     /// Of notes that are being written.
     note_places: Arc<Semaphore>,
     /// Operations that are run to their end.
@@ -127,8 +127,8 @@ impl Service {
             stopping: Arc::default(),
             stop_begun: watch::Sender::new(None),
             forced: ForcedStops::default(),
-            job_slots: Arc::new(Semaphore::new(MAX_JOBS)),
-            jobs_queued: Arc::default(),
+            task_slots: Arc::new(Semaphore::new(MAX_TASKS)),
+            tasks_queued: Arc::default(),
             note_places: Arc::new(Semaphore::new(MAX_NOTES)),
             under_way: watch::Sender::new(0),
             answers: StoreViews::default(),
@@ -230,20 +230,20 @@ impl Service {
         self.0.stopping.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn job_slots(&self) -> Arc<Semaphore> {
-        self.0.job_slots.clone()
+    pub(crate) fn task_slots(&self) -> Arc<Semaphore> {
+        self.0.task_slots.clone()
     }
 
     /// Counts a long operation among those that wait, until what this returns is dropped.
-    pub(crate) fn queue_job(&self) -> Queued {
-        self.0.jobs_queued.fetch_add(1, Ordering::Relaxed);
-        Queued(Arc::clone(&self.0.jobs_queued))
+    pub(crate) fn queue_task(&self) -> Queued {
+        self.0.tasks_queued.fetch_add(1, Ordering::Relaxed);
+        Queued(Arc::clone(&self.0.tasks_queued))
     }
 
     /// How many long operations run, and how many wait for them.
-    pub(crate) fn jobs(&self) -> (u64, u64) {
-        let running = MAX_JOBS.saturating_sub(self.0.job_slots.available_permits());
-        (u64::try_from(running).unwrap_or(u64::MAX), self.0.jobs_queued.load(Ordering::Relaxed))
+    pub(crate) fn task_counts(&self) -> (u64, u64) {
+        let running = MAX_TASKS.saturating_sub(self.0.task_slots.available_permits());
+        (u64::try_from(running).unwrap_or(u64::MAX), self.0.tasks_queued.load(Ordering::Relaxed))
     }
 
     pub(crate) fn note_places(&self) -> Arc<Semaphore> {
@@ -310,9 +310,9 @@ impl Service {
     }
 
     /// Waits until all long operations ended, at most `limit`. Returns whether they did.
-    pub async fn jobs_ended(&self, limit: Duration) -> bool {
-        let all = u32::try_from(MAX_JOBS).unwrap_or(u32::MAX);
-        tokio::time::timeout(limit, self.0.job_slots.acquire_many(all)).await.is_ok()
+    pub async fn tasks_ended(&self, limit: Duration) -> bool {
+        let all = u32::try_from(MAX_TASKS).unwrap_or(u32::MAX);
+        tokio::time::timeout(limit, self.0.task_slots.acquire_many(all)).await.is_ok()
     }
 
     /// Waits until what goes on after its client hung up, or without one, has ended, at most `limit`. Returns whether it did.

@@ -21,7 +21,7 @@ use headwater_block::{
     Attempt, ByteRange, Completion, Device, Geometry, IoError, IoErrorKind, MAX_REQUEST_BYTES, Op, Request,
 };
 use headwater_filesystems::{Fault, ReadAt, fault};
-use headwater_service::backend::{BackendError, JobControl};
+use headwater_service::backend::{BackendError, TaskControl};
 use headwater_volume::Residence;
 
 use crate::adapters::snapshot_leases::Reader;
@@ -69,7 +69,7 @@ struct ScanDisk {
     /// What lies below the write cache.
     base: Arc<dyn Device>,
     geometry: Geometry,
-    job: Arc<JobControl>,
+    control: Arc<TaskControl>,
     begun: Instant,
     limit: Duration,
 }
@@ -77,7 +77,7 @@ struct ScanDisk {
 impl ScanDisk {
     /// Why the scan is to end, if it is.
     fn end(&self) -> Option<BackendError> {
-        if self.job.is_cancelled() {
+        if self.control.is_cancelled() {
             return Some(BackendError::new(ProblemKind::Cancelled, "the scan was cancelled"));
         }
         if self.reader.has_ended() {
@@ -160,8 +160,12 @@ impl ReadAt for ScanDisk {
 }
 
 /// Scans a disk. Blocks.
-pub fn scan(reader: Reader, permit: ScanPermit, job: Arc<JobControl>) -> Result<CacheContents, BackendError> {
-    scan_for(SCAN_LIMIT, reader, permit, job)
+pub fn scan(
+    reader: Reader,
+    permit: ScanPermit,
+    control: Arc<TaskControl>,
+) -> Result<CacheContents, BackendError> {
+    scan_for(SCAN_LIMIT, reader, permit, control)
 }
 
 /// The same for so long at most.
@@ -169,12 +173,12 @@ pub(super) fn scan_for(
     limit: Duration,
     reader: Reader,
     permit: ScanPermit,
-    job: Arc<JobControl>,
+    control: Arc<TaskControl>,
 ) -> Result<CacheContents, BackendError> {
     let begun = Instant::now();
     let view = reader.frozen().map_err(failed)?;
     let (geometry, base) = (view.geometry(), Arc::clone(view.below()));
-    let disk = Arc::new(ScanDisk { reader, base, geometry, job, begun, limit });
+    let disk = Arc::new(ScanDisk { reader, base, geometry, control, begun, limit });
     let (mut changed, mut runs) = (Changed::default(), 0_u64);
     let found = view.places(&mut |first, blocks, residence| {
         runs += 1;

@@ -19,7 +19,7 @@ use headwater_block::Device;
 use headwater_image::partial::{NotPlaced, Partial};
 use headwater_image::{ChunkCache, VersionReader};
 use headwater_nbd::{Address, Limits, Server, SingleExport};
-use headwater_service::backend::{BackendError, JobControl};
+use headwater_service::backend::{BackendError, TaskControl};
 use headwater_store::{Hash, Store};
 
 use crate::adapters::images::image_failed;
@@ -40,7 +40,7 @@ pub fn export(
     manifest: Hash,
     target: &Path,
     format: ExportFormat,
-    job: &JobControl,
+    control: &TaskControl,
 ) -> Result<u64, BackendError> {
     let reader = VersionReader::open(store, manifest, ChunkCache::new(CHUNKS_BYTES)).map_err(image_failed)?;
     let private = Private::make()?;
@@ -58,7 +58,7 @@ pub fn export(
     let failed = |e| BackendError::from_io(format!("cannot write {}", target.display()), e);
     let (partial, file) = Partial::create(target).map_err(failed)?;
     let given = file.try_clone().map_err(failed)?;
-    let written = convert(&server.uri().to_string(), given, version.size_bytes, format, job);
+    let written = convert(&server.uri().to_string(), given, version.size_bytes, format, control);
     server.stop();
     drop(private);
     written?;
@@ -114,7 +114,7 @@ fn convert(
     to: File,
     size_bytes: u64,
     format: ExportFormat,
-    job: &JobControl,
+    control: &TaskControl,
 ) -> Result<(), BackendError> {
     // Without the option a VHD's size is rounded up to cylinders, heads and sectors.
     let (driver, options): (_, &[&str]) = match format {
@@ -145,10 +145,10 @@ fn convert(
         text
     });
     let status = loop {
-        if job.is_cancelled() {
+        if control.is_cancelled() {
             return Err(BackendError::new(ProblemKind::Cancelled, "the export was cancelled"));
         }
-        job.report(size_bytes / 1000 * permille.load(Ordering::Relaxed), size_bytes);
+        control.report(size_bytes / 1000 * permille.load(Ordering::Relaxed), size_bytes);
         match running.0.try_wait() {
             Ok(Some(status)) => break status,
             Ok(None) => std::thread::sleep(LOOK_INTERVAL),
@@ -159,7 +159,7 @@ fn convert(
     let _ = follow.join();
     let complaint = listen.join().unwrap_or_default();
     if status.success() {
-        job.report(size_bytes, size_bytes);
+        control.report(size_bytes, size_bytes);
         return Ok(());
     }
     let full = complaint.contains("No space left") || complaint.contains("File too large");

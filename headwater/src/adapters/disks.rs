@@ -11,7 +11,7 @@ use headwater_api::{CacheContents, CacheMode, CacheSettings, HostRam, ImageVersi
 use headwater_block::{BLOCK_BYTES, Device, Geometry, IoError, IoErrorKind, size};
 use headwater_image::DiskCache;
 use headwater_service::backend::{
-    BackendError, Disk, DiskRequest, Disks, FrozenDisk, JobControl, PersistentDiskRef, PersistentDiskRequest,
+    BackendError, Disk, DiskRequest, Disks, FrozenDisk, PersistentDiskRef, PersistentDiskRequest, TaskControl,
 };
 use headwater_store::{Pin, Store};
 use headwater_volume::{LittleSpace, Volume, VolumeOptions};
@@ -222,13 +222,13 @@ impl Disks for Volumes {
     async fn persistent_contents(
         &self,
         request: PersistentDiskRequest,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
     ) -> Result<CacheContents, BackendError> {
         let permit = ScanPermit::take(&self.readable.scans)?;
         let (readable, opener) = (self.readable.of_kept(request.kept.id), self.opener());
         blocking("scan the write cache", move || {
             let reader = readable.borrow_for_scan(|| opener.left(&request))?;
-            contents::scan(reader, permit, job)
+            contents::scan(reader, permit, control)
         })
         .await
     }

@@ -8,7 +8,7 @@ use headwater_api::{ImageVersion, ProblemKind};
 use headwater_block::{Device, IoError};
 use headwater_image::{Basis, Changes, ImportOptions};
 use headwater_service::backend::{
-    BackendError, FrozenDisk, Given, IdentityLeft, JobControl, NOTE_MAX_BYTES, SealOrder, SealOutcome,
+    BackendError, FrozenDisk, Given, IdentityLeft, NOTE_MAX_BYTES, SealOrder, SealOutcome, TaskControl,
 };
 use headwater_store::{ImageName, Pin, Store};
 use headwater_volume::{FrozenView, Volume};
@@ -71,13 +71,13 @@ impl FrozenVolume {
         &self.below
     }
 
-    fn seal(&self, order: &SealOrder, job: &Arc<JobControl>) -> Result<SealOutcome, BackendError> {
+    fn seal(&self, order: &SealOrder, control: &Arc<TaskControl>) -> Result<SealOutcome, BackendError> {
         let view = Arc::clone(&self.view);
         let changes = Arc::new(move |range, max_runs| {
             view.changed(range, max_runs).into_iter().map(|run| (run.len, run.changed)).collect()
         });
         let source: Arc<dyn Device> = Arc::clone(&self.view) as _;
-        seal(&*self.store, &self.below, source, changes, order, job)
+        seal(&*self.store, &self.below, source, changes, order, control)
     }
 }
 
@@ -88,7 +88,7 @@ pub fn seal(
     source: Arc<dyn Device>,
     changes: Changes,
     order: &SealOrder,
-    job: &Arc<JobControl>,
+    control: &Arc<TaskControl>,
 ) -> Result<SealOutcome, BackendError> {
     let name: ImageName = below.image.parse().map_err(store_failed)?;
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -100,8 +100,8 @@ pub fn seal(
     options.keeps_identity = order.keeps_identity;
     options.newest_at_most = order.newest_at_most.map(number_of).transpose()?;
     options.basis = Some(Basis { parent: hash_of(below)?, changes });
-    options.cancel = cancel_of(job);
-    let imported = headwater_image::import(source, store, &options, &mut forward(job)).map_err(|e| {
+    options.cancel = cancel_of(control);
+    let imported = headwater_image::import(source, store, &options, &mut forward(control)).map_err(|e| {
         let nothing = e.kind() == headwater_image::ImageErrorKind::Unchanged;
         let failed = image_failed(e);
         let first = "change something on the machine first";
@@ -114,17 +114,21 @@ pub fn seal(
 
 #[async_trait]
 impl FrozenDisk for FrozenVolume {
-    async fn identity_left(&self, given: Given, job: Arc<JobControl>) -> Result<IdentityLeft, BackendError> {
+    async fn identity_left(
+        &self,
+        given: Given,
+        control: Arc<TaskControl>,
+    ) -> Result<IdentityLeft, BackendError> {
         let view = Arc::clone(&self.view);
-        blocking("look for the machine's identity", move || identity::left_on(&view, &given, &job)).await
+        blocking("look for the machine's identity", move || identity::left_on(&view, &given, &control)).await
     }
 
     async fn seal(
         self: Box<Self>,
         order: SealOrder,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
     ) -> Result<SealOutcome, BackendError> {
-        blocking("make a version", move || FrozenVolume::seal(&self, &order, &job)).await
+        blocking("make a version", move || FrozenVolume::seal(&self, &order, &control)).await
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use headwater_api::ProblemKind;
 use headwater_block::{ByteRange, Device, ExtentKind, IoError, blocking};
 use headwater_image::{Cancel, SmallFile, small_files};
-use headwater_service::backend::{BackendError, Given, IdentityLeft, JobControl};
+use headwater_service::backend::{BackendError, Given, IdentityLeft, TaskControl};
 use headwater_volume::FrozenView;
 use memchr::memmem::Finder;
 
@@ -47,9 +47,9 @@ const LINE_CHARS_MIN: usize = 40;
 pub fn left_on(
     disk: &Arc<FrozenView>,
     given: &Given,
-    job: &Arc<JobControl>,
+    control: &Arc<TaskControl>,
 ) -> Result<IdentityLeft, BackendError> {
-    let cancel = cancel_of(job);
+    let cancel = cancel_of(control);
     let device: Arc<dyn Device> = Arc::clone(disk) as _;
     let key = PrivateKey::new(given.ssh_host_key_private.reveal());
     let paths = [HOST_KEYS, MACHINE_IDS[0], MACHINE_IDS[1], HOST_NAME, WINDOWS_STATE];

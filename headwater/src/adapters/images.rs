@@ -17,8 +17,8 @@ use headwater_image::{
     Cancel, DiffProgress, Difference, ImageError, ImageErrorKind, Manifests, Outline, VerifyRound, outline_of,
 };
 use headwater_service::backend::{
-    BackendError, Images, ImportOrder, ImportOutcome, JobControl, Listed, Promoted, Promotion, PullOrder,
-    PullOutcome, Pulled, RetentionRoot, ServersGone,
+    BackendError, Images, ImportOrder, ImportOutcome, Listed, Promoted, Promotion, PullOrder, PullOutcome,
+    Pulled, RetentionRoot, ServersGone, TaskControl,
 };
 use headwater_store::{
     Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version, WhileBusy,
@@ -219,21 +219,25 @@ impl Images for StoredImages {
         .await
     }
 
-    async fn import(&self, order: ImportOrder, job: Arc<JobControl>) -> Result<ImportOutcome, BackendError> {
+    async fn import(
+        &self,
+        order: ImportOrder,
+        control: Arc<TaskControl>,
+    ) -> Result<ImportOutcome, BackendError> {
         let store = self.store.clone();
-        self.blocking("import an image", move || sources::import(&*store, &order, &job)).await
+        self.blocking("import an image", move || sources::import(&*store, &order, &control)).await
     }
 
     async fn pull(
         &self,
         order: PullOrder,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
         told: mpsc::Sender<Pulled>,
     ) -> Result<PullOutcome, BackendError> {
         let (store, servers) = (self.store.clone(), self.servers.clone());
         let promotions = Arc::clone(&self.promotions);
         self.blocking("pull versions", move || {
-            pulls::pull(&*store, &order, &servers, &job, &mut |pulled| {
+            pulls::pull(&*store, &order, &servers, &control, &mut |pulled| {
                 if !pulled.image.scheduled.is_empty() || pulled.tried.is_some() {
                     promotions.expect(0);
                 }
@@ -313,7 +317,7 @@ impl Images for StoredImages {
         &self,
         version: &ImageVersion,
         request: &VerifyRequest,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
     ) -> Result<VerifyReport, BackendError> {
         let (store, version) = (self.store.clone(), version.clone());
         let (VerifyRequest { repair_from, rate_bytes_s }, servers) = (request.clone(), self.servers.clone());
@@ -322,7 +326,7 @@ impl Images for StoredImages {
             let opened =
                 repair_from.iter().map(|name| sources::open_store(name, &servers, WhileBusy::default()));
             let sources = verification::not_waited_for(opened.collect::<Result<Vec<_>, _>>()?);
-            verify(&*store, version, (&VerifyRound::new(rate_bytes_s), &sources), &job)
+            verify(&*store, version, (&VerifyRound::new(rate_bytes_s), &sources), &control)
         })
         .await
     }
@@ -331,17 +335,18 @@ impl Images for StoredImages {
         &self,
         from: &ImageVersion,
         to: &ImageVersion,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
     ) -> Result<DiffReport, BackendError> {
         let (store, from, to) = (self.store.clone(), from.clone(), to.clone());
         self.blocking("compare versions", move || {
             let told = &mut |at: DiffProgress| match at {
-                DiffProgress::Chunks(at) => job.report(at.done_bytes, at.total_bytes),
+                DiffProgress::Chunks(at) => control.report(at.done_bytes, at.total_bytes),
                 DiffProgress::Files { compared_bytes } => {
-                    job.report_doing(format!("comparing files: {} compared", size::format(compared_bytes)));
+                    control
+                        .report_doing(format!("comparing files: {} compared", size::format(compared_bytes)));
                 }
             };
-            let (cancel, hashes) = (cancel_of(&job), (hash_of(&from)?, hash_of(&to)?));
+            let (cancel, hashes) = (cancel_of(&control), (hash_of(&from)?, hash_of(&to)?));
             let found = headwater_image::diff(&*store, hashes.0, hashes.1, &cancel, told);
             found.map(|found| diff_report(from, to, found)).map_err(image_failed)
         })
@@ -353,12 +358,12 @@ impl Images for StoredImages {
         version: &ImageVersion,
         target: &Path,
         format: ExportFormat,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
     ) -> Result<u64, BackendError> {
         let (store, version, target) = (self.store.clone(), version.clone(), target.to_owned());
         self.blocking("export an image", move || match format {
-            ExportFormat::Raw | ExportFormat::Qcow2 => export(&*store, &version, &target, format, &job),
-            other => convert::export(&*store, &version, hash_of(&version)?, &target, other, &job),
+            ExportFormat::Raw | ExportFormat::Qcow2 => export(&*store, &version, &target, format, &control),
+            other => convert::export(&*store, &version, hash_of(&version)?, &target, other, &control),
         })
         .await
     }
@@ -483,9 +488,9 @@ fn export(
     version: &ImageVersion,
     target: &Path,
     format: ExportFormat,
-    job: &Arc<JobControl>,
+    control: &Arc<TaskControl>,
 ) -> Result<u64, BackendError> {
-    let (manifest, cancel, mut forward) = (hash_of(version)?, cancel_of(job), forward(job));
+    let (manifest, cancel, mut forward) = (hash_of(version)?, cancel_of(control), forward(control));
     let written = match format {
         ExportFormat::Qcow2 => headwater_image::export_qcow2(store, manifest, target, &cancel, &mut forward),
         _ => headwater_image::export_raw(store, manifest, target, &cancel, &mut forward)
@@ -527,13 +532,13 @@ fn verify(
     store: &dyn Store,
     version: ImageVersion,
     how: (&VerifyRound, &[Arc<dyn Store>]),
-    job: &Arc<JobControl>,
+    control: &Arc<TaskControl>,
 ) -> Result<VerifyReport, BackendError> {
-    let (cancel, hash) = (cancel_of(job), hash_of(&version)?);
+    let (cancel, hash) = (cancel_of(control), hash_of(&version)?);
     let names = [format!("{}@{}", version.image, version.number)];
     let told = &mut |doing: Doing| match doing {
-        Doing::Reading(at) => job.report(at.done_bytes, at.total_bytes),
-        other => job.report_doing(other.to_string()),
+        Doing::Reading(at) => control.report(at.done_bytes, at.total_bytes),
+        other => control.report_doing(other.to_string()),
     };
     let checked = verification::check(store, hash, &names, how, &cancel, told);
     let checked = checked.map_err(image_failed)?.ok_or_else(|| store_failed(gone()))?;
@@ -554,15 +559,15 @@ fn verify(
     })
 }
 
-/// The job's cancellation, for an operation: also where that tells no progress.
-pub(super) fn cancel_of(job: &Arc<JobControl>) -> Cancel {
-    let job = Arc::clone(job);
-    Cancel::when(move || job.is_cancelled())
+/// The task's cancellation, for an operation: also where that tells no progress.
+pub(super) fn cancel_of(control: &Arc<TaskControl>) -> Cancel {
+    let control = Arc::clone(control);
+    Cancel::when(move || control.is_cancelled())
 }
 
-/// Passes progress on to the job.
-pub(super) fn forward(job: &JobControl) -> impl FnMut(headwater_image::Progress) + '_ {
-    move |progress| job.report(progress.done_bytes, progress.total_bytes)
+/// Passes progress on to the task.
+pub(super) fn forward(control: &TaskControl) -> impl FnMut(headwater_image::Progress) + '_ {
+    move |progress| control.report(progress.done_bytes, progress.total_bytes)
 }
 
 pub(super) fn parse(reference: &ImageRef) -> Result<ImageReference, BackendError> {

@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use headwater_api::{ChannelMove, ProblemKind, Progress, PullReport, PulledImage};
-use headwater_service::backend::{BackendError, JobControl, PullOrder, PullOutcome, Pulled};
+use headwater_service::backend::{BackendError, PullOrder, PullOutcome, Pulled, TaskControl};
 use headwater_store::{Copied, CopiedImage, CopyProgress, ImageReference, Store, StoreError, WhileBusy};
 
 use crate::adapters::images::{channel_view, parse, pointer_view, store_failed};
@@ -27,28 +27,28 @@ pub fn pull(
     target: &dyn Store,
     order: &PullOrder,
     servers: &NamedServers,
-    job: &Arc<JobControl>,
+    control: &Arc<TaskControl>,
     told: &mut dyn FnMut(Pulled),
 ) -> Result<PullOutcome, BackendError> {
     let references = order.images.iter().map(parse).collect::<Result<Vec<ImageReference>, _>>()?;
-    job.report_doing("reading the lists of versions".to_owned());
-    let ended = |e: BackendError| match job.is_cancelled() {
+    control.report_doing("reading the lists of versions".to_owned());
+    let ended = |e: BackendError| match control.is_cancelled() {
         true => BackendError::new(ProblemKind::Cancelled, e.to_string()),
         false => e,
     };
-    let source = sources::open_store(&order.source, servers, while_busy(order, job)).map_err(ended)?;
+    let source = sources::open_store(&order.source, servers, while_busy(order, control)).map_err(ended)?;
     must_be_another(&*source, target)?;
     let named = (!references.is_empty()).then_some(references.as_slice());
-    let outcome = watched(&*source, job, || copy(&*source, target, named, job, told));
+    let outcome = watched(&*source, control, || copy(&*source, target, named, control, told));
     outcome.map_err(|e| ended(store_failed(e)))
 }
 
 /// A pull waits for busy servers as long as it takes, and says so.
-fn while_busy(order: &PullOrder, job: &Arc<JobControl>) -> WhileBusy {
-    let (source, job) = (order.source.clone(), Arc::clone(job));
+fn while_busy(order: &PullOrder, control: &Arc<TaskControl>) -> WhileBusy {
+    let (source, control) = (order.source.clone(), Arc::clone(control));
     WhileBusy::as_long_as(move |why| {
-        job.report_doing(format!("waits for {source}: {why}"));
-        !job.is_cancelled()
+        control.report_doing(format!("waits for {source}: {why}"));
+        !control.is_cancelled()
     })
 }
 
@@ -57,16 +57,16 @@ fn copy(
     source: &dyn Store,
     target: &dyn Store,
     named: Option<&[ImageReference]>,
-    job: &JobControl,
+    control: &TaskControl,
     told: &mut dyn FnMut(Pulled),
 ) -> Result<PullOutcome, StoreError> {
-    let go_on = || if job.is_cancelled() { Err(stopped()) } else { Ok(()) };
+    let go_on = || if control.is_cancelled() { Err(stopped()) } else { Ok(()) };
     let chosen = Chosen::of(source, named)?;
     go_on()?;
     let chosen = chosen.writable_in(target)?;
     let shown = source.shown();
     let progress = &mut |at: CopyProgress| {
-        tell(job, progress_of(&at));
+        tell(control, progress_of(&at));
         go_on()
     };
     let each_is_told = &mut |did: CopiedImage| told(pulled(&shown, did));
@@ -99,14 +99,14 @@ fn is_same_directory(one: &Path, other: &Path) -> std::io::Result<bool> {
 /// Reads from the source, which is looked after meanwhile.
 fn watched<T>(
     source: &dyn Store,
-    job: &JobControl,
+    control: &TaskControl,
     work: impl FnOnce() -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
     std::thread::scope(|scope| -> Result<T, StoreError> {
         let (over, is_over) = mpsc::channel();
         let watching = std::thread::Builder::new().name("pull".to_owned());
         watching
-            .spawn_scoped(scope, move || watch(source, job, &is_over))
+            .spawn_scoped(scope, move || watch(source, control, &is_over))
             .map_err(|e| StoreError::from_os("cannot start a thread that looks after a pull", e))?;
         let outcome = work();
         drop(over);
@@ -114,10 +114,10 @@ fn watched<T>(
     })
 }
 
-/// Says that reads of the source wait, and ends them where the job is cancelled, until the pull is over.
-fn watch(source: &dyn Store, job: &JobControl, is_over: &Receiver<()>) {
+/// Says that reads of the source wait, and ends them where the task is cancelled, until the pull is over.
+fn watch(source: &dyn Store, control: &TaskControl, is_over: &Receiver<()>) {
     while is_over.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
-        if job.is_cancelled() {
+        if control.is_cancelled() {
             // What is written to, as a bucket is where it is said that a version is in use, ends in order.
             if source.is_read_only() {
                 source.close();
@@ -125,15 +125,15 @@ fn watch(source: &dyn Store, job: &JobControl, is_over: &Receiver<()>) {
             return;
         }
         if let Some(traffic) = source.traffic().filter(|traffic| traffic.waiting > 0) {
-            job.report_doing(format!("waits for {}: {}", source.shown(), traffic.reasons));
+            control.report_doing(format!("waits for {}: {}", source.shown(), traffic.reasons));
         }
     }
 }
 
-fn tell(job: &JobControl, Progress { done_bytes, total_bytes, doing }: Progress) {
+fn tell(control: &TaskControl, Progress { done_bytes, total_bytes, doing }: Progress) {
     match doing {
-        Some(doing) => job.report_doing(doing),
-        None => job.report(done_bytes, total_bytes),
+        Some(doing) => control.report_doing(doing),
+        None => control.report(done_bytes, total_bytes),
     }
 }
 
@@ -190,7 +190,7 @@ mod tests {
         source: &Path,
         target: &LocalDir,
         images: &[&str],
-        job: &Arc<JobControl>,
+        control: &Arc<TaskControl>,
         each: &dyn Fn(&Pulled),
     ) -> (Result<PullOutcome, BackendError>, Vec<Pulled>) {
         let images = images.iter().map(|it| headwater_api::name::ImageRef::parse(it).unwrap()).collect();
@@ -200,7 +200,7 @@ mod tests {
             each(&pulled);
             all.push(pulled);
         };
-        let outcome = pull(target, &order, &NamedServers::default(), job, told);
+        let outcome = pull(target, &order, &NamedServers::default(), control, told);
         (outcome, all)
     }
 
@@ -210,9 +210,9 @@ mod tests {
         let at = dir.path().join("there");
         let there = LocalDir::open(&at, Access::WRITE).unwrap();
         let here = LocalDir::open(&dir.path().join("here"), Access::WRITE).unwrap();
-        let job = Arc::new(JobControl::default());
+        let control = Arc::new(TaskControl::default());
         let came = |images: &[&str]| {
-            let (outcome, told) = pull_from(&at, &here, images, &job, &|_| ());
+            let (outcome, told) = pull_from(&at, &here, images, &control, &|_| ());
             let PullOutcome { report, not_copied } = outcome.unwrap();
             assert!(not_copied.is_empty() && report.images.is_empty());
             assert!(told.iter().all(|it| it.tried.is_none() && it.source == at.display().to_string()));
@@ -257,9 +257,9 @@ mod tests {
         let at = dir.path().join("there");
         add(&LocalDir::open(&at, Access::WRITE).unwrap(), "disk", 1);
         let here = LocalDir::open(&dir.path().join("here"), Access::WRITE).unwrap();
-        let job = Arc::new(JobControl::default());
-        job.cancel();
-        let (outcome, told) = pull_from(&at, &here, &[], &job, &|_| ());
+        let control = Arc::new(TaskControl::default());
+        control.cancel();
+        let (outcome, told) = pull_from(&at, &here, &[], &control, &|_| ());
         assert_eq!(outcome.unwrap_err().kind(), ProblemKind::Cancelled);
         assert!(told.is_empty() && here.images().unwrap().is_empty());
     }
@@ -270,8 +270,8 @@ mod tests {
         let at = dir.path().join("there");
         let there = LocalDir::open(&at, Access::WRITE).unwrap();
         let here = LocalDir::open(&dir.path().join("here"), Access::WRITE).unwrap();
-        let told_of = |images: &[&str], job: &Arc<JobControl>, each: &dyn Fn(&Pulled)| {
-            let (outcome, told) = pull_from(&at, &here, images, job, each);
+        let told_of = |images: &[&str], control: &Arc<TaskControl>, each: &dyn Fn(&Pulled)| {
+            let (outcome, told) = pull_from(&at, &here, images, control, each);
             let told = told.into_iter().map(|Pulled { image, .. }| {
                 let boots_another = image.booted != image.boots;
                 (image.image, image.versions, boots_another)
@@ -284,12 +284,12 @@ mod tests {
         for (image, byte) in [("apt", 1), ("disk", 2), ("disk", 3)] {
             add(&there, image, byte);
         }
-        let job = Arc::new(JobControl::default());
-        let (outcome, told) = told_of(&[], &job, &|_| job.cancel());
+        let control = Arc::new(TaskControl::default());
+        let (outcome, told) = told_of(&[], &control, &|_| control.cancel());
         assert_eq!((outcome, told), (Err(ProblemKind::Cancelled), vec![did("apt", &[1], true)]));
 
-        let job = Arc::new(JobControl::default());
-        assert_eq!(told_of(&[], &job, &|_| ()), (Ok(()), vec![did("disk", &[1, 2], true)]));
+        let control = Arc::new(TaskControl::default());
+        assert_eq!(told_of(&[], &control, &|_| ()), (Ok(()), vec![did("disk", &[1, 2], true)]));
         add(&there, "apt", 4);
         add(&there, "disk", 5);
         let promoted_by_another = |it: &Pulled| {
@@ -297,7 +297,7 @@ mod tests {
                 promote(&here, 1);
             }
         };
-        let (outcome, told) = told_of(&["apt", "disk"], &job, &promoted_by_another);
+        let (outcome, told) = told_of(&["apt", "disk"], &control, &promoted_by_another);
         assert_eq!((outcome, told), (Ok(()), vec![did("apt", &[2], true), did("disk", &[3], false)]));
     }
 

@@ -11,7 +11,7 @@ use headwater_block::Device;
 use headwater_image::{Backing, FileFormat, ImportOptions};
 use headwater_nbd::client::ClientOptions;
 use headwater_nbd::{Client, NbdUri};
-use headwater_service::backend::{BackendError, ImportOrder, ImportOutcome, JobControl};
+use headwater_service::backend::{BackendError, ImportOrder, ImportOutcome, TaskControl};
 use headwater_store::{Access, ImageName, Store, StoreErrorKind, WhileBusy};
 
 use crate::adapters::images::{cancel_of, end_of, forward, image_failed, made, store_failed};
@@ -75,7 +75,7 @@ pub fn open_store(
 pub fn import(
     store: &dyn Store,
     order: &ImportOrder,
-    job: &Arc<JobControl>,
+    control: &Arc<TaskControl>,
 ) -> Result<ImportOutcome, BackendError> {
     let name: ImageName = order.name.parse().map_err(store_failed)?;
     let (device, connection) = open(order)?;
@@ -87,12 +87,12 @@ pub fn import(
     // The same bytes: a second version would only be a second name for the first.
     options.unless_newest = true;
     options.sector_bytes = order.sector_bytes;
-    options.cancel = cancel_of(job);
-    let mut forward = forward(job);
+    options.cancel = cancel_of(control);
+    let mut forward = forward(control);
     let mut progress = |progress| {
         forward(progress);
         // A server that hangs would hold the import's readers, and so its end, up.
-        if let (true, Some(connection)) = (job.is_cancelled(), &connection) {
+        if let (true, Some(connection)) = (control.is_cancelled(), &connection) {
             connection.close();
         }
     };

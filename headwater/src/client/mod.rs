@@ -1,8 +1,8 @@
 //! A client of the daemon: HTTP/1 over its unix socket, or over TLS to another host, one connection a request.
 
 mod console;
-pub mod jobs;
 pub mod server;
+pub mod tasks;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! `headwater image diff`: what changed between two versions.
 
-use headwater_api::{DiffReport, FileChange, JobResult, PartitionDifference};
+use headwater_api::{DiffReport, FileChange, PartitionDifference, TaskResult};
 use headwater_block::size;
 
 use crate::client::Client;
@@ -11,7 +11,7 @@ pub async fn run(client: &Client, from: &str, to: &str, json: bool) -> anyhow::R
     let mut shown = Shown::begin(&format!("diff {from} {to}"), json);
     let result = client.diff(from, to, |progress| shown.update(progress)).await;
     shown.end();
-    let JobResult::Compared(report) = result? else {
+    let TaskResult::Compared(report) = result? else {
         anyhow::bail!("the daemon answered something else than a comparison: is it of another version?");
     };
     if json { show::json(&report) } else { show_report(&report) }

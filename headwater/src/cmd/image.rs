@@ -4,8 +4,8 @@ use std::path::Path;
 
 use headwater_api::name::{check_image, image_name_of};
 use headwater_api::{
-    Channel, ExportFormat, ExportRequest, Image, ImageVersion, ImportRequest, JobResult, Problem,
-    ProblemKind, SourceFormat, VerifyReport, VerifyRequest,
+    Channel, ExportFormat, ExportRequest, Image, ImageVersion, ImportRequest, Problem, ProblemKind,
+    SourceFormat, TaskResult, VerifyReport, VerifyRequest,
 };
 use headwater_block::size;
 use headwater_nbd::NbdUri;
@@ -30,7 +30,7 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
                 import(&client, &source, Form { format, backing, sector_bytes }, named, json).await?;
             if json {
                 show::json(&result)?;
-            } else if let JobResult::Imported { version, created, .. } = &result {
+            } else if let TaskResult::Imported { version, created, .. } = &result {
                 advice(&client, version, *created).await.iter().try_for_each(|line| show::line(line))?;
             }
         }
@@ -128,7 +128,7 @@ pub async fn import(
     form: Form,
     named: Named,
     quiet: bool,
-) -> anyhow::Result<JobResult> {
+) -> anyhow::Result<TaskResult> {
     source_url::check_import(source)?;
     let path = if is_standard_input(source) {
         None
@@ -161,7 +161,7 @@ pub async fn import(
         Some(_) => of_standard_input(e, &request.source),
         None => for_other_user(client, &request.source, e),
     })?;
-    if let JobResult::Imported { version, created, damaged_chunks, remarks, edited_by } = &result
+    if let TaskResult::Imported { version, created, damaged_chunks, remarks, edited_by } = &result
         && !quiet
     {
         remark(client, version, *damaged_chunks, edited_by.as_deref());
@@ -417,7 +417,7 @@ async fn verify(
     let mut shown = Shown::begin(&format!("verify {image}"), json);
     let result = client.verify(image, &request, |progress| shown.update(progress)).await;
     shown.end();
-    let JobResult::Verified(report) = result? else {
+    let TaskResult::Verified(report) = result? else {
         anyhow::bail!("the daemon answered something else than a report: is it of another version?");
     };
     let code = if report.damage.is_empty() { 0 } else { DAMAGED };
@@ -467,7 +467,7 @@ async fn export(client: &Client, image: &str, request: ExportRequest, json: bool
     if json {
         return show::json(&result);
     }
-    if let JobResult::Exported { version, size_bytes } = result {
+    if let TaskResult::Exported { version, size_bytes } = result {
         let place = format!("{}@{}", version.image, version.number);
         let (target, format) = (&request.target, request.format.name());
         show::line(&format!("{place} written to {target} as {format}, {}", size::format(size_bytes)))?;

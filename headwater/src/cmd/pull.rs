@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use headwater_api::{
-    Channel, ChannelMove, ChannelPointer, JobResult, Problem, ProblemKind, PullReport, PullRequest,
-    PulledImage,
+    Channel, ChannelMove, ChannelPointer, Problem, ProblemKind, PullReport, PullRequest, PulledImage,
+    TaskResult,
 };
 use headwater_store::Copied;
 
@@ -19,7 +19,7 @@ pub async fn run(client: &Client, source: String, images: Vec<String>, json: boo
     let mut shown = Shown::begin("pull", json);
     let result = client.pull(&request, |progress| shown.update(progress)).await;
     shown.end();
-    let JobResult::Pulled(report) = result? else {
+    let TaskResult::Pulled(report) = result? else {
         anyhow::bail!("the daemon answered something else than what it pulled: is it of another version?");
     };
     // Also where nobody reads that, it is to be known what did not come.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use headwater_api::name::ImageRef;
-use headwater_api::{CacheSettings, JobResult, Machine, MachineState, Problem, ProblemKind};
+use headwater_api::{CacheSettings, Machine, MachineState, Problem, ProblemKind, TaskResult};
 use tokio::sync::Mutex;
 
 use crate::cli::{MachineArgs, RunArgs};
@@ -109,7 +109,7 @@ async fn image_of(client: &Client, args: &RunArgs, may_import: bool, json: bool)
         let name = image::is_standard_input(source).then(|| "stdin".to_owned());
         let named = image::Named { name, ..image::Named::default() };
         let result = image::import(client, source, form, named, json).await?;
-        let JobResult::Imported { version, created, damaged_chunks, remarks, edited_by } = result else {
+        let TaskResult::Imported { version, created, damaged_chunks, remarks, edited_by } = result else {
             anyhow::bail!("the import ended as something else");
         };
         // Other machines of the image, on a data directory that has some: ours have the version by its number.

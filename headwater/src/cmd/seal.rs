@@ -1,6 +1,6 @@
 //! `image edit`, `image seal`, `image discard` and `machine seal`: maintenance of images.
 
-use headwater_api::{JobResult, MaintenanceRequest, MaintenanceSession, Pause, SealRequest, Sealed};
+use headwater_api::{MaintenanceRequest, MaintenanceSession, Pause, SealRequest, Sealed, TaskResult};
 use headwater_block::size;
 
 use crate::client::Client;
@@ -62,11 +62,11 @@ fn told_list(heading: &str, list: &[String]) -> anyhow::Result<()> {
     list.iter().try_for_each(|what| show::line(&format!("  {}", show::printable(what))))
 }
 
-fn told(result: JobResult, json: bool) -> anyhow::Result<()> {
+fn told(result: TaskResult, json: bool) -> anyhow::Result<()> {
     if json {
         return show::json(&result);
     }
-    let JobResult::Sealed(sealed) = result else {
+    let TaskResult::Sealed(sealed) = result else {
         anyhow::bail!("the daemon answered something else than a version: is it of another version?");
     };
     let Sealed {

@@ -32,7 +32,10 @@ pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
         ("images", status.images.map_or_else(unknown, |images| format!("{images}{asked}"))),
         ("store takes", status.store_bytes.map_or_else(unknown, |bytes| size::format(bytes) + &asked)),
         ("machines", active),
-        ("imports and the like", format!("{} running, {} waiting", status.jobs_running, status.jobs_waiting)),
+        (
+            "imports and the like",
+            format!("{} running, {} waiting", status.tasks_running, status.tasks_waiting),
+        ),
         ("write caches in RAM", size::format(status.ram_used_bytes)),
         ("of the host's budget", budget(&status.host_ram)),
         ("write caches on disk", size::format(status.disk_used_bytes)),

@@ -1,6 +1,6 @@
 //! `headwater task`: work that outlives the command that began it.
 
-use headwater_api::{JobResult, RollReport, ScaleReport, Task};
+use headwater_api::{RollReport, ScaleReport, Task, TaskResult};
 
 use crate::cli::TaskCommand;
 use crate::client::Client;
@@ -45,18 +45,18 @@ async fn follow(client: &Client, id: i64, json: bool) -> anyhow::Result<()> {
 }
 
 /// What a task ended with, in a few lines.
-pub fn show_result(result: &JobResult) -> anyhow::Result<()> {
+pub fn show_result(result: &TaskResult) -> anyhow::Result<()> {
     match result {
-        JobResult::Scaled(report) => show_scaled(report),
-        JobResult::Rolled(report) => show_rolled(report),
-        JobResult::Imported { version, .. } => {
+        TaskResult::Scaled(report) => show_scaled(report),
+        TaskResult::Rolled(report) => show_rolled(report),
+        TaskResult::Imported { version, .. } => {
             show::line(&format!("imported {}@{}", version.image, version.number))
         }
-        JobResult::Pulled(_) => show::line("pulled"),
-        JobResult::Verified(_) => show::line("verified"),
-        JobResult::Compared(_) => show::line("compared"),
-        JobResult::Sealed(_) => show::line("sealed"),
-        JobResult::Exported { version, .. } => {
+        TaskResult::Pulled(_) => show::line("pulled"),
+        TaskResult::Verified(_) => show::line("verified"),
+        TaskResult::Compared(_) => show::line("compared"),
+        TaskResult::Sealed(_) => show::line("sealed"),
+        TaskResult::Exported { version, .. } => {
             show::line(&format!("exported {}@{}", version.image, version.number))
         }
     }

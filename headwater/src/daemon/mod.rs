@@ -60,7 +60,7 @@ use crate::verification::Scrub;
 const REQUESTS_GRACE: Duration = Duration::from_millis(STOP_GRACE_MS + 15_000);
 
 /// How long cancelled operations may take to clean up.
-const JOBS_GRACE: Duration = Duration::from_secs(30);
+const TASKS_GRACE: Duration = Duration::from_secs(30);
 
 /// How long the VMs of machines may take to end once they are killed, before reads of their disks are failed.
 const KILL_GRACE: Duration = Duration::from_secs(5);
@@ -471,8 +471,8 @@ impl Daemon {
         {
             tracing::error!("the NBD server did not end: {e}");
         }
-        if !self.service.jobs_ended(JOBS_GRACE).await {
-            tracing::warn!("a long operation did not end within {} s", JOBS_GRACE.as_secs());
+        if !self.service.tasks_ended(TASKS_GRACE).await {
+            tracing::warn!("a long operation did not end within {} s", TASKS_GRACE.as_secs());
         }
         if !self.keep_machines {
             stop_machines(&self.service, &*self.disks).await;
@@ -487,8 +487,8 @@ impl Daemon {
         // Events that it was writing go back to those that wait.
         let _ = ticker.await;
         // What goes on without its client writes to the history last.
-        if !self.service.operations_ended(JOBS_GRACE).await {
-            tracing::warn!("an operation did not end within {} s", JOBS_GRACE.as_secs());
+        if !self.service.operations_ended(TASKS_GRACE).await {
+            tracing::warn!("an operation did not end within {} s", TASKS_GRACE.as_secs());
         }
         if !self.service.notes_written(NOTES_GRACE).await {
             tracing::warn!("not all was noted in the history within {} s", NOTES_GRACE.as_secs());

@@ -12,8 +12,8 @@ use headwater_api::{CacheContents, CacheSettings, DiskCounters, HostRam, ImageVe
 use headwater_block::{ByteRange, Geometry};
 use headwater_image::{ChunkCache, Trace};
 use headwater_service::backend::{
-    BackendError, Disk, DiskRequest, Disks, FrozenDisk, Given, IdentityLeft, JobControl, OpenDisk,
-    PersistentDiskRef, PersistentDiskRequest, SealOrder, SealOutcome, Shortage,
+    BackendError, Disk, DiskRequest, Disks, FrozenDisk, Given, IdentityLeft, OpenDisk, PersistentDiskRef,
+    PersistentDiskRequest, SealOrder, SealOutcome, Shortage, TaskControl,
 };
 use headwater_store::{Hash, Image, ImageName, Store};
 use parking_lot::Mutex;
@@ -64,8 +64,8 @@ enum Waiting {
 }
 
 impl Waiting {
-    fn unless_cancelled(job: &JobControl) -> Self {
-        if job.is_cancelled() { Self::Cancel } else { Self::GoOn }
+    fn unless_cancelled(control: &TaskControl) -> Self {
+        if control.is_cancelled() { Self::Cancel } else { Self::GoOn }
     }
 }
 
@@ -239,13 +239,17 @@ impl Link {
         outcome
     }
 
-    /// Makes a call that ends early if its job is cancelled.
-    fn cancellable<T: DeserializeOwned>(&self, call: &Call, job: &JobControl) -> Result<T, BackendError> {
+    /// Makes a call that ends early if its task is cancelled.
+    fn cancellable<T: DeserializeOwned>(
+        &self,
+        call: &Call,
+        control: &TaskControl,
+    ) -> Result<T, BackendError> {
         let mut connection = self.connection()?;
         connection.writing.set_read_timeout(Some(LOOK_INTERVAL)).map_err(gone)?;
-        let outcome = connection.long_call(call, &mut |_| {}, &|| Waiting::unless_cancelled(job))?;
+        let outcome = connection.long_call(call, &mut |_| {}, &|| Waiting::unless_cancelled(control))?;
         // After a failure the connection may be one that was ended, to cancel the call.
-        if !job.is_cancelled() && connection.writing.set_read_timeout(None).is_ok() {
+        if !control.is_cancelled() && connection.writing.set_read_timeout(None).is_ok() {
             self.give_back(connection);
         }
         Ok(outcome)
@@ -405,10 +409,10 @@ impl Disks for DiskClient {
     async fn persistent_contents(
         &self,
         request: PersistentDiskRequest,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
     ) -> Result<CacheContents, BackendError> {
         let (link, call) = (Arc::clone(&self.link), Call::PersistentContents { request: Box::new(request) });
-        blocking("scan the write cache", move || link.cancellable(&call, &job)).await
+        blocking("scan the write cache", move || link.cancellable(&call, &control)).await
     }
 
     async fn discard(&self, id: Uuid) -> Result<(), BackendError> {
@@ -574,9 +578,9 @@ impl Disk for RemoteDisk {
         in_place(|| RemoteFrozen::open(&self.link, &Call::Freeze { uuid: self.uuid }))
     }
 
-    async fn contents(&self, job: Arc<JobControl>) -> Result<CacheContents, BackendError> {
+    async fn contents(&self, control: Arc<TaskControl>) -> Result<CacheContents, BackendError> {
         let (link, call) = (Arc::clone(&self.link), Call::Contents { uuid: self.uuid });
-        blocking("scan the write cache", move || link.cancellable(&call, &job)).await
+        blocking("scan the write cache", move || link.cancellable(&call, &control)).await
     }
 
     async fn close(&self) -> Result<(), BackendError> {
@@ -602,7 +606,11 @@ impl RemoteFrozen {
         Ok(Box::new(Self { link: Arc::clone(link), connection, geometry: geometry.into(), below }))
     }
 
-    fn make_version(&self, order: &SealOrder, job: &Arc<JobControl>) -> Result<SealOutcome, BackendError> {
+    fn make_version(
+        &self,
+        order: &SealOrder,
+        control: &Arc<TaskControl>,
+    ) -> Result<SealOutcome, BackendError> {
         let connection = Arc::clone(&self.connection);
         let changes = move |range: ByteRange, max: usize| {
             let call = Call::Changed { offset: range.offset(), len: range.len(), max };
@@ -614,21 +622,25 @@ impl RemoteFrozen {
             })
         };
         let source = Arc::new(RemoteDevice::new(self.geometry, Arc::clone(&self.connection)));
-        frozen::seal(&**self.link.store.wait(), &self.below, source, Arc::new(changes), order, job)
+        frozen::seal(&**self.link.store.wait(), &self.below, source, Arc::new(changes), order, control)
     }
 }
 
 #[async_trait]
 impl FrozenDisk for RemoteFrozen {
-    async fn identity_left(&self, given: Given, job: Arc<JobControl>) -> Result<IdentityLeft, BackendError> {
+    async fn identity_left(
+        &self,
+        given: Given,
+        control: Arc<TaskControl>,
+    ) -> Result<IdentityLeft, BackendError> {
         let connection = Arc::clone(&self.connection);
         blocking("look for the machine's identity", move || {
             let mut report = |now: headwater_api::Progress| match now.doing {
-                Some(doing) => job.report_doing(doing),
-                None => job.report(now.done_bytes, now.total_bytes),
+                Some(doing) => control.report_doing(doing),
+                None => control.report(now.done_bytes, now.total_bytes),
             };
             let call = Call::IdentityLeft { given: given.into() };
-            connection.lock().long_call(&call, &mut report, &|| Waiting::unless_cancelled(&job))
+            connection.lock().long_call(&call, &mut report, &|| Waiting::unless_cancelled(&control))
         })
         .await
     }
@@ -636,9 +648,9 @@ impl FrozenDisk for RemoteFrozen {
     async fn seal(
         self: Box<Self>,
         order: SealOrder,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
     ) -> Result<SealOutcome, BackendError> {
-        blocking("make a version", move || self.make_version(&order, &job)).await
+        blocking("make a version", move || self.make_version(&order, &control)).await
     }
 }
 

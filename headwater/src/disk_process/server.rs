@@ -15,7 +15,7 @@ use anyhow::Context;
 use headwater_api::{Problem, ProblemKind, Progress};
 use headwater_block::{ByteRange, Completion, Device, IoErrorKind, Request};
 use headwater_image::{DiskCache, Trace};
-use headwater_service::backend::{BackendError, Disk, Disks, FrozenDisk, JobControl, OpenDisk};
+use headwater_service::backend::{BackendError, Disk, Disks, FrozenDisk, OpenDisk, TaskControl};
 use headwater_store::{Access, Hash, Image, ImageName, LocalDir, Store};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -522,8 +522,8 @@ fn answer(
         }
         Call::IdentityLeft { given } => {
             let frozen = session.frozen.take().ok_or_else(not_open).map_err(|e| Failure::from(&e))?;
-            let work = move |job| async move {
-                let left = frozen.identity_left(given.into(), job).await;
+            let work = move |control| async move {
+                let left = frozen.identity_left(given.into(), control).await;
                 (frozen, left)
             };
             let (frozen, left) = followed(stream, shared, work)?;
@@ -532,12 +532,13 @@ fn answer(
         }
         Call::Contents { uuid } => {
             let disk = shared.disk(uuid).map_err(|e| Failure::from(&e))?;
-            let contents = followed(stream, shared, move |job| async move { disk.contents(job).await })?;
+            let contents =
+                followed(stream, shared, move |control| async move { disk.contents(control).await })?;
             done(&contents.map_err(|e| Failure::from(&e))?)
         }
         Call::PersistentContents { request } => {
             let volumes = shared.volumes().map_err(|e| Failure::from(&e))?;
-            let work = move |job| async move { volumes.persistent_contents(*request, job).await };
+            let work = move |control| async move { volumes.persistent_contents(*request, control).await };
             done(&followed(stream, shared, work)?.map_err(|e| Failure::from(&e))?)
         }
         call => quick(call, shared, session, bytes).map_err(|error| Failure::from(&error)),
@@ -548,11 +549,11 @@ fn answer(
 fn followed<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     stream: &mut UnixStream,
     shared: &Shared,
-    work: impl FnOnce(Arc<JobControl>) -> F,
+    work: impl FnOnce(Arc<TaskControl>) -> F,
 ) -> Result<T, Failure> {
-    let job = Arc::new(JobControl::default());
+    let control = Arc::new(TaskControl::default());
     let (result, ended) = mpsc::channel();
-    let working = work(Arc::clone(&job));
+    let working = work(Arc::clone(&control));
     shared.runtime.spawn(async move {
         // Nobody waits for it only if this thread has panicked.
         let _ = result.send(working.await);
@@ -566,15 +567,15 @@ fn followed<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
             }
             Err(RecvTimeoutError::Timeout) => {}
         }
-        let progress = job.progress();
+        let progress = control.progress();
         if progress != said {
             if send(stream, &Answer::Progress(progress.clone())).is_err() {
-                job.cancel();
+                control.cancel();
             }
             said = progress;
         }
         if has_hung_up(stream) || shared.is_ending.load(Ordering::SeqCst) {
-            job.cancel();
+            control.cancel();
         }
     }
 }

@@ -8,7 +8,7 @@ use headwater_api::Progress;
 use headwater_block::size;
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
-use crate::client::jobs::Step;
+use crate::client::tasks::Step;
 use crate::logging;
 
 /// After how long it is said what an answer is waited for.

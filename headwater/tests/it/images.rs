@@ -894,24 +894,24 @@ fn an_operation_that_waits_for_others_says_so() {
         command.args(["image", "import", &server.uri(), "--name", name]);
         command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let jobs = || {
+    let counts = || {
         let status: serde_json::Value =
             serde_json::from_str(&daemon.cli(&["--json", "status"]).ok()).unwrap();
-        (status["jobs_running"].as_u64().unwrap(), status["jobs_waiting"].as_u64().unwrap())
+        (status["tasks_running"].as_u64().unwrap(), status["tasks_waiting"].as_u64().unwrap())
     };
     let first: Vec<_> = ["a", "b", "c", "d"].into_iter().map(import).collect();
-    wait_until("four imports run", || jobs() == (4, 0));
+    wait_until("four imports run", || counts() == (4, 0));
     let mut fifth = import("e");
     let _watchdog = support::Watchdog::on(fifth.id());
     let mut line = String::new();
     BufReader::new(fifth.stderr.take().unwrap()).read_line(&mut line).unwrap();
     assert!(line.contains("import e: waits, as 4 other long operations"), "{line}");
-    assert_eq!(jobs(), (4, 1));
+    assert_eq!(counts(), (4, 1));
     assert!(daemon.cli(&["status"]).ok().contains("4 running, 1 waiting"));
     disk.release();
     for mut import in first.into_iter().chain([fifth]) {
         let _watchdog = support::Watchdog::on(import.id());
         assert!(import.wait().unwrap().success());
     }
-    assert_eq!(jobs(), (0, 0));
+    assert_eq!(counts(), (0, 0));
 }

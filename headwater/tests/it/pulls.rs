@@ -170,7 +170,7 @@ fn end(daemon: &Daemon, mut pulling: Child) {
     assert!(!pulling.wait().unwrap().success());
     wait_until("the daemon has ended it", || {
         let status = daemon.cli(&["--json", "status"]).ok();
-        serde_json::from_str::<Value>(&status).unwrap()["jobs_running"] == 0
+        serde_json::from_str::<Value>(&status).unwrap()["tasks_running"] == 0
     });
 }
 

@@ -12,7 +12,7 @@ use headwater_db::Secret;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::backend::{BackendError, JobControl};
+use crate::backend::{BackendError, TaskControl};
 
 /// A disk to open.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -174,9 +174,9 @@ pub trait Disks: Send + Sync + 'static {
     async fn persistent_contents(
         &self,
         request: PersistentDiskRequest,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
     ) -> Result<CacheContents, BackendError> {
-        let _ = (request, job);
+        let _ = (request, control);
         Err(no_scan())
     }
 
@@ -243,9 +243,9 @@ pub trait Disk: Send + Sync + 'static {
     fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError>;
 
     /// Who fills its write cache at this moment, while the machine goes on. Names of machine and time, and hints, are left out. A cancelled
-    /// job ends it, and so does whoever freezes or reads the disk. One at a time.
-    async fn contents(&self, job: Arc<JobControl>) -> Result<CacheContents, BackendError> {
-        let _ = job;
+    /// task ends it, and so does whoever freezes or reads the disk. One at a time.
+    async fn contents(&self, control: Arc<TaskControl>) -> Result<CacheContents, BackendError> {
+        let _ = control;
         Err(no_scan())
     }
 
@@ -263,13 +263,17 @@ fn no_scan() -> BackendError {
 pub trait FrozenDisk: Send + Sync {
     /// Looks for a machine's identity: in the file systems that can be read, and for its private key in all blocks that it
     /// wrote. That reads all of these.
-    async fn identity_left(&self, given: Given, job: Arc<JobControl>) -> Result<IdentityLeft, BackendError>;
+    async fn identity_left(
+        &self,
+        given: Given,
+        control: Arc<TaskControl>,
+    ) -> Result<IdentityLeft, BackendError>;
 
-    /// Makes a version of it, whose parent is the version below. A failure, a cancelled job or a crash leaves no
+    /// Makes a version of it, whose parent is the version below. A failure, a cancelled task or a crash leaves no
     /// trace.
     async fn seal(
         self: Box<Self>,
         order: SealOrder,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
     ) -> Result<SealOutcome, BackendError>;
 }

@@ -13,7 +13,7 @@ use headwater_api::{
 };
 use tokio::sync::mpsc;
 
-use crate::backend::{BackendError, JobControl};
+use crate::backend::{BackendError, TaskControl};
 
 /// What an import came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -175,14 +175,18 @@ pub trait Images: Send + Sync + 'static {
     }
 
     /// Makes a version of what a source holds.
-    async fn import(&self, order: ImportOrder, job: Arc<JobControl>) -> Result<ImportOutcome, BackendError>;
+    async fn import(
+        &self,
+        order: ImportOrder,
+        control: Arc<TaskControl>,
+    ) -> Result<ImportOutcome, BackendError>;
 
     /// Brings versions of another store, each under its own number. What was done to an image is told when that is over, before the
     /// next one is begun, and before an error that then ends the pull: versions that are here as a whole stay.
     async fn pull(
         &self,
         order: PullOrder,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
         told: mpsc::Sender<Pulled>,
     ) -> Result<PullOutcome, BackendError>;
 
@@ -216,7 +220,7 @@ pub trait Images: Send + Sync + 'static {
         &self,
         version: &ImageVersion,
         request: &VerifyRequest,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
     ) -> Result<VerifyReport, BackendError>;
 
     /// Says what changed between two versions.
@@ -224,7 +228,7 @@ pub trait Images: Send + Sync + 'static {
         &self,
         from: &ImageVersion,
         to: &ImageVersion,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
     ) -> Result<DiffReport, BackendError>;
 
     /// Writes a version to a new file in a format. Returns the file's size.
@@ -233,7 +237,7 @@ pub trait Images: Send + Sync + 'static {
         version: &ImageVersion,
         target: &Path,
         format: ExportFormat,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
     ) -> Result<u64, BackendError>;
 
     /// Removes one version, or the whole image where the reference names none. The caller made sure that no machine and no pin uses

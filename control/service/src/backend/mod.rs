@@ -7,8 +7,8 @@ mod disks;
 mod error;
 mod hypervisor;
 mod images;
-mod job;
 mod surroundings;
+mod task_control;
 
 pub use disks::{
     Disk, DiskRequest, Disks, FrozenDisk, Given, IdentityLeft, NOTE_MAX_BYTES, OpenDisk, PersistentDiskRef,
@@ -20,5 +20,5 @@ pub use images::{
     Images, ImportOrder, ImportOutcome, Listed, Promoted, Promotion, PullOrder, PullOutcome, Pulled,
     RetentionPurpose, RetentionRoot, ServersGone,
 };
-pub use job::JobControl;
 pub use surroundings::{Clock, Random, SystemClock, SystemRandom};
+pub use task_control::TaskControl;

@@ -15,7 +15,7 @@ use headwater_db::{MachineRecord, PersistentDisk};
 
 use crate::Service;
 use crate::answer::Explain;
-use crate::backend::{BackendError, FrozenDisk, Given, IdentityLeft, JobControl};
+use crate::backend::{BackendError, FrozenDisk, Given, IdentityLeft, TaskControl};
 use crate::caller::Caller;
 use crate::catalogs::CatalogError;
 use crate::lifecycle::seal::{cancelled, given_up};
@@ -41,7 +41,7 @@ impl Service {
         edit: &PersistentDisk,
         record: &MachineRecord,
         active: &Arc<Active>,
-        job: &JobControl,
+        control: &TaskControl,
     ) -> Result<Vec<String>, LifecycleError> {
         if record.state != MachineState::Running {
             let (what, machine) = (format!("seal image '{}'", edit.image), record.name.clone());
@@ -57,11 +57,11 @@ impl Service {
         };
         let failed = LifecycleError::backend("seal", &record.name);
         let doing = format!("removing the identity of {} in its guest", record.name);
-        job.report_doing(doing);
+        control.report_doing(doing);
         let removed = tokio::select! {
             biased;
             removed = active.vm.generalise(&record.identity.host_name, &also) => removed,
-            () = given_up(job) => return Err(failed(cancelled())),
+            () = given_up(control) => return Err(failed(cancelled())),
             _ = active.vm.exited() => {
                 Err(BackendError::new(ProblemKind::Conflict, "it ended meanwhile"))
             }
@@ -95,15 +95,15 @@ impl Service {
         &self,
         disk: &dyn FrozenDisk,
         record: &MachineRecord,
-        job: &Arc<JobControl>,
+        control: &Arc<TaskControl>,
     ) -> Result<IdentityLeft, LifecycleError> {
-        job.report_doing(format!("looking for the identity of {} on its disk", record.name));
+        control.report_doing(format!("looking for the identity of {} on its disk", record.name));
         let given = Given {
             host_name: record.identity.host_name.clone(),
             machine_id: record.identity.machine_id.clone(),
             ssh_host_key_private: record.ssh_host_key_private.clone(),
         };
-        let left = disk.identity_left(given, Arc::clone(job)).await;
+        let left = disk.identity_left(given, Arc::clone(control)).await;
         left.map_err(LifecycleError::backend("seal", &record.name))
     }
 }

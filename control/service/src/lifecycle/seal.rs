@@ -21,8 +21,8 @@ use tokio::sync::OwnedMutexGuard;
 use crate::Service;
 use crate::answer::{Explain, problem};
 use crate::backend::{
-    BackendError, FrozenDisk, IdentityLeft, JobControl, NOTE_MAX_BYTES, PersistentDiskRequest, SealOrder,
-    SealOutcome,
+    BackendError, FrozenDisk, IdentityLeft, NOTE_MAX_BYTES, PersistentDiskRequest, SealOrder, SealOutcome,
+    TaskControl,
 };
 use crate::caller::Caller;
 use crate::lifecycle::boot::{files_of, session_cache};
@@ -66,7 +66,7 @@ impl Service {
         image: &str,
         request: SealRequest,
         caller: &Caller,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
     ) -> Result<Sealed, LifecycleError> {
         let (edit, record) = self.session_of("seal", image).await?;
         let sealing =
@@ -85,7 +85,7 @@ impl Service {
                 let over = self.over(&record, &edit.image, edit.version, Some(&edit)).await?;
                 over.allowed(&what, request.over_newer)?;
                 check_note(&request.note).map_err(LifecycleError::backend("seal", &record.name))?;
-                removed = Some(self.generalise(&edit, &record, &active, &job).await?);
+                removed = Some(self.generalise(&edit, &record, &active, &control).await?);
                 record = self.switch_off_generalised(&edit, record, caller).await?;
             }
             (guard, record)
@@ -101,7 +101,7 @@ impl Service {
                 let frozen = self.open_persistent(&record, &edit).await?;
                 // Who keeps the identity needs no search, and it must not stand in the way.
                 if !request.keep_identity {
-                    left = self.identity_left(&*frozen, &record, &job).await?;
+                    left = self.identity_left(&*frozen, &record, &control).await?;
                 }
                 if !left.found.is_empty() {
                     let (image, machine) = (Some(edit.image.clone()), record.name);
@@ -116,7 +116,7 @@ impl Service {
                     keeps_identity: request.keep_identity
                         || keeps_identity(&left, &parent, removed.is_some()),
                 };
-                let sealed = frozen.seal(order, job).await;
+                let sealed = frozen.seal(order, control).await;
                 let tried = format!("a version of what machine {} did over {}", record.name, edit.below());
                 let outcome = match self.or_tried(caller, image, ("seal tried", &tried), sealed).await {
                     Ok(outcome) => outcome,
@@ -166,7 +166,7 @@ impl Service {
         name: &str,
         request: SealRequest,
         caller: &Caller,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
     ) -> Result<Sealed, LifecycleError> {
         let (turn, record) = self.turn_of(name).await?;
         self.can_seal("seal", name)?;
@@ -199,7 +199,7 @@ impl Service {
         over.allowed(&what, !is_bound)?;
         let (frozen, pause) = match (&active, &kept) {
             (Some(active), _) => {
-                let (frozen, pause) = self.freeze(turn, &record, active, &job).await?;
+                let (frozen, pause) = self.freeze(turn, &record, active, &control).await?;
                 (frozen, Some(pause))
             }
             (None, Some(kept)) => {
@@ -211,7 +211,7 @@ impl Service {
         };
         let left = match request.keep_identity {
             true => IdentityLeft::default(),
-            false => self.identity_left(&*frozen, &record, &job).await?,
+            false => self.identity_left(&*frozen, &record, &control).await?,
         };
         if active.is_none() && !left.found.is_empty() {
             let image = edit.map(|edit| edit.image.clone());
@@ -231,7 +231,7 @@ impl Service {
             is_edit: edit.is_some(),
             keeps_identity: request.keep_identity || keeps_identity(&left, &below, false),
         };
-        let sealed = frozen.seal(order, job).await;
+        let sealed = frozen.seal(order, control).await;
         let tried = format!("a version of the disk of machine {name} over {parent}");
         let sealed = self.or_tried(caller, &over.image, ("seal tried", &tried), sealed).await;
         let outcome = match (sealed, edit) {
@@ -335,7 +335,7 @@ impl Service {
         turn: OwnedMutexGuard<()>,
         record: &MachineRecord,
         active: &Arc<Active>,
-        job: &JobControl,
+        control: &TaskControl,
     ) -> Result<(Box<dyn FrozenDisk>, Pause), LifecycleError> {
         let failed = || LifecycleError::backend("seal", &record.name);
         let can_freeze = || active.disk.can_freeze().map_err(failed());
@@ -343,13 +343,13 @@ impl Service {
         let running = record.state == MachineState::Running;
         let (written, _turn) = if running {
             drop(turn);
-            let written = write_out(active, job).await;
-            (written, self.turn_again(record, active, job).await.map_err(failed())?)
+            let written = write_out(active, control).await;
+            (written, self.turn_again(record, active, control).await.map_err(failed())?)
         } else {
             (Ok(()), turn)
         };
         // A slow guest, or who had the turn, takes minutes, and who asked may be gone: no guest is frozen for nothing.
-        if job.is_cancelled() {
+        if control.is_cancelled() {
             return Err(failed()(cancelled()));
         }
         // Somebody may have begun to read it meanwhile.
@@ -369,7 +369,7 @@ impl Service {
         {
             remark = Some(problem(&error).to_string());
         }
-        let refused = if job.is_cancelled() {
+        let refused = if control.is_cancelled() {
             Some(cancelled())
         } else {
             // Who notes that it ended waits for the turn, and until then it counts as on.
@@ -394,14 +394,14 @@ impl Service {
         &self,
         record: &MachineRecord,
         active: &Arc<Active>,
-        job: &JobControl,
+        control: &TaskControl,
     ) -> Result<OwnedMutexGuard<()>, BackendError> {
         let turn = tokio::select! {
             biased;
             // Before the turn: a machine that was removed has none any more. And at once: its disk is not to be there, with its RAM, beside
             // that of its next start.
             _ = active.vm.exited() => return Err(gone()),
-            () = given_up(job) => return Err(cancelled()),
+            () = given_up(control) => return Err(cancelled()),
             turn = self.lock(record.uuid) => turn,
         };
         if self.is_present(record.uuid, active) { Ok(turn) } else { Err(gone()) }
@@ -420,8 +420,8 @@ fn gone() -> BackendError {
 }
 
 /// Waits until nobody waits for the version, or the daemon stops.
-pub(super) async fn given_up(job: &JobControl) {
-    while !job.is_cancelled() {
+pub(super) async fn given_up(control: &TaskControl) {
+    while !control.is_cancelled() {
         tokio::time::sleep(CANCEL_POLL).await;
     }
 }
@@ -436,13 +436,13 @@ fn check_note(note: &str) -> Result<(), BackendError> {
 }
 
 /// Has a guest write out what it can, for as long as it is on, somebody waits for the version and the daemon does not stop.
-async fn write_out(active: &Active, job: &JobControl) -> Result<(), BackendError> {
+async fn write_out(active: &Active, control: &TaskControl) -> Result<(), BackendError> {
     tokio::select! {
         biased;
         written = active.vm.write_file_systems_out() => written,
         // The shell is ended in the guest. A `sync` that it started goes on to its end, which harms nobody. Who asked is told by
         // the caller.
-        () = given_up(job) => Ok(()),
+        () = given_up(control) => Ok(()),
         // So is who asked for a machine that is off.
         _ = active.vm.exited() => Ok(()),
     }

@@ -39,9 +39,9 @@ use uuid::Uuid;
 
 use crate::backend::{
     BackendError, Clock, Disk, DiskRequest, Disks, ExecOutput, FrozenDisk, Given, Hypervisor, IdentityLeft,
-    Images, ImportOrder, ImportOutcome, JobControl, Listed, PersistentDiskRef, PersistentDiskRequest,
-    Promoted, Promotion, PullOrder, PullOutcome, Pulled, RetentionRoot, SealOrder, SealOutcome, Shortage,
-    SystemClock, SystemRandom, Vm, VmExit, VmPlan, VmRequest,
+    Images, ImportOrder, ImportOutcome, Listed, PersistentDiskRef, PersistentDiskRequest, Promoted,
+    Promotion, PullOrder, PullOutcome, Pulled, RetentionRoot, SealOrder, SealOutcome, Shortage, SystemClock,
+    SystemRandom, TaskControl, Vm, VmExit, VmPlan, VmRequest,
 };
 use crate::caller::Caller;
 use crate::fleet::OwnHost;
@@ -100,7 +100,7 @@ struct Host {
     /// What was done to guests' file systems and to disks, in order.
     freezes: Mutex<Vec<&'static str>>,
     /// Whoever waits for this hangs up while a guest freezes.
-    cancelled_by_freeze: Mutex<Option<Arc<JobControl>>>,
+    cancelled_by_freeze: Mutex<Option<Arc<TaskControl>>>,
     seals: Mutex<Vec<SealOrder>>,
     /// No agent answers.
     no_agent: AtomicBool,
@@ -290,7 +290,7 @@ struct FakeFrozen(Arc<Host>);
 
 #[async_trait]
 impl FrozenDisk for FakeFrozen {
-    async fn identity_left(&self, given: Given, _: Arc<JobControl>) -> Result<IdentityLeft, BackendError> {
+    async fn identity_left(&self, given: Given, _: Arc<TaskControl>) -> Result<IdentityLeft, BackendError> {
         assert!(given.ssh_host_key_private.reveal().contains("PRIVATE KEY") && !given.machine_id.is_empty());
         if self.0.looks_fail.load(Ordering::SeqCst) {
             return Err(BackendError::new(ProblemKind::Failed, "cannot read the table of partitions"));
@@ -300,13 +300,13 @@ impl FrozenDisk for FakeFrozen {
     async fn seal(
         self: Box<Self>,
         order: SealOrder,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
     ) -> Result<SealOutcome, BackendError> {
         if self.0.seals_wait.load(Ordering::SeqCst) {
             self.0.seal_waits.notify_one();
             self.0.seal_goes_on.notified().await;
         }
-        if job.is_cancelled() {
+        if control.is_cancelled() {
             return Err(BackendError::new(ProblemKind::Cancelled, "cancelled"));
         }
         let mut versions = self.0.versions.lock().unwrap();
@@ -443,8 +443,8 @@ impl Vm for FakeVm {
         self.1.freezes.lock().unwrap().push("freeze");
         // The guest writes out what is dirty.
         tokio::time::sleep(FREEZING).await;
-        if let Some(job) = &*self.1.cancelled_by_freeze.lock().unwrap() {
-            job.cancel();
+        if let Some(control) = &*self.1.cancelled_by_freeze.lock().unwrap() {
+            control.cancel();
         }
         Ok(())
     }

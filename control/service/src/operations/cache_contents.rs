@@ -8,14 +8,14 @@ use headwater_api::{BootFrom, CacheContents, Problem};
 
 use crate::Service;
 use crate::answer::Failure;
-use crate::backend::JobControl;
+use crate::backend::TaskControl;
 use crate::caller::Caller;
 use crate::extract::Name;
 use crate::hints::hints;
 use crate::lifecycle::{LifecycleError, OfflineDisk, ReadableDisk};
 
 /// Cancels a scan whose client has hung up.
-struct CancelOnDrop(Arc<JobControl>);
+struct CancelOnDrop(Arc<TaskControl>);
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
@@ -56,18 +56,18 @@ pub(super) async fn cache_contents(
     if record.boot == BootFrom::Network {
         return Err(LifecycleError::Target { what: WHAT, machine: name }.into());
     }
-    let job = CancelOnDrop(Arc::new(JobControl::new(service.stopping_flag())));
+    let control = CancelOnDrop(Arc::new(TaskControl::new(service.stopping_flag())));
     let at_ms = service.now_ms();
     let note = || service.note(service.event(&caller, format!("machine {name}"), "cache scanned", ""));
     let scanned = match service.active(record.uuid) {
         Some(active) => {
             note().await;
-            active.disk.contents(Arc::clone(&job.0)).await
+            active.disk.contents(Arc::clone(&control.0)).await
         }
         None => match service.readable_disk(&name).await? {
             Some(ReadableDisk { disk: OfflineDisk::PersistentDiskRef(request), .. }) => {
                 note().await;
-                service.disks().persistent_contents(*request, Arc::clone(&job.0)).await
+                service.disks().persistent_contents(*request, Arc::clone(&control.0)).await
             }
             _ => return Err(not_on().into()),
         },

@@ -3,7 +3,7 @@
 use axum::extract::State;
 use axum::response::Response;
 use headwater_api::name::ImageRef;
-use headwater_api::{DiffRequest, JobEvent, JobResult, Problem};
+use headwater_api::{DiffRequest, Problem, TaskEvent, TaskResult};
 
 use crate::Service;
 use crate::answer::{Failure, problem};
@@ -20,7 +20,7 @@ use crate::tasks::{self, Work};
     params(("image" = String, Path, description = "The older one: `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body = DiffRequest,
     responses(
-        (status = 200, description = "Progress, then the report", body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 200, description = "Progress, then the report", body = TaskEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "No reference to an image or version", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
     ),
@@ -40,7 +40,7 @@ pub(super) async fn diff_images(
     let work = async move |control| {
         let failed = |e| problem(&e).during(format!("cannot compare '{name}' with '{}'", request.with));
         let report = images.diff(&from, &to, control).await.map_err(failed)?;
-        Ok(JobResult::Compared(Box::new(report)))
+        Ok(TaskResult::Compared(Box::new(report)))
     };
     Ok(tasks::run(&service, what, work).await)
 }

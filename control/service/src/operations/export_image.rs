@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use axum::extract::State;
 use axum::response::Response;
 use headwater_api::name::ImageRef;
-use headwater_api::{ExportRequest, JobEvent, JobResult, Problem, ProblemKind};
+use headwater_api::{ExportRequest, Problem, ProblemKind, TaskEvent, TaskResult};
 
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
@@ -45,7 +45,7 @@ impl Explain for Error {
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body = ExportRequest,
     responses(
-        (status = 200, description = "Progress, then the size", body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 200, description = "Progress, then the size", body = TaskEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "Not an absolute path", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
         (status = 409, description = "The file exists", body = Problem),
@@ -77,7 +77,7 @@ pub(super) async fn export_image(
     let work = async move |control| {
         let written = images.export(&version, &target, request.format, control).await;
         let failed = |e| problem(&e).during(format!("cannot export '{name}' to '{}'", target.display()));
-        written.map(|size_bytes| JobResult::Exported { version, size_bytes }).map_err(failed)
+        written.map(|size_bytes| TaskResult::Exported { version, size_bytes }).map_err(failed)
     };
     Ok(tasks::run(&service, what, work).await)
 }

@@ -31,7 +31,7 @@ pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<St
         Ok(text) => text,
         Err(e) => problem(&e).to_string(),
     };
-    let (jobs_running, jobs_waiting) = service.jobs();
+    let (tasks_running, tasks_waiting) = service.task_counts();
     let reachable = service.web().reachable();
     Ok(Json(Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -49,8 +49,8 @@ pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<St
         store_outdated: store.outdated,
         machines,
         machines_active,
-        jobs_running,
-        jobs_waiting,
+        tasks_running,
+        tasks_waiting,
         alarms,
         ram_used_bytes: counters.iter().map(|disk| disk.ram_used_bytes).sum(),
         host_ram: service.disks().host_ram(),

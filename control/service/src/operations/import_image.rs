@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use headwater_api::{ImportRequest, JobEvent, JobResult, Problem, ProblemKind, SourceFormat, name};
+use headwater_api::{ImportRequest, Problem, ProblemKind, SourceFormat, TaskEvent, TaskResult, name};
 
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
@@ -47,7 +47,7 @@ impl Explain for Error {
     tag = "images",
     request_body = ImportRequest,
     responses(
-        (status = 200, description = "Progress, then the version", body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 200, description = "Progress, then the version", body = TaskEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "Not an image name, not a source, or not a file where a format is said", body = Problem),
         (status = 404, description = "No such source", body = Problem),
         (status = 422, description = "The source is damaged or is no disk image", body = Problem),
@@ -99,7 +99,7 @@ pub(super) async fn import_image(
             });
         }
         let (created, damaged_chunks, remarks) = (outcome.created, outcome.damaged_chunks, outcome.remarks);
-        Ok(JobResult::Imported { version, created, damaged_chunks, remarks, edited_by })
+        Ok(TaskResult::Imported { version, created, damaged_chunks, remarks, edited_by })
     };
     Ok(tasks::run(&service, what, work).await)
 }

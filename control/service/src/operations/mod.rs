@@ -72,7 +72,7 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::{Json, Router};
 use headwater_api::{
-    JobEvent, Machine, MachineSort, MaintenanceSession, Problem, ProblemDetails, ProblemKind,
+    Machine, MachineSort, MaintenanceSession, Problem, ProblemDetails, ProblemKind, TaskEvent,
 };
 use headwater_db::{DbError, MachineRecord, PersistentDisk, Purpose};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
@@ -113,7 +113,7 @@ pub const MAX_BODY_BYTES: usize = 8 << 20;
         (name = "access", description = "Named tokens and their roles"),
         (name = "daemon", description = "The daemon and its history"),
     ),
-    components(schemas(JobEvent, MachineSort, Problem, ProblemDetails)),
+    components(schemas(TaskEvent, MachineSort, Problem, ProblemDetails)),
     modifiers(&TokenScheme),
 )]
 struct Description;

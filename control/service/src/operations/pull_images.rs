@@ -7,13 +7,13 @@ use axum::response::Response;
 use headwater_api::name::ImageRef;
 use headwater_api::words::time;
 use headwater_api::{
-    ChannelMove, JobEvent, JobResult, Problem, ProblemKind, PullReport, PullRequest, PulledImage,
+    ChannelMove, Problem, ProblemKind, PullReport, PullRequest, PulledImage, TaskEvent, TaskResult,
 };
 use tokio::sync::mpsc;
 
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
-use crate::backend::{BackendError, JobControl, PullOrder, PullOutcome, Pulled};
+use crate::backend::{BackendError, PullOrder, PullOutcome, Pulled, TaskControl};
 use crate::caller::Caller;
 use crate::extract::Body;
 use crate::operations::is_store;
@@ -59,7 +59,7 @@ impl Explain for Error {
     tag = "images",
     request_body = PullRequest,
     responses(
-        (status = 200, description = "Progress, then what came", body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 200, description = "Progress, then what came", body = TaskEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "Not a store, the daemon's own one, no reference to an image or version, another chunk size, or the daemon only reads its own store", body = Problem),
         (status = 404, description = "No such store, image or version", body = Problem),
         (status = 409, description = "Both stores have made a version of their own under one number", body = Problem),
@@ -85,7 +85,7 @@ pub(super) async fn pull_images(
     let what = Work { kind: "pull", subject: format!("store {}", order.source), caller: caller.clone() };
     let work = async move |control| {
         let report = pull(&handle, &caller, order, control).await?;
-        Ok(JobResult::Pulled(Box::new(report)))
+        Ok(TaskResult::Pulled(Box::new(report)))
     };
     Ok(tasks::run(&service, what, work).await)
 }
@@ -94,7 +94,7 @@ async fn pull(
     service: &Service,
     caller: &Caller,
     order: PullOrder,
-    control: Arc<JobControl>,
+    control: Arc<TaskControl>,
 ) -> Result<PullReport, Problem> {
     let what = format!("cannot pull from '{}'", order.source);
     let failed = |e: BackendError| problem(&e).during(what.as_str());

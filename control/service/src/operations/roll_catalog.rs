@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use headwater_api::{JobEvent, Problem, RollRequest};
+use headwater_api::{Problem, RollRequest, TaskEvent};
 
 use crate::Service;
 use crate::answer::Failure;
@@ -21,7 +21,7 @@ use crate::tasks;
     params(("catalog" = String, Path, description = "Its name")),
     request_body = RollRequest,
     responses(
-        (status = 200, body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 200, body = TaskEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "A version of another image, or a retired one", body = Problem),
         (status = 404, description = "No such catalog or version", body = Problem),
         (status = 409, description = "Its machines run that version, or another task changes it", body = Problem),

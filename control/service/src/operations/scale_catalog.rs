@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use headwater_api::{JobEvent, Problem, ScaleRequest};
+use headwater_api::{Problem, ScaleRequest, TaskEvent};
 
 use crate::Service;
 use crate::answer::Failure;
@@ -20,7 +20,7 @@ use crate::tasks;
     params(("catalog" = String, Path, description = "Its name")),
     request_body = ScaleRequest,
     responses(
-        (status = 200, body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 200, body = TaskEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "More machines than a catalog may have", body = Problem),
         (status = 404, description = "No such catalog", body = Problem),
         (status = 409, description = "Not enough machines may be removed, or another task changes it", body = Problem),

@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use headwater_api::{JobEvent, JobResult, Problem, SealRequest};
+use headwater_api::{Problem, SealRequest, TaskEvent, TaskResult};
 
 use crate::Service;
 use crate::answer::{Failure, problem};
@@ -23,7 +23,7 @@ use crate::tasks::{self, Work};
     params(("image" = String, Path, description = "`IMAGE`")),
     request_body = SealRequest,
     responses(
-        (status = 200, description = "Progress, then the version", body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 200, description = "Progress, then the version", body = TaskEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "Nothing was changed", body = Problem),
         (status = 404, description = "Nobody edits the image", body = Problem),
         (status = 409, description = "The machine is on and its guest is not up, or removes nothing; its identity is on its disk; or the image has newer versions than the one that was edited", body = Problem),
@@ -41,7 +41,7 @@ pub(super) async fn seal_image(
     let what = Work { kind: "seal", subject: format!("image {image}"), caller: caller.clone() };
     let work = async move |control| {
         let sealed = handle.seal_session(&image, request, &caller, control).await;
-        sealed.map(|sealed| JobResult::Sealed(Box::new(sealed))).map_err(|e| problem(&e))
+        sealed.map(|sealed| TaskResult::Sealed(Box::new(sealed))).map_err(|e| problem(&e))
     };
     Ok(tasks::run(&service, what, work).await)
 }

@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use headwater_api::{JobEvent, JobResult, Problem, SealRequest};
+use headwater_api::{Problem, SealRequest, TaskEvent, TaskResult};
 
 use crate::Service;
 use crate::answer::{Failure, problem};
@@ -23,7 +23,7 @@ use crate::tasks::{self, Work};
     params(("machine" = String, Path, description = "Its name")),
     request_body = SealRequest,
     responses(
-        (status = 200, description = "Progress, then the version", body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 200, description = "Progress, then the version", body = TaskEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "Nothing was changed", body = Problem),
         (status = 404, description = "No such machine", body = Problem),
         (status = 409, description = "It is off and its disk is not kept, a version is being made of it, somebody reads its disk, it was stopped before that was frozen, or it edits an image that has newer versions", body = Problem),
@@ -40,7 +40,7 @@ pub(super) async fn seal_machine(
     let what = Work { kind: "seal", subject: format!("machine {name}"), caller: caller.clone() };
     let work = async move |control| {
         let sealed = handle.seal_machine(&name, request, &caller, control).await;
-        sealed.map(|sealed| JobResult::Sealed(Box::new(sealed))).map_err(|e| problem(&e))
+        sealed.map(|sealed| TaskResult::Sealed(Box::new(sealed))).map_err(|e| problem(&e))
     };
     Ok(tasks::run(&service, what, work).await)
 }

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
-use headwater_api::{JobEvent, Problem, ProblemKind, Task};
+use headwater_api::{Problem, ProblemKind, Task, TaskEvent};
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
@@ -63,7 +63,7 @@ pub(super) async fn show_task(State(service): State<Service>, Name(id): Name) ->
     tag = "tasks",
     params(("task" = i64, Path, description = "Its number")),
     responses(
-        (status = 200, body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 200, body = TaskEvent, content_type = "application/x-ndjson"),
         (status = 404, description = "No such task", body = Problem),
     ),
 )]

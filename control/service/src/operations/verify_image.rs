@@ -5,7 +5,7 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::response::Response;
 use headwater_api::name::ImageRef;
-use headwater_api::{JobEvent, JobResult, Problem, ProblemKind, VerifyRequest};
+use headwater_api::{Problem, ProblemKind, TaskEvent, TaskResult, VerifyRequest};
 
 use crate::Service;
 use crate::answer::{Failure, problem};
@@ -25,7 +25,7 @@ use crate::tasks::{self, Work};
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body(content = Option<VerifyRequest>, description = "Nothing: verify only"),
     responses(
-        (status = 200, description = "Progress, then the report", body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 200, description = "Progress, then the report", body = TaskEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "No reference to an image or version, a rate of 0, or a directory to repair from that is no absolute path", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
     ),
@@ -55,7 +55,7 @@ pub(super) async fn verify_image(
             report.uses.extend(handle.users_of(holder).await.unwrap_or_else(|line| vec![line]));
         }
         handle.version_verified(&report, began).await;
-        Ok(JobResult::Verified(Box::new(report)))
+        Ok(TaskResult::Verified(Box::new(report)))
     };
     Ok(tasks::run(&service, what, work).await)
 }

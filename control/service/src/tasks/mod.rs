@@ -24,7 +24,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use headwater_api::{JobEvent, JobResult, Problem, ProblemKind, Progress, Task, TaskState};
+use headwater_api::{Problem, ProblemKind, Progress, Task, TaskEvent, TaskResult, TaskState};
 use headwater_db::{DbError, NewTask, Repository, TaskRecord};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -32,7 +32,7 @@ use tokio::sync::watch;
 
 use crate::Service;
 use crate::answer::Failure;
-use crate::backend::JobControl;
+use crate::backend::TaskControl;
 use crate::caller::Caller;
 
 pub(crate) use self::roll::begin as begin_roll;
@@ -47,7 +47,7 @@ pub(crate) async fn is_changing(repo: &mut dyn Repository, catalog: &str) -> Res
 }
 
 /// How many long operations run at once; further ones wait their turn. Tasks with a plan mostly wait for machines, and do not count.
-pub const MAX_JOBS: usize = 4;
+pub const MAX_TASKS: usize = 4;
 
 /// How often a progress line is sent.
 pub const PROGRESS_INTERVAL_MS: u64 = 200;
@@ -61,7 +61,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The header with a task's number.
 const HEADER: HeaderName = HeaderName::from_static("headwater-task");
 
-type Outcome = Result<JobResult, Problem>;
+type Outcome = Result<TaskResult, Problem>;
 
 /// What a task does, on what, and who asked for it.
 pub(crate) struct Work {
@@ -75,7 +75,7 @@ pub(crate) struct Work {
 
 /// A task that has not ended.
 struct Live {
-    control: Arc<JobControl>,
+    control: Arc<TaskControl>,
     end: watch::Receiver<Option<Outcome>>,
 }
 
@@ -94,9 +94,9 @@ impl Tasks {
 pub(crate) async fn run<F, W>(service: &Service, what: Work, work: W) -> Response
 where
     F: Future<Output = Outcome> + Send + 'static,
-    W: FnOnce(Arc<JobControl>) -> F,
+    W: FnOnce(Arc<TaskControl>) -> F,
 {
-    let control = Arc::new(JobControl::new(service.stopping_flag()));
+    let control = Arc::new(TaskControl::new(service.stopping_flag()));
     let future = work(control.clone());
     let id = match service.add_task(&what, None).await {
         Ok(id) => Some(id),
@@ -105,8 +105,8 @@ where
             None
         }
     };
-    let slots = service.job_slots();
-    let queued = service.queue_job();
+    let slots = service.task_slots();
+    let queued = service.queue_task();
     let (handle, waiting) = (service.clone(), control.clone());
     let turn = async move {
         let _slot = tokio::select! {
@@ -142,7 +142,7 @@ async fn answer(id: Option<i64>, live: Arc<Live>) -> Response {
     let prompt = tokio::time::timeout(Duration::from_millis(PROMPT_MS), ended(&mut end)).await;
     let mut response = match prompt {
         Ok(Err(problem)) => Failure(problem).into_response(),
-        Ok(Ok(result)) => ndjson(Body::from(line(&JobEvent::Done { result }))),
+        Ok(Ok(result)) => ndjson(Body::from(line(&TaskEvent::Done { result }))),
         Err(_) => ndjson(Body::from_stream(stream::unfold(Some((live, end)), next_line))),
     };
     if let Some(value) = id.and_then(|id| HeaderValue::from_str(&id.to_string()).ok()) {
@@ -172,15 +172,15 @@ async fn next_line(followed: Option<Followed>) -> Option<(Result<Bytes, Infallib
     let (live, mut end) = followed?;
     let interval = Duration::from_millis(PROGRESS_INTERVAL_MS);
     let event = match tokio::time::timeout(interval, ended(&mut end)).await {
-        Err(_) if !live.control.has_begun() => JobEvent::Waiting { running: MAX_JOBS as u64 },
-        Err(_) => JobEvent::Progress(live.control.progress()),
-        Ok(Ok(result)) => return Some((Ok(line(&JobEvent::Done { result })), None)),
-        Ok(Err(problem)) => return Some((Ok(line(&JobEvent::Failed { problem })), None)),
+        Err(_) if !live.control.has_begun() => TaskEvent::Waiting { running: MAX_TASKS as u64 },
+        Err(_) => TaskEvent::Progress(live.control.progress()),
+        Ok(Ok(result)) => return Some((Ok(line(&TaskEvent::Done { result })), None)),
+        Ok(Err(problem)) => return Some((Ok(line(&TaskEvent::Failed { problem })), None)),
     };
     Some((Ok(line(&event)), Some((live, end))))
 }
 
-fn line(event: &JobEvent) -> Bytes {
+fn line(event: &TaskEvent) -> Bytes {
     let mut text = serde_json::to_string(event).unwrap_or_default();
     text.push('\n');
     Bytes::from(text)
@@ -223,7 +223,7 @@ impl Service {
     fn spawn_task(
         &self,
         id: Option<i64>,
-        control: Arc<JobControl>,
+        control: Arc<TaskControl>,
         work: impl Future<Output = Outcome> + Send + 'static,
     ) -> Arc<Live> {
         let (told, end) = watch::channel(None);
@@ -305,7 +305,7 @@ impl Service {
 
     /// Stores a task's plan, so that it goes on from there after a restart. Waits for a database that fails; an error means that the
     /// daemon stops.
-    async fn save_plan(&self, id: i64, plan: &impl Serialize, control: &JobControl) -> Result<(), Problem> {
+    async fn save_plan(&self, id: i64, plan: &impl Serialize, control: &TaskControl) -> Result<(), Problem> {
         let (plan, progress) = (text_of(plan), text_of(&control.progress()));
         let save = || {
             let (plan, progress) = (plan.clone(), progress.clone());
@@ -345,7 +345,7 @@ impl Service {
             let found = self.db().read().await?.tasks().by_id(id).await?;
             let Some(task) = found.filter(|task| task.ended_at_ms.is_none()) else { continue };
             let caller = Caller::admin(task.caller.clone());
-            let control = Arc::new(JobControl::new(self.stopping_flag()));
+            let control = Arc::new(TaskControl::new(self.stopping_flag()));
             control.begin();
             if task.cancelling {
                 control.cancel();
@@ -417,10 +417,10 @@ impl Service {
 /// The lines of a task that has ended.
 pub(crate) fn ended_lines(task: Task) -> Response {
     let event = match (task.result, task.problem) {
-        (Some(result), _) => JobEvent::Done { result: *result },
-        (None, Some(problem)) => JobEvent::Failed { problem },
+        (Some(result), _) => TaskEvent::Done { result: *result },
+        (None, Some(problem)) => TaskEvent::Failed { problem },
         (None, None) => {
-            JobEvent::Failed { problem: Problem::new(ProblemKind::Failed, "its outcome was not noted") }
+            TaskEvent::Failed { problem: Problem::new(ProblemKind::Failed, "its outcome was not noted") }
         }
     };
     ndjson(Body::from(line(&event)))

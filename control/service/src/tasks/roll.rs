@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::response::Response;
 use futures_util::future::join_all;
 use headwater_api::name::ImageRef;
-use headwater_api::{BootFrom, ImageVersion, JobResult, Problem, ProblemKind, RollRequest, Wanted};
+use headwater_api::{BootFrom, ImageVersion, Problem, ProblemKind, RollRequest, TaskResult, Wanted};
 use headwater_db::{DbError, MachineRecord, Purpose, Repository};
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -21,7 +21,7 @@ use super::scale::changing;
 use super::{Outcome, Work, answer};
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
-use crate::backend::JobControl;
+use crate::backend::TaskControl;
 use crate::caller::Caller;
 use crate::clock_hours;
 use crate::lifecycle::LifecycleError;
@@ -128,7 +128,7 @@ pub(crate) async fn begin(
         let subject = format!("catalog {}", plan.catalog);
         let what = Work { kind: KIND, subject, caller: caller.clone() };
         let id = handle.begin_roll(&what, &plan).await?;
-        let control = Arc::new(JobControl::new(handle.stopping_flag()));
+        let control = Arc::new(TaskControl::new(handle.stopping_flag()));
         control.begin();
         let work = go_on(handle.clone(), caller, id, plan, control.clone());
         Ok::<_, Failure>((id, handle.spawn_task(Some(id), control, work)))
@@ -223,7 +223,7 @@ pub(super) async fn go_on(
     caller: Caller,
     id: i64,
     mut plan: Plan,
-    control: Arc<JobControl>,
+    control: Arc<TaskControl>,
 ) -> Outcome {
     service.task_began(id).await;
     let mut saved = None;
@@ -463,7 +463,7 @@ impl Service {
         member: &Member,
         plan: &Plan,
         caller: &Caller,
-        control: &JobControl,
+        control: &TaskControl,
     ) -> Stage {
         let failed = |why: String| Stage::Failed { why };
         let end = Instant::now() + Duration::from_secs(plan.request.boot_s);
@@ -517,7 +517,7 @@ impl Service {
         record: &MachineRecord,
         (member, plan): (&Member, &Plan),
         caller: &Caller,
-        control: &JobControl,
+        control: &TaskControl,
     ) -> Stage {
         if self.is_own(record) {
             self.wait_until_healthy(member, plan, control).await
@@ -535,7 +535,7 @@ impl Service {
     }
 
     /// Waits until a machine is up, also if its guest restarts, and checks it.
-    async fn wait_until_healthy(&self, member: &Member, plan: &Plan, control: &JobControl) -> Stage {
+    async fn wait_until_healthy(&self, member: &Member, plan: &Plan, control: &TaskControl) -> Stage {
         let failed = |why: String| Stage::Failed { why };
         let end = Instant::now() + Duration::from_secs(plan.request.boot_s);
         let active = loop {
@@ -634,7 +634,7 @@ impl Service {
     async fn finish_roll(&self, plan: &Plan, caller: &Caller) -> Outcome {
         let pin = self.pin_after(plan, &plan.to).await;
         self.set_pins_after(plan, pin.as_deref(), caller, "rolled").await?;
-        Ok(JobResult::Rolled(Box::new(plan.report(pin.is_some()))))
+        Ok(TaskResult::Rolled(Box::new(plan.report(pin.is_some()))))
     }
 
     /// All machines are back, and the catalog is as it was, unless its image means the version that failed.
@@ -734,12 +734,12 @@ fn passes(error: &LifecycleError) -> bool {
 }
 
 /// Whether there is time to wait for what is away.
-fn may_wait(end: Instant, control: &JobControl) -> bool {
+fn may_wait(end: Instant, control: &TaskControl) -> bool {
     Instant::now() < end && !control.is_cancelled()
 }
 
 /// Waits until somebody cancels the roll, or the daemon stops.
-pub(super) async fn ended(control: &JobControl) {
+pub(super) async fn ended(control: &TaskControl) {
     while !control.is_cancelled() {
         tokio::time::sleep(LOOK).await;
     }

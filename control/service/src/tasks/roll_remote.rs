@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::roll::{LOOK, ended};
 use super::roll_plan::{Member, Plan, Stage};
 use crate::Service;
-use crate::backend::JobControl;
+use crate::backend::TaskControl;
 use crate::caller::Caller;
 
 /// The most of an answer of a health command that is read: its output does not count.
@@ -41,7 +41,7 @@ impl Service {
         record: &MachineRecord,
         (member, plan): (&Member, &Plan),
         caller: &Caller,
-        control: &JobControl,
+        control: &TaskControl,
     ) -> Stage {
         let failed = |why: String| Stage::Failed { why };
         let end = Instant::now() + Duration::from_secs(plan.request.boot_s);

@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use axum::response::Response;
 use headwater_api::name::NameRule;
-use headwater_api::{CreateMachine, JobResult, Problem, ProblemKind, ScaleReport, ScaleRequest};
+use headwater_api::{CreateMachine, Problem, ProblemKind, ScaleReport, ScaleRequest, TaskResult};
 use headwater_db::{DbError, MachineRecord, Purpose, Repository};
 use serde::{Deserialize, Serialize};
 
 use super::{Outcome, Work, answer};
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
-use crate::backend::JobControl;
+use crate::backend::TaskControl;
 use crate::caller::Caller;
 use crate::lifecycle::LifecycleError;
 use crate::operations::create_machine;
@@ -107,7 +107,7 @@ pub(crate) async fn begin(
         }
         let id = repo.tasks().add(&handle.new_task(&what, super::text_of(&plan))).await?;
         repo.save().await?;
-        let control = Arc::new(JobControl::new(handle.stopping_flag()));
+        let control = Arc::new(TaskControl::new(handle.stopping_flag()));
         control.begin();
         let work = go_on(handle.clone(), caller, id, plan, control.clone());
         Ok((id, handle.spawn_task(Some(id), control, work)))
@@ -122,7 +122,7 @@ pub(super) async fn go_on(
     caller: Caller,
     id: i64,
     mut plan: Plan,
-    control: Arc<JobControl>,
+    control: Arc<TaskControl>,
 ) -> Outcome {
     service.task_began(id).await;
     let catalog = plan.report.catalog.clone();
@@ -167,7 +167,7 @@ pub(super) async fn go_on(
                 }
             }
             plan.report.count = plan.request.count;
-            return Ok(JobResult::Scaled(Box::new(plan.report)));
+            return Ok(TaskResult::Scaled(Box::new(plan.report)));
         }
         service.save_plan(id, &plan, &control).await?;
     }

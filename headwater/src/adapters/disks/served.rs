@@ -10,7 +10,7 @@ use headwater_api::{
 use headwater_block::{Device, IoError};
 use headwater_image::BackgroundProgress;
 use headwater_nbd::{Address, SingleExport};
-use headwater_service::backend::{BackendError, Disk, DiskRequest, FrozenDisk, JobControl, Shortage};
+use headwater_service::backend::{BackendError, Disk, DiskRequest, FrozenDisk, Shortage, TaskControl};
 use headwater_store::{Pin, Store};
 use headwater_volume::Volume;
 use parking_lot::Mutex;
@@ -231,10 +231,10 @@ impl Disk for ServedVolume {
         }
     }
 
-    async fn contents(&self, job: Arc<JobControl>) -> Result<CacheContents, BackendError> {
+    async fn contents(&self, control: Arc<TaskControl>) -> Result<CacheContents, BackendError> {
         let permit = ScanPermit::take(&self.scans)?;
         let reader = self.open_scan()?;
-        blocking("scan the write cache", move || contents::scan(reader, permit, job)).await
+        blocking("scan the write cache", move || contents::scan(reader, permit, control)).await
     }
 
     async fn close(&self) -> Result<(), BackendError> {

@@ -1,4 +1,4 @@
-//! Versions whose store fails once they are made, and jobs that end.
+//! Versions whose store fails once they are made, and tasks that end.
 
 use std::sync::{Mutex, mpsc};
 
@@ -84,11 +84,12 @@ fn a_change_whose_answer_was_lost_is_told_from_one_that_was_not_made() {
 }
 
 #[test]
-fn a_job_that_is_cancelled_ends_what_tells_no_progress() {
-    let (job, stopping) = (Arc::new(JobControl::default()), Arc::default());
-    let (cancel, other) = (cancel_of(&job), cancel_of(&Arc::new(JobControl::new(Arc::clone(&stopping)))));
+fn a_task_that_is_cancelled_ends_what_tells_no_progress() {
+    let (control, stopping) = (Arc::new(TaskControl::default()), Arc::default());
+    let (cancel, other) =
+        (cancel_of(&control), cancel_of(&Arc::new(TaskControl::new(Arc::clone(&stopping)))));
     assert!(!cancel.is_cancelled() && !other.is_cancelled());
-    job.cancel();
+    control.cancel();
     assert!(cancel.is_cancelled() && !other.is_cancelled());
     stopping.store(true, Ordering::Relaxed);
     assert!(other.is_cancelled());

@@ -114,8 +114,8 @@ fn head(top: &Top, now_ms: u64, look: &Look, width: usize) -> Vec<Line<'static>>
         Span::raw(format!("  up {}  ", duration(passed_ms / 1000))),
         Span::styled(format!("{} of {} machines on", status.machines_active, status.machines), BOLD),
     ];
-    if status.jobs_running + status.jobs_waiting > 0 {
-        first.push(Span::raw(format!("  {} tasks run, {} wait", status.jobs_running, status.jobs_waiting)));
+    if status.tasks_running + status.tasks_waiting > 0 {
+        first.push(Span::raw(format!("  {} tasks run, {} wait", status.tasks_running, status.tasks_waiting)));
     }
     if !status.alarms.is_empty() {
         let plural = if status.alarms.len() == 1 { "" } else { "s" };

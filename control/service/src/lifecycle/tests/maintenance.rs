@@ -91,9 +91,9 @@ impl Fixture {
     }
 
     async fn seal_with(&self, over_newer: bool) -> Result<headwater_api::Sealed, LifecycleError> {
-        let job = Arc::new(JobControl::default());
+        let control = Arc::new(TaskControl::default());
         let request = SealRequest { note: "a note".to_owned(), over_newer, ..SealRequest::default() };
-        self.service.seal_session("image", request, &Caller::daemon(), job).await
+        self.service.seal_session("image", request, &Caller::daemon(), control).await
     }
 
     /// What a seal of an edit asks for now.
@@ -109,8 +109,8 @@ impl Fixture {
     }
 
     pub(super) async fn seal_machine(&self) -> Result<headwater_api::Sealed, LifecycleError> {
-        let job = Arc::new(JobControl::default());
-        self.service.seal_machine("lab", SealRequest::default(), &Caller::daemon(), job).await
+        let control = Arc::new(TaskControl::default());
+        self.service.seal_machine("lab", SealRequest::default(), &Caller::daemon(), control).await
     }
 
     pub(super) async fn view(&self) -> headwater_api::Machine {
@@ -420,8 +420,8 @@ async fn a_daemon_that_dies_between_version_and_end_of_an_edit_is_made_up_for() 
     let edit = fixture.edit().await;
     // As far as a seal gets before the database knows of it.
     let order = fixture.order_of(&edit).await;
-    let job = Arc::new(JobControl::default());
-    Box::new(FakeFrozen(fixture.host.clone())).seal(order, job).await.unwrap();
+    let control = Arc::new(TaskControl::default());
+    Box::new(FakeFrozen(fixture.host.clone())).seal(order, control).await.unwrap();
     let again = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
     again.recover().await.unwrap();
     assert_eq!(
@@ -598,10 +598,10 @@ async fn nobody_opens_a_disk_that_a_version_is_being_made_of() {
     let fixture = Fixture::new().await;
     fixture.edit().await;
     fixture.host.seals_wait.store(true, Ordering::SeqCst);
-    let job = Arc::new(JobControl::default());
+    let control = Arc::new(TaskControl::default());
     let sealing = tokio::spawn({
-        let (service, job) = (fixture.service.clone(), job.clone());
-        async move { service.seal_session("image", SealRequest::default(), &Caller::daemon(), job).await }
+        let (service, control) = (fixture.service.clone(), control.clone());
+        async move { service.seal_session("image", SealRequest::default(), &Caller::daemon(), control).await }
     });
     fixture.host.seal_waits.notified().await;
     let refused = fixture.start().await.unwrap_err();
@@ -612,7 +612,7 @@ async fn nobody_opens_a_disk_that_a_version_is_being_made_of() {
         Err(LifecycleError::BeingSealed { .. })
     ));
     // The client hangs up: nothing has happened.
-    job.cancel();
+    control.cancel();
     fixture.host.seal_goes_on.notify_one();
     assert!(sealing.await.unwrap().is_err());
     assert_eq!((fixture.kept().await.len(), fixture.host.versions.lock().unwrap().len()), (1, 1));
@@ -649,17 +649,21 @@ async fn a_seal_that_nobody_waits_for_freezes_no_guest() {
     fixture.start().await.unwrap();
     fixture.host.boots.send_replace(true);
     until("it runs", async || fixture.record().await.state == MachineState::Running).await;
-    let job = Arc::new(JobControl::default());
-    job.cancel();
+    let control = Arc::new(TaskControl::default());
+    control.cancel();
     let error = fixture
         .service
-        .seal_machine("lab", SealRequest::default(), &Caller::daemon(), job)
+        .seal_machine("lab", SealRequest::default(), &Caller::daemon(), control)
         .await
         .unwrap_err();
     assert_eq!(problem(&error).kind, ProblemKind::Cancelled, "{error}");
-    let job = Arc::new(JobControl::default());
-    *fixture.host.cancelled_by_freeze.lock().unwrap() = Some(job.clone());
-    fixture.service.seal_machine("lab", SealRequest::default(), &Caller::daemon(), job).await.unwrap_err();
+    let control = Arc::new(TaskControl::default());
+    *fixture.host.cancelled_by_freeze.lock().unwrap() = Some(control.clone());
+    fixture
+        .service
+        .seal_machine("lab", SealRequest::default(), &Caller::daemon(), control)
+        .await
+        .unwrap_err();
     let freezes = fixture.host.freezes.lock().unwrap().clone();
     assert_eq!(freezes, ["write out", "write out", "freeze", "thaw"]);
 }
@@ -672,22 +676,22 @@ async fn a_guest_that_writes_out_for_long_is_waited_for_while_somebody_waits() {
     until("it runs", async || fixture.record().await.state == MachineState::Running).await;
     fixture.host.execs_hang.store(true, Ordering::SeqCst);
     let seal = || {
-        let (service, job) =
-            (fixture.service.clone(), Arc::new(JobControl::new(fixture.service.stopping_flag())));
-        let work = Arc::clone(&job);
+        let (service, control) =
+            (fixture.service.clone(), Arc::new(TaskControl::new(fixture.service.stopping_flag())));
+        let work = Arc::clone(&control);
         let sealing = tokio::spawn(async move {
             service.seal_machine("lab", SealRequest::default(), &Caller::daemon(), work).await
         });
-        (sealing, job)
+        (sealing, control)
     };
     // The client hangs up; the daemon is to end.
     for stops in [false, true] {
-        let (sealing, job) = seal();
+        let (sealing, control) = seal();
         fixture.host.exec_hangs.notified().await;
         if stops {
             fixture.service.begin_stop()
         } else {
-            job.cancel()
+            control.cancel()
         }
         let ended = tokio::time::timeout(Duration::from_secs(60), sealing).await.unwrap();
         assert_eq!(problem(&ended.unwrap().unwrap_err()).kind, ProblemKind::Cancelled);
@@ -736,7 +740,7 @@ async fn a_guest_that_restarts_while_its_disk_is_sealed_can_be_stopped() {
                     "lab",
                     SealRequest::default(),
                     &Caller::daemon(),
-                    Arc::new(JobControl::default()),
+                    Arc::new(TaskControl::default()),
                 )
                 .await
         }
@@ -905,9 +909,12 @@ async fn an_edit_that_took_the_place_of_the_one_that_was_meant_stays() {
         }),
         tokio::spawn({
             let service = fixture.service.clone();
-            let job = Arc::new(JobControl::default());
+            let control = Arc::new(TaskControl::default());
             async move {
-                service.seal_session("image", SealRequest::default(), &Caller::daemon(), job).await.map(drop)
+                service
+                    .seal_session("image", SealRequest::default(), &Caller::daemon(), control)
+                    .await
+                    .map(drop)
             }
         }),
     );

@@ -46,16 +46,16 @@ impl Images for OneImage {
         let found = versions.iter().rev().find(named).filter(|_| is_there);
         found.cloned().ok_or_else(missing)
     }
-    async fn import(&self, _: ImportOrder, _: Arc<JobControl>) -> Result<ImportOutcome, BackendError> {
+    async fn import(&self, _: ImportOrder, _: Arc<TaskControl>) -> Result<ImportOutcome, BackendError> {
         unused()
     }
     async fn pull(
         &self,
         order: PullOrder,
-        job: Arc<JobControl>,
+        control: Arc<TaskControl>,
         told: mpsc::Sender<Pulled>,
     ) -> Result<PullOutcome, BackendError> {
-        self.0.pull(order, &job, &told).await
+        self.0.pull(order, &control, &told).await
     }
     async fn promote(&self, promotion: &Promotion) -> Result<(Option<u64>, Option<Promotion>), BackendError> {
         self.0.promote(promotion)
@@ -100,7 +100,7 @@ impl Images for OneImage {
         &self,
         version: &ImageVersion,
         _: &VerifyRequest,
-        _: Arc<JobControl>,
+        _: Arc<TaskControl>,
     ) -> Result<VerifyReport, BackendError> {
         let version = version.clone();
         let is_whole = self.0.is_whole.load(Ordering::SeqCst);
@@ -124,7 +124,7 @@ impl Images for OneImage {
         &self,
         _: &ImageVersion,
         _: &ImageVersion,
-        _: Arc<JobControl>,
+        _: Arc<TaskControl>,
     ) -> Result<DiffReport, BackendError> {
         unused()
     }
@@ -133,7 +133,7 @@ impl Images for OneImage {
         _: &ImageVersion,
         _: &Path,
         _: ExportFormat,
-        _: Arc<JobControl>,
+        _: Arc<TaskControl>,
     ) -> Result<u64, BackendError> {
         unused()
     }

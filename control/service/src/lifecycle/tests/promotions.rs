@@ -153,9 +153,9 @@ async fn a_change_of_the_store_whose_answer_is_lost_is_in_the_history() {
     assert_eq!(tried().await, []);
     fixture.host.answers_lost.store(true, Ordering::SeqCst);
     assert_eq!(api.ask("POST", "images/image@1/promotion", r#"{"channel":"production"}"#).await.0, failed);
-    let job = Arc::new(JobControl::default());
+    let control = Arc::new(TaskControl::default());
     let request = headwater_api::SealRequest::default();
-    fixture.service.seal_machine("lab", request, &Caller::daemon(), job).await.unwrap_err();
+    fixture.service.seal_machine("lab", request, &Caller::daemon(), control).await.unwrap_err();
     fixture.service.promote_due().await;
     let unknown = "and whether that was done is not known: nobody answered";
     let expected = [

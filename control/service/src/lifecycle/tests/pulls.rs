@@ -11,7 +11,7 @@ impl Host {
     pub(super) async fn pull(
         &self,
         order: PullOrder,
-        job: &JobControl,
+        control: &TaskControl,
         told: &mpsc::Sender<Pulled>,
     ) -> Result<PullOutcome, BackendError> {
         let source = order.source.clone();
@@ -22,7 +22,7 @@ impl Host {
             versions.push(version(number, ""));
             number
         };
-        job.report(4, 9);
+        control.report(4, 9);
         let image = PulledImage {
             image: "image".to_owned(),
             versions: vec![newest],
@@ -33,10 +33,10 @@ impl Host {
             ..PulledImage::default()
         };
         told.send(Pulled { source, image, tried: self.answer().err() }).await.unwrap();
-        while self.pulls_wait.load(Ordering::SeqCst) && !job.is_cancelled() {
+        while self.pulls_wait.load(Ordering::SeqCst) && !control.is_cancelled() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        if job.is_cancelled() {
+        if control.is_cancelled() {
             return Err(BackendError::new(ProblemKind::Cancelled, "stopped"));
         }
         Ok(PullOutcome {
@@ -132,7 +132,7 @@ async fn a_pull_goes_on_without_its_client_until_it_is_cancelled() {
     fixture.host.pulls_wait.store(true, Ordering::SeqCst);
     let client = api.send("POST", "pull", r#"{"source":"/srv/images"}"#).await;
     until("the image is noted", async || !fixture.pulled().await.is_empty()).await;
-    assert_eq!(fixture.service.jobs(), (1, 0), "the pull goes on");
+    assert_eq!(fixture.service.task_counts(), (1, 0), "the pull goes on");
     let pulled = fixture.pulled().await;
     assert!(pulled.len() == 1 && pulled[0].2 == CAME, "{pulled:?}");
     drop(client);
@@ -144,7 +144,7 @@ async fn a_pull_goes_on_without_its_client_until_it_is_cancelled() {
     assert_eq!(api.ask("POST", &format!("tasks/{}/cancel", task.id), "").await.0, 200);
     let state = async || api.ask("GET", &format!("tasks/{}", task.id), "").await.1;
     until("it has ended", async || state().await.contains(r#""state":"cancelled""#)).await;
-    assert_eq!(fixture.service.jobs(), (0, 0));
+    assert_eq!(fixture.service.task_counts(), (0, 0));
     assert_eq!(fixture.pulled().await.len(), 1);
     // It has ended: there is nothing to cancel.
     assert_eq!(api.ask("POST", &format!("tasks/{}/cancel", task.id), "").await.0, 409);

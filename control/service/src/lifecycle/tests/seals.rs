@@ -32,10 +32,10 @@ impl Fixture {
         self.sealing_for(Arc::default())
     }
 
-    fn sealing_for(&self, job: Arc<JobControl>) -> JoinHandle<Result<Sealed, LifecycleError>> {
+    fn sealing_for(&self, control: Arc<TaskControl>) -> JoinHandle<Result<Sealed, LifecycleError>> {
         let service = self.service.clone();
         tokio::spawn(async move {
-            service.seal_machine("lab", SealRequest::default(), &Caller::daemon(), job).await
+            service.seal_machine("lab", SealRequest::default(), &Caller::daemon(), control).await
         })
     }
 
@@ -172,18 +172,18 @@ async fn a_machine_that_is_not_up_and_ends_is_not_sealed_before_that_is_noted() 
 async fn a_seal_that_nobody_waits_for_does_not_wait_for_its_turn() {
     let fixture = Fixture::running().await;
     fixture.host.execs_hang.store(true, Ordering::SeqCst);
-    let job = Arc::new(JobControl::default());
-    let sealing = fixture.sealing_for(Arc::clone(&job));
+    let control = Arc::new(TaskControl::default());
+    let sealing = fixture.sealing_for(Arc::clone(&control));
     let turn = fixture.turn_before().await;
-    job.cancel();
+    control.cancel();
     let ended = tokio::time::timeout(AT_ONCE, sealing).await.unwrap().unwrap().unwrap_err();
     assert_eq!(problem(&ended).kind, ProblemKind::Cancelled, "{ended}");
     drop(turn);
     // Nor does it ask anything of the guest where its turn comes in that moment.
-    let job = Arc::new(JobControl::default());
-    let sealing = fixture.sealing_for(Arc::clone(&job));
+    let control = Arc::new(TaskControl::default());
+    let sealing = fixture.sealing_for(Arc::clone(&control));
     let turn = fixture.turn_before().await;
-    job.cancel();
+    control.cancel();
     drop(turn);
     let ended = sealing.await.unwrap().unwrap_err();
     assert_eq!(problem(&ended).kind, ProblemKind::Cancelled, "{ended}");

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use headwater_api::ContentsKind;
 use headwater_nbd::Client;
-use headwater_service::backend::JobControl;
+use headwater_service::backend::TaskControl;
 use headwater_testkit::{Rng, succeed};
 
 use super::*;
@@ -45,7 +45,7 @@ fn write(device: &dyn Device, before: &[u8], after: &[u8]) {
     }
 }
 
-fn job() -> Arc<JobControl> {
+fn control() -> Arc<TaskControl> {
     Arc::default()
 }
 
@@ -60,11 +60,11 @@ fn a_scan_names_the_files_of_a_machine_that_is_on() {
     let fixture = Fixture::over(image(before.clone()), CacheArgs::default());
     let runtime = runtime();
     let disk = runtime.block_on(fixture.volumes.open(fixture.disk(small()))).unwrap();
-    let empty = runtime.block_on(disk.contents(job())).unwrap();
+    let empty = runtime.block_on(disk.contents(control())).unwrap();
     assert_eq!((empty.held.total_bytes, empty.kinds.len()), (0, 0));
     let client = Client::open(&format!("nbd+unix:///?socket={}", disk.socket().display())).unwrap();
     write(&*client, &before, &after);
-    let found = runtime.block_on(disk.contents(job())).unwrap();
+    let found = runtime.block_on(disk.contents(control())).unwrap();
     let log = found.files.iter().find(|file| file.path == "/var/log/app.log").unwrap();
     assert_eq!(log.held.total_bytes, 3 << 20, "{found:?}");
     let of = |kind| {
@@ -103,10 +103,10 @@ fn a_seal_and_a_reader_end_a_scan_and_go_on() {
     disk.can_freeze().unwrap();
     assert!(scan.has_ended());
     let frozen = disk.freeze().unwrap();
-    let ended = contents::scan(scan, permit(), job()).unwrap_err();
+    let ended = contents::scan(scan, permit(), control()).unwrap_err();
     assert_eq!(ended.kind(), ProblemKind::Conflict);
     // Nor does a scan begin while a version is made.
-    let refused = runtime.block_on(disk.contents(job())).unwrap_err();
+    let refused = runtime.block_on(disk.contents(control())).unwrap_err();
     assert_eq!(refused.kind(), ProblemKind::Conflict);
     drop(frozen);
     let scan = served.open_scan().unwrap();
@@ -115,10 +115,10 @@ fn a_seal_and_a_reader_end_a_scan_and_go_on() {
     // The end of the scan is not that of the reader.
     drop(scan);
     blocking::read(&reader, 0, &mut [0; BLOCK]).unwrap();
-    let refused = runtime.block_on(disk.contents(job())).unwrap_err();
+    let refused = runtime.block_on(disk.contents(control())).unwrap_err();
     assert!(refused.to_string().contains("being read over NBD"), "{refused}");
     drop(reader);
-    runtime.block_on(disk.contents(job())).unwrap();
+    runtime.block_on(disk.contents(control())).unwrap();
     runtime.block_on(disk.close()).unwrap();
 }
 
@@ -142,11 +142,11 @@ fn a_seal_waits_for_the_last_read_of_a_scan_and_no_longer() {
 }
 
 #[test]
-fn a_scan_ends_with_its_job_and_with_its_machine() {
+fn a_scan_ends_with_its_task_and_with_its_machine() {
     let fixture = Fixture::new();
     let runtime = runtime();
     let disk = runtime.block_on(fixture.volumes.open(fixture.disk(small()))).unwrap();
-    let cancelled = job();
+    let cancelled = control();
     cancelled.cancel();
     let refused = runtime.block_on(disk.contents(cancelled)).unwrap_err();
     assert_eq!(refused.kind(), ProblemKind::Cancelled);
@@ -154,7 +154,7 @@ fn a_scan_ends_with_its_job_and_with_its_machine() {
     let scan = served.open_scan().unwrap();
     runtime.block_on(disk.close()).unwrap();
     assert!(scan.has_ended());
-    assert_eq!(runtime.block_on(disk.contents(job())).unwrap_err().kind(), ProblemKind::Conflict);
+    assert_eq!(runtime.block_on(disk.contents(control())).unwrap_err().kind(), ProblemKind::Conflict);
 }
 
 #[test]
@@ -164,10 +164,10 @@ fn a_host_has_a_limit_of_scans() {
     let disk = runtime.block_on(fixture.volumes.open(fixture.disk(small()))).unwrap();
     let scans = &fixture.volumes.readable.scans;
     let permit = ScanPermit::take(scans).unwrap();
-    let refused = runtime.block_on(disk.contents(job())).unwrap_err();
+    let refused = runtime.block_on(disk.contents(control())).unwrap_err();
     assert!(refused.kind() == ProblemKind::Conflict && refused.advice().is_some(), "{refused}");
     drop(permit);
-    runtime.block_on(disk.contents(job())).unwrap();
+    runtime.block_on(disk.contents(control())).unwrap();
     runtime.block_on(disk.close()).unwrap();
 }
 
@@ -177,7 +177,7 @@ fn a_scan_of_a_persistent_disk_keeps_neither_a_seal_nor_its_machine_waiting() {
     let (before, after) = two_states(dir.path());
     let mut fixture = Fixture::over(image(before.clone()), CacheArgs::default());
     let runtime = runtime();
-    let refused = runtime.block_on(fixture.volumes.persistent_contents(fixture.request.clone(), job()));
+    let refused = runtime.block_on(fixture.volumes.persistent_contents(fixture.request.clone(), control()));
     assert_eq!(refused.unwrap_err().kind(), ProblemKind::Conflict);
     let kept = DiskRequest { kept: Some(fixture.request.kept), ..fixture.disk(fixture.request.cache) };
     let disk = runtime.block_on(fixture.volumes.open(kept)).unwrap();
@@ -187,7 +187,7 @@ fn a_scan_of_a_persistent_disk_keeps_neither_a_seal_nor_its_machine_waiting() {
     runtime.block_on(disk.close()).unwrap();
     fixture.request.kept.is_begun = true;
     let found =
-        runtime.block_on(fixture.volumes.persistent_contents(fixture.request.clone(), job())).unwrap();
+        runtime.block_on(fixture.volumes.persistent_contents(fixture.request.clone(), control())).unwrap();
     let log = found.files.iter().find(|file| file.path == "/var/log/app.log").unwrap();
     assert_eq!(log.held.total_bytes, 3 << 20, "{found:?}");
     assert_eq!(found.held.disk_bytes, found.held.total_bytes, "{:?}", found.held);

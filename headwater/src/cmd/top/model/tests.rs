@@ -50,8 +50,8 @@ pub fn figures(machines: Vec<Machine>, alarms: &[&str]) -> Figures {
         store_outdated: false,
         machines: total,
         machines_active: machines.iter().filter(|machine| machine.state.is_active()).count() as u64,
-        jobs_running: 0,
-        jobs_waiting: 0,
+        tasks_running: 0,
+        tasks_waiting: 0,
         alarms: alarms.iter().map(alarm).collect(),
         ram_used_bytes: 1 << 30,
         host_ram: HostRam {

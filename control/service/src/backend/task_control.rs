@@ -8,10 +8,10 @@ use tokio::sync::Notify;
 
 /// Shared between a long operation and whoever watches it.
 ///
-/// The operation calls [`JobControl::report`] and asks [`JobControl::is_cancelled`] at least every few
+/// The operation calls [`TaskControl::report`] and asks [`TaskControl::is_cancelled`] at least every few
 /// mebibytes; when cancelled it cleans up and returns an error of kind `Cancelled`.
 #[derive(Debug, Default)]
-pub struct JobControl {
+pub struct TaskControl {
     done_bytes: AtomicU64,
     total_bytes: AtomicU64,
     /// What it does that the bytes do not say.
@@ -23,7 +23,7 @@ pub struct JobControl {
     stopping: Arc<AtomicBool>,
 }
 
-impl JobControl {
+impl TaskControl {
     /// A control that is also cancelled by `stopping`, the daemon's flag.
     pub fn new(stopping: Arc<AtomicBool>) -> Self {
         Self { stopping, ..Self::default() }
@@ -97,12 +97,12 @@ mod tests {
 
     #[test]
     fn what_is_done_without_bytes_is_told_until_bytes_are() {
-        let job = JobControl::default();
-        job.report(5, 9);
-        job.report_doing("repairing: 1 of 2 places".to_owned());
+        let control = TaskControl::default();
+        control.report(5, 9);
+        control.report_doing("repairing: 1 of 2 places".to_owned());
         let doing = Some("repairing: 1 of 2 places".to_owned());
-        assert_eq!(job.progress(), Progress { done_bytes: 5, total_bytes: 9, doing });
-        job.report(6, 9);
-        assert_eq!(job.progress(), Progress { done_bytes: 6, total_bytes: 9, doing: None });
+        assert_eq!(control.progress(), Progress { done_bytes: 5, total_bytes: 9, doing });
+        control.report(6, 9);
+        assert_eq!(control.progress(), Progress { done_bytes: 6, total_bytes: 9, doing: None });
     }
 }

@@ -2,8 +2,8 @@
 
 use anyhow::Context;
 use headwater_api::{
-    DiffRequest, ExportRequest, ImportRequest, JobEvent, JobResult, Problem, ProblemKind, Progress,
-    PullRequest, RollRequest, ScaleRequest, SealRequest, VerifyRequest,
+    DiffRequest, ExportRequest, ImportRequest, Problem, ProblemKind, Progress, PullRequest, RollRequest,
+    ScaleRequest, SealRequest, TaskEvent, TaskResult, VerifyRequest,
 };
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -36,13 +36,17 @@ impl Client {
         &self,
         request: &ImportRequest,
         progress: impl FnMut(Step),
-    ) -> anyhow::Result<JobResult> {
-        self.job("/api/v1/images", Some(serde_json::to_vec(request)?), progress).await
+    ) -> anyhow::Result<TaskResult> {
+        self.run_task("/api/v1/images", Some(serde_json::to_vec(request)?), progress).await
     }
 
     /// Brings versions of another store.
-    pub async fn pull(&self, request: &PullRequest, progress: impl FnMut(Step)) -> anyhow::Result<JobResult> {
-        self.job("/api/v1/pull", Some(serde_json::to_vec(request)?), progress).await
+    pub async fn pull(
+        &self,
+        request: &PullRequest,
+        progress: impl FnMut(Step),
+    ) -> anyhow::Result<TaskResult> {
+        self.run_task("/api/v1/pull", Some(serde_json::to_vec(request)?), progress).await
     }
 
     /// Verifies a version, and repairs what one of the request's stores has.
@@ -51,16 +55,16 @@ impl Client {
         reference: &str,
         request: &VerifyRequest,
         progress: impl FnMut(Step),
-    ) -> anyhow::Result<JobResult> {
+    ) -> anyhow::Result<TaskResult> {
         let path = format!("/api/v1/images/{}/verify", escape(reference));
-        self.job(&path, Some(serde_json::to_vec(request)?), progress).await
+        self.run_task(&path, Some(serde_json::to_vec(request)?), progress).await
     }
 
     /// Compares two versions.
-    pub async fn diff(&self, from: &str, to: &str, progress: impl FnMut(Step)) -> anyhow::Result<JobResult> {
+    pub async fn diff(&self, from: &str, to: &str, progress: impl FnMut(Step)) -> anyhow::Result<TaskResult> {
         let path = format!("/api/v1/images/{}/diff", escape(from));
         let request = DiffRequest { with: to.to_owned() };
-        self.job(&path, Some(serde_json::to_vec(&request)?), progress).await
+        self.run_task(&path, Some(serde_json::to_vec(&request)?), progress).await
     }
 
     /// Writes a version to a file on the daemon's host.
@@ -69,9 +73,9 @@ impl Client {
         reference: &str,
         request: &ExportRequest,
         progress: impl FnMut(Step),
-    ) -> anyhow::Result<JobResult> {
+    ) -> anyhow::Result<TaskResult> {
         let path = format!("/api/v1/images/{}/export", escape(reference));
-        self.job(&path, Some(serde_json::to_vec(request)?), progress).await
+        self.run_task(&path, Some(serde_json::to_vec(request)?), progress).await
     }
 
     /// Makes a version of what was edited of an image.
@@ -80,9 +84,9 @@ impl Client {
         image: &str,
         request: &SealRequest,
         progress: impl FnMut(Step),
-    ) -> anyhow::Result<JobResult> {
+    ) -> anyhow::Result<TaskResult> {
         let path = format!("/api/v1/images/{}/seal", escape(image));
-        self.job(&path, Some(serde_json::to_vec(request)?), progress).await
+        self.run_task(&path, Some(serde_json::to_vec(request)?), progress).await
     }
 
     /// Makes a version of a machine's disk.
@@ -91,17 +95,17 @@ impl Client {
         name: &str,
         request: &SealRequest,
         progress: impl FnMut(Step),
-    ) -> anyhow::Result<JobResult> {
+    ) -> anyhow::Result<TaskResult> {
         let path = format!("/api/v1/machines/{}/seal", escape(name));
-        self.job(&path, Some(serde_json::to_vec(request)?), progress).await
+        self.run_task(&path, Some(serde_json::to_vec(request)?), progress).await
     }
 
-    async fn job(
+    async fn run_task(
         &self,
         path: &str,
         body: Option<Vec<u8>>,
         mut progress: impl FnMut(Step),
-    ) -> anyhow::Result<JobResult> {
+    ) -> anyhow::Result<TaskResult> {
         let mut signals = EndSignals::catch()?;
         let mut sending = std::pin::pin!(self.send(Method::POST, path, body));
         let mut is_interrupted = false;
@@ -130,7 +134,7 @@ impl Client {
     }
 
     /// The progress of a task that was begun before, until its end. Ctrl-C ends the command and not the task.
-    pub async fn follow_task(&self, id: i64, mut progress: impl FnMut(Step)) -> anyhow::Result<JobResult> {
+    pub async fn follow_task(&self, id: i64, mut progress: impl FnMut(Step)) -> anyhow::Result<TaskResult> {
         let answer = self.send(Method::GET, &format!("/api/v1/tasks/{id}/follow"), None).await?;
         read_lines(answer.into_body(), &mut progress).await
     }
@@ -148,9 +152,9 @@ impl Client {
         name: &str,
         request: &ScaleRequest,
         progress: impl FnMut(Step),
-    ) -> anyhow::Result<JobResult> {
+    ) -> anyhow::Result<TaskResult> {
         let path = format!("/api/v1/catalogs/{}/scale", escape(name));
-        self.job(&path, Some(serde_json::to_vec(request)?), progress).await
+        self.run_task(&path, Some(serde_json::to_vec(request)?), progress).await
     }
 
     /// Moves a catalog's machines to a version.
@@ -159,9 +163,9 @@ impl Client {
         name: &str,
         request: &RollRequest,
         progress: impl FnMut(Step),
-    ) -> anyhow::Result<JobResult> {
+    ) -> anyhow::Result<TaskResult> {
         let path = format!("/api/v1/catalogs/{}/roll", escape(name));
-        self.job(&path, Some(serde_json::to_vec(request)?), progress).await
+        self.run_task(&path, Some(serde_json::to_vec(request)?), progress).await
     }
 
     /// The same, without waiting for its end. Returns the task's number.
@@ -180,7 +184,7 @@ fn cancelled() -> anyhow::Error {
 }
 
 /// Reads a task's progress to its end.
-async fn read_lines(mut answer: Incoming, progress: &mut impl FnMut(Step)) -> anyhow::Result<JobResult> {
+async fn read_lines(mut answer: Incoming, progress: &mut impl FnMut(Step)) -> anyhow::Result<TaskResult> {
     let mut pending = Vec::new();
     while let Some(frame) = answer.frame().await {
         let frame = frame.context("the daemon ended in the middle of the operation")?;
@@ -188,10 +192,10 @@ async fn read_lines(mut answer: Incoming, progress: &mut impl FnMut(Step)) -> an
         while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = pending.drain(..=end).collect();
             match event(&line)? {
-                Some(JobEvent::Waiting { running }) => progress(Step::Waiting(running)),
-                Some(JobEvent::Progress(now)) => progress(now.into()),
-                Some(JobEvent::Done { result }) => return Ok(result),
-                Some(JobEvent::Failed { problem }) => return Err(problem.into()),
+                Some(TaskEvent::Waiting { running }) => progress(Step::Waiting(running)),
+                Some(TaskEvent::Progress(now)) => progress(now.into()),
+                Some(TaskEvent::Done { result }) => return Ok(result),
+                Some(TaskEvent::Failed { problem }) => return Err(problem.into()),
                 None => {}
             }
         }
@@ -203,7 +207,7 @@ async fn read_lines(mut answer: Incoming, progress: &mut impl FnMut(Step)) -> an
 }
 
 /// What a line tells. `None`: something that only a later daemon tells on the way.
-fn event(line: &[u8]) -> anyhow::Result<Option<JobEvent>> {
+fn event(line: &[u8]) -> anyhow::Result<Option<TaskEvent>> {
     #[derive(serde::Deserialize)]
     struct Named {
         event: String,
@@ -229,7 +233,7 @@ mod tests {
         assert!(event(b"<html>").is_err());
         // What failed in a way that only it tells apart is told all the same.
         let failed = br#"{"event":"failed","problem":{"kind":"later","message":"m","advice":"a"}}"#;
-        let Some(JobEvent::Failed { problem }) = event(failed).unwrap() else { panic!("not failed") };
+        let Some(TaskEvent::Failed { problem }) = event(failed).unwrap() else { panic!("not failed") };
         assert_eq!((problem.kind, &*problem.message), (ProblemKind::Failed, "m"));
     }
 }

@@ -29,7 +29,7 @@ pub struct Progress {
 /// What an operation ended with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum JobResult {
+pub enum TaskResult {
     /// The version that the import made, or the one that already held the same bytes.
     Imported {
         /// It.
@@ -72,7 +72,7 @@ pub enum JobResult {
 /// One line of the answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum JobEvent {
+pub enum TaskEvent {
     /// It has not begun.
     Waiting {
         /// How many others run, as many as may at once.
@@ -83,7 +83,7 @@ pub enum JobEvent {
     /// It is over, and went well.
     Done {
         /// What came of it.
-        result: JobResult,
+        result: TaskResult,
     },
     /// It is over, and failed.
     Failed {
