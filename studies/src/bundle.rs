@@ -152,8 +152,11 @@ impl Report<'_> {
     /// A table of one case as a share of another, which is not the baseline: for each variant, beside the printed share.
     pub fn shares(&self, caption: &str, (case, of): (&str, &str)) -> Table {
         let study = &self.plan.study;
-        let printed = |name: &str| study.case(name)?.printed.map(|(iops, _)| iops);
-        let printed = printed(case).zip(printed(of)).map_or("-".into(), |(case, of)| two_digits(case / of));
+        let printed = |name: &str| study.case(name)?.printed;
+        let printed = printed(case).zip(printed(of)).map_or("-".into(), |((case, source), (of, other))| {
+            let is_derived = [source, other].iter().any(|source| matches!(source, Source::Derived));
+            format!("{}{}", two_digits(case / of), if is_derived { " derived" } else { "" })
+        });
         let row = |variant: &Variant| {
             let ratios = paired_ratios(&self.iops(case, variant), &self.iops(of, variant));
             vec![
@@ -522,7 +525,7 @@ mod tests {
             assert_eq!(table.rows[0][1..], ["0.17", "1.30 [1.30, 1.30]"]);
             assert_eq!(table.rows.len(), report.plan.study.variants.len());
             let table = report.shares("x", ("ram-4g-set-10g", "ram-4g-set-1g"));
-            assert_eq!(table.rows[0][1..], ["0.50", "not measured"]);
+            assert_eq!(table.rows[0][1..], ["0.50 derived", "not measured"]);
         });
     }
 

@@ -31,10 +31,11 @@ const SCHEMA: u64 = 1;
 const LISTED: usize = 6;
 
 /// Parts of a load that are one value each. Reports whose loads differ are not compared.
-const LOAD: [(&str, &str); 9] = [
+const LOAD: [(&str, &str); 10] = [
     ("/is_quick", "quick run"),
     ("/is_guest", "a guest in place of the model"),
     ("/guest_work", "work of the guest"),
+    ("/is_emulated", "an emulated processor of the guest"),
     ("/image_sha256", "image of the guest"),
     ("/seed", "seed"),
     ("/speed", "speed of the model"),
@@ -501,6 +502,10 @@ mod tests {
         );
         let text = compared(&left, &with(&left, "/guest_work/segments", json!(1)));
         assert!(text.contains("- work of the guest: ") && !text.contains("B / A"), "{text}");
+        let mut emulated = left.clone();
+        emulated["is_emulated"] = json!(true);
+        let text = compared(&left, &emulated);
+        assert!(text.contains("- an emulated processor of the guest: unknown and true"), "{text}");
         let model =
             json!({"schema": 1, "study": "003", "outcomes": [{"title": "256 MB", "storage_writes": [1.0]}]});
         let dir = tempfile::tempdir().unwrap();

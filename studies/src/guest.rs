@@ -13,12 +13,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow, bail};
 use headwater_qemu::{
     Acceleration, Disk, Display, Exec, Firmware, Guest, GuestSpec, Network, OnReboot, probe_acceleration,
 };
+use headwater_recorder::Reader;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use serde_json::Value;
@@ -197,17 +198,18 @@ pub fn run(options: &Options<'_>, stop: &AtomicBool, progress: &mut dyn FnMut(&s
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.context("cannot start the threads that talk to QEMU")?;
     let acceleration = runtime.block_on(probe_acceleration()).context("QEMU cannot be used")?;
-    let began = Instant::now();
+    let (began, began_at) = (Instant::now(), SystemTime::now());
     let socket = sockets.path().join("disk");
     let mut export = start_export(options, files.path(), &socket)?;
     let stats = files.path().join("stats.json");
     export.wait_for("socket", EXPORT_PATIENCE, || Ok(socket.exists().then_some(())))?;
-    let sampler = Sampler { pid: export.pid(), stats: &stats, began };
+    let has_no_counters = AtomicBool::new(false);
+    let sampler = Sampler { pid: export.pid(), stats: &stats, began, has_ended: &has_no_counters };
     let (asks, asked) = channel();
     let (ran, looks) = std::thread::scope(|scope| {
         let looks = scope.spawn(|| sampler.each(options.interval, asked));
         let spec = spec(&socket, sockets.path(), &acceleration);
-        let clock = Clock { began, asks };
+        let clock = Clock { began, asks, has_no_counters: &has_no_counters };
         let phases = runtime.block_on(phases(&spec, options.work, &clock, stop, progress));
         drop(clock);
         let looks =
@@ -216,17 +218,32 @@ pub fn run(options: &Options<'_>, stop: &AtomicBool, progress: &mut dyn FnMut(&s
     });
     // A guest whose disk is gone fails, too: the disk is the cause.
     export.check().context("the disk ended before its guest")?;
-    let Some(phases) = ran? else { return Ok(None) };
+    // Without counters, the guest was ended early: they are the cause.
     let looks = looks?;
+    let Some(phases) = ran? else { return Ok(None) };
     export.stop(EXPORT_PATIENCE);
-    let recording = files.path().join("requests.rec");
-    let recording =
-        std::fs::read(&recording).with_context(|| format!("cannot read {}", recording.display()))?;
+    let path = files.path().join("requests.rec");
+    let recording = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let later_s = began_later_s(&path, began_at)?;
     let acceleration = match acceleration {
         Acceleration::Kvm => "KVM".into(),
         Acceleration::Tcg { reason } => format!("emulation ({reason})"),
     };
+    let phase = |phase: Phase| Phase {
+        from_s: (phase.from_s - later_s).max(0.0),
+        to_s: (phase.to_s - later_s).max(0.0),
+        ..phase
+    };
+    let look = |look: Look| Look { at_s: (look.at_s - later_s).max(0.0), ..look };
+    let (phases, looks) = (phases.into_iter().map(phase).collect(), looks.into_iter().map(look).collect());
     Ok(Some(Ran { phases, looks, recording, acceleration }))
+}
+
+/// How much later than a time a recording began. The export starts after this program's clock.
+fn began_later_s(recording: &Path, began_at: SystemTime) -> Result<f64> {
+    let reader = Reader::open(recording).with_context(|| format!("cannot read {}", recording.display()))?;
+    let recorded = SystemTime::UNIX_EPOCH + Duration::from_micros(reader.began_unix_us());
+    Ok(recorded.duration_since(began_at).unwrap_or_default().as_secs_f64())
 }
 
 fn start_export(options: &Options<'_>, dir: &Path, socket: &Path) -> Result<Started> {
@@ -269,12 +286,13 @@ fn spec(socket: &Path, dir: &Path, acceleration: &Acceleration) -> GuestSpec {
 }
 
 /// Tells times of a run, and asks for looks between phases.
-struct Clock {
+struct Clock<'a> {
     began: Instant,
     asks: Sender<Sender<()>>,
+    has_no_counters: &'a AtomicBool,
 }
 
-impl Clock {
+impl Clock<'_> {
     fn now(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
     }
@@ -294,7 +312,7 @@ impl Clock {
 async fn phases(
     spec: &GuestSpec,
     work: Work,
-    clock: &Clock,
+    clock: &Clock<'_>,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Option<Vec<Phase>>> {
@@ -304,6 +322,7 @@ async fn phases(
     let done = tokio::select! {
         done = in_guest(&guest, work, clock, from_s, progress) => done.map(Some),
         () = raised(stop) => Ok(None),
+        () = raised(clock.has_no_counters) => Err(anyhow!("the counters of the disk cannot be read any more")),
     };
     // Its disk is thrown away, so it need not be shut down.
     let ended = guest.kill().await.context("the guest cannot be ended");
@@ -315,7 +334,7 @@ async fn phases(
 async fn in_guest(
     guest: &Guest,
     work: Work,
-    clock: &Clock,
+    clock: &Clock<'_>,
     from_s: f64,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Phase>> {
@@ -357,11 +376,19 @@ struct Sampler<'a> {
     pid: Pid,
     stats: &'a Path,
     began: Instant,
+    /// Raised when it reads no more.
+    has_ended: &'a AtomicBool,
 }
 
 impl Sampler<'_> {
-    /// Looks after each interval, when it is asked to, and at the end.
     fn each(&self, interval: Duration, asked: Receiver<Sender<()>>) -> Result<Vec<Look>> {
+        let looks = self.until_all_are_gone(interval, asked);
+        self.has_ended.store(true, Ordering::Relaxed);
+        looks
+    }
+
+    /// Looks after each interval, when it is asked to, and at the end.
+    fn until_all_are_gone(&self, interval: Duration, asked: Receiver<Sender<()>>) -> Result<Vec<Look>> {
         let (mut looks, mut next) = (Vec::new(), Instant::now() + interval);
         loop {
             let waited = asked.recv_timeout(next.saturating_duration_since(Instant::now()));
@@ -384,6 +411,9 @@ impl Sampler<'_> {
         let asked = Instant::now();
         kill_process(self.pid, Signal::USR1).context("the disk of the guest has ended")?;
         while !self.stats.exists() {
+            if has_ended(self.pid) {
+                bail!("the disk of the guest has ended");
+            }
             if asked.elapsed() > EXPORT_PATIENCE {
                 bail!("headwater export did not write its counters within {} s", EXPORT_PATIENCE.as_secs());
             }
@@ -425,14 +455,27 @@ fn look_of(stats: &Value) -> Result<Look> {
     })
 }
 
-/// Processor time of a process, of all its threads.
-fn cpu_ms(pid: Pid) -> Result<f64> {
+/// The fields of a process's status, from its state on.
+fn status_of(pid: Pid) -> Result<Vec<String>> {
     let path = format!("/proc/{}/stat", pid.as_raw_nonzero());
     let stat = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
     // Behind the name, which may have blanks and brackets in it.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
-    let ticks: Vec<u64> = fields.skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
-    let [user, system] = ticks[..] else { bail!("{path} has another form") };
+    Ok(fields.map(str::to_owned).collect())
+}
+
+/// Whether a process of this program has ended. It is a zombie until it is waited for.
+fn has_ended(pid: Pid) -> bool {
+    status_of(pid).map_or(true, |fields| fields.first().is_none_or(|state| state == "Z" || state == "X"))
+}
+
+/// Processor time of a process, of all its threads.
+fn cpu_ms(pid: Pid) -> Result<f64> {
+    let fields = status_of(pid)?;
+    let ticks: Vec<u64> = fields.iter().skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
+    let [user, system] = ticks[..] else {
+        bail!("the status of process {} has another form", pid.as_raw_nonzero())
+    };
     Ok((user + system) as f64 * 1000.0 / rustix::param::clock_ticks_per_second() as f64)
 }
 
@@ -497,6 +540,42 @@ mod tests {
     fn counters_of_another_version_are_refused() {
         let error = look_of(&serde_json::json!({"read_ops": 1})).unwrap_err().to_string();
         assert!(error.contains("no counter /write_ops") && error.contains("another version"), "{error}");
+    }
+
+    #[test]
+    fn counters_of_a_disk_that_has_ended_are_not_waited_for() {
+        let mut ended = Command::new("true").spawn().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let (has_ended, stats) = (AtomicBool::new(false), dir.path().join("stats.json"));
+        let sampler = Sampler {
+            pid: Pid::from_child(&ended),
+            stats: &stats,
+            began: Instant::now(),
+            has_ended: &has_ended,
+        };
+        // Nobody asks, and the channel stays open: only the end of the disk ends the thread.
+        let (_asks, asked) = channel();
+        let error = sampler.each(Duration::from_millis(1), asked).unwrap_err();
+        assert_eq!(error.to_string(), "the disk of the guest has ended");
+        assert!(sampler.has_ended.load(Ordering::Relaxed));
+        ended.wait().unwrap();
+    }
+
+    #[test]
+    fn a_recording_begins_later_than_the_clock() {
+        let began_at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("requests.rec");
+        let later_s = |began_us| {
+            let file = std::fs::File::create(&path).unwrap();
+            headwater_recorder::format::Writer::new(file, began_us, &[1 << 20]).unwrap().finish().unwrap();
+            began_later_s(&path, began_at).unwrap()
+        };
+        assert_eq!(later_s(1_002_500_000), 2.5);
+        // The clock of the host was set back meanwhile.
+        assert_eq!(later_s(1), 0.0);
+        std::fs::write(&path, "no recording").unwrap();
+        assert!(began_later_s(&path, began_at).unwrap_err().to_string().contains("cannot read"));
     }
 
     #[test]

@@ -356,11 +356,11 @@ fn size_trace(
             Terminal.show(&format!("{what}: {done} of {all}"));
         }
     };
-    let sizing = sizing::size(trace, work_dir, arguments.seed, stop, &progress)?;
+    let sizing = sizing::size(trace, work_dir, arguments.seed, stop, &progress);
     let report = sizing::Report { trace, source, sizing: &sizing, seed: arguments.seed };
     report.files()?.write(out)?;
     finished(&report.text(), out);
-    Ok(ended(stop))
+    concluded(sizing.failure.as_deref(), stop)
 }
 
 /// Compares recordings with the desktop model, and writes the report.
@@ -374,14 +374,18 @@ fn validate(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     bundle::prepare(&out)?;
     let work_dir = arguments.work_dir.as_ref().unwrap_or(&out);
     let progress = |what: &str, done: usize, all: usize| Terminal.show(&format!("{what}: {done} of {all}"));
-    let validation = validate::run(&recorded, &models, work_dir, stop, &progress)?;
+    let validation = validate::run(&recorded, &models, work_dir, stop, &progress);
+    let validation = validation.inspect_err(|_| {
+        // It is empty: nothing was begun.
+        let _ = std::fs::remove_dir(&out);
+    })?;
     let source = arguments.files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
     let seed = arguments.seed;
     let report =
         validate::Report { recorded: &recorded, source, profile: &profile, seed, validation: &validation };
     report.files()?.write(&out)?;
     finished(&report.text(), &out);
-    Ok(ended(stop))
+    concluded(validation.failure.as_deref(), stop)
 }
 
 /// The desktop model that the arguments name.
@@ -575,8 +579,7 @@ fn stop_on_signals() -> Result<Arc<AtomicBool>> {
             loop {
                 tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
                 if raised.swap(true, Ordering::Relaxed) {
-                    started::clean_up();
-                    std::process::exit(INTERRUPTED.into());
+                    started::clean_up_and_exit(INTERRUPTED.into());
                 }
                 say(&mut std::io::stderr(), "\ninterrupted: writing a report of what was done");
             }

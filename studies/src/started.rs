@@ -1,6 +1,6 @@
 //! Programs that a study starts, and directories with named files: neither outlives the study.
 //!
-//! Each is ended or removed when it is dropped. [`clean_up`] does that for all of them when the program ends at once.
+//! Each is ended or removed when it is dropped. [`clean_up_and_exit`] does that for all of them when the program ends at once.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -37,8 +37,9 @@ fn left() -> MutexGuard<'static, Left> {
     LEFT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends all programs and removes all directories, before this program ends without dropping them.
-pub fn clean_up() {
+/// Ends all programs, removes all directories, and ends this program without dropping them.
+pub fn clean_up_and_exit(code: i32) -> ! {
+    // Locked to the end, so that no other thread starts a program or makes a directory.
     let left = left();
     for pid in &left.processes {
         let _ = kill_process(*pid, Signal::TERM);
@@ -54,6 +55,7 @@ pub fn clean_up() {
     for directory in &left.directories {
         let _ = std::fs::remove_dir_all(directory);
     }
+    std::process::exit(code)
 }
 
 /// Whether a program can be run.

@@ -11,8 +11,6 @@ mod report;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::Result;
-
 use crate::desktop::{Profile, Sessions};
 use crate::machine::Machine;
 use crate::trace::Trace;
@@ -32,6 +30,8 @@ pub struct Sizing {
     pub checked: Vec<Checked>,
     /// Why there was no check, or not a whole one.
     pub unchecked: Option<String>,
+    /// Why the check ended early, if it failed.
+    pub failure: Option<String>,
     /// What it ran on.
     pub machine: Machine,
 }
@@ -57,7 +57,7 @@ pub fn size(
     seed: u64,
     stop: &AtomicBool,
     progress: &(dyn Fn(&str, usize, usize) + Sync),
-) -> Result<Sizing> {
+) -> Sizing {
     let disks: Vec<Blocks> = trace.volumes.iter().map(Blocks::of).collect();
     let analysis = curve::analyse(trace, &disks, seed, stop, progress);
     let mut sizing = Sizing {
@@ -65,6 +65,7 @@ pub fn size(
         checked_desktop: String::new(),
         checked: Vec::new(),
         unchecked: None,
+        failure: None,
         machine: Machine::describe(dir),
     };
     // The desktop that writes most, unless that is too much for a check.
@@ -77,14 +78,17 @@ pub fn size(
         sizing.checked_desktop.clone_from(&volume.name);
         match check::needs(&sizes).check(dir) {
             Err(why) => sizing.unchecked = Some(format!("{why:#}")),
-            Ok(()) => sizing.checked = check::check(volume, &disks[number], &sizes, dir, stop, progress)?,
+            Ok(()) => match check::check(volume, &disks[number], &sizes, dir, stop, progress) {
+                Ok(checked) => sizing.checked = checked,
+                Err(error) => sizing.failure = Some(format!("{error:#}")),
+            },
         }
-        if sizing.unchecked.is_none() && sizing.checked.len() < sizes.len() {
+        if sizing.failure.is_none() && sizing.unchecked.is_none() && sizing.checked.len() < sizes.len() {
             sizing.unchecked = Some("the check was interrupted".into());
         }
     } else {
         sizing.unchecked = Some("each desktop writes more than 16 GiB, which takes too long".into());
     }
     sizing.machine.note_load();
-    Ok(sizing)
+    sizing
 }

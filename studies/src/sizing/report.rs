@@ -192,7 +192,11 @@ impl Report<'_> {
 
     fn warnings(&self) -> Vec<String> {
         let mut warnings = self.trace.notes.clone();
-        if self.analysis().interrupted {
+        if let Some(failure) = &self.sizing.failure {
+            warnings.push(format!(
+                "The check of the model with the real write cache failed: {failure}. The report has what was done before."
+            ));
+        } else if self.analysis().interrupted {
             warnings.push("The study was interrupted. The report has what was done before.".into());
         }
         if let Some(why) = &self.sizing.unchecked {

@@ -9,12 +9,13 @@ use anyhow::{Context, Result};
 use aws_lc_rs::digest::{Context as Digest, SHA256};
 use headwater_block::size;
 use headwater_report::number::grouped;
-use headwater_report::page::{Column, Page, Tile, Tone, text_table};
+use headwater_report::page::{Column, text_table};
 use headwater_report::statistics::estimate_mean;
 use headwater_report::svg::{Line, LineChart, Phase as Shaded};
 use serde::Serialize;
 
 use super::MIB;
+use super::copies_page::Copies;
 use super::modelled;
 use super::s003::{SCENARIOS, Scenario, mean};
 use crate::files::Files;
@@ -264,6 +265,8 @@ struct Json<'a> {
     version: &'static str,
     is_quick: bool,
     is_guest: bool,
+    /// Emulated guests take other times for the same work.
+    is_emulated: Option<bool>,
     rounds: usize,
     image_sha256: &'a str,
     guest_work: Work,
@@ -413,30 +416,23 @@ impl Report<'_> {
 
     /// The page.
     pub fn html(&self) -> String {
-        let mut page =
-            Page::new("Headwater study 003", "What does a RAM cache do for a desktop that copies files?");
-        page.paragraph(
-            Tone::Plain,
-            "A study of a write cache in RAM with overflow (2019), in a real guest: a Debian under QEMU, whose disk is an export of this product's program. \
-             Nothing is modelled, and nothing is fitted to a printed figure.",
-        );
-        self.warnings().iter().for_each(|warning| page.paragraph(Tone::Warning, warning));
-        let tile = |scenario: &Scenario| Tile {
-            value: match self.shares(scenario, |outcome| outcome.totals.storage_writes as f64).as_slice() {
-                [] => "-".into(),
-                shares => format!("{:.1} %", mean(shares)),
-            },
-            label: format!("of the storage writes, {}", scenario.title),
-            note: format!("printed: {} %", scenario.printed_writes_percent),
-        };
         let with_cache = self.setup.scenarios.iter().filter(|scenario| scenario.ram_bytes.is_some());
-        page.tiles(&with_cache.map(tile).collect::<Vec<_>>());
-        page.table("Sums over the session, from the logon on", &HEAD, &self.rows());
-        if !self.results.outcomes.is_empty() {
-            self.plots(&mut page);
-        }
-        page.heading("How to read the figures");
-        page.list(&NOTES.map(str::to_owned));
+        let percent = |scenario: &Scenario| {
+            let shares = self.shares(scenario, |outcome| outcome.totals.storage_writes as f64);
+            (!shares.is_empty()).then(|| mean(&shares))
+        };
+        let copies = Copies {
+            introduction: "A study of a write cache in RAM with overflow (2019), in a real guest: a Debian under QEMU, whose disk is an export of this product's \
+                 program. Nothing is modelled, and nothing is fitted to a printed figure.",
+            warnings: &self.warnings(),
+            shares: with_cache.map(|scenario| (scenario, percent(scenario))).collect(),
+            caption: "Sums over the session, from the logon on",
+            head: &HEAD,
+            rows: &self.rows(),
+            plots: if self.results.outcomes.is_empty() { Vec::new() } else { self.plots() },
+            notes: &NOTES,
+        };
+        let mut page = copies.page();
         page.heading("Machine and run");
         let facts: Vec<Vec<String>> =
             self.facts().into_iter().map(|(what, value)| vec![what, value]).collect();
@@ -444,39 +440,33 @@ impl Report<'_> {
         page.finish()
     }
 
-    fn plots(&self, page: &mut Page) {
+    fn plots(&self) -> Vec<(&'static str, String)> {
         let mib = |bytes: f64| bytes / MIB as f64;
-        page.heading("Over time");
-        page.plot(
-            "Processor time of the export, which has the write cache in it, as a share of one processor.",
-            &self.chart("% of a processor", |outcome| {
-                outcome.cpu_share.iter().map(|share| share * 100.0).collect()
-            }),
-        );
-        page.plot(
-            "Writes of the storage.",
-            &self.chart("writes/s", |outcome| outcome.storage_writes.clone()),
-        );
-        page.plot(
-            "Reads of the storage: of the overflow, and of the image.",
-            &self.chart("reads/s", |outcome| outcome.storage_reads.clone()),
-        );
-        page.plot(
-            "Bytes of the storage.",
-            &self.chart("MiB/s", |outcome| outcome.storage_bytes.iter().copied().map(mib).collect()),
-        );
-        page.plot(
-            "RAM of the write cache. It falls when the copies are deleted and discarded.",
-            &self.chart("MiB", |outcome| outcome.ram_bytes.iter().map(|bytes| mib(*bytes as f64)).collect()),
-        );
-        page.plot(
-            "Blocks of 4 KiB written to RAM.",
-            &self.chart("blocks/s", |outcome| outcome.ram_writes.clone()),
-        );
-        page.plot(
-            "Blocks of 4 KiB read from RAM.",
-            &self.chart("blocks/s", |outcome| outcome.ram_reads.clone()),
-        );
+        vec![
+            (
+                "Processor time of the export, which has the write cache in it, as a share of one processor.",
+                self.chart("% of a processor", |outcome| {
+                    outcome.cpu_share.iter().map(|share| share * 100.0).collect()
+                }),
+            ),
+            ("Writes of the storage.", self.chart("writes/s", |outcome| outcome.storage_writes.clone())),
+            (
+                "Reads of the storage: of the overflow, and of the image.",
+                self.chart("reads/s", |outcome| outcome.storage_reads.clone()),
+            ),
+            (
+                "Bytes of the storage.",
+                self.chart("MiB/s", |outcome| outcome.storage_bytes.iter().copied().map(mib).collect()),
+            ),
+            (
+                "RAM of the write cache. It falls when the copies are deleted and discarded.",
+                self.chart("MiB", |outcome| {
+                    outcome.ram_bytes.iter().map(|bytes| mib(*bytes as f64)).collect()
+                }),
+            ),
+            ("Blocks of 4 KiB written to RAM.", self.chart("blocks/s", |outcome| outcome.ram_writes.clone())),
+            ("Blocks of 4 KiB read from RAM.", self.chart("blocks/s", |outcome| outcome.ram_reads.clone())),
+        ]
     }
 
     fn facts(&self) -> Vec<(String, String)> {
@@ -506,6 +496,7 @@ impl Report<'_> {
             version: env!("CARGO_PKG_VERSION"),
             is_quick: self.setup.is_quick,
             is_guest: true,
+            is_emulated: self.results.outcomes.first().map(|outcome| outcome.acceleration != "KVM"),
             rounds: self.setup.rounds,
             image_sha256: &self.setup.image_sha256,
             guest_work: self.setup.work,

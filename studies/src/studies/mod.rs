@@ -1,6 +1,7 @@
 //! The studies that are here, by number.
 
 mod configuration;
+mod copies_page;
 pub mod guest_copies;
 pub mod lifecycle;
 pub mod lifecycle_report;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use headwater_block::size;
 use headwater_report::number::{grouped, latency};
-use headwater_report::page::{Column, Page, Tile, Tone, text_table};
+use headwater_report::page::{Column, text_table};
 use headwater_report::statistics::{Estimate, estimate_mean};
 use headwater_report::svg::{Line, LineChart, Phase};
 use headwater_volume::{Buffering, CacheMode};
@@ -15,6 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use super::MIB;
+use super::copies_page::Copies;
 use super::modelled::{self, Run};
 use crate::desktop::run::{self, Look, Machine, Pace, rates};
 use crate::desktop::{Generator, Life, Profile, Sessions};
@@ -465,53 +466,45 @@ impl Report<'_> {
 
     /// The page.
     pub fn html(&self) -> String {
-        let mut page =
-            Page::new("Headwater study 003", "What does a RAM cache do for a desktop that copies files?");
-        page.paragraph(
-            Tone::Plain,
-            "A study of a write cache in RAM with overflow (2019). The desktop is a model: what its requests are is a set of parameters, \
-             listed below with source and grade. Only the count of one disk operation for each request is fitted to a printed figure.",
-        );
-        self.warnings().iter().for_each(|warning| page.paragraph(Tone::Warning, warning));
-        let tile = |scenario: &Scenario| Tile {
-            value: self
-                .outcome(scenario)
-                .and_then(|outcome| self.share(outcome))
-                .map_or("-".into(), |share| format!("{:.1} %", share * 100.0)),
-            label: format!("of the storage writes, {}", scenario.title),
-            note: format!("printed: {} %", scenario.printed_writes_percent),
-        };
         let with_cache = self.setup.scenarios.iter().filter(|scenario| scenario.ram_bytes.is_some());
-        page.tiles(&with_cache.map(tile).collect::<Vec<_>>());
-        page.table("Means over the session: writes, reads and bytes of the storage", &HEAD, &self.rows());
-        page.heading("Over time");
-        page.plot(
-            "Writes of the storage.",
-            &self.chart("writes/s", |outcome| outcome.storage_writes.clone()),
-        );
-        page.plot(
-            "Reads of the storage: of the overflow, without those of the image.",
-            &self.chart("reads/s", |outcome| outcome.storage_reads.clone()),
-        );
+        let percent = |scenario| self.share(self.outcome(scenario)?).map(|share| share * 100.0);
         let mib = |bytes: f64| bytes / MIB as f64;
-        page.plot(
-            "Bytes of the storage.",
-            &self.chart("MiB/s", |outcome| outcome.storage_bytes.iter().copied().map(mib).collect()),
-        );
-        page.plot(
-            "RAM of the write cache. It falls when the copies are deleted and discarded.",
-            &self.chart("MiB", |outcome| outcome.ram_bytes.iter().map(|bytes| mib(*bytes as f64)).collect()),
-        );
-        page.plot(
-            "Blocks of 4 KiB written to RAM.",
-            &self.chart("blocks/s", |outcome| outcome.ram_writes.clone()),
-        );
-        page.plot(
-            "Blocks of 4 KiB read from RAM.",
-            &self.chart("blocks/s", |outcome| outcome.ram_reads.clone()),
-        );
-        page.heading("How to read the figures");
-        page.list(&NOTES.map(str::to_owned));
+        let copies = Copies {
+            introduction: "A study of a write cache in RAM with overflow (2019). The desktop is a model: what its requests are is a set of parameters, \
+                 listed below with source and grade. Only the count of one disk operation for each request is fitted to a printed figure.",
+            warnings: &self.warnings(),
+            shares: with_cache.map(|scenario| (scenario, percent(scenario))).collect(),
+            caption: "Means over the session: writes, reads and bytes of the storage",
+            head: &HEAD,
+            rows: &self.rows(),
+            plots: vec![
+                ("Writes of the storage.", self.chart("writes/s", |outcome| outcome.storage_writes.clone())),
+                (
+                    "Reads of the storage: of the overflow, without those of the image.",
+                    self.chart("reads/s", |outcome| outcome.storage_reads.clone()),
+                ),
+                (
+                    "Bytes of the storage.",
+                    self.chart("MiB/s", |outcome| outcome.storage_bytes.iter().copied().map(mib).collect()),
+                ),
+                (
+                    "RAM of the write cache. It falls when the copies are deleted and discarded.",
+                    self.chart("MiB", |outcome| {
+                        outcome.ram_bytes.iter().map(|bytes| mib(*bytes as f64)).collect()
+                    }),
+                ),
+                (
+                    "Blocks of 4 KiB written to RAM.",
+                    self.chart("blocks/s", |outcome| outcome.ram_writes.clone()),
+                ),
+                (
+                    "Blocks of 4 KiB read from RAM.",
+                    self.chart("blocks/s", |outcome| outcome.ram_reads.clone()),
+                ),
+            ],
+            notes: &NOTES,
+        };
+        let mut page = copies.page();
         let mut facts = self.results.machine.facts();
         facts.push(("Storage".into(), modelled::storage(self.setup.storage)));
         facts.push(modelled::probes_fact(&self.results.probes_iops));

@@ -259,6 +259,16 @@ impl Size {
         self.of(|overflowed| overflowed.operations)
     }
 
+    /// Whether half of the desktops of either kind, or more, spill nothing.
+    pub fn spills_nothing(&self) -> bool {
+        let middle = |desktops: &[Overflowed]| {
+            let spilled: Vec<f64> =
+                desktops.iter().map(|overflowed| overflowed.spilled_bytes as f64).collect();
+            median(&spilled).unwrap_or(0.0)
+        };
+        middle(&self.recorded) == 0.0 && middle(&self.modelled) == 0.0
+    }
+
     /// Whether both agree.
     pub fn agrees(&self) -> bool {
         let is_near = |deviation: Option<f64>| deviation.is_some_and(|by| by.abs() <= TOLERANCE);
@@ -277,15 +287,19 @@ pub struct Validation {
     pub sizes: Vec<Size>,
     /// The study was ended early.
     pub interrupted: bool,
+    /// Why it ended early, if it failed.
+    pub failure: Option<String>,
     /// What it ran on.
     pub machine: Machine,
 }
 
 /// Three limits: a quarter, half and all of what lives at most in the recordings' median.
-fn limits(recorded: &[Blocks]) -> Vec<u64> {
+fn limits(recorded: &[(&Desktop, Blocks)]) -> Vec<u64> {
     let peaks: Vec<f64> = recorded
         .iter()
-        .map(|blocks| replay(blocks, u64::MAX / 4).peak_live as f64 * headwater_block::BLOCK_BYTES as f64)
+        .map(|(_, blocks)| {
+            replay(blocks, u64::MAX / 4).peak_live as f64 * headwater_block::BLOCK_BYTES as f64
+        })
         .collect();
     let peak_bytes = median(&peaks).unwrap_or(0.0) as u64;
     let mut limits: Vec<u64> =
@@ -299,58 +313,96 @@ fn needs(blocks: &Blocks, ram_bytes: u64) -> Needs {
     check::needs(&[(ram_bytes, replay(blocks, ram_bytes))])
 }
 
-/// Compares recordings with the model. The overflow of the caches is in `dir`.
-pub fn run(
-    recorded: &Recorded,
-    models: &[Desktop],
+/// All desktops, and the limits of the caches that each is given.
+struct Caches<'a> {
+    recorded: Vec<(&'a Desktop, Blocks)>,
+    modelled: Vec<(&'a Desktop, Blocks)>,
+    limits: Vec<u64>,
+}
+
+impl Caches<'_> {
+    fn all(&self) -> usize {
+        self.limits.len() * (self.recorded.len() + self.modelled.len())
+    }
+
+    /// Fails if the machine has too little for one of them.
+    fn check(&self, dir: &Path) -> Result<()> {
+        for ram_bytes in &self.limits {
+            for (_, blocks) in self.recorded.iter().chain(&self.modelled) {
+                needs(blocks, *ram_bytes).check(dir)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Compares recordings with the model. The overflow of the caches is in `dir`. An error means that nothing was begun; what fails
+/// later is in the results.
+pub fn run<'a>(
+    recorded: &'a Recorded,
+    models: &'a [Desktop],
     dir: &Path,
     stop: &AtomicBool,
     progress: &dyn Fn(&str, usize, usize),
 ) -> Result<Validation> {
+    let with_blocks = |desktops: &'a [Desktop]| -> Vec<(&'a Desktop, Blocks)> {
+        desktops.iter().map(|desktop| (desktop, Blocks::of(&desktop.volume))).collect()
+    };
+    let mut caches = Caches {
+        recorded: with_blocks(&recorded.desktops),
+        modelled: with_blocks(models),
+        limits: Vec::new(),
+    };
+    caches.limits = limits(&caches.recorded);
+    caches.check(dir)?;
     let figures = |desktops: &[Desktop]| desktops.iter().map(by_kind).collect();
     let mut validation = Validation {
         recorded: figures(&recorded.desktops),
         modelled: figures(models),
         sizes: Vec::new(),
         interrupted: false,
+        failure: None,
         machine: Machine::describe(dir),
     };
-    let blocks =
-        |desktops: &[Desktop]| desktops.iter().map(|desktop| Blocks::of(&desktop.volume)).collect::<Vec<_>>();
-    let (of_recorded, of_models) = (blocks(&recorded.desktops), blocks(models));
-    let limits = limits(&of_recorded);
-    for ram_bytes in &limits {
-        for blocks in of_recorded.iter().chain(&of_models) {
-            needs(blocks, *ram_bytes).check(dir)?;
-        }
-    }
-    let all = limits.len() * (of_recorded.len() + of_models.len());
-    let mut done = 0;
-    'sizes: for ram_bytes in limits {
-        let mut size = Size { ram_bytes, ..Size::default() };
-        let recordings = recorded.desktops.iter().zip(&of_recorded).map(|pair| (pair, true));
-        let models = models.iter().zip(&of_models).map(|pair| (pair, false));
-        for ((desktop, blocks), is_recorded) in recordings.chain(models) {
-            progress("the real write cache", done, all);
-            let disk_bytes = needs(blocks, ram_bytes).disk_bytes;
-            let ran = check::real(&desktop.volume, blocks, (ram_bytes, disk_bytes), dir, stop)
-                .with_context(|| format!("the write cache failed with {}", desktop.volume.name))?;
-            let Some(counters) = ran else { break 'sizes };
-            let cache = counters.cache;
-            let operations = cache.disk_read_ops + cache.disk_write_ops;
-            let overflowed = Overflowed { spilled_bytes: cache.spilled_bytes, operations };
-            if is_recorded {
-                size.recorded.push(overflowed)
-            } else {
-                size.modelled.push(overflowed)
-            }
-            done += 1;
-        }
-        validation.sizes.push(size);
+    if let Err(error) = validation.use_caches(&caches, dir, stop, progress) {
+        validation.failure = Some(format!("{error:#}"));
     }
     validation.interrupted = stop.load(Ordering::Relaxed);
     validation.machine.note_load();
     Ok(validation)
+}
+
+impl Validation {
+    /// Gives all desktops to the real write cache, at each size.
+    fn use_caches(
+        &mut self,
+        caches: &Caches<'_>,
+        dir: &Path,
+        stop: &AtomicBool,
+        progress: &dyn Fn(&str, usize, usize),
+    ) -> Result<()> {
+        let mut done = 0;
+        for ram_bytes in &caches.limits {
+            let mut size = Size { ram_bytes: *ram_bytes, ..Size::default() };
+            for (desktops, overflowed) in
+                [(&caches.recorded, &mut size.recorded), (&caches.modelled, &mut size.modelled)]
+            {
+                for (desktop, blocks) in desktops {
+                    progress("the real write cache", done, caches.all());
+                    let disk_bytes = needs(blocks, *ram_bytes).disk_bytes;
+                    let ran = check::real(&desktop.volume, blocks, (*ram_bytes, disk_bytes), dir, stop)
+                        .with_context(|| format!("the write cache failed with {}", desktop.volume.name))?;
+                    let Some(counters) = ran else { return Ok(()) };
+                    let cache = counters.cache;
+                    let operations = cache.disk_read_ops + cache.disk_write_ops;
+                    overflowed.push(Overflowed { spilled_bytes: cache.spilled_bytes, operations });
+                    done += 1;
+                }
+            }
+            self.sizes.push(size);
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -39,6 +39,7 @@ struct Json<'a> {
     seed: u64,
     machine: &'a Machine,
     interrupted: bool,
+    failure: Option<&'a str>,
     notes: &'a [String],
     profile: &'a Profile,
     recorded: &'a [Vec<(Kind, Figures)>],
@@ -196,7 +197,9 @@ impl Report<'_> {
             .flatten()
             .collect();
             let ram = size::format(size.ram_bytes);
-            if misses.is_empty() {
+            if size.spills_nothing() && misses.is_empty() {
+                format!("With {ram} of RAM, neither the guests nor the model spill.")
+            } else if misses.is_empty() {
                 format!("With {ram} of RAM, spilled bytes and operations of the overflow agree within 20 %.")
             } else {
                 format!("With {ram} of RAM, the model misses the 20 %: {}.", misses.join(", and "))
@@ -207,7 +210,9 @@ impl Report<'_> {
 
     fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        if self.validation.interrupted {
+        if let Some(failure) = &self.validation.failure {
+            warnings.push(format!("The study failed: {failure}. The report has what was measured before."));
+        } else if self.validation.interrupted {
             warnings.push(
                 "The study was interrupted. The report has the caches that all desktops were given before."
                     .into(),
@@ -300,6 +305,7 @@ impl Report<'_> {
             seed: self.seed,
             machine: &self.validation.machine,
             interrupted: self.validation.interrupted,
+            failure: self.validation.failure.as_deref(),
             notes: &self.recorded.notes,
             profile: self.profile,
             recorded: &self.validation.recorded,

@@ -77,6 +77,42 @@ fn a_desktop_of_the_model_agrees_with_itself() {
 }
 
 #[test]
+fn a_write_cache_that_fails_is_in_the_report() {
+    let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let profile = small();
+    let file = record(dir.path(), 0, &desktop(&profile, 1, &SESSIONS, true));
+    let recorded = Recorded::load(std::slice::from_ref(&file), None).unwrap();
+    let models = modelled(&profile, &recorded, 1);
+    let stop = AtomicBool::new(false);
+    // A file has space, and no overflow can be made in it.
+    let validation = run(&recorded, &models, &file, &stop, &|_, _, _| ()).unwrap();
+    let failure = validation.failure.clone().unwrap();
+    assert!(failure.starts_with("the write cache failed with"), "{failure}");
+    let report = Report {
+        recorded: &recorded,
+        source: "x".into(),
+        profile: &profile,
+        seed: 1,
+        validation: &validation,
+    };
+    for shown in [report.text(), report.html()] {
+        assert!(shown.contains("The study failed: the write cache failed with"), "{shown}");
+        assert!(shown.contains("One loop of a session"), "{shown}");
+    }
+}
+
+#[test]
+fn caches_that_spill_nothing_are_said_to_do_so() {
+    let nothing = Overflowed { spilled_bytes: 0, operations: 0 };
+    let something = Overflowed { spilled_bytes: 5, operations: 1 };
+    let size = |recorded, modelled| Size { ram_bytes: 1, recorded: vec![recorded], modelled: vec![modelled] };
+    let alike = size(nothing, nothing);
+    assert!(alike.spills_nothing() && alike.agrees());
+    let other = size(nothing, something);
+    assert!(!other.spills_nothing() && !other.agrees());
+}
+
+#[test]
 fn a_model_that_writes_more_says_by_how_much_it_misses() {
     let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let profile = small();

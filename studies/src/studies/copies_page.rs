@@ -1,0 +1,49 @@
+//! The page of study 003, which is the same for the model and for a guest.
+
+use headwater_report::page::{Column, Page, Tile, Tone};
+
+use super::s003::Scenario;
+
+/// What a page is made of.
+pub struct Copies<'a> {
+    /// What was run, and what of it is a model.
+    pub introduction: &'a str,
+    /// Before all figures.
+    pub warnings: &'a [String],
+    /// Storage writes of each scenario with a RAM cache, in percent of those without.
+    pub shares: Vec<(&'a Scenario, Option<f64>)>,
+    /// What the table has.
+    pub caption: &'a str,
+    /// Its columns.
+    pub head: &'a [Column],
+    /// Its rows.
+    pub rows: &'a [Vec<String>],
+    /// Captions and pictures.
+    pub plots: Vec<(&'a str, String)>,
+    /// How to read all that.
+    pub notes: &'a [&'static str],
+}
+
+impl Copies<'_> {
+    /// The page, to which the facts of the machine and the run are to be added.
+    pub fn page(&self) -> Page {
+        let mut page =
+            Page::new("Headwater study 003", "What does a RAM cache do for a desktop that copies files?");
+        page.paragraph(Tone::Plain, self.introduction);
+        self.warnings.iter().for_each(|warning| page.paragraph(Tone::Warning, warning));
+        let tile = |(scenario, share): &(&Scenario, Option<f64>)| Tile {
+            value: share.map_or("-".into(), |percent| format!("{percent:.1} %")),
+            label: format!("of the storage writes, {}", scenario.title),
+            note: format!("printed: {} %", scenario.printed_writes_percent),
+        };
+        page.tiles(&self.shares.iter().map(tile).collect::<Vec<_>>());
+        page.table(self.caption, self.head, self.rows);
+        if !self.plots.is_empty() {
+            page.heading("Over time");
+            self.plots.iter().for_each(|(caption, plot)| page.plot(caption, plot));
+        }
+        page.heading("How to read the figures");
+        page.list(&self.notes.iter().map(|note| (*note).to_owned()).collect::<Vec<_>>());
+        page
+    }
+}
