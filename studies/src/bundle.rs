@@ -54,6 +54,8 @@ pub struct Report<'a> {
     pub left_out: Vec<String>,
     /// Releases of other programs that were measured.
     pub programs: Vec<String>,
+    /// The file whose blocks writes bring, if it is not random bytes.
+    pub data: Option<String>,
     /// Jobs of fio.
     pub fio: Vec<Done>,
 }
@@ -85,6 +87,7 @@ struct Json<'a> {
     storage: String,
     left_out: &'a [String],
     programs: &'a [String],
+    data: Option<&'a str>,
     fio: &'a [Done],
     baseline: &'static str,
     cases: Vec<JsonCase>,
@@ -398,6 +401,7 @@ impl Report<'_> {
         facts.push(("Storage".into(), self.storage()));
         facts.push(("Volumes are reached".into(), plan.over.to_string()));
         facts.push(("Seed".into(), plan.seed.to_string()));
+        facts.extend(self.data.iter().map(|file| ("Data of writes".into(), format!("blocks of {file}"))));
         if !self.programs.is_empty() {
             facts.push(("Other programs".into(), self.programs.join(", ")));
         }
@@ -431,6 +435,7 @@ impl Report<'_> {
             storage: self.storage(),
             left_out: &self.left_out,
             programs: &self.programs,
+            data: self.data.as_deref(),
             fio: &self.fio,
             baseline: study.baseline,
             cases: cases.collect(),
@@ -500,6 +505,7 @@ mod tests {
             tables: Vec::new(),
             left_out: Vec::new(),
             programs: Vec::new(),
+            data: None,
             fio: Vec::new(),
         });
     }

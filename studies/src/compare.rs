@@ -31,13 +31,14 @@ const SCHEMA: u64 = 1;
 const LISTED: usize = 6;
 
 /// Parts of a load that are one value each. Reports whose loads differ are not compared.
-const LOAD: [(&str, &str); 10] = [
+const LOAD: [(&str, &str); 11] = [
     ("/is_quick", "quick run"),
     ("/is_guest", "a guest in place of the model"),
     ("/guest_work", "work of the guest"),
     ("/is_emulated", "an emulated processor of the guest"),
     ("/image_sha256", "image of the guest"),
     ("/seed", "seed"),
+    ("/data", "data of writes"),
     ("/speed", "speed of the model"),
     ("/interval_us", "time between two looks, in us"),
     ("/loops", "loops of a session"),

@@ -98,11 +98,12 @@ fn specifications(text: &mut String, configuration: &Configuration) {
         for line in &specification.lines {
             let _ = writeln!(
                 text,
-                "{},{},{},{},0,{},{},0",
+                "{},{},{},{},{},{},{},0",
                 line.request_bytes,
                 line.share_percent,
                 line.read_percent,
                 line.random_percent,
+                line.delay_ms,
                 line.burst,
                 line.alignment_bytes
             );

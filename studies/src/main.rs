@@ -14,6 +14,7 @@ use headwater_studies::compare;
 use headwater_studies::desktop::Profile;
 use headwater_studies::guest;
 use headwater_studies::icf::Configuration;
+use headwater_studies::load::Sample;
 use headwater_studies::machine::Machine;
 use headwater_studies::model::Model;
 use headwater_studies::needs::Needs;
@@ -79,6 +80,9 @@ struct Arguments {
     /// The disk: real, or a model that the real disk is slowed down to (p10, ephemeral or sas15k:N:raid5). The disk of --work-dir must be faster.
     #[arg(long, default_value = "real", value_parser = storage)]
     storage: Storage,
+    /// Writes of 001, 002, 004 and icf bring blocks of this raw file, the disk of a guest for example, in place of random bytes.
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
     /// How the load reaches write caches in 001, 002, 004 and icf. The raw disk has no protocol.
     #[arg(long, value_enum, default_value_t)]
     over: Over,
@@ -208,6 +212,10 @@ fn chosen(arguments: &Arguments) -> Result<Chosen> {
         }
         (StudyName::S004, _) => study_004(quick),
     };
+    let study = match &arguments.data {
+        Some(file) => study.with_data(Sample::read(file)?),
+        None => study,
+    };
     Ok(Chosen { study, times, configuration: of_iometer, left_out })
 }
 
@@ -249,6 +257,11 @@ fn check_options(arguments: &Arguments) -> Result<()> {
     use StudyName::{All, Compare, S000, S003, S004, Sizing, Validate};
     if arguments.storage.0.is_some() && matches!(arguments.study, S004 | All | Sizing | Validate | Compare) {
         bail!("--storage is for 000, 001, 002, 003 and icf: 004 has two storages of its own");
+    }
+    if arguments.data.is_some() && matches!(arguments.study, S000 | S003 | Sizing | Validate | Compare) {
+        bail!(
+            "--data is for 001, 002, 004, icf and all: desktops are models whose parameters say how their data packs"
+        );
     }
     if arguments.guest.is_some() {
         if !matches!(arguments.study, S003) {
@@ -518,6 +531,7 @@ fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
         tables: Vec::new(),
         left_out,
         programs,
+        data: arguments.data.as_ref().map(|file| file.display().to_string()),
         fio: Vec::new(),
     };
     if matches!(arguments.study, StudyName::S001) {

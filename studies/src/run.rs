@@ -163,6 +163,7 @@ pub fn probe(
         read_percent: 20,
         random_percent: 100,
         burst: 1,
+        delay_ms: 0,
     };
     let job =
         Job { start_bytes: 0, set_bytes, lines: vec![line], depth: 16, content: Content::Incompressible };

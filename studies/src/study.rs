@@ -3,7 +3,7 @@
 use headwater_volume::{Buffering, CacheMode};
 use serde::Serialize;
 
-use crate::load::{Content, Job, Line};
+use crate::load::{Content, Job, Line, Sample};
 use crate::model::Model;
 use crate::peers::Peer;
 
@@ -124,6 +124,18 @@ pub struct Study {
 }
 
 impl Study {
+    /// The study with writes that bring blocks of a sample in place of random bytes.
+    pub fn with_data(mut self, sample: Sample) -> Self {
+        for variant in &mut self.variants {
+            let jobs = variant.jobs.iter_mut().filter(|job| job.content == Content::Incompressible);
+            let changed = jobs.map(|job| job.content = Content::Sample(sample)).count();
+            if changed > 0 {
+                variant.title.push_str(", data of a file");
+            }
+        }
+        self
+    }
+
     /// A case by its name.
     pub fn case(&self, name: &str) -> Option<&Case> {
         self.cases.iter().find(|case| case.name == name)

@@ -15,6 +15,8 @@ pub(crate) use tests::TWO_WORKERS;
 
 /// Longest request: that of a device.
 const MAX_REQUEST_BYTES: u64 = 64 << 20;
+/// Longest delay before a burst: an hour.
+const MAX_DELAY_MS: u64 = 3_600_000;
 const SECTOR_BYTES: u64 = 512;
 
 /// What is wrong, and with which part of the file.
@@ -283,9 +285,7 @@ impl Parser {
         let percent = |index, what| value.number(index, what, 100).map(|percent| percent as u8);
         let (share_percent, read_percent) = (percent(1, "share of the size")?, percent(2, "share of reads")?);
         let random_percent = percent(3, "share of random requests")?;
-        if value.number(4, "delay", u64::MAX)? != 0 {
-            return fault(4, "a delay between bursts is not supported; the delay must be 0");
-        }
+        let delay_ms = value.number(4, "delay", MAX_DELAY_MS)? as u32;
         let burst = value.number(5, "burst", 1 << 20)?.max(1) as u32;
         // 0 means the sector.
         let alignment = value.number(6, "alignment", MAX_REQUEST_BYTES)?.max(SECTOR_BYTES);
@@ -303,6 +303,7 @@ impl Parser {
             read_percent,
             random_percent,
             burst,
+            delay_ms,
         });
         Ok(())
     }

@@ -84,9 +84,12 @@ fn a_file_of_iometer_gives_its_workers_and_lines() {
         read_percent,
         random_percent,
         burst,
+        delay_ms: 0,
     };
     let mixed = read.specification("VDI, 4K; mixed").unwrap();
     assert_eq!(mixed.lines, [line(4096, 75, 20, 80, 1, 512), line(65536, 25, 100, 0, 4, 4096)]);
+    let delayed = Configuration::parse(&TWO_WORKERS.replacen("80,0,1,0,0", "80,250,1,0,0", 1)).unwrap();
+    assert_eq!(delayed.specifications[0].lines[0].delay_ms, 250);
     let worker = |name: &str, outstanding, start_bytes, size_bytes, names: &[&str]| WorkerPlan {
         name: name.into(),
         outstanding,
@@ -115,7 +118,11 @@ fn a_fault_is_told_with_line_and_column() {
             "\t4096,70,20,80",
             "line 23, column 1: the shares of the sizes of \"VDI, 4K; mixed\" sum to 95",
         ),
-        ("80,0,1,0,0", "80,7,1,0,0", "line 22, column 16: a delay between bursts is not supported"),
+        (
+            "80,0,1,0,0",
+            "80,3600001,1,0,0",
+            "line 22, column 16: the delay is \"3600001\"; it must be a number from 0 to 3600000",
+        ),
         ("80,0,1,0,0", "80,0,1", "line 22, column 19: the alignment is missing"),
         ("\tboot\n\tVDI", "\tboost\n\tVDI", "line 45, column 2: there is no access specification \"boost\""),
         (

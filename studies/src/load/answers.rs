@@ -4,10 +4,11 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use headwater_block::{Completion, CompletionQueue, Device, Outcome};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::Slot;
 
@@ -16,6 +17,17 @@ struct Arrived {
     /// Readable when another thread has added an answer.
     wake: OwnedFd,
     owner: std::thread::ThreadId,
+}
+
+/// Whether a worker sleeps until there is an answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wait {
+    /// It does not.
+    No,
+    /// It does.
+    ForAnswer,
+    /// It does, until this time at most.
+    Until(Instant),
 }
 
 /// The answers of one worker. It stays on the thread that made it.
@@ -45,8 +57,8 @@ impl Answers {
         })
     }
 
-    /// The answers that are there. Starts what waits in the thread's queue; sleeps only if `must_wait`.
-    pub(super) fn take(&self, must_wait: bool) -> Result<VecDeque<(Slot, Outcome)>> {
+    /// The answers that are there. Starts what waits in the thread's queue.
+    pub(super) fn take(&self, wait: Wait) -> Result<VecDeque<(Slot, Outcome)>> {
         loop {
             if let Some(queue) = &self.queue {
                 queue.take();
@@ -54,14 +66,20 @@ impl Answers {
             let mut answers = self.arrived.answers.lock().unwrap_or_else(PoisonError::into_inner);
             let taken = std::mem::take(&mut *answers);
             drop(answers);
-            if !taken.is_empty() || !must_wait {
+            let left = match wait {
+                Wait::No => return Ok(taken),
+                Wait::ForAnswer => None,
+                Wait::Until(end) => Some(end.saturating_duration_since(Instant::now())),
+            };
+            if !taken.is_empty() || left.is_some_and(|left| left.is_zero()) {
                 return Ok(taken);
             }
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
             let mut waits = vec![PollFd::new(&self.arrived.wake, PollFlags::IN)];
             if let Some(queue) = &self.queue {
                 waits.push(PollFd::from_borrowed_fd(queue.ready(), PollFlags::IN));
             }
-            match poll(&mut waits, None) {
+            match poll(&mut waits, left.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error).context("cannot wait for answers"),
             }

@@ -1,12 +1,19 @@
 //! What a write brings.
 
-use serde::Serialize;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde::{Serialize, Serializer};
+
+use headwater_block::BLOCK_BYTES;
 
 use crate::random::Random;
 
 /// A class of contents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Bytes from a random place of 16 MiB of random bytes: no two blocks are equal, and none packs.
     Incompressible,
@@ -14,6 +21,78 @@ pub enum Content {
     Reused,
     /// Zeroes.
     Zero,
+    /// Blocks of a file, the disk of a guest for example.
+    Sample(Sample),
+}
+
+impl Serialize for Content {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(match self {
+            Self::Incompressible => "incompressible",
+            Self::Reused => "reused",
+            Self::Zero => "zero",
+            Self::Sample(_) => "sample",
+        })
+    }
+}
+
+/// Parts of a file, read once. They are kept until the program ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Sample(&'static [u8]);
+
+impl std::fmt::Debug for Sample {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Sample({} bytes)", self.0.len())
+    }
+}
+
+/// Length of a part, which is read as a whole.
+const PART_BYTES: usize = 64 << 10;
+
+/// Parts of a sample: 64 MiB.
+const PARTS: u64 = 1024;
+
+/// A file with fewer parts is no sample: its blocks would repeat, and cost nothing for that.
+const LEAST_PARTS: usize = 256;
+
+impl Sample {
+    /// Reads parts that are spread over the file. Parts of zeroes are left out.
+    pub fn read(path: &Path) -> Result<Self> {
+        Self::read_parts(path).with_context(|| format!("{} cannot be the data of writes", path.display()))
+    }
+
+    fn read_parts(path: &Path) -> Result<Self> {
+        let mut file = File::open(path)?;
+        let mut magic = [0; 4];
+        if file.read_exact(&mut magic).is_ok() && &magic == b"QFI\xfb" {
+            bail!(
+                "it is a qcow2 file, whose clusters may be packed: convert it with qemu-img convert -O raw"
+            );
+        }
+        let len = file.metadata()?.len();
+        let all = len / PART_BYTES as u64;
+        let mut bytes = Vec::new();
+        let mut part = vec![0; PART_BYTES];
+        // In a sparse file most parts are zeroes: more of them are looked at.
+        let looked_at = all.min(PARTS * 16);
+        for number in 0..looked_at {
+            file.read_exact_at(&mut part, number * all / looked_at * PART_BYTES as u64)?;
+            if part.iter().any(|byte| *byte != 0) {
+                bytes.extend_from_slice(&part);
+            }
+            if bytes.len() == PARTS as usize * PART_BYTES {
+                break;
+            }
+        }
+        if bytes.len() < LEAST_PARTS * PART_BYTES {
+            bail!(
+                "it has {} of data: at least {} are needed",
+                headwater_block::size::format(bytes.len() as u64),
+                headwater_block::size::format((LEAST_PARTS * PART_BYTES) as u64)
+            );
+        }
+        Ok(Self(Vec::leak(bytes)))
+    }
 }
 
 /// Random bytes that incompressible requests are copied from, beginning anywhere: making new bytes for each request
@@ -43,7 +122,7 @@ impl Source {
                 // The same for every run, as Iometer's.
                 Random::new(1).fill(&mut bytes);
             }
-            Content::Zero => {}
+            Content::Zero | Content::Sample(_) => {}
         }
         Self { content, random, bytes }
     }
@@ -53,8 +132,22 @@ impl Source {
             Content::Incompressible => self.random.below(POOL_BYTES as u64) as usize,
             Content::Reused => 0,
             Content::Zero => return buffer.fill(0),
+            Content::Sample(sample) => return self.fill_from(sample.0, buffer),
         };
         buffer.copy_from_slice(&self.bytes[from..from + buffer.len()]);
+    }
+
+    /// Copies what begins at a random block of a sample, and goes on at its start after its end.
+    fn fill_from(&mut self, sample: &[u8], buffer: &mut [u8]) {
+        let block_bytes = BLOCK_BYTES as usize;
+        let mut from = self.random.below((sample.len() / block_bytes) as u64) as usize * block_bytes;
+        let mut filled = 0;
+        while filled < buffer.len() {
+            let count = (buffer.len() - filled).min(sample.len() - from);
+            buffer[filled..filled + count].copy_from_slice(&sample[from..from + count]);
+            filled += count;
+            from = 0;
+        }
     }
 }
 
@@ -76,5 +169,33 @@ mod tests {
         let (first, second) = two(Content::Reused);
         assert!(first == second && first.iter().any(|byte| *byte != first[0]));
         assert_eq!(two(Content::Zero).0, vec![0; 4096]);
+    }
+
+    #[test]
+    fn a_sample_has_the_data_of_a_file_and_none_of_its_holes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("guest.raw");
+        let file = File::create(&path).unwrap();
+        file.set_len(4 << 30).unwrap();
+        assert!(format!("{:#}", Sample::read(&path).unwrap_err()).contains("it has 0 B of data"));
+        // Each block has its number, and the data lies in the middle.
+        let block = |number: u64| number.to_le_bytes().repeat(512);
+        let data: Vec<u8> = (1..=16 * 1024).flat_map(block).collect();
+        file.write_all_at(&data, 2 << 30).unwrap();
+        let content = Content::Sample(Sample::read(&path).unwrap());
+        let mut source = Source::new(content, 8192, 3);
+        let (mut first, mut second) = (vec![0; 8192], vec![0; 8192]);
+        source.fill(&mut first);
+        source.fill(&mut second);
+        assert!(first != second);
+        for buffer in [first, second] {
+            for written in buffer.chunks(4096) {
+                let number = u64::from_le_bytes(written[..8].try_into().unwrap());
+                assert!((1..=16 * 1024).contains(&number) && written == block(number), "{number}");
+            }
+        }
+        assert_eq!(serde_json::to_string(&content).unwrap(), "\"sample\"");
+        std::fs::write(&path, b"QFI\xfb and more").unwrap();
+        assert!(format!("{:#}", Sample::read(&path).unwrap_err()).contains("qemu-img convert"));
     }
 }

@@ -1,7 +1,7 @@
 //! The load engine: workers that keep a number of requests in flight on a device, as Iometer does.
 //!
-//! Closed loop by count: a worker has `depth` slots, and a slot that is free is used at once. What is sent depends on the job and the
-//! seed alone, in that order; how many are sent depends on the device.
+//! Closed loop by count: a worker has `depth` slots, and a slot that is free is used at once, unless a line has a delay before each burst.
+//! What is sent depends on the job and the seed alone, in that order; how many are sent depends on the device.
 
 mod answers;
 mod content;
@@ -17,9 +17,9 @@ use anyhow::{Result, anyhow, bail};
 use headwater_block::{Attempt, ByteRange, Device, Op, Outcome, Request};
 use serde::Serialize;
 
-use answers::Answers;
-pub use content::Content;
+use answers::{Answers, Wait};
 use content::Source;
+pub use content::{Content, Sample};
 pub use latencies::Latencies;
 pub use part::{Part, Tally};
 pub use requests::{Direction, Item, Requests};
@@ -29,6 +29,9 @@ const PERCENTILES: [f64; 19] = [
     0.1, 1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 85.0, 90.0, 95.0, 98.0, 99.0, 99.5, 99.9,
     99.99,
 ];
+
+/// How long a worker that waits for a burst sleeps at most before it looks whether the run is over.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A kind of request, and its share of a worker's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -45,6 +48,8 @@ pub struct Line {
     pub random_percent: u8,
     /// Requests before a line is drawn again.
     pub burst: u32,
+    /// Milliseconds that the worker waits before each burst. Requests in flight are answered meanwhile.
+    pub delay_ms: u32,
 }
 
 /// What one worker sends. It has a thread and a cursor of its own.
@@ -160,6 +165,7 @@ pub fn fill(
         read_percent: 0,
         random_percent: 0,
         burst: 1,
+        delay_ms: 0,
     };
     let job = Job { start_bytes: 0, set_bytes, lines: vec![line], depth: 16, content };
     run(device, &[job], seed, Until::Requests(set_bytes / u64::from(FILL_BYTES)), stop).map(drop)
@@ -179,6 +185,8 @@ struct Worker<'a> {
     source: Source,
     /// One for each slot that is free.
     buffers: Vec<Vec<u8>>,
+    /// The first request of a burst, and when it may be sent.
+    held: Option<(Item, Instant)>,
     part: Part,
     answers: Answers,
     failure: Option<anyhow::Error>,
@@ -193,6 +201,7 @@ impl<'a> Worker<'a> {
             requests: Requests::new(job.clone(), seed),
             source: Source::new(job.content, longest, seed),
             buffers: vec![Vec::with_capacity(longest); job.depth],
+            held: None,
             part: Part::default(),
             answers: Answers::new(device.as_ref())?,
             failure: None,
@@ -211,10 +220,12 @@ impl<'a> Worker<'a> {
             // Requests that must wait are started together, so answers are taken after each `depth` at the latest.
             for _ in 0..self.job.depth {
                 is_over |= self.failure.is_some() || matches!(until, Until::Requests(count) if sent >= count);
-                let buffer = if is_over { None } else { self.buffers.pop() };
-                let Some(buffer) = buffer else { break };
+                if is_over || self.buffers.is_empty() {
+                    break;
+                }
+                let Some(item) = self.next_item() else { break };
                 sent += 1;
-                if let Err(error) = self.send(buffer) {
+                if let Err(error) = self.send(item) {
                     self.failure = Some(error);
                 }
             }
@@ -222,8 +233,12 @@ impl<'a> Worker<'a> {
             if is_over && in_flight == 0 {
                 break;
             }
-            let must_wait = in_flight > 0 && (is_over || self.buffers.is_empty());
-            for (slot, outcome) in self.answers.take(must_wait)? {
+            let wait = match self.held {
+                _ if in_flight > 0 && (is_over || self.buffers.is_empty()) => Wait::ForAnswer,
+                Some((_, at)) if !is_over => Wait::Until(at.min(Instant::now() + LOOK)),
+                _ => Wait::No,
+            };
+            for (slot, outcome) in self.answers.take(wait)? {
                 self.answered(&slot, outcome);
             }
         }
@@ -244,9 +259,29 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Carries out the next request at once, or submits it.
-    fn send(&mut self, mut buffer: Vec<u8>) -> Result<()> {
-        let Item { direction, offset, len } = self.requests.draw();
+    /// The next request, unless it has to wait.
+    fn next_item(&mut self) -> Option<Item> {
+        let (item, at) = match self.held.take() {
+            Some(held) => held,
+            None => {
+                let item = self.requests.draw();
+                if item.delay_ms == 0 {
+                    return Some(item);
+                }
+                (item, Instant::now() + Duration::from_millis(item.delay_ms.into()))
+            }
+        };
+        if Instant::now() >= at {
+            return Some(item);
+        }
+        self.held = Some((item, at));
+        None
+    }
+
+    /// Carries out a request at once, or submits it. A buffer must be free.
+    fn send(&mut self, item: Item) -> Result<()> {
+        let Item { direction, offset, len, .. } = item;
+        let mut buffer = self.buffers.pop().unwrap_or_default();
         let Some(range) = ByteRange::new(offset, u64::from(len)) else {
             bail!("a request ends past 64 bits")
         };

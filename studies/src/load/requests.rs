@@ -24,6 +24,8 @@ pub struct Item {
     pub offset: u64,
     /// Length in bytes.
     pub len: u32,
+    /// Milliseconds before it is sent: the first one of a burst may have to wait.
+    pub delay_ms: u32,
 }
 
 /// The endless sequence of one worker.
@@ -42,10 +44,11 @@ impl Requests {
         Self { job, random: Random::new(seed), cursor: 0, line: (0, 0) }
     }
 
-    /// The line of the next request: drawn after each burst, if there is a choice.
-    fn line(&mut self) -> Line {
+    /// The line of the next request, and whether a burst begins: drawn after each burst, if there is a choice.
+    fn line(&mut self) -> (Line, bool) {
         let (mut index, mut left) = self.line;
-        if left == 0 {
+        let begins = left == 0;
+        if begins {
             let drawn = if self.job.lines.len() > 1 { self.random.below(100) } else { 0 };
             let mut before = 0;
             let is_drawn = |line: &Line| {
@@ -56,12 +59,12 @@ impl Requests {
             left = self.job.lines[index].burst.max(1);
         }
         self.line = (index, left - 1);
-        self.job.lines[index]
+        (self.job.lines[index], begins)
     }
 
     /// The next request.
     pub fn draw(&mut self) -> Item {
-        let line = self.line();
+        let (line, begins) = self.line();
         let is_read = self.random.below(100) < u64::from(line.read_percent);
         let is_random = self.random.below(100) < u64::from(line.random_percent);
         let mut offset = if is_random {
@@ -76,6 +79,11 @@ impl Requests {
         }
         self.cursor = offset + len;
         let direction = if is_read { Direction::Read } else { Direction::Write };
-        Item { direction, offset: self.job.start_bytes + offset, len: line.request_bytes }
+        Item {
+            direction,
+            offset: self.job.start_bytes + offset,
+            len: line.request_bytes,
+            delay_ms: if begins { line.delay_ms } else { 0 },
+        }
     }
 }

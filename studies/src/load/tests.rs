@@ -17,6 +17,7 @@ fn job() -> Job {
         read_percent: 20,
         random_percent: 80,
         burst: 1,
+        delay_ms: 0,
     };
     Job { start_bytes: 0, set_bytes: 4 * MIB, lines: vec![line], depth: 16, content: Content::Incompressible }
 }
@@ -46,7 +47,7 @@ impl Device for Recorder {
             other => panic!("{other:?} was not asked for"),
         };
         let len = u32::try_from(range.len()).unwrap();
-        self.seen.lock().unwrap().push(Item { direction, offset: range.offset(), len });
+        self.seen.lock().unwrap().push(Item { direction, offset: range.offset(), len, delay_ms: 0 });
         self.disk.try_now(op)
     }
 
@@ -129,6 +130,7 @@ fn a_mix_of_sizes_sends_bursts_in_its_part_of_the_disk() {
         read_percent,
         random_percent,
         burst,
+        delay_ms: 0,
     };
     // Writes of 4 KiB anywhere, and bursts of four sequential reads of 64 KiB.
     let lines = vec![line(4096, 75, 0, 100, 1), line(65536, 25, 100, 0, 4)];
@@ -149,4 +151,32 @@ fn a_mix_of_sizes_sends_bursts_in_its_part_of_the_disk() {
     assert!(
         read_pairs.into_iter().all(|pair| pair[1].offset == pair[0].offset + 65536 || pair[1].offset == MIB)
     );
+}
+
+#[test]
+fn a_worker_waits_before_each_burst() {
+    let mut job = job();
+    (job.lines[0].burst, job.lines[0].delay_ms) = (10, 20);
+    let device: Arc<dyn Device> = Arc::new(ReferenceDisk::new(4 * MIB));
+    let began = Instant::now();
+    let outcomes = run(&device, &[job.clone()], 1, Until::Requests(30), &AtomicBool::new(false)).unwrap();
+    assert_eq!(outcomes.requests, 30);
+    // Three bursts, each 20 ms after the one before at the earliest.
+    assert!(began.elapsed() >= Duration::from_millis(60), "{:?}", began.elapsed());
+    let mut requests = Requests::new(job, 1);
+    let delays: Vec<u32> = (0..21).map(|_| requests.draw().delay_ms).collect();
+    let of_bursts: Vec<usize> = (0..21).filter(|number| delays[*number] == 20).collect();
+    assert_eq!(of_bursts, [0, 10, 20]);
+    assert_eq!(delays.iter().sum::<u32>(), 60);
+}
+
+#[test]
+fn a_run_ends_while_a_worker_waits() {
+    let mut job = job();
+    (job.lines[0].burst, job.lines[0].delay_ms) = (4, 3_600_000);
+    let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
+    let device: Arc<dyn Device> = Arc::new(ReferenceDisk::with_options(4 * MIB, options));
+    let until = Until::Elapsed(Duration::from_millis(100));
+    let outcomes = run(&device, &[job], 1, until, &AtomicBool::new(false)).unwrap();
+    assert_eq!(outcomes.requests, 0);
 }

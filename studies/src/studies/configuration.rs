@@ -148,7 +148,7 @@ mod tests {
         let job = study.variants[0].jobs[1].clone();
         let mut requests = Requests::new(job, 1);
         let sent: Vec<Item> = (0..5).map(|_| requests.draw()).collect();
-        let read = |offset| Item { direction: Direction::Read, offset, len: 4096 };
+        let read = |offset| Item { direction: Direction::Read, offset, len: 4096, delay_ms: 0 };
         assert_eq!(sent, [read(4096), read(8192), read(4096), read(8192), read(4096)]);
     }
 

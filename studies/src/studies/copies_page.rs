@@ -4,15 +4,15 @@ use headwater_report::page::{Column, Page, Tile, Tone};
 
 use super::s003::Scenario;
 
-/// What a page is made of.
+/// The parts of the page.
 pub struct Copies<'a> {
-    /// What was run, and what of it is a model.
+    /// The first paragraph: the load, and its parts that are modelled.
     pub introduction: &'a str,
     /// Before all figures.
     pub warnings: &'a [String],
     /// Storage writes of each scenario with a RAM cache, in percent of those without.
     pub shares: Vec<(&'a Scenario, Option<f64>)>,
-    /// What the table has.
+    /// The caption of the table.
     pub caption: &'a str,
     /// Its columns.
     pub head: &'a [Column],

@@ -31,5 +31,6 @@ fn mix(alignment_bytes: u32, random_percent: u8) -> Line {
         read_percent: 20,
         random_percent,
         burst: 1,
+        delay_ms: 0,
     }
 }
