@@ -22,7 +22,7 @@ build: rust ## build the optimised binaries, target/release/headwater and headwa
 
 # Or HEADWATER=target/debug/headwater, to work on the package alone.
 deb: rust ## build the Debian package of the server, build/deb/headwater_*.deb, and its debug symbols beside it
-	@xtask/need objcopy=binutils dpkg-shlibdeps=dpkg-dev gzip=gzip
+	@xtask/need objcopy=binutils dpkg-shlibdeps=dpkg-dev gzip=gzip pydoc3=python3
 	@[ "$$(build/tools/bin/cargo-deb --version 2>&1)" = "cargo-deb $(CARGO_DEB)" ] || CARGO_TARGET_DIR=build/tools/target cargo install --locked --version $(CARGO_DEB) --root build/tools cargo-deb
 	$(if $(HEADWATER),,cargo build --release --locked --package headwater --package headwater-studies)
 	HEADWATER=$(HEADWATER) packaging/deb/build
