@@ -6,6 +6,7 @@ mod complete;
 mod config;
 mod context;
 mod daemon;
+mod demo;
 mod doctor;
 mod export;
 mod front_ends;
@@ -28,6 +29,7 @@ pub use self::cache::{By, CacheCommand};
 pub use self::config::ConfigCommand;
 pub use self::context::{ContextCommand, LoginArgs};
 pub use self::daemon::{DisksArgs, RunArgs, ServeArgs};
+pub use self::demo::DemoArgs;
 pub use self::doctor::DoctorArgs;
 pub use self::export::ExportArgs;
 pub use self::front_ends::{AttachArgs, Demand, DetachArgs, FuseArgs, IscsiArgs, NbdArgs, NbdTlsArgs, Via};
@@ -81,6 +83,8 @@ pub enum Command {
     Config(ConfigCommand),
     /// Check whether this host can run machines, and say what to do if not, without a daemon
     Doctor(DoctorArgs),
+    /// Boot three machines from a small Debian, overflow their write caches and reset one, with a daemon of its own
+    Demo(DemoArgs),
     /// Import, promote, verify, export and remove images and their versions
     #[command(subcommand)]
     Image(ImageCommand),

@@ -11,6 +11,7 @@ mod contents;
 mod context;
 mod counters;
 mod cp;
+mod demo;
 mod diff;
 mod disks;
 mod doctor;
@@ -72,6 +73,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Serve(args) => as_daemon(serve::run(data_dir()?, *args)),
         Command::Disks(args) => serve_disks::run(&data_dir()?, &args),
         Command::Config(command) => config::run(command, json),
+        Command::Demo(args) => demo::run(&args).map(|()| 0),
         Command::Doctor(args) => on_one_core(doctor::run(cli.data_dir.clone(), args, json)),
         Command::Image(command) => on_one_core(image::run(client()?, command, json)),
         Command::Catalog(command) => on_one_core(catalog::run(client()?, command, json)),
