@@ -1,0 +1,4 @@
+//! What is shipped for other programs, compared with this crate's types.
+
+mod expressions;
+mod prometheus;
