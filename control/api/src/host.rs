@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::roll::LeftMachine;
+
 /// Whether the node of a host is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -93,6 +95,26 @@ pub struct HostList {
 pub struct SetHost {
     /// Whether new machines go to other hosts.
     pub cordoned: bool,
+}
+
+/// A machine that is on another host now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MovedMachine {
+    /// Its name.
+    pub machine: String,
+    /// Its host.
+    pub to: String,
+}
+
+/// What draining a host did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DrainReport {
+    /// The host.
+    pub host: String,
+    /// The machines that were moved. Those that were on are started on their new host.
+    pub moved: Vec<MovedMachine>,
+    /// Machines that are on the host still, or were moved and do not start.
+    pub left: Vec<LeftMachine>,
 }
 
 /// A token to make, with which a node joins once.

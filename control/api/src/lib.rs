@@ -59,7 +59,7 @@ pub use contents::{
 };
 pub use event::{Event, EventList, MAX_EVENTS};
 pub use filter::Filter;
-pub use host::{CreateJoinToken, Host, HostList, HostState, JoinToken, SetHost};
+pub use host::{CreateJoinToken, DrainReport, Host, HostList, HostState, JoinToken, MovedMachine, SetHost};
 pub use hours::Hours;
 pub use image::{
     ChangedFile, Channel, ChannelMove, ChannelPointer, ChannelRequest, DiffReport, DiffRequest, ExportFormat,

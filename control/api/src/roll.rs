@@ -150,7 +150,7 @@ impl RollRequest {
     }
 }
 
-/// A machine that a roll did not move, and why.
+/// A machine that a task did not move, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LeftMachine {
     /// Its name.

@@ -1,12 +1,13 @@
 //! Long operations: one JSON object a line while they go on.
 //!
-//! Import, pull, verify, seal, diff, export, scale and roll are tasks ([`crate::task`]). Their answer is `application/x-ndjson`: any number
+//! Import, pull, verify, seal, diff, export, scale, roll and drain are tasks ([`crate::task`]). Their answer is `application/x-ndjson`: any number
 //! of `waiting` lines while others run, then of `progress` lines, then exactly one `done` or `failed` line. The header
 //! `headwater-task` has the task's number. A client that hangs up leaves the task as it is.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::host::DrainReport;
 use crate::image::{DiffReport, ImageVersion, PullReport, VerifyReport};
 use crate::maintenance::Sealed;
 use crate::problem::Problem;
@@ -67,6 +68,8 @@ pub enum TaskResult {
     Scaled(Box<ScaleReport>),
     /// The version that a catalog's machines were moved to.
     Rolled(Box<RollReport>),
+    /// The machines that were moved from a host.
+    Drained(Box<DrainReport>),
 }
 
 /// One line of the answer.

@@ -102,6 +102,10 @@ pub trait MachineRepository: Send {
     /// Returns whether the machine exists.
     async fn update_state(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
 
+    /// Stores the host of a machine that is moved, with what is wanted of it, its state and the reason. Nothing is kept on the new host.
+    /// Returns whether the machine exists.
+    async fn set_host(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
+
     /// Sets or takes away a machine's pin. Returns whether the machine exists.
     async fn set_pin(&mut self, uuid: Uuid, pin: Option<&str>) -> Result<bool, DbError>;
 

@@ -39,6 +39,12 @@ pub enum NodeCommand {
         /// Its name
         host: String,
     },
+    /// Cordon a host, and move its machines of catalogs to other hosts: those that are on are stopped, and started there. Machines that keep
+    /// a disk, are claimed or are of no catalog stay, and are named
+    Drain {
+        /// Its name
+        host: String,
+    },
     /// Let a host have new machines again
     Uncordon {
         /// Its name

@@ -172,6 +172,11 @@ impl Client {
     pub async fn begin_roll(&self, name: &str, request: &RollRequest) -> anyhow::Result<i64> {
         self.begin(&format!("/api/v1/catalogs/{}/roll", escape(name)), serde_json::to_vec(request)?).await
     }
+
+    /// Moves the machines of a host to other hosts.
+    pub async fn drain_host(&self, name: &str, progress: impl FnMut(Step)) -> anyhow::Result<TaskResult> {
+        self.run_task(&format!("/api/v1/hosts/{}/drain", escape(name)), None, progress).await
+    }
 }
 
 /// The number of the task that an answer tells of.

@@ -10,10 +10,12 @@ use serde_json::json;
 
 use crate::cli::NodeCommand;
 use crate::client::Client;
+use crate::cmd::task;
 use crate::daemon;
 use crate::data_dir::DataDir;
 use crate::fleet::join;
 use crate::show;
+use crate::show::progress::Shown;
 
 /// Carries out one of the node commands. `client` is of the daemon that is asked; joining asks none.
 pub async fn run(
@@ -69,6 +71,14 @@ pub async fn run(
             if json { show::json(&shown)? } else { show_one(&client, &shown).await? }
         }
         NodeCommand::Cordon { host } => set(&client()?, &host, true, json).await?,
+        NodeCommand::Drain { host } => {
+            let client = client()?;
+            let mut shown = Shown::begin(&format!("drain {host}"), json);
+            let result = client.drain_host(&host, |step| shown.update(step)).await;
+            shown.end();
+            let result = result?;
+            if json { show::json(&result)? } else { task::show_result(&result)? }
+        }
         NodeCommand::Uncordon { host } => set(&client()?, &host, false, json).await?,
         NodeCommand::Accept { host } => {
             let accepted = client()?.accept_host(&host).await?;

@@ -1,6 +1,6 @@
 //! `headwater task`: work that outlives the command that began it.
 
-use headwater_api::{RollReport, ScaleReport, Task, TaskResult};
+use headwater_api::{DrainReport, RollReport, ScaleReport, Task, TaskResult};
 
 use crate::cli::TaskCommand;
 use crate::client::Client;
@@ -49,6 +49,7 @@ pub fn show_result(result: &TaskResult) -> anyhow::Result<()> {
     match result {
         TaskResult::Scaled(report) => show_scaled(report),
         TaskResult::Rolled(report) => show_rolled(report),
+        TaskResult::Drained(report) => show_drained(report),
         TaskResult::Imported { version, .. } => {
             show::line(&format!("imported {}@{}", version.image, version.number))
         }
@@ -92,6 +93,23 @@ pub fn show_rolled(report: &RollReport) -> anyhow::Result<()> {
         show::line(&what)?;
     }
     Ok(())
+}
+
+/// What became of `node drain`.
+fn show_drained(report: &DrainReport) -> anyhow::Result<()> {
+    for moved in &report.moved {
+        show::line(&format!("moved {} to {}", moved.machine, moved.to))?;
+    }
+    for left in &report.left {
+        show::line(&format!("left alone: {} {}", left.machine, left.why))?;
+    }
+    let machines = if report.moved.len() == 1 { "machine" } else { "machines" };
+    show::line(&format!(
+        "{} {machines} moved from {}, which gets no new machines until 'headwater node uncordon {}'",
+        report.moved.len(),
+        report.host,
+        report.host
+    ))
 }
 
 fn progress(task: &Task) -> String {

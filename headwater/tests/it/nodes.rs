@@ -56,6 +56,14 @@ impl Controller {
         hosts.iter().find(|host| host["name"] == name).cloned().unwrap_or_default()
     }
 
+    /// Has new machines go to nodes only.
+    fn cordon_own(&self) {
+        let list = self.daemon.cli(&["--json", "node", "list"]).ok();
+        let list: Value = serde_json::from_str(&list).unwrap();
+        let own = list["hosts"].as_array().unwrap().iter().find(|host| host["own"] == true).unwrap();
+        self.daemon.cli(&["node", "cordon", own["name"].as_str().unwrap()]).ok();
+    }
+
     pub fn wait_for_host(&self, name: &str, state: &str) {
         wait_until(format!("host {name} is {state}"), || self.host(name)["state"] == state);
     }
@@ -296,6 +304,61 @@ fn a_catalog_is_spread_over_hosts_that_are_not_cordoned() {
 }
 
 #[test]
+fn a_drained_host_keeps_only_machines_that_cannot_move() {
+    let controller = Controller::start();
+    let daemon = &controller.daemon;
+    daemon.with_tiny_machine("here");
+    let (b, c) = (controller.node("b"), controller.node("c"));
+    controller.cordon_own();
+    let small = ["--memory", "67109864", "--disk", "1G"];
+    let create = ["catalog", "create", "class", "tiny", "--count", "4", "--name", "class-#"];
+    daemon.cli(&[&create[..], &small].concat()).ok();
+    daemon.cli(&["machine", "create", "kept", "--catalog", "class", "--host", "b", "--persistent"]).ok();
+    daemon.create("single", "tiny", &["--host", "b"]);
+    let of_b: Vec<String> = (1..=4)
+        .map(|number| format!("class-{number}"))
+        .filter(|name| daemon.machine(name)["host"] == "b")
+        .collect();
+    let [on, off] = &of_b[..] else { panic!("two of four machines are on b, and not {of_b:?}") };
+    daemon.cli(&["machine", "start", on, "--wait"]).ok();
+    let uuid = daemon.machine(on)["uuid"].clone();
+
+    daemon.cli(&["node", "drain", "d"]).fails(3, &["no host 'd'"]);
+    // Tiny disks have no guest that answers the power button: a stop waits for half a minute, and then it kills.
+    let drained = daemon.cli(&["node", "drain", "b"]).ok();
+    for said in [
+        &*format!("moved {off} to c\nmoved {on} to c\n"),
+        "left alone: kept keeps its disk",
+        "left alone: single is of no catalog",
+        "2 machines moved from b",
+    ] {
+        assert!(drained.contains(said), "{said} is not in {drained}");
+    }
+    daemon.wait_for(on, "running");
+    let moved = c.machine(on);
+    assert_eq!((&moved["uuid"], &moved["state"]), (&uuid, &"running".into()));
+    assert_eq!(c.machine(off)["wanted"], "stopped");
+    let left = b.cli(&["machine", "list"]).ok();
+    assert!(left.contains("kept") && left.contains("single") && !left.contains("class-"), "{left}");
+    assert!(controller.host("b")["cordoned"] == true);
+    assert!(daemon.history(on).contains("from host 'b' to host 'c'"));
+    // No host has so much, and nothing is made.
+    let big = ["catalog", "create", "big", "tiny", "--memory", "1G", "--count", "9999", "--start"];
+    daemon
+        .cli(&big)
+        .fails(4, &["cannot give catalog 'big' 9999 machines", "no host has room for", "'c' has"]);
+    assert!(!daemon.cli(&["machine", "list"]).ok().contains("big-"));
+    // No host is left for new machines.
+    daemon.cli(&["node", "cordon", "c"]).ok();
+    daemon
+        .cli(&["catalog", "scale", "class", "6"])
+        .fails(4, &["no host has room for", "'b' is cordoned", "'c' is cordoned"]);
+    let drained = daemon.cli(&["node", "drain", "c"]).ok();
+    assert!(drained.contains("left alone: class-1 stays: no host has room for"), "{drained}");
+    daemon.cli(&["machine", "stop", on, "--force"]).ok();
+}
+
+#[test]
 fn a_roll_moves_machines_of_nodes_and_takes_them_back() {
     let controller = Controller::start();
     let daemon = &controller.daemon;
@@ -309,10 +372,7 @@ fn a_roll_moves_machines_of_nodes_and_takes_them_back() {
     };
     import(1);
     let node = controller.node("b");
-    let list = daemon.cli(&["--json", "node", "list"]).ok();
-    let list: Value = serde_json::from_str(&list).unwrap();
-    let own = list["hosts"].as_array().unwrap().iter().find(|host| host["own"] == true).unwrap();
-    daemon.cli(&["node", "cordon", own["name"].as_str().unwrap()]).ok();
+    controller.cordon_own();
     let small = ["--memory", "67109864", "--disk", "1G"];
     let create = ["catalog", "create", "class", "tiny@1", "--count", "2", "--name", "class-#", "--start"];
     daemon.cli(&[&create[..], &small].concat()).ok();

@@ -185,6 +185,18 @@ impl MachineRepository for Machines<'_> {
         self.0.changes_one(update).await
     }
 
+    async fn set_host(&mut self, machine: &MachineRecord) -> Result<bool, DbError> {
+        let update = Statement::new(
+            "UPDATE machines SET host = $1, wanted = $2, state = $3, reason = $4, kept = NULL WHERE uuid = $5",
+        )
+        .bind(machine.host)
+        .bind(machine.wanted.name())
+        .bind(machine.state.name())
+        .bind(&machine.reason)
+        .bind(machine.uuid);
+        self.0.changes_one(update).await
+    }
+
     async fn set_pin(&mut self, uuid: Uuid, pin: Option<&str>) -> Result<bool, DbError> {
         let update = Statement::new("UPDATE machines SET pin = $1 WHERE uuid = $2").bind(pin).bind(uuid);
         self.0.changes_one(update).await

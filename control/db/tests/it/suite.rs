@@ -163,6 +163,12 @@ pub async fn pins_are_set_and_taken_away(db: &dyn Database) {
     repo.machines().add(&pinned).await.unwrap();
     assert!(repo.machines().set_pin(pinned.uuid, Some("debian@1")).await.unwrap());
     assert!(!repo.machines().set_pin(Uuid::nil(), None).await.unwrap());
+    let moved = MachineRecord { host: Uuid::from_u128(8), wanted: Wanted::Running, ..pinned.clone() };
+    assert!(repo.machines().set_host(&moved).await.unwrap());
+    let read = repo.machines().by_uuid(pinned.uuid).await.unwrap().unwrap();
+    assert_eq!((read.host, read.wanted, read.kept), (moved.host, Wanted::Running, None));
+    repo.machines().set_host(&pinned).await.unwrap();
+    assert!(!repo.machines().set_host(&MachineRecord { uuid: Uuid::nil(), ..moved }).await.unwrap());
     pinned.pin = Some("debian@1".to_owned());
     assert_eq!(repo.machines().by_name("m").await.unwrap(), Some(pinned.clone()));
     repo.machines().set_pin(pinned.uuid, None).await.unwrap();

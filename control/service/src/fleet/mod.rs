@@ -28,7 +28,9 @@ pub mod controller;
 mod follow;
 pub(crate) mod forward;
 pub(crate) mod link;
+mod moving;
 pub(crate) mod node;
+pub(crate) mod placement;
 pub mod protocol;
 mod remote;
 
@@ -45,7 +47,7 @@ use crate::fleet::controller::Authority;
 use crate::fleet::link::Link;
 
 pub use node::Membership;
-pub(crate) use remote::free_memory;
+pub(crate) use placement::free_memory;
 
 /// How often each side looks whether the other one is there, and how long that may take to answer.
 pub(crate) const BEAT: Duration = Duration::from_secs(5);

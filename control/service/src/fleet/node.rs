@@ -228,7 +228,7 @@ async fn assign(
 }
 
 /// What of a machine its controller keeps: that is changed there.
-const KEPT: [(&str, &Method); 11] = [
+const KEPT: [(&str, &Method); 12] = [
     ("/api/v1/machines", &Method::POST),
     ("/api/v1/machines/{machine}", &Method::PATCH),
     ("/api/v1/machines/{machine}", &Method::DELETE),
@@ -239,6 +239,7 @@ const KEPT: [(&str, &Method); 11] = [
     ("/api/v1/hosts/{host}", &Method::PATCH),
     ("/api/v1/hosts/{host}", &Method::DELETE),
     ("/api/v1/hosts/{host}/accept", &Method::POST),
+    ("/api/v1/hosts/{host}/drain", &Method::POST),
     ("/api/v1/images/{image}/edit", &Method::POST),
 ];
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::http::Method;
 use futures_util::future::join_all;
-use headwater_api::{BootFrom, HostState, Machine, MachineState, Problem, SetMachine, Stats, words};
+use headwater_api::{HostState, Machine, MachineState, Problem, SetMachine, Stats, words};
 use headwater_db::{DbError, HostRecord, MachineRecord};
 use uuid::Uuid;
 
@@ -14,6 +14,7 @@ use crate::answer::problem;
 use crate::caller::Caller;
 use crate::fleet::follow::as_said;
 use crate::fleet::link::Link;
+use crate::fleet::placement::Candidate;
 use crate::lifecycle::LifecycleError;
 
 impl Service {
@@ -172,14 +173,11 @@ impl Service {
         self.assign(&link, record).await
     }
 
-    /// The host with the most free memory that is there and not cordoned. `None` if all are.
-    pub(crate) async fn freest_host(&self, hosts: Vec<HostRecord>) -> Result<Option<Uuid>, DbError> {
+    /// The hosts that a machine may go to.
+    pub(crate) async fn candidates(&self, hosts: &[HostRecord]) -> Result<Vec<Candidate>, DbError> {
         let machines = self.db().read().await?.machines().list().await?;
-        let can_have = |host: &HostRecord| {
-            !host.cordoned && (host.id == self.own_host() || self.link(host.id).is_some())
-        };
-        let candidates = hosts.into_iter().filter(can_have);
-        Ok(candidates.max_by_key(|host| free_memory(host, &machines)).map(|host| host.id))
+        let is_there = |host: &HostRecord| host.id == self.own_host() || self.link(host.id).is_some();
+        Ok(hosts.iter().map(|host| Candidate::new(host, is_there(host), &machines)).collect())
     }
 
     /// The metrics of a machine of another host.
@@ -225,13 +223,6 @@ impl Service {
         let hosts = hosts.into_iter().map(|host| (host.id, host)).collect();
         Ok(SeenOnNodes { hosts, machines })
     }
-}
-
-/// The memory of a host that is left if all its machines are on; negative if there is not enough for all.
-pub(crate) fn free_memory(host: &HostRecord, machines: &[MachineRecord]) -> i128 {
-    let of_host = machines.iter().filter(|it| it.host == host.id && it.boot == BootFrom::Vm);
-    let taken: i128 = of_host.map(|it| i128::from(it.memory_bytes) + i128::from(it.cache.ram_bytes)).sum();
-    i128::from(host.memory_bytes) - taken
 }
 
 /// The error of a change that a node has refused.

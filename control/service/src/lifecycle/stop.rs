@@ -56,7 +56,7 @@ impl Service {
     }
 
     /// The same of one whose turn the caller has.
-    pub(super) async fn stop_locked(
+    pub(crate) async fn stop_locked(
         &self,
         record: MachineRecord,
         force: bool,

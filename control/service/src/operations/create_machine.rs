@@ -18,6 +18,7 @@ use crate::backend::{BackendError, VmPlan};
 use crate::caller::Caller;
 use crate::catalogs::CatalogError;
 use crate::extract::Body;
+use crate::fleet::placement::{NoRoom, place};
 use crate::fleet::protocol::AssignedMachine;
 use crate::identity::{self, IdentityError, NewIdentity};
 use crate::retention::{ReferenceKind, Referrer};
@@ -44,8 +45,12 @@ enum Error {
     MacTaken { machine: String, mac: String, other: String },
     #[error("cannot create machine '{machine}' on host '{host}': {why}")]
     Host { machine: String, host: String, why: &'static str },
-    #[error("cannot create machine '{0}': each host is cordoned or not connected")]
-    NoHost(String),
+    #[error("cannot create machine '{machine}'")]
+    NoRoom {
+        machine: String,
+        #[source]
+        source: NoRoom,
+    },
     #[error("cannot create machine '{machine}': {why}")]
     Target { machine: String, why: &'static str },
     #[error(
@@ -83,7 +88,7 @@ impl Explain for Error {
             Self::Exists(_) | Self::IsCatalog(_) | Self::MacTaken { .. } => ProblemKind::Conflict,
             Self::Host { why, .. } if *why == NO_SUCH_HOST => ProblemKind::NotFound,
             Self::Host { why, .. } if *why == IS_AWAY => ProblemKind::Unavailable,
-            Self::Host { .. } | Self::NoHost(_) => ProblemKind::Conflict,
+            Self::Host { .. } | Self::NoRoom { .. } => ProblemKind::Conflict,
             Self::ImageOrCatalog(_) | Self::PathTooLong { .. } | Self::Target { .. } => ProblemKind::Invalid,
             Self::Backend { source, .. } => source.kind(),
             Self::Identity { .. } => ProblemKind::Failed,
@@ -98,7 +103,11 @@ impl Explain for Error {
             }
             Self::Backend { source, .. } => source.advice().map(str::to_owned),
             Self::Exists(_) | Self::IsCatalog(_) | Self::ImageOrCatalog(_) | Self::Identity { .. } => None,
-            Self::Host { .. } | Self::NoHost(_) => Some("'headwater node list' shows the hosts".to_owned()),
+            Self::Host { .. } => Some("'headwater node list' shows the hosts".to_owned()),
+            Self::NoRoom { .. } => Some(
+                "stop machines, add a host ('headwater node token'), or name a host with --host, which is not checked"
+                    .to_owned(),
+            ),
             Self::MacTaken { .. } | Self::Target { .. } => None,
             Self::Db { source, .. } => source.advice(),
         }
@@ -323,18 +332,21 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
     let default_platform = of.map(|it| it.platform.clone()).unwrap_or_default();
     // A pool lends machines of this host only.
     let is_spread = of.is_some_and(|catalog| catalog.keep_ready == 0) && boot == BootFrom::Vm;
-    let host = choose_host(service, &request.name, request.host.as_deref(), boot, is_spread).await?;
+    let cache = request.cache.or(of.map(|it| it.cache)).unwrap_or(default_cache);
+    let memory_bytes = request
+        .memory_bytes
+        .or(of.map(|it| it.memory_bytes))
+        .unwrap_or(CreateMachine::default_memory_bytes());
+    let need_bytes = is_spread.then(|| memory_bytes.saturating_add(cache.ram_bytes));
+    let host = choose_host(service, &request.name, request.host.as_deref(), boot, need_bytes).await?;
     let plan = Plan {
         boot,
         host,
         mac: request.mac.as_deref().map(name::check_mac).transpose().map_err(Failure)?,
         image,
-        cache: request.cache.or(of.map(|it| it.cache)).unwrap_or(default_cache),
+        cache,
         transport: request.transport.or(of.map(|it| it.transport)).unwrap_or_default(),
-        memory_bytes: request
-            .memory_bytes
-            .or(of.map(|it| it.memory_bytes))
-            .unwrap_or(CreateMachine::default_memory_bytes()),
+        memory_bytes,
         cpus: request.cpus.or(of.map(|it| it.cpus)).unwrap_or(CreateMachine::default_cpus()),
         platform: Platform {
             firmware: request.firmware.unwrap_or(default_platform.firmware),
@@ -352,13 +364,13 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
     Ok(plan)
 }
 
-/// The host of a new machine. `None`: this one.
+/// The host of a new machine. `None`: this one. A machine that needs memory of any host says how much.
 async fn choose_host(
     service: &Service,
     machine: &str,
     named: Option<&str>,
     boot: BootFrom,
-    is_spread: bool,
+    need_bytes: Option<u64>,
 ) -> Result<Option<Uuid>, Failure> {
     let refused = |host: &str, why| Error::Host { machine: machine.to_owned(), host: host.to_owned(), why };
     let hosts = service.db().read().await?.hosts().list().await?;
@@ -368,10 +380,10 @@ async fn choose_host(
         let refused = Error::Target { machine: machine.to_owned(), why };
         return if named.is_some() { Err(refused.into()) } else { Ok(None) };
     }
-    if named.is_none() && is_spread {
-        let Some(chosen) = service.freest_host(hosts).await? else {
-            return Err(Error::NoHost(machine.to_owned()).into());
-        };
+    // One host alone is not asked for room: what it has and takes is its own matter.
+    if let (None, Some(need_bytes), true) = (named, need_bytes, hosts.len() > 1) {
+        let no_room = |source| Error::NoRoom { machine: machine.to_owned(), source };
+        let chosen = place(&mut service.candidates(&hosts).await?, need_bytes).map_err(no_room)?;
         return Ok((chosen != own).then_some(chosen));
     }
     let is_meant = |host: &&HostRecord| named.map_or(host.id == own, |name| host.name == name);

@@ -13,6 +13,7 @@ mod create_terminal_ticket;
 mod create_token;
 mod diff_images;
 mod discard_session;
+mod drain_host;
 mod edit_image;
 mod exec_machine;
 mod export_image;
@@ -189,6 +190,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(hosts::list_hosts))
         .routes(routes!(hosts::show_host, hosts::set_host, hosts::remove_host))
         .routes(routes!(hosts::accept_host))
+        .routes(routes!(drain_host::drain_host))
         .routes(routes!(create_join_token::create_join_token))
 }
 

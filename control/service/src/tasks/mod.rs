@@ -7,8 +7,9 @@
 //! ```
 //!
 //! A task has a row, unless the database cannot be written: a check or a copy must work on a full disk too. Tasks that change machines
-//! (`scale`, `roll`) keep a plan in their row and go on after a restart of the daemon. The others end with it, and their row says so.
+//! (`scale`, `roll`, `drain`) keep a plan in their row and go on after a restart of the daemon. The others end with it, and their row says so.
 
+mod drain;
 mod roll;
 mod roll_plan;
 mod roll_remote;
@@ -35,6 +36,7 @@ use crate::answer::Failure;
 use crate::backend::TaskControl;
 use crate::caller::Caller;
 
+pub(crate) use self::drain::begin as begin_drain;
 pub(crate) use self::roll::begin as begin_roll;
 pub(crate) use self::scale::begin as begin_scale;
 
@@ -358,6 +360,10 @@ impl Service {
                 }
                 (roll::KIND, plan @ Some(_)) if let Some(plan) = stored::<roll_plan::Plan>(plan) => {
                     let work = roll::go_on(service.clone(), caller, id, plan, control.clone());
+                    self.spawn_task(Some(id), control, after_nodes(service, work));
+                }
+                (drain::KIND, plan @ Some(_)) if let Some(plan) = stored::<drain::Plan>(plan) => {
+                    let work = drain::go_on(service.clone(), caller, id, plan, control.clone());
                     self.spawn_task(Some(id), control, after_nodes(service, work));
                 }
                 _ => {

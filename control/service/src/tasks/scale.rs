@@ -16,6 +16,7 @@ use crate::Service;
 use crate::answer::{Explain, Failure, problem};
 use crate::backend::TaskControl;
 use crate::caller::Caller;
+use crate::fleet::placement::{NoRoom, place};
 use crate::lifecycle::LifecycleError;
 use crate::operations::create_machine;
 
@@ -46,6 +47,14 @@ enum Error {
     Kept { catalog: String, count: u32, has: usize, kept: Vec<String> },
     #[error("cannot change how many machines catalog '{catalog}' has: task {task} changes it")]
     Busy { catalog: String, task: i64 },
+    #[error("cannot give catalog '{catalog}' {count} machines: there is room for {more} more")]
+    NoRoom {
+        catalog: String,
+        count: u32,
+        more: usize,
+        #[source]
+        source: NoRoom,
+    },
     #[error(transparent)]
     Db(#[from] DbError),
 }
@@ -54,7 +63,7 @@ impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
             Self::TooMany { .. } => ProblemKind::Invalid,
-            Self::Kept { .. } | Self::Busy { .. } => ProblemKind::Conflict,
+            Self::Kept { .. } | Self::Busy { .. } | Self::NoRoom { .. } => ProblemKind::Conflict,
             Self::Db(e) => e.kind(),
         }
     }
@@ -66,6 +75,7 @@ impl Explain for Error {
                 "--force removes those too, with what they keep, but not machines that edit an image"
                     .to_owned(),
             ),
+            Self::NoRoom { .. } => Some("stop machines, or add a host ('headwater node token')".to_owned()),
             Self::Busy { task, .. } => Some(format!("'headwater task wait {task}', or cancel it")),
             Self::Db(e) => e.advice(),
         }
@@ -95,6 +105,9 @@ pub(crate) async fn begin(
     }
     let members = service.members(&catalog).await?;
     removable(service, &catalog, &members, &request).await?;
+    if request.start {
+        have_room(service, &catalog, members.len(), request.count).await?;
+    }
     let report = ScaleReport { catalog: catalog.clone(), ..ScaleReport::default() };
     let plan = Plan { request, report };
     let handle = service.clone();
@@ -114,6 +127,28 @@ pub(crate) async fn begin(
     });
     let (id, live) = begun.await?;
     Ok(answer(Some(id), live).await)
+}
+
+/// Refuses machines that are to be started, and of which hosts have no room for all.
+async fn have_room(service: &Service, catalog: &str, has: usize, count: u32) -> Result<(), Failure> {
+    let record = service.catalog(catalog).await?;
+    let hosts = service.db().read().await?.hosts().list().await?;
+    // A pool's machines are this host's, and one host alone is not asked.
+    if record.keep_ready > 0 || hosts.len() < 2 {
+        return Ok(());
+    }
+    let need_bytes = record.memory_bytes.saturating_add(record.cache.ram_bytes);
+    let mut candidates = service.candidates(&hosts).await?;
+    for made in has..usize::try_from(count).unwrap_or(usize::MAX) {
+        let more = made - has;
+        place(&mut candidates, need_bytes).map_err(|source| Error::NoRoom {
+            catalog: catalog.to_owned(),
+            count,
+            more,
+            source,
+        })?;
+    }
+    Ok(())
 }
 
 /// Does what is left.
@@ -280,5 +315,8 @@ pub(super) async fn changing(repo: &mut dyn Repository, catalog: &str) -> Result
     let subject = format!("catalog {catalog}");
     let unended = repo.tasks().unended().await?;
     let is_one = |kind: &str| kind == KIND || kind == super::roll::KIND;
-    Ok(unended.into_iter().find(|task| is_one(&task.kind) && task.subject == subject).map(|task| task.id))
+    match unended.into_iter().find(|task| is_one(&task.kind) && task.subject == subject) {
+        Some(task) => Ok(Some(task.id)),
+        None => super::drain::moving(repo, catalog).await,
+    }
 }
