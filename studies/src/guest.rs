@@ -278,6 +278,7 @@ fn spec(socket: &Path, dir: &Path, acceleration: &Acceleration) -> GuestSpec {
         seed: None,
         run_dir: dir.join("guest"),
         firmware: Firmware::Bios,
+        tpm: None,
         display: Display::None,
         network: Network::None,
         acceleration: acceleration.clone(),

@@ -75,6 +75,7 @@ impl Hypervisor for Qemu {
             seed: None,
             run_dir: PathBuf::from("/"),
             firmware: Firmware::Bios,
+            tpm: None,
             display: Display::None,
             network: Network::User,
             acceleration: Acceleration::Kvm,
@@ -125,6 +126,7 @@ impl Hypervisor for Qemu {
             seed: Some(files.seed_disk()),
             run_dir: request.run_dir,
             firmware,
+            tpm: None,
             display,
             network,
             acceleration,
@@ -364,6 +366,7 @@ fn failed(error: Error) -> BackendError {
         Error::Gone(_) => ProblemKind::Conflict,
         Error::Io { .. }
         | Error::StartFailed { .. }
+        | Error::TpmFailed { .. }
         | Error::Monitor { .. }
         | Error::Agent { .. }
         | Error::Protocol { .. }

@@ -40,6 +40,16 @@ pub enum Error {
         /// The last lines that QEMU printed.
         stderr: String,
     },
+    /// The TPM ended before it was ready.
+    #[error("the TPM (swtpm) of machine '{machine}' did not start ({status}): {output}")]
+    TpmFailed {
+        /// Name of the machine.
+        machine: String,
+        /// Exit status, as text.
+        status: String,
+        /// The last lines that swtpm printed.
+        output: String,
+    },
     /// A file or socket could not be used.
     #[error("cannot {what} {path}: {source}")]
     Io {

@@ -10,6 +10,7 @@
 //!   QEMU ends without being asked, from any phase: Exited(Crashed, PoweredOff or Rebooted)
 //! ```
 
+use std::fmt::Write;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -37,6 +38,7 @@ use crate::qmp::Qmp;
 use crate::screen;
 use crate::spec::{Display, GuestSpec, Network, RunFiles};
 use crate::supervise::{self, Order, Supervisor};
+use crate::tpm;
 
 /// How long QEMU may take to open its monitor. Generous for hosts under load.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -185,14 +187,26 @@ impl Guest {
         };
         prepare(&files)?;
         let started = Instant::now();
-        let mut child = spawn(&qemu, spec, &probe, &files, lifetime).await?;
-        // Until the end of the start, dropping `child` kills a QEMU that ends with this process.
-        let outcome = Self::finish_start(spec, bridge.as_ref(), &mut child, &files).await;
-        let (process, monitor) = match outcome {
-            Ok(ready) => ready,
-            Err(error) => {
+        let mut tpm = None;
+        let ready = async {
+            if let Some(state) = &spec.tpm {
+                tpm = Some(tpm::start(&spec.name, &files, state, lifetime).await?);
+            }
+            let mut child = spawn(&qemu, spec, &probe, &files, lifetime).await?;
+            // Until the end of the start, dropping `child` kills a QEMU that ends with this process.
+            let outcome = Self::finish_start(spec, bridge.as_ref(), &mut child, &files).await;
+            if outcome.is_err() {
                 // A child that has ended already gives an error that says nothing new.
                 let _ = child.kill().await;
+            }
+            outcome.map(|(process, monitor)| (child, process, monitor))
+        };
+        let (child, process, monitor) = match ready.await {
+            Ok(ready) => ready,
+            Err(error) => {
+                if let Some(tpm) = tpm {
+                    tpm::end(&spec.name, tpm).await;
+                }
                 let _ = orphan::remove_orphans(&files);
                 return Err(error);
             }
@@ -203,6 +217,7 @@ impl Guest {
         let state = Supervisor::spawn(supervise::Parts {
             name: spec.name.clone(),
             process: Watched::Child(child),
+            tpm,
             started,
             boot: None,
             files: files.clone(),
@@ -235,6 +250,7 @@ impl Guest {
         let state = Supervisor::spawn(supervise::Parts {
             name: name.to_owned(),
             process: handle,
+            tpm: tpm::left(&files),
             started: Instant::now(),
             boot,
             files: files.clone(),
@@ -257,21 +273,31 @@ impl Guest {
             std::fs::write(&pid_file, process.to_line())
                 .map_err(Error::io("write the pid file", &pid_file))?;
             tokio::select! {
-                monitor = connect(files) => {
-                    let monitor = monitor?;
-                    if spec.display == Display::Vnc {
-                        own(&files.display_socket())?;
+                monitor = connect(files) => match monitor {
+                    Ok(monitor) => {
+                        if spec.display == Display::Vnc {
+                            own(&files.display_socket())?;
+                        }
+                        if let Some(bridge) = bridge {
+                            bridge.join(spec.uuid, spec.mac).await?;
+                        }
+                        return Ok((process, monitor));
                     }
-                    if let Some(bridge) = bridge {
-                        bridge.join(spec.uuid, spec.mac).await?;
+                    // QEMU has closed its monitor because it ends, and its log says why.
+                    Err(gone @ Error::Gone(_)) => {
+                        tokio::time::timeout(QUIT_TIMEOUT, child.wait()).await.map_err(|_| gone)?.ok();
                     }
-                    return Ok((process, monitor));
-                }
+                    Err(error) => return Err(error),
+                },
                 _ = child.wait() => {}
             }
         }
         let status = child.wait().await.map_err(Error::io("wait for the process of", &files.dir))?;
-        let stderr = supervise::last_lines(&files.qemu_log()).join("; ");
+        let mut stderr = supervise::last_lines(&files.qemu_log()).join("; ");
+        if spec.tpm.is_some() {
+            // QEMU says only that the TPM failed.
+            let _ = write!(stderr, "; swtpm: {}", tpm::last_words(files));
+        }
         Err(Error::StartFailed { machine: spec.name.clone(), status: status.to_string(), stderr })
     }
 

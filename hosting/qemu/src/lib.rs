@@ -7,6 +7,7 @@
 //!                                    |  console.sock  a terminal                 <- callers
 //!                                    |  console.log   "login:"                   <- Supervisor
 //!                                    |  vnc.sock      its screen                 <- viewers
+//!                                    |  tpm.sock      swtpm (child process): its TPM
 //!                                    +- disk: NBD over a unix socket; seed disk: Identity as NoCloud (seed)
 //! ```
 //!
@@ -17,6 +18,7 @@
 //! - If a write finds no space on the disk, the machine is paused, and the write is tried again until there is space.
 //! - With [`Lifetime::WithParent`], QEMU ends with the process that started it, even if that process is killed. The
 //!   host must have util-linux.
+//! - A TPM (swtpm) ends with its QEMU.
 //! - With [`Lifetime::Own`], QEMU continues when that process ends, and [`Guest::adopt`] takes it over.
 //! - [`sweep_orphans`] ends the QEMU processes of a daemon that was killed, except adopted ones, and no others.
 //!
@@ -32,7 +34,7 @@
 //!
 //! # Not here
 //! Image, write cache, NBD server: another program serves the disk on a socket. Database and policy: the control plane
-//! decides whether a crashed machine starts again. Migration, Secure Boot, TPM. Making or changing a bridge: machines
+//! decides whether a crashed machine starts again. Migration. Certificates of a TPM's maker. Making or changing a bridge: machines
 //! only become ports of an existing one.
 //!
 //! Start reading at [`guest`].
@@ -54,6 +56,7 @@ pub mod screen;
 pub mod seed;
 pub mod spec;
 mod supervise;
+pub mod tpm;
 
 pub use agent::{Agent, Exec, ExecOutput, Generalised};
 pub use error::{Error, Result};

@@ -7,6 +7,8 @@
 //! recognised by its command line alone. Only the daemon that holds the data directory's lock starts machines in the
 //! directory named there. A daemon in a container may have another directory at the same path, so the directory itself
 //! is compared too.
+//!
+//! A left-over swtpm is recognised by its command line in the same way. Nearly always it has ended with its QEMU.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -24,6 +26,7 @@ use rustix::io::Errno;
 use crate::error::{Error, Result};
 use crate::process::ProcessId;
 use crate::spec::{RunFiles, socket_chardev};
+use crate::tpm;
 
 /// How long an orphan may take to end by itself. Its disk is gone with the daemon, so it has nothing to save.
 const GRACE: Duration = Duration::from_secs(2);
@@ -87,6 +90,15 @@ fn sweep(run_root: &Path, adopted: &[String]) -> std::io::Result<Vec<Orphan>> {
             let ended = id.end(GRACE)?;
             tracing::warn!(pid = id.pid, run_dir = %files.dir.display(), ended, "ended a left-over QEMU");
             orphans.push(Orphan { run_dir: files.dir.clone(), pid: id.pid, ended });
+        }
+        let control = tpm::control_argument(&files);
+        let is_tpm = |seen: &&Process| {
+            seen.is_emulator && seen.command_line.contains(&control) && is_in(&files.dir, seen.id.pid)
+        };
+        for Process { id, .. } in processes.iter().filter(is_tpm) {
+            if !id.end(GRACE)? {
+                orphans.push(Orphan { run_dir: files.dir.clone(), pid: id.pid, ended: false });
+            }
         }
         if let Some(stuck) = named.filter(|named| skipped.contains(&named.pid)) {
             // The skipped process may be the machine's QEMU.
@@ -165,11 +177,12 @@ fn look_at_all<T: Send + 'static>(
     seen
 }
 
-/// Whether the program of a process is a QEMU, so that an editor or a shell whose command line quotes
+/// Whether the program of a process is a QEMU or a swtpm, so that an editor or a shell whose command line quotes
 /// the same path is left alone.
 fn is_emulator(pid: u32) -> bool {
     std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|program| {
-        program.file_name().is_some_and(|name| name.as_bytes().starts_with(b"qemu-system-"))
+        let is_one = |name: &OsStr| name == "swtpm" || name.as_bytes().starts_with(b"qemu-system-");
+        program.file_name().is_some_and(is_one)
     })
 }
 
@@ -203,13 +216,14 @@ pub(crate) fn left_process(files: &RunFiles) -> Option<ProcessId> {
 pub(crate) fn remove_orphans(files: &RunFiles) -> std::io::Result<()> {
     let sockets =
         [files.monitor_socket(), files.agent_socket(), files.console_socket(), files.display_socket()];
-    for path in sockets.into_iter().chain([files.screen_dump(), files.pid_file()]) {
+    let others = [files.tpm_socket(), files.tpm_pid_file(), files.screen_dump(), files.pid_file()];
+    for path in sockets.into_iter().chain(others) {
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
     }
-    Ok(())
+    tpm::remove_state(&files.tpm_state())
 }
 
 #[cfg(test)]

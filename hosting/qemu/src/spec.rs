@@ -184,6 +184,9 @@ pub struct GuestSpec {
     pub run_dir: PathBuf,
     /// Its firmware.
     pub firmware: Firmware,
+    /// The directory with the state of its TPM 2.0, if it has one: [`RunFiles::tpm_state`] for a TPM that ends with
+    /// this run, else a directory that the caller keeps.
+    pub tpm: Option<PathBuf>,
     /// Its display.
     pub display: Display,
     /// Its network.
@@ -252,6 +255,26 @@ impl RunFiles {
         self.dir.join("firmware-vars.fd")
     }
 
+    /// The state of a TPM that ends with this run of the machine.
+    pub fn tpm_state(&self) -> PathBuf {
+        self.dir.join("tpm")
+    }
+
+    /// Socket between QEMU and the TPM; taken while the machine runs.
+    pub fn tpm_socket(&self) -> PathBuf {
+        self.dir.join("tpm.sock")
+    }
+
+    /// Process number and start time of the TPM.
+    pub fn tpm_pid_file(&self) -> PathBuf {
+        self.dir.join("tpm.pid")
+    }
+
+    /// Log of the TPM.
+    pub fn tpm_log(&self) -> PathBuf {
+        self.dir.join("tpm.log")
+    }
+
     /// The usual place of the seed disk.
     pub fn seed_disk(&self) -> PathBuf {
         self.dir.join("seed.img")
@@ -306,7 +329,8 @@ impl GuestSpec {
             .map_err(|reason| self.error(reason))?;
         let files = self.files();
         let sockets = [files.monitor_socket(), files.agent_socket(), files.console_socket()];
-        for socket in sockets.into_iter().chain([files.display_socket(), self.disk.socket.clone()]) {
+        let others = [files.display_socket(), files.tpm_socket(), self.disk.socket.clone()];
+        for socket in sockets.into_iter().chain(others) {
             let len = socket.as_os_str().as_bytes().len();
             if len > MAX_SOCKET_PATH_BYTES {
                 return Err(self.error(format!(
@@ -315,6 +339,14 @@ impl GuestSpec {
                     socket.display()
                 )));
             }
+        }
+        // swtpm cannot be given such a path.
+        let has_comma = |path: &&PathBuf| path.as_os_str().as_bytes().contains(&b',');
+        if let Some(state) = self.tpm.as_ref().filter(has_comma) {
+            return Err(self.error(format!(
+                "a TPM cannot be kept in {}, whose path has a comma; use a data directory without one",
+                state.display()
+            )));
         }
         Ok(())
     }
@@ -325,9 +357,19 @@ impl GuestSpec {
         self.machine(&mut line, sandbox);
         self.disks(&mut line, version);
         self.channels(&mut line);
+        self.tpm(&mut line);
         self.screen(&mut line);
         self.card(&mut line);
         line.0
+    }
+
+    fn tpm(&self, line: &mut CommandLine) {
+        if self.tpm.is_some() {
+            let socket = escape(&self.files().tpm_socket().to_string_lossy());
+            line.option("-chardev", format!("socket,id=tpm-socket,path={socket}"));
+            line.option("-tpmdev", "emulator,id=tpm0,chardev=tpm-socket");
+            line.option("-device", "tpm-crb,tpmdev=tpm0");
+        }
     }
 
     fn screen(&self, line: &mut CommandLine) {
@@ -534,6 +576,7 @@ mod tests {
             seed: None,
             run_dir: "/run/a,b".into(),
             firmware: Firmware::Bios,
+            tpm: None,
             display: Display::None,
             network: Network::None,
             acceleration: Acceleration::Kvm,
@@ -564,6 +607,7 @@ mod tests {
         refused(|s| s.memory_bytes = 2 << 30, "2048 MiB of memory, but this host has 1024 MiB");
         refused(|s| s.run_dir = format!("/{}", "x".repeat(120)).into(), "Linux allows 107");
         refused(|s| s.name.clear(), "empty");
+        refused(|s| s.tpm = Some("/run/a,b/tpm".into()), "/run/a,b/tpm, whose path has a comma");
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::orphan;
 use crate::process::{Ended, Watched};
 use crate::qmp::{Event, Qmp};
 use crate::spec::RunFiles;
+use crate::tpm;
 
 /// Pauses between two reads of the logs: while the guest boots or prints much, and once it is up. An idle machine
 /// should cost almost no processor time.
@@ -38,6 +39,9 @@ const PING_PAUSE: Duration = Duration::from_millis(500);
 /// How long the monitor's connection may outlive QEMU. QEMU's last messages are already in the socket, so reading them
 /// takes no time. But a child of QEMU could hold the other end open.
 const LAST_EVENTS_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long QEMU may outlive its TPM, which it ends first.
+const TPM_LEAD: Duration = Duration::from_secs(5);
 
 /// How often a machine's disk errors are logged. A guest retries a bad block for ever.
 const DISK_ERROR_INTERVAL: Duration = Duration::from_secs(10);
@@ -66,6 +70,8 @@ pub(crate) enum Order {
 pub(crate) struct Parts {
     pub name: String,
     pub process: Watched,
+    /// Its TPM, if it has one.
+    pub tpm: Option<Watched>,
     pub started: Instant,
     /// The boot of a guest that is known to be up.
     pub boot: Option<Boot>,
@@ -142,19 +148,21 @@ impl Supervisor {
             logged_bytes: 0,
             cutting: None,
         };
-        tokio::spawn(supervisor.run(parts.process, parts.orders, events));
+        tokio::spawn(supervisor.run(parts.process, parts.tpm, parts.orders, events));
         receiver
     }
 
     async fn run(
         mut self,
         mut process: Watched,
+        mut tpm: Option<Watched>,
         mut orders: mpsc::UnboundedReceiver<Order>,
         mut events: broadcast::Receiver<Event>,
     ) {
         let mut look_at = Instant::now();
         let mut listening = true;
         let mut handles = true;
+        let mut tpm_lost_at = None;
         let ended = loop {
             tokio::select! {
                 ended = process.wait() => break ended,
@@ -172,6 +180,14 @@ impl Supervisor {
                     Some(order) => self.obey(order, &mut process),
                     None => handles = false,
                 },
+                () = tpm_ended(&mut tpm) => {
+                    tpm = None;
+                    tpm_lost_at = Some(Instant::now() + TPM_LEAD);
+                }
+                () = sleep_until(tpm_lost_at.unwrap_or(look_at)), if tpm_lost_at.is_some() => {
+                    tpm_lost_at = None;
+                    tracing::error!(machine = self.name, "its TPM ended, and fails in the guest until the next start");
+                }
                 () = sleep_until(look_at) => look_at = Instant::now() + self.look(),
                 () = sleep_until(self.retry_at.unwrap_or(look_at)), if self.retry_at.is_some() => self.retry(),
             }
@@ -188,6 +204,9 @@ impl Supervisor {
             }
         }
         self.agent_answers.abort();
+        if let Some(tpm) = tpm {
+            tpm::end(&self.name, tpm).await;
+        }
         self.finish(ended);
     }
 
@@ -388,6 +407,14 @@ impl Supervisor {
     }
 }
 
+/// Waits for the end of a TPM, or for ever if there is none.
+async fn tpm_ended(tpm: &mut Option<Watched>) {
+    match tpm {
+        Some(tpm) => drop(tpm.wait().await),
+        None => std::future::pending().await,
+    }
+}
+
 /// When to check a guest again. `booting_for` is `None` once the guest is up. While it boots, the pause is a hundredth
 /// of the boot so far, so a measured boot time is right to 1 %, and a guest that never comes up is checked ever less
 /// often.
@@ -490,6 +517,7 @@ mod tests {
             name: "late".into(),
             process: Watched::Child(child),
             boot: None,
+            tpm: None,
             started: Instant::now(),
             agent: Arc::new(Agent::new(&files.agent_socket())),
             files,
@@ -539,6 +567,7 @@ mod tests {
                 tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap(),
             ),
             boot: None,
+            tpm: None,
             started: Instant::now(),
             agent: Arc::new(Agent::new(&files.agent_socket())),
             monitor: Arc::new(Qmp::connect(&files.monitor_socket()).await.unwrap()),

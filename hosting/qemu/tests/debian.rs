@@ -73,6 +73,7 @@ fn spec(dir: &Path) -> GuestSpec {
         seed: Some(dir.join("seed.img")),
         run_dir: dir.join("run"),
         firmware: headwater_qemu::Firmware::Bios,
+        tpm: None,
         display: headwater_qemu::Display::None,
         network: Network::User,
         acceleration: Acceleration::Tcg { reason: "it is a test".into() },

@@ -12,11 +12,11 @@ use headwater_qemu::{
 use uuid::Uuid;
 
 /// Emulation on a busy host is slow; a boot sector takes a second on an idle one.
-const PATIENCE: Duration = Duration::from_secs(300);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Prints "login:" on the serial line and waits for ever.
 #[rustfmt::skip]
-const LOGIN: &[u8] = &[
+pub(crate) const LOGIN: &[u8] = &[
     0x31, 0xdb,                   // xor bx, bx
     0xba, 0xf8, 0x03,             // mov dx, 0x3f8
     0x2e, 0x8a, 0x87, 0x16, 0x7c, // next: mov al, cs:[bx + text]
@@ -49,13 +49,13 @@ const RESTART: &[u8] = &[
 ];
 
 /// A disk with a boot sector, served by qemu-nbd until dropped.
-struct Setup {
-    dir: tempfile::TempDir,
+pub(crate) struct Setup {
+    pub(crate) dir: tempfile::TempDir,
     server: Child,
 }
 
 impl Setup {
-    fn new(code: &[u8]) -> Self {
+    pub(crate) fn new(code: &[u8]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let disk = dir.path().join("disk.raw");
         let mut bytes = code.to_vec();
@@ -74,7 +74,7 @@ impl Setup {
         Self { dir, server: when_listening(server, &socket) }
     }
 
-    fn spec(&self, name: &str) -> GuestSpec {
+    pub(crate) fn spec(&self, name: &str) -> GuestSpec {
         GuestSpec {
             name: name.into(),
             uuid: Uuid::from_u128(7),
@@ -86,6 +86,7 @@ impl Setup {
             seed: None,
             run_dir: self.run_root().join(name),
             firmware: Firmware::Bios,
+            tpm: None,
             display: Display::None,
             network: Network::None,
             acceleration: Acceleration::Tcg { reason: "it is a test".into() },
@@ -93,13 +94,13 @@ impl Setup {
         }
     }
 
-    fn run_root(&self) -> PathBuf {
+    pub(crate) fn run_root(&self) -> PathBuf {
         self.dir.path().join("run")
     }
 }
 
 /// Waits until a child has opened its socket.
-fn when_listening(mut child: Child, socket: &Path) -> Child {
+pub(crate) fn when_listening(mut child: Child, socket: &Path) -> Child {
     for _ in 0..600 {
         if socket.exists() {
             return child;
@@ -118,7 +119,7 @@ impl Drop for Setup {
     }
 }
 
-fn is_alive(pid: u32) -> bool {
+pub(crate) fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
@@ -132,11 +133,11 @@ fn stays_out_of_core_dumps(pid: u32, bytes: u64) -> bool {
     lines.find(|line| line.first() == Some(&"VmFlags:")).unwrap().contains(&"dd")
 }
 
-fn kill_9(pid: u32) {
+pub(crate) fn kill_9(pid: u32) {
     assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
 }
 
-fn names(dir: &Path) -> Vec<String> {
+pub(crate) fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> =
         std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();

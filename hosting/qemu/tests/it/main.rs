@@ -2,3 +2,4 @@
 
 mod machine;
 mod seed_disk;
+mod tpm;
