@@ -99,7 +99,7 @@ impl Hypervisor for Qemu {
         let firmware = match request.platform.firmware {
             platform::Firmware::Bios => Firmware::Bios,
             platform::Firmware::Uefi => {
-                let prepared = firmware::prepare(&files, request.kept_variables.as_deref());
+                let prepared = firmware::prepare(&files, request.kept_variables.as_deref(), false);
                 Firmware::Uefi(prepared.map_err(failed)?)
             }
         };
@@ -181,7 +181,7 @@ impl Hypervisor for Qemu {
 /// Whether this host has what a machine's firmware and network need.
 async fn has(platform: &Platform) -> Result<(), Error> {
     if platform.firmware == platform::Firmware::Uefi {
-        firmware::find()?;
+        firmware::find(false)?;
     }
     if let platform::Network::Bridge(name) = &platform.network {
         bridge::find(name).await?;

@@ -7,16 +7,23 @@ use std::path::{Path, PathBuf};
 /// The text that a console prints when the system is up.
 const PROMPT: &[u8] = b"login:";
 
-/// The texts that SeaBIOS and boot sectors print when they find nothing to boot and stop.
-const NO_BOOT: [&[u8]; 4] = [
+/// The texts that firmware and boot sectors print when they find nothing to boot and stop.
+const NO_BOOT: [&[u8]; 5] = [
     b"No bootable device",
     b"This is not a bootable disk",
     b"Missing operating system",
     b"Operating system not found",
+    b"No bootable option or device was found",
 ];
 
-/// Bytes at the end of each read that are kept for the next read: no searched text is longer.
-const TAIL_BYTES: usize = 32;
+/// The line that OVMF prints for a loader that Secure Boot does not let run has both.
+const REFUSED: [&str; 2] = ["BdsDxe: failed to load ", ": Access Denied"];
+
+/// What is said of that.
+const REFUSED_SAID: &str = "Access Denied: Secure Boot does not trust the loader";
+
+/// Bytes at the end of each read that are kept for the next read: no searched text is longer, nor a line of OVMF.
+const TAIL_BYTES: usize = 512;
 
 /// When a log is longer than this, in bytes, it is moved to `NAME.log.old`. A guest that prints without end, or that
 /// makes QEMU log without end, must not fill the host's disk.
@@ -68,10 +75,7 @@ impl ConsoleLog {
         self.offset += u64::try_from(read).unwrap_or(0);
         let found = seen.windows(PROMPT.len()).any(|window| window == PROMPT);
         if self.no_boot.is_none() {
-            self.no_boot = NO_BOOT
-                .iter()
-                .find(|mark| seen.windows(mark.len()).any(|window| window == **mark))
-                .map(|mark| String::from_utf8_lossy(mark).into_owned());
+            self.no_boot = no_boot(&seen);
         }
         if !found {
             self.tail = seen.split_off(seen.len().saturating_sub(TAIL_BYTES));
@@ -83,6 +87,19 @@ impl ConsoleLog {
     pub(crate) fn is_long(&self) -> bool {
         self.offset > MAX_LOG_BYTES
     }
+}
+
+/// The text of firmware that finds nothing to boot.
+fn no_boot(seen: &[u8]) -> Option<String> {
+    // First, because OVMF also says afterwards that there is nothing to boot.
+    let is_refused = String::from_utf8_lossy(seen)
+        .lines()
+        .any(|line| line.split_once(REFUSED[0]).is_some_and(|(_, rest)| rest.contains(REFUSED[1])));
+    if is_refused {
+        return Some(REFUSED_SAID.to_owned());
+    }
+    let mark = NO_BOOT.iter().find(|mark| seen.windows(mark.len()).any(|window| window == **mark))?;
+    Some(String::from_utf8_lossy(mark).into_owned())
 }
 
 /// The length of a log in bytes; 0 if it cannot be read.
@@ -150,6 +167,25 @@ mod tests {
         assert_eq!(console.no_boot(), Some("No bootable device"));
         console.skip_to_end();
         assert_eq!(console.no_boot(), None);
+    }
+
+    #[test]
+    fn a_loader_that_secure_boot_refuses_is_reported() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("console.log");
+        let mut log = File::create(&path).unwrap();
+        let mut console = ConsoleLog::new(&path);
+        let line = "BdsDxe: failed to load Boot0001 \"UEFI Misc Device\" from PciRoot(0x0)/Pci(0x1,0x0): Access Denied\r\n";
+        // A program that prints the same words is not the firmware.
+        log.write_all(b"mount: Access Denied\r\n").unwrap();
+        let (first, second) = line.split_at(30);
+        log.write_all(first.as_bytes()).unwrap();
+        assert!(!console.look().unwrap());
+        assert_eq!(console.no_boot(), None);
+        log.write_all(second.as_bytes()).unwrap();
+        log.write_all(b"BdsDxe: No bootable option or device was found.\r\n").unwrap();
+        assert!(!console.look().unwrap());
+        assert_eq!(console.no_boot(), Some("Access Denied: Secure Boot does not trust the loader"));
     }
 
     /// Cuts the log as the supervisor does.

@@ -1,6 +1,7 @@
 //! The files of a UEFI firmware: its code, which all machines share, and the variables of each machine.
 //!
-//! Secure Boot is off: the code is the build without it.
+//! With Secure Boot, the code is the build that protects its variables by system management mode (SMM), and the empty
+//! variables hold Microsoft's keys: the firmware runs only loaders that are signed with these.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::spec::RunFiles;
 
-/// Code and empty variables, where distributions have them, newest layout first.
+/// Code and empty variables without Secure Boot, where distributions have them, newest layout first.
 const PLACES: [(&str, &str); 4] = [
     // Debian, Ubuntu.
     ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),
@@ -20,6 +21,16 @@ const PLACES: [(&str, &str); 4] = [
     ("/usr/share/edk2/x64/OVMF_CODE.4m.fd", "/usr/share/edk2/x64/OVMF_VARS.4m.fd"),
     // openSUSE.
     ("/usr/share/qemu/ovmf-x86_64-code.bin", "/usr/share/qemu/ovmf-x86_64-vars.bin"),
+];
+
+/// The same with Secure Boot and Microsoft's keys.
+const SECURE_PLACES: [(&str, &str); 3] = [
+    // Debian, Ubuntu.
+    ("/usr/share/OVMF/OVMF_CODE_4M.ms.fd", "/usr/share/OVMF/OVMF_VARS_4M.ms.fd"),
+    // Fedora, RHEL.
+    ("/usr/share/edk2/ovmf/OVMF_CODE.secboot.fd", "/usr/share/edk2/ovmf/OVMF_VARS.secboot.fd"),
+    // openSUSE.
+    ("/usr/share/qemu/ovmf-x86_64-smm-ms-code.bin", "/usr/share/qemu/ovmf-x86_64-smm-ms-vars.bin"),
 ];
 
 /// The packages that have them, by distribution.
@@ -36,27 +47,34 @@ pub struct UefiFiles {
     pub code: PathBuf,
     /// The machine's variables.
     pub variables: PathBuf,
+    /// Whether it runs signed loaders only.
+    pub secure_boot: bool,
 }
 
 /// Finds the firmware on this host: its code, and the empty variables to copy.
-pub fn find() -> Result<UefiFiles> {
-    find_below(Path::new("/"))
+pub fn find(secure_boot: bool) -> Result<UefiFiles> {
+    find_below(Path::new("/"), secure_boot)
 }
 
-fn find_below(root: &Path) -> Result<UefiFiles> {
+fn find_below(root: &Path, secure_boot: bool) -> Result<UefiFiles> {
     let at = |path: &str| root.join(path.trim_start_matches('/'));
-    PLACES
+    let (places, what) = if secure_boot {
+        (&SECURE_PLACES[..], "a UEFI firmware (OVMF) with Secure Boot and Microsoft's keys")
+    } else {
+        (&PLACES[..], "a UEFI firmware (OVMF)")
+    };
+    places
         .iter()
-        .map(|(code, variables)| UefiFiles { code: at(code), variables: at(variables) })
+        .map(|(code, variables)| UefiFiles { code: at(code), variables: at(variables), secure_boot })
         .find(|files| files.code.is_file() && files.variables.is_file())
-        .ok_or_else(|| Error::NotInstalled { what: "a UEFI firmware (OVMF)".to_owned(), packages: PACKAGES })
+        .ok_or_else(|| Error::NotInstalled { what: what.to_owned(), packages: PACKAGES })
 }
 
 /// Prepares the firmware of a machine that is about to start. Its variables are new, or those at `kept` if the machine
 /// has run with these before.
-pub fn prepare(files: &RunFiles, kept: Option<&Path>) -> Result<UefiFiles> {
+pub fn prepare(files: &RunFiles, kept: Option<&Path>, secure_boot: bool) -> Result<UefiFiles> {
     std::fs::create_dir_all(&files.dir).map_err(Error::io("create the run directory", &files.dir))?;
-    let UefiFiles { code, variables: empty } = find()?;
+    let UefiFiles { code, variables: empty, .. } = find(secure_boot)?;
     let describe = |path: &Path| Error::io("read the empty firmware variables", path);
     let size_bytes = std::fs::metadata(&empty).map_err(describe(&empty))?.len();
     if size_bytes > MAX_VARIABLES_BYTES {
@@ -67,7 +85,7 @@ pub fn prepare(files: &RunFiles, kept: Option<&Path>) -> Result<UefiFiles> {
     if let Some(kept) = kept {
         let use_kept = Error::io("use the machine's firmware variables", kept);
         match std::fs::metadata(kept) {
-            Ok(found) if found.len() == size_bytes => return Ok(UefiFiles { code, variables }),
+            Ok(found) if found.len() == size_bytes => return Ok(UefiFiles { code, variables, secure_boot }),
             Ok(found) => {
                 let why = format!(
                     "it has {} bytes, and the firmware of this host needs {size_bytes}: it is that of another build; move the file \
@@ -82,7 +100,7 @@ pub fn prepare(files: &RunFiles, kept: Option<&Path>) -> Result<UefiFiles> {
     }
     let bytes = std::fs::read(&empty).map_err(describe(&empty))?;
     write_whole(&variables, &bytes).map_err(Error::io("write the firmware variables", &variables))?;
-    Ok(UefiFiles { code, variables })
+    Ok(UefiFiles { code, variables, secure_boot })
 }
 
 /// Writes a file as a whole: a crash leaves no partial file that the next start would use.
@@ -108,38 +126,45 @@ mod tests {
     #[test]
     fn a_host_without_ovmf_gets_the_name_of_the_package() {
         let dir = tempfile::tempdir().unwrap();
-        let error = find_below(dir.path()).unwrap_err().to_string();
-        assert!(error.contains("OVMF") && error.contains("apt-get install ovmf"), "{error}");
+        for (secure_boot, words) in
+            [(false, "(OVMF) is not"), (true, "Secure Boot and Microsoft's keys is not")]
+        {
+            let error = find_below(dir.path(), secure_boot).unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains("apt-get install ovmf"), "{error}");
+        }
         // Code without variables is not enough.
         let places = PLACES[1];
         let at = |path: &str| dir.path().join(path.trim_start_matches('/'));
         std::fs::create_dir_all(at(places.0).parent().unwrap()).unwrap();
         std::fs::write(at(places.0), "code").unwrap();
-        assert!(find_below(dir.path()).is_err());
+        assert!(find_below(dir.path(), false).is_err());
         std::fs::write(at(places.1), "variables").unwrap();
-        let found = find_below(dir.path()).unwrap();
-        assert_eq!(found, UefiFiles { code: at(places.0), variables: at(places.1) });
+        let found = find_below(dir.path(), false).unwrap();
+        let (code, variables) = (at(places.0), at(places.1));
+        assert_eq!(found, UefiFiles { code, variables, secure_boot: false });
+        // A firmware without Secure Boot does not stand in for the other.
+        assert!(find_below(dir.path(), true).is_err());
     }
 
     #[test]
     fn variables_are_new_at_each_start_unless_kept() {
         let dir = tempfile::tempdir().unwrap();
         let files = RunFiles::new(&dir.path().join("run"));
-        let first = prepare(&files, None).expect("apt-get install ovmf");
+        let first = prepare(&files, None, false).expect("apt-get install ovmf");
         let empty = std::fs::read(&first.variables).unwrap();
         assert_eq!(std::fs::metadata(&first.variables).unwrap().mode() & 0o777, 0o600);
         let kept = dir.path().join("kept-vars");
         for path in [None, Some(kept.as_path())] {
-            let variables = prepare(&files, path).unwrap().variables;
+            let variables = prepare(&files, path, false).unwrap().variables;
             assert_eq!(std::fs::read(&variables).unwrap(), empty);
             let mut changed = empty.clone();
             changed[100_000] = 7;
             std::fs::write(&variables, &changed).unwrap();
-            let again = std::fs::read(prepare(&files, path).unwrap().variables).unwrap();
+            let again = std::fs::read(prepare(&files, path, false).unwrap().variables).unwrap();
             assert_eq!(again == changed, path.is_some());
         }
         std::fs::write(&kept, "short").unwrap();
-        let error = prepare(&files, Some(&kept)).unwrap_err().to_string();
+        let error = prepare(&files, Some(&kept), false).unwrap_err().to_string();
         assert!(error.contains("5 bytes") && error.contains("the disk stays as it is"), "{error}");
     }
 }

@@ -26,7 +26,7 @@
 //! - 1 to [`spec::MAX_CPUS`] processors, [`spec::MIN_MEMORY_BYTES`] to the host's memory; socket paths up
 //!   to 107 bytes; user data up to [`seed::MAX_USER_DATA_BYTES`]; output of a command in the guest up to
 //!   16 MiB each way; a console log is cut off at 16 MiB and the part before is kept once.
-//! - x86-64 guests that boot from a virtio disk, with BIOS, or with UEFI without Secure Boot.
+//! - x86-64 guests that boot from a virtio disk, with BIOS, or with UEFI with or without Secure Boot.
 //! - A screen of at most [`screen::MAX_SCREEN_BYTES`].
 //!
 //! # Errors

@@ -411,8 +411,15 @@ impl GuestSpec {
         // Graphics off makes the firmware talk on the serial line, so "no bootable device" is in its log. Guest memory
         // is left out of core dumps. It is not merged with the memory of other guests, because the timing of writes
         // would reveal another guest's contents.
-        let machine =
-            "q35,graphics=off,vmport=off,smm=off,sata=off,hpet=off,dump-guest-core=off,mem-merge=off";
+        // A secure firmware changes its variables in system management mode alone, where no guest is.
+        let is_secure = matches!(&self.firmware, Firmware::Uefi(files) if files.secure_boot);
+        let smm = if is_secure { "on" } else { "off" };
+        let machine = format!(
+            "q35,graphics=off,vmport=off,smm={smm},sata=off,hpet=off,dump-guest-core=off,mem-merge=off"
+        );
+        if is_secure {
+            line.option("-global", "driver=cfi.pflash01,property=secure,value=on");
+        }
         let flash = match &self.firmware {
             Firmware::Bios => "",
             Firmware::Uefi(files) => {
@@ -617,6 +624,21 @@ mod tests {
         assert!(arguments.iter().any(|a| a == "guest=lab,,1,debug-threads=on"));
         assert!(arguments.iter().any(|a| a.contains("path=/run/a,,b/qmp.sock,server")));
         assert!(arguments.iter().any(|a| a.contains(r#""path":"/run/a,b/nbd.sock""#)));
+    }
+
+    #[test]
+    fn only_a_secure_firmware_has_system_management_mode() {
+        for secure_boot in [false, true] {
+            let files = UefiFiles { code: "/code".into(), variables: "/run/a,b/vars".into(), secure_boot };
+            let spec = GuestSpec { firmware: Firmware::Uefi(files), ..spec() };
+            let arguments: Vec<String> =
+                spec.arguments(true, OLD).into_iter().map(|a| a.into_string().unwrap()).collect();
+            let has = |text: &str| arguments.iter().any(|a| a.contains(text));
+            assert!(has("pflash0=firmware-code,pflash1=firmware-vars"));
+            assert_eq!(has(",smm=on,"), secure_boot);
+            assert_eq!(has(",smm=off,"), !secure_boot);
+            assert_eq!(has("driver=cfi.pflash01,property=secure,value=on"), secure_boot);
+        }
     }
 
     #[test]
