@@ -63,16 +63,7 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
         .map_err(|why| Problem::new(ProblemKind::Invalid, why).advise("give a smaller --cache-ram"))?;
     // That it cannot be written is found now rather than after hours. Nothing is counted yet, so it has no machine.
     write_stats(&args, &[], None)?;
-    let Base { device: base, id: mut base_id, former_id, files, image } = open_base(&args, &data_dir)?;
-    if let (Some(name), Some(former)) = (&args.persistent, former_id)
-        && persistent::lies_over(&args.cache_dir, name, &former)
-    {
-        tracing::warn!(
-            cache = %name,
-            "the cache was made by an earlier release, which did not note the backing files of its base: whether one of them has changed since is not known"
-        );
-        base_id = former;
-    }
+    let Base { device: base, id: base_id, files, image } = open_base(&args, &data_dir)?;
     if let Some(name) = &args.persistent {
         persistent::check_files(&files, &args.cache_dir, name, &base_id)?;
     }
@@ -448,8 +439,6 @@ fn check_each_once<T: PartialEq + Display>(flag: &str, what: &str, names: &[T]) 
 struct Base {
     device: Arc<dyn Device>,
     id: [u8; 32],
-    /// What earlier releases gave for a file with backing files.
-    former_id: Option<[u8; 32]>,
     /// What the disk is read from, where it is a file.
     files: Vec<PathBuf>,
     image: Option<OpenImage>,
@@ -469,7 +458,7 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
             args.stream.warn_of_no_use("an empty disk");
             let device = headwater_image::null_device(bytes)?;
             let id = persistent::null_id(bytes);
-            return Ok(Base { device, id, former_id: None, files: Vec::new(), image: None });
+            return Ok(Base { device, id, files: Vec::new(), image: None });
         }
         if image::is_path(source) {
             args.stream.warn_of_no_use("the file");
@@ -477,8 +466,8 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
             let format = args.format.map(sources::file_format);
             let (device, files) = headwater_image::open_chain(Path::new(source), format, backing)?;
             let size_bytes = device.geometry().size_bytes;
-            let (id, former_id) = persistent::file_ids(&files, size_bytes, args.format)?;
-            return Ok(Base { device, id, former_id, files, image: None });
+            let id = persistent::file_id(&files, size_bytes, args.format)?;
+            return Ok(Base { device, id, files, image: None });
         }
     }
     let failed = || match &args.from {
@@ -510,13 +499,7 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
     streamed.has_booted();
     let device = Arc::clone(&streamed.reader) as Arc<dyn Device>;
     let id = streamed.reader.id().0;
-    Ok(Base {
-        device,
-        id,
-        former_id: None,
-        files: Vec::new(),
-        image: Some(OpenImage { streaming, streamed }),
-    })
+    Ok(Base { device, id, files: Vec::new(), image: Some(OpenImage { streaming, streamed }) })
 }
 
 /// Says how far the copy of the image to this host is.

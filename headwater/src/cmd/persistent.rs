@@ -94,28 +94,17 @@ pub fn null_id(size_bytes: u64) -> [u8; 32] {
     Hash::of(format!("headwater base: null {size_bytes}").as_bytes()).0
 }
 
-/// Identity of a disk in a file and its backing files, the top one first, and the one that earlier releases gave it where it has
-/// some. `format` is what the file was said to be: where its bytes say something else, that makes it another base, as the same file
-/// has other contents without it.
-pub fn file_ids(
-    files: &[PathBuf],
-    size_bytes: u64,
-    format: Option<SourceFormat>,
-) -> anyhow::Result<([u8; 32], Option<[u8; 32]>)> {
+/// Identity of a disk in a file and its backing files, the top one first. `format` is the format that the user named. If the bytes of the
+/// file are in another format, the named format is part of the identity: the same file has other contents without it.
+pub fn file_id(files: &[PathBuf], size_bytes: u64, format: Option<SourceFormat>) -> anyhow::Result<[u8; 32]> {
     let mut against_bytes = None;
-    // What is said to be anything else, and is not, was not opened.
+    // A file that is not in any other named format could not be opened.
     if let (Some(SourceFormat::Raw), Some(top)) = (format, files.first()) {
-        let is_marked = is_marked(top).with_context(|| format!("cannot identify {}", top.display()))?;
+        let is_marked =
+            is_marked(top).with_context(|| format!("cannot detect the disk format of {}", top.display()))?;
         against_bytes = format.filter(|_| is_marked);
     }
-    let id = chain_id(files, size_bytes, against_bytes)?;
-    let former_id = match files.split_first() {
-        Some((top, [_, ..])) if against_bytes.is_none() => {
-            Some(chain_id(std::slice::from_ref(top), size_bytes, None)?)
-        }
-        _ => None,
-    };
-    Ok((id, former_id))
+    chain_id(files, size_bytes, against_bytes)
 }
 
 /// Whether a file is taken for another format than raw where nobody says which one it has (`datapath/image/src/open.rs`).
@@ -159,11 +148,6 @@ pub fn is_there(cache_dir: &Path, name: &str) -> bool {
     base_of(cache_dir, name).is_some()
 }
 
-/// Whether the cache `name` in `cache_dir` lies over this base.
-pub fn lies_over(cache_dir: &Path, name: &str, base_id: &[u8; 32]) -> bool {
-    base_of(cache_dir, name).is_some_and(|found| found == *base_id)
-}
-
 /// The base of the cache `name` in `cache_dir`, where there is one (`docs/format-cache.md`, the header of `map`).
 fn base_of(cache_dir: &Path, name: &str) -> Option<[u8; 32]> {
     use std::os::unix::fs::FileExt;
@@ -173,8 +157,7 @@ fn base_of(cache_dir: &Path, name: &str) -> Option<[u8; 32]> {
     (magic == *b"HWCACHE\n").then_some(base)
 }
 
-/// Refuses what the cache `name` does not lie over, and block devices: nothing tells that one was written to. A cache that an
-/// earlier release made over a device is opened all the same, as nothing else gives back what it holds.
+/// Refuses files that the cache `name` was not made over, and block devices, because nothing tells whether a device was written to.
 pub fn check_files(
     files: &[PathBuf],
     cache_dir: &Path,
@@ -185,10 +168,6 @@ pub fn check_files(
     let found = base_of(cache_dir, name);
     if let Some(device) = files.iter().find(is_device) {
         let why = format!("whether the block device {} was written to cannot be told", device.display());
-        if found == Some(*base_id) {
-            tracing::warn!(cache = %name, "{why}, and over other contents this cache is damage");
-            return Ok(());
-        }
         return Err(invalid(format!(
             "a persistent cache is right over the contents that it was made over alone, and {why}: import it \
              ('headwater image import'), as an image is known by its hash"
@@ -236,7 +215,7 @@ mod tests {
         std::fs::write(&below, b"one").unwrap();
         let id = |files: &[&PathBuf], size_bytes| {
             let files: Vec<_> = files.iter().map(|&file| file.clone()).collect();
-            file_ids(&files, size_bytes, None).unwrap().0
+            file_id(&files, size_bytes, None).unwrap()
         };
         let (first, both) = (id(&[&file], 512), id(&[&file, &below], 512));
         assert_eq!(id(&[&dir.path().join(".").join("disk")], 512), first);
@@ -255,11 +234,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let disk = dir.path().join("disk");
         let files = [disk.clone()];
-        let id = |format| {
-            let (id, former_id) = file_ids(&files, 1 << 20, format).unwrap();
-            assert_eq!(former_id, None);
-            id
-        };
+        let id = |format| file_id(&files, 1 << 20, format).unwrap();
         let raw = Some(SourceFormat::Raw);
         let plain = vec![1; 1 << 20];
         std::fs::write(&disk, &plain).unwrap();

@@ -46,7 +46,7 @@ pub struct Change {
     pub ram_bytes: Option<u64>,
     /// The most disk space.
     pub disk_bytes: Option<u64>,
-    /// The weight among the volumes of the process. Left out where it stays: earlier releases know none.
+    /// The weight among the volumes of the process. Absent: it stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
 }

@@ -358,55 +358,6 @@ fn a_block_device_is_no_base_of_a_persistent_cache() {
     refused.fails(2, &[device, "headwater image import"]);
 }
 
-/// Earlier releases knew a base by its top file alone. A cache that was made over that file, before it had a backing file, has
-/// the same identity.
-#[test]
-fn a_cache_of_an_earlier_release_over_a_backing_file_is_opened_with_a_warning() {
-    let dir = short_dir();
-    std::fs::create_dir(dir.path().join("cache")).unwrap();
-    let (base, top) = (dir.path().join("base.qcow2"), dir.path().join("top.qcow2"));
-    let (base, top) = (base.to_str().unwrap(), top.to_str().unwrap());
-    let qemu = |program: &str, args: &[&str]| run(Command::new(program).args(args)).ok();
-    qemu("qemu-img", &["create", "-q", "-f", "qcow2", base, "16M"]);
-    qemu("qemu-io", &["-f", "qcow2", "-c", "write -P 7 1M 64k", base]);
-    qemu("qemu-img", &["create", "-q", "-f", "qcow2", top, "16M"]);
-    let (mut child, uri) = start_over(dir.path(), top);
-    let client = Client::open(&uri).expect("it listens");
-    blocking::write(&*client, 0, &[9; BLOCK]).unwrap();
-    drop(client);
-    signal(child.id(), "TERM");
-    assert!(child.wait().unwrap().success());
-
-    let before = std::fs::metadata(top).unwrap();
-    qemu("qemu-img", &["rebase", "-u", "-f", "qcow2", "-b", base, "-F", "qcow2", top]);
-    let file = std::fs::File::options().write(true).open(top).unwrap();
-    file.set_len(before.len()).unwrap();
-    file.set_modified(before.modified().unwrap()).unwrap();
-    // The second time it still has the identity that it had.
-    for _ in 0..2 {
-        let log = std::fs::File::create(dir.path().join("log")).unwrap();
-        let _ = std::fs::remove_file(dir.path().join("nbd"));
-        let mut command = export(dir.path(), top, &[]);
-        let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().expect("it starts");
-        let mut uri = String::new();
-        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut uri).expect("it prints");
-        let log = || std::fs::read_to_string(dir.path().join("log")).unwrap();
-        assert!(log().contains("made by an earlier release") && uri.starts_with("nbd"), "{uri}{}", log());
-        let client = Client::open(uri.trim()).expect("it listens");
-        let mut found = [0; BLOCK];
-        for (at, byte) in [(0, 9), (1 << 20, 7)] {
-            blocking::read(&*client, at, &mut found).unwrap();
-            assert_eq!(found, [byte; BLOCK], "at byte {at}");
-        }
-        drop(client);
-        signal(child.id(), "TERM");
-        assert!(child.wait().unwrap().success());
-    }
-    // Of the top file a change is noticed, as it always was.
-    qemu("qemu-io", &["-f", "qcow2", "-c", "write -P 8 2M 64k", top]);
-    run(&mut export(dir.path(), top, &["--fuse", "/missing/disk"])).fails(2, &["belongs to base"]);
-}
-
 /// The file has the size of the disk that it describes, so that both disks have the same size.
 #[test]
 fn a_cache_over_a_file_as_raw_is_none_over_what_its_bytes_say() {

@@ -47,7 +47,7 @@ pub async fn qemu() -> Vec<Check> {
         Check::ok("qemu sandbox", "QEMU's filter of system calls works")
     } else {
         let advice =
-            "allow seccomp to this user or container: without it a guest that takes QEMU over can do more";
+            "allow seccomp to this user or container: without it a guest that takes QEMU over has more access to the host";
         Check::warn("qemu sandbox", "QEMU ran only without its filter of system calls", advice)
     });
     checks.push(match found.acceleration {
@@ -118,7 +118,7 @@ pub fn landlock() -> Check {
         Some(version) => Check::warn(
             CHECK,
             format!(
-                "this kernel has an early Landlock (version {version} or 1 more): the disk process is restricted in part"
+                "this kernel has an old Landlock (version {version} or the next one): the disk process is restricted in part"
             ),
             "use Linux 6.12 or later",
         ),
@@ -183,7 +183,7 @@ fn port(key: &str, address: SocketAddr, daemon_answers: bool) -> Check {
         Ok(_) if daemon_answers => Check::warn(
             "port",
             format!("{address} ({key}) is free, although the daemon runs"),
-            "the setting is newer than the daemon: restart it",
+            "the setting was changed after the daemon started: restart the daemon",
         ),
         Ok(_) => Check::ok("port", format!("{address} ({key}) is free")),
         Err(e) if e.kind() == std::io::ErrorKind::AddrInUse && daemon_answers => {
