@@ -12,49 +12,49 @@ use crate::problem::{Problem, ProblemKind};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateCatalog {
-    /// 1 to 63 of a-z, 0-9 and '-'; no machine has it.
+    /// 1 to 63 of a-z, 0-9 and '-'. It must not be the name of a machine.
     pub name: String,
     /// `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`.
     pub image: String,
     /// The write cache of a machine made from now on.
     #[serde(default)]
     pub cache: CacheSettings,
-    /// Its guest's memory.
+    /// The memory of each machine's guest, in bytes.
     #[serde(default = "CreateMachine::default_memory_bytes")]
     pub memory_bytes: u64,
-    /// Its guest's processors.
+    /// The processors of each machine's guest.
     #[serde(default = "CreateMachine::default_cpus")]
     pub cpus: u32,
-    /// How it reaches its disk.
+    /// How each machine reaches its disk.
     #[serde(default)]
     pub transport: DiskTransport,
-    /// What it boots with.
+    /// The firmware of each machine.
     #[serde(default)]
     pub firmware: Firmware,
-    /// What shows its screen.
+    /// The display of each machine.
     #[serde(default)]
     pub display: Display,
-    /// How its network card is connected: `user` or `bridge:NAME`.
+    /// How the network card of each machine is connected: `user` or `bridge:NAME`.
     #[serde(default)]
     #[schema(value_type = String)]
     pub network: Network,
-    /// Its cloud-init user data.
+    /// The cloud-init user data of each machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,
     /// The names of machines that `scale` makes: `#` signs stand for the digits of a number. `NAME-##` unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name_rule: Option<String>,
-    /// The number of the first of them.
+    /// The number of the first machine that `scale` makes.
     #[serde(default = "CreateCatalog::default_first_number")]
     pub first_number: u32,
-    /// How many of its machines are kept on, fresh and unclaimed; 0.
+    /// How many of its machines are kept on, fresh and unclaimed. Default: 0.
     #[serde(default)]
     pub keep_ready: u32,
-    /// The hours in which so many are kept on, as `mon-fri 07:00-19:00 Europe/Berlin`; always unless given. Without a time zone, that of the
+    /// The hours in which `keep_ready` counts, as `mon-fri 07:00-19:00 Europe/Berlin`. Default: always. Without a time zone, that of the
     /// daemon's host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_hours: Option<Hours>,
-    /// After how many seconds a free machine that is not to be ready is switched off; 0: never. With hours, 900 unless given.
+    /// Seconds until an unclaimed machine beyond `keep_ready` is switched off; 0: never. Default with `ready_hours`: 900.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_idle_s: Option<u64>,
     /// Files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards.
@@ -79,13 +79,13 @@ pub struct SetCatalog {
     /// How many of its machines are kept on, fresh and unclaimed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_ready: Option<u32>,
-    /// The hours in which so many are kept on, as `mon-fri 07:00-19:00 Europe/Berlin`. Without a time zone, that of the daemon's host.
+    /// The hours in which `keep_ready` counts, as `mon-fri 07:00-19:00 Europe/Berlin`. Without a time zone, that of the daemon's host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_hours: Option<Hours>,
-    /// Keep them on at all hours again.
+    /// `keep_ready` counts at all hours again.
     #[serde(default)]
     pub ready_always: bool,
-    /// After how many seconds a free machine that is not to be ready is switched off; 0: never.
+    /// Seconds until an unclaimed machine beyond `keep_ready` is switched off; 0: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_idle_s: Option<u64>,
     /// All files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards.
@@ -93,10 +93,10 @@ pub struct SetCatalog {
     pub seal_removes: Option<Vec<String>>,
 }
 
-/// The longest time that a free machine which is not to be ready stays on, in seconds.
+/// The largest `stop_idle_s`.
 pub const MAX_STOP_IDLE_S: u64 = 7 * 86_400;
 
-/// That time of a catalog with hours, unless it is given, in seconds.
+/// The default `stop_idle_s` of a catalog with hours.
 pub const DEFAULT_STOP_IDLE_S: u64 = 900;
 
 /// The most paths that a seal removes for one catalog.
@@ -134,41 +134,41 @@ pub struct Catalog {
     pub name: String,
     /// What its machines boot, as given.
     pub image: String,
-    /// The version that they boot in place of that, as `IMAGE@NUMBER`; a machine's own pin goes before it.
+    /// The version that its machines boot in place of `image`, as `IMAGE@NUMBER`. The pin of a machine has priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pin: Option<String>,
-    /// The version that this means now. Absent where there is none.
+    /// The version that `pin` or `image` means now. Absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_version: Option<String>,
     /// The write cache of a machine made from now on.
     pub cache: CacheSettings,
-    /// Its guest's memory.
+    /// The memory of each machine's guest, in bytes.
     pub memory_bytes: u64,
-    /// Its guest's processors.
+    /// The processors of each machine's guest.
     pub cpus: u32,
-    /// How it reaches its disk.
+    /// How each machine reaches its disk.
     pub transport: DiskTransport,
-    /// What it boots with.
+    /// The firmware of each machine.
     pub firmware: Firmware,
-    /// What shows its screen.
+    /// The display of each machine.
     pub display: Display,
-    /// How its network card is connected: `user` or `bridge:NAME`.
+    /// How the network card of each machine is connected: `user` or `bridge:NAME`.
     #[schema(value_type = String)]
     pub network: Network,
-    /// Its cloud-init user data.
+    /// The cloud-init user data of each machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,
     /// The names of machines that `scale` makes.
     pub name_rule: String,
-    /// The number of the first of them.
+    /// The number of the first machine that `scale` makes.
     pub first_number: u32,
     /// How many of its machines are kept on, fresh and unclaimed.
     #[serde(default)]
     pub keep_ready: u32,
-    /// The hours in which so many are kept on. Absent: always.
+    /// The hours in which `keep_ready` counts. Absent: always.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_hours: Option<Hours>,
-    /// After how many seconds a free machine that is not to be ready is switched off; 0: never.
+    /// Seconds until an unclaimed machine beyond `keep_ready` is switched off; 0: never.
     #[serde(default)]
     pub stop_idle_s: u64,
     /// Files that a seal also removes in the guests of its machines.
@@ -178,7 +178,7 @@ pub struct Catalog {
     pub created_at_ms: u64,
     /// The names of its machines.
     pub machines: Vec<String>,
-    /// Of which run, or are off and ran last, another version than they would boot now.
+    /// The names of its machines whose running version, or last version if they are off, is not `next_version`.
     pub old: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What fuzzers of several crates share: a disk in memory, and a reader of the bytes that a fuzzer gives.
+//! Parts for the fuzzers of several crates: a disk in memory, and a reader of a fuzzer's bytes.
 
 use parking_lot::Mutex;
 
@@ -6,10 +6,10 @@ use crate::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Outcome, Request,
 };
 
-/// What a fuzzer or a test feeds with bytes.
+/// A function that a fuzzer or a test calls with bytes. It panics if the code under test is wrong.
 pub type Oracle = fn(&[u8]);
 
-/// A fuzzer's bytes, taken from the front. Where they are used up, zeroes follow: so each input means something.
+/// A fuzzer's bytes, taken from the front. After the last byte come zeroes, so every input is valid.
 #[derive(Clone, Debug)]
 pub struct Input<'a>(&'a [u8]);
 
@@ -19,7 +19,7 @@ impl<'a> Input<'a> {
         Self(bytes)
     }
 
-    /// Whether nothing but zeroes comes.
+    /// Whether all bytes are used: only zeroes come.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -29,7 +29,7 @@ impl<'a> Input<'a> {
         self.array::<1>()[0]
     }
 
-    /// A number below `limit`, of one byte; 0 where the limit is.
+    /// A number below `limit`, from one byte; 0 if `limit` is 0.
     pub fn below(&mut self, limit: u8) -> u8 {
         self.byte().checked_rem(limit).unwrap_or(0)
     }
@@ -49,7 +49,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Inputs in one file: of each its length in four bytes, little-endian, and its bytes.
+/// Several inputs as one file. Each is its length in four bytes, little-endian, and then its bytes.
 pub fn pack<'a>(inputs: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut file = Vec::new();
     for input in inputs {
@@ -99,7 +99,7 @@ impl PlainDisk {
         self.contents.lock().clone()
     }
 
-    /// From now on requests wait, or no longer; those that wait already go on doing so.
+    /// If `is_held`, new requests wait until [`PlainDisk::release`]; if not, they are answered at once. Requests that wait already stay.
     pub fn hold(&self, is_held: bool) {
         self.state.lock().is_held = is_held;
     }
@@ -109,13 +109,13 @@ impl PlainDisk {
         self.state.lock().waiting.len()
     }
 
-    /// Whether requests wait, or would if they came.
-    pub fn is_held(&self) -> bool {
+    /// Whether a request waits, or a new one would.
+    pub fn has_or_holds_requests(&self) -> bool {
         let state = self.state.lock();
         state.is_held || !state.waiting.is_empty()
     }
 
-    /// Carries out the request at `place` of those that wait, oldest first. `false`: there is none.
+    /// Carries out the waiting request number `place`; 0 is the oldest. Returns whether there is such a request.
     pub fn release(&self, place: usize) -> bool {
         let mut state = self.state.lock();
         if place >= state.waiting.len() {

@@ -1,4 +1,4 @@
-//! The bytes of a partition, in pieces of any place and length.
+//! Reads of any offset and length in a partition.
 
 use std::sync::Arc;
 
@@ -11,17 +11,17 @@ use crate::{Fault, fault};
 /// How much is read at a time if only a few bytes are wanted.
 const PAGE_BYTES: usize = 64 << 10;
 
-/// What a file system is read from.
+/// A disk or a partition that a file system is read from.
 pub trait ReadAt: Send + Sync {
-    /// Its length.
+    /// Its length in bytes.
     fn len_bytes(&self) -> u64;
 
-    /// Reads start and end on multiples of this.
+    /// Reads must start and end on multiples of this.
     fn unit_bytes(&self) -> u64 {
         512
     }
 
-    /// Fills `into` from `at`. Both lie in the length.
+    /// Reads the bytes from `at` on into `into`. The range must lie within the length.
     fn read_at(&self, at: u64, into: &mut [u8]) -> Result<(), IoError>;
 }
 
@@ -101,7 +101,7 @@ impl Bytes {
         Self { disk, offset_bytes, len_bytes, page: Vec::new(), page_at: 0 }
     }
 
-    /// How many there are.
+    /// The length of the partition in bytes.
     pub fn len(&self) -> u64 {
         self.len_bytes
     }

@@ -23,9 +23,9 @@ pub fn versions_touched(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<String>, ImageError> {
     let mut lost: HashSet<Hash> = found.objects.iter().map(|object| object.object).collect();
-    if found.unlisted_of_those_there() > 0 {
+    if found.unlisted_in_existing_objects() > 0 {
         // Where all of the damage in them is, is unknown.
-        lost.extend(&found.spoilt);
+        lost.extend(&found.objects_with_damaged_chunks);
     }
     let mut damaged: HashMap<Hash, HashSet<u64>> = HashMap::new();
     for chunk in &found.damaged {

@@ -18,9 +18,9 @@ pub const DAMAGED_LISTED_MAX: usize = 10_000;
 
 /// The name of the operation, for people.
 const WHAT: &str = "verification";
-/// What is wrong with an object whose chunks are right as far as versions need them.
-const NOT_ITS_HASH: &str = "it does not have the hash that is its name: what this version needs of it is right, and something else in it \
-     is damaged, so that no version that needs it can be copied from here; a repair from a store that has it puts it right";
+/// The fault of an object in which only bytes that no version needs are damaged.
+const NOT_ITS_HASH: &str = "its hash is not its name. The chunks of this version are sound, but another part of the object is damaged. Versions \
+     that need the object cannot be copied from this store. Repair it from a store that has the object";
 
 /// The result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,8 +32,8 @@ pub struct Verified {
     /// The first [`DAMAGED_LISTED_MAX`] of them, in the order of the image.
     pub damaged: Vec<DamagedChunk>,
     /// The data objects with damaged chunks, even if none of the chunks is listed.
-    pub spoilt: HashSet<Hash>,
-    /// Data objects that are lost or damaged as a whole.
+    pub objects_with_damaged_chunks: HashSet<Hash>,
+    /// Data objects that are lost, have the wrong length or a bad header, or do not have their hash.
     pub objects: Vec<DamagedObject>,
 }
 
@@ -48,13 +48,13 @@ impl Verified {
         self.damaged_chunks.saturating_sub(u64_of(self.damaged.len()))
     }
 
-    /// How many of these are in existing data objects. If an object is lost, all of its chunks are known to
+    /// The number of damaged chunks that are neither listed nor in a lost object. If an object is lost, all of its chunks are known to
     /// be lost.
-    pub(crate) fn unlisted_of_those_there(&self) -> u64 {
+    pub(crate) fn unlisted_in_existing_objects(&self) -> u64 {
         let lost: HashMap<Hash, u64> = self.objects.iter().filter_map(DamagedObject::lost).collect();
         let listed = self.damaged.iter().filter(|chunk| !lost.contains_key(&chunk.object)).count();
-        let told = lost.values().fold(u64_of(listed), |sum, chunks| sum.saturating_add(*chunks));
-        self.damaged_chunks.saturating_sub(told)
+        let known = lost.values().fold(u64_of(listed), |sum, chunks| sum.saturating_add(*chunks));
+        self.damaged_chunks.saturating_sub(known)
     }
 
     /// The damage, one line for each item. The last line says how many more chunks there are than are listed,
@@ -65,11 +65,11 @@ impl Verified {
         let lost: HashSet<Hash> = lost.map(|object| object.object).collect();
         let listed = self.damaged.iter().filter(|chunk| !lost.contains(&chunk.object));
         damage.extend(listed.map(ToString::to_string));
-        let more = self.unlisted_of_those_there();
+        let more = self.unlisted_in_existing_objects();
         if more > 0 {
             damage.push(format!(
-                "{more} chunks more, which are not listed: so each version that needs any part of their data objects \
-                 counts as touched"
+                "{more} more damaged chunks are not listed: so each version that needs any part of their data objects is \
+                 reported as affected"
             ));
         }
         damage
@@ -93,7 +93,7 @@ pub struct DamagedChunk {
     pub reason: String,
 }
 
-/// A data object that is lost or damaged as a whole.
+/// A data object that is lost, has the wrong length or a bad header, or does not have its hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DamagedObject {
     /// Its name.
@@ -199,7 +199,7 @@ pub fn verify_in(
             result.chunks += chunks;
             for damaged in found {
                 result.damaged_chunks += 1;
-                result.spoilt.insert(damaged.object);
+                result.objects_with_damaged_chunks.insert(damaged.object);
                 if let Some(chunks) = lost.get_mut(&damaged.object) {
                     *chunks = chunks.saturating_add(1);
                 }
@@ -216,7 +216,12 @@ pub fn verify_in(
     }
     result.damaged.sort_by_key(|damaged| damaged.image_offset);
     let read = &mut |bytes: u64| tell(image_bytes.saturating_add(bytes));
-    result.objects.extend(read_wholes(store, (&wholes, &result.spoilt), (round, cancel), read)?);
+    result.objects.extend(read_wholes(
+        store,
+        (&wholes, &result.objects_with_damaged_chunks),
+        (round, cancel),
+        read,
+    )?);
     Ok(result)
 }
 
@@ -235,7 +240,7 @@ fn judge(
             return Ok(None);
         }
         Err(e) if e.kind().is_damage() => e,
-        Err(e) => return Err(e.context("cannot verify it to the end")),
+        Err(e) => return Err(e.context("cannot finish the verification of the version")),
     };
     let chunk_bytes = u64::from(version.chunk_bytes());
     let image_offset = index * chunk_bytes;
@@ -254,13 +259,13 @@ fn judge(
 /// number of bytes of all objects that were processed.
 fn read_wholes(
     store: &dyn Store,
-    (wholes, spoilt): (&[ObjectRef], &HashSet<Hash>),
+    (wholes, damaged): (&[ObjectRef], &HashSet<Hash>),
     (round, cancel): (&VerifyRound, &Cancel),
     read: &mut dyn FnMut(u64),
 ) -> Result<Vec<DamagedObject>, ImageError> {
     let (mut found, mut before) = (Vec::new(), 0_u64);
     for object in wholes {
-        if !spoilt.contains(&object.id) {
+        if !damaged.contains(&object.id) {
             let read = &mut |bytes: u64| read(before.saturating_add(bytes));
             match whole_fault(store, object, (round, cancel), read)? {
                 None => round.found_whole(object.id),
@@ -299,7 +304,7 @@ fn whole_fault(
         cancel.check(WHAT)?;
         match hash {
             Ok(hash) if hash == object.id => return Ok(None),
-            // As a copy does: another server may have the right bytes.
+            // The wrong bytes came from one of several servers: the next read asks another one.
             Ok(_) if opened.was_wrong() => {}
             Ok(_) => return Ok(Some(NOT_ITS_HASH.to_owned())),
             Err(e) => return damage(e).map(Some),
@@ -307,7 +312,7 @@ fn whole_fault(
     }
 }
 
-/// A data object, if it exists, and what is wrong with it as a whole.
+/// A data object, if it exists, and the fault of its length or header.
 type Opened = (Option<Arc<dyn Object>>, Option<String>);
 
 /// Opens a data object if that is possible at all, and says what is wrong with its length and header.
@@ -330,7 +335,7 @@ fn open_object(store: &dyn Store, object: &ObjectRef, chunk_bytes: u32) -> Resul
 /// The damage of an object that a store cannot give; an error if the failure says nothing about the object.
 fn damage(e: StoreError) -> Result<String, ImageError> {
     let e = ImageError::from(e);
-    if e.kind().is_damage() { Ok(e.to_string()) } else { Err(e.context("cannot verify it")) }
+    if e.kind().is_damage() { Ok(e.to_string()) } else { Err(e.context("cannot verify the data object")) }
 }
 
 /// Opens a data object. On a single store, an object of the wrong length can still be read as far as it goes.

@@ -1,4 +1,4 @@
-//! The class of what a write brings: all that a record keeps of its contents.
+//! The content class of a write. A recording has only this class, and not the data.
 
 use std::cell::RefCell;
 
@@ -7,20 +7,20 @@ use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_outpu
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
-/// Blocks of a request that are looked at, spread over it: a long request is not packed as a whole.
+/// The most blocks of a request that are packed as a sample. They are spread over the request.
 const SAMPLES: usize = 4;
 
-/// Parts that the size of packed contents is counted in.
+/// The packed size is counted in sixteenths.
 pub const PARTS: u8 = 16;
 
-/// What a write brings.
+/// The content class of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Content {
     /// Only zeroes.
     Zero,
     /// It packs with LZ4, block by block, to so many 16ths: 1 to 16.
     Packs(u8),
-    /// The image has the same at this place.
+    /// The image has equal bytes at this offset.
     Equal,
     /// Not known.
     Unknown,
@@ -48,7 +48,7 @@ impl Content {
         }
     }
 
-    /// The class of these bytes, of which the image knows nothing.
+    /// The class of `data`, without a comparison with the image: never `Equal`.
     pub fn of(data: &[u8]) -> Self {
         if data.iter().all(|byte| *byte == 0) {
             return Self::Zero;

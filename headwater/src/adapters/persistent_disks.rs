@@ -3,17 +3,17 @@
 //! ```text
 //!   keys/disk-UUID.new -> cache/disk-UUID with its map -> keys/disk-UUID
 //! ```
-//! The key is made before the cache and goes before it. So a cache without a key is left over and cannot be read, and a
-//! key without a cache means that the cache was lost: that is an error, and no reason to begin with an empty disk. The key
-//! has its name only once the map is there: with the other one, whoever was to make the disk died before anything was
-//! written to it, and it is begun again.
+//! A disk is created in this order: the key under its temporary name, the cache with its map, the final name of the key. If there is
+//! only the temporary key and no map, the creation was interrupted before any write, and the next open creates the disk again. A
+//! removal deletes the key first and then the cache. So a cache without a key cannot be read, and a key without a cache means that
+//! the cache was lost: that is an error, and no reason to begin with an empty disk.
 //!
-//! `keys/disk-UUID.incomplete` is there from a close that could not save the last writes to one that could: the file system of
-//! the keys is another one than that which failed, where there are two. Where there is one and it cannot be noted there either, this
-//! daemon remembers it, and tries again when the disk is next opened or asked about.
+//! A close that cannot save the last writes creates `keys/disk-UUID.incomplete`, and the next close that saves all writes removes it. It
+//! is beside the keys because they may be on another file system than the cache that failed. If it cannot be created, the daemon
+//! keeps the mark in memory, and retries when the disk is opened or asked about.
 //!
-//! The caches of several daemons may lie side by side, where a link or a mount leads to. Their keys do not: what has nothing in `keys/` is
-//! no disk of this daemon. So something is there until a cache that goes is gone, in place of its key such a note.
+//! Several daemons may share the directory of caches, by a link or a mount, but each has its own keys: a cache with no file in `keys/`
+//! belongs to another daemon. So a removal creates `disk-UUID.incomplete` before it deletes the key, and deletes this file last.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -33,11 +33,11 @@ use crate::keys;
 /// Where persistent disks are.
 #[derive(Clone, Debug)]
 pub struct PersistentDiskFiles {
-    /// Of their write caches.
+    /// The directory of their write caches.
     pub cache_dir: PathBuf,
-    /// Of their keys.
+    /// The directory of their keys.
     pub keys_dir: PathBuf,
-    /// Disks that are incomplete, and that could not be noted.
+    /// Incomplete disks whose mark could not be written.
     unrecorded: Arc<Mutex<HashSet<Uuid>>>,
 }
 
@@ -49,7 +49,7 @@ pub fn name(id: Uuid) -> String {
 /// The end of the name of a key whose cache is not there yet.
 const NEW: &str = ".new";
 
-/// The end of the name of a file that says: what was written last is not there.
+/// The end of the name of a file that says: the last writes are missing, or the disk is being removed.
 const INCOMPLETE: &str = ".incomplete";
 
 /// The disk that a file or directory belongs to.
@@ -65,8 +65,8 @@ impl PersistentDiskFiles {
         Self { cache_dir, keys_dir, unrecorded: Arc::default() }
     }
 
-    /// Opens a disk over a version with what `open` is given: as it was left, or for the first time. Where that fails before
-    /// there is a cache, there is no key either: nothing was written, and the next time is the first one again.
+    /// Calls `open` with the options of the disk, and creates the disk if it does not exist. If `open` fails before the cache exists, the
+    /// new key is removed, so the next call creates the disk again.
     pub fn open<T>(
         &self,
         kept: PersistentDiskRef,
@@ -74,20 +74,23 @@ impl PersistentDiskFiles {
         open: impl FnOnce(PersistentOptions) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
         let id = kept.id;
-        self.note_again(id);
+        self.retry_mark(id);
         let opened = self.options(kept, manifest).and_then(open);
         let new_key = self.new_key(id);
         if !new_key.exists() {
             return opened;
         }
         if opened.is_ok() || self.is_there(id) {
-            self.settle(id)?;
-            // Of one that went before it, if this daemon's last one died then.
+            self.publish_key(id)?;
+            // An interrupted removal may have left the mark of an earlier disk with this number.
             self.set_incomplete(id, false).map_err(|e| {
                 BackendError::from_io(format!("cannot remove {}", self.incomplete(id).display()), e)
             })?;
         } else if let Err(e) = std::fs::remove_file(&new_key) {
-            tracing::warn!("cannot remove {}, which is the key of nothing: {e}", new_key.display());
+            tracing::warn!(
+                "cannot remove {}, the key of a disk that was not created: {e}",
+                new_key.display()
+            );
         }
         opened
     }
@@ -100,15 +103,15 @@ impl PersistentDiskFiles {
         self.keys_dir.join(name(id) + NEW)
     }
 
-    /// Gives the key of a cache that is there its name: from now on there is something to lose.
-    fn settle(&self, id: Uuid) -> Result<(), BackendError> {
+    /// Gives the new key of a cache its final name. From now on the disk has data to lose.
+    fn publish_key(&self, id: Uuid) -> Result<(), BackendError> {
         let key = self.key(id);
         std::fs::rename(self.new_key(id), &key)
             .and_then(|()| File::open(&self.keys_dir)?.sync_all())
             .map_err(|e| BackendError::from_io(format!("cannot rename the new key to {}", key.display()), e))
     }
 
-    /// Whether there is anything of a disk; if that is not all of it, to open it is an error.
+    /// Whether a disk has a cache or a key. If it has only the key, opening it fails.
     pub fn is_begun(&self, id: Uuid) -> bool {
         self.is_there(id) || self.key(id).exists()
     }
@@ -117,12 +120,12 @@ impl PersistentDiskFiles {
         self.keys_dir.join(name(id) + INCOMPLETE)
     }
 
-    /// Whether the last writes of whoever had a disk open are not on it.
+    /// Whether a disk lacks its last writes.
     pub fn is_incomplete(&self, id: Uuid) -> bool {
-        self.note_again(id) || self.incomplete(id).exists()
+        self.retry_mark(id) || self.incomplete(id).exists()
     }
 
-    /// Notes whether a disk has all that was written to it.
+    /// Writes or removes the mark of a disk that lacks its last writes.
     pub fn set_incomplete(&self, id: Uuid, is_incomplete: bool) -> std::io::Result<()> {
         let note = self.incomplete(id);
         if is_incomplete {
@@ -139,11 +142,11 @@ impl PersistentDiskFiles {
         Ok(())
     }
 
-    /// Notes what could not be noted of a disk before; whether there was such a thing.
-    fn note_again(&self, id: Uuid) -> bool {
+    /// Retries to write the mark of a disk, if that failed before. Returns whether such a mark was missing.
+    fn retry_mark(&self, id: Uuid) -> bool {
         let is_unrecorded = self.unrecorded.lock().contains(&id);
         if is_unrecorded && let Err(error) = self.set_incomplete(id, true) {
-            tracing::error!(disk = %id, %error, "cannot note that a persistent disk lacks its last writes");
+            tracing::error!(disk = %id, %error, "cannot record that a persistent disk lacks its last writes");
         }
         is_unrecorded
     }
@@ -159,8 +162,8 @@ impl PersistentDiskFiles {
         let (name, key_file, new_key) = (name(id), self.key(id), self.new_key(id));
         let exists = self.is_there(id);
         if !key_file.exists() && new_key.exists() {
-            // Whoever began the disk died on the way.
-            if exists { self.settle(id)? } else { self.discard(id)? }
+            // The creation was interrupted.
+            if exists { self.publish_key(id)? } else { self.discard(id)? }
         }
         if !exists && (is_begun || key_file.exists()) {
             let message = format!(
@@ -188,8 +191,8 @@ impl PersistentDiskFiles {
         if cache.exists()
             && let Err(error) = self.set_incomplete(id, true)
         {
-            // A full file system is no reason to keep it. Only what a crash leaves in this moment stays then.
-            tracing::warn!(disk = %id, %error, "cannot note that a persistent disk goes");
+            // A full file system must not prevent a removal. After a crash here, the cache stays.
+            tracing::warn!(disk = %id, %error, "cannot record that a persistent disk is being removed");
         }
         for key in [self.key(id), self.new_key(id)] {
             keys::destroy(&key).map_err(|e| failed(&key, e))?;
@@ -220,7 +223,7 @@ impl PersistentDiskFiles {
     /// Removes all disks of this daemon but some. Returns what was removed.
     pub fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError> {
         let mut removed = Vec::new();
-        // A disk may have a key and a note.
+        // A disk may have a key and a mark.
         for (id, path) in entries(&self.keys_dir)?.into_iter().collect::<BTreeMap<_, _>>() {
             if !keep.contains(&id) {
                 self.discard(id)?;
@@ -230,8 +233,8 @@ impl PersistentDiskFiles {
         for (id, path) in entries(&self.cache_dir)? {
             if !keep.contains(&id) {
                 tracing::warn!(
-                    "{} is a persistent disk without a key here: it is left alone, as it may be another daemon's; if it is nobody's, \
-                     nobody can read it any more, and it can be removed",
+                    "{} is a persistent disk without a key here. It is left alone, because another daemon may own it. If no daemon owns it, \
+                     remove it: without a key it cannot be read",
                     path.display()
                 );
             }
@@ -240,7 +243,7 @@ impl PersistentDiskFiles {
     }
 }
 
-/// What there is of disks in a directory.
+/// The files and directories of disks in a directory.
 fn entries(dir: &Path) -> Result<Vec<(Uuid, PathBuf)>, BackendError> {
     let failed = |e| BackendError::from_io(format!("cannot clean up {}", dir.display()), e);
     let entries = match std::fs::read_dir(dir) {

@@ -240,7 +240,7 @@ fn round(
                 continue;
             }
             Err(e) => {
-                tracing::error!(version = shown, "the scrub: cannot verify it: {e}");
+                tracing::error!(version = shown, "the scrub cannot verify the version: {e}");
                 continue;
             }
         };

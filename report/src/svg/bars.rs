@@ -1,6 +1,5 @@
-//! Horizontal bars in groups: each group has the printed value as a ghost, and a bar of each series with its
-//! interval and its samples. Amounts begin at zero; ratios begin at 1 and are logarithmic, so that twice and half
-//! are as far from it.
+//! Horizontal bars in groups: each group has the value of a publication as a pale bar (the ghost), and a bar of each series with its
+//! interval and its samples. Amounts begin at zero. Ratios begin at 1 and are logarithmic, so 2 and 0.5 are equally far from 1.
 
 use std::fmt::Write;
 
@@ -17,10 +16,10 @@ pub struct Bar {
     pub samples: Vec<f64>,
 }
 
-/// What belongs together.
+/// Bars with one label.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// What it is.
+    /// The label.
     pub label: String,
     /// A second line of the label.
     pub note: String,
@@ -35,7 +34,7 @@ pub struct Group {
 pub enum Scale {
     /// From zero.
     Amounts,
-    /// From 1: to the right above it, to the left below it.
+    /// From 1: to the right for values above 1, to the left for values below 1.
     Ratios,
 }
 
@@ -46,7 +45,7 @@ pub struct BarChart {
     pub scale: Scale,
     /// What the axis shows.
     pub axis: String,
-    /// A value that all others are seen against, and its name.
+    /// A line that other values are compared with: its value and its name.
     pub reference: Option<(f64, String)>,
     /// The name of the ghosts.
     pub printed: String,

@@ -1,4 +1,5 @@
-//! Runs machines: their requests at their times, each on a write cache of its own whose disk operations are counted.
+//! Sends the requests of machines at their times, those of each machine to a write cache of its own, and reads the counters of the caches at
+//! intervals.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -80,9 +81,9 @@ pub type Looks = Vec<Vec<Look>>;
 /// How machines are run.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// So many times faster than the requests say.
+    /// 10 means ten times faster than the times of the requests.
     pub speed: f64,
-    /// From one look to the next, in the time of the requests.
+    /// The interval between two looks at the counters, in the time of the requests.
     pub interval_us: u64,
     /// The end, in the time of the requests.
     pub end_us: u64,
@@ -95,9 +96,9 @@ pub struct Ran {
     pub looks: Looks,
     /// The longest time that a request was sent late, in the time of the requests.
     pub late_us: u64,
-    /// From the time at which each request was to be sent until its answer. A late request has its delay in it.
+    /// From the time at which each request was due until its answer. So the latency of a late request has its delay in it.
     pub latencies: Latencies,
-    /// It was ended early.
+    /// Whether `stop` ended the run early.
     pub interrupted: bool,
 }
 

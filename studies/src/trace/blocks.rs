@@ -1,7 +1,7 @@
 //! A disk's requests as the write cache sees them: blocks of 4 KiB, numbered without gaps.
 //!
-//! Only blocks that are written at least once have a number. A write of a part of a block, which takes a slot of the cache too,
-//! counts as one of the blocks from the one where it begins.
+//! Only blocks that are written at least once have a number. A write of N bytes counts as N / 4 KiB blocks, rounded up, from the block of
+//! its first byte on: the cache takes one slot for an unaligned write of 4 KiB, too.
 
 use headwater_block::BLOCK_BYTES;
 use headwater_recorder::Content;
@@ -13,7 +13,7 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Blocks of one table of the cache's map.
 const TABLE_BLOCKS: u64 = 512;
 
-/// 16ths that a block packs to if its contents are not known: it does not pack.
+/// The packed size, in sixteenths, of a block whose contents are not known: it does not pack.
 const DOES_NOT_PACK: u8 = 16;
 
 /// What happens to blocks.
@@ -21,11 +21,11 @@ const DOES_NOT_PACK: u8 = 16;
 pub enum Action {
     /// They are read.
     Read,
-    /// They are written, with what packs to so many 16ths.
+    /// They are written. The number is their packed size in sixteenths.
     Write(u8),
     /// They become zero.
     Zero,
-    /// They become what the image has.
+    /// They leave the cache: reads return the data of the image.
     Forget,
 }
 
@@ -40,7 +40,7 @@ pub struct Step {
     pub count: u32,
     /// Blocks of the request that are never written: reads of the image.
     pub others: u32,
-    /// What happens to them.
+    /// What is done to the blocks.
     pub action: Action,
 }
 
@@ -49,9 +49,9 @@ pub struct Step {
 pub struct Blocks {
     /// Blocks that are written.
     pub count: u32,
-    /// What happens to them.
+    /// What is done to them, in order.
     pub steps: Vec<Step>,
-    /// The number of the map's table that each block is in, without gaps.
+    /// For each block, the number of its table in the cache's map. Tables are numbered without gaps.
     pub tables: Vec<u32>,
     /// Bytes from the beginning of the disk to the end of the last write.
     pub end_bytes: u64,

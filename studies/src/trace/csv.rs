@@ -103,7 +103,7 @@ impl Texts {
 
     fn systor(&mut self, fields: &[Field<'_>]) -> Result<()> {
         let [time, _response, kind, lun, offset, size] = fields else {
-            bail!("column 1: there are {} fields, and {SYSTOR_HEAD} are six", fields.len());
+            bail!("column 1: there are {} fields instead of six: {SYSTOR_HEAD}", fields.len());
         };
         let time_us = time.seconds_us("the time")?;
         let kind = match kind.text {
@@ -122,7 +122,7 @@ impl Texts {
 
     fn msr(&mut self, fields: &[Field<'_>]) -> Result<()> {
         let [time, host, disk, kind, offset, size, _response] = fields else {
-            bail!("column 1: there are {} fields, and a line of MSR Cambridge has seven", fields.len());
+            bail!("column 1: there are {} fields instead of the seven of MSR Cambridge", fields.len());
         };
         // Tenths of microseconds since 1601.
         let time_us = time.number("the time")? / 10;

@@ -1,4 +1,5 @@
-//! Figures of a phase: counts, sizes, classes of contents, and what lives at its end.
+//! Figures of a phase: counts, sizes, classes of contents, and live bytes at its end. A block is live if it was written, and was not
+//! discarded or zeroed since.
 
 use std::collections::BTreeSet;
 
@@ -10,17 +11,18 @@ use crate::trace::{Kind as Operation, Request};
 
 const BLOCK: u64 = 4096;
 
-/// Writes that pack to less than half.
+/// A block packs well if its packed size is less than so many sixteenths.
 const PACKS_WELL: u8 = 8;
 
-/// A phase, or the mean of alike phases.
+/// The figures of a phase. Phases of one kind are merged: counts are their means, shares are those of their sums, and `live_bytes` is that
+/// of the last one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figures {
     /// Length in seconds.
     pub seconds: f64,
     /// Writes, without those of zeroes that carry no data.
     pub writes: f64,
-    /// Bytes of them.
+    /// Bytes of these writes.
     pub written_bytes: f64,
     /// Bytes of discards, and of zero writes.
     pub discarded_bytes: f64,
@@ -32,7 +34,7 @@ pub struct Figures {
     pub packs_share: f64,
     /// Written blocks that are zero or equal to the image, as a share.
     pub free_share: f64,
-    /// Bytes that live at the end.
+    /// Live bytes at the end.
     pub live_bytes: f64,
     /// Lengths of the writes.
     #[serde(skip)]
@@ -98,7 +100,7 @@ impl Counted {
     }
 }
 
-/// The figures of each kind of phase. Alike phases are one with their means.
+/// The figures of each kind of phase.
 pub fn by_kind(desktop: &Desktop) -> Vec<(Kind, Figures)> {
     let mut live = BTreeSet::new();
     let mut phases: Vec<(Kind, Counted)> = Vec::new();

@@ -7,10 +7,10 @@
 //! ```
 //!
 //! # Guarantees
-//! - A hit costs two system calls, one to take the request and one to answer it, and no task or allocation.
+//! - A request that the device answers at once costs two system calls, one to take it and one to answer it, and no task or allocation.
 //! - Nothing is cached between a tool and the volume: a write that was answered is in the volume, one that found no
 //!   room fails with `ENOSPC` in the program that wrote, and `fsync` is a flush of the volume.
-//! - Writes of any length at any offset are right, also beside each other in one block.
+//! - Writes of any length at any offset are right. Concurrent writes to different parts of one block lose nothing.
 //! - A directory that a dead server left behind is taken over; one that is in use, or has files in it, is refused.
 //! - The server unmounts at its end. Who still has the file open then gets errors, and does not hang.
 //!

@@ -5,21 +5,22 @@ pub(crate) const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 
 /// What one mounted file may cost.
 ///
-/// Memory: for each reader two buffers of 1 MiB, of which only touched pages count, and 5/4 of `bytes_in_flight` and one
-/// request for each reader more.
+/// Memory: two buffers of 1 MiB for each reader, of which only touched pages count; 5/4 of `bytes_in_flight`; and one request for each
+/// reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Threads that take requests, 1 to 16.
     pub readers: u16,
-    /// Asynchronous requests that the kernel has under way at a time (`max_background`), 1 to 1024. Others wait in the
-    /// kernel, reads behind writes too; those of programs that wait for each answer are not counted. Twice the depth of a loop device, whose
-    /// requests may be longer than one of ours.
+    /// Asynchronous requests that the kernel has under way at a time (`max_background`), 1 to 1024. Further asynchronous requests wait in the
+    /// kernel, where a read may wait behind writes. Synchronous requests are not counted. The default is twice the queue depth of a
+    /// loop device, because one request of a loop device may be longer than one FUSE request.
     pub background_requests: u16,
-    /// Data of requests that wait for the device, in bytes. Then a reader that has taken a write waits; reads have a quarter besides.
-    /// The 128 requests of a loop device fit, of 1 MiB each, so that while they wait for room in the write cache they stop no reader.
+    /// Data of requests that wait for the device, in bytes. When so much waits, a reader thread that took a write request waits, too. Read
+    /// requests may take a quarter more. The default holds the 128 requests of 1 MiB that a loop device sends, so they block no reader
+    /// thread while the write cache is full.
     pub bytes_in_flight: usize,
-    /// How long [`crate::Server::stop`] waits for changes of parts of blocks that the device is at, in milliseconds. Then they are left to
-    /// end by themselves.
+    /// How long [`crate::Server::stop`] waits for unfinished changes of parts of blocks, in milliseconds. After that they finish in the
+    /// background.
     pub stop_timeout_ms: u64,
     /// Warnings about a mount in ten seconds; further ones are counted and told later.
     pub warnings_per_10_s: u32,

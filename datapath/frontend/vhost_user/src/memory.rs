@@ -66,7 +66,7 @@ pub(crate) enum MapError {
     )]
     BadFile { spec: RegionSpec, file_bytes: u64 },
     #[error(
-        "with memory region {spec:?} more than {limit_bytes} bytes of the machine's memory would be mapped"
+        "cannot map memory region {spec:?}: the machine's memory would exceed the limit of {limit_bytes} bytes"
     )]
     TooLarge { spec: RegionSpec, limit_bytes: u64 },
     #[error("cannot map memory region {spec:?}: {source}")]

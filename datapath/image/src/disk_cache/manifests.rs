@@ -23,20 +23,20 @@ impl DiskCache {
         (Hash::of(&bytes) == id).then_some(bytes)
     }
 
-    /// Keeps a manifest if possible. The least recently used ones are removed for it.
+    /// Keeps a manifest if possible. The least recently used manifests are removed if space is needed.
     pub(crate) fn keep_manifest(&self, id: Hash, bytes: &[u8]) {
         if let Err(e) = self.must_keep_manifest(id, bytes) {
-            tracing::warn!(error = %e, "cannot keep the manifest of a version in the chunk cache; opening the version without that");
+            tracing::warn!(error = %e, "cannot keep the manifest of a version in the chunk cache; the version is opened, and not without servers later");
         }
     }
 
-    /// The same, for a caller that relies on it.
+    /// Like [`DiskCache::keep_manifest`], but returns the error.
     pub(crate) fn must_keep_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), ImageError> {
         self.try_keep_manifest(id, bytes).map_err(|e| {
             let (version, dir) = (id.short(), self.dir.join(DIR));
             let tried = format!(
-                "cannot keep the manifest of version {version} in {}, without which it cannot be opened while all servers are gone \
-                 (look whether there is room, and whether it is a directory that can be written)",
+                "cannot keep the manifest of version {version} in {}, so the version cannot be opened while no server answers \
+                 (check that there is free space, and that the directory can be written)",
                 dir.display()
             );
             ImageError::from_os(tried, &e)
@@ -53,7 +53,7 @@ impl DiskCache {
             return self.use_manifest(id).map(drop);
         }
         self.manifests().keep(id, bytes).inspect_err(|_| {
-            // If its name could not be synced, the file exists, and the next call would take it for kept.
+            // If the sync of the directory failed, the file exists and is not durable. The next call writes it again.
             let _ = self.manifests().remove(id);
         })
     }

@@ -1,4 +1,4 @@
-//! An object of a copy's source whose holes are filled from the copy's target.
+//! While an object is copied between stores: the object of the source store, with its holes filled from the target store's own object.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,8 +8,8 @@ use crate::hash::Hash;
 use crate::holes::{Holes, hash_of};
 use crate::store::Object;
 
-/// An object with the bytes of `source` and, in its holes, those of `own`. Without it a copy of `source`
-/// would overwrite bytes that only versions of this store need.
+/// An object with the bytes of `source` and, in its holes, those of `own`. Without `own`, a copy of `source` would overwrite bytes that
+/// only versions of the target store need.
 pub(crate) struct Filled<'a> {
     source: &'a dyn Object,
     own: Arc<dyn Object>,
@@ -32,10 +32,9 @@ impl<'a> Filled<'a> {
         Ok(Self { source, own, holes, common, source_failed: AtomicBool::new(false) })
     }
 
-    /// Decides what to blame for `error`, with which a copy of this object failed. If the own object is
-    /// wrong, the result is `ours` with the reason, and other bytes of the source would not help. For this
-    /// the own object is read and, if it is wrong, the source as well. `copied` is called meanwhile and can
-    /// end the search.
+    /// Finds which object caused `error`, the error of a failed copy. If the target's object is damaged, the result is `ours` with the
+    /// reason: a retry with another server of the source cannot help then. For this the target's object is read and, if it is damaged,
+    /// the source as well. `copied` is called during the reads, and an error of it cancels them.
     pub(crate) fn blame(
         &self,
         error: StoreError,
@@ -50,10 +49,10 @@ impl<'a> Filled<'a> {
             Ok(_) => "it does not have the hash that is its name".to_owned(),
             // The own object is cut off, or its disk cannot read it.
             Err(e) if e.kind() == StoreErrorKind::Damaged => e.to_string(),
-            // The search was ended, or the culprit is not known. So the source is not asked again.
+            // It was cancelled, or it failed for another reason: the source is not read.
             Err(e) => return e,
         };
-        // The source may have the part that is wrong in the own object, as during a repair.
+        // Only a source that is right as a whole proves that the target's object is to blame.
         match hash_of(self.source, &mut |_| copied(0)) {
             Ok(hash) if hash == self.id() => ours(&why),
             Ok(_) => error,

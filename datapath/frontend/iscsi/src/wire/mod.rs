@@ -19,7 +19,7 @@ pub mod text;
 
 pub use header::{BHS_BYTES, Bhs, Opcode, RESERVED_TAG};
 
-/// A header that is not of the expected kind.
+/// The header of an iSCSI PDU that cannot be used, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct WireError(pub &'static str);

@@ -62,7 +62,7 @@ impl Bench<'_, '_> {
     pub(super) fn scsi(&mut self, how: u8, input: &mut Input<'_>) {
         let [flags, tag, what, lba, blocks, more, ahead] = input.array();
         let (lba, blocks) = (lba % (BLOCKS + 2), blocks % 10);
-        let is_held = self.disks[0].is_held();
+        let is_held = self.disks[0].has_or_holds_requests();
         let mut cdb = cdb(what, lba, blocks, input);
         if is_held && is_of_steps(&cdb) {
             cdb = self::cdb(1, lba, blocks, input);

@@ -142,7 +142,7 @@ impl Model {
     /// Whether the second target's handling of a command can be predicted.
     fn look_at(&mut self, cdb: &Cdb, attribute: Attribute) {
         let is_simple = !is_of_steps(cdb.bytes()) && attribute != Attribute::Ordered;
-        self.is_open |= self.disk.is_held() && !is_simple;
+        self.is_open |= self.disk.has_or_holds_requests() && !is_simple;
     }
 
     fn try_now(&mut self, task: &Work) -> Option<(Reply, Vec<u8>)> {
