@@ -2,7 +2,7 @@
 
 MACHINE_TOOLS := qemu-system-x86_64=qemu-system-x86 qemu-img=qemu-utils
 BOOT_TOOLS := dnsmasq=dnsmasq-base ip=iproute2 openssl=openssl cpio=cpio zstd=zstd modprobe=kmod /usr/lib/ipxe/undionly.kpxe=ipxe /usr/lib/ipxe/qemu/pxe-virtio.rom=ipxe-qemu /usr/share/OVMF/OVMF_CODE_4M.fd=ovmf
-TEST_TOOLS := $(BOOT_TOOLS) busybox=busybox-static nbdkit=nbdkit qemu-nbd=qemu-utils nbdinfo=libnbd-bin nbdcopy=libnbd-bin /usr/lib/python3/dist-packages/nbd.py=python3-libnbd fio=fio curl=curl mtype=mtools fsck.vfat=dosfstools mkntfs=ntfs-3g losetup=mount mkfs.ext4=e2fsprogs mkfs.nilfs2=nilfs-tools sfdisk=fdisk parted=parted fstrim=util-linux python3=python3-minimal nginx=nginx-light iscsi-test-cu=libiscsi-bin iscsi-ls=libiscsi-bin /usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so=qemu-block-extra chromium=chromium /usr/bin/pg_ctlcluster=postgresql promtool=prometheus swtpm=swtpm
+TEST_TOOLS := $(BOOT_TOOLS) busybox=busybox-static nbdkit=nbdkit qemu-nbd=qemu-utils nbdinfo=libnbd-bin nbdcopy=libnbd-bin /usr/lib/python3/dist-packages/nbd.py=python3-libnbd fio=fio curl=curl mtype=mtools fsck.vfat=dosfstools mkntfs=ntfs-3g losetup=mount mkfs.ext4=e2fsprogs mkfs.nilfs2=nilfs-tools sfdisk=fdisk parted=parted fstrim=util-linux python3=python3-minimal nginx=nginx-light iscsi-test-cu=libiscsi-bin iscsi-ls=libiscsi-bin /usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so=qemu-block-extra chromium=chromium /usr/bin/pg_ctlcluster=postgresql promtool=prometheus swtpm=swtpm /usr/lib/shim/shimx64.efi.signed=shim-signed /usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed=grub-efi-amd64-signed
 CARGO_DEB := 3.8.0
 MDBOOK := 0.5.4
 CONSOLE_TOOLS := node=nodejs npm=npm

@@ -115,6 +115,7 @@ fn spec(dir: &Path) -> GuestSpec {
         seed: None,
         run_dir: dir.join("run"),
         firmware: headwater_qemu::Firmware::Bios,
+        tpm: None,
         display: headwater_qemu::Display::None,
         network: Network::None,
         acceleration: Acceleration::Tcg { reason: "it is a test".into() },

@@ -31,6 +31,10 @@ pub struct CreateCatalog {
     /// The firmware of each machine.
     #[serde(default)]
     pub firmware: Firmware,
+    /// Whether the firmware of each machine runs only loaders that are signed with Microsoft's keys.
+    pub secure_boot: bool,
+    /// Whether each machine has a TPM 2.0.
+    pub tpm: bool,
     /// The display of each machine.
     #[serde(default)]
     pub display: Display,
@@ -150,6 +154,12 @@ pub struct Catalog {
     pub transport: DiskTransport,
     /// The firmware of each machine.
     pub firmware: Firmware,
+    /// Whether the firmware of each machine runs only loaders that are signed with Microsoft's keys: it must be `uefi` then.
+    #[serde(default)]
+    pub secure_boot: bool,
+    /// Whether each machine has a TPM 2.0.
+    #[serde(default)]
+    pub tpm: bool,
     /// The display of each machine.
     pub display: Display,
     /// How the network card of each machine is connected: `user` or `bridge:NAME`.

@@ -427,6 +427,8 @@ mod tests {
             memory_bytes: 1 << 30,
             cpus: 1,
             firmware: Firmware::default(),
+            secure_boot: false,
+            tpm: false,
             display: Display::default(),
             display_socket: None,
             network: Network::default(),

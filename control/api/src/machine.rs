@@ -419,6 +419,12 @@ pub struct Machine {
     /// What it boots with, if the daemon runs it.
     #[serde(default)]
     pub firmware: Firmware,
+    /// Whether its firmware runs only loaders that are signed with Microsoft's keys.
+    #[serde(default)]
+    pub secure_boot: bool,
+    /// Whether it has a TPM 2.0.
+    #[serde(default)]
+    pub tpm: bool,
     /// What shows its screen.
     #[serde(default)]
     pub display: Display,
@@ -518,6 +524,12 @@ pub struct CreateMachine {
     /// What it boots with; `uefi` if the image boots with nothing else, or else `bios`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firmware: Option<Firmware>,
+    /// Whether its firmware runs only loaders that are signed with Microsoft's keys; `false`. If `true`, its firmware is `uefi` unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secure_boot: Option<bool>,
+    /// Whether it has a TPM 2.0; `false`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tpm: Option<bool>,
     /// What shows its screen; `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display: Option<Display>,

@@ -1,4 +1,4 @@
-//! Firmware, display and network of a virtual machine.
+//! Firmware, TPM, display and network of a virtual machine.
 
 use std::str::FromStr;
 
@@ -138,15 +138,29 @@ fn is_interface_name(name: &str) -> bool {
         && name.chars().all(is_plain)
 }
 
-/// Firmware, display and network of a virtual machine.
+/// Firmware, TPM, display and network of a virtual machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Platform {
     /// What it boots with.
     pub firmware: Firmware,
+    /// Whether its firmware, which is UEFI, runs only loaders that are signed with Microsoft's keys.
+    pub secure_boot: bool,
+    /// Whether it has a TPM 2.0.
+    pub tpm: bool,
     /// What shows its screen.
     pub display: Display,
     /// How its network card is connected.
     pub network: Network,
+}
+
+impl Platform {
+    /// Refuses a platform that no machine can have.
+    pub fn check(&self) -> Result<(), String> {
+        if self.secure_boot && self.firmware != Firmware::Uefi {
+            return Err("Secure Boot is a part of UEFI; give --firmware uefi as well".to_owned());
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -170,6 +184,14 @@ mod tests {
         }
         assert!(Firmware::parse("efi").unwrap_err().contains("bios, uefi"));
         assert!(Display::parse("gtk").unwrap_err().contains("none, vnc"));
+    }
+
+    #[test]
+    fn a_bios_has_no_secure_boot() {
+        for (firmware, is_possible) in [(Firmware::Bios, false), (Firmware::Uefi, true)] {
+            let platform = Platform { firmware, secure_boot: true, ..Platform::default() };
+            assert_eq!(platform.check().is_ok(), is_possible);
+        }
     }
 
     #[test]

@@ -124,6 +124,8 @@ fn alone(record: CatalogRecord) -> Catalog {
         cpus: record.cpus,
         transport: record.transport,
         firmware: record.platform.firmware,
+        secure_boot: record.platform.secure_boot,
+        tpm: record.platform.tpm,
         display: record.platform.display,
         network: record.platform.network,
         user_data: record.user_data,

@@ -11,7 +11,7 @@ use headwater_api::{DiskTransport, ProblemKind};
 use headwater_qemu::{
     Acceleration, Boot, BootSign, Disk, Display, Error, Exec, Exit, ExitReason, Firmware, Generalised, Guest,
     GuestSpec, Identity, Lifetime, MacAddress, Network, OnReboot, RunFiles, SshHostKey, bridge, firmware,
-    probe_acceleration, seed,
+    probe_acceleration, seed, tpm,
 };
 use headwater_service::backend::{
     BackendError, ExecOutput, Hypervisor, LeftVm, Vm, VmExit, VmPlan, VmRequest,
@@ -82,6 +82,7 @@ impl Hypervisor for Qemu {
             on_reboot: OnReboot::Exit,
         };
         spec.check().map_err(failed)?;
+        plan.platform.check().map_err(|why| BackendError::new(ProblemKind::Invalid, why))?;
         has(plan.platform).await.map_err(failed)?;
         let identity = Identity {
             user_data: plan.user_data.map(|data| data.as_bytes().to_vec()),
@@ -99,10 +100,11 @@ impl Hypervisor for Qemu {
         let firmware = match request.platform.firmware {
             platform::Firmware::Bios => Firmware::Bios,
             platform::Firmware::Uefi => {
-                let prepared = firmware::prepare(&files, request.kept_variables.as_deref(), false);
-                Firmware::Uefi(prepared.map_err(failed)?)
+                let (kept, secure_boot) = (request.kept_variables.as_deref(), request.platform.secure_boot);
+                Firmware::Uefi(firmware::prepare(&files, kept, secure_boot).map_err(failed)?)
             }
         };
+        let tpm = request.platform.tpm.then(|| request.kept_tpm.unwrap_or_else(|| files.tpm_state()));
         let display = match request.platform.display {
             platform::Display::None => Display::None,
             platform::Display::Vnc => Display::Vnc,
@@ -126,7 +128,7 @@ impl Hypervisor for Qemu {
             seed: Some(files.seed_disk()),
             run_dir: request.run_dir,
             firmware,
-            tpm: None,
+            tpm,
             display,
             network,
             acceleration,
@@ -178,10 +180,13 @@ impl Hypervisor for Qemu {
     }
 }
 
-/// Whether this host has what a machine's firmware and network need.
+/// Whether this host has what a machine's firmware, TPM and network need.
 async fn has(platform: &Platform) -> Result<(), Error> {
     if platform.firmware == platform::Firmware::Uefi {
-        firmware::find(false)?;
+        firmware::find(platform.secure_boot)?;
+    }
+    if platform.tpm {
+        tpm::check()?;
     }
     if let platform::Network::Bridge(name) = &platform.network {
         bridge::find(name).await?;

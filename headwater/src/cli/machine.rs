@@ -32,9 +32,15 @@ pub struct MachineArgs {
     /// How the guest reaches its disk: vhost-user (memory shared with the daemon) or nbd (a socket) [default: vhost-user]
     #[arg(long, value_name = "HOW", value_parser = DiskTransport::parse)]
     pub transport: Option<DiskTransport>,
-    /// What the guest boots with: bios (SeaBIOS) or uefi (OVMF, without Secure Boot) [default: uefi if the image boots with nothing else, or else bios]
+    /// What the guest boots with: bios (SeaBIOS) or uefi (OVMF) [default: uefi if the image boots with nothing else, or else bios]
     #[arg(long, value_name = "KIND", value_parser = Firmware::parse)]
     pub firmware: Option<Firmware>,
+    /// Let the firmware, which is uefi then, run only loaders that are signed with Microsoft's keys
+    #[arg(long, value_name = "YES", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub secure_boot: Option<bool>,
+    /// Give the guest a TPM 2.0 (swtpm); it is kept with its disk, or else new at each start
+    #[arg(long, value_name = "YES", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub tpm: Option<bool>,
     /// The guest's screen: none, or vnc (on a unix socket in its directory) [default: none]
     #[arg(long, value_name = "HOW", value_parser = Display::parse)]
     pub display: Option<Display>,
@@ -47,6 +53,11 @@ pub struct MachineArgs {
 }
 
 impl MachineArgs {
+    /// The firmware: UEFI if nothing else is said with Secure Boot.
+    pub fn firmware(&self) -> Option<Firmware> {
+        self.firmware.or((self.secure_boot == Some(true)).then_some(Firmware::Uefi))
+    }
+
     /// The write cache as the API has it: what is not given is as in `base`.
     pub fn cache_settings(&self, base: CacheSettings) -> Result<CacheSettings, Problem> {
         let weight = self.weight.unwrap_or(base.weight);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use flate2::read::MultiGzDecoder;
-use headwater_api::platform::Network;
+use headwater_api::platform::{Firmware, Network};
 use headwater_api::{
     BootFrom, CacheMode, CacheSettings, Catalog, CreateMachine, DiskCounters, ExecRequest, Machine,
     MachineList, MachineSort, MachineState, Problem, ProblemKind, SetMachine, Wanted,
@@ -187,6 +187,8 @@ pub fn creation(name: String, boots: Boots, args: &MachineArgs) -> anyhow::Resul
         memory_bytes: args.memory,
         cpus: args.cpus,
         firmware: args.firmware,
+        secure_boot: args.secure_boot,
+        tpm: args.tpm,
         display: args.display,
         network: args.network.clone(),
         host_name: None,
@@ -450,12 +452,25 @@ pub fn is_off(machine: &Machine) -> bool {
     !machine.state.is_active() && !restarts
 }
 
+/// A firmware, and whether it runs signed loaders only.
+pub fn firmware_text(firmware: Firmware, secure_boot: bool) -> String {
+    if secure_boot { format!("{firmware} with Secure Boot") } else { firmware.to_string() }
+}
+
+/// Whether there is a TPM.
+pub fn tpm_text(tpm: bool) -> String {
+    if tpm { "2.0, swtpm" } else { "none" }.to_owned()
+}
+
 /// The advice for a machine whose firmware finds nothing to boot.
-fn no_boot_advice(name: &str) -> String {
-    format!(
-        "install a boot loader in the image, for UEFI or BIOS as the machine has; {}",
-        console_advice(name)
-    )
+fn no_boot_advice(machine: &Machine) -> String {
+    let install = if machine.secure_boot {
+        "install a boot loader in the image that is signed with Microsoft's keys, such as Debian's shim-signed with \
+         grub-efi-amd64-signed"
+    } else {
+        "install a boot loader in the image, for UEFI or BIOS as the machine has"
+    };
+    format!("{install}; {}", console_advice(&machine.name))
 }
 
 async fn wait_until_up(client: &Client, mut machine: Machine, limit: Duration) -> anyhow::Result<Machine> {
@@ -471,7 +486,7 @@ async fn wait_until_up(client: &Client, mut machine: Machine, limit: Duration) -
             // The firmware found nothing to boot, and waits for nobody.
             MachineState::Booting if machine.reason.is_some() => {
                 let problem = Problem::new(ProblemKind::Failed, sentence(&machine));
-                return Err(problem.advise(no_boot_advice(&machine.name)).into());
+                return Err(problem.advise(no_boot_advice(&machine)).into());
             }
             _ if deadline.is_some_and(|deadline| tokio::time::Instant::now() >= deadline) => {
                 let message = format!("machine '{}' is not up after {} s", machine.name, limit.as_secs());
@@ -521,7 +536,8 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
     // Those of a target are its own.
     if machine.boot == BootFrom::Vm {
         pairs.extend([
-            ("firmware", machine.firmware.to_string()),
+            ("firmware", firmware_text(machine.firmware, machine.secure_boot)),
+            ("TPM", tpm_text(machine.tpm)),
             ("display", display_text(&machine)),
             ("network", network_text(&machine.network)),
         ]);

@@ -1,4 +1,4 @@
-//! Firmware, display and network of machines: a guest that boots by UEFI, shows something, and sends packets through a bridge.
+//! Firmware, TPM, display and network of machines: guests that boot by UEFI, with Secure Boot too, show something, and send packets through a bridge.
 
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::support::{Daemon, headwater, http, run};
+use crate::support::{Daemon, headwater, http, is_alive, run, short_dir};
 use headwater_testkit::wait_until;
 
 /// The firmware, display and network that most machines of these tests have.
@@ -21,14 +21,33 @@ fn tool(command: &mut Command) {
 
 /// A disk that only UEFI boots: an EFI system partition with iPXE, which says so on the screen and asks the network for an address.
 fn efi_disk(dir: &Path) -> PathBuf {
-    let disk = dir.join("efi.raw");
+    efi_disk_of(dir, "efi.raw", &[("/usr/lib/ipxe/ipxe.efi", "/EFI/BOOT/BOOTX64.EFI")])
+}
+
+/// A disk that UEFI boots with Secure Boot: Debian's shim, which Microsoft signed, and Debian's GRUB, which says whether it is locked down.
+fn signed_disk(dir: &Path) -> PathBuf {
+    let config = dir.join("grub.cfg");
+    std::fs::write(&config, "echo lockdown: $lockdown\necho login:\nsleep 3600\n")
+        .expect("it can be written");
+    let files = [
+        ("/usr/lib/shim/shimx64.efi.signed", "/EFI/BOOT/BOOTX64.EFI"),
+        ("/usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed", "/EFI/BOOT/grubx64.efi"),
+        (config.to_str().expect("UTF-8"), "/EFI/debian/grub.cfg"),
+    ];
+    efi_disk_of(dir, "signed.raw", &files)
+}
+
+fn efi_disk_of(dir: &Path, name: &str, files: &[(&str, &str)]) -> PathBuf {
+    let disk = dir.join(name);
     std::fs::File::create(&disk).and_then(|file| file.set_len(8 << 20)).expect("the disk can be written");
     let script = "printf 'label: gpt\\nstart=2048, size=12288, type=U\\n' | sfdisk --quiet \"$0\"";
     tool(Command::new("sh").args(["-c", script]).arg(&disk));
     let partition = format!("{}@@1M", disk.display());
     tool(Command::new("mformat").args(["-i", &partition, "-T", "12288", "::"]));
-    tool(Command::new("mmd").args(["-i", &partition, "::/EFI", "::/EFI/BOOT"]));
-    tool(Command::new("mcopy").args(["-i", &partition, "/usr/lib/ipxe/ipxe.efi", "::/EFI/BOOT/BOOTX64.EFI"]));
+    tool(Command::new("mmd").args(["-i", &partition, "::/EFI", "::/EFI/BOOT", "::/EFI/debian"]));
+    for (file, path) in files {
+        tool(Command::new("mcopy").args(["-i", &partition, file, &format!("::{path}")]));
+    }
     disk
 }
 
@@ -138,6 +157,70 @@ fn firmware_variables_are_kept_with_the_disk() {
 }
 
 #[test]
+fn secure_boot_runs_a_signed_loader_and_says_that_another_is_not_trusted() {
+    let daemon = Daemon::start();
+    for disk in [signed_disk(daemon.path()), efi_disk(daemon.path())] {
+        daemon.cli(&["image", "import", disk.to_str().expect("UTF-8")]).ok();
+    }
+    // GRUB needs more than the other machines of these tests.
+    let secure = ["--secure-boot", "--tpm", "--memory", "256M", "--disk", "1G"];
+    daemon.cli(&[&["machine", "create", "trusted", "signed", "--persistent"][..], &secure].concat()).ok();
+    daemon.cli(&[&["machine", "create", "refused", "efi"][..], &secure].concat()).ok();
+    daemon.cli(&["machine", "start", "trusted", "refused"]).ok();
+    let shown = daemon.cli(&["machine", "show", "trusted"]).ok();
+    assert!(shown.contains("uefi with Secure Boot") && shown.contains("2.0, swtpm"), "{shown}");
+
+    let start = daemon.cli(&["machine", "start", "refused", "--wait"]);
+    start.fails(1, &["Access Denied: Secure Boot does not trust the loader", "shim-signed"]);
+    daemon.cli(&["machine", "start", "trusted", "--wait"]).ok();
+    let console = daemon.cli(&["machine", "console", "trusted", "--log"]).ok();
+    assert!(console.contains("lockdown: y"), "{console}");
+
+    let tpm_of = |machine: &str| {
+        let line = std::fs::read_to_string(daemon.path().join("run").join(machine).join("tpm.pid")).unwrap();
+        line.split(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let tpms = ["trusted", "refused"].map(tpm_of);
+    assert!(tpms.iter().all(|tpm| is_alive(*tpm)));
+    daemon.cli(&["machine", "stop", "trusted", "refused", "--force"]).ok();
+    assert!(!tpms.iter().any(|tpm| is_alive(*tpm)));
+    // The TPM stays with a disk that is kept, and goes with it.
+    let left = |machine: &str| {
+        let entries = std::fs::read_dir(daemon.path().join("run").join(machine)).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut ends: Vec<String> = names.map(|name| name.split_once('.').unwrap().1.to_owned()).collect();
+        ends.sort();
+        ends
+    };
+    assert_eq!(left("refused"), ["log", "log", "log"]);
+    assert_eq!(left("trusted"), ["kept-tpm", "kept-vars", "log", "log", "log"]);
+    daemon.cli(&["machine", "reset", "trusted"]).ok();
+    assert_eq!(left("trusted"), ["log", "log", "log"]);
+}
+
+#[test]
+fn secure_boot_without_uefi_and_a_tpm_without_swtpm_are_refused() {
+    // QEMU is there, and swtpm is not.
+    let dir = short_dir();
+    let bin = dir.path().join("bin");
+    std::fs::create_dir(&bin).unwrap();
+    for tool in ["qemu-system-x86_64", "setpriv"] {
+        std::os::unix::fs::symlink(Path::new("/usr/bin").join(tool), bin.join(tool)).unwrap();
+    }
+    let daemon = Daemon::start_in(dir, |command| {
+        command.env("PATH", bin);
+    });
+    daemon.with_tiny_machine("plain");
+    let create = |more: &[&str]| daemon.cli(&[&["machine", "create", "lab", "tiny"][..], more].concat());
+    create(&["--firmware", "bios", "--secure-boot"]).fails(2, &["machine 'lab'", "give --firmware uefi"]);
+    create(&["--tpm"]).fails(1, &["'swtpm' is not installed", "apt-get install swtpm"]);
+    let catalog = ["catalog", "create", "labs", "tiny", "--tpm"];
+    daemon.cli(&catalog).fails(1, &["catalog 'labs'", "apt-get install swtpm"]);
+    create(&["--tpm=false"]).ok();
+    assert_eq!(daemon.machine("lab")["tpm"], false);
+}
+
+#[test]
 fn a_screenshot_needs_a_display_and_a_machine_that_is_on() {
     let daemon = Daemon::start();
     daemon.with_tiny_machine("dark");
@@ -211,7 +294,7 @@ fn machines_have_the_platform_of_their_catalog() {
 
     let target = ["machine", "create", "pc", "tiny", "--boot", "network", "--mac", "52:54:00:12:34:56"];
     let refused = daemon.cli(&[&target[..], &["--cache", "ram", "--display", "vnc"]].concat());
-    refused.fails(2, &["machine 'pc'", "--firmware, --display and --network"]);
+    refused.fails(2, &["machine 'pc'", "--tpm, --display and --network"]);
     let odd = json!({ "name": "odd", "image": "tiny", "network": "bridge:a/b" }).to_string();
     let (status, answer) = http(&daemon.socket(), "POST", "/api/v1/machines", Some(&odd));
     assert!(status == 400 && answer.contains("not the name of a bridge"), "{status}: {answer}");

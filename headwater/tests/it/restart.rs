@@ -15,9 +15,14 @@ use headwater_testkit::wait_until;
 #[test]
 fn a_machine_outlives_a_killed_daemon_and_is_taken_over() {
     let daemon = Daemon::start();
-    daemon.with_tiny_machine("ran");
-    daemon.create("idle", "tiny", &[]);
+    daemon.with_tiny_machine("idle");
+    daemon.create("ran", "tiny", &["--tpm"]);
     daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
+    let tpm_of_ran = |dir: &Path| -> u64 {
+        let line = std::fs::read_to_string(dir.join("run/ran/tpm.pid")).unwrap();
+        line.split(' ').next().unwrap().parse().unwrap()
+    };
+    let tpm = tpm_of_ran(daemon.path());
     daemon.console("ran", "w", Some("W"));
     let before = daemon.machine("ran");
     let (pid, writes) = (before["pid"].as_u64().unwrap(), before["disk"]["writes"].as_u64().unwrap());
@@ -25,7 +30,7 @@ fn a_machine_outlives_a_killed_daemon_and_is_taken_over() {
     let dir = daemon.kill();
     run(headwater().arg("--data-dir").arg(dir.path()).args(["machine", "list"]))
         .fails(7, &["cannot reach the daemon"]);
-    assert!(is_alive(pid), "QEMU ended with the daemon");
+    assert!(is_alive(pid) && is_alive(tpm), "QEMU or its TPM ended with the daemon");
 
     let daemon = Daemon::start_in(dir, |_| {});
     let after = daemon.machine("ran");
@@ -39,8 +44,10 @@ fn a_machine_outlives_a_killed_daemon_and_is_taken_over() {
     daemon.cli(&["machine", "reset", "ran", "--wait"]).ok();
     let fresh = daemon.machine("ran");
     assert_ne!(fresh["pid"].as_u64(), Some(pid));
-    assert!(!is_alive(pid));
+    assert!(!is_alive(pid) && !is_alive(tpm));
+    let tpm = tpm_of_ran(daemon.path());
     daemon.cli(&["machine", "stop", "ran", "--force"]).ok();
+    assert!(!is_alive(tpm));
     assert_eq!(std::fs::read_dir(daemon.path().join("cache")).unwrap().count(), 0);
 }
 

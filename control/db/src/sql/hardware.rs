@@ -31,6 +31,8 @@ impl Hardware {
             cpus: row.count("cpus")?,
             platform: Platform {
                 firmware: row.read("firmware", |text| Firmware::parse(text).ok())?,
+                secure_boot: row.get("secure_boot")?,
+                tpm: row.get("tpm")?,
                 display: row.read("display", |text| Display::parse(text).ok())?,
                 network: row.read("network", |text| text.parse().ok())?,
             },
@@ -50,6 +52,8 @@ impl Hardware {
             .set("memory_bytes", *memory_bytes)
             .set("cpus", *cpus)
             .set("firmware", platform.firmware.name())
+            .set("secure_boot", platform.secure_boot)
+            .set("tpm", platform.tpm)
             .set("display", platform.display.name())
             .set("network", platform.network.to_string())
     }

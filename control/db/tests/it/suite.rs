@@ -180,7 +180,13 @@ pub async fn pins_are_set_and_taken_away(db: &dyn Database) {
 
 /// Nothing of it is a default.
 fn platform() -> Platform {
-    Platform { firmware: Firmware::Uefi, display: Display::Vnc, network: Network::Bridge("br0".to_owned()) }
+    Platform {
+        firmware: Firmware::Uefi,
+        secure_boot: true,
+        tpm: true,
+        display: Display::Vnc,
+        network: Network::Bridge("br0".to_owned()),
+    }
 }
 
 pub fn catalog(name: &str) -> CatalogRecord {

@@ -22,7 +22,7 @@ pub struct VmPlan<'a> {
     pub memory_bytes: u64,
     /// The guest's processors.
     pub cpus: u32,
-    /// Firmware, display and network.
+    /// Firmware, TPM, display and network.
     pub platform: &'a Platform,
     /// The guest's host name.
     pub host_name: &'a str,
@@ -45,10 +45,12 @@ pub struct VmRequest {
     pub memory_bytes: u64,
     /// The guest's processors.
     pub cpus: u32,
-    /// Firmware, display and network.
+    /// Firmware, TPM, display and network.
     pub platform: Platform,
     /// The file that keeps the variables of its firmware for its next start. Absent: it gets new ones, which go with its sockets.
     pub kept_variables: Option<PathBuf>,
+    /// The directory that keeps the state of its TPM for its next start. Absent: it gets a new TPM, which goes with its sockets.
+    pub kept_tpm: Option<PathBuf>,
     /// Where its disk is served.
     pub disk_socket: PathBuf,
     /// What is spoken there.

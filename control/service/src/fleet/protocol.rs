@@ -113,6 +113,8 @@ pub(crate) struct AssignedMachine {
     pub(crate) memory_bytes: u64,
     pub(crate) cpus: u32,
     pub(crate) firmware: headwater_api::platform::Firmware,
+    pub(crate) secure_boot: bool,
+    pub(crate) tpm: bool,
     pub(crate) display: headwater_api::platform::Display,
     pub(crate) network: headwater_api::platform::Network,
     pub(crate) identity: Identity,
@@ -123,7 +125,7 @@ pub(crate) struct AssignedMachine {
 impl AssignedMachine {
     /// A machine as its node is to have it. A node knows no catalogs: what those say is the machine's own there.
     pub(crate) fn of(record: &MachineRecord) -> Self {
-        let Platform { firmware, display, network } = record.platform.clone();
+        let Platform { firmware, secure_boot, tpm, display, network } = record.platform.clone();
         Self {
             uuid: record.uuid,
             name: record.name.clone(),
@@ -135,6 +137,8 @@ impl AssignedMachine {
             memory_bytes: record.memory_bytes,
             cpus: record.cpus,
             firmware,
+            secure_boot,
+            tpm,
             display,
             network,
             identity: record.identity.clone(),
@@ -144,8 +148,13 @@ impl AssignedMachine {
     }
 
     pub(crate) fn platform(&self) -> Platform {
-        let Self { firmware, display, network, .. } = self;
-        Platform { firmware: *firmware, display: *display, network: network.clone() }
+        Platform {
+            firmware: self.firmware,
+            secure_boot: self.secure_boot,
+            tpm: self.tpm,
+            display: self.display,
+            network: self.network.clone(),
+        }
     }
 
     pub(crate) fn secret(&self) -> Secret {

@@ -32,6 +32,9 @@ pub(crate) struct Boot {
 /// How the names of files with the variables of a firmware end that are kept together with a disk.
 pub(crate) const KEPT_VARIABLES_END: &str = ".kept-vars";
 
+/// How the names of directories with the state of a TPM end that are kept together with a disk.
+pub(crate) const KEPT_TPM_END: &str = ".kept-tpm";
+
 /// A persistent disk as its opener knows it.
 pub(crate) fn files_of(disk: &PersistentDisk) -> PersistentDiskRef {
     PersistentDiskRef { id: disk.id, is_begun: disk.is_begun }
@@ -216,18 +219,25 @@ impl Service {
         self.run_dir(machine).join(format!("{}{KEPT_VARIABLES_END}", disk.id))
     }
 
+    /// The directory with the state of a machine's TPM that goes with a disk that is kept: the disk's contents may be encrypted with keys
+    /// in that.
+    pub(crate) fn kept_tpm(&self, machine: &str, disk: &PersistentDisk) -> PathBuf {
+        self.run_dir(machine).join(format!("{}{KEPT_TPM_END}", disk.id))
+    }
+
     /// Removes what was kept together with a disk in its machine's directory. A machine that is removed takes its directory with it.
-    async fn remove_variables(&self, disk: &PersistentDisk) {
+    async fn remove_kept(&self, disk: &PersistentDisk) {
         let machine = async { self.db().read().await?.machines().by_uuid(disk.machine).await };
         if let Ok(Some(machine)) = machine.await {
             // No other disk ever has this name, so a file that stays behind is never used.
             let _ = tokio::fs::remove_file(self.kept_variables(&machine.name, disk)).await;
+            let _ = tokio::fs::remove_dir_all(self.kept_tpm(&machine.name, disk)).await;
         }
     }
 
     /// Removes the files of a disk that the database has forgotten.
     pub(crate) async fn discard_files(&self, disk: &PersistentDisk) {
-        self.remove_variables(disk).await;
+        self.remove_kept(disk).await;
         if let Err(e) = self.disks().discard(disk.id).await {
             tracing::error!(disk = %disk.id, "cannot remove a disk that nobody needs; the next daemon tries again: {e}");
         }

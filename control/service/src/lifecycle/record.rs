@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::Service;
 use crate::answer::problem;
 use crate::caller::Caller;
-use crate::lifecycle::boot::KEPT_VARIABLES_END;
+use crate::lifecycle::boot::{KEPT_TPM_END, KEPT_VARIABLES_END};
 use crate::lifecycle::{Active, LifecycleError};
 
 /// Two reasons as one.
@@ -129,6 +129,8 @@ impl Service {
             cpus: record.cpus,
             display_socket,
             firmware: record.platform.firmware,
+            secure_boot: record.platform.secure_boot,
+            tpm: record.platform.tpm,
             display: record.platform.display,
             network: record.platform.network,
             wanted: record.wanted,
@@ -261,7 +263,9 @@ impl Service {
         while let Ok(Some(entry)) = entries.next_entry().await {
             let name = entry.file_name();
             let is_log = [&b".log"[..], b".log.old"].iter().any(|end| name.as_encoded_bytes().ends_with(end));
-            let is_kept = name.as_encoded_bytes().ends_with(KEPT_VARIABLES_END.as_bytes());
+            let is_kept = [KEPT_VARIABLES_END, KEPT_TPM_END]
+                .iter()
+                .any(|end| name.as_encoded_bytes().ends_with(end.as_bytes()));
             if go(is_log) && !is_kept {
                 // What cannot be removed now is replaced at the next start.
                 let _ = tokio::fs::remove_file(entry.path()).await;

@@ -253,6 +253,7 @@ impl Service {
             cpus: record.cpus,
             platform: record.platform.clone(),
             kept_variables: boot.kept.as_ref().map(|kept| self.kept_variables(&record.name, kept)),
+            kept_tpm: boot.kept.as_ref().map(|kept| self.kept_tpm(&record.name, kept)),
             disk_socket: disk.socket().to_owned(),
             sector_bytes: disk.sector_bytes(),
             transport: record.transport,

@@ -83,8 +83,8 @@ pub(super) async fn create_catalog(
 ) -> Result<(StatusCode, Json<Catalog>), Failure> {
     name::check_machine(&request.name)
         .map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
-    let CreateCatalog { firmware, display, ref network, .. } = request;
-    let platform = Platform { firmware, display, network: network.clone() };
+    let CreateCatalog { firmware, secure_boot, tpm, display, ref network, .. } = request;
+    let platform = Platform { firmware, secure_boot, tpm, display, network: network.clone() };
     let plan = VmPlan {
         name: &request.name,
         memory_bytes: request.memory_bytes,

@@ -327,9 +327,16 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
         BootFrom::Vm => CacheSettings::default(),
         BootFrom::Network => CacheSettings::of_target(),
     };
-    let chooses_platform =
-        request.firmware.is_some() || request.display.is_some() || request.network.is_some();
+    let chooses_platform = request.firmware.is_some()
+        || request.secure_boot.is_some()
+        || request.tpm.is_some()
+        || request.display.is_some()
+        || request.network.is_some();
     let default_platform = of.map(|it| it.platform.clone()).unwrap_or_default();
+    let firmware = match (request.firmware, request.secure_boot) {
+        (None, Some(true)) => Some(Firmware::Uefi),
+        (firmware, _) => firmware,
+    };
     // A pool lends machines of this host only.
     let is_spread = of.is_some_and(|catalog| catalog.keep_ready == 0) && boot == BootFrom::Vm;
     let cache = request.cache.or(of.map(|it| it.cache)).unwrap_or(default_cache);
@@ -349,12 +356,14 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
         memory_bytes,
         cpus: request.cpus.or(of.map(|it| it.cpus)).unwrap_or(CreateMachine::default_cpus()),
         platform: Platform {
-            firmware: request.firmware.unwrap_or(default_platform.firmware),
+            firmware: firmware.unwrap_or(default_platform.firmware),
+            secure_boot: request.secure_boot.unwrap_or(default_platform.secure_boot),
+            tpm: request.tpm.unwrap_or(default_platform.tpm),
             display: request.display.unwrap_or(default_platform.display),
             network: request.network.unwrap_or(default_platform.network),
         },
         chooses_platform,
-        chooses_firmware: request.firmware.is_some() || catalog.is_some(),
+        chooses_firmware: firmware.is_some() || catalog.is_some(),
         host_name: request.host_name.unwrap_or_else(|| request.name.clone()),
         user_data: request.user_data.or_else(|| of.and_then(|it| it.user_data.clone())),
         name: request.name,
@@ -415,8 +424,8 @@ fn check_target(plan: &Plan) -> Result<(), Error> {
         _ if cache.persistent => "a write cache in memory cannot be persistent",
         _ if cache.ram_bytes < CacheSettings::MIN_RAM_BYTES => "a write cache has 16 MiB or more",
         _ if plan.chooses_platform => {
-            "firmware, display and network of a machine that boots from the network are its own; leave out --firmware, --display and \
-             --network"
+            "firmware, TPM, display and network of a machine that boots from the network are its own; leave out --firmware, \
+             --secure-boot, --tpm, --display and --network"
         }
         _ if plan.user_data.is_some() => "a machine that boots from the network is given no user data",
         _ => return Ok(()),

@@ -235,6 +235,8 @@ async fn add(service: &Service, caller: &Caller, catalog: &str) -> Result<String
         memory_bytes: None,
         cpus: None,
         firmware: None,
+        secure_boot: None,
+        tpm: None,
         display: None,
         network: None,
         transport: None,

@@ -91,6 +91,18 @@ pub fn ovmf() -> Check {
     }
 }
 
+/// The TPM of machines that have one.
+pub fn swtpm() -> Check {
+    match headwater_qemu::tpm::check() {
+        Ok(()) => Check::ok("swtpm", "it is there"),
+        Err(_) => Check::warn(
+            "swtpm",
+            "there is no swtpm in PATH: machines with --tpm are refused",
+            "install it if you want that: 'apt-get install swtpm'",
+        ),
+    }
+}
+
 /// Whether the kernel lets this process use io_uring.
 pub fn io_uring() -> Check {
     match io_uring::IoUring::new(8) {

@@ -65,6 +65,7 @@ pub async fn run(data_dir: Option<PathBuf>, args: DoctorArgs, json: bool) -> any
     checks.extend(host::qemu().await);
     checks.push(host::qemu_img());
     checks.push(host::ovmf());
+    checks.push(host::swtpm());
     checks.push(host::io_uring());
     checks.push(host::landlock());
     checks.push(host::locked_memory());
