@@ -37,6 +37,8 @@ function ofResult(result: Result): string {
       return `now ${counted(result.count, "machine")}: ${result.created.length} made, ${result.removed.length} removed`;
     case "rolled":
       return `moved ${counted(result.moved.length, "machine")} from ${result.from} to ${result.to}`;
+    case "drained":
+      return `moved ${counted(result.moved.length, "machine")} from host ${result.host}`;
     case "sealed":
       return `made ${result.version.image}@${result.version.number}`;
     case "exported":
@@ -68,6 +70,12 @@ export function remarks(task: Task): string[] {
       ...result.failed.map(({ machine, why }) => `${machine} is not healthy: ${why}`),
       ...result.left.map(({ machine, why }) => `${machine} was left alone: ${why}`),
       ...(result.pinned ? [`the catalog is pinned to ${result.to}: promote that version and unpin the catalog to follow its image again`] : []),
+    ];
+  }
+  if (result?.kind === "drained") {
+    return [
+      ...result.moved.map(({ machine, to }) => `${machine} is on host ${to} now`),
+      ...result.left.map(({ machine, why }) => `${machine} was left alone: ${why}`),
     ];
   }
   if (result?.kind === "verified") return result.remarks ?? [];

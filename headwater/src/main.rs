@@ -32,6 +32,7 @@ mod database;
 mod disk_process;
 mod failure;
 mod fleet;
+mod guard;
 mod keys;
 mod last_known;
 mod limits;

@@ -8,6 +8,35 @@ use crate::machine::{CacheSettings, CreateMachine, DiskTransport};
 use crate::platform::{Display, Firmware, Network};
 use crate::problem::{Problem, ProblemKind};
 
+/// The policy for machines of a catalog whose host is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum OnHostLoss {
+    /// They are waited for. On their host they go on while the controller is away.
+    #[default]
+    Wait,
+    /// They are started on other hosts. Their host ends them when it has not heard the controller for the time of its lease.
+    Restart,
+}
+
+impl OnHostLoss {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Wait => "wait",
+            Self::Restart => "restart",
+        }
+    }
+
+    /// The one of that name.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        [Self::Wait, Self::Restart]
+            .into_iter()
+            .find(|one| one.name() == text)
+            .ok_or_else(|| format!("'{text}' is neither wait nor restart"))
+    }
+}
+
 /// A catalog to create: what its machines boot, and how they are made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -64,6 +93,9 @@ pub struct CreateCatalog {
     /// Files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub seal_removes: Vec<String>,
+    /// The policy for its machines whose host is lost.
+    #[serde(default)]
+    pub on_host_loss: OnHostLoss,
 }
 
 impl CreateCatalog {
@@ -95,6 +127,9 @@ pub struct SetCatalog {
     /// All files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seal_removes: Option<Vec<String>>,
+    /// The policy for its machines whose host is lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_host_loss: Option<OnHostLoss>,
 }
 
 /// The largest `stop_idle_s`.
@@ -184,6 +219,9 @@ pub struct Catalog {
     /// Files that a seal also removes in the guests of its machines.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub seal_removes: Vec<String>,
+    /// The policy for its machines whose host is lost.
+    #[serde(default)]
+    pub on_host_loss: OnHostLoss,
     /// When it was created.
     pub created_at_ms: u64,
     /// The names of its machines.

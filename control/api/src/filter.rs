@@ -446,6 +446,7 @@ mod tests {
                 user_data: None,
             },
             warning: None,
+            fenced: false,
             alarm: None,
             disk: Some(DiskCounters { ram_used_bytes: 90 << 20, iops: 7, ..DiskCounters::default() }),
             pid: None,

@@ -111,7 +111,7 @@ pub struct MovedMachine {
 pub struct DrainReport {
     /// The host.
     pub host: String,
-    /// The machines that were moved. Those that were on are started on their new host.
+    /// The machines that were moved. A machine that was on is started on its new host.
     pub moved: Vec<MovedMachine>,
     /// Machines that are on the host still, or were moved and do not start.
     pub left: Vec<LeftMachine>,

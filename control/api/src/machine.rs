@@ -404,6 +404,9 @@ pub struct Machine {
     /// The version that its persistent disk belongs to, where there is one: it boots that until it is reset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<String>,
+    /// Whether its node ends it when the node has not heard the controller for the time of its lease, so that another host can start it.
+    #[serde(default)]
+    pub fenced: bool,
     /// The version that it edits: it boots that, on a private disk, until the edit is sealed or discarded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub edits: Option<String>,

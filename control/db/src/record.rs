@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use headwater_api::platform::Platform;
 use headwater_api::{
-    BootFrom, CacheSettings, DiskTransport, HostState, Hours, Identity, MachineState, ResetOn, Role,
-    TaskState, Wanted,
+    BootFrom, CacheSettings, DiskTransport, HostState, Hours, Identity, MachineState, OnHostLoss, ResetOn,
+    Role, TaskState, Wanted,
 };
 use uuid::Uuid;
 
@@ -81,11 +81,22 @@ pub struct MachineRecord {
     pub boot_ms: Option<u64>,
     /// When it was started last.
     pub started_at_ms: Option<u64>,
+    /// Its node ends it when the lease of the node is over. With several hosts: the node has said that it does.
+    pub fenced: bool,
+    /// It was moved from a lost host, and is to be started on its new host.
+    pub to_start: bool,
+    /// The policy of its catalog for machines whose host is lost.
+    pub on_host_loss: OnHostLoss,
     /// When it was created.
     pub created_at_ms: u64,
 }
 
 impl MachineRecord {
+    /// Whether another host may start it when its own host is lost: nothing of it is kept there.
+    pub fn may_restart_elsewhere(&self) -> bool {
+        self.on_host_loss == OnHostLoss::Restart && self.boot == BootFrom::Vm && !self.cache.persistent
+    }
+
     /// What it boots: its pin, else that of its catalog, else its image.
     pub fn reference(&self) -> &str {
         self.pin().unwrap_or(&self.image)
@@ -130,6 +141,8 @@ pub struct CatalogRecord {
     pub stop_idle_s: u64,
     /// Paths that a seal also removes in their guests. None has a line break.
     pub seal_removes: Vec<String>,
+    /// The policy for machines whose host is lost.
+    pub on_host_loss: OnHostLoss,
     /// When it was created.
     pub created_at_ms: u64,
 }
@@ -169,6 +182,8 @@ pub struct HostRecord {
     pub generation: u64,
     /// The number of the newest event of its node that is in the history here; -1 before its first connection.
     pub seen_event: i64,
+    /// The longest lease that its node may have.
+    pub lease_ms: u64,
     /// When it joined.
     pub joined_at_ms: u64,
     /// When its node was connected last.

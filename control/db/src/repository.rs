@@ -1,7 +1,7 @@
 //! The traits that a database implements.
 
 use async_trait::async_trait;
-use headwater_api::{Event, Filter, MachineSort, Position};
+use headwater_api::{Event, Filter, MachineSort, OnHostLoss, Position};
 use uuid::Uuid;
 
 use crate::error::DbError;
@@ -102,9 +102,18 @@ pub trait MachineRepository: Send {
     /// Returns whether the machine exists.
     async fn update_state(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
 
-    /// Stores the host of a machine that is moved, with what is wanted of it, its state and the reason. Nothing is kept on the new host.
-    /// Returns whether the machine exists.
+    /// Stores the host of a machine that is moved, with what is wanted of it, its state, the reason and whether it is to be started. The
+    /// new host keeps nothing of it, and does not fence it yet. Returns whether the machine exists.
     async fn set_host(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
+
+    /// The machines that were moved and are to be started, by name as people count, without their user data.
+    async fn to_start(&mut self) -> Result<Vec<MachineRecord>, DbError>;
+
+    /// Notes that a machine that was moved was started. Returns whether the machine exists.
+    async fn is_started(&mut self, uuid: Uuid) -> Result<bool, DbError>;
+
+    /// Stores whether the node of a machine ends it when the lease of the node is over. Returns whether the machine exists.
+    async fn set_fenced(&mut self, uuid: Uuid, fenced: bool) -> Result<bool, DbError>;
 
     /// Sets or takes away a machine's pin. Returns whether the machine exists.
     async fn set_pin(&mut self, uuid: Uuid, pin: Option<&str>) -> Result<bool, DbError>;
@@ -173,6 +182,9 @@ pub trait CatalogRepository: Send {
 
     /// Sets what a seal also removes in its guests. Returns whether the catalog exists.
     async fn set_seal_removes(&mut self, name: &str, paths: &[String]) -> Result<bool, DbError>;
+
+    /// Sets the policy for its machines whose host is lost. Returns whether the catalog exists.
+    async fn set_on_host_loss(&mut self, name: &str, on_host_loss: OnHostLoss) -> Result<bool, DbError>;
 
     /// Sets or takes away its pin. Returns whether the catalog exists.
     async fn set_pin(&mut self, name: &str, pin: Option<&str>) -> Result<bool, DbError>;

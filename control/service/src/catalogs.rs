@@ -1,7 +1,7 @@
 //! Catalogs as clients see them, and how operations on them fail.
 
 use futures_util::future::join_all;
-use headwater_api::{Catalog, ProblemKind};
+use headwater_api::{CacheSettings, Catalog, OnHostLoss, ProblemKind};
 use headwater_db::{CatalogRecord, DbError};
 
 use crate::Service;
@@ -20,8 +20,24 @@ pub(crate) enum CatalogError {
     OtherImage { catalog: String, version: String, image: String },
     #[error("cannot change catalog '{catalog}': task {task} changes its machines")]
     Busy { catalog: String, task: i64 },
+    #[error(
+        "cannot have machines of catalog '{0}' start on another host: they keep their disks, which are on their host"
+    )]
+    KeepsDisks(String),
     #[error(transparent)]
     Db(#[from] DbError),
+}
+
+/// Refuses machines that keep their disks and are to start on another host.
+pub(crate) fn check_on_host_loss(
+    catalog: &str,
+    on_host_loss: OnHostLoss,
+    cache: &CacheSettings,
+) -> Result<(), CatalogError> {
+    match on_host_loss == OnHostLoss::Restart && cache.persistent {
+        true => Err(CatalogError::KeepsDisks(catalog.to_owned())),
+        false => Ok(()),
+    }
 }
 
 impl Explain for CatalogError {
@@ -29,7 +45,7 @@ impl Explain for CatalogError {
         match self {
             Self::Unknown(_) => ProblemKind::NotFound,
             Self::InUse { .. } | Self::Pinned { .. } | Self::Busy { .. } => ProblemKind::Conflict,
-            Self::OtherImage { .. } => ProblemKind::Invalid,
+            Self::OtherImage { .. } | Self::KeepsDisks(_) => ProblemKind::Invalid,
             Self::Db(e) => e.kind(),
         }
     }
@@ -38,6 +54,7 @@ impl Explain for CatalogError {
         match self {
             Self::Unknown(_) => Some("'headwater catalog list' shows all".to_owned()),
             Self::InUse { .. } => Some("remove its machines first".to_owned()),
+            Self::KeepsDisks(_) => Some("use a catalog without --persistent".to_owned()),
             Self::Pinned { catalog, .. } => Some(format!("'headwater image unpin {catalog}' first")),
             Self::OtherImage { image, .. } => {
                 Some(format!("'headwater image versions {image}' shows what it can be pinned to"))
@@ -135,6 +152,7 @@ fn alone(record: CatalogRecord) -> Catalog {
         ready_hours: record.ready_hours,
         stop_idle_s: record.stop_idle_s,
         seal_removes: record.seal_removes,
+        on_host_loss: record.on_host_loss,
         created_at_ms: record.created_at_ms,
     }
 }

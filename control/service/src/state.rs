@@ -202,6 +202,10 @@ impl Service {
         self.0.parts.clock.now_ms()
     }
 
+    pub(crate) fn since_boot_ms(&self) -> u64 {
+        self.0.parts.clock.since_boot_ms()
+    }
+
     pub(crate) fn started_at_ms(&self) -> u64 {
         self.0.started_at_ms
     }

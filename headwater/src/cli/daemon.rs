@@ -77,6 +77,10 @@ pub struct ServeArgs {
     /// token' says how
     #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub nodes: Option<SocketAddr>,
+    /// How long a node that does not hear its controller runs the machines of catalogs with --on-host-loss restart, before it ends them so
+    /// that other hosts can start them; 5s to 1h
+    #[arg(long, value_name = "TIME", value_parser = node_lease, default_value = "30s")]
+    pub node_lease: u64,
     /// Keep images in this store in place of DIR/store: a directory, or s3://BUCKET/PREFIX[?endpoint=URL] with
     /// the keys of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; or read them from servers that offer a store,
     /// https://HOST[,https://HOST..]
@@ -148,6 +152,14 @@ pub struct DisksArgs {
     /// What is logged: error, warn, info, debug, trace, or a filter such as headwater_service=debug
     #[arg(long, value_name = "FILTER", default_value = "info", env = "HEADWATER_LOG")]
     pub log: String,
+}
+
+/// How long the lease of a node lasts, in seconds.
+fn node_lease(text: &str) -> Result<u64, String> {
+    match super::task::span(text)? {
+        seconds @ 5..=3_600 => Ok(seconds),
+        _ => Err("a lease lasts for 5s to 1h".to_owned()),
+    }
 }
 
 impl ServeArgs {

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueHint};
 use headwater_api::platform::{Display, Firmware, Network};
 use headwater_api::{
-    Batch, BootFrom, CacheSettings, DiskTransport, Hours, MachineSort, Problem, ResetOn, RollRequest,
+    Batch, BootFrom, CacheSettings, DiskTransport, Hours, MachineSort, OnHostLoss, Problem, ResetOn,
+    RollRequest,
 };
 use headwater_block::size;
 use headwater_qemu::spec::MAX_CPUS;
@@ -341,6 +342,10 @@ pub enum CatalogCommand {
         /// Start the machines that are made
         #[arg(long, requires = "count")]
         start: bool,
+        /// The policy for machines whose host is lost: wait, or restart, which starts them on other hosts. With restart, a host ends them
+        /// if it does not hear the controller for 30 s ('serve --node-lease')
+        #[arg(long, value_name = "WHAT", default_value = "wait", value_parser = OnHostLoss::parse)]
+        on_host_loss: OnHostLoss,
         /// Also remove this in guests of its machines whose edits are sealed, besides the machine's identity: an absolute path in
         /// the guest, which may have wildcards; may be given several times
         #[arg(long, value_name = "PATH", value_parser = super::guest_path)]
@@ -357,7 +362,7 @@ pub enum CatalogCommand {
         #[arg(add = complete::catalogs())]
         name: String,
     },
-    /// Have a catalog's machines boot something else from their next boot on, have more of them be ready to be claimed, or change what a seal removes in their guests
+    /// Change what a catalog's machines boot from their next boot on, how many are ready, what a seal removes, or the policy for lost hosts
     #[command(group = clap::ArgGroup::new("change").required(true).multiple(true).args(["from", "stop_idle"]))]
     Set {
         /// Its name
@@ -379,6 +384,10 @@ pub enum CatalogCommand {
         /// When they are kept on
         #[command(flatten)]
         hours: ReadyHoursArgs,
+        /// The policy for machines whose host is lost: wait, or restart, which starts them on other hosts. With restart, a host ends them
+        /// if it does not hear the controller for 30 s ('serve --node-lease')
+        #[arg(long, value_name = "WHAT", value_parser = OnHostLoss::parse, group = "change")]
+        on_host_loss: Option<OnHostLoss>,
         /// Keep them on at all hours again
         #[arg(long, conflicts_with = "from", group = "change")]
         always: bool,

@@ -78,6 +78,9 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Serve the disks of machines to the daemon, so that machines outlive it; 'headwater serve' starts this itself
     Disks(DisksArgs),
+    /// On a node, end the machines that another host may run when the node has not heard its controller for the time of its lease, although
+    /// the daemon is gone; 'headwater serve' starts this itself
+    Guard,
     /// Check and show the configuration file of 'headwater serve', without a daemon
     #[command(subcommand)]
     Config(ConfigCommand),

@@ -1,8 +1,8 @@
 //! `headwater catalog`: machines that are made alike and boot the same.
 
 use headwater_api::{
-    CacheSettings, Catalog, Claim, ClaimRequest, CreateCatalog, CreateMachine, RollRequest, ScaleRequest,
-    SetCatalog,
+    CacheSettings, Catalog, Claim, ClaimRequest, CreateCatalog, CreateMachine, OnHostLoss, RollRequest,
+    ScaleRequest, SetCatalog,
 };
 use headwater_block::size;
 use headwater_service::backend::{Clock as _, SystemClock};
@@ -26,6 +26,7 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             keep_ready,
             hours,
             start,
+            on_host_loss,
             seal_removes,
             machine,
         } => {
@@ -33,7 +34,8 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             let rule = NamesOfMachines { name_rule, first };
             let made = creation(name, image, persistent, rule, &machine)?;
             let (ready_hours, stop_idle_s) = (hours.hours()?, hours.stop_idle);
-            let request = CreateCatalog { keep_ready, ready_hours, stop_idle_s, seal_removes, ..made };
+            let request =
+                CreateCatalog { keep_ready, ready_hours, stop_idle_s, seal_removes, on_host_loss, ..made };
             let catalog = said_if_slow(json, &what, client.create_catalog(&request)).await?;
             let text = format!("created catalog {}; its machines boot {}", catalog.name, catalog.image);
             if !json {
@@ -64,6 +66,7 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             seal_removes_nothing,
             keep_ready,
             hours,
+            on_host_loss,
             always,
         } => {
             let what = channels::behind_store(image.as_deref().unwrap_or_default());
@@ -75,6 +78,7 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
                 ready_always: always,
                 stop_idle_s: hours.stop_idle,
                 seal_removes: is_list_set.then_some(seal_removes),
+                on_host_loss,
             };
             let catalog = said_if_slow(json, &what, client.set_catalog(&name, &request)).await?;
             if json {
@@ -123,7 +127,19 @@ fn show_change(catalog: &Catalog, request: &SetCatalog, is_list_set: bool) -> an
         let what = removed_text(catalog);
         show::line(&format!("a seal of a machine of {} also removes {what}", catalog.name))?;
     }
+    if request.on_host_loss.is_some() {
+        let what = loss_text(catalog);
+        show::line(&format!("when their host is lost, machines of {} {what}", catalog.name))?;
+    }
     Ok(())
+}
+
+/// The policy for machines whose host is lost.
+fn loss_text(catalog: &Catalog) -> &'static str {
+    match catalog.on_host_loss {
+        OnHostLoss::Wait => "are waited for",
+        OnHostLoss::Restart => "are started on other hosts",
+    }
 }
 
 async fn scale(client: &Client, name: &str, request: ScaleRequest, json: bool) -> anyhow::Result<()> {
@@ -191,6 +207,7 @@ fn creation(
         network: args.network.clone().unwrap_or_default(),
         user_data: machine::user_data(args)?,
         seal_removes: Vec::new(),
+        on_host_loss: OnHostLoss::Wait,
     })
 }
 
@@ -298,6 +315,7 @@ async fn show_one(client: &Client, catalog: Catalog) -> anyhow::Result<()> {
         ("machines are named", format!("{} from {}", catalog.name_rule, catalog.first_number)),
         ("kept ready", ready_text(&catalog)),
         ("a seal also removes", removed_text(&catalog)),
+        ("when their host is lost", format!("machines {}", loss_text(&catalog))),
         ("created", show::time(catalog.created_at_ms)),
     ])?;
     let machines = client.machines().await?.machines;

@@ -55,7 +55,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-use crate::cli::{Cli, Command, SchemeCommand, SizeCommand};
+use crate::cli::{Cli, Command, LogFormat, SchemeCommand, SizeCommand};
 use crate::client::Client;
 use crate::daemon::starting::EndedAtStart;
 use crate::data_dir::DataDir;
@@ -72,6 +72,12 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Run(args) => as_daemon(run::run(data_dir()?, args, json)),
         Command::Serve(args) => as_daemon(serve::run(data_dir()?, *args)),
         Command::Disks(args) => serve_disks::run(&data_dir()?, &args),
+        Command::Guard => {
+            own_only();
+            crate::logging::to_stderr("info", LogFormat::Text)?;
+            let data_dir = data_dir()?;
+            on_one_core(async move { crate::guard::run(&data_dir).await })
+        }
         Command::Config(command) => config::run(command, json),
         Command::Demo(args) => demo::run(&args).map(|()| 0),
         Command::Doctor(args) => on_one_core(doctor::run(cli.data_dir.clone(), args, json)),

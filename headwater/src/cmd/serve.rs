@@ -46,7 +46,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         group_access: args.group_access,
         listen: args.listen,
         console: args.console,
-        nodes: args.nodes,
+        nodes: args.nodes.map(|address| (address, Duration::from_secs(args.node_lease))),
         tls: args.offer.tls(),
         store: args.store,
         new_store: args.new_store,

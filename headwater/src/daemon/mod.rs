@@ -106,8 +106,8 @@ pub struct Options {
     pub listen: Option<SocketAddr>,
     /// A TCP address for the web console.
     pub console: Option<SocketAddr>,
-    /// A TCP address for nodes of other hosts.
-    pub nodes: Option<SocketAddr>,
+    /// A TCP address for nodes of other hosts, and how long the leases of these nodes last.
+    pub nodes: Option<(SocketAddr, Duration)>,
     /// The certificate of these two if others can reach them. Without it, the daemon makes one.
     pub tls: Option<TlsFiles>,
     /// The store, where it is not the one of the data directory.

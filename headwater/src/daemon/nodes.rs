@@ -1,6 +1,7 @@
 //! The daemon as a controller of nodes, or as a node.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use headwater_api::{Problem, ProblemKind};
 use headwater_db::Database;
@@ -14,24 +15,28 @@ use crate::database::Shared;
 use crate::fleet::connect;
 use crate::fleet::listener::{BoundPort, NodePort};
 use crate::fleet::membership::{self, Joined};
+use crate::guard;
 
 /// Its port for nodes, or the fleet that it has joined, if there is either. The database is not open yet.
 pub struct BoundNodes {
-    port: Option<BoundPort>,
+    /// The port, and how long the leases of nodes last.
+    port: Option<(BoundPort, Duration)>,
     joined: Option<Joined>,
+    data_dir: DataDir,
 }
 
 /// The same with what the database has.
 pub struct Nodes {
-    port: Option<NodePort>,
+    port: Option<(NodePort, Duration)>,
     joined: Option<Joined>,
+    data_dir: DataDir,
 }
 
 impl BoundNodes {
     /// Binds the port. One host is not both a node and a controller of nodes, and a node has a database of its own.
     pub async fn open(
         data_dir: &DataDir,
-        address: Option<SocketAddr>,
+        offered: Option<(SocketAddr, Duration)>,
         database: Option<&Shared>,
     ) -> anyhow::Result<Self> {
         let joined = membership::load(data_dir)?;
@@ -42,33 +47,33 @@ impl BoundNodes {
             );
             return Err(Problem::new(ProblemKind::Conflict, message).advise("leave out --database").into());
         }
-        if let (Some(joined), Some(_)) = (&joined, address) {
+        if let (Some(joined), Some(_)) = (&joined, offered) {
             let (controller, name) = (joined.fleet.controllers(), &joined.fleet.name);
             let message =
                 format!("this host is the node '{name}' of {controller}, and a node has no nodes of its own");
             return Err(Problem::new(ProblemKind::Conflict, message).advise("leave out --nodes").into());
         }
-        let port = match address {
-            Some(address) => Some(BoundPort::bind(address).await?),
+        let port = match offered {
+            Some((address, lease)) => Some((BoundPort::bind(address).await?, lease)),
             None => None,
         };
-        Ok(Self { port, joined })
+        Ok(Self { port, joined, data_dir: data_dir.clone() })
     }
 
     /// Reads or makes the authority of its nodes.
     pub async fn with_database(self, database: &dyn Database) -> anyhow::Result<Nodes> {
         let port = match self.port {
-            Some(port) => Some(port.with_authority(database).await?),
+            Some((port, lease)) => Some((port.with_authority(database).await?, lease)),
             None => None,
         };
-        Ok(Nodes { port, joined: self.joined })
+        Ok(Nodes { port, joined: self.joined, data_dir: self.data_dir })
     }
 }
 
 impl Nodes {
     /// Where nodes reach it.
     pub fn url(&self) -> Option<String> {
-        self.port.as_ref().map(NodePort::url)
+        self.port.as_ref().map(|(port, _)| port.url())
     }
 
     /// Serves nodes, or keeps the connection to the controller, until `stopped` says true.
@@ -79,12 +84,21 @@ impl Nodes {
     ) -> Vec<JoinHandle<std::io::Result<()>>> {
         let (service, stopped) = (service.clone(), stopped.clone());
         match self {
-            Self { port: Some(port), .. } => vec![tokio::spawn(port.serve(service, stopped))],
-            Self { joined: Some(joined), .. } => {
+            Self { port: Some((port, lease)), .. } => {
+                service.leases_last(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX));
+                vec![tokio::spawn(port.serve(service, stopped))]
+            }
+            Self { joined: Some(joined), data_dir, .. } => {
                 let (controller, name) = (joined.fleet.controllers(), joined.fleet.name.clone());
                 // Before a request is answered: what the controller keeps is not to be changed here.
-                service.is_node_of(Membership { controller, name });
-                vec![tokio::spawn(connect::keep_connected(service, joined, stopped))]
+                let lease_file = guard::lease_file(&data_dir);
+                service.is_node_of(Membership { controller, name, lease_file });
+                let (fence, stop) = (service.clone(), stopped.clone());
+                vec![
+                    tokio::spawn(async move { fence.keep_fence(stop).await }),
+                    tokio::spawn(guard::keep(data_dir, stopped.clone())),
+                    tokio::spawn(connect::keep_connected(service, joined, stopped)),
+                ]
             }
             _ => Vec::new(),
         }

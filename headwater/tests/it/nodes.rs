@@ -15,6 +15,11 @@ pub struct Controller {
 
 impl Controller {
     pub fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// One with more flags.
+    fn start_with(more: &[&str]) -> Self {
         // The port for nodes stays the same over a restart.
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let store = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -24,10 +29,12 @@ impl Controller {
             "--store-listen".to_owned(),
             format!("127.0.0.1:{store}"),
         ];
+        let flags: Vec<String> =
+            flags.into_iter().chain(more.iter().map(|flag| (*flag).to_owned())).collect();
         let daemon = Daemon::start_in(short_dir(), |command| {
             command.args(&flags);
         });
-        Self { daemon, flags: flags.to_vec() }
+        Self { daemon, flags }
     }
 
     fn url(&self) -> String {
@@ -301,6 +308,74 @@ fn a_catalog_is_spread_over_hosts_that_are_not_cordoned() {
     daemon.cli(&["catalog", "scale", "class", "0", "--force"]).ok();
     assert!(hosts("catalog:class").is_empty());
     daemon.cli(&["node", "remove", "b"]).ok();
+}
+
+/// Whether a process is there and is not one that has ended and was not waited for.
+fn is_alive(pid: u64) -> bool {
+    let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    state.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with('Z'))
+}
+
+#[test]
+fn machines_of_a_lost_host_run_on_another_one() {
+    let controller = Controller::start_with(&["--node-lease", "5s"]);
+    let daemon = &controller.daemon;
+    daemon.with_tiny_machine("here");
+    let (b, c) = (controller.node("b"), controller.node("c"));
+    controller.cordon_own();
+    daemon.cli(&["node", "cordon", "c"]).ok();
+    let small = ["--memory", "67109864", "--disk", "1G"];
+    let refused = ["catalog", "create", "no", "tiny", "--persistent", "--on-host-loss", "restart"];
+    daemon.cli(&refused).fails(2, &["they keep their disks"]);
+    for (name, what) in [("moves", "restart"), ("stays", "wait")] {
+        let rule = format!("{name}-#");
+        let create =
+            ["catalog", "create", name, "tiny", "--count", "2", "--name", &rule, "--on-host-loss", what];
+        daemon.cli(&[&create[..], &small].concat()).ok();
+    }
+    daemon.cli(&["node", "uncordon", "c"]).ok();
+    for name in ["moves-1", "stays-1"] {
+        daemon.cli(&["machine", "start", name, "--wait"]).ok();
+    }
+    let pid_of = |name: &str| b.machine(name)["pid"].as_u64().unwrap();
+    let (moves, stays) = (pid_of("moves-1"), pid_of("stays-1"));
+    wait_until("the node ends the machine if it is cut off", || daemon.machine("moves-1")["fenced"] == true);
+
+    // The daemon of the node is killed: its machines go on, and the guard ends those that move.
+    let dir = b.kill();
+    wait_until("the machine runs on the other host", || {
+        let machine = daemon.machine("moves-1");
+        machine["host"] == "c" && machine["state"] == "running"
+    });
+    assert!(!is_alive(moves), "a machine runs on two hosts");
+    assert!(is_alive(stays));
+    assert_eq!(c.machine("moves-1")["state"], "running");
+    let off = daemon.machine("moves-2");
+    assert_eq!((&off["host"], &off["wanted"]), (&"c".into(), &"stopped".into()));
+    let lost = daemon.machine("stays-1");
+    assert_eq!((&lost["host"], &lost["state"]), (&"b".into(), &"unknown".into()));
+    assert!(daemon.history("moves-1").contains("from host 'b', which is lost, to host 'c'"));
+
+    // The node is back: it removes what is another host's, and has the others still.
+    let b = controller.start_node(dir);
+    controller.wait_for_host("b", "up");
+    wait_until("the node has removed the machines", || !b.cli(&["machine", "list"]).ok().contains("moves-"));
+    daemon.wait_for("stays-1", "running");
+    assert_eq!(b.machine("stays-1")["pid"].as_u64(), Some(stays));
+    assert_eq!(c.machine("moves-1")["state"], "running");
+
+    // Without its controller, a node ends the machine itself, and starts it again when the controller is back.
+    let flags = controller.flags.clone();
+    let dir = controller.daemon.kill();
+    wait_until("the machine is off", || c.machine("moves-1")["state"] == "stopped");
+    c.cli(&["machine", "start", "moves-1"]).fails(1, &["has not heard its controller"]);
+    assert_eq!(b.machine("stays-1")["state"], "running");
+    let controller = Controller::again(dir, flags);
+    controller.daemon.wait_for("moves-1", "running");
+    assert_eq!(c.machine("moves-1")["state"], "running");
+    for name in ["moves-1", "stays-1"] {
+        controller.daemon.cli(&["machine", "stop", name, "--force"]).ok();
+    }
 }
 
 #[test]

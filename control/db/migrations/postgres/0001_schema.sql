@@ -3,7 +3,8 @@
 
 -- Computers that run machines. That of the daemon which owns the database has no certificate; all others are nodes, which
 -- connect with one. `generation` grows with each connection, and a node refuses what comes with an older one. `seen_event` is the number
--- of the newest event of the node that is in the history here, and -1 before its first connection.
+-- of the newest event of the node that is in the history here, and -1 before its first connection. `lease_ms` is the longest lease that
+-- the node may have.
 CREATE TABLE hosts (
     id           TEXT COLLATE "C" NOT NULL PRIMARY KEY,
     name         TEXT COLLATE "C" NOT NULL UNIQUE,
@@ -14,6 +15,7 @@ CREATE TABLE hosts (
     cpus         BIGINT  NOT NULL,
     generation   BIGINT  NOT NULL,
     seen_event   BIGINT  NOT NULL,
+    lease_ms     BIGINT  NOT NULL,
     joined_at_ms BIGINT  NOT NULL,
     seen_at_ms   BIGINT
 );
@@ -59,6 +61,7 @@ CREATE TABLE catalogs (
     name_rule        TEXT    NOT NULL,
     first_number     BIGINT  NOT NULL,
     seal_removes     TEXT    NOT NULL,
+    on_host_loss     TEXT    NOT NULL,
     created_at_ms    BIGINT  NOT NULL
 );
 
@@ -66,6 +69,7 @@ CREATE TABLE catalogs (
 -- `name_key` is the name in a form whose bytes have the order in which people count.
 -- `pin` is the version that a machine boots whatever its image's channels say, as `IMAGE@NUMBER`. `host` is one of `hosts`.
 -- `kept` is the version below the persistent disk that a machine of another host has there.
+-- `fenced`: its node ends the machine when the node's lease is over. `to_start`: it was moved from a lost host, and is to be started.
 CREATE TABLE machines (
     uuid                 TEXT COLLATE "C" NOT NULL PRIMARY KEY,
     name                 TEXT COLLATE "C" NOT NULL UNIQUE,
@@ -100,6 +104,8 @@ CREATE TABLE machines (
     kept                 TEXT COLLATE "C",
     boot_ms              BIGINT,
     started_at_ms        BIGINT,
+    fenced               BOOLEAN NOT NULL,
+    to_start             BOOLEAN NOT NULL,
     created_at_ms        BIGINT  NOT NULL
 );
 
@@ -111,7 +117,8 @@ CREATE INDEX machines_by_catalog ON machines (catalog) WHERE catalog IS NOT NULL
 
 -- What a machine boots is its catalog's if it has one.
 CREATE VIEW machines_and_catalogs AS
-    SELECT machines.*, catalogs.image AS catalog_image, catalogs.pin AS catalog_pin
+    SELECT machines.*, catalogs.image AS catalog_image, catalogs.pin AS catalog_pin,
+        catalogs.on_host_loss AS catalog_on_host_loss
     FROM machines LEFT JOIN catalogs ON catalogs.name = machines.catalog;
 
 -- User data is up to 4 MiB long and seldom read. It has rows of its own.

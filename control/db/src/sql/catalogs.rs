@@ -1,8 +1,8 @@
 //! The statements that read and change catalogs.
 
 use async_trait::async_trait;
-use headwater_api::Hours;
 use headwater_api::name::natural;
+use headwater_api::{Hours, OnHostLoss};
 
 use crate::error::DbError;
 use crate::record::{CatalogRecord, PoolRecord};
@@ -47,6 +47,7 @@ fn record(row: &Row) -> Result<CatalogRecord, DbError> {
         ready_hours: ready_hours(row)?,
         stop_idle_s: row.number("stop_idle_s")?,
         seal_removes: seal_removes.lines().map(str::to_owned).collect(),
+        on_host_loss: row.read("on_host_loss", |text| OnHostLoss::parse(text).ok())?,
         created_at_ms: row.number("created_at_ms")?,
     })
 }
@@ -74,6 +75,7 @@ impl CatalogRepository for Catalogs<'_> {
             .set("ready_hours", &catalog.ready_hours.as_ref().map(ToString::to_string))
             .set("stop_idle_s", catalog.stop_idle_s)
             .set("seal_removes", catalog.seal_removes.join("\n"))
+            .set("on_host_loss", catalog.on_host_loss.name())
             .set("created_at_ms", catalog.created_at_ms);
         self.0.add(hardware.set_in(insert), || format!("catalog '{}'", catalog.name)).await
     }
@@ -95,6 +97,10 @@ impl CatalogRepository for Catalogs<'_> {
 
     async fn set_seal_removes(&mut self, name: &str, paths: &[String]) -> Result<bool, DbError> {
         self.set(name, "seal_removes", paths.join("\n")).await
+    }
+
+    async fn set_on_host_loss(&mut self, name: &str, on_host_loss: OnHostLoss) -> Result<bool, DbError> {
+        self.set(name, "on_host_loss", on_host_loss.name()).await
     }
 
     async fn set_pin(&mut self, name: &str, pin: Option<&str>) -> Result<bool, DbError> {

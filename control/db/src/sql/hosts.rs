@@ -27,6 +27,7 @@ fn record(row: &Row) -> Result<HostRecord, DbError> {
         cpus: row.count("cpus")?,
         generation: row.number("generation")?,
         seen_event: row.get("seen_event")?,
+        lease_ms: row.number("lease_ms")?,
         joined_at_ms: row.number("joined_at_ms")?,
         seen_at_ms: row.maybe_number("seen_at_ms")?,
     })
@@ -55,6 +56,7 @@ impl HostRepository for Hosts<'_> {
             .set("cpus", host.cpus)
             .set("generation", host.generation)
             .set("seen_event", host.seen_event)
+            .set("lease_ms", host.lease_ms)
             .set("joined_at_ms", host.joined_at_ms)
             .set("seen_at_ms", host.seen_at_ms);
         self.0.add(insert, || format!("host '{}'", host.name)).await
@@ -74,8 +76,8 @@ impl HostRepository for Hosts<'_> {
     async fn update(&mut self, host: &HostRecord) -> Result<bool, DbError> {
         let update = Statement::new(
             "UPDATE hosts SET state = $1, cordoned = $2, memory_bytes = $3, cpus = $4, generation = $5, seen_event = $6,
-               seen_at_ms = $7
-             WHERE id = $8",
+               seen_at_ms = $7, lease_ms = $8
+             WHERE id = $9",
         )
         .bind(host.state.name())
         .bind(host.cordoned)
@@ -84,6 +86,7 @@ impl HostRepository for Hosts<'_> {
         .bind(host.generation)
         .bind(host.seen_event)
         .bind(host.seen_at_ms)
+        .bind(host.lease_ms)
         .bind(host.id);
         self.0.changes_one(update).await
     }

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use headwater_api::name::natural_key;
-use headwater_api::{BootFrom, Filter, Identity, MachineSort, MachineState, Position, Wanted};
+use headwater_api::{BootFrom, Filter, Identity, MachineSort, MachineState, OnHostLoss, Position, Wanted};
 use uuid::Uuid;
 
 use crate::error::DbError;
@@ -11,7 +11,7 @@ use crate::repository::MachineRepository;
 use crate::sql::Unit;
 use crate::sql::filter::{Condition, MACHINES};
 use crate::sql::hardware::Hardware;
-use crate::sql::statement::{Insert, Row, Statement, loaded};
+use crate::sql::statement::{Insert, Row, Statement, loaded, unreadable};
 
 /// Machines with their user data.
 const WHOLE: &str = "SELECT machines_and_catalogs.*, user_data.text AS user_data
@@ -22,6 +22,10 @@ pub(super) struct Machines<'a>(pub(super) &'a mut Unit);
 fn record(row: &Row) -> Result<MachineRecord, DbError> {
     let Hardware { cache, transport, memory_bytes, cpus, platform } = Hardware::of(row)?;
     let catalog_image: Option<String> = row.get("catalog_image")?;
+    let on_host_loss: Option<String> = row.get("catalog_on_host_loss")?;
+    let on_host_loss = on_host_loss
+        .map(|text| OnHostLoss::parse(&text).map_err(|_| unreadable("catalog_on_host_loss", &text)))
+        .transpose()?;
     Ok(MachineRecord {
         uuid: row.uuid("uuid")?,
         name: row.get("name")?,
@@ -51,6 +55,9 @@ fn record(row: &Row) -> Result<MachineRecord, DbError> {
         kept: row.get("kept")?,
         boot_ms: row.maybe_number("boot_ms")?,
         started_at_ms: row.maybe_number("started_at_ms")?,
+        fenced: row.get("fenced")?,
+        to_start: row.get("to_start")?,
+        on_host_loss: on_host_loss.unwrap_or_default(),
         created_at_ms: row.number("created_at_ms")?,
     })
 }
@@ -92,6 +99,8 @@ impl MachineRepository for Machines<'_> {
             .set("kept", &machine.kept)
             .set("boot_ms", machine.boot_ms)
             .set("started_at_ms", machine.started_at_ms)
+            .set("fenced", machine.fenced)
+            .set("to_start", machine.to_start)
             .set("created_at_ms", machine.created_at_ms);
         self.0.add(hardware.set_in(insert), || format!("machine '{}'", machine.name)).await?;
         if let Some(text) = &machine.identity.user_data {
@@ -187,14 +196,32 @@ impl MachineRepository for Machines<'_> {
 
     async fn set_host(&mut self, machine: &MachineRecord) -> Result<bool, DbError> {
         let update = Statement::new(
-            "UPDATE machines SET host = $1, wanted = $2, state = $3, reason = $4, kept = NULL WHERE uuid = $5",
+            "UPDATE machines SET host = $1, wanted = $2, state = $3, reason = $4, to_start = $5, fenced = FALSE, kept = NULL
+             WHERE uuid = $6",
         )
         .bind(machine.host)
         .bind(machine.wanted.name())
         .bind(machine.state.name())
         .bind(&machine.reason)
+        .bind(machine.to_start)
         .bind(machine.uuid);
         self.0.changes_one(update).await
+    }
+
+    async fn to_start(&mut self) -> Result<Vec<MachineRecord>, DbError> {
+        let all = "SELECT *, NULL AS user_data FROM machines_and_catalogs WHERE to_start ORDER BY name_key";
+        self.0.all(Statement::new(all), record).await
+    }
+
+    async fn is_started(&mut self, uuid: Uuid) -> Result<bool, DbError> {
+        self.0
+            .changes_one(Statement::new("UPDATE machines SET to_start = FALSE WHERE uuid = $1").bind(uuid))
+            .await
+    }
+
+    async fn set_fenced(&mut self, uuid: Uuid, fenced: bool) -> Result<bool, DbError> {
+        let update = Statement::new("UPDATE machines SET fenced = $1 WHERE uuid = $2");
+        self.0.changes_one(update.bind(fenced).bind(uuid)).await
     }
 
     async fn set_pin(&mut self, uuid: Uuid, pin: Option<&str>) -> Result<bool, DbError> {

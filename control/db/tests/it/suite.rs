@@ -6,7 +6,7 @@ use std::time::Duration;
 use headwater_api::platform::{Display, Firmware, Network, Platform};
 use headwater_api::{
     BootFrom, CacheMode, CacheSettings, DiskTransport, Filter, HostState, Hours, Identity, MachineSort,
-    MachineState, Position, ResetOn, Role, TaskState, Wanted,
+    MachineState, OnHostLoss, Position, ResetOn, Role, TaskState, Wanted,
 };
 use headwater_db::repository::{EventWindow, KEPT_SESSIONS};
 use headwater_db::{
@@ -53,6 +53,9 @@ pub fn machine(name: &str) -> MachineRecord {
         kept: None,
         boot_ms: None,
         started_at_ms: None,
+        fenced: false,
+        to_start: false,
+        on_host_loss: OnHostLoss::Wait,
         created_at_ms: 1_700_000_000_000,
     }
 }
@@ -164,9 +167,15 @@ pub async fn pins_are_set_and_taken_away(db: &dyn Database) {
     assert!(repo.machines().set_pin(pinned.uuid, Some("debian@1")).await.unwrap());
     assert!(!repo.machines().set_pin(Uuid::nil(), None).await.unwrap());
     let moved = MachineRecord { host: Uuid::from_u128(8), wanted: Wanted::Running, ..pinned.clone() };
+    let moved = MachineRecord { to_start: true, ..moved };
+    assert!(repo.machines().set_fenced(pinned.uuid, true).await.unwrap());
+    assert!(repo.machines().by_uuid(pinned.uuid).await.unwrap().unwrap().fenced);
     assert!(repo.machines().set_host(&moved).await.unwrap());
     let read = repo.machines().by_uuid(pinned.uuid).await.unwrap().unwrap();
-    assert_eq!((read.host, read.wanted, read.kept), (moved.host, Wanted::Running, None));
+    assert_eq!((read.host, read.wanted, read.kept, read.fenced), (moved.host, Wanted::Running, None, false));
+    assert_eq!(repo.machines().to_start().await.unwrap().len(), 1);
+    assert!(repo.machines().is_started(pinned.uuid).await.unwrap());
+    assert!(repo.machines().to_start().await.unwrap().is_empty());
     repo.machines().set_host(&pinned).await.unwrap();
     assert!(!repo.machines().set_host(&MachineRecord { uuid: Uuid::nil(), ..moved }).await.unwrap());
     pinned.pin = Some("debian@1".to_owned());
@@ -206,6 +215,7 @@ pub fn catalog(name: &str) -> CatalogRecord {
         ready_hours: Some(Hours::parse("mon-fri 07:00-19:00 Europe/Berlin").unwrap()),
         stop_idle_s: 600,
         seal_removes: vec!["/etc/licence key".to_owned(), "/srv/*.token".to_owned()],
+        on_host_loss: OnHostLoss::Wait,
         created_at_ms: 5,
     }
 }
@@ -243,6 +253,11 @@ pub async fn catalogs_say_what_their_machines_boot(db: &dyn Database) {
 
     assert!(repo.catalogs().set_image("lab", "debian:production").await.unwrap());
     assert!(repo.catalogs().set_pin("lab", Some("debian@2")).await.unwrap());
+    assert!(!repo.machines().by_uuid(member.uuid).await.unwrap().unwrap().may_restart_elsewhere());
+    assert!(repo.catalogs().set_on_host_loss("lab", OnHostLoss::Restart).await.unwrap());
+    let read = repo.machines().by_uuid(member.uuid).await.unwrap().unwrap();
+    assert_eq!(read.on_host_loss, OnHostLoss::Restart);
+    assert!(repo.catalogs().set_on_host_loss("lab", OnHostLoss::Wait).await.unwrap());
     assert!(!repo.catalogs().set_image("nobody", "x").await.unwrap());
     assert!(!repo.catalogs().set_pin("nobody", None).await.unwrap());
     let read = repo.machines().by_uuid(member.uuid).await.unwrap().unwrap();
@@ -789,6 +804,7 @@ pub async fn hosts_have_names_and_certificates_of_their_own(db: &dyn Database) {
         cpus: 4,
         generation: 0,
         seen_event: 0,
+        lease_ms: 30_000,
         joined_at_ms: 7,
         seen_at_ms: None,
     };

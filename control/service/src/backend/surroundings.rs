@@ -6,6 +6,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub trait Clock: Send + Sync + 'static {
     /// Milliseconds since 1970 UTC.
     fn now_ms(&self) -> u64;
+
+    /// Milliseconds since the host was started, also those in which it was suspended. Nobody sets this clock.
+    fn since_boot_ms(&self) -> u64;
 }
 
 /// Gives random bytes.
@@ -23,6 +26,12 @@ impl Clock for SystemClock {
         // tidy(no-clock): the one place that reads it; logic is given a `Clock`.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn since_boot_ms(&self) -> u64 {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let (seconds, nanoseconds) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+        seconds.unwrap_or(0).saturating_mul(1_000).saturating_add(nanoseconds.unwrap_or(0) / 1_000_000)
     }
 }
 

@@ -176,6 +176,7 @@ impl Service {
             cpus: join.cpus,
             generation: 0,
             seen_event: BEFORE_FIRST,
+            lease_ms: 0,
             joined_at_ms: self.now_ms(),
             seen_at_ms: None,
         };
@@ -227,6 +228,7 @@ impl Service {
         record.generation = record.generation.saturating_add(1);
         (record.memory_bytes, record.cpus) = (hello.memory_bytes, hello.cpus);
         (record.state, record.seen_at_ms) = (HostState::Up, Some(now_ms));
+        self.begins_lease(&mut record);
         repo.hosts().update(&record).await.map_err(failed)?;
         let detail = format!("from {}, release {}", peer.address, hello.release);
         let event = self.event(&Caller::daemon(), format!("host {}", record.name), "connected", detail);
@@ -308,7 +310,8 @@ impl Service {
                         }
                     },
                     () = self.follow_node(&link) => "the host was removed".to_owned(),
-                    () = link.ending.notified() => "the host was removed".to_owned(),
+                    () = self.keep_lease(&link) => "the host was lost".to_owned(),
+                    () = link.ending.notified() => "the host was removed, or lost".to_owned(),
                     () = unused_after(&mut stop, &link) => "the controller ends".to_owned(),
                 }
             }

@@ -118,8 +118,10 @@ impl Service {
         let machines = machines.map_err(|e| problem(&e))?;
         let known: HashMap<Uuid, Machine> = list.into_iter().map(|machine| (machine.uuid, machine)).collect();
         for record in &machines {
+            let fenced = record.may_restart_elsewhere();
             let is_known = known.get(&record.uuid).is_some_and(|machine| {
-                machine.image == record.image && machine.pin.as_deref() == record.pin()
+                let boots_the_same = machine.image == record.image && machine.pin.as_deref() == record.pin();
+                boots_the_same && machine.fenced == fenced && record.fenced == fenced
             });
             if is_known {
                 continue;
@@ -158,7 +160,22 @@ impl Service {
         let body = serde_json::to_vec(&AssignedMachine::of(&whole)).map_err(|error| {
             Problem::new(ProblemKind::Failed, format!("cannot describe a machine: {error}"))
         })?;
-        link.ask(&Caller::daemon(), Method::PUT, MACHINES, Some(body)).await
+        let fenced = whole.may_restart_elsewhere();
+        // It is noted as fenced only while its node is sure to end it in time.
+        if !fenced {
+            self.note_whether_fenced(&whole, false).await.map_err(|e| problem(&e))?;
+        }
+        link.ask::<()>(&Caller::daemon(), Method::PUT, MACHINES, Some(body)).await?;
+        self.note_whether_fenced(&whole, fenced).await.map_err(|e| problem(&e))
+    }
+
+    async fn note_whether_fenced(&self, record: &MachineRecord, fenced: bool) -> Result<(), DbError> {
+        if record.fenced == fenced {
+            return Ok(());
+        }
+        let mut repo = self.db().write().await?;
+        repo.machines().set_fenced(record.uuid, fenced).await?;
+        repo.save().await
     }
 
     /// Writes the states of machines to the database, as their node says them.
@@ -172,6 +189,11 @@ impl Service {
         for now in differing(list, &records) {
             repo.machines().update_state(&now).await?;
             repo.machines().set_limits(&now).await?;
+            if records.iter().any(|record| record.uuid == now.uuid && record.fenced != now.fenced) {
+                repo.machines().set_fenced(now.uuid, now.fenced).await?;
+                // It is to learn that again.
+                link.changed.notify_one();
+            }
         }
         repo.save().await
     }
@@ -224,5 +246,7 @@ pub(super) fn as_said(mut record: MachineRecord, machine: &Machine) -> MachineRe
     record.cache = machine.cache;
     record.memory_bytes = machine.memory_bytes;
     record.cpus = machine.cpus;
+    // A node whose database is an old copy may not know it any more.
+    record.fenced &= machine.fenced;
     record
 }

@@ -17,17 +17,23 @@
 //! - What a node does to a machine is the node's to say. The controller has a copy, which it takes from the node's history and list.
 //! - A node refuses requests of an older connection than its newest one.
 //! - One connection a host: a second node with the same identity is refused while the first one is connected.
-//! - A controller changes nothing of a machine whose node is not connected.
+//! - A controller changes nothing of a machine whose node is not connected, except that it gives machines of a lost host to others if
+//!   their catalog says so: no two hosts run one machine ([`lease`]).
 //!
 //! # Not here
-//! Sockets, TLS and certificates are the program's (`headwater/src/fleet`). A machine of a lost host is not started elsewhere.
+//! Sockets, TLS and certificates are the program's (`headwater/src/fleet`). A disk that is kept is not moved to another host.
 //!
 //! Start reading at [`controller`].
 
 pub mod controller;
+pub mod fence;
 mod follow;
 pub(crate) mod forward;
+pub(crate) mod lease;
+#[cfg(test)]
+mod lease_model;
 pub(crate) mod link;
+mod loss;
 mod moving;
 pub(crate) mod node;
 pub(crate) mod placement;
@@ -44,7 +50,9 @@ use uuid::Uuid;
 
 use crate::Service;
 use crate::fleet::controller::Authority;
+use crate::fleet::fence::Fence;
 use crate::fleet::link::Link;
+use crate::fleet::loss::Leases;
 
 pub use node::Membership;
 pub(crate) use placement::free_memory;
@@ -86,6 +94,10 @@ pub(crate) struct FleetState {
     /// Which hosts have a connection, or are getting one, and from where.
     places: Mutex<HashMap<Uuid, String>>,
     links: Mutex<HashMap<Uuid, Arc<Link>>>,
+    /// The leases of nodes, if this daemon takes any.
+    leases: Leases,
+    /// Its own lease, if this daemon is a node.
+    fence: Fence,
 }
 
 impl FleetState {
@@ -147,6 +159,7 @@ impl Service {
                     cpus: host.cpus,
                     generation: 0,
                     seen_event: 0,
+                    lease_ms: 0,
                     joined_at_ms: now_ms,
                     seen_at_ms: Some(now_ms),
                 };

@@ -49,7 +49,7 @@ impl Service {
         }
         let link = self.link_to(&record, "move").await?;
         match self.assign(&link, &record).await {
-            // The node may have it, and is told again when it is back.
+            // The node may have the machine. The controller sends it again when the node is back.
             Err(problem) if problem.kind != ProblemKind::Unavailable => {
                 Err(refused("move", &record, &link, problem))
             }

@@ -1,5 +1,6 @@
 //! The node's side: it calls the controller, and answers what that asks over the same connection.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -21,6 +22,7 @@ use crate::Service;
 use crate::answer::{Failure, problem};
 use crate::caller::Caller;
 use crate::extract::Body as JsonBody;
+use crate::fleet::fence::{LEASE, renew};
 use crate::fleet::link::{
     CALLER, CONNECTION_WINDOW_BYTES, GENERATION, ROLE, STREAM_WINDOW_BYTES, STREAMS_MAX,
 };
@@ -49,6 +51,8 @@ pub struct Membership {
     pub controller: String,
     /// The name of the host there.
     pub name: String,
+    /// The file for the guard, with the node's lease.
+    pub lease_file: PathBuf,
 }
 
 /// A caller that the controller vouches for.
@@ -60,6 +64,7 @@ impl Service {
     pub fn is_node_of(&self, membership: Membership) {
         // It is said once, at the start.
         let _ = self.fleet().membership.set(membership);
+        self.read_lease();
     }
 
     pub(crate) fn membership(&self) -> Option<&Membership> {
@@ -118,8 +123,9 @@ impl Service {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let router = operations::router(self.clone())
-            .merge(Router::new().route(MACHINES, put(assign)).with_state(self.clone()));
+        self.fleet().fence.connected();
+        let own = Router::new().route(MACHINES, put(assign)).route(LEASE, put(renew));
+        let router = operations::router(self.clone()).merge(own.with_state(self.clone()));
         let service = TowerToHyperService::new(router);
         let controller = self.membership().map(|it| it.controller.clone()).unwrap_or_default();
         let answer = service_fn(move |request: hyper::Request<Incoming>| {
@@ -254,7 +260,7 @@ pub(super) fn kept_elsewhere(service: &Service, request: &Request<Body>, path: &
     if !is_kept || is_forced || request.extensions().get::<OfController>().is_some() {
         return None;
     }
-    let Membership { controller, name } = membership;
+    let Membership { controller, name, .. } = membership;
     let message =
         format!("this daemon is the node of host '{name}', and its controller {controller} keeps that");
     Some(

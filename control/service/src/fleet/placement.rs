@@ -1,8 +1,8 @@
 //! Which host a machine goes to: a pure function of hosts and their machines.
 //!
 //! A host has room for a machine if its memory suffices for all its machines that are on or are wanted, and for this one, each with its
-//! write cache in RAM. Of the hosts with room the machine goes to the one that has most left if all its machines are on, so machines of a
-//! catalog are spread also while they are off.
+//! write cache in RAM. Of the hosts with room, the machine goes to the host that has most memory left if all its machines are on. So machines
+//! of a catalog are spread also while they are off.
 
 use headwater_api::{BootFrom, Wanted};
 use headwater_db::{HostRecord, MachineRecord};
@@ -21,7 +21,7 @@ pub(crate) struct Candidate {
     pub(crate) name: String,
     why_not: Option<&'static str>,
     memory_bytes: u64,
-    /// What machines that are on or wanted leave of its memory. Negative: they have more than there is.
+    /// The memory that machines leave that are on or wanted. Negative: they have more than there is.
     left_bytes: i128,
     /// The same if all its machines are on.
     left_of_all_bytes: i128,

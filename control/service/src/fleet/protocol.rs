@@ -119,6 +119,8 @@ pub(crate) struct AssignedMachine {
     pub(crate) network: headwater_api::platform::Network,
     pub(crate) identity: Identity,
     pub(crate) ssh_host_key_private: String,
+    /// The node ends it when the node's lease is over.
+    pub(crate) fenced: bool,
     pub(crate) created_at_ms: u64,
 }
 
@@ -143,6 +145,7 @@ impl AssignedMachine {
             network,
             identity: record.identity.clone(),
             ssh_host_key_private: record.ssh_host_key_private.reveal().to_owned(),
+            fenced: record.may_restart_elsewhere(),
             created_at_ms: record.created_at_ms,
         }
     }

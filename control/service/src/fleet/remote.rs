@@ -90,6 +90,9 @@ impl Service {
         let link = self.link_to(&record, what).await?;
         self.must_have_database().await?;
         let _turn = if how.contains("force=true") { None } else { Some(self.lock(record.uuid).await) };
+        if what == "stop" && record.to_start {
+            self.needs_no_start(record.uuid).await?;
+        }
         // The node may have an earlier pin of the machine or of its catalog.
         let record = self.record_of(record.uuid, &record.name).await?;
         let failed = |source| refused(what, &record, &link, source);

@@ -54,6 +54,11 @@ pub enum LifecycleError {
         /// Its host.
         host: String,
     },
+    /// Another host may run it.
+    #[error(
+        "cannot start machine '{0}': this node has not heard its controller for the time of its lease, and another host may run the machine"
+    )]
+    FencedOff(String),
     /// The node of its host did not do it.
     #[error("cannot {what} machine '{machine}' on host '{host}'")]
     Remote {
@@ -311,7 +316,7 @@ impl Explain for LifecycleError {
             Self::Unknown(_) => ProblemKind::NotFound,
             Self::Reference { source, .. } => source.kind,
             Self::Remote { source, .. } => source.kind,
-            Self::Away { .. } => ProblemKind::Unavailable,
+            Self::Away { .. } | Self::FencedOff(_) => ProblemKind::Unavailable,
             Self::Target { .. }
             | Self::Elsewhere { .. }
             | Self::NotOff { .. }
@@ -348,6 +353,11 @@ impl Explain for LifecycleError {
                 "'headwater node list' shows the hosts; nothing was changed".to_owned(),
             ),
             Self::Remote { source, .. } => source.advice.clone(),
+            Self::FencedOff(_) => Some(
+                "it can be started when the controller is heard again; 'headwater catalog set CATALOG --on-host-loss wait' lets machines go on \
+                 without it"
+                    .to_owned(),
+            ),
             Self::Unknown(_) => Some("'headwater machine list' shows all".to_owned()),
             Self::Target { .. } => Some(
                 "switch it on where it stands; each time it boots, what it wrote before is forgotten".to_owned(),

@@ -53,6 +53,8 @@ pub use active::Active;
 pub use disk_readers::{OfflineDisk, ReadableDisk};
 pub use error::LifecycleError;
 pub use recover::{Verdict, verdict};
+pub(crate) use restart::FENCED;
+pub(crate) use start::StartReason;
 
 /// How long a guest may take to switch itself off before it is killed.
 pub const STOP_GRACE_MS: u64 = 30_000;

@@ -105,6 +105,7 @@ impl Service {
             .then(|| self.hypervisor().display_socket(&self.run_dir(&record.name)).display().to_string());
         Machine {
             warning: None,
+            fenced: record.fenced,
             alarm: self.alarm_of(&record),
             disk: active.as_ref().map(|active| active.counters()),
             pid: active.as_ref().map(|active| active.vm.pid()),

@@ -131,8 +131,17 @@ impl Service {
             let is_off = matches!(record.state, MachineState::Stopped | MachineState::Lost);
             is_off && record.wanted == Wanted::Running && self.active(record.uuid).is_none()
         };
+        self.start_until_on(machines.into_iter().filter(was_on), StartReason::Resume);
+    }
+
+    /// Starts machines that are off and wanted, a few at a time, each until that works or nobody wants it any more.
+    pub(crate) fn start_until_on(
+        &self,
+        machines: impl Iterator<Item = MachineRecord>,
+        occasion: StartReason,
+    ) {
         let places = Arc::new(Semaphore::new(RESUMED_AT_A_TIME));
-        for MachineRecord { uuid, name, .. } in machines.into_iter().filter(was_on) {
+        for MachineRecord { uuid, name, .. } in machines {
             // From now on: nobody is to take it for one whose restart broke off.
             let restart = self.begin_restart(uuid);
             let (service, places) = (self.clone(), Arc::clone(&places));
@@ -141,10 +150,10 @@ impl Service {
                 let started = {
                     // It is never closed.
                     let _place = places.acquire_owned().await;
-                    service.start_if_wanted(uuid, &name, StartReason::Resume).await
+                    service.start_if_wanted(uuid, &name, occasion).await
                 };
                 if let Err(e) = started {
-                    service.start_again(uuid, &name, StartReason::Resume, e).await;
+                    service.start_again(uuid, &name, occasion, e).await;
                 }
             });
         }
@@ -194,6 +203,7 @@ impl Service {
             self.look_for_alarms().await;
             tell("look after claims", self.look_after_claims().await);
             tell("keep machines ready", self.keep_pools().await);
+            tell("look after lost hosts", self.look_after_lost_hosts().await);
             tell("compare wanted and actual state", self.reconcile().await);
         }
     }

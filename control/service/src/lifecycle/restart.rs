@@ -29,12 +29,15 @@ pub(super) fn pause(quick_boots: u32) -> Duration {
 
 /// Why a machine is off that was on, or was to be started again, when the daemon ended in order. It stays wanted.
 pub(super) const DAEMON_ENDED: &str = "the daemon ended while it was wanted; start it, or have 'headwater serve --resume' start all such machines";
+/// Why a machine of a node is off that another host may run. It stays wanted.
+pub(crate) const FENCED: &str =
+    "its host had not heard the controller for the time of its lease, so another host may run it";
 /// Why a machine stays off that was to be started again.
 pub(super) const BROKE_OFF: &str = "it was to be started again, and that broke off; start it";
 
-/// Whether a machine is off because a daemon ended, and is to be on: `serve --resume` starts it.
+/// Whether a machine is off because a daemon or a lease ended, and is to be on: `serve --resume` or the next lease starts it.
 fn is_left_wanted(record: &MachineRecord) -> bool {
-    let says_so = record.reason.as_ref().is_some_and(|reason| reason.contains(DAEMON_ENDED));
+    let says_so = record.reason.as_ref().is_some_and(|it| it.contains(DAEMON_ENDED) || it.contains(FENCED));
     says_so && record.wanted == Wanted::Running && record.state == MachineState::Stopped
 }
 

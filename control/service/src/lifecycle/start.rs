@@ -26,6 +26,8 @@ pub(crate) enum StartReason {
     Restart,
     /// It was on when the daemon ended, and it is started until that works.
     Resume,
+    /// It was on when the lease of its node ended, and it is started until that works.
+    Fenced,
 }
 
 impl StartReason {
@@ -33,13 +35,17 @@ impl StartReason {
     fn otherwise(self) -> Wanted {
         match self {
             Self::Request | Self::Recorded | Self::Reset => Wanted::Stopped,
-            Self::Restart | Self::Resume => Wanted::Running,
+            Self::Restart | Self::Resume | Self::Fenced => Wanted::Running,
         }
     }
 
     /// Why it is started until that works.
     pub(super) fn because(self) -> &'static str {
-        if self == Self::Resume { "it was on when the daemon ended" } else { "its guest restarted" }
+        match self {
+            Self::Resume => "it was on when the daemon ended",
+            Self::Fenced => "it was on when the lease of its host ended",
+            _ => "its guest restarted",
+        }
     }
 }
 
@@ -93,6 +99,9 @@ impl Service {
     ) -> Result<MachineRecord, LifecycleError> {
         if self.is_stopping() {
             return Err(LifecycleError::Stopping(record.name));
+        }
+        if self.is_fenced_off(&record) {
+            return Err(LifecycleError::FencedOff(record.name));
         }
         let boot = match self.what_to_boot(&record, caller).await {
             Ok(boot) => boot,

@@ -211,6 +211,10 @@ impl Clock for SetClock {
         };
         ms.saturating_add_signed(self.0.clock_set_ms.load(Ordering::SeqCst))
     }
+
+    fn since_boot_ms(&self) -> u64 {
+        SystemClock.since_boot_ms()
+    }
 }
 
 impl Host {
@@ -586,6 +590,9 @@ impl Fixture {
             kept: None,
             boot_ms: None,
             started_at_ms: None,
+            fenced: false,
+            to_start: false,
+            on_host_loss: headwater_api::OnHostLoss::Wait,
             created_at_ms: 0,
         };
         let mut repo = db.write().await.unwrap();

@@ -243,7 +243,7 @@ impl Service {
         let is_wanted = |record: &MachineRecord| {
             let is_off = match record.state {
                 MachineState::Stopped => true,
-                MachineState::Lost => occasion == StartReason::Resume,
+                MachineState::Lost => matches!(occasion, StartReason::Resume | StartReason::Fenced),
                 _ => self.is_unrecorded_restart(record),
             };
             record.uuid == uuid && record.wanted == Wanted::Running && is_off && self.active(uuid).is_none()

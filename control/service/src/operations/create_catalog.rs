@@ -12,6 +12,7 @@ use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::backend::{BackendError, VmPlan};
 use crate::caller::Caller;
+use crate::catalogs::check_on_host_loss;
 use crate::claims::check_pool;
 use crate::clock_hours;
 use crate::extract::Body;
@@ -102,8 +103,10 @@ pub(super) async fn create_catalog(
     NameRule::parse(&name_rule).map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
     check_seal_removes(&request.seal_removes)
         .map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
+    check_on_host_loss(&request.name, request.on_host_loss, &request.cache)?;
     let record = CatalogRecord {
         seal_removes: request.seal_removes,
+        on_host_loss: request.on_host_loss,
         name_rule,
         first_number: request.first_number,
         keep_ready: pool.keep_ready,

@@ -199,7 +199,9 @@ pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Resul
     if service.db().read().await?.machines().by_uuid(machine.uuid).await?.is_some() {
         let mut repo = service.db().write().await?;
         repo.hosts().set_boot(machine.uuid, &machine.image, machine.pin.as_deref()).await?;
+        repo.machines().set_fenced(machine.uuid, machine.fenced).await?;
         repo.save().await?;
+        service.is_fenced(machine.uuid, &machine.name, machine.fenced);
         service.roots_changed();
         return Ok(());
     }
@@ -231,6 +233,7 @@ pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Resul
         pin: machine.pin,
         identity: machine.identity,
         ssh_host_key_private: secret,
+        fenced: machine.fenced,
         created_at_ms: machine.created_at_ms,
         ..record(service, plan)?
     };
@@ -243,6 +246,7 @@ pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Resul
     let subject = format!("machine {}", record.name);
     repo.events().append(service.event(&caller, subject, "assigned", record.uuid.to_string())).await?;
     repo.save().await?;
+    service.is_fenced(record.uuid, &record.name, record.fenced);
     tracing::info!(machine = record.name, "the controller has given a machine to this host");
     Ok(())
 }
@@ -520,6 +524,7 @@ fn give_another_identity(service: &Service, record: &mut MachineRecord) -> Resul
 
 fn record(service: &Service, plan: Plan) -> Result<MachineRecord, Error> {
     let new = identity(service, &plan.name, &plan.host_name, plan.user_data)?;
+    let on_host_loss = plan.catalog.as_ref().map(|it| it.on_host_loss).unwrap_or_default();
     let (catalog, catalog_pin) = plan.catalog.map(|it| (it.name, it.pin)).unzip();
     Ok(MachineRecord {
         uuid: new.uuid,
@@ -545,6 +550,9 @@ fn record(service: &Service, plan: Plan) -> Result<MachineRecord, Error> {
         kept: None,
         boot_ms: None,
         started_at_ms: None,
+        fenced: false,
+        to_start: false,
+        on_host_loss,
         created_at_ms: service.now_ms(),
     })
 }

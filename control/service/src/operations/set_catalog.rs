@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    Catalog, DEFAULT_STOP_IDLE_S, Hours, Problem, ProblemKind, SetCatalog, check_seal_removes,
+    Catalog, DEFAULT_STOP_IDLE_S, Hours, OnHostLoss, Problem, ProblemKind, SetCatalog, check_seal_removes,
 };
 use headwater_db::{CatalogRecord, PoolRecord};
 
@@ -12,7 +12,7 @@ use crate::Service;
 use crate::answer::{Failure, problem};
 use crate::backend::BackendError;
 use crate::caller::Caller;
-use crate::catalogs::CatalogError;
+use crate::catalogs::{CatalogError, check_on_host_loss};
 use crate::claims::check_pool;
 use crate::clock_hours;
 use crate::extract::{Body, Name};
@@ -40,22 +40,25 @@ pub(super) async fn set_catalog(
     Name(name): Name,
     Body(request): Body<SetCatalog>,
 ) -> Result<Json<Catalog>, Failure> {
-    let SetCatalog { image, keep_ready, ready_hours, ready_always, stop_idle_s, seal_removes } = request;
+    let SetCatalog { image, keep_ready, ready_hours, ready_always, stop_idle_s, seal_removes, on_host_loss } =
+        request;
     if ready_always && ready_hours.is_some() {
         let both = "'ready_hours' and 'ready_always' contradict each other: give one of them";
         return Err(Failure(Problem::new(ProblemKind::Invalid, both)));
     }
     let ready_hours = ready_hours.map(clock_hours::settled).transpose().map_err(Failure)?;
     let pool = SetPool { keep_ready, ready_hours, ready_always, stop_idle_s };
-    if image.is_none() && pool == SetPool::default() && seal_removes.is_none() {
-        let nothing = "nothing is to change of the catalog: give 'image', 'keep_ready', 'ready_hours', 'ready_always', 'stop_idle_s' or \
-                       'seal_removes'";
+    let is_other_set = seal_removes.is_some() || on_host_loss.is_some();
+    if image.is_none() && pool == SetPool::default() && !is_other_set {
+        let nothing = "nothing is to change of the catalog: give 'image', 'keep_ready', 'ready_hours', 'ready_always', 'stop_idle_s', \
+                       'seal_removes' or 'on_host_loss'";
         return Err(Failure(Problem::new(ProblemKind::Invalid, nothing.to_owned())));
     }
     let reference = image.as_deref().map(ImageRef::parse).transpose().map_err(Failure)?;
     check_seal_removes(seal_removes.as_deref().unwrap_or_default()).map_err(Failure)?;
     let mut record = service.catalog(&name).await?;
     check_pool(&pool.of(&record), &record.cache)?;
+    check_on_host_loss(&name, on_host_loss.unwrap_or_default(), &record.cache)?;
     if let (Some(reference), Some(image)) = (reference, image) {
         service.is_not_busy(&name).await?;
         let (handle, caller, name) = (service.clone(), caller.clone(), name.clone());
@@ -68,8 +71,13 @@ pub(super) async fn set_catalog(
         record = service.to_the_end(work).await?;
     }
     if let Some(paths) = seal_removes {
-        let handle = service.clone();
+        let (handle, caller, name) = (service.clone(), caller.clone(), name.clone());
         let work = async move { set_seal_removes(&handle, &caller, &name, &paths).await };
+        record = service.to_the_end(work).await?;
+    }
+    if let Some(on_host_loss) = on_host_loss {
+        let handle = service.clone();
+        let work = async move { set_on_host_loss(&handle, &caller, &name, on_host_loss).await };
         record = service.to_the_end(work).await?;
     }
     Ok(Json(service.changed_catalog_view(record).await))
@@ -125,6 +133,24 @@ async fn set_pool(
     record.keep_ready = pool.keep_ready;
     record.ready_hours = pool.ready_hours;
     record.stop_idle_s = pool.stop_idle_s;
+    Ok(record)
+}
+
+async fn set_on_host_loss(
+    service: &Service,
+    caller: &Caller,
+    name: &str,
+    on_host_loss: OnHostLoss,
+) -> Result<CatalogRecord, Failure> {
+    let mut repo = service.db().write().await?;
+    repo.catalogs().set_on_host_loss(name, on_host_loss).await?;
+    let found = repo.catalogs().by_name(name).await?;
+    let record = found.ok_or_else(|| CatalogError::Unknown(name.to_owned()))?;
+    let detail = format!("when their host is lost, its machines {}", on_host_loss.name());
+    repo.events().append(service.event(caller, format!("catalog {name}"), "set", detail)).await?;
+    repo.save().await?;
+    // Nodes learn which machines they end.
+    service.boots_changed();
     Ok(record)
 }
 

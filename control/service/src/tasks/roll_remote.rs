@@ -50,11 +50,14 @@ impl Service {
                 return failed("was not waited for".to_owned());
             }
             let found = async { self.db().read().await?.machines().by_uuid(record.uuid).await };
-            if let Ok(None) = found.await {
-                return Stage::Left { why: "was removed".to_owned() };
-            }
+            let host = match found.await {
+                Ok(None) => return Stage::Left { why: "was removed".to_owned() },
+                // Its host may have been lost, and another one has it.
+                Ok(Some(now)) => now.host,
+                Err(_) => record.host,
+            };
             // A node that is away may be back in time.
-            let seen = match self.link(record.host) {
+            let seen = match self.link(host) {
                 Some(link) => link.machine(&record.name).await,
                 None => None,
             };
@@ -98,7 +101,9 @@ impl Service {
         caller: &Caller,
     ) -> Result<i32, Problem> {
         let odd = |why: String| Problem::new(ProblemKind::Failed, why);
-        let link = self.link_to(record, "check").await.map_err(|e| crate::answer::problem(&e))?;
+        let failed = |e| crate::answer::problem(&e);
+        let record = self.record_of(record.uuid, &record.name).await.map_err(failed)?;
+        let link = self.link_to(&record, "check").await.map_err(failed)?;
         let argv = ["/bin/sh", "-c", command].map(str::to_owned).to_vec();
         let timeout_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
         let request = ExecRequest { argv, timeout_ms, stdin_base64: None };

@@ -37,6 +37,7 @@ async fn class(fixture: &Fixture, machines: usize, keep_ready: u32) {
         ready_hours: None,
         stop_idle_s: 0,
         seal_removes: Vec::new(),
+        on_host_loss: headwater_api::OnHostLoss::Wait,
         created_at_ms: 0,
     };
     let mut repo = fixture.db.write().await.unwrap();

@@ -69,6 +69,7 @@ impl Fixture {
             name_rule: "lab-##".to_owned(),
             first_number: 1,
             seal_removes: Vec::new(),
+            on_host_loss: headwater_api::OnHostLoss::Wait,
             platform: record.platform.clone(),
             keep_ready: 0,
             ready_hours: None,

@@ -58,7 +58,9 @@ impl Pair {
         let secret = pair.token().await;
         let answer = pair.join(&secret, "b", Uuid::from_u128(2), "key-b").await;
         assert!(matches!(answer, ToNode::Joined { .. }), "{answer:?}");
-        pair.node.service.is_node_of(Membership { controller: "https://c".to_owned(), name: "b".to_owned() });
+        let lease_file = pair.node.dir.path().join("lease.json");
+        let (controller, name) = ("https://c".to_owned(), "b".to_owned());
+        pair.node.service.is_node_of(Membership { controller, name, lease_file });
         pair
     }
 
@@ -106,11 +108,64 @@ impl Pair {
 
     /// Connects the node, and waits until it is.
     async fn connect(&self) -> JoinHandle<Result<(), Problem>> {
-        let (stream, service, stop) =
-            (self.dial(Some("key-b")), self.node.service.clone(), self.stop.subscribe());
+        self.connect_as(&self.node, "key-b").await
+    }
+
+    async fn connect_as(&self, node: &Fixture, key: &str) -> JoinHandle<Result<(), Problem>> {
+        let (stream, service, stop) = (self.dial(Some(key)), node.service.clone(), self.stop.subscribe());
         let connection = tokio::spawn(async move { service.serve_controller(stream, stop).await });
-        until("the node is connected", async || !self.controller.service.fleet().links().is_empty()).await;
+        let host = node.service.own_host();
+        until("the node is connected", async || self.controller.service.link(host).is_some()).await;
         connection
+    }
+
+    /// Another node that has joined, and is not connected. Its certificate is its name.
+    async fn another_node(&self, name: &str, id: Uuid) -> Fixture {
+        let mut node = Fixture::new().await;
+        let own = OwnHost { id, ..own_host() };
+        node.service = Fixture::service_on(own, node.db.clone(), &node.host, node.dir.path());
+        node.service.note_own_host().await.unwrap();
+        let answer = self.join(&self.token().await, name, id, name).await;
+        assert!(matches!(answer, ToNode::Joined { .. }), "{answer:?}");
+        let lease_file = node.dir.path().join("lease.json");
+        let (controller, name) = ("https://c".to_owned(), name.to_owned());
+        node.service.is_node_of(Membership { controller, name, lease_file });
+        node
+    }
+
+    /// Adds the catalog `class`, whose machines are started on other hosts, and makes so many of its machines on the node.
+    async fn class(&self, machines: usize) -> Vec<MachineRecord> {
+        let lab = self.controller.record().await;
+        let catalog = headwater_db::CatalogRecord {
+            name: "class".to_owned(),
+            image: "image".to_owned(),
+            pin: None,
+            cache: lab.cache,
+            transport: lab.transport,
+            memory_bytes: lab.memory_bytes,
+            cpus: lab.cpus,
+            platform: lab.platform.clone(),
+            user_data: None,
+            name_rule: "class-#".to_owned(),
+            first_number: 1,
+            keep_ready: 0,
+            ready_hours: None,
+            stop_idle_s: 0,
+            seal_removes: Vec::new(),
+            on_host_loss: headwater_api::OnHostLoss::Restart,
+            created_at_ms: 0,
+        };
+        let mut repo = self.controller.db.write().await.unwrap();
+        repo.catalogs().add(&catalog).await.unwrap();
+        repo.save().await.unwrap();
+        let mut made = Vec::new();
+        for number in 1..=machines {
+            let request = format!(r#"{{"name":"class-{number}","catalog":"class","host":"b"}}"#);
+            let request: CreateMachine = serde_json::from_str(&request).unwrap();
+            let record = create_machine::make(&self.controller.service, &Caller::daemon(), request).await;
+            made.push(record.map_err(|failure| failure.0).unwrap());
+        }
+        made
     }
 
     async fn create(&self, name: &str) -> Result<MachineRecord, Problem> {
@@ -165,6 +220,63 @@ async fn a_machine_of_a_node_is_changed_there_and_noted_here() {
     .await;
     service.remove("far", false, &Caller::daemon()).await.unwrap();
     assert!(pair.node.service.record("far").await.is_err() && service.record("far").await.is_err());
+}
+
+#[tokio::test]
+async fn twenty_machines_of_a_lost_host_run_on_another_one() {
+    let pair = Pair::new().await;
+    let other = pair.another_node("c", Uuid::from_u128(3)).await;
+    let service = &pair.controller.service;
+    service.leases_last(1_000);
+    let connection = pair.connect().await;
+    let _other = pair.connect_as(&other, "c").await;
+    for node in [&pair.node, &other] {
+        let (node, stop) = (node.service.clone(), pair.stop.subscribe());
+        tokio::spawn(async move { node.keep_fence(stop).await });
+    }
+    let mut repo = pair.controller.db.write().await.unwrap();
+    let own = repo.hosts().by_id(own_host().id).await.unwrap().unwrap();
+    repo.hosts().update(&headwater_db::HostRecord { cordoned: true, ..own }).await.unwrap();
+    repo.save().await.unwrap();
+    let machines = pair.class(20).await;
+    for machine in &machines {
+        // A node that has just connected has no lease yet.
+        until("a machine starts", async || service.start(&machine.name, &Caller::daemon()).await.is_ok())
+            .await;
+    }
+    service.look_after_lost_hosts().await.unwrap();
+    let on = |node: &Fixture| machines.iter().filter(|it| node.service.active(it.uuid).is_some()).count();
+    assert_eq!((on(&pair.node), on(&other)), (20, 0));
+
+    connection.abort();
+    until("all machines run on the other host", async || {
+        service.look_after_lost_hosts().await.unwrap();
+        let (here, there) = (on(&pair.node), on(&other));
+        assert!(
+            here == 0 || there == 0,
+            "{here} machines run on the lost host, and {there} on the other one"
+        );
+        there == 20
+    })
+    .await;
+    let record = pair.node.service.record("class-1").await.unwrap();
+    assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Running));
+    let refused = pair.node.service.start("class-1", &Caller::daemon()).await.unwrap_err();
+    assert!(refused.to_string().contains("another host may run the machine"), "{refused}");
+    until("nothing is left to start", async || {
+        service.look_after_lost_hosts().await.unwrap();
+        pair.controller.db.read().await.unwrap().machines().to_start().await.unwrap().is_empty()
+    })
+    .await;
+
+    // The node is back, removes its copies, and starts none of them.
+    let _connection = pair.connect().await;
+    until("the copies are gone", async || pair.node.service.own_machines().await.unwrap().is_empty()).await;
+    assert_eq!((on(&pair.node), on(&other)), (0, 20));
+    let events = pair.controller.events().await;
+    assert!(
+        events.iter().any(|it| it.action == "moved" && it.detail.contains("'b', which is lost, to host 'c'"))
+    );
 }
 
 #[tokio::test]

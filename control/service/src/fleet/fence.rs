@@ -1,0 +1,248 @@
+//! The fence of a node: when its lease is over, it ends the machines that another host may be given, and starts none of them.
+//!
+//! The end of the lease is also in a file, for the guard: a process of its own that ends these machines if the daemon is gone.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use futures_util::future::join_all;
+use headwater_api::{MachineState, Wanted};
+use headwater_db::{DbError, MachineRecord};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use uuid::Uuid;
+
+use crate::Service;
+use crate::answer::{Failure, problem};
+use crate::caller::Caller;
+use crate::extract::Body;
+use crate::fleet::RETRY_PAUSE;
+use crate::fleet::lease::{NodeLease, Renewal};
+use crate::lifecycle::{FENCED, LifecycleError, StartReason};
+
+/// The path of renewals. Nobody but the controller reaches it.
+pub(super) const LEASE: &str = "/node/v1/lease";
+
+/// How often a node looks whether its lease is over.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// What a node knows of its lease.
+#[derive(Default)]
+pub(crate) struct Fence {
+    lease: Mutex<NodeLease>,
+    /// The names of the machines that are fenced.
+    machines: Mutex<HashMap<Uuid, String>>,
+}
+
+impl Fence {
+    fn lease(&self) -> MutexGuard<'_, NodeLease> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn machines(&self) -> MutexGuard<'_, HashMap<Uuid, String>> {
+        self.machines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// There is another connection to a controller.
+    pub(super) fn connected(&self) {
+        self.lease().connected();
+    }
+}
+
+/// The file with the lease.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseFile {
+    /// Which boot of the host the time is of.
+    pub boot_id: String,
+    /// When the lease ends, in milliseconds since that boot.
+    pub ends_at_ms: u64,
+    /// The machines that are to be off then.
+    pub machines: Vec<String>,
+}
+
+impl LeaseFile {
+    /// Reads it. `None`: there is none, or it cannot be understood.
+    pub fn read(path: &Path) -> Option<Self> {
+        serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+    }
+
+    /// When the lease ends. `None`: the host has been started again since.
+    pub fn ends_at_ms(&self) -> Option<u64> {
+        (self.boot_id == boot_id()).then_some(self.ends_at_ms)
+    }
+
+    /// Not made durable: what it says counts only until the host is started again.
+    fn write(&self, path: &Path) -> std::io::Result<()> {
+        let new = path.with_extension("new");
+        std::fs::write(&new, serde_json::to_vec(self)?)?;
+        std::fs::rename(new, path)
+    }
+}
+
+/// Names the present boot of the host.
+fn boot_id() -> String {
+    let read = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    read.map(|text| text.trim().to_owned()).unwrap_or_default()
+}
+
+/// `PUT /node/v1/lease`: the controller is there.
+pub(super) async fn renew(
+    State(service): State<Service>,
+    Body(renewal): Body<Renewal>,
+) -> Result<Json<()>, Failure> {
+    service.fleet().fence.lease().answer(renewal, service.since_boot_ms());
+    service.write_lease();
+    Ok(Json(()))
+}
+
+impl Service {
+    /// Begins with the lease that an earlier daemon of this node had.
+    pub(super) fn read_lease(&self) {
+        let Some(membership) = self.membership() else { return };
+        let former = LeaseFile::read(&membership.lease_file).and_then(|file| file.ends_at_ms());
+        *self.fleet().fence.lease() = NodeLease::until(former);
+    }
+
+    /// Has the guard know the lease and the machines.
+    fn write_lease(&self) {
+        let Some(membership) = self.membership() else { return };
+        let machines: Vec<String> = self.fleet().fence.machines().values().cloned().collect();
+        let path = &membership.lease_file;
+        let ends_at_ms = self.fleet().fence.lease().ends_at_ms().unwrap_or_default();
+        let written = match machines.is_empty() {
+            true => std::fs::remove_file(path).or_else(|error| match error.kind() {
+                std::io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            }),
+            false => LeaseFile { boot_id: boot_id(), ends_at_ms, machines }.write(path),
+        };
+        if let Err(error) = written {
+            let path = path.display();
+            tracing::error!(
+                "cannot write {path}, and the guard ends machines when the lease in it is over: {error}"
+            );
+        }
+    }
+
+    /// Whether a machine must not run here now: another host may have it.
+    pub(crate) fn is_fenced_off(&self, record: &MachineRecord) -> bool {
+        record.fenced
+            && self.membership().is_some()
+            && self.fleet().fence.lease().is_over(self.since_boot_ms())
+    }
+
+    /// Notes whether a machine of this node is fenced.
+    pub(crate) fn is_fenced(&self, uuid: Uuid, name: &str, fenced: bool) {
+        {
+            let mut machines = self.fleet().fence.machines();
+            let changed = match fenced {
+                true => machines.insert(uuid, name.to_owned()).is_none(),
+                false => machines.remove(&uuid).is_some(),
+            };
+            if !changed {
+                return;
+            }
+        }
+        self.write_lease();
+    }
+
+    /// Ends machines while the lease is over, and starts them again when there is another lease, until `stop` says true.
+    pub async fn keep_fence(&self, mut stop: watch::Receiver<bool>) -> std::io::Result<()> {
+        while let Err(error) = self.load_fenced().await {
+            tracing::error!("cannot list the machines that are fenced, and tries again: {error}");
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+        let mut was_over = true;
+        loop {
+            let is_over = self.fleet().fence.lease().is_over(self.since_boot_ms());
+            if is_over {
+                self.fence_all().await;
+            } else if was_over {
+                self.resume_fenced().await;
+            }
+            was_over = is_over;
+            tokio::select! {
+                () = tokio::time::sleep(LOOK) => {}
+                () = stopped(&mut stop) => return Ok(()),
+            }
+        }
+    }
+
+    async fn load_fenced(&self) -> Result<(), DbError> {
+        let own = self.own_machines().await?;
+        let fenced = own.into_iter().filter(|it| it.fenced).map(|it| (it.uuid, it.name));
+        self.fleet().fence.machines().extend(fenced);
+        self.write_lease();
+        Ok(())
+    }
+
+    /// Ends all machines that are fenced and on.
+    async fn fence_all(&self) {
+        let machines = self.fleet().fence.machines().clone();
+        let on: Vec<_> = self
+            .active_map()
+            .iter()
+            .filter(|(uuid, _)| machines.contains_key(uuid))
+            .map(|(uuid, active)| (*uuid, active.clone()))
+            .collect();
+        if on.is_empty() {
+            return;
+        }
+        // All at once and before anything is noted: another host may be about to start them.
+        let turns: Vec<_> = on.iter().map(|(uuid, _)| self.try_lock(*uuid)).collect();
+        let ended = join_all(on.iter().map(|(_, active)| active.vm.kill())).await;
+        for (((uuid, active), turn), ended) in on.into_iter().zip(turns).zip(ended) {
+            let machine = &active.name;
+            if let Err(error) = ended {
+                tracing::error!(
+                    machine,
+                    "cannot end a machine that another host may run, and tries again: {error}"
+                );
+                continue;
+            }
+            // Whoever has its turn notes that it ended.
+            let Some(_turn) = turn else { continue };
+            tracing::warn!(machine, "ended it: {FENCED}");
+            if let Err(error) = self.note_fenced(uuid, machine).await {
+                tracing::error!(machine, "cannot note that it was ended: {}", problem(&error));
+            }
+        }
+    }
+
+    async fn note_fenced(&self, uuid: Uuid, name: &str) -> Result<(), LifecycleError> {
+        if let Some(active) = self.active(uuid) {
+            active.vm.exited().await;
+        }
+        let mut record = self.record_of(uuid, name).await?;
+        let reason = Some(FENCED.to_owned());
+        self.switched_off(&mut record, &Caller::daemon(), MachineState::Stopped, reason, FENCED).await
+    }
+
+    /// Starts the machines again that were ended because the lease was over. They are this node's still: the controller has removed the
+    /// others before it gave another lease.
+    async fn resume_fenced(&self) {
+        let own = self.own_machines().await.unwrap_or_else(|error| {
+            tracing::error!("cannot list the machines that were fenced, and starts none of them: {error}");
+            Vec::new()
+        });
+        let is_due = |record: &MachineRecord| {
+            let says_so = record.reason.as_ref().is_some_and(|reason| reason.contains(FENCED));
+            let was_ended = record.state == MachineState::Lost || says_so;
+            record.fenced
+                && was_ended
+                && record.wanted == Wanted::Running
+                && self.active(record.uuid).is_none()
+        };
+        self.start_until_on(own.into_iter().filter(is_due), StartReason::Fenced);
+    }
+}
+
+/// Waits until the daemon ends.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // An error means that the sender is gone, which is an end too.
+    let _ = stop.wait_for(|stop| *stop).await;
+}

@@ -1,0 +1,322 @@
+//! The controller's side of leases: it renews those of nodes, and starts machines of lost hosts on others.
+//!
+//! ```text
+//!   lease over by the controller's clock, and a margin
+//!     -> one unit of changes: the host is lost, and its fenced machines are machines of other hosts
+//!     -> each is started there until that works or nobody wants it
+//!   the node is back
+//!     -> the machines that are another host's are removed there -> it gets a lease
+//! ```
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use axum::http::Method;
+use headwater_api::{HostState, MachineState, Problem, Wanted};
+use headwater_db::{DbError, HostRecord, MachineRecord};
+use uuid::Uuid;
+
+use crate::Service;
+use crate::answer::problem;
+use crate::caller::Caller;
+use crate::fleet::RETRY_PAUSE;
+use crate::fleet::fence::LEASE;
+use crate::fleet::lease::{Renewals, interval_ms, movable_from_ms};
+use crate::fleet::link::Link;
+use crate::fleet::placement::{need_of, place};
+use crate::lifecycle::LifecycleError;
+
+/// How long a lease lasts unless it is set.
+const LEASE_MS: u64 = 30_000;
+
+/// How many machines of lost hosts are started at a time.
+const STARTS_AT_A_TIME: usize = 8;
+
+/// The pause before a machine that did not start is started again.
+const START_PAUSE: Duration = Duration::from_secs(5);
+
+/// What a controller knows of the leases of its nodes. Times are milliseconds since the boot of this host.
+#[derive(Default)]
+pub(crate) struct Leases {
+    lease_ms: OnceLock<u64>,
+    /// When an answer of a node was heard last.
+    heard: Mutex<HashMap<Uuid, u64>>,
+    /// Nothing that was heard before counts: since then this daemon has the database, and reaches it.
+    counts_from: Mutex<Option<u64>>,
+    starting: Mutex<HashSet<Uuid>>,
+    /// What was said last of machines for which there is no room.
+    no_room: Mutex<Option<String>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Leases {
+    fn lease_ms(&self) -> u64 {
+        self.lease_ms.get().copied().unwrap_or(LEASE_MS)
+    }
+
+    /// From when on machines of a host may be given to others.
+    fn movable_from_ms(&self, host: &HostRecord) -> u64 {
+        let heard = locked(&self.heard).get(&host.id).copied();
+        // Before the first look, nothing counts.
+        let from = locked(&self.counts_from).unwrap_or(u64::MAX);
+        movable_from_ms(heard.unwrap_or(0).max(from), host.lease_ms)
+    }
+}
+
+/// Whether another host may start a machine when its own is lost. Its node has said that it ends the machine then.
+fn is_movable(record: &MachineRecord) -> bool {
+    record.may_restart_elsewhere() && record.fenced
+}
+
+impl Service {
+    /// How long the leases of nodes last.
+    pub fn leases_last(&self, lease_ms: u64) {
+        // It is said once, at the start.
+        let _ = self.fleet().leases.lease_ms.set(lease_ms);
+    }
+
+    /// A node is connected: from now on its lease may be as long as that of any controller that it had.
+    pub(super) fn begins_lease(&self, host: &mut HostRecord) {
+        host.lease_ms = host.lease_ms.max(self.fleet().leases.lease_ms());
+        self.note_heard(host.id);
+    }
+
+    fn note_heard(&self, host: Uuid) {
+        locked(&self.fleet().leases.heard).insert(host, self.since_boot_ms());
+    }
+
+    /// Renews the lease of a node for as long as the host is its node's. Ends when the host was lost meanwhile.
+    pub(super) async fn keep_lease(&self, link: &Link) {
+        while let Err(problem) = self.remove_moved(link).await {
+            tracing::warn!(
+                host = link.name,
+                "a node has machines of other hosts, and gets no lease: {problem}"
+            );
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+        let connected_at_ms = self.since_boot_ms();
+        let lease_ms = self.fleet().leases.lease_ms();
+        let interval = Duration::from_millis(interval_ms(lease_ms));
+        let mut renewals = Renewals::default();
+        loop {
+            let renewal = renewals.next(lease_ms);
+            let body = serde_json::to_vec(&renewal).unwrap_or_default();
+            let daemon = Caller::daemon();
+            let asked = link.ask::<()>(&daemon, Method::PUT, LEASE, Some(body));
+            // An answer that comes later is of no use.
+            if let Ok(Ok(())) = tokio::time::timeout(interval * 4, asked).await {
+                // Before the look at the database: who moves machines looks at this within a unit of changes.
+                self.note_heard(link.host);
+                match self.has_lease(link, connected_at_ms).await {
+                    Ok(true) => renewals.heard(renewal.number),
+                    Ok(false) => return,
+                    Err(error) => {
+                        tracing::debug!(host = link.name, "the lease of a node is not renewed: {error}");
+                    }
+                }
+            }
+            if renewal.number > 1 {
+                tokio::time::sleep(interval).await;
+            }
+        }
+    }
+
+    /// Whether a host has not been lost since its node connected, while the database is this controller's.
+    async fn has_lease(&self, link: &Link, connected_at_ms: u64) -> Result<bool, DbError> {
+        let mut repo = self.db().write().await?;
+        let Some(mut host) = repo.hosts().by_id(link.host).await? else { return Ok(false) };
+        if host.generation != link.generation || host.state == HostState::Lost {
+            return Ok(false);
+        }
+        let lease_ms = self.fleet().leases.lease_ms();
+        // A longer lease of an earlier connection is over by then.
+        let is_over = self.since_boot_ms().saturating_sub(connected_at_ms) > host.lease_ms;
+        if host.lease_ms > lease_ms && is_over {
+            host.lease_ms = lease_ms;
+            repo.hosts().update(&host).await?;
+            repo.save().await?;
+        }
+        Ok(true)
+    }
+
+    /// Has a node remove the machines that are another host's by now.
+    async fn remove_moved(&self, link: &Link) -> Result<(), Problem> {
+        let list = link.list().await?;
+        let known = async { self.db().read().await?.machines().list().await };
+        let known = known.await.map_err(|e| problem(&e))?;
+        let host_of: HashMap<Uuid, Uuid> = known.into_iter().map(|it| (it.uuid, it.host)).collect();
+        for machine in list {
+            if host_of.get(&machine.uuid).is_none_or(|host| *host == link.host) {
+                continue;
+            }
+            let path = format!("/api/v1/machines/{}?force=true", machine.name);
+            link.ask::<()>(&Caller::daemon(), Method::DELETE, &path, None).await?;
+            tracing::info!(
+                host = link.name,
+                machine = machine.name,
+                "removed a machine that is another host's"
+            );
+        }
+        Ok(())
+    }
+
+    /// Gives machines of lost hosts to others, and starts those that were given.
+    pub(crate) async fn look_after_lost_hosts(&self) -> Result<(), DbError> {
+        // A node has no nodes of its own.
+        if self.authority().is_none() || self.is_stopping() {
+            return Ok(());
+        }
+        let leases = &self.fleet().leases;
+        locked(&leases.counts_from).get_or_insert(self.since_boot_ms());
+        let looked = self.move_all_lost().await;
+        if looked.is_err() {
+            // Without the database no lease was renewed, and nodes that are there are to be heard first.
+            *locked(&leases.counts_from) = Some(self.since_boot_ms());
+        }
+        looked?;
+        self.start_moved().await
+    }
+
+    async fn move_all_lost(&self) -> Result<(), DbError> {
+        let hosts = self.db().read().await?.hosts().list().await?;
+        let own = self.own_host();
+        for host in hosts.iter().filter(|host| host.fingerprint.is_some() && host.id != own) {
+            if self.since_boot_ms() < self.fleet().leases.movable_from_ms(host) {
+                continue;
+            }
+            let machines = self.db().read().await?.machines().of_host(host.id).await?;
+            let movable: Vec<_> = machines.into_iter().filter(is_movable).collect();
+            if !movable.is_empty() {
+                self.move_lost(host, &hosts, movable).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the machines of a lost host to others, in one unit of changes.
+    async fn move_lost(
+        &self,
+        host: &HostRecord,
+        hosts: &[HostRecord],
+        mut movable: Vec<MachineRecord>,
+    ) -> Result<(), DbError> {
+        // If there is not room for all, those that ran go first.
+        movable.sort_by_key(|record| record.wanted != Wanted::Running);
+        let turns: Vec<_> =
+            movable.iter().filter_map(|it| Some((self.try_lock(it.uuid)?, it.uuid))).collect();
+        let mut candidates = self.candidates(hosts).await?;
+        candidates.retain(|candidate| candidate.id != host.id);
+        let mut repo = self.db().write().await?;
+        let Some(mut host) = repo.hosts().by_id(host.id).await? else { return Ok(()) };
+        // Again: its node may have been heard meanwhile.
+        if self.since_boot_ms() < self.fleet().leases.movable_from_ms(&host) {
+            return Ok(());
+        }
+        let (mut moved, mut refused) = (0_usize, None);
+        for (_, uuid) in &turns {
+            let found = repo.machines().by_uuid(*uuid).await?;
+            let Some(mut record) = found.filter(|it| it.host == host.id && is_movable(it)) else { continue };
+            let to = match place(&mut candidates, need_of(&record)) {
+                Ok(to) => to,
+                Err(no_room) => {
+                    refused = Some(no_room.to_string());
+                    continue;
+                }
+            };
+            let to_name = hosts.iter().find(|it| it.id == to).map_or("", |it| it.name.as_str());
+            record.host = to;
+            record.to_start = record.wanted == Wanted::Running;
+            record.state = MachineState::Stopped;
+            record.reason = Some(format!("host '{}' is lost; host '{to_name}' has it now", host.name));
+            repo.machines().set_host(&record).await?;
+            let detail = format!("from host '{}', which is lost, to host '{to_name}'", host.name);
+            let subject = format!("machine {}", record.name);
+            repo.events().append(self.event(&Caller::daemon(), subject, "moved", detail)).await?;
+            moved += 1;
+        }
+        self.tell_no_room(&host, refused);
+        if moved == 0 {
+            return Ok(());
+        }
+        if host.state != HostState::Lost {
+            host.state = HostState::Lost;
+            let why = "its node was not heard for the time of its lease";
+            let subject = format!("host {}", host.name);
+            repo.events().append(self.event(&Caller::daemon(), subject, "lost", why)).await?;
+        }
+        repo.hosts().update(&host).await?;
+        repo.save().await?;
+        tracing::warn!(
+            host = host.name,
+            machines = moved,
+            "a host is lost, and others have its machines now"
+        );
+        if let Some(link) = self.link(host.id) {
+            link.ending.notify_one();
+        }
+        self.boots_changed();
+        Ok(())
+    }
+
+    /// Says once that there is no room.
+    fn tell_no_room(&self, host: &HostRecord, refused: Option<String>) {
+        let mut told = locked(&self.fleet().leases.no_room);
+        if let Some(why) = refused.as_ref().filter(|why| told.as_ref() != Some(*why)) {
+            tracing::error!(host = host.name, "machines of a lost host stay off: {why}");
+        }
+        if refused.is_some() {
+            *told = refused;
+        }
+    }
+
+    /// Starts machines that were given to other hosts, each until that works or nobody wants it.
+    async fn start_moved(&self) -> Result<(), DbError> {
+        let due = self.db().read().await?.machines().to_start().await?;
+        for record in due {
+            let is_there = self.is_own(&record) || self.link(record.host).is_some();
+            let mut starting = locked(&self.fleet().leases.starting);
+            if starting.len() >= STARTS_AT_A_TIME {
+                break;
+            }
+            if !is_there || !starting.insert(record.uuid) {
+                continue;
+            }
+            let service = self.clone();
+            tokio::spawn(async move {
+                service.start_one_moved(&record).await;
+                locked(&service.fleet().leases.starting).remove(&record.uuid);
+            });
+        }
+        Ok(())
+    }
+
+    async fn start_one_moved(&self, record: &MachineRecord) {
+        let machine = &record.name;
+        match self.start(machine, &Caller::daemon()).await {
+            Ok(_) | Err(LifecycleError::Unknown(_)) => {
+                if let Err(error) = self.needs_no_start(record.uuid).await {
+                    tracing::warn!(machine, "cannot note that a machine was started: {error}");
+                }
+            }
+            Err(error) => {
+                let why = problem(&error);
+                tracing::error!(
+                    machine,
+                    "a machine of a lost host does not start, and is started again: {why}"
+                );
+                tokio::time::sleep(START_PAUSE).await;
+            }
+        }
+    }
+
+    /// Notes that a machine that was moved is on, or is not wanted any more.
+    pub(super) async fn needs_no_start(&self, uuid: Uuid) -> Result<(), DbError> {
+        let mut repo = self.db().write().await?;
+        repo.machines().is_started(uuid).await?;
+        repo.save().await
+    }
+}
