@@ -83,6 +83,7 @@ impl Front {
                     name: "study".into(),
                     serial: "study".into(),
                     resume: None,
+                    recovered: false,
                     sealed_memory: false,
                     limits: headwater_vhost_user::Limits::default(),
                 };

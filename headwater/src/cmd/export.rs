@@ -317,6 +317,7 @@ fn serve_vhost_user(
         serial: args.serial.clone(),
         // What a persistent cache holds survives a server that ends in order; any other one starts empty.
         resume: stood,
+        recovered: false,
         // Whoever starts the front-end decides what its memory is.
         sealed_memory: false,
         limits: headwater_vhost_user::Limits::default(),

@@ -20,6 +20,7 @@ use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut
 use crate::config_space::{self, MOST_BYTES, WRITE_BACK_OFFSET, feature};
 use crate::disk::Disk;
 use crate::memory::{GuestMemory, MapError, REGIONS, RegionSpec};
+use crate::queue::marks::{self, Region, RegionFault};
 use crate::queue::{End, QUEUE_SIZE, Queue, RingAddresses, Setup, Signal};
 
 /// The front-end's settings for one queue.
@@ -46,6 +47,8 @@ pub(crate) struct Control {
     disk: Arc<Disk>,
     features: u64,
     memory: Arc<GuestMemory>,
+    /// Where requests in flight are marked, for the next server.
+    region: Option<Arc<Region>>,
     queues: Vec<QueueState>,
     /// Whether waiting for the device has taken too long since the server was told to stop.
     give_up: Box<dyn Fn() -> bool + Send + Sync>,
@@ -55,7 +58,7 @@ impl Control {
     pub(crate) fn new(disk: Arc<Disk>, give_up: Box<dyn Fn() -> bool + Send + Sync>) -> Self {
         let queues = (0..disk.limits.queues).map(|_| QueueState::default()).collect();
         let memory = Arc::new(GuestMemory::new(Arc::clone(&disk.addresses)));
-        Self { disk, features: 0, memory, queues, give_up }
+        Self { disk, features: 0, memory, region: None, queues, give_up }
     }
 
     fn queue(&mut self, index: usize) -> Result<&mut QueueState> {
@@ -77,7 +80,7 @@ impl Control {
         // Without the protocol's own features there is no message to enable a queue (vhost-user: ring
         // states).
         let always_enabled = !acked(feature::VHOST_USER_PROTOCOL);
-        let (disk, memory) = (Arc::clone(&self.disk), Arc::clone(&self.memory));
+        let (disk, memory, region) = (Arc::clone(&self.disk), Arc::clone(&self.memory), self.region.clone());
         let queue = self.queue(index)?;
         if queue.running.is_some() || !(queue.enabled || always_enabled) {
             return Ok(());
@@ -96,6 +99,7 @@ impl Control {
                 call: copy(&queue.call)?,
                 error: copy(&queue.error)?,
                 memory,
+                region,
                 disk: Arc::clone(&disk),
             })
         };
@@ -157,6 +161,11 @@ impl Control {
         Ok(memory)
     }
 
+    fn refuse<T>(&self, error: &RegionFault) -> Result<T> {
+        self.disk.faults.warn(&self.disk.name, error);
+        Err(Error::InvalidParam)
+    }
+
     fn use_memory(&mut self, memory: std::result::Result<GuestMemory, MapError>) -> Result<()> {
         match memory.and_then(|memory| self.judge(memory)) {
             Ok(memory) => self.memory = Arc::new(memory),
@@ -204,6 +213,7 @@ impl VhostUserBackendReqHandlerMut for Control {
             *queue = QueueState::default();
         }
         self.features = 0;
+        self.region = None;
         Ok(())
     }
 
@@ -367,6 +377,7 @@ impl VhostUserBackendReqHandlerMut for Control {
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
     }
 
@@ -425,12 +436,27 @@ impl VhostUserBackendReqHandlerMut for Control {
         unsupported("there are no shared objects")
     }
 
-    fn get_inflight_fd(&mut self, _: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        unsupported("in-flight tracking was not offered")
+    fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let VhostUserInflight { num_queues: queues, queue_size: entries, .. } = *wanted;
+        let possible = usize::from(queues) <= self.queues.len();
+        match possible.then(|| marks::make(queues, entries)) {
+            Some(Ok((file, bytes))) => Ok((VhostUserInflight::new(bytes, 0, queues, entries), file)),
+            Some(Err(error)) => self.refuse(&error),
+            None => self.refuse(&RegionFault::Shape { queues, entries }),
+        }
     }
 
-    fn set_inflight_fd(&mut self, _: &VhostUserInflight, _: File) -> Result<()> {
-        unsupported("in-flight tracking was not offered")
+    fn set_inflight_fd(&mut self, region: &VhostUserInflight, file: File) -> Result<()> {
+        close_on_exec(&file)?;
+        if self.queues.iter().any(|queue| queue.running.is_some()) {
+            return unsupported("the region of requests in flight cannot change while queues run");
+        }
+        let VhostUserInflight { mmap_size, mmap_offset, num_queues: queues, queue_size: entries } = *region;
+        match Region::open(&file, (mmap_size, mmap_offset), queues, entries) {
+            Ok(region) => self.region = Some(region),
+            Err(error) => return self.refuse(&error),
+        }
+        Ok(())
     }
 
     fn set_device_state_fd(

@@ -12,6 +12,17 @@ use crate::positions::{Positions, ResumePositionFault};
 use crate::queue::request::ID_BYTES;
 use crate::server::Options;
 
+/// Where a queue is when it starts.
+#[derive(Clone, Copy)]
+pub(crate) struct RingState {
+    /// According to the front-end.
+    pub(crate) base: u16,
+    /// According to the ring.
+    pub(crate) used: u16,
+    /// How many requests the region of requests in flight marks, if the queue has one.
+    pub(crate) marked: Option<u16>,
+}
+
 /// A device on its way to one machine; shared by all its queues.
 pub(crate) struct Disk {
     pub(crate) device: Arc<dyn Device>,
@@ -35,6 +46,8 @@ pub(crate) struct Disk {
     flushes: AtomicBool,
     /// The guest wants writes to be answered only when they are durable.
     chose_write_through: AtomicBool,
+    /// The device has everything that a server answered which did not end in order.
+    recovered: bool,
     /// The positions at which queues ended, here or in the previous server.
     positions: Mutex<Positions>,
 }
@@ -62,6 +75,7 @@ impl Disk {
             chose_write_through: AtomicBool::new(
                 options.resume.as_ref().is_some_and(Positions::write_through),
             ),
+            recovered: options.recovered,
             positions: Mutex::new(options.resume.unwrap_or_default()),
         }
     }
@@ -77,28 +91,39 @@ impl Disk {
     /// the queue ended. A guest at any other position has used another server, and its idea of the disk's
     /// content may be wrong.
     ///
-    /// `base` is the front-end's position, `used` that of the ring. When a queue ends, everything that it
-    /// took is answered or back in the ring, so the two agree. But a front-end that lost its connection reads
-    /// the ring, perhaps before the last answers.
+    /// When a queue ends, everything that it took is answered or back in the ring, so the front-end's position
+    /// and that of the ring agree. But a front-end that lost its connection reads the ring, perhaps before the
+    /// last answers.
     ///
     /// Indices have 16 bits, so a running guest has position 0 now and then. Its used ring is full of answers
     /// then (`went_round`), while that of a reset guest is not, because drivers begin with a ring of zeroes.
     /// If the queue ended in order at another position, only a reset leads to
     /// 0. Then the ring is not checked, in case a driver leaves old answers in it.
+    ///
+    /// After the crash of a server there is no position. If the device has everything that was answered, a
+    /// queue with marks starts after the requests that were taken: each of them is answered or marked.
     pub(crate) fn start_of(
         &self,
         queue: usize,
-        base: u16,
-        used: u16,
+        ring: RingState,
         went_round: impl FnOnce() -> bool,
     ) -> Result<u16, ResumePositionFault> {
+        let RingState { base, used, marked } = ring;
+        let after_taken = used.wrapping_add(marked.unwrap_or(0));
         let ended_at = self.positions.lock().get(queue);
+        let is_reset = base == 0 && used == 0;
         match ended_at {
-            Some(position) if position == base || position == used => Ok(position),
-            Some(_) if base == 0 && used == 0 => Ok(0),
-            None if base == 0 && used == 0 && !went_round() => Ok(0),
-            _ => Err(ResumePositionFault { base, ended_at }),
+            // In order: nothing is marked, unless the region is one of another disk.
+            Some(_) if marked.is_some_and(|taken| taken > 0) => {}
+            Some(position) if position == base || position == used => return Ok(position),
+            Some(_) if is_reset => return Ok(0),
+            None if is_reset && !went_round() => return Ok(after_taken),
+            None if self.recovered && marked.is_some() && (base == used || base == after_taken) => {
+                return Ok(after_taken);
+            }
+            _ => {}
         }
+        Err(ResumePositionFault { base, ended_at })
     }
 
     /// Stores the position at which a queue ended here, with everything that it took answered or back in the

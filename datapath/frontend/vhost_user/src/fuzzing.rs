@@ -380,8 +380,8 @@ const HEADER_BYTES: usize = 12;
 const BODY_BYTES: usize = 0x1000;
 const NEED_REPLY: u32 = 8;
 const QUEUES: u64 = 64;
-/// `SET_MEM_TABLE`, `SET_VRING_KICK`, `CALL` and `ERR`, `ADD_MEM_REG`: messages with a descriptor.
-const WITH_DESCRIPTOR: [u32; 5] = [5, 12, 13, 14, 37];
+/// `SET_MEM_TABLE`, `SET_VRING_KICK`, `CALL` and `ERR`, `ADD_MEM_REG`, `SET_INFLIGHT_FD`: messages with a descriptor.
+const WITH_DESCRIPTOR: [u32; 6] = [5, 12, 13, 14, 32, 37];
 
 fn message(code: u32, body: &[u8]) -> Vec<u8> {
     let len = u32::try_from(body.len()).unwrap_or(0);
@@ -403,12 +403,14 @@ fn session() -> Vec<u8> {
         message(1, &[]),
         message(15, &[]),
         unanswered,
-        message(16, &numbers(&[1 | 1 << 3 | 1 << 9 | 1 << 13 | 1 << 15])),
+        message(16, &numbers(&[1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15])),
         message(17, &[]),
         message(2, &numbers(&[1 << 9 | 1 << 28 | 1 << 30 | 1 << 32])),
         message(24, &config),
         message(36, &[]),
         message(5, &[words(&[1, 0]), region.clone()].concat()),
+        message(31, &numbers(&[0, 0, 1 | 16 << 16])),
+        message(32, &numbers(&[320, 0, 1 | 16 << 16])),
         message(8, &words(&[0, 16])),
         message(10, &words(&[0, 0])),
         message(9, &rings),
@@ -481,7 +483,7 @@ pub fn vhost_messages(bytes: &[u8]) {
 }
 
 /// Requests that are always answered, because the answer is their purpose.
-const ALWAYS_ANSWERED: [u32; 9] = [1, 11, 15, 17, 24, 36, 41, 42, 43];
+const ALWAYS_ANSWERED: [u32; 10] = [1, 11, 15, 17, 24, 31, 36, 41, 42, 43];
 
 fn check_replies(sent: &[(u32, u32, &[u8])], answers: &[u8], disk: &Disk) {
     let mut asked = sent.iter();
@@ -505,8 +507,13 @@ fn check_replies(sent: &[(u32, u32, &[u8])], answers: &[u8], disk: &Disk) {
                 let bits = [1, 2, 6, 9, 10, 11, 12, 13, 14, 28, 29, 30, 32];
                 assert_eq!(little(0, 8), bits.iter().fold(0, |set, bit| set | 1u64 << bit));
             }
-            // MQ, REPLY_ACK, CONFIG, RESET_DEVICE, CONFIGURE_MEM_SLOTS
-            15 => assert_eq!(little(0, 8), 1 | 1 << 3 | 1 << 9 | 1 << 13 | 1 << 15),
+            // MQ, REPLY_ACK, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS
+            15 => assert_eq!(little(0, 8), 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15),
+            // A region for as many queues and entries as were asked for.
+            31 => {
+                assert_eq!(body.get(16..20), asked_body.get(16..20));
+                assert!(little(0, 8) >= 64 && little(8, 8) == 0 && little(16, 2) <= QUEUES);
+            }
             17 => assert_eq!(little(0, 8), QUEUES),
             36 => assert_eq!(little(0, 8), 256),
             11 => {

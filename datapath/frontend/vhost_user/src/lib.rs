@@ -17,6 +17,8 @@
 //! - A queue stops cleanly: requests that it took are finished and answered before the front-end learns its
 //!   position. If a closed device refuses a request, the guest sees no error: the request goes back into the
 //!   ring, or the queue has no position ([`Server::positions`]).
+//! - A server that is killed leaves a mark for each request that it took and did not answer, in memory that
+//!   the front-end keeps. If the device lost nothing either, the next server goes on ([`Options::recovered`]).
 //! - Whatever a guest puts into its rings can only damage its own disk. A request that can be answered is
 //!   answered with an error, and a queue with invalid rings is stopped until the machine resets its disk.
 //!   Other queues continue.
@@ -34,9 +36,7 @@
 //! reason, at a bounded rate.
 //!
 //! # Not here
-//! No packed rings, no live migration (logging of changed memory), no resize. No tracking of requests in
-//! flight: an orderly end leaves none ([`Positions`]). After a crash of this process a machine must not
-//! continue anyway, because answered writes may be lost.
+//! No packed rings, no live migration (logging of changed memory), no resize.
 //!
 //! Start reading at [`Server`], then `queue/thread.rs`. The supported part of the protocol is in
 //! `docs/vhost-user.md`.

@@ -43,6 +43,9 @@ pub struct Options {
     /// answered is lost. Then that machine may continue here. Any other running machine is refused, because
     /// it would continue with a disk that is not its own.
     pub resume: Option<Positions>,
+    /// The device has every write that a server answered which was killed. Then the machine of that server
+    /// may continue, if its front-end hands over the region of requests in flight.
+    pub recovered: bool,
     /// Refuse memory that its owner could take away while it is used, so that no front-end can end this
     /// process. Otherwise such memory is trusted, with a line in the log: files other than a memfd cannot be
     /// sealed.

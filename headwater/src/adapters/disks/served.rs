@@ -49,6 +49,7 @@ impl Server {
                     serial: headwater_qemu::disk_serial(request.uuid),
                     // A machine does not outlive the process of its disk, and each start has a disk of its own.
                     resume: None,
+                    recovered: false,
                     // Its memory is a memfd of QEMU's; a guest that has taken over its QEMU must not end the others.
                     sealed_memory: true,
                     limits: headwater_vhost_user::Limits::default(),

@@ -3,10 +3,11 @@
 //! - `rings`: the rings in guest memory. `chain`: descriptors of one request. `request`: their meaning.
 //! - `thread`: the loop. `serve`: one request. `together`: several writes. `transfer`: data of reads and
 //!   writes. `job`: requests that wait.
-//! - `post`: messages from other threads to this one. `signal`: notifications to the front-end.
+//! - `marks`: requests in flight, for the next server. `post`: messages from other threads to this one. `signal`: notifications to the front-end.
 
 pub(crate) mod chain;
 mod job;
+pub(crate) mod marks;
 mod post;
 pub(crate) mod request;
 pub(crate) mod rings;
@@ -21,10 +22,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use crate::disk::{Disk, RunningQueue};
+use crate::disk::{Disk, RingState, RunningQueue};
 use crate::fault::RingFault;
 use crate::memory::GuestMemory;
 use crate::positions::ResumePositionFault;
+use marks::{Marks, Region, RegionFault};
 use post::{Post, PostBox};
 use rings::Rings;
 pub(crate) use rings::{QUEUE_SIZE, RingAddresses};
@@ -44,6 +46,8 @@ pub(crate) struct Setup {
     pub(crate) kick: OwnedFd,
     pub(crate) call: Option<Signal>,
     pub(crate) error: Option<Signal>,
+    /// Where requests in flight are marked.
+    pub(crate) region: Option<Arc<Region>>,
 }
 
 /// Why a queue does not start.
@@ -51,6 +55,8 @@ pub(crate) struct Setup {
 pub(crate) enum StartError {
     #[error(transparent)]
     Rings(#[from] RingFault),
+    #[error(transparent)]
+    Region(#[from] RegionFault),
     #[error(transparent)]
     ResumePosition(#[from] ResumePositionFault),
     #[error("cannot start its thread: {0}")]
@@ -80,9 +86,7 @@ pub(crate) enum End {
 impl Queue {
     /// Starts the thread.
     pub(crate) fn start(mut setup: Setup) -> Result<Self, StartError> {
-        let rings = Rings::new(&setup.memory, setup.entries, setup.addresses, setup.event_idx)?;
-        let went_round = || rings.is_full_of_answers();
-        setup.base = setup.disk.start_of(setup.number, setup.base, rings.used_index(), went_round)?;
+        let (rings, marked) = begin(&mut setup)?;
         // Unknown until it ends.
         setup.disk.ended(setup.number, None);
         let (disk, number) = (Arc::clone(&setup.disk), setup.number);
@@ -94,7 +98,7 @@ impl Queue {
         builder.spawn({
             let posts = Arc::clone(&posts);
             move || {
-                let position = thread::QueueThread::new(setup, rings, posts).run();
+                let position = thread::QueueThread::new(setup, rings, posts, marked).run();
                 // In this order: a caller that finds no queue running finds the final position of each.
                 disk.ended(number, position);
                 drop(running);
@@ -135,6 +139,27 @@ impl Queue {
             None => End::GivenUp,
         }
     }
+}
+
+/// The marks of a queue, and the requests that the previous server took and did not answer.
+type Marked = (Option<Marks>, Vec<u16>);
+
+/// Finds the rings and where the queue starts.
+fn begin(setup: &mut Setup) -> Result<(Rings, Marked), StartError> {
+    let rings = Rings::new(&setup.memory, setup.entries, setup.addresses, setup.event_idx)?;
+    let used = rings.used_index();
+    let mut marks = match &setup.region {
+        Some(region) => {
+            let is_reset = setup.base == 0 && used == 0;
+            region.queue(setup.number, setup.entries, used, is_reset)?
+        }
+        None => None,
+    };
+    let again = marks.as_mut().map(Marks::taken).unwrap_or_default();
+    let taken = u16::try_from(again.len()).unwrap_or(u16::MAX);
+    let ring = RingState { base: setup.base, used, marked: marks.is_some().then_some(taken) };
+    setup.base = setup.disk.start_of(setup.number, ring, || rings.is_full_of_answers())?;
+    Ok((rings, (marks, again)))
 }
 
 fn wait<T>(receiver: &Receiver<T>, give_up: &dyn Fn() -> bool) -> Option<T> {

@@ -18,6 +18,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
+use super::marks::stores;
 use crate::fault::RingFault;
 use crate::memory::GuestMemory;
 
@@ -182,6 +183,9 @@ impl Rings {
 
     /// Fills a used element; the driver does not see it before [`Rings::publish`].
     pub(crate) fn set_used(&self, index: u16, head: u16, written: u32) {
+        if !stores() {
+            return;
+        }
         let offset = RING_HEADER_BYTES.wrapping_add(self.slot(index).wrapping_mul(8));
         // SAFETY: inside the used ring, which is aligned to 4.
         unsafe {
@@ -193,6 +197,9 @@ impl Rings {
 
     /// Makes all used elements before `index` visible to the driver.
     pub(crate) fn publish(&self, index: u16) {
+        if !stores() {
+            return;
+        }
         self.field(self.used, 2).store(index.to_le(), Ordering::Release);
     }
 

@@ -21,6 +21,7 @@ use rustix::io::Errno;
 
 use super::chain::Chain;
 use super::job::Job;
+use super::marks::Marks;
 use super::post::{Post, PostBox};
 use super::request::Status;
 use super::rings::{RingAddresses, Rings};
@@ -32,7 +33,7 @@ use crate::fault::RingFault;
 use crate::memory::GuestMemory;
 
 /// Requests served before posts are processed and the driver is interrupted.
-const BATCH: u16 = 64;
+const BATCH: usize = 64;
 /// Data moved before the same.
 const BATCH_BYTES: u64 = 512 << 10;
 /// Used entries that become visible to the driver at a time, so that it continues while the rest of the batch
@@ -77,6 +78,10 @@ pub(super) struct QueueThread {
     call: Option<Signal>,
     error: Option<Signal>,
     broken: bool,
+    /// Where requests are marked while they are taken and not answered.
+    marks: Option<Marks>,
+    /// Requests that the previous server took and did not answer, to be served before others.
+    again: VecDeque<u16>,
     next_available: u16,
     next_used: u16,
     shown: u16,
@@ -92,7 +97,12 @@ pub(super) struct QueueThread {
 }
 
 impl QueueThread {
-    pub(super) fn new(setup: Setup, rings: Rings, posts: Arc<PostBox>) -> Self {
+    pub(super) fn new(
+        setup: Setup,
+        rings: Rings,
+        posts: Arc<PostBox>,
+        (marks, again): (Option<Marks>, Vec<u16>),
+    ) -> Self {
         let used = rings.used_index();
         let polling = Polling::new(Duration::from_micros(setup.disk.limits.polling_us));
         let own = setup.disk.device.completion_queue();
@@ -119,6 +129,8 @@ impl QueueThread {
             call: setup.call,
             error: setup.error,
             broken: false,
+            marks,
+            again: again.into(),
             next_available: setup.base,
             next_used: used,
             shown: used,
@@ -136,13 +148,8 @@ impl QueueThread {
     pub(super) fn run(mut self) -> Option<u16> {
         self.rings.ask_for_silence();
         loop {
-            let mut worked = self.read_posts();
-            worked |= self.retry_starved();
-            worked |= self.release_held();
-            worked |= self.take_available();
-            self.show_used();
-            self.interrupt();
-            if self.stopping && self.in_flight == 0 && self.held.is_empty() {
+            let worked = self.round();
+            if self.stopping && self.in_flight == 0 && self.held.is_empty() && !self.has_more_again() {
                 return self.end();
             }
             self.rounds_unstarted = self.rounds_unstarted.saturating_add(1);
@@ -150,6 +157,17 @@ impl QueueThread {
                 self.idle();
             }
         }
+    }
+
+    /// Does what there is to do. Returns whether there was anything.
+    pub(super) fn round(&mut self) -> bool {
+        let mut worked = self.read_posts();
+        worked |= self.retry_starved();
+        worked |= self.release_held();
+        worked |= self.take_available();
+        self.show_used();
+        self.interrupt();
+        worked
     }
 
     fn read_posts(&mut self) -> bool {
@@ -222,15 +240,25 @@ impl QueueThread {
         }
         self.show_used();
         self.interrupt();
+        if let Some(marks) = &self.marks {
+            // A request that broke the queue is not answered, but it must not be taken again.
+            marks.clear();
+        }
         Some(self.next_available)
     }
 
     /// Whether another request may be taken.
     fn has_room(&self) -> bool {
-        !self.stopping
+        (!self.stopping || !self.again.is_empty())
             && !self.broken
             && self.unanswered() < usize::from(self.rings.entries())
             && self.has_room_for_reads()
+    }
+
+    /// Whether requests of the previous server are still to be served, also while the queue stops: they were
+    /// taken.
+    fn has_more_again(&self) -> bool {
+        !self.again.is_empty() && !self.broken
     }
 
     /// Requests that were taken and not answered.
@@ -279,6 +307,9 @@ impl QueueThread {
             } else {
                 return;
             }
+            if let Some(marks) = &self.marks {
+                marks.give_back(head);
+            }
             self.next_available = last;
         }
     }
@@ -299,19 +330,22 @@ impl QueueThread {
             return false;
         }
         let available = self.rings.available_index();
-        let ahead = available.wrapping_sub(self.next_available);
-        if ahead == 0 {
-            return false;
-        }
+        let mut ahead = available.wrapping_sub(self.next_available);
         if ahead > self.rings.entries() {
             self.break_down(RingFault::IndexJump(ahead));
             return true;
         }
+        if self.stopping {
+            ahead = 0;
+        }
+        let ahead = usize::from(ahead).saturating_add(self.again.len());
+        if ahead == 0 {
+            return false;
+        }
         let memory = Arc::clone(self.rings.memory());
         let mut bytes = 0_u64;
         for _ in 0..ahead.min(BATCH) {
-            let head = self.rings.available_head(self.next_available);
-            self.next_available = self.next_available.wrapping_add(1);
+            let head = self.next_head();
             let served = self
                 .chain
                 .load(&self.rings, head, self.indirect)
@@ -331,6 +365,20 @@ impl QueueThread {
         true
     }
 
+    /// The next request to serve. It is marked from now on.
+    #[inline]
+    fn next_head(&mut self) -> u16 {
+        if let Some(head) = self.again.pop_front() {
+            return head;
+        }
+        let head = self.rings.available_head(self.next_available);
+        self.next_available = self.next_available.wrapping_add(1);
+        if let Some(marks) = &mut self.marks {
+            marks.take(head);
+        }
+        head
+    }
+
     /// Writes the status and returns the chain; the driver sees it with the next [`Self::show_used`].
     pub(super) fn finish(&mut self, head: u16, at: u64, status: Status, written: u32, memory: &GuestMemory) {
         // It was found in the same memory when the request was taken.
@@ -338,12 +386,18 @@ impl QueueThread {
             segment.copy_from(&[status.byte()]);
         }
         self.rings.set_used(self.next_used, head, written);
+        if let Some(marks) = &mut self.marks {
+            marks.answer(head);
+        }
         self.next_used = self.next_used.wrapping_add(1);
     }
 
     fn show_used(&mut self) {
         if self.shown != self.next_used {
             self.rings.publish(self.next_used);
+            if let Some(marks) = &mut self.marks {
+                marks.seen(self.next_used);
+            }
             self.shown = self.next_used;
         }
     }

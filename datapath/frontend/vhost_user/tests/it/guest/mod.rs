@@ -49,8 +49,10 @@ pub struct Guest {
     pub kick: EventFd,
     pub call: EventFd,
     pub error: EventFd,
-    available: u16,
-    used: u16,
+    /// The next entry of the available ring.
+    pub available: u16,
+    /// How many answers were taken, as an index of the ring.
+    pub used: u16,
 }
 
 impl Guest {
