@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::scopes::Scopes;
+
 /// The set of permissions of a caller. Each role may also do what the roles before it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -51,6 +53,9 @@ pub struct CallerInfo {
     pub principal: String,
     /// Their role.
     pub role: Role,
+    /// The catalogs and images that it is for. Absent: all, and the daemon itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scopes: Option<Scopes>,
 }
 
 /// A token to make.
@@ -61,6 +66,9 @@ pub struct CreateToken {
     pub name: String,
     /// The role of its holder.
     pub role: Role,
+    /// The catalogs and images that the role is for. Without it: all, and the daemon itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scopes: Option<Scopes>,
     /// For how long, in seconds. Without it, until it is revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub valid_s: Option<u64>,
@@ -73,6 +81,9 @@ pub struct TokenInfo {
     pub name: String,
     /// The role of its holder.
     pub role: Role,
+    /// The catalogs and images that the role is for. Absent: all, and the daemon itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scopes: Option<Scopes>,
     /// Who made it.
     pub created_by: String,
     /// When.

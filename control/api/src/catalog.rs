@@ -61,8 +61,10 @@ pub struct CreateCatalog {
     #[serde(default)]
     pub firmware: Firmware,
     /// Whether the firmware of each machine runs only loaders that are signed with Microsoft's keys.
+    #[serde(default)]
     pub secure_boot: bool,
     /// Whether each machine has a TPM 2.0.
+    #[serde(default)]
     pub tpm: bool,
     /// The display of each machine.
     #[serde(default)]

@@ -13,6 +13,7 @@
 
 use crate::machine::{CacheMode, Machine, MachineState};
 use crate::problem::{Problem, ProblemKind};
+use crate::scopes::Scopes;
 use crate::task::TaskState;
 
 /// The longest filter.
@@ -113,13 +114,15 @@ pub enum Test {
         /// Of what.
         unit: Unit,
     },
+    /// It is of a catalog or an image that a caller may see.
+    Within(Scopes),
 }
 
 impl Test {
     /// Whether it is about a machine as it is now, which no database knows.
     fn is_live(&self) -> bool {
         match self {
-            Self::Word(_) => false,
+            Self::Word(_) | Self::Within(_) => false,
             Self::Text { key, values } => {
                 let live = |value: &String| {
                     matches!((key.as_str(), value.as_str()), ("version", "old") | ("is", "alarm"))
@@ -179,6 +182,14 @@ impl Filter {
         terms.map(Self).map_err(odd)
     }
 
+    /// The same, and of the rows only those that a caller with these scopes may see.
+    #[must_use]
+    pub fn within(mut self, scopes: Option<&Scopes>) -> Self {
+        let term = |scopes: &Scopes| Term { is_negated: false, test: Test::Within(scopes.clone()) };
+        self.0.extend(scopes.map(term));
+        self
+    }
+
     /// Its terms, all of which must match.
     pub fn terms(&self) -> &[Term] {
         &self.0
@@ -203,7 +214,7 @@ impl Filter {
                 values.iter().any(|value| matches!(value.as_str(), "on" | "off"))
             }
             Test::Text { key, .. } => key == "state",
-            Test::Word(_) | Test::Number { .. } => false,
+            Test::Word(_) | Test::Number { .. } | Test::Within(_) => false,
         })
     }
 
@@ -330,6 +341,7 @@ impl Test {
         match self {
             Self::Word(word) => machine.name.to_lowercase().contains(word.as_str()),
             Self::Text { key, values } => values.iter().any(|value| has(machine, key, value)),
+            Self::Within(scopes) => scopes.has_machine(machine.catalog.as_deref(), &machine.image),
             Self::Number { key, comparison, number, unit } => {
                 measure(machine, key, *unit).is_some_and(|measured| match comparison {
                     Comparison::Less => measured < *number,
@@ -387,7 +399,7 @@ fn measure(machine: &Machine, key: &str, unit: Unit) -> Option<f64> {
 }
 
 /// Whether a text is like a pattern, in which `*` stands for any characters.
-fn is_like(pattern: &str, text: &str) -> bool {
+pub(crate) fn is_like(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();
     let Some(mut rest) = text.strip_prefix(first) else { return false };

@@ -36,6 +36,7 @@ pub mod name;
 pub mod platform;
 pub mod problem;
 pub mod roll;
+pub mod scopes;
 pub mod sort;
 pub mod status;
 pub mod task;
@@ -76,6 +77,7 @@ pub use maintenance::{MaintenanceRequest, MaintenanceSession, Pause, SealRequest
 pub use metrics::{Sample, Stats};
 pub use problem::{Problem, ProblemDetails, ProblemKind};
 pub use roll::{Batch, LeftMachine, RollReport, RollRequest, ScaleReport, ScaleRequest};
+pub use scopes::Scopes;
 pub use sort::{MachineSort, Position};
 pub use status::{HostRam, Status};
 pub use task::{MAX_TASKS, Task, TaskList, TaskState};

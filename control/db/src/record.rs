@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use headwater_api::platform::Platform;
 use headwater_api::{
     BootFrom, CacheSettings, DiskTransport, HostState, Hours, Identity, MachineState, OnHostLoss, ResetOn,
-    Role, TaskState, Wanted,
+    Role, Scopes, TaskState, Wanted,
 };
 use uuid::Uuid;
 
@@ -321,6 +321,8 @@ pub struct TokenRecord {
     pub hash: String,
     /// The role of its holder.
     pub role: Role,
+    /// The catalogs and images that the role is for. `None`: all, and the daemon itself.
+    pub scopes: Option<Scopes>,
     /// Who made it.
     pub created_by: String,
     /// When.

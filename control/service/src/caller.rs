@@ -10,18 +10,20 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use axum::RequestPartsExt;
 use axum::extract::connect_info::ConnectInfo;
-use axum::extract::{FromRequestParts, MatchedPath, Request, State};
-use axum::http::Method;
+use axum::extract::{FromRequestParts, MatchedPath, RawPathParams, Request, State};
 use axum::http::request::Parts;
+use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use headwater_api::{Problem, ProblemKind, Role};
+use headwater_api::{Problem, ProblemKind, Role, Scopes};
 use utoipa::openapi::OpenApi;
 
 use crate::Service;
 use crate::answer::Failure;
 use crate::fleet::node::OfController;
+use crate::scope::ScopeRule;
 
 /// The name of the security scheme of all operations.
 pub(crate) const SCHEME: &str = "token";
@@ -49,6 +51,8 @@ pub(crate) enum Presented {
         name: String,
         /// The role of its holder.
         role: Role,
+        /// The catalogs and images that it is for.
+        scopes: Option<Scopes>,
     },
     /// The secret of a session of the web console.
     Session {
@@ -83,12 +87,14 @@ pub(crate) struct Caller {
     pub(crate) principal: String,
     /// Their role.
     pub(crate) role: Role,
+    /// The catalogs and images that they may see. `None`: all, and the daemon itself.
+    pub(crate) scopes: Option<Scopes>,
 }
 
 impl Caller {
     /// Somebody who may do everything.
     pub(crate) fn admin(principal: impl Into<String>) -> Self {
-        Self { principal: principal.into(), role: Role::Admin }
+        Self { principal: principal.into(), role: Role::Admin, scopes: None }
     }
 
     /// The daemon itself.
@@ -114,17 +120,17 @@ impl Caller {
                 }
             }
             (Some(ConnectInfo(Peer::Unix { uid: None })), _) => Self::admin("unknown"),
-            (Some(ConnectInfo(Peer::Tcp(_))), Some(Presented::Named { name, role })) => {
-                Self { principal: format!("token {name}"), role: *role }
+            (Some(ConnectInfo(Peer::Tcp(_))), Some(Presented::Named { name, role, scopes })) => {
+                Self { principal: format!("token {name}"), role: *role, scopes: scopes.clone() }
             }
             (Some(ConnectInfo(Peer::Tcp(_))), Some(Presented::Session { principal, role })) => {
-                Self { principal: principal.clone(), role: *role }
+                Self { principal: principal.clone(), role: *role, scopes: None }
             }
             (Some(ConnectInfo(Peer::Tcp(address))), Some(Presented::OfDirectory)) => {
                 Self::admin(format!("tcp {address}"))
             }
             // Servers let no such request through.
-            _ => Self { principal: "unknown".to_owned(), role: Role::Metrics },
+            _ => Self { principal: "unknown".to_owned(), role: Role::Metrics, scopes: None },
         }
     }
 }
@@ -146,10 +152,10 @@ const NOTE_INTERVAL: Duration = Duration::from_secs(60);
 /// Refusals that are remembered at most.
 const REFUSALS_MAX: usize = 1000;
 
-/// The role that each operation needs, by path and method, and what was refused lately.
+/// The role and the scope that each operation needs, by path and method, and what was refused lately.
 #[derive(Clone, Debug)]
 pub(crate) struct Needs {
-    roles: Arc<HashMap<(String, Method), Role>>,
+    operations: Arc<HashMap<(String, Method), (Role, ScopeRule)>>,
     refused: Arc<Mutex<HashMap<(String, String), Instant>>>,
 }
 
@@ -167,16 +173,18 @@ impl Needs {
             ];
             for (method, operation) in operations {
                 let security = operation.as_ref().and_then(|operation| operation.security.as_ref());
-                let role = security.and_then(|security| {
+                let needed = security.and_then(|security| {
                     let value = serde_json::to_value(security).ok()?;
-                    Role::parse(value[0][SCHEME][0].as_str()?).ok()
+                    let needed = &value[0][SCHEME];
+                    let rule = ScopeRule::of(path, needed[1].as_str());
+                    Some((Role::parse(needed[0].as_str()?).ok()?, rule))
                 });
-                if let Some(role) = role {
-                    needs.insert((path.clone(), method), role);
+                if let Some(needed) = needed {
+                    needs.insert((path.clone(), method), needed);
                 }
             }
         }
-        Self { roles: Arc::new(needs), refused: Arc::default() }
+        Self { operations: Arc::new(needs), refused: Arc::default() }
     }
 
     /// Whether a refusal is noted: the first one of a minute.
@@ -194,14 +202,14 @@ impl Needs {
         true
     }
 
-    fn role(&self, path: &str, method: &Method) -> Option<Role> {
+    fn of_operation(&self, path: &str, method: &Method) -> Option<(Role, ScopeRule)> {
         // Axum answers HEAD by the handler of GET.
         let method = if method == Method::HEAD { Method::GET } else { method.clone() };
-        self.roles.get(&(path.to_owned(), method)).copied()
+        self.operations.get(&(path.to_owned(), method)).copied()
     }
 }
 
-/// Lets a request through if its caller's role is enough. A refusal is noted in the history.
+/// Lets a request through if the role and the scopes of its caller are enough. A refusal is noted in the history.
 pub(crate) async fn authorize(
     State((service, needs)): State<(Service, Needs)>,
     request: Request,
@@ -213,26 +221,58 @@ pub(crate) async fn authorize(
     };
     let (mut parts, body) = request.into_parts();
     let caller = Caller::of(&parts).await;
-    let needed = match needs.role(&path, &parts.method) {
-        Some(role) => role,
-        // The router refuses the method.
-        None => Role::Admin,
-    };
-    if caller.role < needed {
-        let asked = format!("{} {path}", parts.method);
-        // A program that asks again and again must not push out what others did.
-        if needs.is_to_be_noted(&caller.principal, &asked) {
-            tracing::warn!(caller = %caller.principal, role = %caller.role, "refused: {asked}");
-            let detail = format!("{asked}: needs the role {needed}, and the caller has {}", caller.role);
-            service.note(service.event(&caller, "daemon".to_owned(), "refused", detail)).await;
-        }
-        let message = format!("{} has the role {}, and this needs {needed}", caller.principal, caller.role);
-        let problem = Problem::new(ProblemKind::Forbidden, message);
-        return Failure(problem.advise("ask for a token with that role: 'headwater token create'"))
-            .into_response();
+    // Without an entry, the router refuses the method.
+    let needed = needs.of_operation(&path, &parts.method).unwrap_or((Role::Admin, ScopeRule::Everything));
+    let asked = format!("{} {path}", parts.method);
+    if let Err(problem) = permit(&service, &caller, needed, &mut parts).await {
+        note_refusal(&service, &needs, &caller, &asked, &problem.message).await;
+        return Failure(problem).into_response();
     }
-    parts.extensions.insert(caller);
-    next.run(Request::from_parts(parts, body)).await
+    parts.extensions.insert(caller.clone());
+    let response = next.run(Request::from_parts(parts, body)).await;
+    if response.status() == StatusCode::FORBIDDEN {
+        note_refusal(
+            &service,
+            &needs,
+            &caller,
+            &asked,
+            "what the request names is not in the scope of the caller",
+        )
+        .await;
+    }
+    response
+}
+
+/// Refuses a caller whose role is too low, or whose scopes do not have what the path names.
+async fn permit(
+    service: &Service,
+    caller: &Caller,
+    (role, rule): (Role, ScopeRule),
+    parts: &mut Parts,
+) -> Result<(), Problem> {
+    if caller.role < role {
+        let message = format!("{} has the role {}, and this needs {role}", caller.principal, caller.role);
+        let problem = Problem::new(ProblemKind::Forbidden, message);
+        return Err(problem.advise("ask for a token with that role: 'headwater token create'"));
+    }
+    if caller.scopes.is_none() || rule == ScopeRule::OfHandler {
+        return Ok(());
+    }
+    if rule == ScopeRule::Everything {
+        return caller.must_have_everything();
+    }
+    let unreadable = |_| Problem::new(ProblemKind::Invalid, "the path of the request cannot be read");
+    let parameters = parts.extract::<RawPathParams>().await.map_err(unreadable)?;
+    service.must_have_path(caller, parameters.iter()).await
+}
+
+/// Notes a refusal in the history. A program that asks again and again must not push out what others did.
+async fn note_refusal(service: &Service, needs: &Needs, caller: &Caller, asked: &str, why: &str) {
+    if needs.is_to_be_noted(&caller.principal, asked) {
+        tracing::warn!(caller = %caller.principal, role = %caller.role, "refused: {asked}");
+        let event = service.event(caller, "daemon".to_owned(), "refused", format!("{asked}: {why}"));
+        service.note(event).await;
+    }
 }
 
 #[cfg(test)]

@@ -57,6 +57,7 @@ pub mod lifecycle;
 pub mod operations;
 mod promotions;
 mod retention;
+mod scope;
 pub mod server;
 mod state;
 mod store_view_cache;

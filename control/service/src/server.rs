@@ -417,7 +417,7 @@ pub(crate) async fn named(service: &crate::Service, secret: &str) -> Result<Pres
         let message = format!("the token '{}' ended at {}", found.name, words::time(end));
         return Err(unauthorized(message));
     }
-    Ok(Presented::Named { name: found.name, role: found.role })
+    Ok(Presented::Named { name: found.name, role: found.role, scopes: found.scopes })
 }
 
 /// The last answer of a connection: who may not ask does not keep its place.

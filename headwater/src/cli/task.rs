@@ -3,6 +3,8 @@
 use clap::Subcommand;
 use headwater_api::Role;
 
+use crate::cli::complete;
+
 /// `headwater task ...`.
 #[derive(Debug, Subcommand)]
 pub enum TaskCommand {
@@ -42,6 +44,12 @@ pub enum TokenCommand {
         /// Role of its holder: metrics, viewer, operator or admin
         #[arg(long, value_parser = Role::parse)]
         role: Role,
+        /// Only for this catalog and its machines; '*' stands for any characters; may be given several times
+        #[arg(long, value_name = "CATALOG", add = complete::catalogs())]
+        catalog: Vec<String>,
+        /// Only for this image and machines without a catalog that boot it; '*' stands for any characters; may be given several times
+        #[arg(long, value_name = "IMAGE", add = complete::images())]
+        image: Vec<String>,
         /// For how long it is valid, such as 12h or 90d; until it is revoked unless given
         #[arg(long, value_name = "TIME", value_parser = span)]
         expires: Option<u64>,

@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::cli::{ContextCommand, LoginArgs};
 use crate::client::Client;
 use crate::client::server::{self, Address};
+use crate::cmd::token::role_of;
 use crate::contexts::{Context, Contexts, LOCAL};
 use crate::failure::invalid;
 use crate::show;
@@ -43,14 +44,14 @@ pub async fn login(args: LoginArgs, json: bool) -> anyhow::Result<u8> {
     contexts.save()?;
     if json {
         show::json(
-            &json!({ "name": name, "url": address.url(), "principal": caller.principal, "role": caller.role }),
+            &json!({ "name": name, "url": address.url(), "principal": caller.principal, "role": caller.role, "scopes": caller.scopes }),
         )?;
     } else {
         show::line(&format!(
             "logged in to {name} ({}) as {}, {}",
             address.url(),
             caller.principal,
-            caller.role
+            role_of(caller.role, caller.scopes.as_ref())
         ))?;
     }
     Ok(0)

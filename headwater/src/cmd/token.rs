@@ -1,6 +1,6 @@
 //! `headwater token`: who may use the API over TCP, and for what.
 
-use headwater_api::{CreateToken, TokenInfo};
+use headwater_api::{CreateToken, Role, Scopes, TokenInfo};
 
 use crate::cli::TokenCommand;
 use crate::client::Client;
@@ -9,8 +9,10 @@ use crate::show;
 /// Carries out one of the token commands.
 pub async fn run(client: Client, command: TokenCommand, json: bool) -> anyhow::Result<u8> {
     match command {
-        TokenCommand::Create { name, role, expires } => {
-            let token = client.create_token(&CreateToken { name, role, valid_s: expires }).await?;
+        TokenCommand::Create { name, role, catalog, image, expires } => {
+            let scopes = Scopes { catalogs: catalog, images: image };
+            let scopes = Some(scopes).filter(|scopes| *scopes != Scopes::default());
+            let token = client.create_token(&CreateToken { name, role, scopes, valid_s: expires }).await?;
             if json {
                 show::json(&token)?;
             } else {
@@ -19,7 +21,7 @@ pub async fn run(client: Client, command: TokenCommand, json: bool) -> anyhow::R
                     || "until it is revoked".to_owned(),
                     |end| format!("until {}", show::time(end)),
                 );
-                let (name, role) = (&token.info.name, token.info.role);
+                let (name, role) = (&token.info.name, role_of(token.info.role, token.info.scopes.as_ref()));
                 show::aside(&format!(
                     "token {name} has the role {role} {until}; its secret is shown this once:\n"
                 ));
@@ -39,15 +41,21 @@ pub async fn run(client: Client, command: TokenCommand, json: bool) -> anyhow::R
     Ok(0)
 }
 
+/// A role and what it is for, in words.
+pub fn role_of(role: Role, scopes: Option<&Scopes>) -> String {
+    scopes.map_or_else(|| role.to_string(), |scopes| format!("{role} for {scopes}"))
+}
+
 fn show_list(tokens: &[TokenInfo]) -> anyhow::Result<()> {
     let row = |token: &TokenInfo| {
         vec![
             token.name.clone(),
             token.role.to_string(),
+            token.scopes.as_ref().map_or_else(|| "everything".to_owned(), ToString::to_string),
             token.expires_at_ms.map_or_else(|| "-".to_owned(), show::time),
             show::time(token.created_at_ms),
             token.created_by.clone(),
         ]
     };
-    show::table(&["TOKEN", "ROLE", "ENDS", "CREATED", "BY"], tokens.iter().map(row))
+    show::table(&["TOKEN", "ROLE", "FOR", "ENDS", "CREATED", "BY"], tokens.iter().map(row))
 }

@@ -1,6 +1,6 @@
 //! The API by an HTTP client over the real daemon's socket.
 
-use crate::support::{self, Daemon, http};
+use crate::support::{self, Daemon, headwater, http, run};
 use headwater_db::sqlite::SqliteDatabase;
 use headwater_db::{Database, NewEvent};
 use serde_json::{Value, json};
@@ -184,6 +184,60 @@ fn tcp_is_served_on_request_to_who_has_the_token_but_not_to_web_pages() {
     assert!(ask(&format!("host: evil.example\r\n{token}")).starts_with("HTTP/1.1 400"));
     let with_origin = ask(&format!("host: {address}\r\norigin: http://evil.example\r\n{token}"));
     assert!(with_origin.starts_with("HTTP/1.1 400"));
+}
+
+/// A token for one catalog works on that alone: the command line shows nothing else, and names the scope that another thing needs.
+#[test]
+fn a_token_for_one_catalog_sees_and_changes_that_alone() {
+    let daemon = Daemon::start_in(support::short_dir(), |command| {
+        command.args(["--listen", "127.0.0.1:0"]);
+    });
+    let disk = daemon.path().join("tiny.raw");
+    std::fs::write(&disk, support::tiny_disk()).unwrap();
+    daemon.cli(&["image", "import", disk.to_str().unwrap()]).ok();
+    for catalog in ["class", "office"] {
+        daemon.cli(&["catalog", "create", catalog, "tiny", "--cache", "ram", "--count", "2"]).ok();
+    }
+    let create = |more: &[&str]| daemon.cli(&[&["token", "create", "anna", "--role"], more].concat());
+    create(&["operator", "--catalog", "No Name"])
+        .fails(2, &["'No Name' is not the name or the pattern of a catalog"]);
+    create(&["operator", "--image", "tiny@1"]).fails(2, &["a scope has no version"]);
+    create(&["metrics", "--catalog", "class"]).fails(2, &["the role metrics is for the whole daemon"]);
+    let token = create(&["operator", "--catalog", "cl*"]).ok();
+    assert!(daemon.cli(&["token", "list"]).ok().contains("catalog:cl*"));
+
+    let (_, after) = daemon.log.split_once("http://127.0.0.1:").expect("it says where it listens");
+    let port: String = after.chars().take_while(char::is_ascii_digit).collect();
+    let anna = |args: &[&str]| {
+        let mut command = headwater();
+        command.args(args).env("XDG_CONFIG_HOME", daemon.path()).env_remove("HEADWATER_DATA_DIR");
+        run(&mut command)
+    };
+    let file = daemon.path().join("anna.token");
+    std::fs::write(&file, token).unwrap();
+    let url = format!("http://127.0.0.1:{port}");
+    let login = anna(&["login", &url, "--token-file", file.to_str().unwrap()]).ok();
+    assert!(login.contains("token anna, operator for catalog:cl*"), "{login}");
+    let machines = anna(&["machine", "list"]).ok();
+    assert!(machines.contains("class-02") && !machines.contains("office"), "{machines}");
+    let catalogs = anna(&["catalog", "list"]).ok();
+    assert!(catalogs.contains("class") && !catalogs.contains("office"), "{catalogs}");
+    let events = anna(&["events"]).ok();
+    assert!(events.contains("class") && !events.contains("office") && !events.contains("token"), "{events}");
+    anna(&["catalog", "show", "class"]).ok();
+    anna(&["status"]).ok();
+    let needed = ["token anna has the scope catalog:cl*, and this needs catalog:office"];
+    anna(&["machine", "show", "office-01"]).fails(1, &needed);
+    anna(&["machine", "remove", "office-01"]).fails(1, &needed);
+    anna(&["catalog", "scale", "office", "0"]).fails(1, &needed);
+    anna(&["machine", "create", "pc", "--catalog", "office"]).fails(1, &needed);
+    anna(&["machine", "create", "pc", "tiny"]).fails(1, &["this needs image:tiny"]);
+    anna(&["image", "list"]).ok();
+    anna(&["node", "list"]).fails(1, &["this needs everything"]);
+    anna(&["machine", "create", "pc", "--catalog", "class"]).ok();
+    anna(&["catalog", "scale", "class", "0"]).ok();
+    let all = daemon.cli(&["machine", "list"]).ok();
+    assert!(all.contains("office-01") && all.contains("office-02") && !all.contains("class-0"), "{all}");
 }
 
 /// What a named token may do is what its role may: over TCP, from its creation until it ends.

@@ -158,11 +158,13 @@ CREATE TABLE claims (
     ended         TEXT
 );
 
--- Named tokens of the API. The secret itself is not stored.
+-- Named tokens of the API. The secret itself is not stored. `scopes` are the catalogs and images that the role is for
+-- (`catalog:class-* image:debian`), and NULL if the role is for everything.
 CREATE TABLE tokens (
     name          TEXT COLLATE "C" NOT NULL PRIMARY KEY,
     hash          TEXT COLLATE "C" NOT NULL UNIQUE,
     role          TEXT    NOT NULL,
+    scopes        TEXT,
     created_by    TEXT    NOT NULL,
     created_at_ms BIGINT  NOT NULL,
     expires_at_ms BIGINT

@@ -157,11 +157,13 @@ CREATE TABLE claims (
     ended         TEXT
 ) STRICT;
 
--- Named tokens of the API. The secret itself is not stored.
+-- Named tokens of the API. The secret itself is not stored. `scopes` are the catalogs and images that the role is for
+-- (`catalog:class-* image:debian`), and NULL if the role is for everything.
 CREATE TABLE tokens (
     name          TEXT    NOT NULL PRIMARY KEY,
     hash          TEXT    NOT NULL UNIQUE,
     role          TEXT    NOT NULL,
+    scopes        TEXT,
     created_by    TEXT    NOT NULL,
     created_at_ms INTEGER NOT NULL,
     expires_at_ms INTEGER

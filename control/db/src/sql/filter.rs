@@ -1,7 +1,7 @@
 //! Filters of lists as conditions of a statement. Which column a key means stands in one table for each list.
 
-use headwater_api::MachineState;
 use headwater_api::filter::{Comparison, Filter, Test};
+use headwater_api::{MachineState, Scopes};
 
 use crate::sql::statement::Value;
 
@@ -15,16 +15,29 @@ enum Column {
     Number(&'static str, f64),
 }
 
+/// What says to which catalog or image a row belongs.
+#[derive(Clone, Copy)]
+enum Owner {
+    /// The columns `catalog` and `image` of a machine.
+    Machine,
+    /// The column `subject`, which names an image, a catalog or a machine. A machine had to be there at the time of that column: a machine of
+    /// another catalog may have had its name before.
+    Subject(&'static str),
+}
+
 /// What the keys of a list mean.
 pub(super) struct Columns {
     /// The texts that a word alone is looked for in.
     words: &'static [&'static str],
+    /// What says to which catalog or image a row belongs.
+    owner: Owner,
     keys: &'static [(&'static str, Column)],
 }
 
 /// Of the view `machines_and_catalogs`.
 pub(super) const MACHINES: Columns = Columns {
     words: &["name"],
+    owner: Owner::Machine,
     keys: &[
         ("name", Column::Like("name")),
         ("state", Column::Is("state")),
@@ -42,6 +55,7 @@ pub(super) const MACHINES: Columns = Columns {
 /// Of the table `events`.
 pub(super) const EVENTS: Columns = Columns {
     words: &["subject", "detail"],
+    owner: Owner::Subject("at_ms"),
     keys: &[
         ("subject", Column::Like("subject")),
         ("action", Column::Like("action")),
@@ -52,6 +66,7 @@ pub(super) const EVENTS: Columns = Columns {
 /// Of the table `tasks`.
 pub(super) const TASKS: Columns = Columns {
     words: &["subject"],
+    owner: Owner::Subject("created_at_ms"),
     keys: &[
         ("state", Column::Is("state")),
         ("kind", Column::Like("kind")),
@@ -129,6 +144,10 @@ impl Condition {
                 let number = self.value(format!("%{}%", escaped(word)));
                 columns.words.iter().map(|column| like(column, &number)).collect()
             }
+            Test::Within(scopes) => match columns.owner {
+                Owner::Machine => self.machines_within(scopes),
+                Owner::Subject(time) => self.subjects_within(scopes, time),
+            },
             Test::Text { key, values } if key == "is" => values.iter().map(|value| is(value)).collect(),
             Test::Text { key, values } => {
                 values.iter().filter_map(|value| self.text(key, value, columns)).collect()
@@ -140,10 +159,59 @@ impl Condition {
         parts.join(" OR ")
     }
 
+    /// Conditions that are true of machines within scopes.
+    fn machines_within(&mut self, scopes: &Scopes) -> Vec<String> {
+        let mut parts = Vec::new();
+        for pattern in &scopes.catalogs {
+            let number = self.value(pattern_of(pattern));
+            parts.push(like("catalog", &number));
+        }
+        for pattern in &scopes.images {
+            let images = self.images_like("image", "", pattern);
+            parts.push(format!("(catalog IS NULL AND ({images}))"));
+        }
+        parts
+    }
+
+    /// The condition that a column has the name of an image that is like a pattern, or a reference to a version of that image.
+    fn images_like(&mut self, column: &str, before: &str, pattern: &str) -> String {
+        let [name, channel, version] = ["", ":*", "@*"].map(|end| {
+            let number = self.value(pattern_of(&format!("{before}{pattern}{end}")));
+            like(column, &number)
+        });
+        // The end of a name is not the end of a reference.
+        let is_name = format!("{column} NOT LIKE '%:%' AND {column} NOT LIKE '%@%'");
+        format!("({name} AND {is_name}) OR {channel} OR {version}")
+    }
+
+    /// Conditions that are true of subjects within scopes. `time` is the column with the time of the row.
+    fn subjects_within(&mut self, scopes: &Scopes, time: &str) -> Vec<String> {
+        let mut parts = Vec::new();
+        for pattern in &scopes.catalogs {
+            let number = self.value(pattern_of(&format!("catalog {pattern}")));
+            parts.push(like("subject", &number));
+        }
+        for pattern in &scopes.images {
+            parts.push(self.images_like("subject", "image ", pattern));
+        }
+        let machines = self.machines_within(scopes).join(" OR ");
+        if !machines.is_empty() {
+            let (first, rows) = (
+                "machine ".len() + 1,
+                "SELECT name, catalog, image, created_at_ms AS since_ms FROM machines",
+            );
+            parts.push(format!(
+                "(subject LIKE 'machine %' AND EXISTS (SELECT 1 FROM ({rows}) AS m
+                 WHERE name = substr(subject, {first}) AND since_ms <= {time} AND ({machines})))"
+            ));
+        }
+        parts
+    }
+
     fn text(&mut self, key: &str, value: &str, columns: &Columns) -> Option<String> {
         columns.keys.iter().filter(|(name, _)| *name == key).find_map(|(_, column)| match column {
             Column::Like(column) => {
-                let number = self.value(escaped(value).replace('*', "%"));
+                let number = self.value(pattern_of(value));
                 Some(like(column, &number))
             }
             Column::Is(column) => Some(format!("{column} = {}", self.value(value))),
@@ -178,6 +246,11 @@ impl Condition {
 fn like(column: &str, number: &str) -> String {
     // `LIKE` of SQLite makes no difference between upper and lower case of a to z, and that of PostgreSQL does.
     format!("lower({column}) LIKE {number} ESCAPE '!'")
+}
+
+/// A pattern in which `*` stands for any characters, as `LIKE` takes it.
+fn pattern_of(text: &str) -> String {
+    escaped(text).replace('*', "%")
 }
 
 /// A text as a pattern that matches it alone.

@@ -1,14 +1,14 @@
 //! The statements that read and change named tokens.
 
 use async_trait::async_trait;
-use headwater_api::Role;
 use headwater_api::name::natural;
+use headwater_api::{Role, Scopes};
 
 use crate::error::DbError;
 use crate::record::TokenRecord;
 use crate::repository::TokenRepository;
 use crate::sql::Unit;
-use crate::sql::statement::{Insert, Row, Statement};
+use crate::sql::statement::{Insert, Row, Statement, unreadable};
 
 pub(super) struct Tokens<'a>(pub(super) &'a mut Unit);
 
@@ -17,10 +17,17 @@ fn record(row: &Row) -> Result<TokenRecord, DbError> {
         name: row.get("name")?,
         hash: row.get("hash")?,
         role: row.read("role", |text| Role::parse(text).ok())?,
+        scopes: scopes(row)?,
         created_by: row.get("created_by")?,
         created_at_ms: row.number("created_at_ms")?,
         expires_at_ms: row.maybe_number("expires_at_ms")?,
     })
+}
+
+/// Scopes that cannot be read are an error: without scopes, the role would be for everything.
+fn scopes(row: &Row) -> Result<Option<Scopes>, DbError> {
+    let text: Option<String> = row.get("scopes")?;
+    text.map(|text| Scopes::parse(&text).map_err(|_| unreadable("scopes", &text))).transpose()
 }
 
 #[async_trait]
@@ -30,6 +37,7 @@ impl TokenRepository for Tokens<'_> {
             .set("name", &token.name)
             .set("hash", &token.hash)
             .set("role", token.role.name())
+            .set("scopes", &token.scopes.as_ref().map(ToString::to_string))
             .set("created_by", &token.created_by)
             .set("created_at_ms", token.created_at_ms)
             .set("expires_at_ms", token.expires_at_ms);

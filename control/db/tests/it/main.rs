@@ -39,6 +39,8 @@ suite!(
     events_are_numbered_and_filtered,
     events_are_read_forward,
     tokens_are_found_by_their_hash,
+    scopes_are_stored,
+    lists_are_of_the_scopes_of_a_caller,
     a_machine_has_one_claim,
     the_longest_unused_console_session_gives_way,
     tasks_are_kept_until_they_end_and_long_after,

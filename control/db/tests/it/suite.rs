@@ -6,7 +6,7 @@ use std::time::Duration;
 use headwater_api::platform::{Display, Firmware, Network, Platform};
 use headwater_api::{
     BootFrom, CacheMode, CacheSettings, DiskTransport, Filter, HostState, Hours, Identity, MachineSort,
-    MachineState, OnHostLoss, Position, ResetOn, Role, TaskState, Wanted,
+    MachineState, OnHostLoss, Position, ResetOn, Role, Scopes, TaskState, Wanted,
 };
 use headwater_db::repository::{EventWindow, KEPT_SESSIONS};
 use headwater_db::{
@@ -442,6 +442,7 @@ pub async fn tokens_are_found_by_their_hash(db: &dyn Database) {
         name: name.to_owned(),
         hash: hash.to_owned(),
         role: Role::Viewer,
+        scopes: None,
         created_by: "uid 0".to_owned(),
         created_at_ms: 5,
         expires_at_ms: Some(1_900_000_000_000),
@@ -461,6 +462,78 @@ pub async fn tokens_are_found_by_their_hash(db: &dyn Database) {
     assert!(repo.tokens().remove("grafana-9").await.unwrap());
     assert!(!repo.tokens().remove("grafana-9").await.unwrap());
     assert_eq!(repo.tokens().by_hash("bb").await.unwrap(), None);
+}
+
+/// A token that is for some catalogs and images comes back as it was stored.
+pub async fn scopes_are_stored(db: &dyn Database) {
+    let scopes = Scopes { catalogs: vec!["class-*".to_owned()], images: vec!["debian".to_owned()] };
+    let token = TokenRecord {
+        name: "anna".to_owned(),
+        hash: "aa".to_owned(),
+        role: Role::Operator,
+        scopes: Some(scopes),
+        created_by: "uid 0".to_owned(),
+        created_at_ms: 5,
+        expires_at_ms: None,
+    };
+    let mut repo = db.write().await.unwrap();
+    repo.tokens().add(&token).await.unwrap();
+    assert_eq!(repo.tokens().by_hash("aa").await.unwrap(), Some(token));
+}
+
+/// The database leaves out the rows that [`Scopes`] does not have.
+pub async fn lists_are_of_the_scopes_of_a_caller(db: &dyn Database) {
+    let mut repo = db.write().await.unwrap();
+    let names = ["class", "class-2", "class_3", "lab"];
+    for name in names {
+        repo.catalogs().add(&CatalogRecord { image: "windows".to_owned(), ..catalog(name) }).await.unwrap();
+        let member = MachineRecord { catalog: Some(name.to_owned()), ..machine(&format!("of-{name}")) };
+        repo.machines().add(&member).await.unwrap();
+        repo.events().append(event(&format!("catalog {name}"), "")).await.unwrap();
+    }
+    let images = ["debian", "debian:test", "debian@3", "test", "test@3", "a_b", "axb"];
+    for (n, image) in images.into_iter().enumerate() {
+        let loner = MachineRecord { image: image.to_owned(), created_at_ms: 4, ..machine(&format!("m{n}")) };
+        repo.machines().add(&loner).await.unwrap();
+        repo.events().append(event(&format!("image {image}"), "")).await.unwrap();
+        repo.events().append(event(&format!("machine m{n}"), "")).await.unwrap();
+    }
+    repo.events().append(event("machine gone", "")).await.unwrap();
+    repo.events().append(event("daemon", "")).await.unwrap();
+    let machines = repo.machines().list().await.unwrap();
+    let events = repo.events().newest(None, 100).await.unwrap();
+    let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+    for (catalogs, images) in [
+        (&["class"][..], &["debian"][..]),
+        (&["class-*"], &[]),
+        (&["*"], &[]),
+        (&[], &["*"]),
+        (&[], &["*test"]),
+        (&[], &["*3"]),
+        (&[], &["d*"]),
+        (&["lab", "cl*2"], &["a_b", "*bian"]),
+        (&["nobody"], &["nobody"]),
+    ] {
+        let scopes = Scopes { catalogs: owned(catalogs), images: owned(images) };
+        let own = Filter::default().within(Some(&scopes));
+        let expected: Vec<_> = machines
+            .iter()
+            .filter(|machine| scopes.has_machine(machine.catalog.as_deref(), &machine.image))
+            .cloned()
+            .collect();
+        let found = repo.machines().page(&own, MachineSort::Name, None, 100).await.unwrap();
+        assert_eq!(found, expected, "{scopes}");
+        assert_eq!(repo.machines().count(&own).await.unwrap(), u64::try_from(expected.len()).unwrap());
+        let is_own = |subject: &str| match subject.split_once(' ') {
+            Some(("catalog", name)) => scopes.has_catalog(name),
+            Some(("image", reference)) => scopes.has_image(reference),
+            Some(("machine", name)) => expected.iter().any(|machine| machine.name == name),
+            _ => false,
+        };
+        let expected: Vec<_> = events.iter().filter(|event| is_own(&event.subject)).cloned().collect();
+        let window = EventWindow::Before(i64::MAX);
+        assert_eq!(repo.events().page(&own, None, window, 100).await.unwrap(), expected, "{scopes}");
+    }
 }
 
 /// Sessions of the web console are kept up to a number, and end by age and by disuse.

@@ -202,7 +202,7 @@ fn admitted(
         principal => format!("{principal} by controller {controller}"),
     };
     let is_console = request.method() == Method::CONNECT;
-    request.extensions_mut().insert(OfController(Caller { principal, role }));
+    request.extensions_mut().insert(OfController(Caller { principal, role, scopes: None }));
     if is_console {
         *request.method_mut() = Method::GET;
         let path = request.uri().path_and_query().cloned();

@@ -67,7 +67,7 @@ impl Explain for Error {
 #[utoipa::path(
     post,
     path = "/api/v1/catalogs",
-    security(("token" = ["admin"])),
+    security(("token" = ["admin", "scoped"])),
     tag = "catalogs",
     request_body = CreateCatalog,
     responses(
@@ -82,6 +82,8 @@ pub(super) async fn create_catalog(
     caller: Caller,
     Body(request): Body<CreateCatalog>,
 ) -> Result<(StatusCode, Json<Catalog>), Failure> {
+    caller.must_have_catalog(&request.name).map_err(Failure)?;
+    caller.must_have_image(&request.image).map_err(Failure)?;
     name::check_machine(&request.name)
         .map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
     let CreateCatalog { firmware, secure_boot, tpm, display, ref network, .. } = request;

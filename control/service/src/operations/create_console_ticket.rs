@@ -15,7 +15,7 @@ use crate::web::TicketError;
 #[utoipa::path(
     post,
     path = "/api/v1/console/tickets",
-    security(("token" = ["admin"])),
+    security(("token" = ["admin", "everything"])),
     tag = "access",
     request_body = CreateConsoleTicket,
     responses(

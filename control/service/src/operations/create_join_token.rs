@@ -55,7 +55,7 @@ impl Explain for Error {
 #[utoipa::path(
     post,
     path = "/api/v1/join-tokens",
-    security(("token" = ["admin"])),
+    security(("token" = ["admin", "everything"])),
     tag = "hosts",
     request_body = CreateJoinToken,
     responses(

@@ -125,7 +125,7 @@ impl Explain for Error {
 #[utoipa::path(
     post,
     path = "/api/v1/machines",
-    security(("token" = ["operator"])),
+    security(("token" = ["operator", "scoped"])),
     tag = "machines",
     request_body = CreateMachine,
     responses(
@@ -140,6 +140,12 @@ pub(super) async fn create_machine(
     caller: Caller,
     Body(request): Body<CreateMachine>,
 ) -> Result<(StatusCode, Json<Machine>), Failure> {
+    match (&request.catalog, &request.image) {
+        (Some(catalog), _) => caller.must_have_catalog(catalog).map_err(Failure)?,
+        (None, Some(image)) => caller.must_have_image(image).map_err(Failure)?,
+        // The request is refused.
+        (None, None) => {}
+    }
     let handle = service.clone();
     let record = service.to_the_end(async move { make(&handle, &caller, request).await }).await?;
     let mut machine =

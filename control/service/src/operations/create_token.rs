@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use headwater_api::{CreateToken, NewToken, Problem, ProblemKind, TokenInfo, name};
+use headwater_api::{CreateToken, NewToken, Problem, ProblemKind, Role, TokenInfo, name};
 use headwater_db::{DbError, TokenRecord};
 
 use crate::Service;
@@ -16,6 +16,8 @@ use crate::token;
 enum Error {
     #[error("cannot create token '{0}': there is one already")]
     Exists(String),
+    #[error("cannot create token '{0}': the role metrics is for the whole daemon")]
+    MetricsScopes(String),
     #[error("cannot create token '{0}': it would end at once")]
     NoTime(String),
     #[error("cannot create token '{token}': there are no random numbers")]
@@ -36,7 +38,7 @@ impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
             Self::Exists(_) => ProblemKind::Conflict,
-            Self::NoTime(_) => ProblemKind::Invalid,
+            Self::NoTime(_) | Self::MetricsScopes(_) => ProblemKind::Invalid,
             Self::Random { .. } => ProblemKind::Failed,
             Self::Db { source, .. } => source.kind(),
         }
@@ -47,6 +49,7 @@ impl Explain for Error {
             Self::Exists(name) => {
                 Some(format!("'headwater token revoke {name}' first, or choose another name"))
             }
+            Self::MetricsScopes(_) => Some("leave the scopes out, or choose the role viewer".to_owned()),
             Self::NoTime(_) => Some("leave 'valid_s' out for a token without an end".to_owned()),
             Self::Random { .. } => None,
             Self::Db { source, .. } => source.advice(),
@@ -65,12 +68,12 @@ impl Explain for Error {
 #[utoipa::path(
     post,
     path = "/api/v1/tokens",
-    security(("token" = ["admin"])),
+    security(("token" = ["admin", "everything"])),
     tag = "access",
     request_body = CreateToken,
     responses(
         (status = 201, body = NewToken),
-        (status = 400, description = "Odd name, or no time to be valid", body = Problem),
+        (status = 400, description = "Odd name or scope, or no time to be valid", body = Problem),
         (status = 409, description = "There is a token of that name", body = Problem),
     ),
 )]
@@ -79,9 +82,15 @@ pub(super) async fn create_token(
     caller: Caller,
     Body(request): Body<CreateToken>,
 ) -> Result<(StatusCode, Json<NewToken>), Failure> {
-    let CreateToken { name, role, valid_s } = request;
+    let CreateToken { name, role, scopes, valid_s } = request;
     name::check_label("token", &name)
         .map_err(|problem| Failure(problem.during("cannot create the token")))?;
+    if let Some(scopes) = &scopes {
+        scopes.check().map_err(|problem| Failure(problem.during("cannot create the token")))?;
+        if role == Role::Metrics {
+            return Err(Error::MetricsScopes(name).into());
+        }
+    }
     if valid_s == Some(0) {
         return Err(Error::NoTime(name).into());
     }
@@ -91,7 +100,7 @@ pub(super) async fn create_token(
     let expires_at_ms = valid_s.map(|valid| created_at_ms.saturating_add(valid.saturating_mul(1000)));
     let created_by = caller.principal.clone();
     let hash = token::hash_of(&secret);
-    let record = TokenRecord { name, hash, role, created_by, created_at_ms, expires_at_ms };
+    let record = TokenRecord { name, hash, role, scopes, created_by, created_at_ms, expires_at_ms };
     let handle = service.clone();
     let record = service.to_the_end(async move { add(&handle, &caller, record).await }).await?;
     Ok((StatusCode::CREATED, Json(NewToken { info: info(record), secret })))
@@ -104,7 +113,9 @@ async fn add(service: &Service, caller: &Caller, record: TokenRecord) -> Result<
         DbError::Taken { .. } => Error::Exists(record.name.clone()),
         e => failed(e),
     })?;
-    let event = service.event(caller, format!("token {}", record.name), "created", record.role.name());
+    let scopes = record.scopes.as_ref().map(|scopes| format!(" on {scopes}")).unwrap_or_default();
+    let detail = format!("{}{scopes}", record.role);
+    let event = service.event(caller, format!("token {}", record.name), "created", detail);
     repo.events().append(event).await.map_err(failed)?;
     repo.save().await.map_err(failed)?;
     Ok(record)
@@ -112,6 +123,6 @@ async fn add(service: &Service, caller: &Caller, record: TokenRecord) -> Result<
 
 /// A token without its secret.
 pub(super) fn info(record: TokenRecord) -> TokenInfo {
-    let TokenRecord { name, role, created_by, created_at_ms, expires_at_ms, hash: _ } = record;
-    TokenInfo { name, role, created_by, created_at_ms, expires_at_ms }
+    let TokenRecord { name, role, scopes, created_by, created_at_ms, expires_at_ms, hash: _ } = record;
+    TokenInfo { name, role, scopes, created_by, created_at_ms, expires_at_ms }
 }

@@ -31,6 +31,7 @@ pub(super) async fn diff_images(
     Name(name): Name,
     Body(request): Body<DiffRequest>,
 ) -> Result<Response, Failure> {
+    caller.must_have_image(&request.with).map_err(Failure)?;
     let from = ImageRef::parse(&name).map_err(Failure)?;
     let to = ImageRef::parse(&request.with).map_err(Failure)?;
     let from = service.images().resolve(&from).await?;

@@ -34,6 +34,7 @@ pub(super) async fn edit_image(
     Body(request): Body<MaintenanceRequest>,
 ) -> Result<(StatusCode, Json<MaintenanceSession>), Failure> {
     let image = named_image(&name).map_err(Failure)?;
+    service.must_have_named_machine(&caller, &request.machine).await.map_err(Failure)?;
     let handle = service.clone();
     let work = async move { handle.edit_image(&image, &request.machine, &caller).await };
     let (disk, record) = service.to_the_end(work).await?;

@@ -40,7 +40,7 @@ impl Explain for Error {
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/export",
-    security(("token" = ["admin"])),
+    security(("token" = ["admin", "everything"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body = ExportRequest,

@@ -6,7 +6,7 @@ use axum::Json;
 #[utoipa::path(
     get,
     path = "/api/v1/openapi.json",
-    security(("token" = ["viewer"])),
+    security(("token" = ["viewer", "scoped"])),
     tag = "daemon",
     responses((status = 200, description = "An OpenAPI document", body = Object)),
 )]

@@ -32,7 +32,7 @@ pub(super) struct Query {
 #[utoipa::path(
     get,
     path = "/api/v1/stats",
-    security(("token" = ["viewer"])),
+    security(("token" = ["viewer", "scoped"])),
     tag = "daemon",
     params(Query),
     responses(
@@ -47,9 +47,13 @@ pub(super) async fn get_stats(
     Parameters(wanted): Parameters<Query>,
 ) -> Result<Json<Stats>, Failure> {
     let samples = match wanted.machine {
-        None => all(&service).await?,
+        None => {
+            caller.must_have_everything().map_err(Failure)?;
+            all(&service).await?
+        }
         Some(name) => {
             let record = service.record(&name).await?;
+            caller.must_have_machine(&record).map_err(Failure)?;
             if !service.is_own(&record) {
                 return Ok(Json(service.stats_of_node(&record, &caller).await?));
             }
@@ -71,7 +75,7 @@ pub(super) async fn get_stats(
 #[utoipa::path(
     get,
     path = "/metrics",
-    security(("token" = ["metrics"])),
+    security(("token" = ["metrics", "everything"])),
     tag = "daemon",
     responses((status = 200, description = "Prometheus' text format", body = String, content_type = "text/plain")),
 )]

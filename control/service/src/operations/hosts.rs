@@ -55,7 +55,7 @@ impl Explain for Error {
 #[utoipa::path(
     get,
     path = "/api/v1/hosts",
-    security(("token" = ["viewer"])),
+    security(("token" = ["viewer", "everything"])),
     tag = "hosts",
     responses((status = 200, body = HostList)),
 )]
@@ -70,7 +70,7 @@ pub(super) async fn list_hosts(State(service): State<Service>) -> Result<Json<Ho
 #[utoipa::path(
     get,
     path = "/api/v1/hosts/{host}",
-    security(("token" = ["viewer"])),
+    security(("token" = ["viewer", "everything"])),
     tag = "hosts",
     params(("host" = String, Path, description = "Its name")),
     responses((status = 200, body = Host), (status = 404, description = "No such host", body = Problem)),
@@ -86,7 +86,7 @@ pub(super) async fn show_host(
 #[utoipa::path(
     patch,
     path = "/api/v1/hosts/{host}",
-    security(("token" = ["admin"])),
+    security(("token" = ["admin", "everything"])),
     tag = "hosts",
     params(("host" = String, Path, description = "Its name")),
     request_body = SetHost,
@@ -121,7 +121,7 @@ pub(super) async fn set_host(
 #[utoipa::path(
     post,
     path = "/api/v1/hosts/{host}/accept",
-    security(("token" = ["admin"])),
+    security(("token" = ["admin", "everything"])),
     tag = "hosts",
     params(("host" = String, Path, description = "Its name")),
     responses(
@@ -168,7 +168,7 @@ pub(super) struct Query {
 #[utoipa::path(
     delete,
     path = "/api/v1/hosts/{host}",
-    security(("token" = ["admin"])),
+    security(("token" = ["admin", "everything"])),
     tag = "hosts",
     params(("host" = String, Path, description = "Its name"), Query),
     responses(

@@ -43,7 +43,7 @@ impl Explain for Error {
 #[utoipa::path(
     post,
     path = "/api/v1/images",
-    security(("token" = ["admin"])),
+    security(("token" = ["admin", "everything"])),
     tag = "images",
     request_body = ImportRequest,
     responses(

@@ -8,6 +8,7 @@ use utoipa::IntoParams;
 
 use crate::Service;
 use crate::answer::Failure;
+use crate::caller::Caller;
 use crate::extract::Parameters;
 
 #[derive(Deserialize, IntoParams)]
@@ -22,14 +23,17 @@ pub(super) struct Which {
 #[utoipa::path(
     get,
     path = "/api/v1/claims",
-    security(("token" = ["viewer"])),
+    security(("token" = ["viewer", "scoped"])),
     tag = "claims",
     params(Which),
     responses((status = 200, body = ClaimList), (status = 500, description = "The database failed", body = Problem)),
 )]
 pub(super) async fn list_claims(
     State(service): State<Service>,
+    caller: Caller,
     Parameters(which): Parameters<Which>,
 ) -> Result<Json<ClaimList>, Failure> {
-    Ok(Json(ClaimList { claims: service.claims(which.catalog.as_deref()).await? }))
+    let mut claims = service.claims(which.catalog.as_deref()).await?;
+    claims.retain(|claim| caller.must_have_catalog(&claim.catalog).is_ok());
+    Ok(Json(ClaimList { claims }))
 }

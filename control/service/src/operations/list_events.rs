@@ -10,6 +10,7 @@ use utoipa::IntoParams;
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
+use crate::caller::Caller;
 use crate::extract::Parameters;
 use crate::operations::page;
 
@@ -73,20 +74,21 @@ pub(super) struct Query {
 #[utoipa::path(
     get,
     path = "/api/v1/events",
-    security(("token" = ["viewer"])),
+    security(("token" = ["viewer", "scoped"])),
     tag = "daemon",
     params(Query),
     responses((status = 200, body = EventList), (status = 400, body = Problem)),
 )]
 pub(super) async fn list_events(
     State(service): State<Service>,
+    caller: Caller,
     Parameters(wanted): Parameters<Query>,
 ) -> Result<Json<EventList>, Failure> {
     let limit = wanted.limit.unwrap_or(DEFAULT_EVENTS);
     if limit > MAX_EVENTS {
         return Err(Error::TooMany(limit).into());
     }
-    let filter = Filter::parse_for_events(&wanted.filter).map_err(Failure)?;
+    let filter = Filter::parse_for_events(&wanted.filter).map_err(Failure)?.within(caller.scopes.as_ref());
     let subject = wanted.subject.as_deref();
     let Some(after) = wanted.after else {
         if let Some(wait_s) = wanted.wait_s {

@@ -8,17 +8,25 @@ use headwater_api::{ImageList, Problem};
 use crate::Service;
 use crate::answer::{Failure, problem};
 use crate::backend::Listed;
+use crate::caller::Caller;
 
 /// All images with their versions, by name. Those whose list of versions cannot be read are left out, and told apart.
 #[utoipa::path(
     get,
     path = "/api/v1/images",
-    security(("token" = ["viewer"])),
+    security(("token" = ["viewer", "scoped"])),
     tag = "images",
     responses((status = 200, body = ImageList), (status = 500, description = "The store failed", body = Problem)),
 )]
-pub(super) async fn list_images(State(service): State<Service>) -> Result<Json<ImageList>, Failure> {
+pub(super) async fn list_images(
+    State(service): State<Service>,
+    caller: Caller,
+) -> Result<Json<ImageList>, Failure> {
     let Listed { mut images, unreadable } = service.images().list().await?;
+    images.retain(|image| caller.must_have_image(&image.name).is_ok());
     images.sort_by(|a, b| natural(&a.name, &b.name));
-    Ok(Json(ImageList { images, unreadable: unreadable.iter().map(problem).collect() }))
+    // Which images they are is in words only.
+    let is_told = caller.scopes.is_none();
+    let unreadable = unreadable.iter().filter(|_| is_told).map(problem).collect();
+    Ok(Json(ImageList { images, unreadable }))
 }

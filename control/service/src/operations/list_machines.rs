@@ -12,6 +12,7 @@ use utoipa::IntoParams;
 
 use crate::Service;
 use crate::answer::Failure;
+use crate::caller::Caller;
 use crate::extract::Parameters;
 use crate::operations::page;
 
@@ -39,7 +40,7 @@ pub(super) struct Query {
 #[utoipa::path(
     get,
     path = "/api/v1/machines",
-    security(("token" = ["viewer"])),
+    security(("token" = ["viewer", "scoped"])),
     tag = "machines",
     params(Query),
     responses(
@@ -51,9 +52,12 @@ pub(super) struct Query {
 )]
 pub(super) async fn list_machines(
     State(service): State<Service>,
+    caller: Caller,
     Parameters(wanted): Parameters<Query>,
 ) -> Result<Json<MachineList>, Failure> {
     let filter = Filter::parse(&wanted.filter).map_err(Failure)?;
+    let own = Filter::default().within(caller.scopes.as_ref());
+    let filter = filter.within(caller.scopes.as_ref());
     let sort = wanted.sort;
     let after =
         wanted.after.as_deref().map(|after| sort.read_position(after)).transpose().map_err(Failure)?;
@@ -61,12 +65,12 @@ pub(super) async fn list_machines(
     let is_of_shown_state =
         (filter.is_about_state() || sort == MachineSort::State) && is_a_host_lost(&service).await?;
     let (total, matching, mut machines) = if is_of_shown_state {
-        live_page(&service, &Filter::default(), &filter, sort, after.as_ref()).await?
+        live_page(&service, &own, &own, &filter, sort, after.as_ref()).await?
     } else if filter.live().is_empty() && !sort.is_live() {
         // One more says whether there is a next page.
-        stored_page(&service, &filter, sort, after.as_ref(), limit + 1).await?
+        stored_page(&service, &own, &filter, sort, after.as_ref(), limit + 1).await?
     } else {
-        live_page(&service, &filter.stored(), &filter.live(), sort, after.as_ref()).await?
+        live_page(&service, &own, &filter.stored(), &filter.live(), sort, after.as_ref()).await?
     };
     let found = machines.len();
     machines.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
@@ -76,17 +80,18 @@ pub(super) async fn list_machines(
     Ok(Json(MachineList { total, matching, machines, next }))
 }
 
-/// A page of what the database finds.
+/// A page of what the database finds. `own` is all that the caller may see.
 async fn stored_page(
     service: &Service,
+    own: &Filter,
     filter: &Filter,
     sort: MachineSort,
     after: Option<&Position>,
     limit: u32,
 ) -> Result<(u64, u64, Vec<Machine>), DbError> {
     let mut repo = service.db().read().await?;
-    let total = repo.machines().count(&Filter::default()).await?;
-    let matching = if filter.is_empty() { total } else { repo.machines().count(filter).await? };
+    let total = repo.machines().count(own).await?;
+    let matching = if filter == own { total } else { repo.machines().count(filter).await? };
     let records = repo.machines().page(filter, sort, after, limit).await?;
     drop(repo);
     Ok((total, matching, service.views(records).await?))
@@ -101,13 +106,14 @@ async fn is_a_host_lost(service: &Service) -> Result<bool, DbError> {
 /// All that match as they are now, in order, after a position.
 async fn live_page(
     service: &Service,
+    own: &Filter,
     stored: &Filter,
     live: &Filter,
     sort: MachineSort,
     after: Option<&Position>,
 ) -> Result<(u64, u64, Vec<Machine>), DbError> {
     let mut repo = service.db().read().await?;
-    let total = repo.machines().count(&Filter::default()).await?;
+    let total = repo.machines().count(own).await?;
     let records = repo.machines().page(stored, MachineSort::Name, None, u32::MAX).await?;
     drop(repo);
     let mut machines = service.views(records).await?;

@@ -8,6 +8,7 @@ use utoipa::IntoParams;
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
+use crate::caller::Caller;
 use crate::extract::Parameters;
 use crate::operations::page;
 
@@ -49,20 +50,21 @@ pub(super) struct Query {
 #[utoipa::path(
     get,
     path = "/api/v1/tasks",
-    security(("token" = ["viewer"])),
+    security(("token" = ["viewer", "scoped"])),
     tag = "tasks",
     params(Query),
     responses((status = 200, body = TaskList), (status = 400, body = Problem)),
 )]
 pub(super) async fn list_tasks(
     State(service): State<Service>,
+    caller: Caller,
     Parameters(wanted): Parameters<Query>,
 ) -> Result<Json<TaskList>, Failure> {
     let limit = wanted.limit.unwrap_or(DEFAULT_TASKS);
     if limit > MAX_TASKS {
         return Err(TooMany(limit).into());
     }
-    let filter = Filter::parse_for_tasks(&wanted.filter).map_err(Failure)?;
+    let filter = Filter::parse_for_tasks(&wanted.filter).map_err(Failure)?.within(caller.scopes.as_ref());
     let before = wanted.before.unwrap_or(i64::MAX);
     let records = service.db().read().await?.tasks().page(&filter, wanted.unended, before, limit).await?;
     let mut tasks: Vec<_> = records.into_iter().map(|record| service.task_view(record)).collect();

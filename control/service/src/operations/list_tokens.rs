@@ -14,7 +14,7 @@ use crate::token::hash_of;
 #[utoipa::path(
     get,
     path = "/api/v1/tokens",
-    security(("token" = ["admin"])),
+    security(("token" = ["admin", "everything"])),
     tag = "access",
     responses((status = 200, body = TokenList)),
 )]

@@ -42,7 +42,7 @@ fn absolute(text: String) -> Result<PathBuf, Error> {
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/trace/merge",
-    security(("token" = ["admin"])),
+    security(("token" = ["admin", "everything"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body = MergeTraceRequest,
@@ -76,7 +76,7 @@ pub(super) async fn merge_trace(
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/trace/save",
-    security(("token" = ["admin"])),
+    security(("token" = ["admin", "everything"])),
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body = SaveTraceRequest,

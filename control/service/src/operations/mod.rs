@@ -101,7 +101,8 @@ pub const MAX_BODY_BYTES: usize = 8 << 20;
         description = "Images, machines and their write caches, on one host or several. Every failed request is answered with \
                        a Problem. Long operations answer with one JSON object a line (application/x-ndjson). Over TCP, every \
                        request has the header 'Authorization: Bearer TOKEN', and the token's role must be at least the scope of the \
-                       operation's security requirement.",
+                       operation's security requirement. A token with scopes of catalogs and images needs the scope of what the path names; \
+                       operations with the mark 'scoped' leave out what is not in its scopes, and those with 'everything' refuse it.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     tags(
@@ -126,8 +127,8 @@ impl Modify for TokenScheme {
     fn modify(&self, described: &mut utoipa::openapi::OpenApi) {
         let mut scheme = Http::new(HttpAuthScheme::Bearer);
         scheme.description = Some(
-            "Over TCP. The scope of an operation is the least role that it needs: metrics, viewer, operator or admin. On the unix \
-             socket no token is needed."
+            "Over TCP. The scope of an operation is the least role that it needs: metrics, viewer, operator or admin. A mark may follow \
+             it: scoped or everything. On the unix socket no token is needed."
                 .to_owned(),
         );
         let components = described.components.get_or_insert_default();
@@ -276,7 +277,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     let refusals = [
         ("400", "The request makes no sense"),
         ("401", "Over TCP: no token, or one that is unknown, revoked or expired"),
-        ("403", "The caller's role does not allow this"),
+        ("403", "The role or the scopes of the caller do not allow this"),
         ("500", "The database, the store or the host failed"),
     ];
     for item in described.paths.paths.values_mut() {

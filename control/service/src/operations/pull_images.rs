@@ -55,7 +55,7 @@ impl Explain for Error {
 #[utoipa::path(
     post,
     path = "/api/v1/pull",
-    security(("token" = ["admin"])),
+    security(("token" = ["admin", "everything"])),
     tag = "images",
     request_body = PullRequest,
     responses(

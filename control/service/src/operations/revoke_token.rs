@@ -27,7 +27,7 @@ impl Explain for Unknown {
 #[utoipa::path(
     delete,
     path = "/api/v1/tokens/{token}",
-    security(("token" = ["admin"])),
+    security(("token" = ["admin", "everything"])),
     tag = "access",
     params(("token" = String, Path, description = "Its name")),
     responses((status = 204), (status = 404, description = "No such token", body = Problem)),

@@ -36,6 +36,15 @@ pub(super) async fn seal_machine(
     Name(name): Name,
     Body(request): Body<SealRequest>,
 ) -> Result<Response, Failure> {
+    if caller.scopes.is_some() {
+        // The version is one of the image that the machine boots, runs or edits.
+        let record = service.record(&name).await?;
+        let disks = service.db().read().await?.persistent_disks().of_machine(record.uuid).await?;
+        let images = disks.iter().map(|disk| disk.image.as_str()).chain(record.version.as_deref());
+        for image in images.chain([record.image.as_str()]) {
+            caller.must_have_image(image).map_err(Failure)?;
+        }
+    }
     let handle = service.clone();
     let what = Work { kind: "seal", subject: format!("machine {name}"), caller: caller.clone() };
     let work = async move |control| {

@@ -42,6 +42,9 @@ pub(super) async fn set_catalog(
 ) -> Result<Json<Catalog>, Failure> {
     let SetCatalog { image, keep_ready, ready_hours, ready_always, stop_idle_s, seal_removes, on_host_loss } =
         request;
+    if let Some(image) = &image {
+        caller.must_have_image(image).map_err(Failure)?;
+    }
     if ready_always && ready_hours.is_some() {
         let both = "'ready_hours' and 'ready_always' contradict each other: give one of them";
         return Err(Failure(Problem::new(ProblemKind::Invalid, both)));

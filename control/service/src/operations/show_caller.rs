@@ -9,10 +9,10 @@ use crate::caller::Caller;
 #[utoipa::path(
     get,
     path = "/api/v1/caller",
-    security(("token" = ["metrics"])),
+    security(("token" = ["metrics", "scoped"])),
     tag = "access",
     responses((status = 200, body = CallerInfo)),
 )]
 pub(super) async fn show_caller(caller: Caller) -> Json<CallerInfo> {
-    Json(CallerInfo { principal: caller.principal, role: caller.role })
+    Json(CallerInfo { principal: caller.principal, role: caller.role, scopes: caller.scopes })
 }

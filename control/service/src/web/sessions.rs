@@ -161,7 +161,7 @@ impl Service {
             created_at_ms: now_ms,
             used_at_ms: now_ms,
         };
-        let caller = Caller { principal: session.principal.clone(), role: session.role };
+        let caller = Caller { principal: session.principal.clone(), role: session.role, scopes: None };
         let event = self.event(&caller, "daemon".to_owned(), "console opened", session.role.name());
         let mut repo = self.db().write().await?;
         let (oldest_ms, unused_ms) =
