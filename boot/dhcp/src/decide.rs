@@ -233,21 +233,20 @@ fn answer(asked: &Packet, port: Port, loader: Loader, form: Form, server: &Serve
     if form == Form::Direct && loader != Loader::Script {
         packet = packet.with(option::VENDOR, NO_DISCOVERY);
     }
-    Verdict::Answer(Box::new(Answer { to: destination(asked, port), packet, loader, form }))
+    let to = (port == Port::Dhcp).then(|| destination(asked));
+    Verdict::Answer(Box::new(Answer { to, packet: packet.with_relay_of(asked), loader, form }))
 }
 
-fn destination(asked: &Packet, port: Port) -> Option<SocketAddrV4> {
-    if port == Port::BootServer {
-        return None;
-    }
-    Some(if !asked.giaddr.is_unspecified() {
+/// Where an answer goes: to the relay, to the address that the client has, or to all.
+pub(crate) fn destination(asked: &Packet) -> SocketAddrV4 {
+    if !asked.giaddr.is_unspecified() {
         SocketAddrV4::new(asked.giaddr, SERVER_PORT)
     } else if !asked.ciaddr.is_unspecified() {
         SocketAddrV4::new(asked.ciaddr, CLIENT_PORT)
     } else {
         // To all, whatever the client asked for: it has no address that the kernel could reach.
         SocketAddrV4::new(Ipv4Addr::BROADCAST, CLIENT_PORT)
-    })
+    }
 }
 
 #[cfg(test)]

@@ -7,8 +7,10 @@ use dhcproto::v4::{Decodable, Decoder, Message};
 use crate::client::{Lease, discover, request};
 use crate::decide::{Port, Server, Verdict, decide};
 use crate::history::Past;
+use crate::leases::{Leases, Outcome};
 use crate::mac::Mac;
 use crate::packet::{MessageType, Packet, option};
+use crate::subnet::{Subnet, Subnets};
 
 /// What a fuzzer or a test feeds with bytes.
 pub type Oracle = fn(&[u8]);
@@ -24,11 +26,17 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     let mut ack = Packet::reply_to(&discover(1, mac), MessageType::Ack);
     ack.yiaddr = Ipv4Addr::new(10, 0, 0, 9);
     let ack = ack.with(option::SERVER_ID, [10, 0, 0, 1]).with(option::SUBNET_MASK, [255, 255, 255, 0]);
-    let samples = [firmware, ipxe, ack].map(|packet| packet.bytes()).to_vec();
+    let relayed = Packet { giaddr: Ipv4Addr::new(10, 0, 0, 1), ..discover(1, mac) };
+    let relayed = relayed.with(option::RELAY, [1, 1, 7]);
+    let offer =
+        Packet { yiaddr: Ipv4Addr::new(10, 0, 0, 60), ..Packet::reply_to(&firmware, MessageType::Offer) };
+    let taken = request(1, mac, &offer.with(option::SERVER_ID, [10, 0, 0, 2])).unwrap_or(relayed.clone());
+    let samples = [firmware, ipxe, ack, relayed, taken].map(|packet| packet.bytes()).to_vec();
     vec![("dhcp_packet", dhcp_packet, samples)]
 }
 
-/// A datagram: what is read of it is what another implementation reads, survives writing, and what is answered gives no address.
+/// A datagram: what is read of it is what another implementation reads, survives writing, and what is answered gives no
+/// address, or one of the range.
 pub fn dhcp_packet(bytes: &[u8]) {
     let Ok(packet) = Packet::parse(bytes) else { return };
     compare(bytes, &packet);
@@ -58,10 +66,47 @@ pub fn dhcp_packet(bytes: &[u8]) {
             assert_eq!((read.mac, read.siaddr), (packet.mac, server.address));
         }
     }
+    lease_is_of_the_range(&packet, server.address);
     if let Some(lease) = Lease::of(packet.xid, packet.mac, &packet) {
         assert!(!lease.address.is_unspecified() && lease.prefix <= 32 && lease.seconds >= 30, "{lease:?}");
     }
     let _ = request(packet.xid, packet.mac, &packet);
+}
+
+/// A question gives an address of the range or none, and the answer can be read.
+fn lease_is_of_the_range(packet: &Packet, server: Ipv4Addr) {
+    let (first, last) = (Ipv4Addr::new(10, 0, 0, 50), Ipv4Addr::new(10, 0, 0, 99));
+    let subnet = Subnet {
+        network: Ipv4Addr::new(10, 0, 0, 0),
+        prefix: 24,
+        range: Some((first, last)),
+        router: Some(Ipv4Addr::new(10, 0, 0, 60)),
+        dns: Vec::new(),
+        domain: None,
+        lease_s: 600,
+        fixed: std::collections::HashMap::new(),
+    };
+    let subnets = Subnets::new(vec![subnet]).unwrap_or_else(|e| panic!("{e}"));
+    let mut leases = Leases::new(subnets, server);
+    let outcome = match leases.handle(packet, 1000) {
+        Outcome::Probe(address) => leases.probed(packet, address, false, 1000),
+        outcome => outcome,
+    };
+    let Outcome::Answer(answer, _) = outcome else { return };
+    assert!(!packet.is_reply, "an answer is answered");
+    let given = answer.yiaddr;
+    assert!(
+        given.is_unspecified() || (first..=last).contains(&given) && given.octets() != [10, 0, 0, 60],
+        "{given}"
+    );
+    let read = Packet::parse(&answer.with_relay_of(packet).bytes());
+    let is_long = packet.option(option::CLIENT_ID).map_or(0, <[u8]>::len)
+        + packet.option(option::RELAY).map_or(0, <[u8]>::len)
+        > 1000;
+    assert!(
+        is_long || read.is_ok_and(|read| read.is_reply && read.yiaddr == given),
+        "an answer cannot be read"
+    );
 }
 
 /// Options whose values dhcproto takes as they are. Its readers of some others assert what a packet may well break.

@@ -1,24 +1,26 @@
-//! DHCPv4 for network boot: the codec, the decision which answer a firmware gets, and the client's side for the agent.
+//! DHCPv4 for network boot: the codec, the decision which answer a firmware gets, leases, and the client's side for the agent.
 //!
 //! ```text
 //!   datagram --Packet::parse--> Query --decide(known machine, history)--> Verdict --Answer::packet--> datagram
+//!                                 Leases::handle(table, now) --> Outcome --> datagram        (full DHCP only)
 //!   lease of the agent: discover() --> offer --> request() --> ack --> Lease
 //! ```
 //!
 //! # Guarantees
 //! - No sockets, no clock, no panic: every function is given bytes, tables and times.
 //! - A machine that nobody registered gets no answer: another boot server may own it.
-//! - An answer carries no address: the site's DHCP server gives that (proxy DHCP).
+//! - An answer of [`decide`](mod@decide) carries no address: the site's DHCP server gives that (proxy DHCP), or [`leases`] does.
+//! - No address has two clients at a time, over restarts if records are kept before an answer is sent.
 //!
 //! # Limits
 //! [`PACKET_BYTES_MAX`] for a packet, [`history::MACHINES_MAX`] machines in the history, [`history::LOADERS_MAX`] loaders in
-//! [`history::LOADER_WINDOW_MS`] without a script before a machine counts as looping.
+//! [`history::LOADER_WINDOW_MS`] without a script before a machine counts as looping, [`subnet::RANGE_MAX`] addresses of a range.
 //!
 //! # Errors
 //! [`PacketError`] says what of a packet cannot be read. A packet that is not for a boot server is [`Verdict::Silent`] with a reason.
 //!
 //! # Not here
-//! Full DHCP with leases, relays' subnets, DHCPv6, HTTP boot of UEFI.
+//! Subnet selection by options (RFC 3011, RFC 3527), DHCPv6, HTTP boot of UEFI.
 //!
 //! Start reading at [`decide`](mod@decide).
 
@@ -45,11 +47,15 @@ pub mod decide;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod history;
+pub mod leases;
 pub mod mac;
 pub mod packet;
+pub mod subnet;
 
 pub use client::{Lease, discover, renew, request};
 pub use decide::{Answer, Arch, Form, Loader, Port, Reason, Server, Verdict, decide};
 pub use history::{Histories, Past};
+pub use leases::{Leases, Outcome, Record};
 pub use mac::Mac;
 pub use packet::{MessageType, PACKET_BYTES_MAX, Packet, PacketError, option};
+pub use subnet::{Subnet, SubnetError, Subnets};

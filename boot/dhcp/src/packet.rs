@@ -30,6 +30,7 @@ pub mod option {
     pub const SUBNET_MASK: u8 = 1;
     pub const ROUTER: u8 = 3;
     pub const DNS: u8 = 6;
+    pub const DOMAIN: u8 = 15;
     pub const VENDOR: u8 = 43;
     pub const REQUESTED_ADDRESS: u8 = 50;
     pub const LEASE_TIME: u8 = 51;
@@ -40,6 +41,7 @@ pub mod option {
     pub const VENDOR_CLASS: u8 = 60;
     pub const CLIENT_ID: u8 = 61;
     pub const USER_CLASS: u8 = 77;
+    pub const RELAY: u8 = 82;
     pub const ARCHITECTURE: u8 = 93;
     pub const MACHINE_ID: u8 = 97;
     pub const IPXE: u8 = 175;
@@ -59,6 +61,10 @@ pub enum MessageType {
     Ack,
     /// A server refuses.
     Nak,
+    /// A client found that its address is in use.
+    Decline,
+    /// A client gives its address back.
+    Release,
     /// A client that has an address asks for options.
     Inform,
     /// Another one, by its number.
@@ -71,8 +77,10 @@ impl MessageType {
             1 => Self::Discover,
             2 => Self::Offer,
             3 => Self::Request,
+            4 => Self::Decline,
             5 => Self::Ack,
             6 => Self::Nak,
+            7 => Self::Release,
             8 => Self::Inform,
             other => Self::Other(other),
         }
@@ -83,8 +91,10 @@ impl MessageType {
             Self::Discover => 1,
             Self::Offer => 2,
             Self::Request => 3,
+            Self::Decline => 4,
             Self::Ack => 5,
             Self::Nak => 6,
+            Self::Release => 7,
             Self::Inform => 8,
             Self::Other(number) => number,
         }
@@ -253,6 +263,15 @@ impl Packet {
     pub fn with(mut self, code: u8, value: impl Into<Vec<u8>>) -> Self {
         self.options.push((code, value.into()));
         self
+    }
+
+    /// An answer that goes through a relay, with what the relay wrote into the question (RFC 3046): the last option.
+    #[must_use]
+    pub fn with_relay_of(self, asked: &Self) -> Self {
+        match asked.option(option::RELAY) {
+            Some(relay) => self.with(option::RELAY, relay),
+            None => self,
+        }
     }
 
     /// The kind of the packet.
