@@ -1,11 +1,12 @@
 //! Which answer a packet gets. Pure: a packet, what is known of its machine, and where the boot server is.
 //!
 //! ```text
-//!   option 60 PXEClient?                     else silence: it is no firmware that looks for a boot server
+//!   option 60 PXEClient or HTTPClient?       else silence: it is no firmware that looks for a boot server
 //!   a registered machine?                    else silence: another boot server may own it
 //!   user-class iPXE, option 175 says http -> URL of its script
 //!   loops                                 -> silence
 //!   user-class iPXE without http          -> our iPXE, by TFTP
+//!   architecture 16                       -> the URL of the loader for UEFI; option 60 HTTPClient
 //!   architecture 0                        -> undionly.kpxe; option 43 {6:8}: no discovery, take the file named here
 //!   architectures 7, 9                    -> iPXE for UEFI; no option 43 (BINL): the firmware asks port 4011
 //!     asks again in the same exchange     -> the same with option 43 {6:8}, for firmware that ignores BINL
@@ -19,8 +20,12 @@ use crate::packet::{MessageType, Packet, option};
 
 /// Where clients listen.
 const CLIENT_PORT: u16 = 68;
+/// The class of firmware that boots from URLs, and of answers to it.
+const HTTP_CLIENT: &[u8] = b"HTTPClient";
 /// Where servers and relays listen.
 const SERVER_PORT: u16 = 67;
+/// iPXE's own options: no proxy DHCP will answer, so it does not wait for one.
+const IPXE_NO_PROXY: [u8; 3] = [0xb0, 1, 1];
 /// Option 43: PXE_DISCOVERY_CONTROL (6), one byte, 8: use the boot file of this offer, look for no other server.
 const NO_DISCOVERY: [u8; 4] = [6, 1, 8, 255];
 /// iPXE's own options: it can HTTP.
@@ -42,6 +47,8 @@ pub enum Arch {
     Bios,
     /// 64-bit UEFI on x86.
     EfiX64,
+    /// The same, booting from a URL.
+    EfiX64Http,
     /// Something else, by its number.
     Other(u16),
 }
@@ -60,8 +67,10 @@ pub enum Form {
 pub enum Loader {
     /// iPXE for BIOS.
     Bios,
-    /// iPXE for 64-bit UEFI.
+    /// The loader for 64-bit UEFI.
     EfiX64,
+    /// The same by HTTP, for firmware that boots from URLs.
+    EfiX64Http,
     /// The script of the machine: iPXE runs there already.
     Script,
 }
@@ -88,7 +97,7 @@ pub struct Server {
     pub http_port: u16,
     /// The name of iPXE for BIOS on its TFTP server.
     pub bios_loader: String,
-    /// The name of iPXE for UEFI there.
+    /// The name of the loader for UEFI there, and below `/l/` on its HTTP server.
     pub efi_loader: String,
 }
 
@@ -96,6 +105,22 @@ impl Server {
     /// The URL of a machine's script.
     pub fn script_url(&self, mac: Mac) -> String {
         format!("http://{}:{}/b/{}/boot.ipxe", self.address, self.http_port, mac.dashed())
+    }
+
+    /// The URL of the loader for UEFI.
+    pub fn loader_url(&self) -> String {
+        format!("http://{}:{}/l/{}", self.address, self.http_port, self.efi_loader)
+    }
+
+    /// What an answer names.
+    fn file(&self, loader: Loader, mac: Mac) -> Vec<u8> {
+        match loader {
+            Loader::Bios => self.bios_loader.clone(),
+            Loader::EfiX64 => self.efi_loader.clone(),
+            Loader::EfiX64Http => self.loader_url(),
+            Loader::Script => self.script_url(mac),
+        }
+        .into_bytes()
     }
 }
 
@@ -128,36 +153,63 @@ pub fn is_asked(asked: &Packet, port: Port) -> bool {
         (Port::BootServer, Some(MessageType::Request | MessageType::Inform)) => true,
         (Port::Dhcp | Port::BootServer, _) => false,
     };
-    let class = asked.option(option::VENDOR_CLASS).unwrap_or_default();
-    is_question && !asked.is_reply && class.starts_with(b"PXEClient")
+    is_question && is_firmware(asked)
 }
 
-/// The answer to a packet.
+/// Whether a question comes from firmware or a loader.
+pub fn is_firmware(asked: &Packet) -> bool {
+    !asked.is_reply && (has_class(asked, b"PXEClient") || has_class(asked, HTTP_CLIENT))
+}
+
+fn has_class(asked: &Packet, class: &[u8]) -> bool {
+    asked.option(option::VENDOR_CLASS).unwrap_or_default().starts_with(class)
+}
+
+/// The answer to a packet, beside another server that gives addresses (proxy DHCP).
 pub fn decide(asked: &Packet, port: Port, is_known: bool, past: Past, server: &Server) -> Verdict {
     if !is_asked(asked, port) {
         return Verdict::Silent(Reason::NotForUs);
     }
-    if !is_known {
-        return Verdict::Silent(Reason::Unknown);
+    match choose(asked, is_known, past) {
+        Ok((loader, form)) => answer(asked, port, loader, form, server),
+        Err(reason) => Verdict::Silent(reason),
     }
-    let arch = arch(asked);
-    let runs = ipxe(asked);
+}
+
+/// What firmware or a loader is to load.
+pub fn choose(asked: &Packet, is_known: bool, past: Past) -> Result<(Loader, Form), Reason> {
+    if !is_known {
+        return Err(Reason::Unknown);
+    }
+    let (arch, runs) = (arch(asked), ipxe(asked));
     if runs == Some(Ipxe::WithHttp) {
-        return answer(asked, port, Loader::Script, Form::Direct, server);
+        return Ok((Loader::Script, Form::Direct));
     }
     if past.is_looping {
-        return Verdict::Silent(Reason::Looping);
+        return Err(Reason::Looping);
     }
     match arch {
-        Arch::Bios => answer(asked, port, Loader::Bios, Form::Direct, server),
+        Arch::Bios => Ok((Loader::Bios, Form::Direct)),
+        Arch::EfiX64Http => Ok((Loader::EfiX64Http, Form::Direct)),
         Arch::EfiX64 => {
             // iPXE itself takes any file that is named to it.
             let is_direct = past.takes_other_form || runs.is_some();
-            let form = if is_direct { Form::Direct } else { Form::Binl };
-            answer(asked, port, Loader::EfiX64, form, server)
+            Ok((Loader::EfiX64, if is_direct { Form::Direct } else { Form::Binl }))
         }
-        Arch::Other(number) => Verdict::Silent(Reason::Architecture(number)),
+        Arch::Other(number) => Err(Reason::Architecture(number)),
     }
+}
+
+/// Tells a client what to load in the answer that gives it its address (full DHCP).
+#[must_use]
+pub fn with_loader(mut packet: Packet, asked: &Packet, loader: Loader, server: &Server) -> Packet {
+    packet.siaddr = server.address;
+    packet.file = server.file(loader, asked.mac);
+    if loader == Loader::EfiX64Http {
+        return packet.with(option::VENDOR_CLASS, HTTP_CLIENT);
+    }
+    // With no class and no option 43 it is an answer of an ordinary DHCP server, whose file each firmware takes.
+    if ipxe(asked).is_some() { packet.with(option::IPXE, IPXE_NO_PROXY) } else { packet }
 }
 
 /// What runs on the client.
@@ -198,6 +250,7 @@ const fn arch_of(number: u16) -> Arch {
     match number {
         0 => Arch::Bios,
         7 | 9 => Arch::EfiX64,
+        16 => Arch::EfiX64Http,
         other => Arch::Other(other),
     }
 }
@@ -205,7 +258,8 @@ const fn arch_of(number: u16) -> Arch {
 /// Firmware without option 93 has it in its class: `PXEClient:Arch:00000:UNDI:002001`.
 fn arch_of_class(asked: &Packet) -> Arch {
     let class = asked.option(option::VENDOR_CLASS).unwrap_or_default();
-    let digits = class.strip_prefix(b"PXEClient:Arch:").and_then(|rest| rest.get(..5));
+    let digits = class.strip_prefix(b"PXEClient:Arch:").or(class.strip_prefix(b"HTTPClient:Arch:"));
+    let digits = digits.and_then(|rest| rest.get(..5));
     let number = digits.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
     number.map_or(Arch::Bios, arch_of)
 }
@@ -218,19 +272,15 @@ fn answer(asked: &Packet, port: Port, loader: Loader, form: Form, server: &Serve
     let mut packet = Packet::reply_to(asked, message);
     packet.siaddr = server.address;
     // In the header: some loaders read only that.
-    packet.file = match loader {
-        Loader::Bios => server.bios_loader.clone(),
-        Loader::EfiX64 => server.efi_loader.clone(),
-        Loader::Script => server.script_url(asked.mac),
-    }
-    .into_bytes();
+    packet.file = server.file(loader, asked.mac);
+    let class = if loader == Loader::EfiX64Http { HTTP_CLIENT } else { b"PXEClient" };
     let mut packet =
-        packet.with(option::SERVER_ID, server.address.octets()).with(option::VENDOR_CLASS, *b"PXEClient");
+        packet.with(option::SERVER_ID, server.address.octets()).with(option::VENDOR_CLASS, class);
     // Firmware compares it with its own.
     if let Some(id) = asked.option(option::MACHINE_ID) {
         packet = packet.with(option::MACHINE_ID, id);
     }
-    if form == Form::Direct && loader != Loader::Script {
+    if form == Form::Direct && matches!(loader, Loader::Bios | Loader::EfiX64) {
         packet = packet.with(option::VENDOR, NO_DISCOVERY);
     }
     let to = (port == Port::Dhcp).then(|| destination(asked));
@@ -296,6 +346,7 @@ mod tests {
         let url = "http://10.0.0.2:8069/b/52-54-00-01-02-03/boot.ipxe".to_owned();
         let bios = Ok((Loader::Bios, Form::Direct, "undionly.kpxe".to_owned()));
         let efi = |form| Ok((Loader::EfiX64, form, "ipxe.efi".to_owned()));
+        let http = Ok((Loader::EfiX64Http, Form::Direct, "http://10.0.0.2:8069/l/ipxe.efi".to_owned()));
         let script = Ok((Loader::Script, Form::Direct, url));
         let plain = Packet::of_client(9, MAC, MessageType::Discover);
         let http_firmware = plain.clone().with(option::VENDOR_CLASS, *b"HTTPClient:Arch:00016");
@@ -322,7 +373,8 @@ mod tests {
             ("unknown machine", discover(&[0]), false, fresh, Err(Unknown)),
             ("unknown iPXE", running_ipxe(&[0], &[0x13]), false, fresh, Err(Unknown)),
             ("no firmware", plain, true, fresh, Err(NotForUs)),
-            ("HTTP boot", http_firmware, true, fresh, Err(NotForUs)),
+            ("HTTP boot", http_firmware.clone(), true, fresh, http),
+            ("HTTP boot that loops", http_firmware, true, loops, Err(Looping)),
             ("a server's packet", from_server, true, fresh, Err(NotForUs)),
             (
                 "a request to the site's DHCP",
@@ -363,6 +415,22 @@ mod tests {
         assert_eq!(packet.option(option::VENDOR), Some(&NO_DISCOVERY[..]));
         assert_eq!(packet.option(option::MACHINE_ID), Some(&[0; 17][..]));
         assert_eq!((packet.xid, packet.is_reply), (9, true));
+    }
+
+    #[test]
+    fn an_answer_with_an_address_names_the_loader_as_plain_dhcp_does() {
+        let told = |asked: &Packet, loader| {
+            let packet = Packet::reply_to(asked, MessageType::Offer);
+            with_loader(packet, asked, loader, &server())
+        };
+        let bios = told(&firmware(MessageType::Discover, &[0]), Loader::Bios);
+        assert_eq!((bios.siaddr, bios.file.as_slice()), (server().address, &b"undionly.kpxe"[..]));
+        assert_eq!((bios.option(option::VENDOR), bios.option(option::VENDOR_CLASS)), (None, None));
+        let http = told(&firmware(MessageType::Discover, &[16]), Loader::EfiX64Http);
+        assert_eq!(http.option(option::VENDOR_CLASS), Some(&b"HTTPClient"[..]));
+        // iPXE waits for no proxy.
+        let ipxe = told(&running_ipxe(&[0], &[0x13]), Loader::Script);
+        assert_eq!(ipxe.option(option::IPXE), Some(&[0xb0, 1, 1][..]));
     }
 
     #[test]

@@ -20,7 +20,7 @@
 //! [`PacketError`] says what of a packet cannot be read. A packet that is not for a boot server is [`Verdict::Silent`] with a reason.
 //!
 //! # Not here
-//! Subnet selection by options (RFC 3011, RFC 3527), DHCPv6, HTTP boot of UEFI.
+//! Subnet selection by options (RFC 3011, RFC 3527), DHCPv6.
 //!
 //! Start reading at [`decide`](mod@decide).
 
@@ -50,10 +50,11 @@ pub mod history;
 pub mod leases;
 pub mod mac;
 pub mod packet;
+pub mod site;
 pub mod subnet;
 
 pub use client::{Lease, discover, renew, request};
-pub use decide::{Answer, Arch, Form, Loader, Port, Reason, Server, Verdict, decide};
+pub use decide::{Answer, Arch, Form, Loader, Port, Reason, Server, Verdict, choose, decide, with_loader};
 pub use history::{Histories, Past};
 pub use leases::{Leases, Outcome, Record};
 pub use mac::Mac;

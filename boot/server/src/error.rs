@@ -39,4 +39,23 @@ pub enum BootError {
         /// Why.
         source: std::io::Error,
     },
+    /// The file of leases cannot be read or written.
+    #[error("cannot give addresses: the leases in {} cannot be read and written", .path.display())]
+    Leases {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file of leases is damaged.
+    #[error(
+        "cannot give addresses: line {line} of {} is no lease; correct or remove that line, or remove the file",
+        .path.display()
+    )]
+    DamagedLeases {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+    },
 }

@@ -3,6 +3,7 @@
 //! | path | what |
 //! |---|---|
 //! | `/b/MAC/boot.ipxe` | the script of a machine |
+//! | `/l/NAME` | a loader, for firmware that boots from URLs |
 //! | `/a/MANIFEST/kernel`, `/a/MANIFEST/initrd` | files of a version that a script named |
 //! | `/t/TOKEN/settings.cpio` | the settings of the machine that the token was made for; once |
 
@@ -28,6 +29,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
+use crate::loaders::Loaders;
 use crate::targets::{Artefact, Boot, Targets};
 use crate::tokens::Tokens;
 
@@ -48,6 +50,7 @@ type Body = BoxBody<Bytes, std::io::Error>;
 pub(crate) struct Http {
     pub(crate) targets: Arc<dyn Targets>,
     pub(crate) server: Server,
+    loaders: Loaders,
     tokens: Mutex<Tokens>,
     started: Instant,
 }
@@ -58,11 +61,15 @@ enum Target<'a> {
     Script(Mac),
     File(&'a str, Artefact),
     Settings(&'a str),
+    Loader(&'a str),
 }
 
 impl<'a> Target<'a> {
     fn of(path: &'a str) -> Option<Self> {
         let mut parts = path.strip_prefix('/')?.split('/');
+        if let Some(name) = path.strip_prefix("/l/").filter(|name| !name.contains('/')) {
+            return Some(Self::Loader(name));
+        }
         let found = match (parts.next()?, parts.next()?, parts.next()?) {
             ("b", mac, "boot.ipxe") => Self::Script(mac.parse().ok()?),
             ("a", manifest, "kernel") => Self::File(manifest, Artefact::Kernel),
@@ -75,8 +82,8 @@ impl<'a> Target<'a> {
 }
 
 impl Http {
-    pub(crate) fn new(targets: Arc<dyn Targets>, server: Server, started: Instant) -> Self {
-        Self { targets, server, tokens: Mutex::default(), started }
+    pub(crate) fn new(targets: Arc<dyn Targets>, server: Server, loaders: Loaders, started: Instant) -> Self {
+        Self { targets, server, loaders, tokens: Mutex::default(), started }
     }
 
     /// Answers connections, without end.
@@ -129,6 +136,10 @@ impl Http {
             Some(Target::File(manifest, which)) => match self.targets.artefact(manifest, which) {
                 Some(file) => send_file(&file, is_head).await,
                 None => text(StatusCode::NOT_FOUND, "the version is not ready to boot\n".into()),
+            },
+            Some(Target::Loader(name)) => match self.loaders.find(name) {
+                Some(loader) => send_loader(&loader, is_head),
+                None => text(StatusCode::NOT_FOUND, "there is no such loader\n".into()),
             },
             // To ask about it would use it up.
             Some(Target::Settings(_)) if is_head => text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".into()),
@@ -219,6 +230,13 @@ fn answer(status: StatusCode, kind: &'static str, len: u64, body: Body) -> Respo
     response
 }
 
+fn send_loader(loader: &Arc<[u8]>, is_head: bool) -> Response<Body> {
+    let len = loader.len() as u64;
+    let bytes = if is_head { Bytes::new() } else { Bytes::from_owner(Arc::clone(loader)) };
+    let body = Full::new(bytes).map_err(|never| match never {}).boxed();
+    answer(StatusCode::OK, "application/efi", len, body)
+}
+
 async fn send_file(path: &Path, is_head: bool) -> Response<Body> {
     let opened = async {
         let file = tokio::fs::File::open(path).await?;
@@ -255,12 +273,14 @@ mod tests {
         assert_eq!(Target::of("/b/52-54-00-01-02-03/boot.ipxe"), Some(Target::Script(mac)));
         assert_eq!(Target::of("/a/9f/kernel"), Some(Target::File("9f", Artefact::Kernel)));
         assert_eq!(Target::of("/a/9f/initrd"), Some(Target::File("9f", Artefact::Initrd)));
+        assert_eq!(Target::of("/l/ipxe.efi"), Some(Target::Loader("ipxe.efi")));
         assert_eq!(Target::of("/t/00/settings.cpio"), Some(Target::Settings("00")));
         for none in [
             "",
             "/",
             "/b",
             "/b/x/boot.ipxe",
+            "/l/x/ipxe.efi",
             "/a/9f/kernel/x",
             "/a/../kernel/x",
             "a/9f/kernel",

@@ -1,4 +1,4 @@
-//! The boot server: DHCP answers beside the site's own server, TFTP for loaders, HTTP for scripts, kernels and
+//! The boot server: DHCP answers beside the site's own server or in its place, TFTP for loaders, HTTP for scripts, kernels and
 //! settings.
 //!
 //! ```text
@@ -13,16 +13,18 @@
 //! - Only machines that [`Targets`] knows get an answer. Each unknown machine is logged once.
 //! - A token for settings is valid for one use, by the address that fetched the script, within [`tokens::TOKEN_LIFE`].
 //! - It listens on one interface only.
+//! - A lease is in its file before it is confirmed.
 //!
 //! # Limits
 //! [`tftp::TRANSFERS_MAX`] transfers, [`tftp::TRANSFERS_OF_ADDRESS_MAX`] of one address; [`http::CONNECTIONS_MAX`]
-//! connections; [`dhcp::UNKNOWN_MAX`] unknown machines are remembered, [`tokens::TOKENS_MAX`] tokens.
+//! connections; [`dhcp::UNKNOWN_MAX`] unknown machines are remembered, [`tokens::TOKENS_MAX`] tokens;
+//! [`leases::PROBES_MAX`] addresses are probed at a time.
 //!
 //! # Errors
 //! [`BootError`] if the server cannot serve at all. A machine whose image cannot boot gets a script that says why.
 //!
 //! # Not here
-//! Which machine boots what, leases of addresses, UEFI HTTP boot, HTTPS.
+//! Which machine boots what, HTTPS.
 //!
 //! Start reading at [`server`].
 
@@ -50,14 +52,19 @@ pub mod dhcp;
 pub mod error;
 pub mod http;
 pub mod interface;
+mod lease_file;
+pub mod leases;
 pub mod loaders;
+mod probe;
 pub mod server;
+pub mod site;
 pub mod targets;
 pub mod tftp;
 pub mod tokens;
 
 pub use error::BootError;
-pub use headwater_dhcp::Mac;
+pub use headwater_dhcp::{Mac, Subnet, SubnetError, Subnets};
+pub use leases::AddressOptions;
 pub use loaders::Loaders;
 pub use server::{BootServer, Options, Ports};
 pub use targets::{Artefact, Boot, Known, Targets};

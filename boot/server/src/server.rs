@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use crate::dhcp::Dhcp;
 use crate::error::BootError;
 use crate::http::Http;
+use crate::leases::{AddressOptions, Addresses};
 use crate::loaders::{BIOS_NAME, EFI_NAME, Loaders};
 use crate::targets::Targets;
 use crate::{interface, tftp};
@@ -43,6 +44,8 @@ pub struct Options {
     pub ports: Ports,
     /// The loaders.
     pub loaders: Loaders,
+    /// Addresses that it gives; without these another DHCP server does.
+    pub addresses: Option<AddressOptions>,
 }
 
 /// A boot server whose ports are open. It ends with [`BootServer::run`]'s end.
@@ -50,6 +53,7 @@ pub struct BootServer {
     server: Server,
     interface: String,
     loaders: Loaders,
+    addresses: Option<Addresses>,
     dhcp: UdpSocket,
     boot_server: UdpSocket,
     tftp: UdpSocket,
@@ -59,7 +63,7 @@ pub struct BootServer {
 impl BootServer {
     /// Opens all ports. Nothing is answered before [`BootServer::run`].
     pub fn bind(options: &Options) -> Result<Self, BootError> {
-        let Options { interface, ports, loaders } = options;
+        let Options { interface, ports, loaders, addresses } = options;
         let failed = |source| BootError::Interface { interface: interface.clone(), source };
         let address: Ipv4Addr = interface::address(interface).map_err(failed)?;
         let listen = |what: &str, port: u16| {
@@ -71,6 +75,9 @@ impl BootServer {
         };
         let http = interface::tcp(interface, ports.http).and_then(TcpListener::from_std);
         let http = http.map_err(listen("HTTP", ports.http))?;
+        let open = |given: &AddressOptions| {
+            Addresses::open(given.subnets.clone(), &given.leases, address, interface)
+        };
         let http_port = http.local_addr().map_err(listen("HTTP", ports.http))?.port();
         Ok(Self {
             server: Server {
@@ -81,6 +88,7 @@ impl BootServer {
             },
             interface: interface.clone(),
             loaders: loaders.clone(),
+            addresses: addresses.as_ref().map(open).transpose()?,
             dhcp: udp("DHCP", ports.dhcp)?,
             boot_server: udp("PXE", ports.boot_server)?,
             tftp: udp("TFTP", ports.tftp)?,
@@ -106,8 +114,8 @@ impl BootServer {
     /// Serves until `stop` says true.
     pub async fn run(self, targets: Arc<dyn Targets>, mut stop: watch::Receiver<bool>) {
         let started = Instant::now();
-        let dhcp = Arc::new(Dhcp::new(Arc::clone(&targets), self.server.clone(), started));
-        let http = Arc::new(Http::new(targets, self.server, started));
+        let dhcp = Arc::new(Dhcp::new(Arc::clone(&targets), self.server.clone(), self.addresses, started));
+        let http = Arc::new(Http::new(targets, self.server, self.loaders.clone(), started));
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(Arc::clone(&dhcp).serve(self.dhcp, Port::Dhcp));
         tasks.spawn(dhcp.serve(self.boot_server, Port::BootServer));

@@ -209,6 +209,9 @@ pub struct ServeBootArgs {
     /// The port of kernels and settings, over HTTP
     #[arg(long, value_name = "PORT", requires = "boot", default_value_t = 80, value_parser = clap::value_parser!(u16).range(1..))]
     pub boot_http: u16,
+    /// Also be the DHCP server of the networks in this file: give addresses, to all clients there. Without this, another DHCP server does
+    #[arg(long, value_name = "FILE", requires = "boot", value_hint = ValueHint::FilePath)]
+    pub boot_dhcp: Option<PathBuf>,
     /// Have machines trust the certificate authorities of this PEM file for --store-listen [default: the file of --tls-cert]
     #[arg(long, value_name = "FILE", requires = "boot", value_hint = ValueHint::FilePath)]
     pub boot_ca: Option<PathBuf>,
@@ -219,7 +222,8 @@ impl ServeBootArgs {
     pub fn offer(&self, store: &OfferArgs) -> Option<BootOffer> {
         let interface = self.boot.clone()?;
         let ca = self.boot_ca.clone().or_else(|| store.tls_cert.clone())?;
-        Some(BootOffer { interface, http_port: self.boot_http, ca })
+        let dhcp = self.boot_dhcp.clone();
+        Some(BootOffer { interface, http_port: self.boot_http, dhcp, ca })
     }
 }
 

@@ -1,6 +1,7 @@
 //! The command line: the commands, and their flags.
 
 mod backup;
+mod boot;
 mod cache;
 mod complete;
 mod config;
@@ -25,6 +26,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 
 pub use self::backup::{BackupArgs, RestoreArgs};
+pub use self::boot::{BootCommand, BootOptionsArgs, Product};
 pub use self::cache::{By, CacheCommand};
 pub use self::config::ConfigCommand;
 pub use self::context::{ContextCommand, LoginArgs};
@@ -121,6 +123,9 @@ pub enum Command {
     /// Check how machines in a cloud are to be made, without a daemon
     #[command(subcommand)]
     Scheme(SchemeCommand),
+    /// Prepare a site whose machines boot from the network, without a daemon
+    #[command(subcommand)]
+    Boot(BootCommand),
     /// Copy versions between stores, serve, verify and repair a store, without a daemon
     #[command(subcommand)]
     Store(StoreCommand),

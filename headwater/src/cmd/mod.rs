@@ -2,6 +2,7 @@
 
 mod attach;
 mod backup;
+mod boot;
 mod cache;
 mod catalog;
 mod channels;
@@ -101,6 +102,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Context(command) => context::run(command, json),
         Command::Size(SizeCommand::Advise(args)) => size::advise(&args, json).map(|()| 0),
         Command::Scheme(SchemeCommand::Check(args)) => scheme::check(*args, json).map(|()| 0),
+        Command::Boot(command) => boot::run(&command, json),
         Command::Console(args) => on_one_core(web_console::run(client()?, args, json)),
         Command::Status => on_one_core(status::run(client()?, json)),
         Command::Top(args) => on_one_core(top::run(client()?, args, json)),

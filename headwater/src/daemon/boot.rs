@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use headwater_boot_artefacts::Kept;
-use headwater_boot_server::{BootServer, Loaders, Options, Ports, Targets};
+use headwater_boot_server::{AddressOptions, BootServer, Loaders, Options, Ports, Targets};
 use headwater_service::Service;
 use headwater_store::Store;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::adapters::targets::{IssuedTokens, NetworkTargets};
+use crate::daemon::dhcp_table;
 use crate::data_dir::DataDir;
 use crate::failure::invalid;
 
@@ -23,6 +24,8 @@ pub struct BootOffer {
     pub interface: String,
     /// The port of its HTTP server.
     pub http_port: u16,
+    /// The file of networks in which it gives addresses.
+    pub dhcp: Option<PathBuf>,
     /// The authorities of the store server's certificate.
     pub ca: PathBuf,
 }
@@ -43,9 +46,12 @@ impl Opened {
         let ca = ca.with_context(|| format!("cannot read {}", offer.ca.display())).with_context(failed)?;
         let ports = Ports { http: offer.http_port, ..Ports::default() };
         let loaders = Loaders::installed().with_context(failed)?;
-        let server = BootServer::bind(&Options { interface: offer.interface.clone(), ports, loaders });
+        let subnets = offer.dhcp.as_deref().map(dhcp_table::read).transpose()?;
         let dir = data_dir.boot();
         std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        let addresses = subnets.map(|subnets| AddressOptions { subnets, leases: dir.join("leases") });
+        let interface = offer.interface.clone();
+        let server = BootServer::bind(&Options { interface, ports, loaders, addresses });
         Ok(Self {
             server: server.with_context(failed)?,
             issued: IssuedTokens::open(&dir.join("tokens"))?,

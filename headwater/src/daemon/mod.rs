@@ -11,6 +11,7 @@
 
 pub mod boot;
 mod database;
+mod dhcp_table;
 pub mod exports;
 pub mod network;
 mod nodes;

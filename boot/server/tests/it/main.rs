@@ -1,4 +1,8 @@
-//! TFTP and HTTP of the boot server with curl, on the loopback interface.
+//! TFTP and HTTP of the boot server with curl, on the loopback interface; DHCP with real servers and clients in network namespaces.
+
+mod addresses;
+mod namespace;
+mod site;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,6 +20,12 @@ const MANIFEST: &str = "00ff";
 struct One {
     dir: PathBuf,
     problem: Mutex<Option<String>>,
+}
+
+impl One {
+    fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), problem: Mutex::default() }
+    }
 }
 
 #[async_trait]
@@ -65,16 +75,22 @@ fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at % 251) as u8).collect()
 }
 
+/// Loaders, a kernel and an initramfs in a directory.
+fn loaders_of(dir: &Path) -> Loaders {
+    for (name, len) in [("bios", 74_001), ("efi", 512 * 3), ("kernel", 3 << 20), ("initrd", 700_001)] {
+        std::fs::write(dir.join(name), bytes(len)).unwrap();
+    }
+    Loaders::read(&dir.join("bios"), &dir.join("efi")).unwrap()
+}
+
 fn start() -> Running {
     let dir = tempfile::tempdir().unwrap();
-    for (name, len) in [("bios", 74_001), ("efi", 512 * 3), ("kernel", 3 << 20), ("initrd", 700_001)] {
-        std::fs::write(dir.path().join(name), bytes(len)).unwrap();
-    }
-    let loaders = Loaders::read(&dir.path().join("bios"), &dir.path().join("efi")).unwrap();
+    let loaders = loaders_of(dir.path());
     let ports = Ports { dhcp: 0, boot_server: 0, tftp: 0, http: 0 };
-    let server = BootServer::bind(&Options { interface: "lo".into(), ports, loaders }).unwrap();
+    let server =
+        BootServer::bind(&Options { interface: "lo".into(), ports, loaders, addresses: None }).unwrap();
     let (url, tftp) = (server.url(), server.tftp_address().unwrap());
-    let targets = Arc::new(One { dir: dir.path().to_owned(), problem: Mutex::default() });
+    let targets = Arc::new(One::new(dir.path()));
     let (stop, stopped) = watch::channel(false);
     tokio::spawn(server.run(Arc::clone(&targets) as Arc<dyn Targets>, stopped));
     let tftp = format!("tftp://127.0.0.1:{}", tftp.port());

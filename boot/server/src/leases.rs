@@ -1,0 +1,97 @@
+//! Full DHCP: the table of networks, its leases, their file, and probes.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use headwater_dhcp::{Leases, Outcome, Packet, Subnets};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use crate::error::BootError;
+use crate::lease_file::LeaseFile;
+use crate::probe;
+
+/// So many addresses are probed at a time; more wait.
+pub const PROBES_MAX: usize = 256;
+
+/// Which addresses to give, and where leases are kept.
+#[derive(Clone, Debug)]
+pub struct AddressOptions {
+    /// The networks.
+    pub subnets: Subnets,
+    /// The file of leases.
+    pub leases: PathBuf,
+}
+
+/// The addresses that are given.
+pub(crate) struct Addresses {
+    kept: Mutex<(Leases, LeaseFile)>,
+    interface: String,
+    probes: Semaphore,
+    number: AtomicU32,
+}
+
+impl Addresses {
+    /// Reads the leases. `server` is the address that answers name.
+    pub(crate) fn open(
+        subnets: Subnets,
+        file: &Path,
+        server: Ipv4Addr,
+        interface: &str,
+    ) -> Result<Self, BootError> {
+        let what = "answers to probes of addresses (ICMP)".to_owned();
+        let failed = |source| BootError::Listen { what, interface: interface.to_owned(), source };
+        probe::socket(interface).map_err(failed)?;
+        let mut leases = Leases::new(subnets, server);
+        let file = LeaseFile::open(file, &mut leases)?;
+        Ok(Self {
+            kept: Mutex::new((leases, file)),
+            interface: interface.to_owned(),
+            probes: Semaphore::new(PROBES_MAX),
+            number: AtomicU32::new(std::process::id() << 16),
+        })
+    }
+
+    /// What becomes of a packet. What changes is in the file before this returns.
+    pub(crate) fn handle(&self, asked: &Packet) -> Outcome {
+        self.change(|leases| leases.handle(asked, now_s()))
+    }
+
+    /// Probes an address, and goes on.
+    pub(crate) async fn probe(&self, asked: &Packet, address: Ipv4Addr) -> Outcome {
+        let permit = self.probes.acquire().await;
+        let number = self.number.fetch_add(1, Ordering::Relaxed);
+        let is_in_use = probe::is_in_use(&self.interface, address, number).await.unwrap_or_else(|error| {
+            // An address that cannot be reached is used by nobody who could be.
+            tracing::debug!(%address, %error, "an address cannot be probed");
+            false
+        });
+        drop(permit);
+        if is_in_use {
+            tracing::warn!(
+                %address, mac = %asked.mac,
+                "somebody uses an address that was given to nobody: it is left out for an hour"
+            );
+        }
+        self.change(|leases| leases.probed(asked, address, is_in_use, now_s()))
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Leases) -> Outcome) -> Outcome {
+        let mut kept = self.kept.lock();
+        let (leases, file) = &mut *kept;
+        let outcome = change(leases);
+        match file.keep(leases) {
+            Ok(()) => outcome,
+            Err(error) => {
+                tracing::error!(%error, "a lease cannot be kept, so the client gets no answer");
+                Outcome::Silent(headwater_dhcp::leases::Silence::NotForUs)
+            }
+        }
+    }
+}
+
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

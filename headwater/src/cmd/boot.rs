@@ -1,0 +1,43 @@
+//! `headwater boot`: what a site needs besides the daemon.
+
+use headwater_boot_server::loaders::{BIOS_NAME, EFI_NAME};
+use headwater_boot_server::site::{self, Server};
+use serde_json::json;
+
+use crate::cli::{BootCommand, BootOptionsArgs, Product};
+use crate::failure::invalid;
+use crate::show;
+
+/// Carries a command out.
+pub fn run(command: &BootCommand, json: bool) -> anyhow::Result<u8> {
+    match command {
+        BootCommand::Options(args) => options(args, json)?,
+    }
+    Ok(0)
+}
+
+fn options(args: &BootOptionsArgs, json: bool) -> anyhow::Result<()> {
+    let address = args.server;
+    if address.is_unspecified() || address.is_broadcast() || address.is_multicast() || address.is_loopback() {
+        return Err(invalid(format!(
+            "--server {address} is no address that machines reach: give that of the boot server in their network"
+        )));
+    }
+    let server = Server {
+        address,
+        http_port: args.http,
+        bios_loader: BIOS_NAME.to_owned(),
+        efi_loader: EFI_NAME.to_owned(),
+    };
+    let product = match args.product {
+        Product::Isc => site::Product::Isc,
+        Product::Kea => site::Product::Kea,
+        Product::Dnsmasq => site::Product::Dnsmasq,
+        Product::Windows => site::Product::Windows,
+    };
+    let text = site::configuration(product, &server);
+    show::if_read(match json {
+        true => show::json(&json!({ "configuration": text })),
+        false => show::bytes(text.as_bytes()),
+    })
+}
