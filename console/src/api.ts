@@ -170,6 +170,8 @@ export const getConsole = (name: string) => send(machine(name, "/console"), {}, 
 /** A ticket for the terminal on a machine's console, valid once. */
 export const consoleTicket = async (name: string) => ((await ask(machine(name, "/console/ticket"), { method: "POST" })) as { ticket: string }).ticket;
 
+export const displayTicket = async (name: string) => ((await ask(machine(name, "/display/ticket"), { method: "POST" })) as { ticket: string }).ticket;
+
 export const getScreenshot = (name: string) => send(machine(name, "/screenshot"), {}, (response) => response.blob());
 
 /** Makes a machine; it is not started. */

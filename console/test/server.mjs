@@ -2,9 +2,12 @@
 
 import { readFileSync } from "node:fs";
 import { createServer } from "node:http";
+import { display, png } from "./screen.mjs";
 
 const DIST = new URL("../dist/", import.meta.url);
 const TYPES = { html: "text/html; charset=utf-8", js: "text/javascript; charset=utf-8", css: "text/css; charset=utf-8", svg: "image/svg+xml" };
+
+const PICTURE = png();
 
 /** The policy of the page, as the daemon's source has it. */
 function policy() {
@@ -17,7 +20,7 @@ function policy() {
 /** A server whose `scenario` is changed by the tests. */
 export async function serve() {
   const csp = policy();
-  const state = { answers: {}, role: "admin", fail: {}, silent: new Set(), isGone: false };
+  const state = { answers: {}, role: "admin", fail: {}, silent: new Set(), isGone: false, keys: [], refusal: null };
   const open = new Set();
   const server = createServer((request, response) => {
     const url = new URL(request.url, "http://localhost");
@@ -48,6 +51,8 @@ export async function serve() {
       }
       case "machines": {
         if (path.endsWith("/console/ticket")) return json({ ticket: "hwc_test", expires_at_ms: 0 }, 201);
+        if (path.endsWith("/display/ticket")) return state.fail.display ? json(state.fail.display, 409) : json({ ticket: "hwd_test", expires_at_ms: 0 }, 201);
+        if (path.endsWith("/screenshot")) return void response.writeHead(200, { "content-type": "image/png" }).end(PICTURE);
         if (path.endsWith("/console")) return void response.writeHead(200, { "content-type": "text/plain" }).end(answers.console);
         if (path.endsWith("/cache/contents")) {
           if (state.silent.has("contents")) return void open.add(response);
@@ -74,6 +79,7 @@ export async function serve() {
         return json({ kind: "not_found", message: `there is nothing at ${path}` }, 404);
     }
   });
+  server.on("upgrade", (request, socket) => (request.url === "/display" ? display(request, socket, state) : socket.destroy()));
   await new Promise((ready) => server.listen(0, "127.0.0.1", ready));
   const hangUp = () => {
     for (const response of open) response.destroy();

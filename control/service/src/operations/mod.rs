@@ -7,6 +7,7 @@ mod cancel_task;
 mod claim_machine;
 mod create_catalog;
 mod create_console_ticket;
+mod create_display_ticket;
 mod create_join_token;
 pub(crate) mod create_machine;
 mod create_terminal_ticket;
@@ -173,6 +174,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(read_console::read_console))
         .routes(routes!(attach_console::attach_console))
         .routes(routes!(create_terminal_ticket::create_terminal_ticket))
+        .routes(routes!(create_display_ticket::create_display_ticket))
         .routes(routes!(screenshot_machine::screenshot_machine))
         .routes(routes!(cache_contents::cache_contents))
         .routes(routes!(scale_catalog::scale_catalog))

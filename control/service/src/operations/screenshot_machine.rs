@@ -5,6 +5,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use headwater_api::platform::Display;
 use headwater_api::{Problem, ProblemKind};
+use headwater_db::MachineRecord;
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
@@ -12,8 +13,11 @@ use crate::extract::Name;
 use crate::lifecycle::LifecycleError;
 
 #[derive(Debug, thiserror::Error)]
-#[error("cannot take a screenshot of machine '{0}': it has no display")]
-struct NoDisplay(String);
+#[error("cannot {what} of machine '{machine}': it has no display")]
+struct NoDisplay {
+    what: &'static str,
+    machine: String,
+}
 
 impl Explain for NoDisplay {
     fn kind(&self) -> ProblemKind {
@@ -43,9 +47,7 @@ pub(super) async fn screenshot_machine(
     Name(name): Name,
 ) -> Result<Response, Failure> {
     let record = service.record(&name).await?;
-    if record.platform.display == Display::None {
-        return Err(NoDisplay(name).into());
-    }
+    must_have_display("take a screenshot", &record)?;
     let Some(active) = service.active(record.uuid) else {
         let state = record.state.name();
         return Err(LifecycleError::NotOn { what: "take a screenshot of", machine: name, state }.into());
@@ -53,4 +55,12 @@ pub(super) async fn screenshot_machine(
     let png = active.vm.screenshot().await;
     let png = png.map_err(LifecycleError::backend("take a screenshot of", &name))?;
     Ok(([(header::CONTENT_TYPE, "image/png")], png).into_response())
+}
+
+/// Refuses a machine without a display. `what` is what was tried.
+pub(super) fn must_have_display(what: &'static str, record: &MachineRecord) -> Result<(), Failure> {
+    if record.platform.display == Display::None {
+        return Err(NoDisplay { what, machine: record.name.clone() }.into());
+    }
+    Ok(())
 }

@@ -30,10 +30,11 @@ macro_rules! asset {
 }
 
 /// All files.
-pub(super) static ALL: [Asset; 5] = [
+pub(super) static ALL: [Asset; 6] = [
     asset!("/", "index.html", "text/html; charset=utf-8"),
     asset!("/app.js", "app.js", "text/javascript; charset=utf-8"),
     asset!("/later.js", "later.js", "text/javascript; charset=utf-8"),
+    asset!("/display.js", "display.js", "text/javascript; charset=utf-8"),
     asset!("/app.css", "app.css", "text/css; charset=utf-8"),
     asset!("/icon.svg", "icon.svg", "image/svg+xml"),
 ];
@@ -72,9 +73,14 @@ mod tests {
 
     #[test]
     fn the_page_stays_within_its_budget() {
-        for (path, most_bytes) in
-            [("/", 2_000), ("/app.js", 60_000), ("/later.js", 26_000), ("/app.css", 12_000)]
-        {
+        let budget = [
+            ("/", 2_000),
+            ("/app.js", 60_000),
+            ("/later.js", 26_000),
+            ("/display.js", 70_000),
+            ("/app.css", 12_000),
+        ];
+        for (path, most_bytes) in budget {
             let asset = ALL.iter().find(|asset| asset.path == path).unwrap();
             let size = gzip_bytes(asset.bytes);
             assert!(

@@ -6,6 +6,7 @@
 //!            GET /api/v1/..  Authorization: Bearer SECRET --> the operations of the API, with the session's role
 //!                            Authorization: Bearer hwt_.. --> the same with the role of a named token
 //!            POST /api/v1/machines/NAME/console/ticket --> WebSocket /console with that ticket, once, within 60 s
+//!            POST /api/v1/machines/NAME/display/ticket --> WebSocket /display in the same way
 //! ```
 //!
 //! A browser sends what a page of anybody asks it to send. So there are no cookies, and the `Origin` of a request, if it has one, must be
@@ -13,6 +14,7 @@
 //! interface too, so that a foreign name that points to this port is refused. With TLS the certificate does that.
 
 mod assets;
+mod display;
 mod sessions;
 mod terminal;
 
@@ -37,6 +39,7 @@ use crate::extract::Body;
 use crate::server::{self, Port};
 use crate::token::{self, bearer};
 
+use display::DisplayRight;
 pub(crate) use sessions::TicketError;
 use sessions::{SessionRight, Tickets};
 use terminal::TerminalRight;
@@ -76,6 +79,7 @@ pub(crate) struct WebState {
     reachable: OnceLock<Reachable>,
     tickets: Tickets<SessionRight>,
     terminals: Tickets<TerminalRight>,
+    displays: Tickets<DisplayRight>,
 }
 
 impl WebState {
@@ -110,6 +114,7 @@ fn console(router: Router, service: Service, hosts: Hosts) -> Router {
     let session = Router::new()
         .route("/session", post(open).delete(close))
         .route("/console", get(terminal::attach))
+        .route("/display", get(display::attach))
         .layer(DefaultBodyLimit::max(SESSION_BODY_MAX_BYTES))
         .with_state(service);
     let files = assets::ALL.iter().fold(Router::new(), |router, asset| {

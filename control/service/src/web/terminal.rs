@@ -74,7 +74,9 @@ pub(super) async fn attach(
 ) -> Result<Response, Failure> {
     let upgrade = upgrade.map_err(|error| Failure(Problem::new(ProblemKind::Invalid, error.body_text())))?;
     let now_ms = service.now_ms();
-    let Some(right) = ticket(&headers).and_then(|secret| service.web().terminals.take(secret, now_ms)) else {
+    let Some(right) =
+        ticket(&headers, PREFIX).and_then(|secret| service.web().terminals.take(secret, now_ms))
+    else {
         let message = "the ticket of the console was used already, or it is older than a minute";
         return Err(Failure(Problem::new(ProblemKind::Unauthorized, message)));
     };
@@ -92,12 +94,13 @@ pub(super) async fn attach(
 }
 
 /// The ticket in the list of protocols, after the protocol itself.
-fn ticket(headers: &HeaderMap) -> Option<&str> {
+pub(super) fn ticket<'a>(headers: &'a HeaderMap, prefix: &str) -> Option<&'a str> {
     let protocols = headers.get(header::SEC_WEBSOCKET_PROTOCOL)?.to_str().ok()?;
-    protocols.split(',').map(str::trim).find(|protocol| protocol.starts_with(PREFIX))
+    protocols.split(',').map(str::trim).find(|protocol| protocol.starts_with(prefix))
 }
 
-async fn refuse(mut socket: WebSocket, problem: &Problem) {
+/// Ends a connection with the reason, as far as a close frame has space for it.
+pub(super) async fn refuse(mut socket: WebSocket, problem: &Problem) {
     let mut reason = problem.message.clone();
     while reason.len() > REASON_MAX_BYTES {
         reason.pop();

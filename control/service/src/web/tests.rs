@@ -232,11 +232,11 @@ const WEBSOCKET: &str = "connection: upgrade\r\nupgrade: websocket\r\nsec-websoc
 
 impl Served {
     /// The status and the answer to a WebSocket with these protocols, as text as far as it is.
-    async fn websocket(&self, protocols: &str, more: &str) -> (u16, String) {
+    async fn websocket(&self, path: &str, protocols: &str, more: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let host = self.address;
         let head = format!(
-            "GET /console HTTP/1.1\r\nhost: {host}\r\n{WEBSOCKET}sec-websocket-protocol: {protocols}\r\n{more}\r\n"
+            "GET {path} HTTP/1.1\r\nhost: {host}\r\n{WEBSOCKET}sec-websocket-protocol: {protocols}\r\n{more}\r\n"
         );
         stream.write_all(head.as_bytes()).await.unwrap();
         let (mut answer, mut piece) = (Vec::new(), [0; 4096]);
@@ -265,7 +265,7 @@ async fn a_ticket_attaches_to_one_console_once() {
         .is_reached_at(Reachable { console: Some("http://127.0.0.1/".to_owned()), ..Reachable::default() });
     let ticket = || service.make_terminal_ticket(&caller, "pc".to_owned()).unwrap().ticket;
     let own = ticket();
-    let (status, text) = served.websocket(&format!("headwater-console, {own}"), "").await;
+    let (status, text) = served.websocket("/console", &format!("headwater-console, {own}"), "").await;
     assert_eq!(status, 101, "{text}");
     assert!(text.to_lowercase().contains("\nsec-websocket-protocol: headwater-console\r"), "{text}");
     // A page does not see why a WebSocket is refused, so the reason is in the close frame.
@@ -273,18 +273,49 @@ async fn a_ticket_attaches_to_one_console_once() {
     for protocols in
         [format!("headwater-console, {own}"), "headwater-console".to_owned(), "hwc_00".to_owned()]
     {
-        let (status, text) = served.websocket(&protocols, "").await;
+        let (status, text) = served.websocket("/console", &protocols, "").await;
         assert_eq!(status, 401, "{protocols}: {text}");
     }
     let fresh = ticket();
-    let foreign =
-        served.websocket(&format!("headwater-console, {fresh}"), "origin: http://evil.example\r\n").await;
+    let foreign = served
+        .websocket("/console", &format!("headwater-console, {fresh}"), "origin: http://evil.example\r\n")
+        .await;
     assert_eq!(foreign.0, 400, "{}", foreign.1);
     assert_eq!(served.get("/console", "").await.0, 400);
     served.later(TICKET_MS);
-    assert_eq!(served.websocket(&format!("headwater-console, {fresh}"), "").await.0, 401);
+    assert_eq!(served.websocket("/console", &format!("headwater-console, {fresh}"), "").await.0, 401);
     let viewer = served.session(Role::Viewer).await;
     let host = served.address.to_string();
     let asked = served.ask("POST /api/v1/machines/pc/console/ticket", &host, &viewer, "").await;
+    assert_eq!(asked.0, 403, "{}", asked.2);
+}
+
+#[tokio::test]
+async fn a_ticket_opens_one_display_once_and_no_console() {
+    let served = Served::start().await;
+    let service = &served.fixture.service;
+    let caller = Caller::admin("uid 1000 (anna)");
+    assert!(matches!(service.make_display_ticket(&caller, "pc".into()), Err(TicketError::NoConsole)));
+    service
+        .is_reached_at(Reachable { console: Some("http://127.0.0.1/".to_owned()), ..Reachable::default() });
+    let ticket = || service.make_display_ticket(&caller, "pc".to_owned()).unwrap().ticket;
+    let own = format!("headwater-display, {}", ticket());
+    let (status, text) = served.websocket("/display", &own, "").await;
+    assert_eq!(status, 101, "{text}");
+    assert!(text.to_lowercase().contains("\nsec-websocket-protocol: headwater-display\r"), "{text}");
+    assert!(text.contains("there is no machine 'pc'"), "{text}");
+    assert_eq!(served.websocket("/display", &own, "").await.0, 401);
+    // The tickets of consoles and of displays are not each other's.
+    let console = service.make_terminal_ticket(&caller, "pc".to_owned()).unwrap().ticket;
+    assert_eq!(served.websocket("/display", &format!("headwater-display, {console}"), "").await.0, 401);
+    assert_eq!(served.websocket("/console", &format!("headwater-console, {}", ticket()), "").await.0, 401);
+    let fresh = format!("headwater-display, {}", ticket());
+    let foreign = served.websocket("/display", &fresh, "origin: http://evil.example\r\n").await;
+    assert_eq!(foreign.0, 400, "{}", foreign.1);
+    served.later(TICKET_MS);
+    assert_eq!(served.websocket("/display", &fresh, "").await.0, 401);
+    let viewer = served.session(Role::Viewer).await;
+    let host = served.address.to_string();
+    let asked = served.ask("POST /api/v1/machines/pc/display/ticket", &host, &viewer, "").await;
     assert_eq!(asked.0, 403, "{}", asked.2);
 }
