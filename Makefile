@@ -9,7 +9,7 @@ CONSOLE_TOOLS := node=nodejs npm=npm
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
 .DEFAULT_GOAL := help
-.PHONY: help rust build deb deb-test image image-test book tutorials console console-check console-test guest demo boot-demo outlive fleet test compare streaming bench packing upgrade soak long filesystems conformance fuzz fuzz-keep clean
+.PHONY: help rust build deb deb-test image image-test book tutorials console console-check console-test guest demo boot-demo boot-test outlive fleet test compare streaming bench packing upgrade soak long filesystems conformance fuzz fuzz-keep clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -75,6 +75,11 @@ boot-demo: rust ## boot two diskless machines from the network, one by BIOS and 
 	@xtask/need $(MACHINE_TOOLS) $(BOOT_TOOLS) debugfs=e2fsprogs
 	cargo build --release --locked --package headwater
 	boot/run target/release/headwater
+
+boot-test: rust ## the acceptance tests of network boot: BIOS, UEFI, HTTP boot, Secure Boot, DHCP servers (as root; a quarter of an hour): TESTS="bios secure"
+	@xtask/need $(MACHINE_TOOLS) $(BOOT_TOOLS) debugfs=e2fsprogs mcopy=mtools syslinux=syslinux
+	cargo build --release --locked --package headwater
+	boot/test target/release/headwater $(TESTS)
 
 outlive: rust ## kill the daemon five times while three machines write: they go on, and nothing is lost
 	@xtask/need $(MACHINE_TOOLS)

@@ -8,7 +8,7 @@
 //!   user-class iPXE without http          -> our iPXE, by TFTP
 //!   architecture 16                       -> the URL of the loader for UEFI; option 60 HTTPClient
 //!   architecture 0                        -> undionly.kpxe; option 43 {6:8}: no discovery, take the file named here
-//!   architectures 7, 9                    -> iPXE for UEFI; no option 43 (BINL): the firmware asks port 4011
+//!   architectures 7, 9                    -> shim or iPXE; no option 43 (BINL): the firmware asks port 4011
 //!     asks again in the same exchange     -> the same with option 43 {6:8}, for firmware that ignores BINL
 //! ```
 
@@ -176,7 +176,7 @@ pub fn decide(asked: &Packet, port: Port, is_known: bool, past: Past, server: &S
     }
 }
 
-/// What firmware or a loader is to load.
+/// The loader for a question of firmware or of a loader.
 pub fn choose(asked: &Packet, is_known: bool, past: Past) -> Result<(Loader, Form), Reason> {
     if !is_known {
         return Err(Reason::Unknown);
@@ -287,7 +287,7 @@ fn answer(asked: &Packet, port: Port, loader: Loader, form: Form, server: &Serve
     Verdict::Answer(Box::new(Answer { to, packet: packet.with_relay_of(asked), loader, form }))
 }
 
-/// Where an answer goes: to the relay, to the address that the client has, or to all.
+/// The destination of an answer: the relay, the address that the client has, or all.
 pub(crate) fn destination(asked: &Packet) -> SocketAddrV4 {
     if !asked.giaddr.is_unspecified() {
         SocketAddrV4::new(asked.giaddr, SERVER_PORT)

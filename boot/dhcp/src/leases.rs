@@ -51,7 +51,7 @@ pub enum State {
 /// What is known of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Who it was last given to.
+    /// The card that last had it.
     pub mac: Mac,
     /// Its state.
     pub state: State,

@@ -1,4 +1,4 @@
-//! The networks that addresses are given in: ranges, fixed addresses, and what clients are told.
+//! The networks that addresses are given in: ranges, fixed addresses, and the options of clients.
 
 use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;

@@ -243,7 +243,7 @@ impl World {
             assert!(self.leases.restore(*record));
         }
         assert!(self.leases.take_changes().is_empty());
-        // What a restart writes instead of the journal says the same.
+        // The records of a restart replace the journal, and say the same.
         self.kept = self.leases.records();
     }
 

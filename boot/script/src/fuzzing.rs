@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 
+use crate::grub::configuration;
 use crate::script::{Boot, refusal, script};
 
 /// What a fuzzer or a test feeds with bytes.
@@ -39,6 +40,17 @@ pub fn boot_script(bytes: &[u8]) {
         settings: "/s".into(),
         options: options.clone(),
     };
+    if let Ok(text) = configuration(&boot) {
+        assert!(
+            !text.contains(['$', '\\', '\'', '|', '&', '<', '>', '{', '[', '*', '?', '#', '`']),
+            "{text:?}"
+        );
+        assert_eq!(
+            (text.lines().count(), text.matches('"').count(), text.matches(';').count()),
+            (7, 4, 2),
+            "{text:?}"
+        );
+    }
     let Ok(text) = script(&boot) else { return };
     let lines = read(&text);
     let commands: Vec<_> = lines.iter().filter_map(|line| line.first().map(String::as_str)).collect();

@@ -1,7 +1,8 @@
-//! The files of one machine at boot: its iPXE script, and its settings as an archive that the kernel unpacks into the initramfs.
+//! The files of one machine at boot: its script for iPXE or GRUB, and its settings as an archive that the kernel unpacks into the initramfs.
 //!
 //! ```text
 //!   Boot --script()--> #!ipxe .. kernel, initrd, settings, boot
+//!        --grub::configuration()--> linux, initrd, boot
 //!   Settings, token, certificate --cpio::archive()--> /headwater/settings.json, /headwater/token, /headwater/ca.pem
 //! ```
 //!
@@ -17,7 +18,7 @@
 //! [`ScriptError`] names the value and the character that is refused.
 //!
 //! # Not here
-//! GRUB's configuration, menus, UKIs.
+//! Menus, UKIs.
 //!
 //! Start reading at [`script`](mod@script).
 
@@ -42,6 +43,8 @@
 pub mod cpio;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+pub mod grub;
+pub mod medium;
 pub mod script;
 pub mod settings;
 

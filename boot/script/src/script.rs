@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 /// The longest options of the kernel; x86 takes 2,048 bytes, and the loader adds some.
 pub const OPTIONS_BYTES_MAX: usize = 1800;
 /// How long a machine waits before it tries again, in seconds.
-const RETRY_S: u32 = 5;
+pub(crate) const RETRY_S: u32 = 5;
 
 /// Why a script cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -110,7 +110,7 @@ pub fn check_options(options: &str) -> Result<String, ScriptError> {
     Ok(words.collect::<Result<Vec<_>, _>>()?.join(" "))
 }
 
-fn word(what: &'static str, text: &str) -> Result<String, ScriptError> {
+pub(crate) fn word(what: &'static str, text: &str) -> Result<String, ScriptError> {
     match text.chars().find(|character| !is_plain(*character)) {
         Some(character) => Err(ScriptError::Character { what, character }),
         None => Ok(text.to_owned()),
@@ -124,7 +124,7 @@ const fn is_plain(character: char) -> bool {
 }
 
 /// Text for people, with anything that is not plain replaced.
-fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     let mut shown: String =
         text.chars().take(300).map(|c| if is_plain(c) || c == ' ' { c } else { '?' }).collect();
     if shown.trim().is_empty() {

@@ -33,7 +33,7 @@ pub(crate) struct Dhcp {
     pub(crate) targets: Arc<dyn Targets>,
     pub(crate) server: Server,
     addresses: Option<Addresses>,
-    histories: Mutex<Histories>,
+    histories: Arc<Mutex<Histories>>,
     unknown: Mutex<HashSet<Mac>>,
     full_said: Mutex<Option<Instant>>,
     started: Instant,
@@ -46,8 +46,13 @@ impl Dhcp {
         addresses: Option<Addresses>,
         started: Instant,
     ) -> Self {
-        let (histories, unknown, full_said) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (histories, unknown, full_said) = (Arc::default(), Mutex::default(), Mutex::default());
         Self { targets, server, addresses, histories, unknown, full_said, started }
+    }
+
+    /// What is remembered of machines.
+    pub(crate) fn histories(&self) -> Arc<Mutex<Histories>> {
+        Arc::clone(&self.histories)
     }
 
     /// Answers what comes to one of the ports, without end.

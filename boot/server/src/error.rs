@@ -39,6 +39,23 @@ pub enum BootError {
         /// Why.
         source: std::io::Error,
     },
+    /// A loader cannot be used.
+    #[error("cannot serve the loader {}", .path.display())]
+    Efi {
+        /// Its file.
+        path: PathBuf,
+        /// Why.
+        source: crate::efi::EfiError,
+    },
+    /// GRUB without HTTP.
+    #[error(
+        "cannot serve {}: this GRUB has no HTTP; Debian 13 has one in the package grub-efi-amd64-signed, whose files --boot-signed takes from a directory",
+        .path.display()
+    )]
+    OldGrub {
+        /// Its file.
+        path: PathBuf,
+    },
     /// The file of leases cannot be read or written.
     #[error("cannot give addresses: the leases in {} cannot be read and written", .path.display())]
     Leases {

@@ -2,8 +2,8 @@
 //!
 //! | path | what |
 //! |---|---|
-//! | `/b/MAC/boot.ipxe` | the script of a machine |
-//! | `/l/NAME` | a loader, for firmware that boots from URLs |
+//! | `/b/MAC/boot.ipxe`, `/b/MAC/grub.cfg` | the script of a machine, for iPXE or GRUB |
+//! | `/l/NAME`, `/grub/NAME` | a loader, for firmware that boots from URLs; the first configuration of GRUB |
 //! | `/a/MANIFEST/kernel`, `/a/MANIFEST/initrd` | files of a version that a script named |
 //! | `/t/TOKEN/settings.cpio` | the settings of the machine that the token was made for; once |
 
@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::stream;
-use headwater_boot_script as script;
-use headwater_dhcp::{Mac, Server};
+use headwater_boot_script::{self as script, ScriptError, grub};
+use headwater_dhcp::{Histories, Mac, Server};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
@@ -51,14 +51,55 @@ pub(crate) struct Http {
     pub(crate) targets: Arc<dyn Targets>,
     pub(crate) server: Server,
     loaders: Loaders,
-    tokens: Mutex<Tokens>,
+    histories: Arc<Mutex<Histories>>,
+    tokens: Mutex<Tokens<Boot>>,
+    /// Settings whose length was asked for, by their used token.
+    asked_about: Mutex<Tokens<Bytes>>,
     started: Instant,
+}
+
+/// Which loader a script is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Language {
+    Ipxe,
+    Grub,
+}
+
+impl Language {
+    const fn file(self) -> &'static str {
+        match self {
+            Self::Ipxe => "boot.ipxe",
+            Self::Grub => "grub.cfg",
+        }
+    }
+
+    fn script(self, boot: &script::Boot) -> Result<String, ScriptError> {
+        match self {
+            Self::Ipxe => script::script(boot),
+            Self::Grub => grub::configuration(boot),
+        }
+    }
+
+    /// The answer for a machine that nobody registered. GRUB carries out what comes with an error, too.
+    fn unknown(self, mac: Mac) -> String {
+        match self {
+            Self::Ipxe => "nobody registered this machine\n".to_owned(),
+            Self::Grub => format!("echo \"headwater: nobody registered {mac}\"\n"),
+        }
+    }
+
+    fn refusal(self, machine: &str, why: &str, server: &Server, path: &str) -> Result<String, ScriptError> {
+        match self {
+            Self::Ipxe => script::refusal(machine, why, server.address, server.http_port, path),
+            Self::Grub => grub::refusal(machine, why),
+        }
+    }
 }
 
 /// What a path means.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Target<'a> {
-    Script(Mac),
+    Script(Language, Mac),
     File(&'a str, Artefact),
     Settings(&'a str),
     Loader(&'a str),
@@ -67,11 +108,13 @@ enum Target<'a> {
 impl<'a> Target<'a> {
     fn of(path: &'a str) -> Option<Self> {
         let mut parts = path.strip_prefix('/')?.split('/');
-        if let Some(name) = path.strip_prefix("/l/").filter(|name| !name.contains('/')) {
-            return Some(Self::Loader(name));
+        // GRUB looks beside the loader, or below the root.
+        if path.starts_with("/l/") || path.starts_with("/grub/") {
+            return Some(Self::Loader(path.strip_prefix("/l").unwrap_or(path)));
         }
         let found = match (parts.next()?, parts.next()?, parts.next()?) {
-            ("b", mac, "boot.ipxe") => Self::Script(mac.parse().ok()?),
+            ("b", mac, "boot.ipxe") => Self::Script(Language::Ipxe, mac.parse().ok()?),
+            ("b", mac, "grub.cfg") => Self::Script(Language::Grub, mac.parse().ok()?),
             ("a", manifest, "kernel") => Self::File(manifest, Artefact::Kernel),
             ("a", manifest, "initrd") => Self::File(manifest, Artefact::Initrd),
             ("t", token, "settings.cpio") => Self::Settings(token),
@@ -82,8 +125,22 @@ impl<'a> Target<'a> {
 }
 
 impl Http {
-    pub(crate) fn new(targets: Arc<dyn Targets>, server: Server, loaders: Loaders, started: Instant) -> Self {
-        Self { targets, server, loaders, tokens: Mutex::default(), started }
+    pub(crate) fn new(
+        targets: Arc<dyn Targets>,
+        server: Server,
+        loaders: Loaders,
+        histories: Arc<Mutex<Histories>>,
+        started: Instant,
+    ) -> Self {
+        Self {
+            targets,
+            server,
+            loaders,
+            histories,
+            tokens: Mutex::default(),
+            asked_about: Mutex::default(),
+            started,
+        }
     }
 
     /// Answers connections, without end.
@@ -132,7 +189,7 @@ impl Http {
         let path = request.uri().path();
         match Target::of(path) {
             None => text(StatusCode::NOT_FOUND, "there is nothing of this name\n".into()),
-            Some(Target::Script(mac)) => self.script(mac, client).await,
+            Some(Target::Script(language, mac)) => self.script(language, mac, client).await,
             Some(Target::File(manifest, which)) => match self.targets.artefact(manifest, which) {
                 Some(file) => send_file(&file, is_head).await,
                 None => text(StatusCode::NOT_FOUND, "the version is not ready to boot\n".into()),
@@ -141,29 +198,29 @@ impl Http {
                 Some(loader) => send_loader(&loader, is_head),
                 None => text(StatusCode::NOT_FOUND, "there is no such loader\n".into()),
             },
-            // To ask about it would use it up.
-            Some(Target::Settings(_)) if is_head => text(StatusCode::METHOD_NOT_ALLOWED, "only GET\n".into()),
-            Some(Target::Settings(token)) => self.settings(token, client).await,
+            Some(Target::Settings(token)) => self.settings(token, client, is_head).await,
         }
     }
 
-    async fn script(&self, mac: Mac, client: IpAddr) -> Response<Body> {
+    async fn script(&self, language: Language, mac: Mac, client: IpAddr) -> Response<Body> {
         let known = match self.targets.find(mac).await {
             Ok(Some(known)) => known,
-            Ok(None) => return text(StatusCode::NOT_FOUND, "nobody registered this machine\n".into()),
+            Ok(None) => return text(StatusCode::NOT_FOUND, language.unknown(mac)),
             Err(error) => {
                 tracing::error!(%mac, error, "a machine that boots cannot be looked up");
                 return text(StatusCode::SERVICE_UNAVAILABLE, "the machine cannot be looked up\n".into());
             }
         };
-        let path = format!("/b/{}/boot.ipxe", mac.dashed());
+        let now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.histories.lock().gave_script(mac, now_ms);
+        let path = format!("/b/{}/{}", mac.dashed(), language.file());
         let made = match self.targets.boot(mac).await {
-            Ok(boot) => self.script_of(boot, &path, client),
+            Ok(boot) => self.script_of(language, boot, &path, client),
             Err(why) => Err(why),
         };
         let made = made.or_else(|why| {
             tracing::error!(machine = known.name, %mac, why, "a machine cannot boot");
-            script::refusal(&known.name, &why, self.server.address, self.server.http_port, &path)
+            language.refusal(&known.name, &why, &self.server, &path)
         });
         match made {
             Ok(made) => text(StatusCode::OK, made),
@@ -174,7 +231,13 @@ impl Http {
         }
     }
 
-    fn script_of(&self, boot: Boot, path: &str, client: IpAddr) -> Result<String, String> {
+    fn script_of(
+        &self,
+        language: Language,
+        boot: Boot,
+        path: &str,
+        client: IpAddr,
+    ) -> Result<String, String> {
         let token = self.targets.token().map_err(|e| format!("there is no token: {e}"))?;
         let manifest = boot.manifest.clone();
         let mut parts = script::Boot {
@@ -188,12 +251,20 @@ impl Http {
             settings: String::new(),
             options: boot.options.clone(),
         };
-        let token = self.tokens.lock().add(token, boot, client, self.started.elapsed());
+        let token = self.tokens.lock().add_boot(token, boot, client, self.started.elapsed());
         parts.settings = format!("/t/{token}/settings.cpio");
-        script::script(&parts).map_err(|e| e.to_string())
+        language.script(&parts).map_err(|e| e.to_string())
     }
 
-    async fn settings(&self, token: &str, client: IpAddr) -> Response<Body> {
+    async fn settings(&self, token: &str, client: IpAddr, is_head: bool) -> Response<Body> {
+        let now = self.started.elapsed();
+        let asked_about = self.asked_about.lock().take(token, client, now);
+        if let Some(archive) = asked_about {
+            if is_head {
+                self.asked_about.lock().add(token, archive.clone(), client, now);
+            }
+            return whole(StatusCode::OK, "application/octet-stream", archive);
+        }
         let boot = self.tokens.lock().take(token, client, self.started.elapsed());
         let Some(boot) = boot else {
             tracing::warn!(%client, "settings are asked for with a token that is used, too old, of another address or none at all");
@@ -202,7 +273,12 @@ impl Http {
         match self.targets.settings(&boot).await {
             Ok(archive) => {
                 tracing::info!(machine = boot.machine, version = boot.version, %client, "boots: has its settings");
-                whole(StatusCode::OK, "application/octet-stream", archive.into())
+                let archive = Bytes::from(archive);
+                if is_head {
+                    // A loader that uses the firmware's HTTP asks for the length first.
+                    self.asked_about.lock().add(token, archive.clone(), client, self.started.elapsed());
+                }
+                whole(StatusCode::OK, "application/octet-stream", archive)
             }
             Err(why) => {
                 tracing::error!(machine = boot.machine, why, "a machine that boots cannot have its settings");
@@ -270,17 +346,19 @@ mod tests {
     #[test]
     fn a_path_means_one_thing_or_nothing() {
         let mac = Mac([0x52, 0x54, 0, 1, 2, 3]);
-        assert_eq!(Target::of("/b/52-54-00-01-02-03/boot.ipxe"), Some(Target::Script(mac)));
+        assert_eq!(Target::of("/b/52-54-00-01-02-03/boot.ipxe"), Some(Target::Script(Language::Ipxe, mac)));
+        assert_eq!(Target::of("/b/52:54:00:01:02:03/grub.cfg"), Some(Target::Script(Language::Grub, mac)));
+        assert_eq!(Target::of("/grub/grub.cfg"), Some(Target::Loader("/grub/grub.cfg")));
+        assert_eq!(Target::of("/l/grub/grub.cfg"), Some(Target::Loader("/grub/grub.cfg")));
         assert_eq!(Target::of("/a/9f/kernel"), Some(Target::File("9f", Artefact::Kernel)));
         assert_eq!(Target::of("/a/9f/initrd"), Some(Target::File("9f", Artefact::Initrd)));
-        assert_eq!(Target::of("/l/ipxe.efi"), Some(Target::Loader("ipxe.efi")));
+        assert_eq!(Target::of("/l/ipxe.efi"), Some(Target::Loader("/ipxe.efi")));
         assert_eq!(Target::of("/t/00/settings.cpio"), Some(Target::Settings("00")));
         for none in [
             "",
             "/",
             "/b",
             "/b/x/boot.ipxe",
-            "/l/x/ipxe.efi",
             "/a/9f/kernel/x",
             "/a/../kernel/x",
             "a/9f/kernel",

@@ -3,7 +3,7 @@
 //! ```text
 //!   10.77.0.100 52:54:00:77:00:01 bound 1764447000        address, card, state, until (seconds since 1970)
 //! ```
-//! Later lines count. The file is written anew at each start, and after many lines. It is not synced: after
+//! Later lines count. The file is rewritten at each start, and after many lines. It is not synced: after
 //! a power cut of the server the newest leases can be missing, and then the probe keeps their addresses from being given twice.
 
 use std::fs::File;
@@ -16,7 +16,7 @@ use headwater_dhcp::{Leases, Record};
 
 use crate::error::BootError;
 
-/// After so many lines the file is written anew.
+/// After so many lines the file is rewritten.
 const NEW_LINES_MAX: usize = 100_000;
 
 /// The open file.
@@ -24,14 +24,14 @@ const NEW_LINES_MAX: usize = 100_000;
 pub(crate) struct LeaseFile {
     path: PathBuf,
     file: File,
-    /// Lines since it was written anew.
+    /// Lines since it was rewritten.
     new_lines: usize,
     /// A write failed, perhaps in the middle of a line.
     is_torn: bool,
 }
 
 impl LeaseFile {
-    /// Reads the file, if there is one, and writes it anew without what is old.
+    /// Reads the file, if there is one, and rewrites it without old lines.
     pub(crate) fn open(path: &Path, leases: &mut Leases) -> Result<Self, BootError> {
         let failed = |source| BootError::Leases { path: path.to_owned(), source };
         let text = match std::fs::read_to_string(path) {

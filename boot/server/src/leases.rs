@@ -54,7 +54,7 @@ impl Addresses {
         })
     }
 
-    /// What becomes of a packet. What changes is in the file before this returns.
+    /// Handles a packet. Changes are in the file before this returns.
     pub(crate) fn handle(&self, asked: &Packet) -> Outcome {
         self.change(|leases| leases.handle(asked, now_s()))
     }

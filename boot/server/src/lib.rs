@@ -49,6 +49,7 @@
 mod addresses;
 
 pub mod dhcp;
+pub mod efi;
 pub mod error;
 pub mod http;
 pub mod interface;
@@ -63,8 +64,9 @@ pub mod tftp;
 pub mod tokens;
 
 pub use error::BootError;
+pub use headwater_boot_script::medium;
 pub use headwater_dhcp::{Mac, Subnet, SubnetError, Subnets};
 pub use leases::AddressOptions;
-pub use loaders::Loaders;
+pub use loaders::{Loaders, Uefi};
 pub use server::{BootServer, Options, Ports};
 pub use targets::{Artefact, Boot, Known, Targets};

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
+use headwater_boot_script::grub;
 use headwater_dhcp::{Port, Server};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::watch;
@@ -87,7 +88,7 @@ impl BootServer {
                 efi_loader: EFI_NAME.to_owned(),
             },
             interface: interface.clone(),
-            loaders: loaders.clone(),
+            loaders: loaders.clone().with_start(&grub::start(address, http_port)),
             addresses: addresses.as_ref().map(open).transpose()?,
             dhcp: udp("DHCP", ports.dhcp)?,
             boot_server: udp("PXE", ports.boot_server)?,
@@ -114,8 +115,9 @@ impl BootServer {
     /// Serves until `stop` says true.
     pub async fn run(self, targets: Arc<dyn Targets>, mut stop: watch::Receiver<bool>) {
         let started = Instant::now();
-        let dhcp = Arc::new(Dhcp::new(Arc::clone(&targets), self.server.clone(), self.addresses, started));
-        let http = Arc::new(Http::new(targets, self.server, self.loaders.clone(), started));
+        let dhcp = Dhcp::new(Arc::clone(&targets), self.server.clone(), self.addresses, started);
+        let http = Http::new(targets, self.server, self.loaders.clone(), dhcp.histories(), started);
+        let (dhcp, http) = (Arc::new(dhcp), Arc::new(http));
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(Arc::clone(&dhcp).serve(self.dhcp, Port::Dhcp));
         tasks.spawn(dhcp.serve(self.boot_server, Port::BootServer));

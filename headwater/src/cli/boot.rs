@@ -1,14 +1,35 @@
 //! Flags of `headwater boot`.
 
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
 
 /// `headwater boot ...`.
 #[derive(Debug, Subcommand)]
 pub enum BootCommand {
     /// Print what to add to the configuration of a site's DHCP server, so that it names the loaders of 'headwater serve --boot' itself
     Options(BootOptionsArgs),
+    /// Write an image for a USB stick that boots registered machines by BIOS, UEFI and Secure Boot, without an option of DHCP
+    Media(BootMediaArgs),
+}
+
+/// `headwater boot media`.
+#[derive(Debug, Args)]
+pub struct BootMediaArgs {
+    /// The image, a new file
+    #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub out: PathBuf,
+    /// The addresses of boot servers, which are asked in turn
+    #[arg(long, value_name = "ADDRESS,..", required = true, value_delimiter = ',')]
+    pub server: Vec<Ipv4Addr>,
+    /// Their port of scripts, kernels and settings, as --boot-http of 'headwater serve'
+    #[arg(long, value_name = "PORT", default_value_t = 80, value_parser = clap::value_parser!(u16).range(1..))]
+    pub http: u16,
+    /// Take shimx64.efi.signed and grubnetx64.efi.signed from this directory [default: those of the packages shim-signed and
+    /// grub-efi-amd64-signed]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub signed: Option<PathBuf>,
 }
 
 /// `headwater boot options`.

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, ValueHint};
+use clap::{Args, ValueEnum, ValueHint};
+use headwater_boot_server::Uefi;
 use headwater_nbd::{Address, Right};
 
 use crate::caches::CacheArgs;
@@ -212,6 +213,13 @@ pub struct ServeBootArgs {
     /// Also be the DHCP server of the networks in this file: give addresses, to all clients there. Without this, another DHCP server does
     #[arg(long, value_name = "FILE", requires = "boot", value_hint = ValueHint::FilePath)]
     pub boot_dhcp: Option<PathBuf>,
+    /// What machines with 64-bit UEFI load: Debian's signed shim and GRUB, with which Secure Boot works; or iPXE, which has no signature
+    #[arg(long, value_name = "LOADER", requires = "boot", value_enum, default_value_t = UefiLoader::Auto)]
+    pub boot_uefi: UefiLoader,
+    /// Take shimx64.efi.signed and grubnetx64.efi.signed from this directory [default: those of the packages shim-signed and
+    /// grub-efi-amd64-signed]
+    #[arg(long, value_name = "DIR", requires = "boot", value_hint = ValueHint::DirPath)]
+    pub boot_signed: Option<PathBuf>,
     /// Have machines trust the certificate authorities of this PEM file for --store-listen [default: the file of --tls-cert]
     #[arg(long, value_name = "FILE", requires = "boot", value_hint = ValueHint::FilePath)]
     pub boot_ca: Option<PathBuf>,
@@ -222,9 +230,25 @@ impl ServeBootArgs {
     pub fn offer(&self, store: &OfferArgs) -> Option<BootOffer> {
         let interface = self.boot.clone()?;
         let ca = self.boot_ca.clone().or_else(|| store.tls_cert.clone())?;
-        let dhcp = self.boot_dhcp.clone();
-        Some(BootOffer { interface, http_port: self.boot_http, dhcp, ca })
+        let uefi = match self.boot_uefi {
+            UefiLoader::Auto => Uefi::Auto,
+            UefiLoader::Shim => Uefi::Shim,
+            UefiLoader::Ipxe => Uefi::Ipxe,
+        };
+        let (dhcp, signed) = (self.boot_dhcp.clone(), self.boot_signed.clone());
+        Some(BootOffer { interface, http_port: self.boot_http, dhcp, uefi, signed, ca })
     }
+}
+
+/// What machines with UEFI load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum UefiLoader {
+    /// shim if it is installed with a GRUB that has HTTP, else ipxe
+    Auto,
+    /// Debian's shim and GRUB
+    Shim,
+    /// iPXE
+    Ipxe,
 }
 
 /// How `headwater serve` offers machines' disks over NBD.

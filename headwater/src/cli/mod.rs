@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 
 pub use self::backup::{BackupArgs, RestoreArgs};
-pub use self::boot::{BootCommand, BootOptionsArgs, Product};
+pub use self::boot::{BootCommand, BootMediaArgs, BootOptionsArgs, Product};
 pub use self::cache::{By, CacheCommand};
 pub use self::config::ConfigCommand;
 pub use self::context::{ContextCommand, LoginArgs};

@@ -1,10 +1,13 @@
 //! `headwater boot`: what a site needs besides the daemon.
 
+use std::net::Ipv4Addr;
+
 use headwater_boot_server::loaders::{BIOS_NAME, EFI_NAME};
 use headwater_boot_server::site::{self, Server};
 use serde_json::json;
 
 use crate::cli::{BootCommand, BootOptionsArgs, Product};
+use crate::cmd::boot_media;
 use crate::failure::invalid;
 use crate::show;
 
@@ -12,17 +15,24 @@ use crate::show;
 pub fn run(command: &BootCommand, json: bool) -> anyhow::Result<u8> {
     match command {
         BootCommand::Options(args) => options(args, json)?,
+        BootCommand::Media(args) => boot_media::run(args, json)?,
     }
     Ok(0)
 }
 
-fn options(args: &BootOptionsArgs, json: bool) -> anyhow::Result<()> {
-    let address = args.server;
+/// Refuses an address that machines cannot reach.
+pub fn check_server(address: Ipv4Addr) -> anyhow::Result<()> {
     if address.is_unspecified() || address.is_broadcast() || address.is_multicast() || address.is_loopback() {
         return Err(invalid(format!(
             "--server {address} is no address that machines reach: give that of the boot server in their network"
         )));
     }
+    Ok(())
+}
+
+fn options(args: &BootOptionsArgs, json: bool) -> anyhow::Result<()> {
+    let address = args.server;
+    check_server(address)?;
     let server = Server {
         address,
         http_port: args.http,

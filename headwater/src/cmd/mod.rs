@@ -3,6 +3,7 @@
 mod attach;
 mod backup;
 mod boot;
+mod boot_media;
 mod cache;
 mod catalog;
 mod channels;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use headwater_boot_artefacts::Kept;
-use headwater_boot_server::{AddressOptions, BootServer, Loaders, Options, Ports, Targets};
+use headwater_boot_server::{AddressOptions, BootServer, Loaders, Options, Ports, Targets, Uefi};
 use headwater_service::Service;
 use headwater_store::Store;
 use tokio::sync::watch;
@@ -26,6 +26,10 @@ pub struct BootOffer {
     pub http_port: u16,
     /// The file of networks in which it gives addresses.
     pub dhcp: Option<PathBuf>,
+    /// Which loader machines with UEFI get.
+    pub uefi: Uefi,
+    /// A directory with the signed loaders, in place of that of the packages.
+    pub signed: Option<PathBuf>,
     /// The authorities of the store server's certificate.
     pub ca: PathBuf,
 }
@@ -45,7 +49,7 @@ impl Opened {
         let ca = std::fs::read(&offer.ca);
         let ca = ca.with_context(|| format!("cannot read {}", offer.ca.display())).with_context(failed)?;
         let ports = Ports { http: offer.http_port, ..Ports::default() };
-        let loaders = Loaders::installed().with_context(failed)?;
+        let loaders = Loaders::installed(offer.uefi, offer.signed.as_deref()).with_context(failed)?;
         let subnets = offer.dhcp.as_deref().map(dhcp_table::read).transpose()?;
         let dir = data_dir.boot();
         std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;

@@ -57,7 +57,7 @@ impl Clients {
         Self { far: Far::connect(), script }
     }
 
-    /// What a client with this hardware address is told. `None`: it gives up.
+    /// The answer to a client with this hardware address. `None`: the client gives up.
     async fn ask(&self, mac: Mac, arguments: &[&str]) -> Option<String> {
         let mac = mac.to_string();
         run(self.far.command("ip").args(["link", "set", FAR, "down"]));
@@ -89,7 +89,7 @@ async fn udhcpc_gets_addresses_that_outlive_the_server() {
     );
     let first = clients.ask(mac(1), &[]).await.unwrap();
     assert!(first.starts_with("got 10.77.0.10"), "{first}");
-    // Firmware of a registered machine is told what to load, too.
+    // Firmware of a registered machine gets its loader, too.
     let boots = clients.ask(crate::MAC, &["-V", "PXEClient:Arch:00000:UNDI:002001"]).await.unwrap();
     assert!(boots.ends_with("next 10.77.0.2 file undionly.kpxe."), "{boots}");
     // Both addresses are taken.

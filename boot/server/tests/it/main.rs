@@ -121,7 +121,7 @@ fn file(dir: &Path, name: &str) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread")]
 async fn curl_reads_both_loaders_by_tftp_with_and_without_options() {
     let running = start();
-    for (name, source) in [("undionly.kpxe", "bios"), ("/ipxe.efi", "efi")] {
+    for (name, source) in [("undionly.kpxe", "bios"), ("/headwater.efi", "efi")] {
         let url = format!("{}/{name}", running.tftp);
         for options in [&["--tftp-blksize", "1468"][..], &["--tftp-no-options"], &[]] {
             let (code, got) = curl(&[options, &[url.as_str()]].concat()).await;
@@ -149,10 +149,26 @@ async fn a_script_leads_to_kernel_initramfs_and_settings_once() {
         assert!(got == file(running.dir.path(), source), "{source}: {} bytes", got.len());
     }
     let settings = named("--name settings");
+    // A question for the length does not use the token up.
+    let (code, head) = curl(&["--head", &settings]).await;
+    assert!(code == 0 && String::from_utf8_lossy(&head).contains("content-length: 16"), "{head:?}");
     assert_eq!(get(&settings).await, ("200".into(), "settings of pc-1".into()));
     assert_eq!(get(&settings).await.0, "403");
     assert_eq!(get(&format!("{}/b/52-54-00-01-02-04/boot.ipxe", running.url)).await.0, "404");
     assert_eq!(get(&format!("{}/a/{MANIFEST}x/kernel", running.url)).await.0, "404");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn grub_is_led_to_the_same_files() {
+    let running = start();
+    let (status, script) = get(&format!("{}/b/52:54:00:01:02:03/grub.cfg", running.url)).await;
+    assert_eq!(status, "200");
+    let port = running.url.rsplit(':').next().unwrap();
+    let kernel = format!("if linux (http,127.0.0.1:{port})/a/{MANIFEST}/kernel quiet; then\n");
+    assert!(script.contains(&kernel), "{script}");
+    *running.targets.problem.lock().unwrap() = Some("no image".into());
+    let (_, script) = get(&format!("{}/b/52:54:00:01:02:03/grub.cfg", running.url)).await;
+    assert_eq!(script, "echo \"headwater: pc-1: no image\"\n");
 }
 
 #[tokio::test(flavor = "multi_thread")]

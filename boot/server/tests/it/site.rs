@@ -1,4 +1,4 @@
-//! DHCP servers of sites with the configuration that is generated for them: each kind of client is told what to load.
+//! DHCP servers of sites with the configuration that is generated for them: each kind of client gets its loader.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
