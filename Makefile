@@ -57,10 +57,11 @@ console-check: ## check the types of the web console, and that console/dist is w
 	@xtask/need $(CONSOLE_TOOLS)
 	console/check
 
-console-test: ## the states of all screens of the web console in a browser: accessibility, policy, errors (5 minutes); pictures in build/console
+console-test: ## the states of all screens of the web console in a browser: accessibility, policy, errors, 10,000 machines (7 minutes); pictures in build/console
 	@xtask/need $(CONSOLE_TOOLS) chromium=chromium
 	cd console && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	node console/test/states.mjs $(STATES)
+	$(if $(STATES),,node console/test/many.mjs)
 
 guest: ## build the Debian guest that demo and tests boot, into build/guest (kept for the next time)
 	guest/build

@@ -34,6 +34,8 @@ class Live {
   session = $state<api.Session | null>(null);
   status = $state.raw<Status | null>(null);
   machines = $state.raw<Machine[]>([]);
+  /** Whether these are all: a long list takes longer than the first figures. */
+  isListed = $state(false);
   events = $state.raw<Event[]>([]);
   images = new Watched<ImageList>(api.getImages);
   catalogs = new Watched<Catalog[]>(api.getCatalogs);
@@ -154,6 +156,7 @@ class Live {
     this.session = null;
     this.status = null;
     this.machines = [];
+    this.isListed = false;
     this.events = [];
     this.images.clear();
     this.catalogs.clear();
@@ -217,7 +220,12 @@ class Live {
     this.events = await api.getEvents(`limit=${EVENTS_KEPT}`);
     void this.images.invalidate();
     void this.catalogs.invalidate();
-    await Promise.all([this.#fetchHost(), this.#fetchMachines()]);
+    const listing = this.#fetchMachines();
+    // A failure of both is that of the first.
+    listing.catch(() => undefined);
+    await this.#fetchHost();
+    this.#succeeded();
+    await listing;
   }
 
   async #fetchHost(): Promise<void> {
@@ -228,6 +236,7 @@ class Live {
 
   async #fetchMachines(): Promise<void> {
     this.machines = await api.getMachines();
+    this.isListed = true;
     const sum = this.machines.reduce((all, machine) => all + (machine.disk?.iops ?? 0), 0);
     this.iops = [...this.iops, sum].slice(-SAMPLES_KEPT);
     await filtered.refetch();

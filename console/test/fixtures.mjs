@@ -308,3 +308,18 @@ export const empty = {
   tokens: [],
   console: "",
 };
+
+/**
+ * So many machines, of which nine in ten are on.
+ * @param {number} count
+ */
+export function many(count) {
+  const machines = Array.from({ length: count }, (_, at) =>
+    machine(`desk-${String(at + 1).padStart(5, "0")}`, {
+      catalog: "class",
+      ...(at % 10 !== 9 && { written_mib: 20 + ((at * 37) % 900), iops: (at * 13) % 200 }),
+      ...(at % 4 === 3 && { version: "debian@3", old: true }),
+    }),
+  );
+  return { ...full, machines };
+}

@@ -24,7 +24,8 @@ function pixels(bytes) {
   return lines;
 }
 
-function chunk(type, data) {
+/** A part of a PNG. */
+export function chunk(type, data) {
   const body = Buffer.concat([Buffer.from(type, "latin1"), data]);
   const [length, sum] = [Buffer.alloc(4), Buffer.alloc(4)];
   length.writeUInt32BE(data.length);
@@ -32,14 +33,16 @@ function chunk(type, data) {
   return Buffer.concat([length, body, sum]);
 }
 
+/** A PNG of its parts. */
+export const join = (parts) => Buffer.concat([Buffer.from("\x89PNG\r\n\x1a\n", "latin1"), ...parts, chunk("IEND", Buffer.alloc(0))]);
+
 export function png() {
   const header = Buffer.alloc(13);
   header.writeUInt32BE(WIDTH, 0);
   header.writeUInt32BE(HEIGHT, 4);
   header.set([8, 2], 8);
   const lines = pixels(3).flatMap((line) => [Buffer.from([0]), line]);
-  const parts = [chunk("IHDR", header), chunk("IDAT", deflateSync(Buffer.concat(lines))), chunk("IEND", Buffer.alloc(0))];
-  return Buffer.concat([Buffer.from("\x89PNG\r\n\x1a\n", "latin1"), ...parts]);
+  return join([chunk("IHDR", header), chunk("IDAT", deflateSync(Buffer.concat(lines)))]);
 }
 
 /**

@@ -7,6 +7,9 @@ import { display, png } from "./screen.mjs";
 const DIST = new URL("../dist/", import.meta.url);
 const TYPES = { html: "text/html; charset=utf-8", js: "text/javascript; charset=utf-8", css: "text/css; charset=utf-8", svg: "image/svg+xml" };
 
+/** So many machines have 200 KB. */
+const PAGE = 180;
+
 const PICTURE = png();
 
 /** The policy of the page, as the daemon's source has it. */
@@ -45,7 +48,11 @@ export async function serve() {
         return json(answers.status);
       case "events": {
         // Nothing happens while a test looks.
-        if (url.searchParams.has("wait_s")) return void open.add(response);
+        if (url.searchParams.has("wait_s")) {
+          open.add(response);
+          response.on("close", () => open.delete(response));
+          return;
+        }
         const subject = url.searchParams.get("subject");
         return json({ events: answers.events.filter((event) => !subject || event.subject === subject) });
       }
@@ -62,7 +69,11 @@ export async function serve() {
         const filter = url.searchParams.get("filter") ?? "";
         if (filter.includes("state:odd")) return json({ kind: "invalid", message: "cannot read the filter 'state:odd': there is no state 'odd'", advice: "" }, 400);
         const machines = answers.machines.filter((machine) => !filter || machine.name.includes(filter));
-        return json({ total: answers.machines.length, matching: machines.length, machines });
+        // As the daemon: pages of 200 KB.
+        const from = Number(url.searchParams.get("after") ?? 0);
+        const page = machines.slice(from, from + PAGE);
+        const next = from + PAGE < machines.length ? { next: String(from + PAGE) } : {};
+        return json({ total: answers.machines.length, matching: machines.length, machines: page, ...next });
       }
       case "images":
         return json(answers.images);
@@ -90,5 +101,5 @@ export async function serve() {
     server.closeAllConnections();
     server.close();
   };
-  return { state, hangUp, close, url: `http://127.0.0.1:${server.address().port}/` };
+  return { state, hangUp, close, waiting: () => open.size, url: `http://127.0.0.1:${server.address().port}/` };
 }
