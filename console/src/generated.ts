@@ -445,7 +445,7 @@ export interface ExecResult {
 }
 
 /** The format of an exported disk. */
-export type ExportFormat = "raw" | "qcow2" | "vhd" | "vhdx" | "vmdk";
+export type ExportFormat = "raw" | "qcow2" | "vhd" | "vhd-fixed" | "vhdx" | "vmdk";
 
 /** Where to write a version, and how. */
 export interface ExportRequest {

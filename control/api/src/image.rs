@@ -369,6 +369,9 @@ pub enum ExportFormat {
     /// Virtual PC's and Hyper-V's older one, dynamic; written by qemu-img, which calls it `vpc`.
     #[serde(alias = "vpc")]
     Vhd,
+    /// The same with a fixed size, which Azure needs: the disk in whole MiB and a footer.
+    #[serde(rename = "vhd-fixed")]
+    VhdFixed,
     /// Hyper-V's; written by qemu-img.
     Vhdx,
     /// VMware's, in one sparse file; written by qemu-img.
@@ -385,6 +388,7 @@ impl ExportFormat {
             Self::Raw => "raw",
             Self::Qcow2 => "qcow2",
             Self::Vhd => "vhd",
+            Self::VhdFixed => "vhd-fixed",
             Self::Vhdx => "vhdx",
             Self::Vmdk => "vmdk",
         }
@@ -396,7 +400,7 @@ impl ExportFormat {
         let extension = extension.to_ascii_lowercase();
         if NOT_WRITTEN.contains(&extension.as_str()) {
             return Err(format!(
-                "'{}' is called like a format that is not written; there are raw, qcow2, vhd, vhdx, vmdk: give it another \
+                "'{}' is called like a format that is not written; there are raw, qcow2, vhd, vhd-fixed, vhdx, vmdk: give it another \
                  name, or say --format",
                 path.display()
             ));
@@ -407,10 +411,12 @@ impl ExportFormat {
     /// Reads a format.
     pub fn parse(text: &str) -> Result<Self, String> {
         let called = if text == "vpc" { "vhd" } else { text };
-        [Self::Raw, Self::Qcow2, Self::Vhd, Self::Vhdx, Self::Vmdk]
+        [Self::Raw, Self::Qcow2, Self::Vhd, Self::VhdFixed, Self::Vhdx, Self::Vmdk]
             .into_iter()
             .find(|it| it.name() == called)
-            .ok_or_else(|| format!("'{text}' is not a format; there are raw, qcow2, vhd (vpc), vhdx, vmdk"))
+            .ok_or_else(|| {
+                format!("'{text}' is not a format; there are raw, qcow2, vhd (vpc), vhd-fixed, vhdx, vmdk")
+            })
     }
 }
 

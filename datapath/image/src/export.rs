@@ -1,5 +1,5 @@
-//! Export of a version as a raw file, bit for bit and with holes where the image has no data, or as a qcow2
-//! image.
+//! Export of a version as a raw file, bit for bit and with holes where the image has no data, as a fixed VHD,
+//! or as a qcow2 image.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Write};
@@ -12,6 +12,7 @@ use headwater_store::{Hash, Store};
 use crate::chunk_map::read_manifest;
 use crate::early_sync::EarlySync;
 use crate::error::{ImageError, ImageErrorKind};
+use crate::fixed_vhd::FixedVhd;
 use crate::manifest::Manifest;
 use crate::partial::{NotPlaced, Partial};
 use crate::progress::{Cancel, Progress};
@@ -35,7 +36,7 @@ pub fn export_raw(
     cancel: &Cancel,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<(), ImageError> {
-    export(store, manifest, to, cancel, progress, |_| None).map(drop)
+    export(store, manifest, to, cancel, progress, |_| Ok(Form::Raw)).map(drop)
 }
 
 /// As [`export_raw`], to a qcow2 image without compression. Returns the length of the file.
@@ -46,30 +47,73 @@ pub fn export_qcow2(
     cancel: &Cancel,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<u64, ImageError> {
-    export(store, manifest, to, cancel, progress, |manifest| Some(Layout::new(manifest)))
+    export(store, manifest, to, cancel, progress, |manifest| Ok(Form::Qcow2(Layout::new(manifest))))
 }
 
-/// Without a layout everything has the same offset as in the image.
+/// As [`export_raw`], to a fixed VHD, in which the disk is filled up with zeroes to whole MiB. The time when the
+/// version was made is in the file. Returns the length of the file.
+pub fn export_fixed_vhd(
+    store: &dyn Store,
+    manifest: Hash,
+    created_at_ms: u64,
+    to: &Path,
+    cancel: &Cancel,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<u64, ImageError> {
+    export(store, manifest, to, cancel, progress, |parsed| {
+        let vhd = FixedVhd::new(parsed.size_bytes(), parsed.sector_bytes(), manifest, created_at_ms)?;
+        Ok(Form::FixedVhd(Box::new(vhd)))
+    })
+}
+
+/// How the file is laid out. Except in a qcow2 image, everything has the same offset as in the image.
+enum Form {
+    Raw,
+    FixedVhd(Box<FixedVhd>),
+    Qcow2(Layout),
+}
+
+impl Form {
+    fn file_bytes(&self, disk_bytes: u64) -> u64 {
+        match self {
+            Self::Raw => disk_bytes,
+            Self::FixedVhd(vhd) => vhd.file_bytes(),
+            Self::Qcow2(layout) => layout.file_bytes(),
+        }
+    }
+
+    /// The offset in the file of the chunk with this number, which has this offset on the disk.
+    fn place(&self, index: u64, offset: u64) -> Result<u64, ImageError> {
+        match self {
+            Self::Raw | Self::FixedVhd(_) => Ok(offset),
+            Self::Qcow2(layout) => layout.offset_of(index).ok_or_else(no_place),
+        }
+    }
+}
+
 fn export(
     store: &dyn Store,
     manifest: Hash,
     to: &Path,
     cancel: &Cancel,
     progress: &mut dyn FnMut(Progress),
-    layout: impl FnOnce(&Manifest) -> Option<Layout>,
+    form: impl FnOnce(&Manifest) -> Result<Form, ImageError>,
 ) -> Result<u64, ImageError> {
     let _pin = store.pin(manifest)?;
     let opening = |e: ImageError| e.context(format!("cannot export version {}", manifest.short()));
     let parsed = read_manifest(store, manifest, None).map_err(opening)?;
+    let form = form(&parsed)?;
     let objects: Vec<_> = open_objects(store, &parsed).map_err(opening)?.into_iter().map(Some).collect();
     let (partial, file) = create_partial(to)?;
     let failed = |e: std::io::Error| {
         ImageError::from_os(format!("cannot write {} (what was written is removed)", to.display()), &e)
     };
-    let layout = layout(&parsed);
-    let file_bytes = layout.as_ref().map_or(parsed.size_bytes(), Layout::file_bytes);
+    let file_bytes = form.file_bytes(parsed.size_bytes());
     file.set_len(file_bytes).map_err(failed)?;
-    if let Some(layout) = &layout {
+    if let Form::FixedVhd(vhd) = &form {
+        file.write_all_at(&vhd.footer, vhd.data_bytes).map_err(failed)?;
+    }
+    if let Form::Qcow2(layout) = &form {
         let mut tables = BufWriter::with_capacity(TABLES_PIECE_BYTES, &file);
         for cluster in layout.metadata() {
             cancel.check("the export")?;
@@ -98,10 +142,7 @@ fn export(
                 // The last chunk is filled up with zeroes that are not part of the image.
                 let len = chunk_bytes.min(total_bytes - offset);
                 let part = bytes.get(..usize_of(len)).unwrap_or(bytes);
-                let place = match &layout {
-                    Some(layout) => layout.offset_of(index).ok_or_else(no_place)?,
-                    None => offset,
-                };
+                let place = form.place(index, offset)?;
                 file.write_all_at(part, place).and_then(|()| early.wrote(len)).map_err(failed)?;
                 Ok(None)
             },

@@ -96,6 +96,7 @@ mod early_sync;
 mod fetch;
 mod fetch_pool;
 mod file_disk;
+pub mod fixed_vhd;
 mod foreign;
 mod hydrate;
 mod index;
@@ -121,8 +122,9 @@ pub use diff::{
 };
 pub use disk_cache::{DISK_CACHE_MIN_BYTES, DiskCache, DiskCacheCounters};
 pub use error::{ImageError, ImageErrorKind};
-pub use export::{export_qcow2, export_raw};
+pub use export::{export_fixed_vhd, export_qcow2, export_raw};
 pub use fetch_pool::FETCH_THREADS;
+pub use fixed_vhd::FixedVhd;
 pub use holders::versions_touched;
 pub use import::{Basis, Changes, ImportOptions, Imported, import};
 pub use inspection::Inspection;

@@ -27,9 +27,9 @@ use crate::vhdx::{Refusal, unread};
 pub(crate) const COOKIE: &[u8] = b"conectix";
 const SECTOR_BYTES: u64 = 512;
 /// The largest disk: 2,040 GiB by the format's own limit.
-const DISK_BYTES_MAX: u64 = 2040 << 30;
+pub(crate) const DISK_BYTES_MAX: u64 = 2040 << 30;
 /// The type of a disk of fixed size, in the footer.
-const FIXED: u32 = 2;
+pub(crate) const FIXED: u32 = 2;
 /// In the table: the block is absent.
 const ABSENT: u32 = u32::MAX;
 
@@ -41,15 +41,19 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |eight| u64::from_be_bytes(*eight))
 }
 
-/// Whether the checksum at `at` is that of all other bytes: the ones' complement of their sum.
-fn is_sound(bytes: &[u8], at: usize) -> bool {
+/// The checksum at `at`: the ones' complement of the sum of all other bytes.
+pub(crate) fn checksum(bytes: &[u8], at: usize) -> u32 {
     let counts = |(index, _): &(usize, &u8)| !(at..at + 4).contains(index);
     let sum = bytes
         .iter()
         .enumerate()
         .filter(counts)
         .fold(0u32, |sum, (_, byte)| sum.wrapping_add(u32::from(*byte)));
-    u32_at(bytes, at) == !sum
+    !sum
+}
+
+fn is_sound(bytes: &[u8], at: usize) -> bool {
+    u32_at(bytes, at) == checksum(bytes, at)
 }
 
 /// The most bytes of padding after a footer. An LVM volume is filled up to 4 MiB, upload tools fill up to 1

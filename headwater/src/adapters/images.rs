@@ -362,7 +362,9 @@ impl Images for StoredImages {
     ) -> Result<u64, BackendError> {
         let (store, version, target) = (self.store.clone(), version.clone(), target.to_owned());
         self.blocking("export an image", move || match format {
-            ExportFormat::Raw | ExportFormat::Qcow2 => export(&*store, &version, &target, format, &control),
+            ExportFormat::Raw | ExportFormat::Qcow2 | ExportFormat::VhdFixed => {
+                export(&*store, &version, &target, format, &control)
+            }
             other => convert::export(&*store, &version, hash_of(&version)?, &target, other, &control),
         })
         .await
@@ -493,6 +495,14 @@ fn export(
     let (manifest, cancel, mut forward) = (hash_of(version)?, cancel_of(control), forward(control));
     let written = match format {
         ExportFormat::Qcow2 => headwater_image::export_qcow2(store, manifest, target, &cancel, &mut forward),
+        ExportFormat::VhdFixed => headwater_image::export_fixed_vhd(
+            store,
+            manifest,
+            version.created_at_ms,
+            target,
+            &cancel,
+            &mut forward,
+        ),
         _ => headwater_image::export_raw(store, manifest, target, &cancel, &mut forward)
             .map(|()| version.size_bytes),
     };

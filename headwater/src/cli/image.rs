@@ -191,7 +191,7 @@ pub enum ImageCommand {
         /// The file; it must not exist, and - is refused: the daemon writes it
         #[arg(value_hint = ValueHint::FilePath)]
         file: PathBuf,
-        /// raw, qcow2, vhd, vhdx or vmdk; the last three need qemu-img [default: the file's extension where it is one of these, else raw]
+        /// raw, qcow2, vhd, vhd-fixed (for Azure), vhdx or vmdk; vhd, vhdx and vmdk need qemu-img [default: the file's extension where it is one of these, else raw]
         #[arg(long, value_parser = ExportFormat::parse)]
         format: Option<ExportFormat>,
     },

@@ -661,6 +661,13 @@ fn an_export_to_other_formats_is_what_qemu_reads_as_the_disk() {
         let again = daemon.cli(&["image", "import", &out, "--name", "disk"]).ok();
         assert!(again.contains("unchanged; it is disk@1"), "{format}: {again}");
     }
+    // The form that Azure needs is not the one that the name says.
+    let fixed = path("fixed.vhd");
+    let said = daemon.cli(&["image", "export", "disk", &fixed, "--format", "vhd-fixed"]).ok();
+    assert!(said.contains(&format!("disk@1 written to {fixed} as vhd-fixed, ")), "{said}");
+    assert_eq!(std::fs::metadata(&fixed).unwrap().len(), (9 << 20) + 512);
+    qemu_img(&["compare", "-f", "raw", "-F", "vpc", &path("a.raw"), &fixed]);
+    std::fs::remove_file(fixed).unwrap();
     // What is said counts more than the name.
     let odd = path("odd.qcow2");
     assert!(daemon.cli(&["image", "export", "disk", &odd, "--format", "raw"]).ok().contains("as raw, "));
@@ -671,7 +678,7 @@ fn an_export_to_other_formats_is_what_qemu_reads_as_the_disk() {
     // Nobody would take that for a raw disk.
     daemon
         .cli(&["image", "export", "disk", &path("a.vdi")])
-        .fails(2, &["a.vdi", "vhd, vhdx, vmdk", "--format"]);
+        .fails(2, &["a.vdi", "vhd, vhd-fixed, vhdx, vmdk", "--format"]);
     daemon.cli(&["image", "export", "disk", &path("a.VDI"), "--format", "raw"]).ok();
     assert_eq!(std::fs::read_dir(daemon.path().join("store/tmp")).unwrap().count(), 0);
     daemon

@@ -4,6 +4,7 @@ mod compaction;
 mod damage;
 mod diff;
 mod diff_ntfs;
+mod export_fixed_vhd;
 mod export_qcow2;
 mod files;
 mod fixture;
