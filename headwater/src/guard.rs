@@ -1,7 +1,7 @@
 //! `headwater guard`: ends machines of a node whose lease is over, although the daemon is gone or stands still.
 //!
 //! The daemon writes the end of its lease to a file, and ends machines itself when the lease is over. This process looks at the file. It ends
-//! when the file is gone, or when there was nothing to end for a while: a daemon that needs it starts another one.
+//! when its daemon is gone and there was nothing to end for a while. The next daemon starts another one.
 
 use std::fs::{File, TryLockError};
 use std::os::unix::process::CommandExt;
@@ -10,9 +10,10 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context;
-use headwater_qemu::sweep_orphans;
+use headwater_qemu::{RunFiles, sweep_orphans};
 use headwater_service::backend::{Clock as _, SystemClock};
 use headwater_service::fleet::fence::LeaseFile;
+use rustix::process::getppid;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -25,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// How long a daemon gets to end the machines itself, in milliseconds. The controller waits for longer.
 const DAEMON_FIRST_MS: u64 = 500;
 
-/// How long it stays when there is nothing to end.
+/// How long it stays without a daemon and with nothing to end.
 const UNUSED: Duration = Duration::from_secs(60);
 
 /// How often a daemon looks whether its guard is there.
@@ -46,40 +47,51 @@ fn lock(data_dir: &DataDir) -> std::io::Result<Option<File>> {
     }
 }
 
-/// Guards until it is not needed any more.
+/// Guards until its daemon is gone, and there is nothing to guard.
 pub async fn run(data_dir: &DataDir) -> anyhow::Result<u8> {
     let Some(_lock) = lock(data_dir).context("cannot lock the guard of this node")? else { return Ok(0) };
-    let path = lease_file(data_dir);
+    let daemon = getppid();
     let mut unused_since = Instant::now();
-    while unused_since.elapsed() < UNUSED {
+    while unused_since.elapsed() < UNUSED && membership::dir_of(data_dir).exists() {
         tokio::time::sleep(LOOK).await;
-        // Machines of an earlier boot of the host have ended with it.
-        let file = LeaseFile::read(&path);
-        let ends_at_ms = file.as_ref().and_then(LeaseFile::ends_at_ms);
-        let (Some(file), Some(ends_at_ms)) = (file, ends_at_ms) else { return Ok(0) };
-        if SystemClock.since_boot_ms() < ends_at_ms.saturating_add(DAEMON_FIRST_MS) {
+        // A process whose parent ends gets another one.
+        let is_used = look(data_dir).await || getppid() == daemon;
+        if is_used {
             unused_since = Instant::now();
-            continue;
-        }
-        let others = others(data_dir, &file.machines);
-        match sweep_orphans(&data_dir.run(), &others).await {
-            Ok(ended) if ended.is_empty() => {}
-            Ok(ended) => {
-                unused_since = Instant::now();
-                for machine in ended {
-                    let directory = machine.run_dir.display().to_string();
-                    tracing::warn!(
-                        directory,
-                        "the lease of this node is over, and another host may run the machine: ended it"
-                    );
-                }
-            }
-            Err(error) => {
-                tracing::error!("cannot end machines that another host may run, and tries again: {error}")
-            }
         }
     }
     Ok(0)
+}
+
+/// Ends the machines if the lease is over. Whether there is a lease, or there were machines.
+async fn look(data_dir: &DataDir) -> bool {
+    // Machines of an earlier boot of the host have ended with it.
+    let file = LeaseFile::read(&lease_file(data_dir));
+    let ends_at_ms = file.as_ref().and_then(LeaseFile::ends_at_ms);
+    let (Some(file), Some(ends_at_ms)) = (file, ends_at_ms) else { return false };
+    if SystemClock.since_boot_ms() < ends_at_ms.saturating_add(DAEMON_FIRST_MS) {
+        return true;
+    }
+    let may_be_on = |name: &String| RunFiles::new(&data_dir.run().join(name)).pid_file().exists();
+    if !file.machines.iter().any(may_be_on) {
+        return false;
+    }
+    match sweep_orphans(&data_dir.run(), &others(data_dir, &file.machines)).await {
+        Ok(ended) => {
+            for machine in &ended {
+                let directory = machine.run_dir.display().to_string();
+                tracing::warn!(
+                    directory,
+                    "ended a machine: the lease of this node is over, and another host may run it"
+                );
+            }
+            !ended.is_empty()
+        }
+        Err(error) => {
+            tracing::error!("cannot end machines that another host may run, and tries again: {error}");
+            true
+        }
+    }
 }
 
 /// The names of the machines that are left alone.
@@ -89,10 +101,10 @@ fn others(data_dir: &DataDir, fenced: &[String]) -> Vec<String> {
     names.filter(|name| !fenced.contains(name)).collect()
 }
 
-/// Keeps a guard there while this daemon has machines that are fenced, until `stop` says true.
+/// Keeps a guard there until `stop` says true. It is there before a machine is fenced, so that no machine goes on without it.
 pub async fn keep(data_dir: DataDir, mut stop: watch::Receiver<bool>) -> std::io::Result<()> {
     loop {
-        if let Err(error) = start_if_needed(&data_dir) {
+        if let Err(error) = start_unless_there(&data_dir) {
             tracing::error!(
                 "cannot start the guard, so machines that another host may run go on if this daemon is killed: {error}"
             );
@@ -104,8 +116,8 @@ pub async fn keep(data_dir: DataDir, mut stop: watch::Receiver<bool>) -> std::io
     }
 }
 
-fn start_if_needed(data_dir: &DataDir) -> std::io::Result<()> {
-    if !lease_file(data_dir).exists() || lock(data_dir)?.is_none() {
+fn start_unless_there(data_dir: &DataDir) -> std::io::Result<()> {
+    if lock(data_dir)?.is_none() {
         return Ok(());
     }
     // This very program, also if its file was replaced meanwhile.

@@ -292,7 +292,7 @@ impl World {
         self.controllers[controller].is_up && self.nodes[node].is_up && !self.is_cut[controller][node]
     }
 
-    /// What a controller does by itself: it clears nodes, gives them their machines, and asks.
+    /// A controller clears nodes, gives them their machines, and asks.
     fn work(&mut self, controller: usize) {
         for node in 0..NODES {
             if !self.carries(controller, node) {

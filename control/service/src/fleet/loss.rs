@@ -45,7 +45,7 @@ pub(crate) struct Leases {
     /// Nothing that was heard before counts: since then this daemon has the database, and reaches it.
     counts_from: Mutex<Option<u64>>,
     starting: Mutex<HashSet<Uuid>>,
-    /// What was said last of machines for which there is no room.
+    /// The last complaint that there is no room.
     no_room: Mutex<Option<String>>,
 }
 
