@@ -2,6 +2,7 @@
 
 mod actions;
 mod browser;
+mod display;
 mod terminal;
 mod update;
 
