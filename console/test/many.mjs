@@ -66,6 +66,20 @@ await page.evaluate(() => scrollTo(0, document.documentElement.scrollHeight));
 const end = `tr[data-machine="desk-${MACHINES}"]`;
 await page.waitForSelector(end, { timeout: 5_000 }).catch(() => failures.push("the end of the list has not the last machine"));
 
+// On a narrow screen too, where rows differ in height.
+await page.setViewportSize({ width: 390, height: 844 });
+await page.evaluate(() => scrollTo(0, document.documentElement.scrollHeight));
+await page.waitForSelector(end, { timeout: 5_000 }).catch(() => failures.push("the end of the narrow list has not the last machine"));
+await page.setViewportSize({ width: 1280, height: 900 });
+
+// Tab goes on to rows that were not in the page.
+await page.evaluate(() => scrollTo(0, 0));
+await page.waitForSelector("tr[data-machine=desk-00001]");
+await page.focus("tr[data-machine=desk-00001] a");
+for (let key = 0; key < 120; key += 1) await page.keyboard.press("Tab");
+const reached = await page.evaluate(() => document.activeElement.closest("tr")?.dataset.machine ?? "no row");
+if (!(reached > "desk-00035")) failures.push(`120 times Tab leads to ${reached}`);
+
 // The filter and the order work on all machines.
 await page.evaluate(() => scrollTo(0, 0));
 await page.getByRole("button", { name: "Requests/s" }).click();
