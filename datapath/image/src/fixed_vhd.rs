@@ -122,7 +122,7 @@ fn footer(data_bytes: u64, created_s: u32, id: &[u8; 16]) -> [u8; 512] {
     footer
 }
 
-/// Where the checksum is in the footer.
+/// The offset of the checksum in the footer.
 const CHECKSUM_AT: usize = 64;
 
 /// Cylinders, heads and sectors of a track for so many sectors: the algorithm of the specification's appendix "CHS
