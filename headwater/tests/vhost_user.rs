@@ -112,6 +112,7 @@ fn spec(dir: &Path) -> GuestSpec {
         host_memory_bytes: u64::MAX,
         cpus: 2,
         disk: Disk::vhost_user(dir.join("disk.sock")),
+        scratch: None,
         seed: None,
         run_dir: dir.join("run"),
         firmware: headwater_qemu::Firmware::Bios,

@@ -275,6 +275,7 @@ fn spec(socket: &Path, dir: &Path, acceleration: &Acceleration) -> GuestSpec {
         host_memory_bytes: installed_memory_bytes(),
         cpus: 1,
         disk: Disk::vhost_user(socket),
+        scratch: None,
         seed: None,
         run_dir: dir.join("guest"),
         firmware: Firmware::Bios,

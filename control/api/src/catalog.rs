@@ -73,6 +73,9 @@ pub struct CreateCatalog {
     #[serde(default)]
     #[schema(value_type = String)]
     pub network: Network,
+    /// Size of the scratch disk of each machine; 0: none.
+    #[serde(default)]
+    pub scratch_bytes: u64,
     /// The cloud-init user data of each machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,
@@ -202,6 +205,9 @@ pub struct Catalog {
     /// How the network card of each machine is connected: `user` or `bridge:NAME`.
     #[schema(value_type = String)]
     pub network: Network,
+    /// Size of the scratch disk of each machine in bytes, whole MiB from 64 MiB to 4 TiB; 0: none.
+    #[serde(default)]
+    pub scratch_bytes: u64,
     /// The cloud-init user data of each machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,

@@ -444,6 +444,7 @@ mod tests {
             display: Display::default(),
             display_socket: None,
             network: Network::default(),
+            scratch_bytes: 0,
             claimed_for: None,
             wanted: Wanted::Running,
             state: MachineState::Running,

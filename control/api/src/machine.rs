@@ -438,6 +438,9 @@ pub struct Machine {
     #[serde(default)]
     #[schema(value_type = String)]
     pub network: Network,
+    /// Size of its scratch disk, which is empty at each start; 0: it has none.
+    #[serde(default)]
+    pub scratch_bytes: u64,
     /// Who has claimed it. The claim may have ended, and the machine be about to be reset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claimed_for: Option<String>,
@@ -540,6 +543,9 @@ pub struct CreateMachine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub network: Option<Network>,
+    /// Size of its scratch disk in bytes, whole MiB from 64 MiB to 4 TiB; 0: it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scratch_bytes: Option<u64>,
     /// The guest's host name; the machine's name where absent.
     #[serde(default)]
     pub host_name: Option<String>,

@@ -1,4 +1,4 @@
-//! Firmware, TPM, display and network of a virtual machine.
+//! Firmware, TPM, display, network and scratch disk of a virtual machine.
 
 use std::str::FromStr;
 
@@ -138,7 +138,7 @@ fn is_interface_name(name: &str) -> bool {
         && name.chars().all(is_plain)
 }
 
-/// Firmware, TPM, display and network of a virtual machine.
+/// Firmware, TPM, display, network and scratch disk of a virtual machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Platform {
     /// What it boots with.
@@ -151,13 +151,29 @@ pub struct Platform {
     pub display: Display,
     /// How its network card is connected.
     pub network: Network,
+    /// Size of its scratch disk; 0: it has none.
+    pub scratch_bytes: u64,
 }
+
+/// The sizes that a scratch disk can have.
+const SCRATCH_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=4 << 40;
+
+/// A scratch disk has a multiple of this.
+const SCRATCH_UNIT_BYTES: u64 = 1 << 20;
 
 impl Platform {
     /// Refuses a platform that no machine can have.
     pub fn check(&self) -> Result<(), String> {
         if self.secure_boot && self.firmware != Firmware::Uefi {
             return Err("Secure Boot is a part of UEFI; give --firmware uefi as well".to_owned());
+        }
+        let scratch_bytes = self.scratch_bytes;
+        let is_possible =
+            SCRATCH_BYTES.contains(&scratch_bytes) && scratch_bytes.is_multiple_of(SCRATCH_UNIT_BYTES);
+        if scratch_bytes > 0 && !is_possible {
+            return Err(format!(
+                "a scratch disk of {scratch_bytes} bytes is not possible; give whole MiB, from 64M to 4T"
+            ));
         }
         Ok(())
     }
@@ -184,6 +200,21 @@ mod tests {
         }
         assert!(Firmware::parse("efi").unwrap_err().contains("bios, uefi"));
         assert!(Display::parse("gtk").unwrap_err().contains("none, vnc"));
+    }
+
+    #[test]
+    fn a_scratch_disk_has_whole_mebibytes() {
+        for (scratch_bytes, is_possible) in [
+            (0, true),
+            (1 << 20, false),
+            (64 << 20, true),
+            ((64 << 20) + 512, false),
+            (4 << 40, true),
+            (5 << 40, false),
+        ] {
+            let platform = Platform { scratch_bytes, ..Platform::default() };
+            assert_eq!(platform.check().is_ok(), is_possible, "{scratch_bytes}");
+        }
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub struct MachineRecord {
     pub memory_bytes: u64,
     /// The guest's processors.
     pub cpus: u32,
-    /// Its firmware, TPM, display and network.
+    /// Its firmware, TPM, display, network and scratch disk.
     pub platform: Platform,
     /// What its guest is told. In a list of machines without its user data.
     pub identity: Identity,
@@ -125,7 +125,7 @@ pub struct CatalogRecord {
     pub memory_bytes: u64,
     /// Their guests' processors.
     pub cpus: u32,
-    /// Their firmware, TPM, display and network.
+    /// Their firmware, TPM, display, network and scratch disk.
     pub platform: Platform,
     /// Their cloud-init user data.
     pub user_data: Option<String>,

@@ -145,6 +145,7 @@ fn alone(record: CatalogRecord) -> Catalog {
         tpm: record.platform.tpm,
         display: record.platform.display,
         network: record.platform.network,
+        scratch_bytes: record.platform.scratch_bytes,
         user_data: record.user_data,
         name_rule: record.name_rule,
         first_number: record.first_number,

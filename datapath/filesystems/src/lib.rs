@@ -7,7 +7,7 @@
 //!                                                               +--> scan --> Owners: block -> file -> path (one pass)
 //! ```
 //!
-//! [`boot_records`] says what firmware finds on a disk.
+//! [`boot_records`] says what firmware finds on a disk, and [`efi`] whether its loader is signed.
 //!
 //! # Guarantees
 //! - Nothing is written, and nothing that is read is trusted: what cannot be is a [`Fault`], never a panic.
@@ -47,6 +47,7 @@
 
 pub mod boot;
 pub mod bytes;
+pub mod efi;
 pub mod ext;
 pub mod fat;
 pub mod fault;

@@ -22,10 +22,11 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use self::recordings::Recording;
+use self::scratch::Scratch;
 use self::served::{ServedParts, ServedVolume, Server};
 use crate::adapters::contents::{self, ScanPermit, Scans};
 use crate::adapters::frozen::{FrozenVolume, or_discard};
-use crate::adapters::images::{check_bootable, hash_of, image_failed};
+use crate::adapters::images::{check_bootable, check_signed, hash_of, image_failed};
 use crate::adapters::persistent_disks::{self, PersistentDiskFiles};
 use crate::adapters::release::Released;
 use crate::adapters::snapshot_leases::{Reader, SnapshotLeases};
@@ -353,12 +354,14 @@ struct Opening {
     little_space: LittleSpace,
     /// The firmware of the machine that boots from the disk, if a machine does.
     firmware: Option<Firmware>,
+    /// Whether that runs signed loaders only.
+    secure_boot: bool,
 }
 
 impl Opening {
     /// Of a persistent disk from which no machine boots.
     fn unbooted(kept: PersistentDiskRef) -> Self {
-        Self { kept: Some(kept), little_space: LittleSpace::Accepted, firmware: None }
+        Self { kept: Some(kept), little_space: LittleSpace::Accepted, firmware: None, secure_boot: false }
     }
 }
 
@@ -402,7 +405,7 @@ impl Opener {
         cache: &CacheSettings,
         open: Opening,
     ) -> Result<Opened, BackendError> {
-        let Opening { kept, little_space, firmware } = open;
+        let Opening { kept, little_space, firmware, secure_boot } = open;
         let manifest = hash_of(version)?;
         // First, so that the version cannot be removed between here and the end of the disk.
         let pinned = self.streaming.pin(manifest).map_err(image_failed)?;
@@ -413,6 +416,10 @@ impl Opener {
         let streamed = self.streaming.open(manifest, above).map_err(image_failed)?;
         if let Some(firmware) = firmware {
             check_bootable(version, streamed.reader.outline(), firmware)?;
+        }
+        // A machine may have written another loader to its disk.
+        if secure_boot && !is_used {
+            check_signed(version, &streamed.reader)?;
         }
         let mut options = VolumeOptions {
             name: name.to_owned(),
@@ -494,20 +501,28 @@ impl Opener {
             check_directory(&self.files.cache_dir, name.as_deref(), request.cache.disk_bytes)
                 .map_err(|e| volume_failed(e).advise(lower_limit(&request.machine)))?;
         }
-        let open = Opening { kept: request.kept, little_space, firmware: Some(request.firmware) };
+        let (firmware, secure_boot) = (Some(request.firmware), request.secure_boot);
+        let open = Opening { kept: request.kept, little_space, firmware, secure_boot };
         let Opened { volume, pin, version, image } =
             self.volume(&request.machine, &request.version, &request.cache, open)?;
         let socket = request.run_dir.join("disk.sock");
-        // Left by a process that had this data directory before: the lock says that no other has it now.
-        if socket.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
-            std::fs::remove_file(&socket)
-                .map_err(|e| BackendError::from_io(format!("cannot remove {}", socket.display()), e))?;
-        }
+        remove_socket(&socket)?;
         let begin = || recordings::begin(&self.recordings, &request.machine, &volume, &image);
         let recording = request.is_recorded.then(begin).transpose();
         let recording = recording.inspect_err(|_| volume.close())?;
         let device = recording.as_ref().map_or_else(|| volume.clone() as Arc<dyn Device>, Recording::device);
-        let server = Server::bind(&request, &socket, device).inspect_err(|_| volume.close())?;
+        let scratch = Scratch::open(&self, &request, little_space).inspect_err(|_| volume.close())?;
+        let serial = headwater_qemu::disk_serial(request.uuid);
+        let server = match Server::bind(&request, &socket, serial, device) {
+            Ok(server) => server,
+            Err(error) => {
+                volume.close();
+                if let Some(scratch) = scratch {
+                    scratch.close(&self.totals);
+                }
+                return Err(error);
+            }
+        };
         self.totals.opened(&volume);
         let served = Arc::new(ServedVolume {
             machine: request.machine.clone(),
@@ -524,7 +539,7 @@ impl Opener {
             snapshot_leases: SnapshotLeases::default(),
             totals: self.totals,
             scans: Arc::clone(&self.readable.scans),
-            parts: Arc::new(Mutex::new(Some(ServedParts { server, recording, pin, version }))),
+            parts: Arc::new(Mutex::new(Some(ServedParts { server, recording, scratch, pin, version }))),
         });
         let mut on = self.readable.on.lock();
         on.retain(|_, disk| disk.strong_count() > 0);
@@ -532,6 +547,15 @@ impl Opener {
         drop(on);
         Ok(served)
     }
+}
+
+/// Removes a socket that a process left which had this data directory before: the lock says that no other has it now.
+fn remove_socket(socket: &Path) -> Result<(), BackendError> {
+    if !socket.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
+        return Ok(());
+    }
+    std::fs::remove_file(socket)
+        .map_err(|e| BackendError::from_io(format!("cannot remove {}", socket.display()), e))
 }
 
 /// Overflow files have no name but for a moment: one that has was left by something that died in it. All else is somebody's own.
@@ -602,6 +626,7 @@ pub fn host_memory_bytes() -> u64 {
 }
 
 mod recordings;
+pub mod scratch;
 mod served;
 mod shortage;
 #[cfg(test)]

@@ -17,7 +17,7 @@ use headwater_service::backend::{
     BackendError, ExecOutput, Hypervisor, LeftVm, Vm, VmExit, VmPlan, VmRequest,
 };
 
-use crate::adapters::disks::host_memory_bytes;
+use crate::adapters::disks::{host_memory_bytes, scratch};
 
 /// A guest that still boots misses the power button, so it is pressed again this often.
 const POWER_BUTTON_INTERVAL: Duration = Duration::from_secs(3);
@@ -72,6 +72,7 @@ impl Hypervisor for Qemu {
             host_memory_bytes: host_memory_bytes(),
             cpus: plan.cpus,
             disk: Disk::nbd("/", ""),
+            scratch: None,
             seed: None,
             run_dir: PathBuf::from("/"),
             firmware: Firmware::Bios,
@@ -109,6 +110,11 @@ impl Hypervisor for Qemu {
             platform::Display::None => Display::None,
             platform::Display::Vnc => Display::Vnc,
         };
+        let transport = request.transport;
+        let disk_at = |socket: PathBuf| match transport {
+            DiskTransport::VhostUser => Disk::vhost_user(socket),
+            DiskTransport::Nbd => Disk::nbd(socket, ""),
+        };
         let accelerator = match acceleration {
             Acceleration::Kvm => "kvm",
             Acceleration::Tcg { .. } => "tcg",
@@ -120,11 +126,8 @@ impl Hypervisor for Qemu {
             memory_bytes: request.memory_bytes,
             host_memory_bytes: host_memory_bytes(),
             cpus: request.cpus,
-            disk: (match request.transport {
-                DiskTransport::VhostUser => Disk::vhost_user(request.disk_socket),
-                DiskTransport::Nbd => Disk::nbd(request.disk_socket, ""),
-            })
-            .with_sectors(request.sector_bytes),
+            disk: disk_at(request.disk_socket).with_sectors(request.sector_bytes),
+            scratch: (request.platform.scratch_bytes > 0).then(|| disk_at(files.dir.join(scratch::SOCKET))),
             seed: Some(files.seed_disk()),
             run_dir: request.run_dir,
             firmware,

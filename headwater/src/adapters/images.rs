@@ -12,9 +12,11 @@ use headwater_api::{
     BootTrace, ChangedFile, Channel, ChannelPointer, DiffReport, ExportFormat, FileChange, Image,
     ImageVersion, PartitionDifference, ProblemKind, Removed, VerifyReport, VerifyRequest,
 };
-use headwater_block::size;
+use headwater_block::{Device, size};
+use headwater_filesystems::{ReadAt, efi};
 use headwater_image::{
-    Cancel, DiffProgress, Difference, ImageError, ImageErrorKind, Manifests, Outline, VerifyRound, outline_of,
+    Cancel, DiffProgress, Difference, ImageError, ImageErrorKind, Manifests, Outline, VerifyRound,
+    VersionReader, outline_of,
 };
 use headwater_service::backend::{
     BackendError, Images, ImportOrder, ImportOutcome, Listed, Promoted, Promotion, PullOrder, PullOutcome,
@@ -142,6 +144,28 @@ pub fn check_bootable(
         "'headwater export' serves the disk to other hypervisors; a machine here needs a disk with sectors of 512 bytes"
     };
     Err(BackendError::new(ProblemKind::Invalid, message).advise(advice))
+}
+
+/// Refuses a version whose boot loader has no signature, for a machine with Secure Boot.
+pub fn check_signed(version: &ImageVersion, reader: &Arc<VersionReader>) -> Result<(), BackendError> {
+    let sector_bytes = reader.outline().sector_bytes().into();
+    let disk: Arc<dyn Device> = reader.clone();
+    // These reads are not those of a boot.
+    let disk: Arc<dyn ReadAt> = Arc::new(Arc::clone(&disk).unrecorded().unwrap_or(disk));
+    // The firmware says what else is wrong with it.
+    if efi::is_loader_signed(&disk, sector_bytes) != Some(false) {
+        return Ok(());
+    }
+    let message = format!(
+        "a machine with Secure Boot cannot boot {}@{}: its loader \\{} is not signed",
+        version.image,
+        version.number,
+        efi::LOADER.join("\\")
+    );
+    Err(BackendError::new(ProblemKind::Invalid, message).advise(
+        "put a loader there that is signed with Microsoft's keys, such as Debian's shim-signed with grub-efi-amd64-signed, or \
+         create the machine without --secure-boot",
+    ))
 }
 
 /// The sectors that all firmware boots from.

@@ -48,6 +48,9 @@ pub struct MachineArgs {
     /// The guest's network: user (out through the host), or bridge:NAME (a port of this bridge; needs root) [default: user]
     #[arg(long, value_name = "HOW")]
     pub network: Option<Network>,
+    /// Give the guest a scratch disk of this size for swap and temporary files: empty at each start, never sealed; 0 for none [default: none]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub scratch: Option<u64>,
     /// File with cloud-init user data for the guest (#cloud-config, a script, ...), of at most 4M
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub user_data: Option<PathBuf>,

@@ -191,6 +191,7 @@ pub fn creation(name: String, boots: Boots, args: &MachineArgs) -> anyhow::Resul
         tpm: args.tpm,
         display: args.display,
         network: args.network.clone(),
+        scratch_bytes: args.scratch,
         host_name: None,
         boot: None,
         mac: None,
@@ -457,6 +458,11 @@ pub fn firmware_text(firmware: Firmware, secure_boot: bool) -> String {
     if secure_boot { format!("{firmware} with Secure Boot") } else { firmware.to_string() }
 }
 
+/// The size of a scratch disk.
+pub fn scratch_text(scratch_bytes: u64) -> String {
+    if scratch_bytes == 0 { "none".to_owned() } else { size::format(scratch_bytes) }
+}
+
 /// Whether there is a TPM.
 pub fn tpm_text(tpm: bool) -> String {
     if tpm { "2.0, swtpm" } else { "none" }.to_owned()
@@ -540,6 +546,7 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
             ("TPM", tpm_text(machine.tpm)),
             ("display", display_text(&machine)),
             ("network", network_text(&machine.network)),
+            ("scratch disk", scratch_text(machine.scratch_bytes)),
         ]);
     }
     if let Some(disk) = machine.disk {

@@ -37,6 +37,12 @@ fn signed_disk(dir: &Path) -> PathBuf {
     efi_disk_of(dir, "signed.raw", &files)
 }
 
+/// A disk whose loader is signed, by a key that the firmware does not have: GRUB without the shim that brings Debian's key.
+fn untrusted_disk(dir: &Path) -> PathBuf {
+    let grub = "/usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed";
+    efi_disk_of(dir, "untrusted.raw", &[(grub, "/EFI/BOOT/BOOTX64.EFI")])
+}
+
 fn efi_disk_of(dir: &Path, name: &str, files: &[(&str, &str)]) -> PathBuf {
     let disk = dir.join(name);
     std::fs::File::create(&disk).and_then(|file| file.set_len(8 << 20)).expect("the disk can be written");
@@ -159,14 +165,22 @@ fn firmware_variables_are_kept_with_the_disk() {
 #[test]
 fn secure_boot_runs_a_signed_loader_and_says_that_another_is_not_trusted() {
     let daemon = Daemon::start();
-    for disk in [signed_disk(daemon.path()), efi_disk(daemon.path())] {
+    for disk in [signed_disk, untrusted_disk, efi_disk].map(|make| make(daemon.path())) {
         daemon.cli(&["image", "import", disk.to_str().expect("UTF-8")]).ok();
     }
     // GRUB needs more than the other machines of these tests.
     let secure = ["--secure-boot", "--tpm", "--memory", "256M", "--disk", "1G"];
     daemon.cli(&[&["machine", "create", "trusted", "signed", "--persistent"][..], &secure].concat()).ok();
-    daemon.cli(&[&["machine", "create", "refused", "efi"][..], &secure].concat()).ok();
+    daemon.cli(&[&["machine", "create", "refused", "untrusted"][..], &secure].concat()).ok();
     daemon.cli(&["machine", "start", "trusted", "refused"]).ok();
+    // Nobody signed this loader, which is seen before anything starts.
+    daemon.cli(&[&["machine", "create", "unsigned", "efi"][..], &secure].concat()).ok();
+    let start = daemon.cli(&["machine", "start", "unsigned"]);
+    start.fails(
+        2,
+        &["Secure Boot cannot boot efi@1", "\\EFI\\BOOT\\BOOTX64.EFI is not signed", "shim-signed"],
+    );
+    assert!(!daemon.path().join("run/unsigned/qemu.log").exists());
     let shown = daemon.cli(&["machine", "show", "trusted"]).ok();
     assert!(shown.contains("uefi with Secure Boot") && shown.contains("2.0, swtpm"), "{shown}");
 
@@ -298,4 +312,48 @@ fn machines_have_the_platform_of_their_catalog() {
     let odd = json!({ "name": "odd", "image": "tiny", "network": "bridge:a/b" }).to_string();
     let (status, answer) = http(&daemon.socket(), "POST", "/api/v1/machines", Some(&odd));
     assert!(status == 400 && answer.contains("not the name of a bridge"), "{status}: {answer}");
+}
+
+#[test]
+fn a_scratch_disk_is_empty_at_each_start_and_in_no_version() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("plain");
+    let create = |more: &[&str]| daemon.cli(&[&["machine", "create", "lab", "tiny"][..], more].concat());
+    create(&["--scratch", "1M"]).fails(2, &["machine 'lab'", "from 64M to 4T"]);
+    daemon.create("lab", "tiny", &["--scratch", "64M", "--transport", "nbd", "--persistent"]);
+    let socket = daemon.path().join("run/lab/scratch.sock");
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let io = |command: &str| {
+        let mut io = Command::new("qemu-io");
+        io.args(["--format", "raw", "-c", command, &uri]);
+        let said = run(&mut io).ok();
+        assert!(!said.contains("failed"), "{said}");
+    };
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+    let shown = daemon.cli(&["machine", "show", "lab"]).ok();
+    assert!(shown.lines().any(|line| line == "scratch disk          64M"), "{shown}");
+    assert_eq!(run(Command::new("nbdinfo").args(["--size", &uri])).ok().trim(), (64 << 20).to_string());
+    io("write -P 7 16M 1M");
+    io("read -P 7 16M 1M");
+    // The version has the machine's disk, and nothing of this one.
+    daemon.console("lab", "w", Some("W"));
+    let sealed = daemon.cli(&["machine", "seal", "lab"]).ok();
+    assert!(sealed.contains("tiny@2"), "{sealed}");
+    let image: serde_json::Value =
+        serde_json::from_str(&daemon.cli(&["--json", "image", "show", "tiny"]).ok()).unwrap();
+    let sizes: Vec<u64> =
+        image["versions"].as_array().unwrap().iter().map(|it| it["size_bytes"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, [sizes[0]; 2], "{image}");
+    daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
+    assert!(!socket.exists());
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+    io("read -P 0 0 64M");
+    // Over vhost-user, QEMU asks the server for the disk before it runs the guest.
+    daemon.create("desk", "tiny", &["--scratch", "64M"]);
+    daemon.cli(&["machine", "start", "desk", "--wait"]).ok();
+    daemon.cli(&["machine", "stop", "lab", "desk", "--force"]).ok();
+    // Its own cache is gone; a disk that is kept has a file.
+    let left = std::fs::read_dir(daemon.path().join("cache")).unwrap().count();
+    daemon.cli(&["machine", "remove", "lab"]).ok();
+    assert!(left > 0 && std::fs::read_dir(daemon.path().join("cache")).unwrap().count() == 0);
 }

@@ -68,6 +68,6 @@ pub use probe::{Acceleration, Version, probe_acceleration};
 pub use qmp::{Event, Qmp};
 pub use seed::{Identity, SshHostKey};
 pub use spec::{
-    Disk, DiskTransport, Display, Firmware, GuestSpec, MacAddress, Network, OnReboot, RunFiles, check_size,
-    disk_serial,
+    Disk, DiskTransport, Display, Firmware, GuestSpec, MacAddress, Network, OnReboot, RunFiles,
+    SCRATCH_SERIAL, check_size, disk_serial,
 };

@@ -111,6 +111,9 @@ pub fn disk_serial(uuid: Uuid) -> String {
     serial
 }
 
+/// The serial number of a machine's scratch disk, by which its guest finds it.
+pub const SCRATCH_SERIAL: &str = "headwater-scratch";
+
 /// The first QEMU version that accepts `reconnect-ms`. `reconnect`, in seconds, is deprecated from then on, and removed
 /// in 10.2.
 const RECONNECTS_IN_MS: Version = Version(9, 2);
@@ -178,6 +181,8 @@ pub struct GuestSpec {
     pub cpus: u32,
     /// Its disk, which it boots from.
     pub disk: Disk,
+    /// Its scratch disk, with the serial number [`SCRATCH_SERIAL`]; reached as the disk is.
+    pub scratch: Option<Disk>,
     /// The NoCloud disk with its identity, see [`crate::seed`].
     pub seed: Option<PathBuf>,
     /// Directory of its own for sockets, logs and the pid file, see [`RunFiles`]. Created if missing.
@@ -330,7 +335,8 @@ impl GuestSpec {
         let files = self.files();
         let sockets = [files.monitor_socket(), files.agent_socket(), files.console_socket()];
         let others = [files.display_socket(), files.tpm_socket(), self.disk.socket.clone()];
-        for socket in sockets.into_iter().chain(others) {
+        let scratch = self.scratch.as_ref().map(|scratch| scratch.socket.clone());
+        for socket in sockets.into_iter().chain(others).chain(scratch) {
             let len = socket.as_os_str().as_bytes().len();
             if len > MAX_SOCKET_PATH_BYTES {
                 return Err(self.error(format!(
@@ -464,10 +470,17 @@ impl GuestSpec {
     }
 
     fn disks(&self, line: &mut CommandLine, version: Version) {
-        match &self.disk.transport {
-            DiskTransport::VhostUser => self.vhost_user_disk(line, version),
-            DiskTransport::Nbd { export } => self.nbd_disk(line, export),
+        let named = Named {
+            socket: "disk-socket",
+            node: "disk0",
+            place: "id=disk0,bootindex=0",
+            serial: &disk_serial(self.uuid),
+            queues: self.cpus.min(MAX_DISK_QUEUES),
+        };
+        if matches!(self.disk.transport, DiskTransport::Nbd { .. }) {
+            line.option("-object", "iothread,id=disk-thread");
         }
+        named_disk(line, version, &self.disk, &named);
         if let Some(seed) = &self.seed {
             let seed = json!({
                 "driver": "raw",
@@ -478,46 +491,17 @@ impl GuestSpec {
             line.option("-blockdev", seed.to_string());
             line.option("-device", "virtio-blk-pci,drive=seed0,id=seed0,serial=headwater-seed");
         }
-    }
-
-    fn vhost_user_disk(&self, line: &mut CommandLine, version: Version) {
-        let path = escape(&self.disk.socket.to_string_lossy());
-        let reconnect = if version < RECONNECTS_IN_MS { "reconnect=1" } else { "reconnect-ms=1000" };
-        line.option("-chardev", format!("socket,id=disk-socket,path={path},{reconnect}"));
-        let queues = self.cpus.min(MAX_DISK_QUEUES);
-        line.option(
-            "-device",
-            format!("vhost-user-blk-pci,chardev=disk-socket,id=disk0,bootindex=0,num-queues={queues}"),
-        );
-    }
-
-    fn nbd_disk(&self, line: &mut CommandLine, export: &str) {
-        // JSON, because paths and export names may hold commas.
-        let disk = json!({
-            "driver": "nbd",
-            "node-name": "disk0",
-            "server": { "type": "unix", "path": self.disk.socket.to_string_lossy() },
-            "export": export,
-            "discard": "unmap",
-            "detect-zeroes": "off",
-        });
-        line.option("-blockdev", disk.to_string());
-        line.option("-object", "iothread,id=disk-thread");
-        // A write that finds no space pauses the machine (werror=enospc) instead of damaging its file
-        // system. The supervisor continues the machine, and the write is tried again.
-        // QEMU ignores the server's sector size, and assumes 512 bytes unless the size is given here.
-        let sectors = match self.disk.sector_bytes {
-            SECTOR_BYTES => String::new(),
-            other => format!(",logical_block_size={other},physical_block_size={other}"),
-        };
-        line.option(
-            "-device",
-            format!(
-                "virtio-blk-pci,drive=disk0,id=disk0,bootindex=0,iothread=disk-thread,serial={},discard=on,\
-                 write-zeroes=on,werror=enospc,rerror=report{sectors}",
-                disk_serial(self.uuid)
-            ),
-        );
+        // Last, so that the names of the other disks do not depend on it.
+        if let Some(scratch) = &self.scratch {
+            let named = Named {
+                socket: "scratch-socket",
+                node: "scratch0",
+                place: "id=scratch0",
+                serial: SCRATCH_SERIAL,
+                queues: 1,
+            };
+            named_disk(line, version, scratch, &named);
+        }
     }
 
     fn channels(&self, line: &mut CommandLine) {
@@ -533,6 +517,59 @@ impl GuestSpec {
         line.option("-device", "virtio-serial-pci");
         line.option("-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0");
     }
+}
+
+/// A disk as QEMU's arguments name it.
+struct Named<'a> {
+    socket: &'a str,
+    node: &'a str,
+    /// Identity of its device, and whether it boots.
+    place: &'a str,
+    serial: &'a str,
+    queues: u32,
+}
+
+fn named_disk(line: &mut CommandLine, version: Version, disk: &Disk, named: &Named<'_>) {
+    match &disk.transport {
+        DiskTransport::VhostUser => vhost_user_disk(line, version, disk, named),
+        DiskTransport::Nbd { export } => nbd_disk(line, disk, export, named),
+    }
+}
+
+fn vhost_user_disk(line: &mut CommandLine, version: Version, disk: &Disk, named: &Named<'_>) {
+    let Named { socket, place, queues, .. } = named;
+    let path = escape(&disk.socket.to_string_lossy());
+    let reconnect = if version < RECONNECTS_IN_MS { "reconnect=1" } else { "reconnect-ms=1000" };
+    line.option("-chardev", format!("socket,id={socket},path={path},{reconnect}"));
+    line.option("-device", format!("vhost-user-blk-pci,chardev={socket},{place},num-queues={queues}"));
+}
+
+fn nbd_disk(line: &mut CommandLine, disk: &Disk, export: &str, named: &Named<'_>) {
+    let Named { node, place, serial, .. } = named;
+    // JSON, because paths and export names may hold commas.
+    let block = json!({
+        "driver": "nbd",
+        "node-name": node,
+        "server": { "type": "unix", "path": disk.socket.to_string_lossy() },
+        "export": export,
+        "discard": "unmap",
+        "detect-zeroes": "off",
+    });
+    line.option("-blockdev", block.to_string());
+    // A write that finds no space pauses the machine (werror=enospc) instead of damaging its file
+    // system. The supervisor continues the machine, and the write is tried again.
+    // QEMU ignores the server's sector size, and assumes 512 bytes unless the size is given here.
+    let sectors = match disk.sector_bytes {
+        SECTOR_BYTES => String::new(),
+        other => format!(",logical_block_size={other},physical_block_size={other}"),
+    };
+    line.option(
+        "-device",
+        format!(
+            "virtio-blk-pci,drive={node},{place},iothread=disk-thread,serial={serial},discard=on,write-zeroes=on,\
+             werror=enospc,rerror=report{sectors}"
+        ),
+    );
 }
 
 /// A flash chip of the board, as a JSON argument: paths may hold commas.
@@ -580,6 +617,7 @@ mod tests {
             host_memory_bytes: 1 << 30,
             cpus: 1,
             disk: Disk::nbd("/run/a,b/nbd.sock", "x"),
+            scratch: None,
             seed: None,
             run_dir: "/run/a,b".into(),
             firmware: Firmware::Bios,
@@ -675,6 +713,32 @@ mod tests {
             assert!(has("socket,id=disk-socket,path=/run/a,,b/disk.sock,reconnect=1"));
             assert!(has(&format!("chardev=disk-socket,id=disk0,bootindex=0,num-queues={queues}")));
             assert!(!has("nbd"));
+        }
+    }
+
+    #[test]
+    fn a_scratch_disk_is_the_last_one_and_boots_nothing() {
+        for (disk, scratch, words) in [
+            (
+                Disk::vhost_user("/run/disk.sock"),
+                Disk::vhost_user("/run/scratch.sock"),
+                "vhost-user-blk-pci,chardev=scratch-socket,id=scratch0,num-queues=1",
+            ),
+            (
+                Disk::nbd("/run/disk.sock", ""),
+                Disk::nbd("/run/scratch.sock", ""),
+                "virtio-blk-pci,drive=scratch0,id=scratch0,iothread=disk-thread,serial=headwater-scratch,discard=on,\
+                 write-zeroes=on,werror=enospc,rerror=report",
+            ),
+        ] {
+            let spec =
+                GuestSpec { disk, scratch: Some(scratch), seed: Some("/run/seed.img".into()), ..spec() };
+            let arguments: Vec<String> =
+                spec.arguments(true, OLD).into_iter().map(|a| a.into_string().unwrap()).collect();
+            let at = |text: &str| arguments.iter().position(|a| a.contains(text)).unwrap();
+            assert!(at("id=disk0") < at("headwater-seed") && at("headwater-seed") < at("id=scratch0"));
+            assert_eq!(arguments[at("id=scratch0")], words);
+            assert_eq!(arguments.iter().filter(|a| a.contains("bootindex")).count(), 1);
         }
     }
 

@@ -4,7 +4,7 @@
 //!   guest -- tpm-crb -- QEMU -- tpm.sock -- swtpm -- a directory with its state
 //! ```
 //! swtpm takes one connection and ends when that closes, so it ends with its QEMU, however that ends and whoever
-//! watches. What remains is a swtpm that QEMU never reached: [`crate::sweep_orphans`] ends it.
+//! watches. A swtpm that QEMU never reached is left behind, and [`crate::sweep_orphans`] ends it.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};

@@ -70,6 +70,7 @@ fn spec(dir: &Path) -> GuestSpec {
         host_memory_bytes: u64::MAX,
         cpus: 1,
         disk: Disk::nbd(dir.join("nbd.sock"), "disk"),
+        scratch: None,
         seed: Some(dir.join("seed.img")),
         run_dir: dir.join("run"),
         firmware: headwater_qemu::Firmware::Bios,

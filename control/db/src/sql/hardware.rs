@@ -35,6 +35,7 @@ impl Hardware {
                 tpm: row.get("tpm")?,
                 display: row.read("display", |text| Display::parse(text).ok())?,
                 network: row.read("network", |text| text.parse().ok())?,
+                scratch_bytes: row.number("scratch_bytes")?,
             },
         })
     }
@@ -56,5 +57,6 @@ impl Hardware {
             .set("tpm", platform.tpm)
             .set("display", platform.display.name())
             .set("network", platform.network.to_string())
+            .set("scratch_bytes", platform.scratch_bytes)
     }
 }

@@ -195,6 +195,7 @@ fn platform() -> Platform {
         tpm: true,
         display: Display::Vnc,
         network: Network::Bridge("br0".to_owned()),
+        scratch_bytes: 8 << 30,
     }
 }
 

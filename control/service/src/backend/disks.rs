@@ -37,6 +37,10 @@ pub struct DiskRequest {
     pub transport: DiskTransport,
     /// What the machine boots with: a version that it cannot boot is refused.
     pub firmware: Firmware,
+    /// Whether that runs signed loaders only: a version whose loader is not signed is refused.
+    pub secure_boot: bool,
+    /// Size of the machine's scratch disk, which is opened and closed together with this disk; 0: it has none.
+    pub scratch_bytes: u64,
 }
 
 /// A disk that stayed open after the program that opened it had ended.

@@ -22,7 +22,7 @@ pub struct VmPlan<'a> {
     pub memory_bytes: u64,
     /// The guest's processors.
     pub cpus: u32,
-    /// Firmware, TPM, display and network.
+    /// Firmware, TPM, display, network and scratch disk.
     pub platform: &'a Platform,
     /// The guest's host name.
     pub host_name: &'a str,
@@ -45,7 +45,7 @@ pub struct VmRequest {
     pub memory_bytes: u64,
     /// The guest's processors.
     pub cpus: u32,
-    /// Firmware, TPM, display and network.
+    /// Firmware, TPM, display, network and scratch disk.
     pub platform: Platform,
     /// The file that keeps the variables of its firmware for its next start. Absent: it gets new ones, which go with its sockets.
     pub kept_variables: Option<PathBuf>,

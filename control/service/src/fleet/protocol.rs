@@ -117,6 +117,7 @@ pub(crate) struct AssignedMachine {
     pub(crate) tpm: bool,
     pub(crate) display: headwater_api::platform::Display,
     pub(crate) network: headwater_api::platform::Network,
+    pub(crate) scratch_bytes: u64,
     pub(crate) identity: Identity,
     pub(crate) ssh_host_key_private: String,
     /// The node ends it when the node's lease is over.
@@ -127,7 +128,8 @@ pub(crate) struct AssignedMachine {
 impl AssignedMachine {
     /// A machine as its node is to have it. A node knows no catalogs: what those say is the machine's own there.
     pub(crate) fn of(record: &MachineRecord) -> Self {
-        let Platform { firmware, secure_boot, tpm, display, network } = record.platform.clone();
+        let Platform { firmware, secure_boot, tpm, display, network, scratch_bytes } =
+            record.platform.clone();
         Self {
             uuid: record.uuid,
             name: record.name.clone(),
@@ -143,6 +145,7 @@ impl AssignedMachine {
             tpm,
             display,
             network,
+            scratch_bytes,
             identity: record.identity.clone(),
             ssh_host_key_private: record.ssh_host_key_private.reveal().to_owned(),
             fenced: record.may_restart_elsewhere(),
@@ -157,6 +160,7 @@ impl AssignedMachine {
             tpm: self.tpm,
             display: self.display,
             network: self.network.clone(),
+            scratch_bytes: self.scratch_bytes,
         }
     }
 

@@ -134,6 +134,7 @@ impl Service {
             tpm: record.platform.tpm,
             display: record.platform.display,
             network: record.platform.network,
+            scratch_bytes: record.platform.scratch_bytes,
             wanted: record.wanted,
             state: record.state,
             reason: record.reason,

@@ -234,6 +234,8 @@ impl Service {
             is_recorded: occasion == StartReason::Recorded,
             transport: record.transport,
             firmware: record.platform.firmware,
+            secure_boot: record.platform.secure_boot,
+            scratch_bytes: record.platform.scratch_bytes,
         };
         let disk = self.disks().open(request).await.map_err(failed())?;
         match self.start_vm(record, boot, &*disk).await {

@@ -86,8 +86,8 @@ pub(super) async fn create_catalog(
     caller.must_have_image(&request.image).map_err(Failure)?;
     name::check_machine(&request.name)
         .map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
-    let CreateCatalog { firmware, secure_boot, tpm, display, ref network, .. } = request;
-    let platform = Platform { firmware, secure_boot, tpm, display, network: network.clone() };
+    let CreateCatalog { firmware, secure_boot, tpm, display, ref network, scratch_bytes, .. } = request;
+    let platform = Platform { firmware, secure_boot, tpm, display, network: network.clone(), scratch_bytes };
     let plan = VmPlan {
         name: &request.name,
         memory_bytes: request.memory_bytes,

@@ -341,7 +341,8 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
         || request.secure_boot.is_some()
         || request.tpm.is_some()
         || request.display.is_some()
-        || request.network.is_some();
+        || request.network.is_some()
+        || request.scratch_bytes.is_some();
     let default_platform = of.map(|it| it.platform.clone()).unwrap_or_default();
     let firmware = match (request.firmware, request.secure_boot) {
         (None, Some(true)) => Some(Firmware::Uefi),
@@ -371,6 +372,7 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
             tpm: request.tpm.unwrap_or(default_platform.tpm),
             display: request.display.unwrap_or(default_platform.display),
             network: request.network.unwrap_or(default_platform.network),
+            scratch_bytes: request.scratch_bytes.unwrap_or(default_platform.scratch_bytes),
         },
         chooses_platform,
         chooses_firmware: firmware.is_some() || catalog.is_some(),
@@ -434,8 +436,8 @@ fn check_target(plan: &Plan) -> Result<(), Error> {
         _ if cache.persistent => "a write cache in memory cannot be persistent",
         _ if cache.ram_bytes < CacheSettings::MIN_RAM_BYTES => "a write cache has 16 MiB or more",
         _ if plan.chooses_platform => {
-            "firmware, TPM, display and network of a machine that boots from the network are its own; leave out --firmware, \
-             --secure-boot, --tpm, --display and --network"
+            "firmware, TPM, display, network and disks of a machine that boots from the network are its own; leave out --firmware, \
+             --secure-boot, --tpm, --display, --network and --scratch"
         }
         _ if plan.user_data.is_some() => "a machine that boots from the network is given no user data",
         _ => return Ok(()),

@@ -239,6 +239,7 @@ async fn add(service: &Service, caller: &Caller, catalog: &str) -> Result<String
         tpm: None,
         display: None,
         network: None,
+        scratch_bytes: None,
         transport: None,
         host_name: None,
         user_data: None,

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::recordings::Recording;
+use super::scratch::Scratch;
 use super::shortage::Failing;
 use super::{at_least, blocking, kind_of};
 use crate::adapters::contents::{self, ScanPermit, Scans};
@@ -38,6 +39,7 @@ impl Server {
     pub(super) fn bind(
         request: &DiskRequest,
         socket: &Path,
+        serial: String,
         device: Arc<dyn Device>,
     ) -> Result<Self, BackendError> {
         let machine = &request.machine;
@@ -46,7 +48,7 @@ impl Server {
             DiskTransport::VhostUser => {
                 let options = headwater_vhost_user::Options {
                     name: format!("machine {machine}"),
-                    serial: headwater_qemu::disk_serial(request.uuid),
+                    serial,
                     // A machine does not outlive the process of its disk, and each start has a disk of its own.
                     resume: None,
                     recovered: false,
@@ -66,7 +68,7 @@ impl Server {
         }
     }
 
-    fn stop(&self) {
+    pub(super) fn stop(&self) {
         match self {
             Self::VhostUser(server) => server.stop(),
             Self::Nbd(server) => server.stop(),
@@ -110,6 +112,7 @@ pub(super) struct ServedVolume {
 pub(super) struct ServedParts {
     pub(super) server: Server,
     pub(super) recording: Option<Recording>,
+    pub(super) scratch: Option<Scratch>,
     /// As in [`super::Opened`].
     pub(super) pin: Pin,
     pub(super) version: Arc<Pin>,
@@ -250,8 +253,11 @@ impl Disk for ServedVolume {
             let saved = volume.try_close();
             let used = volume.counters();
             let is_used = parts.is_some() && used.read_ops + used.write_ops > 0;
-            if let Some(ServedParts { server, recording, pin, version }) = parts {
+            if let Some(ServedParts { server, recording, scratch, pin, version }) = parts {
                 server.stop();
+                if let Some(scratch) = scratch {
+                    scratch.close(&totals);
+                }
                 drop((server, recording));
                 release((pin, version));
             }

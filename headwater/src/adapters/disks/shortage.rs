@@ -10,7 +10,7 @@ use super::served::ServedVolume;
 use crate::streaming::reads_wait;
 
 /// A write that waited so long found no room; shorter waits are a disk that is slower than its machine.
-const SHORTAGE_AFTER: Duration = Duration::from_secs(2);
+pub(super) const SHORTAGE_AFTER: Duration = Duration::from_secs(2);
 
 /// An overflow file that has less than so many bytes left below its limit is full: it grows by segments.
 const DISK_FULL_MARGIN_BYTES: u64 = 8 << 20;
@@ -40,8 +40,15 @@ impl ServedVolume {
             (Some(broken), Some(full)) => {
                 Some(Shortage { message: format!("{}; {}", broken.message, full.message), ..broken })
             }
-            (broken, full) => broken.or(full).or(failing).or_else(|| self.no_server()),
+            (broken, full) => {
+                broken.or(full).or(failing).or_else(|| self.full_scratch()).or_else(|| self.no_server())
+            }
         }
+    }
+
+    fn full_scratch(&self) -> Option<Shortage> {
+        let parts = self.parts.lock();
+        parts.as_ref()?.scratch.as_ref()?.trouble(&self.files.cache_dir)
     }
 
     fn not_durable(&self) -> Option<Shortage> {

@@ -75,7 +75,8 @@ impl Fixture {
     fn begin(&self) -> Result<(), BackendError> {
         let PersistentDiskRequest { kept, version, cache, .. } = &self.request;
         let firmware = Some(headwater_api::platform::Firmware::Bios);
-        let open = Opening { kept: Some(*kept), little_space: LittleSpace::Refused, firmware };
+        let open =
+            Opening { kept: Some(*kept), little_space: LittleSpace::Refused, firmware, secure_boot: false };
         let opened = self.volumes.opener().volume("vm1", version, cache, open)?;
         opened.volume.close();
         Ok(())
@@ -94,6 +95,8 @@ impl Fixture {
             is_recorded: false,
             transport: DiskTransport::Nbd,
             firmware: Firmware::default(),
+            secure_boot: false,
+            scratch_bytes: 0,
         }
     }
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use headwater_block::size;
-use headwater_qemu::Acceleration;
 use headwater_qemu::probe::{Version, probe};
+use headwater_qemu::{Acceleration, firmware};
 use rustix::process::{Resource, getrlimit};
 
 use super::Check;
@@ -77,17 +77,17 @@ pub fn qemu_img() -> Check {
 
 /// The firmware of machines that boot by UEFI.
 pub fn ovmf() -> Check {
-    const FILES: [&str; 2] = ["/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_CODE.fd"];
-    match FILES.into_iter().find(|file| Path::new(file).is_file()) {
-        Some(file) => Check::ok("ovmf", format!("{file} is there")),
-        None => Check::warn(
+    let install = "install it if you want that: 'apt-get install ovmf'";
+    match [false, true].map(|secure_boot| firmware::find(secure_boot).is_ok()) {
+        [_, true] => Check::ok("ovmf", "it is there, with Secure Boot too"),
+        [true, false] => Check::warn(
             "ovmf",
-            format!(
-                "there is no {}: virtual machines of other programs that boot our disks by UEFI need it",
-                FILES[0]
-            ),
-            "install it if you want that: 'apt-get install ovmf'; machines of this daemon boot by BIOS",
+            "there is none with Secure Boot and Microsoft's keys: machines with --secure-boot are refused",
+            install,
         ),
+        [false, false] => {
+            Check::warn("ovmf", "there is none: machines with --firmware uefi are refused", install)
+        }
     }
 }
 

@@ -83,6 +83,7 @@ impl Setup {
             host_memory_bytes: u64::MAX,
             cpus: 1,
             disk: Disk::nbd(self.dir.path().join("nbd.sock"), "disk"),
+            scratch: None,
             seed: None,
             run_dir: self.run_root().join(name),
             firmware: Firmware::Bios,

@@ -76,11 +76,26 @@ async fn a_tpm_that_is_kept_is_used_again() {
     assert!(state.exists());
 }
 
+/// Ends a machine that nobody owns, if its test fails.
+struct Unowned(PathBuf);
+
+impl Drop for Unowned {
+    fn drop(&mut self) {
+        for file in ["qemu.pid", "tpm.pid"] {
+            if let Ok(line) = std::fs::read_to_string(self.0.join(file)) {
+                let pid = line.split(' ').next().unwrap_or_default();
+                let _ = Command::new("kill").args(["-9", pid]).status();
+            }
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_tpm_of_an_adopted_machine_ends_with_it() {
     let setup = Setup::new(LOGIN);
     let mut spec = setup.spec("adopted");
     spec.tpm = Some(spec.files().tpm_state());
+    let _unowned = Unowned(spec.run_dir.clone());
     let own = spec.clone();
     // A daemon that ends.
     let daemon = std::thread::spawn(move || {

@@ -1,0 +1,152 @@
+//! The scratch disk of a machine: empty at each start, forgotten at its end, in nothing that is sealed, frozen or read.
+//!
+//! It belongs to the machine's disk, so it is opened, adopted and closed together with that. All that is done with a
+//! machine's disk leaves the scratch disk out.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use headwater_api::CacheMode;
+use headwater_block::{
+    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind, Op, Request,
+};
+use headwater_service::backend::{BackendError, DiskRequest, Shortage};
+use headwater_volume::{LittleSpace, Volume, VolumeOptions, disk_mode_ram_bytes};
+use headwater_writecache::overflow::check_directory;
+
+use super::served::Server;
+use super::{Opener, volume_failed, volume_mode};
+
+/// The name of its socket in the machine's directory.
+pub const SOCKET: &str = "scratch.sock";
+
+/// What its write cache may take beyond the disk's size: blocks that were overwritten, until their segments are cleaned.
+const SPARE_BYTES: u64 = 64 << 20;
+
+/// A disk that is full of zeroes.
+struct Empty {
+    size_bytes: u64,
+}
+
+fn read_only() -> IoError {
+    IoError::new(IoErrorKind::ReadOnly, "the base of a scratch disk is never written")
+}
+
+impl Device for Empty {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            size_bytes: self.size_bytes,
+            logical_block_bytes: 512,
+            physical_block_bytes: 4096,
+            read_only: true,
+            volatile_cache: false,
+        }
+    }
+
+    fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
+        match op {
+            Op::Read { into, .. } => into.fill(0),
+            Op::Flush => {}
+            _ => return Err(read_only()),
+        }
+        Ok(Attempt::Done)
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        match request {
+            Request::Read { mut buffer, .. } => {
+                buffer.fill(0);
+                done.complete(Ok(()), buffer);
+            }
+            Request::Prefetch { .. } | Request::Flush => done.complete(Ok(()), Vec::new()),
+            other => done.complete(Err(read_only()), other.into_buffer()),
+        }
+    }
+
+    fn extents(&self, range: ByteRange, _max_extents: usize) -> Result<Vec<Extent>, IoError> {
+        Ok(vec![Extent { len: range.len(), kind: ExtentKind::Hole }])
+    }
+}
+
+/// A scratch disk that is open.
+pub(super) struct Scratch {
+    pub(super) volume: Arc<Volume>,
+    server: Server,
+}
+
+impl Scratch {
+    /// Opens it and serves it on a socket in the machine's directory. `None`: the machine has none.
+    pub(super) fn open(
+        opener: &Opener,
+        request: &DiskRequest,
+        little_space: LittleSpace,
+    ) -> Result<Option<Self>, BackendError> {
+        let size_bytes = request.scratch_bytes;
+        if size_bytes == 0 {
+            return Ok(None);
+        }
+        let disk_bytes = size_bytes.saturating_add(size_bytes / 16).saturating_add(SPARE_BYTES);
+        let cache_dir = opener.files.cache_dir.clone();
+        if little_space == LittleSpace::Refused {
+            let advice = "free space there, or create the machine with a smaller --scratch";
+            check_directory(&cache_dir, None, disk_bytes).map_err(|e| volume_failed(e).advise(advice))?;
+        }
+        let options = VolumeOptions {
+            name: format!("{}, scratch disk", request.machine),
+            base: Arc::new(Empty { size_bytes }),
+            mode: volume_mode(CacheMode::Disk),
+            ram_bytes: disk_mode_ram_bytes(false),
+            weight: request.cache.weight,
+            buffering: opener.caches.writing.buffering,
+            little_space,
+            disk_bytes,
+            cache_dir,
+            pause_limit: opener.caches.writing.pause_limit(),
+            persistent: None,
+        };
+        let volume = Volume::open(&options, &opener.host).map_err(volume_failed)?;
+        let socket = request.run_dir.join(SOCKET);
+        let serial = headwater_qemu::SCRATCH_SERIAL.to_owned();
+        let server = super::remove_socket(&socket)
+            .and_then(|()| Server::bind(request, &socket, serial, volume.clone()))
+            .inspect_err(|_| volume.close())?;
+        opener.totals.opened(&volume);
+        Ok(Some(Self { volume, server }))
+    }
+
+    /// What stands in its way.
+    pub(super) fn trouble(&self, cache_dir: &Path) -> Option<Shortage> {
+        let shortage = self.volume.shortage();
+        let is_full = shortage.refusing
+            || shortage.waited >= super::shortage::SHORTAGE_AFTER
+            || self.server.waiting_writes() > 0;
+        is_full.then(|| Shortage {
+            message: "the write cache of its scratch disk is full, and writes to that wait".into(),
+            advice: format!("free space on the file system of {}", cache_dir.display()),
+        })
+    }
+
+    /// Forgets it.
+    pub(super) fn close(self, totals: &super::Totals) {
+        // Writes that wait for space give up, or the server would wait for them.
+        self.volume.close();
+        self.server.stop();
+        totals.closed(&self.volume);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_base_of_a_scratch_disk_reads_as_zeroes_and_is_not_written() {
+        let disk = Empty { size_bytes: 1 << 20 };
+        let range = ByteRange::new(4096, 512).unwrap();
+        let mut into = [7; 512];
+        assert!(matches!(disk.try_now(Op::Read { range, into: &mut into }), Ok(Attempt::Done)));
+        assert_eq!(into, [0; 512]);
+        let written = headwater_block::blocking::write(&disk, 4096, &into);
+        assert_eq!(written.unwrap_err().kind(), IoErrorKind::ReadOnly);
+    }
+}
