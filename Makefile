@@ -9,7 +9,7 @@ CONSOLE_TOOLS := node=nodejs npm=npm
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
 .DEFAULT_GOAL := help
-.PHONY: help rust build deb deb-test image image-test book tutorials console console-check console-test guest demo boot-demo boot-test outlive fleet test compare streaming bench packing upgrade soak long filesystems conformance fuzz fuzz-keep clean
+.PHONY: help rust build deb deb-test image image-test book tutorials console console-check console-test guest demo boot-demo boot-test outlive fleet test compare streaming bench packing upgrade soak long filesystems conformance fuzz fuzz-keep clean desktop
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -93,6 +93,11 @@ fleet: rust ## two controllers, PostgreSQL, two nodes: kill the controller and t
 	cargo build --release --locked --package headwater
 	guest/build
 	demo/fleet
+
+desktop: rust ## boot two Xfce desktops from one image, with Secure Boot, TPM and scratch disk, as root; pictures in build/desktop (half an hour without KVM)
+	@xtask/need $(MACHINE_TOOLS) swtpm=swtpm /usr/share/OVMF/OVMF_CODE_4M.ms.fd=ovmf
+	cargo build --release --locked --package headwater
+	demo/desktop
 
 test: rust ## check everything: formatting, house rules, clippy, all tests, real guests
 	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS)
