@@ -24,7 +24,10 @@ fn make_a_machine(browser: &mut Browser, daemon: &Daemon) {
     browser.fill("input[name=name]", "desk-1");
     browser.fill("input[name=memory]", "64M");
     browser.fill("input[name=disk]", "1G");
-    assert!(browser.text().contains("headwater machine create desk-1 tiny --memory 64M --disk 1G"));
+    // The form knows the images a little later than the page is there.
+    browser.wait(
+        "document.body.innerText.includes('headwater machine create desk-1 tiny --memory 64M --disk 1G')",
+    );
     browser.press("Enter");
     browser.wait("document.querySelector('h1').innerText.includes('desk-1')");
     daemon.cli(&["machine", "start", "desk-1", "--wait"]).ok();
