@@ -127,6 +127,8 @@ export interface Catalog {
   next_version?: string;
   /** Of which run, or are off and ran last, another version than they would boot now. */
   old: string[];
+  /** The policy for its machines whose host is lost. */
+  on_host_loss?: OnHostLoss;
   /** The version that they boot in place of that, as `IMAGE@NUMBER`; a machine's own pin goes before it. */
   pin?: string;
   ready_hours?: Hours;
@@ -284,6 +286,8 @@ export interface CreateCatalog {
   name_rule?: string;
   /** How its network card is connected: `user` or `bridge:NAME`. */
   network?: string;
+  /** The policy for its machines whose host is lost. */
+  on_host_loss?: OnHostLoss;
   ready_hours?: Hours;
   /** Files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards. */
   seal_removes?: string[];
@@ -399,6 +403,16 @@ export type DiskTransport = "vhost-user" | "nbd";
 
 /** What shows a virtual machine's screen. */
 export type Display = "none" | "vnc";
+
+/** What draining a host did. */
+export interface DrainReport {
+  /** The host. */
+  host: string;
+  /** Machines that are on the host still, or were moved and do not start. */
+  left: LeftMachine[];
+  /** The machines that were moved. A machine that was on is started on its new host. */
+  moved: MovedMachine[];
+}
 
 /** One change. */
 export interface Event {
@@ -637,7 +651,7 @@ export interface KindContents {
   kind: ContentsKind;
 }
 
-/** A machine that a roll did not move, and why. */
+/** A machine that a task did not move, and why. */
 export interface LeftMachine {
   /** Its name. */
   machine: string;
@@ -671,6 +685,8 @@ export interface Machine {
   display_socket?: string;
   /** The version that it edits: it boots that, on a private disk, until the edit is sealed or discarded. */
   edits?: string;
+  /** Whether its node ends it when the node has not heard the controller for the time of its lease, so that another host can start it. */
+  fenced?: boolean;
   /** What it boots with, if the daemon runs it. */
   firmware?: Firmware;
   /** The host that runs it. Absent if there is only one. */
@@ -761,6 +777,14 @@ export interface MergeTraceRequest {
   source: string;
 }
 
+/** A machine that is on another host now. */
+export interface MovedMachine {
+  /** Its name. */
+  machine: string;
+  /** Its host. */
+  to: string;
+}
+
 /** A token that was made. Its secret is shown this once: the daemon keeps a hash of it. */
 export type NewToken = TokenInfo & {
   /** For the header `Authorization: Bearer SECRET`. */
@@ -772,6 +796,9 @@ export interface NoteRequest {
   /** A line for people, at most 1024 bytes; an empty one takes the note away. */
   note: string;
 }
+
+/** The policy for machines of a catalog whose host is lost. */
+export type OnHostLoss = "wait" | "restart";
 
 /** The bytes of one partition. */
 export interface PartitionContents {
@@ -1097,6 +1124,7 @@ export interface SetCatalog {
   image?: string;
   /** How many of its machines are kept on, fresh and unclaimed. */
   keep_ready?: number;
+  on_host_loss?: OnHostLoss;
   /** Keep them on at all hours again. */
   ready_always?: boolean;
   ready_hours?: Hours;
@@ -1266,6 +1294,8 @@ export type TaskResult = {
   kind: "scaled";
 } | RollReport & {
   kind: "rolled";
+} | DrainReport & {
+  kind: "drained";
 };
 
 /** How far a task is. */
