@@ -116,8 +116,12 @@ fn kea_tells_each_client_what_to_load() {
     far.set_address("10.77.0.1/24");
     let file = dir.path().join("kea.conf");
     let subnet = "\"subnet\": \"10.77.0.0/24\", \"pools\": [ { \"pool\": \"10.77.0.50 - 10.77.0.99\" } ]";
+    // A cable takes a second to be up.
+    let interfaces = format!(
+        "\"interfaces\": [ \"{FAR}\" ], \"service-sockets-max-retries\": 40, \"service-sockets-retry-wait-time\": 250"
+    );
     let text = format!(
-        "{{ \"Dhcp4\": {{\n{}\"interfaces-config\": {{ \"interfaces\": [ \"{FAR}\" ] }},\n\"subnet4\": [ {{ {subnet} }} ],\n\
+        "{{ \"Dhcp4\": {{\n{}\"interfaces-config\": {{ {interfaces} }},\n\"subnet4\": [ {{ {subnet} }} ],\n\
          \"lease-database\": {{ \"type\": \"memfile\", \"persist\": false }}, \"valid-lifetime\": 600 }} }}\n",
         generated(Product::Kea)
     );
