@@ -5,6 +5,7 @@ BOOT_TOOLS := dnsmasq=dnsmasq-base ip=iproute2 openssl=openssl cpio=cpio zstd=zs
 TEST_TOOLS := $(BOOT_TOOLS) busybox=busybox-static nbdkit=nbdkit qemu-nbd=qemu-utils nbdinfo=libnbd-bin nbdcopy=libnbd-bin /usr/lib/python3/dist-packages/nbd.py=python3-libnbd fio=fio curl=curl mtype=mtools fsck.vfat=dosfstools mkntfs=ntfs-3g losetup=mount mkfs.ext4=e2fsprogs mkfs.nilfs2=nilfs-tools sfdisk=fdisk parted=parted fstrim=util-linux python3=python3-minimal nginx=nginx-light iscsi-test-cu=libiscsi-bin iscsi-ls=libiscsi-bin /usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so=qemu-block-extra chromium=chromium /usr/bin/pg_ctlcluster=postgresql promtool=prometheus swtpm=swtpm /usr/lib/shim/shimx64.efi.signed=shim-signed /usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed=grub-efi-amd64-signed
 CARGO_DEB := 3.8.0
 MDBOOK := 0.5.4
+AZURITE := 3.37.0
 CONSOLE_TOOLS := node=nodejs npm=npm
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
@@ -140,8 +141,8 @@ filesystems: rust ## compare 200 random volumes of ext and 200 of NTFS with what
 	@xtask/need $(TEST_TOOLS)
 	HEADWATER_VOLUMES=$(or $(VOLUMES),200) cargo test --locked --package headwater-filesystems --test it random_volumes -- --nocapture $(ARGS)
 
-conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conformance suite, guests that boot over iSCSI
-	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS)
+conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conformance suite, guests that boot over iSCSI, uploads to Azurite
+	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS) $(CONSOLE_TOOLS)
 	HEADWATER_VHOST_REQUESTS=200000 cargo test --locked --package headwater-testkit --package headwater-nbd --package headwater-iscsi \
 	    --package headwater-fuse --package headwater-vhost-user
 	guest/build
@@ -156,6 +157,9 @@ conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conforma
 	guest/iscsi-test target/release/headwater
 	cargo build --release --locked --package headwater-attach --example device_suite
 	guest/attach-test target/release/headwater ublk nbd client whose ends images kept
+	[ -d build/azurite/$(AZURITE) ] || npm install --prefix build/azurite/$(AZURITE) --ignore-scripts --no-audit --no-fund --loglevel=error azurite@$(AZURITE)
+	cargo build --release --locked --package headwater-azure --example upload_vhd
+	node hosting/azure/azurite-test.mjs build/azurite/$(AZURITE) target/release/examples/upload_vhd
 
 fuzz: rust ## fuzz the readers of formats and wires with coverage, TIME=60 seconds each, JOBS at a time, TARGETS="a b"
 	@xtask/need g++=g++ qemu-img=qemu-utils

@@ -1,0 +1,339 @@
+//! Tokens for Azure's management: of a client secret, of a managed identity, or of a workload identity.
+//!
+//! | flow | asks | shows |
+//! |---|---|---|
+//! | client secret | `AUTHORITY/TENANT/oauth2/v2.0/token` | the secret, read from its file each time |
+//! | workload identity | the same | the token in the file that the cluster keeps new, read each time |
+//! | managed identity | the metadata service of the machine | nothing: Azure knows the machine |
+//!
+//! A token is kept until five minutes before it expires. Of callers that need a new token at one time, one asks. A secret or
+//! token is never in an error, a log or a debug output.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, StatusCode, Uri};
+use serde::Deserialize;
+use tokio::sync::Mutex;
+
+use crate::clock::Clock;
+use crate::error::{AzureError, AzureErrorKind};
+use crate::escape::escaped;
+use crate::http::{Answer, HttpClient};
+use crate::pacer::Pacer;
+
+/// The longest file of a secret or token.
+const SECRET_MAX_BYTES: usize = 64 << 10;
+
+/// A token is replaced so long before it expires, because a clock may be wrong and a request takes time.
+const EXPIRES_EARLY: Duration = Duration::from_secs(300);
+
+/// The path and API version of a machine's metadata service.
+const METADATA_PATH: &str = "/metadata/identity/oauth2/token?api-version=2018-02-01";
+
+/// Where Azure is. There are other clouds than the public one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoints {
+    /// The login service, without a slash at the end.
+    pub authority: String,
+    /// The management service, without a slash at the end.
+    pub management: String,
+    /// The metadata service, without a slash at the end.
+    pub metadata: String,
+}
+
+impl Default for Endpoints {
+    /// Those of the public cloud.
+    fn default() -> Self {
+        Self {
+            authority: "https://login.microsoftonline.com".to_owned(),
+            management: "https://management.azure.com".to_owned(),
+            metadata: "http://169.254.169.254".to_owned(),
+        }
+    }
+}
+
+/// How this program shows who it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Credential {
+    /// An application and its secret.
+    ClientSecret {
+        /// The directory of the application: an UUID or a domain.
+        tenant: String,
+        /// The application.
+        client: String,
+        /// The file with the secret.
+        secret_file: PathBuf,
+    },
+    /// An application that trusts the tokens of a cluster.
+    WorkloadIdentity {
+        /// The directory of the application: an UUID or a domain.
+        tenant: String,
+        /// The application.
+        client: String,
+        /// The file with the cluster's token, usually that of `AZURE_FEDERATED_TOKEN_FILE`.
+        token_file: PathBuf,
+    },
+    /// The machine on which this program runs.
+    ManagedIdentity {
+        /// The identity, if the machine has several.
+        client: Option<String>,
+    },
+}
+
+struct Token {
+    text: Arc<str>,
+    /// By the clock of the source.
+    good_until: Duration,
+}
+
+/// Gives tokens.
+pub struct TokenSource {
+    http: Arc<HttpClient>,
+    pacer: Pacer,
+    clock: Arc<dyn Clock>,
+    endpoints: Endpoints,
+    credential: Credential,
+    kept: Mutex<Option<Token>>,
+}
+
+impl fmt::Debug for TokenSource {
+    /// Without the token.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokenSource").field("credential", &self.credential).finish_non_exhaustive()
+    }
+}
+
+/// An answer with a token. Numbers are texts in answers of the metadata service.
+#[derive(Deserialize)]
+struct Granted {
+    access_token: String,
+    expires_in: Number,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Number {
+    Plain(u64),
+    Text(String),
+}
+
+/// An answer that refuses.
+#[derive(Default, Deserialize)]
+struct Refused {
+    #[serde(default)]
+    error: String,
+    #[serde(default)]
+    error_codes: Vec<u64>,
+}
+
+impl TokenSource {
+    /// Nothing is asked yet.
+    pub fn new(
+        http: Arc<HttpClient>,
+        pacer: Pacer,
+        clock: Arc<dyn Clock>,
+        endpoints: Endpoints,
+        credential: Credential,
+    ) -> Self {
+        Self { http, pacer, clock, endpoints, credential, kept: Mutex::default() }
+    }
+
+    /// The management service, for which the tokens are.
+    pub fn management(&self) -> &str {
+        &self.endpoints.management
+    }
+
+    /// A token that is good for at least some minutes.
+    pub async fn token(&self) -> Result<Arc<str>, AzureError> {
+        let mut kept = self.kept.lock().await;
+        if let Some(token) = kept.as_ref().filter(|token| self.clock.now() < token.good_until) {
+            return Ok(token.text.clone());
+        }
+        let asked_at = self.clock.now();
+        let action = self.action();
+        let request = self.request(&action)?;
+        let answer = self.pacer.send(&action, || self.http.send(request.clone())).await?;
+        if answer.status != StatusCode::OK {
+            return Err(self.refused(&action, &answer));
+        }
+        // The parser's error may quote the token, so it is not shown.
+        let odd = || AzureError::new(AzureErrorKind::Invalid, format!("{action}: the answer holds no token"));
+        let granted: Granted = serde_json::from_slice(&answer.body).map_err(|_| odd())?;
+        let expires_in_s = match granted.expires_in {
+            Number::Plain(seconds) => seconds,
+            Number::Text(text) => text.parse().map_err(|_| odd())?,
+        };
+        if granted.access_token.is_empty() || HeaderValue::from_str(&granted.access_token).is_err() {
+            return Err(odd());
+        }
+        let good_for = Duration::from_secs(expires_in_s).saturating_sub(EXPIRES_EARLY);
+        let text: Arc<str> = granted.access_token.into();
+        // A day is more than Azure gives, and does not overflow.
+        *kept = Some(Token {
+            text: text.clone(),
+            good_until: asked_at + good_for.min(Duration::from_secs(86_400)),
+        });
+        Ok(text)
+    }
+
+    /// Forgets a token that Azure has refused, so that the next call asks for another one.
+    pub async fn forget(&self, refused: &str) {
+        let mut kept = self.kept.lock().await;
+        if kept.as_ref().is_some_and(|token| *token.text == *refused) {
+            *kept = None;
+        }
+    }
+
+    fn action(&self) -> String {
+        match &self.credential {
+            Credential::ClientSecret { tenant, client, .. } => {
+                format!("cannot log in to Azure as application {client} of tenant {tenant}")
+            }
+            Credential::WorkloadIdentity { tenant, client, .. } => {
+                format!("cannot log in to Azure with the workload identity {client} of tenant {tenant}")
+            }
+            Credential::ManagedIdentity { client: Some(client) } => {
+                format!("cannot log in to Azure with the managed identity {client} of this machine")
+            }
+            Credential::ManagedIdentity { client: None } => {
+                "cannot log in to Azure with the managed identity of this machine".to_owned()
+            }
+        }
+    }
+
+    fn request(&self, action: &str) -> Result<Request<Full<Bytes>>, AzureError> {
+        let scope = format!("{}/.default", self.endpoints.management);
+        match &self.credential {
+            Credential::ClientSecret { tenant, client, secret_file } => {
+                let secret = read_secret(action, secret_file)?;
+                let form = [
+                    ("client_id", client.as_str()),
+                    ("client_secret", secret.as_str()),
+                    ("grant_type", "client_credentials"),
+                    ("scope", scope.as_str()),
+                ];
+                self.login(action, tenant, &form)
+            }
+            Credential::WorkloadIdentity { tenant, client, token_file } => {
+                let assertion = read_secret(action, token_file)?;
+                let form = [
+                    ("client_id", client.as_str()),
+                    ("client_assertion_type", "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"),
+                    ("client_assertion", assertion.as_str()),
+                    ("grant_type", "client_credentials"),
+                    ("scope", scope.as_str()),
+                ];
+                self.login(action, tenant, &form)
+            }
+            Credential::ManagedIdentity { client } => {
+                let resource = escaped(&format!("{}/", self.endpoints.management));
+                let client =
+                    client.as_deref().map_or(String::new(), |id| format!("&client_id={}", escaped(id)));
+                let url = format!("{}{METADATA_PATH}&resource={resource}{client}", self.endpoints.metadata);
+                let mut request = Request::new(Full::default());
+                *request.uri_mut() = parsed(action, &url)?;
+                // Without it the service refuses: a request that was forwarded by mistake does not have it.
+                request.headers_mut().insert("metadata", HeaderValue::from_static("true"));
+                Ok(request)
+            }
+        }
+    }
+
+    fn login(
+        &self,
+        action: &str,
+        tenant: &str,
+        form: &[(&str, &str)],
+    ) -> Result<Request<Full<Bytes>>, AzureError> {
+        let url = format!("{}/{}/oauth2/v2.0/token", self.endpoints.authority, escaped(tenant));
+        let form: Vec<String> =
+            form.iter().map(|(name, value)| format!("{name}={}", escaped(value))).collect();
+        let mut request = Request::new(Full::new(Bytes::from(form.join("&"))));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = parsed(action, &url)?;
+        let form_type = HeaderValue::from_static("application/x-www-form-urlencoded");
+        request.headers_mut().insert(CONTENT_TYPE, form_type);
+        Ok(request)
+    }
+
+    /// The error of a refusal. The service's own text is left out, because it may quote what was sent; its code tells the
+    /// reasons apart.
+    fn refused(&self, action: &str, answer: &Answer) -> AzureError {
+        let refused: Refused = serde_json::from_slice(&answer.body).unwrap_or_default();
+        let code = refused.error_codes.first().copied().unwrap_or_default();
+        let (why, advice) = match code {
+            7_000_222 => (
+                "its secret has expired (AADSTS7000222)".to_owned(),
+                "make a new secret of the application, and write it to the file",
+            ),
+            7_000_215 => (
+                "its secret is wrong (AADSTS7000215)".to_owned(),
+                "write the value of the secret to the file; its ID is something else",
+            ),
+            90_002 | 900_023 => (
+                format!("there is no such tenant (AADSTS{code})"),
+                "name the directory in which the application is, as an UUID or a domain",
+            ),
+            700_016 => (
+                "the tenant has no such application (AADSTS700016)".to_owned(),
+                "see whether tenant and application belong together",
+            ),
+            700_024 => (
+                "the cluster's token has expired (AADSTS700024)".to_owned(),
+                "see whether the cluster still writes new tokens to the file, and whether the clocks are right",
+            ),
+            70_021 | 700_213 => (
+                format!("the application does not trust the cluster's token (AADSTS{code})"),
+                "add a federated credential with the issuer and subject of the cluster to the application",
+            ),
+            0 if matches!(self.credential, Credential::ManagedIdentity { .. }) => (
+                format!("the metadata service answers {}", answer.status),
+                "give the machine an identity, and name it if there are several",
+            ),
+            _ => {
+                let known = [
+                    "invalid_client",
+                    "invalid_grant",
+                    "invalid_request",
+                    "unauthorized_client",
+                    "invalid_scope",
+                ];
+                let error = known.iter().find(|known| **known == refused.error).unwrap_or(&"another error");
+                (
+                    format!("the login service answers {} ({error}, AADSTS{code})", answer.status),
+                    "look the code up at https://login.microsoftonline.com/error",
+                )
+            }
+        };
+        AzureError::new(AzureErrorKind::Denied, format!("{action}: {why}")).advise(advice)
+    }
+}
+
+fn parsed(action: &str, url: &str) -> Result<Uri, AzureError> {
+    url.parse().map_err(|_| {
+        AzureError::new(AzureErrorKind::Invalid, format!("{action}: an address of the connection is no URL"))
+    })
+}
+
+fn read_secret(action: &str, path: &std::path::Path) -> Result<String, AzureError> {
+    let invalid = |why: &dyn fmt::Display| {
+        let what = format!("{action}: cannot read {}: {why}", path.display());
+        AzureError::new(AzureErrorKind::Denied, what).advise("write the secret alone to the file")
+    };
+    let length = std::fs::metadata(path).map_err(|error| invalid(&error))?.len();
+    if length > SECRET_MAX_BYTES as u64 {
+        return Err(invalid(&"it is too long for a secret"));
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| invalid(&error))?;
+    let secret = text.trim();
+    if secret.is_empty() {
+        return Err(invalid(&"it is empty"));
+    }
+    Ok(secret.to_owned())
+}

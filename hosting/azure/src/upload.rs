@@ -1,0 +1,352 @@
+//! Uploads a disk into a page blob: what differs is written, what is equal is not.
+//!
+//! ```text
+//!   for each window of 4 MiB, several at a time:
+//!     wanted = the bytes of the disk, or zeroes where it has no data
+//!     there  = the pages that the blob has, read back; zeroes where it has none
+//!     write the pages that differ; clear those that are to be zeroes
+//!   then the footer, and a look at the list of pages
+//! ```
+//! So an upload that was cut off goes on with the same call, and one over other contents gives the same blob. Nothing is
+//! read back from a blob that is new.
+
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream;
+
+use crate::blob::{PAGE_BYTES, PageBlob, WRITE_MAX_BYTES};
+use crate::error::{AzureError, AzureErrorKind};
+
+/// Equal pages between two pages that are sent are sent too, if there are not more of them: a request costs more.
+const GAP_BYTES: usize = 32 << 10;
+
+const PAGE: usize = 512;
+
+/// A disk that is uploaded.
+#[async_trait]
+pub trait PageSource: Send + Sync {
+    /// The first range at or after `from` that may have other bytes than zero. Its ends need not be on pages.
+    async fn next_data(&self, from: u64) -> io::Result<Option<Range<u64>>>;
+
+    /// The bytes of a range of whole pages, which may go beyond the end of the disk: there are zeroes.
+    async fn read(&self, range: Range<u64>) -> io::Result<Bytes>;
+}
+
+/// What is uploaded, and how.
+#[derive(Clone, Debug)]
+pub struct UploadOptions {
+    /// The length of the disk in the blob, in whole pages; the footer follows.
+    pub data_bytes: u64,
+    /// The last page.
+    pub footer: [u8; 512],
+    /// Which disk this is, such as the hash of a version. A blob of another content is refused.
+    pub content: String,
+    /// Whether the blob is made. Else it must be there, as a managed disk that waits for an upload.
+    pub is_created: bool,
+    /// How many windows are worked on at a time.
+    pub in_flight: usize,
+    /// Whether all pages are read back at the end, and compared. Azure compares each write with its MD5 anyway.
+    pub read_back: bool,
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UploadReport {
+    /// The pages that were sent.
+    pub sent_bytes: u64,
+    /// The pages that were there already, with the right bytes.
+    pub kept_bytes: u64,
+    /// The pages that were there and are to be zeroes.
+    pub cleared_bytes: u64,
+    /// The pages that the blob has at the end.
+    pub stored_bytes: u64,
+}
+
+/// Brings the blob to hold the disk. `progress` is told the end of what was worked on, and the length of the blob.
+pub async fn upload(
+    blob: &PageBlob,
+    source: &dyn PageSource,
+    options: &UploadOptions,
+    progress: &(dyn Fn(u64, u64) + Send + Sync),
+) -> Result<UploadReport, AzureError> {
+    let total_bytes = options.data_bytes.saturating_add(PAGE_BYTES);
+    if !options.data_bytes.is_multiple_of(PAGE_BYTES) || options.data_bytes == 0 {
+        let why = format!("a disk of {} bytes is not whole pages of 512 bytes", options.data_bytes);
+        return Err(AzureError::new(AzureErrorKind::Invalid, why));
+    }
+    let there = prepare(blob, options, total_bytes).await?;
+    let work = Work { blob, source, there: &there, only_compares: false, counts: Counts::default() };
+    progress(0, total_bytes);
+    work.all(options, &|at| progress(at, total_bytes)).await?;
+    // The last page makes a disk of the blob, so everything else is there before.
+    work.bring(options.data_bytes, Bytes::copy_from_slice(&options.footer)).await?;
+    let stored = blob.pages().await?;
+    check(blob, source, &stored, options).await?;
+    progress(total_bytes, total_bytes);
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    Ok(UploadReport {
+        sent_bytes: count(&work.counts.sent),
+        kept_bytes: count(&work.counts.kept),
+        cleared_bytes: count(&work.counts.cleared),
+        stored_bytes: stored.iter().map(|pages| pages.end - pages.start).sum(),
+    })
+}
+
+/// Makes the blob or finds it, and gives its pages.
+async fn prepare(
+    blob: &PageBlob,
+    options: &UploadOptions,
+    total_bytes: u64,
+) -> Result<Vec<Range<u64>>, AzureError> {
+    if options.is_created {
+        match blob.create(total_bytes, &options.content).await {
+            Ok(()) => return Ok(Vec::new()),
+            Err(error) if error.kind() == AzureErrorKind::Exists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let missing = || {
+        let why = "there is no blob or disk at this URL";
+        AzureError::new(AzureErrorKind::NotFound, why).advise("make the disk for an upload first")
+    };
+    let facts = blob.facts().await?.ok_or_else(missing)?;
+    let other = |why: String| {
+        let error = AzureError::new(AzureErrorKind::Exists, why);
+        Err(error.advise("nothing was changed; name another blob, or remove this blob first"))
+    };
+    if !facts.has_pages {
+        return other("the blob that is there is no page blob".to_owned());
+    }
+    if facts.len_bytes != total_bytes {
+        return other(format!(
+            "the blob that is there has {} bytes instead of {total_bytes}",
+            facts.len_bytes
+        ));
+    }
+    if options.is_created && facts.content.as_ref() != Some(&options.content) {
+        return other("the blob that is there was made for something else".to_owned());
+    }
+    blob.pages().await
+}
+
+/// Sees that the footer is there, and compares all pages with the disk if that is wanted.
+async fn check(
+    blob: &PageBlob,
+    source: &dyn PageSource,
+    stored: &[Range<u64>],
+    options: &UploadOptions,
+) -> Result<(), AzureError> {
+    let footer = options.data_bytes..options.data_bytes.saturating_add(PAGE_BYTES);
+    if stored.last().is_none_or(|last| last.end != footer.end) {
+        return Err(differs(footer.start));
+    }
+    if !options.read_back {
+        return Ok(());
+    }
+    let work = Work { blob, source, there: stored, only_compares: true, counts: Counts::default() };
+    work.all(options, &|_| {}).await?;
+    work.bring(options.data_bytes, Bytes::copy_from_slice(&options.footer)).await
+}
+
+fn differs(at: u64) -> AzureError {
+    let why = format!("the blob differs from the disk at byte {at} after the upload");
+    AzureError::new(AzureErrorKind::Damaged, why)
+        .advise("repeat the upload, and see whether another program writes to the blob")
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    sent: AtomicU64,
+    kept: AtomicU64,
+    cleared: AtomicU64,
+}
+
+/// One pass over the disk.
+struct Work<'a> {
+    blob: &'a PageBlob,
+    source: &'a dyn PageSource,
+    /// The pages of the blob.
+    there: &'a [Range<u64>],
+    /// A difference is an error instead of a reason to write.
+    only_compares: bool,
+    counts: Counts,
+}
+
+impl Work<'_> {
+    /// All windows of the disk in which it or the blob has data.
+    async fn all(
+        &self,
+        options: &UploadOptions,
+        reached: &(dyn Fn(u64) + Send + Sync),
+    ) -> Result<(), AzureError> {
+        let windows = stream::unfold(0, |at| self.next_window(at, options.data_bytes));
+        let working = windows.map(|window: Result<Range<u64>, AzureError>| async move {
+            let window = window?;
+            let end = window.end;
+            self.window(window).await?;
+            Ok::<_, AzureError>(end)
+        });
+        // In the order of the disk, so that what is told as done has nothing undone before it.
+        let mut working = std::pin::pin!(working.buffered(options.in_flight.max(1)));
+        while let Some(end) = working.next().await {
+            reached(end?);
+        }
+        Ok(())
+    }
+
+    /// The next window at or after `at`, and where the one after it is looked for.
+    async fn next_window(&self, at: u64, data_bytes: u64) -> Option<(Result<Range<u64>, AzureError>, u64)> {
+        let data = match self.source.next_data(at).await {
+            Ok(data) => data.map(|data| data.start.max(at)),
+            // Nothing is looked for after an error.
+            Err(error) => return Some((Err(unread(at, &error)), data_bytes)),
+        };
+        let next = self.there.partition_point(|pages| pages.end <= at);
+        let pages = self.there.get(next).map(|pages| pages.start.max(at));
+        let first = [data, pages].into_iter().flatten().min().filter(|first| *first < data_bytes)?;
+        let start = first - first % WRITE_MAX_BYTES;
+        let end = start.saturating_add(WRITE_MAX_BYTES).min(data_bytes);
+        Some((Ok(start..end), end))
+    }
+
+    async fn window(&self, window: Range<u64>) -> Result<(), AzureError> {
+        let data = self.source.next_data(window.start).await;
+        let has_data =
+            data.map_err(|error| unread(window.start, &error))?.is_some_and(|data| data.start < window.end);
+        let wanted = if has_data {
+            self.source.read(window.clone()).await.map_err(|error| unread(window.start, &error))?
+        } else {
+            Bytes::from(vec![0; usize_of(window.end - window.start)])
+        };
+        self.bring(window.start, wanted).await
+    }
+
+    /// Makes the blob hold these bytes from this offset.
+    async fn bring(&self, at: u64, wanted: Bytes) -> Result<(), AzureError> {
+        let end = at.saturating_add(wanted.len() as u64);
+        let there = self.read_back(at, end).await?;
+        let found = changes(&wanted, there.as_deref());
+        self.counts.kept.fetch_add(found.kept_bytes, Ordering::Relaxed);
+        for change in found.changes {
+            let start = at.saturating_add(change.start as u64);
+            if self.only_compares {
+                return Err(differs(start));
+            }
+            let bytes = wanted.slice(change.clone());
+            let len = bytes.len() as u64;
+            if is_zero(&bytes) {
+                self.blob.clear(start..start.saturating_add(len)).await?;
+                self.counts.cleared.fetch_add(len, Ordering::Relaxed);
+            } else {
+                self.blob.write(start, &bytes).await?;
+                self.counts.sent.fetch_add(len, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the blob has in a window. `None`: no page.
+    async fn read_back(&self, at: u64, end: u64) -> Result<Option<Vec<u8>>, AzureError> {
+        let first = self.there.partition_point(|pages| pages.end <= at);
+        let mut bytes = None;
+        for pages in self.there.iter().skip(first).take_while(|pages| pages.start < end) {
+            let pages = pages.start.max(at)..pages.end.min(end);
+            let bytes = bytes.get_or_insert_with(|| vec![0; usize_of(end - at)]);
+            let read = self.blob.read(pages.clone()).await?;
+            if let Some(place) = bytes.get_mut(usize_of(pages.start - at)..usize_of(pages.end - at)) {
+                place.copy_from_slice(&read);
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+fn unread(at: u64, error: &io::Error) -> AzureError {
+    AzureError::new(AzureErrorKind::Source, format!("cannot read the disk at byte {at}: {error}"))
+}
+
+/// A window has at most 4 MiB.
+fn usize_of(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+/// What is to be changed in a window.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Changes {
+    /// Ranges of whole pages, each of zeroes alone or with pages that are not.
+    changes: Vec<Range<usize>>,
+    /// Pages other than zero that are right already.
+    kept_bytes: u64,
+}
+
+/// Compares pages. Without `there` all pages of the blob are zeroes.
+fn changes(wanted: &[u8], there: Option<&[u8]>) -> Changes {
+    let mut found = Changes::default();
+    let mut last_is_zero = false;
+    for (number, page) in wanted.chunks(PAGE).enumerate() {
+        let start = number * PAGE;
+        let page_is_zero = is_zero(page);
+        let is_equal = match there {
+            Some(there) => there.get(start..start + page.len()) == Some(page),
+            None => page_is_zero,
+        };
+        if is_equal {
+            found.kept_bytes += if page_is_zero { 0 } else { page.len() as u64 };
+            continue;
+        }
+        let end = start + page.len();
+        match found.changes.last_mut() {
+            // Pages of zeroes are cleared and others written, so a gap is closed between two written ranges only.
+            Some(last) if last_is_zero == page_is_zero && start - last.end <= gap(page_is_zero) => {
+                last.end = end
+            }
+            _ => found.changes.push(start..end),
+        }
+        last_is_zero = page_is_zero;
+    }
+    found
+}
+
+/// The longest gap that is written or cleared together with what is on both sides of it.
+const fn gap(is_zero: bool) -> usize {
+    if is_zero { 0 } else { GAP_BYTES }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages(text: &str) -> Vec<u8> {
+        text.bytes().flat_map(|page| [if page == b'.' { 0 } else { page }; PAGE]).collect()
+    }
+
+    /// In pages.
+    fn found(wanted: &str, there: Option<&str>) -> (Vec<(usize, usize)>, u64) {
+        let found = changes(&pages(wanted), there.map(pages).as_deref());
+        let ranges = found.changes.iter().map(|range| (range.start / PAGE, range.end / PAGE)).collect();
+        (ranges, found.kept_bytes / PAGE as u64)
+    }
+
+    #[test]
+    fn only_pages_that_differ_are_changed() {
+        assert_eq!(found("....", None), (vec![], 0));
+        assert_eq!(found(".ab.", None), (vec![(1, 3)], 0));
+        assert_eq!(found("abcd", Some("abxd")), (vec![(2, 3)], 3));
+        // A short gap is sent, a long gap is not.
+        assert_eq!(found("a..b", None), (vec![(0, 4)], 0));
+        let long = format!("a{}b", ".".repeat(GAP_BYTES / PAGE + 1));
+        assert_eq!(found(&long, None), (vec![(0, 1), (66, 67)], 0));
+        // What is to be zero is cleared, and nothing else with it.
+        assert_eq!(found("a..b", Some("axyb")), (vec![(1, 3)], 2));
+        assert_eq!(found("c..d", Some("axyb")), (vec![(0, 1), (1, 3), (3, 4)], 0));
+    }
+}
