@@ -1,4 +1,4 @@
-//! Talks to Azure: uploads disks as page blobs, and gets the tokens of its management.
+//! Talks to Azure: uploads disks as page blobs, gets the tokens of its management, and makes resources by name.
 //!
 //! ```text
 //!   PageSource (a version) --> upload --> blob (one request each) --> pacer (waits, retries) --> http --> Azure
@@ -24,6 +24,7 @@
 //!
 //! Start reading at `upload.rs`.
 
+pub mod arm;
 pub mod blob;
 pub mod clock;
 pub mod error;
@@ -33,6 +34,8 @@ pub mod pacer;
 pub mod token;
 pub mod upload;
 
+pub use arm::journal::{Entry, Journal, Verb};
+pub use arm::{Arm, Resource};
 pub use blob::PageBlob;
 pub use clock::{Clock, HostClock};
 pub use error::{AzureError, AzureErrorKind};

@@ -1,0 +1,455 @@
+//! Resources of Azure's management (ARM): make, find and delete them by name, so that each call may be repeated.
+//!
+//! ```text
+//!   make: journal: begin --> PUT --> journal: accepted --> poll the operation --> GET --> journal: end
+//!            |                |              |                   |
+//!            killed here: nothing is there, or the resource is there with our tags, or its operation goes on.
+//!            A new client reads the journal, asks for the resource by name, and goes on from there.
+//! ```
+//! - A name is determined by what it is for, and is never invented anew. So a second `PUT` cannot make a second resource.
+//! - A resource is ours if its tags name our owner and the hash of the body. What is not ours is never changed.
+//! - Nothing is looked for in lists, because lists lag behind.
+//! - After a 201, a 404 is believed only when five looks within a minute have seen it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, IF_NONE_MATCH};
+use hyper::{Method, Request, StatusCode};
+use md5::{Digest, Md5};
+use serde_json::{Value, json};
+
+use crate::clock::Clock;
+use crate::error::{AzureError, AzureErrorKind};
+use crate::http::{Answer, HttpClient};
+use crate::pacer::Pacer;
+use crate::token::TokenSource;
+
+mod answers;
+pub mod journal;
+pub mod resources;
+
+use answers::{failed, operation_url, refused};
+use journal::{Entry, Journal, Verb};
+
+/// The tag with the owner's identifier.
+pub const OWNER_TAG: &str = "headwater-owner";
+
+/// The tag with the hash of the body.
+pub const BODY_TAG: &str = "headwater-body";
+
+/// How often a 404 has to be seen right after a resource was made, and how long between two looks.
+const LOOKS: u32 = 5;
+const LOOK_INTERVAL: Duration = Duration::from_secs(12);
+
+/// An operation is looked at so often, unless Azure says another interval. It allows 15 looks a minute.
+const POLL_INTERVAL: Duration = Duration::from_secs(4);
+const POLL_INTERVAL_MAX: Duration = Duration::from_secs(60);
+
+/// An operation that takes longer is given up; it goes on in Azure, and a later call finds it.
+const OPERATION_MAX: Duration = Duration::from_secs(6 * 3600);
+
+/// A resource that is to be there.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resource {
+    /// Its path, from `/subscriptions/` on.
+    pub path: String,
+    /// The version of the interface that its kind needs.
+    pub api_version: &'static str,
+    /// Its body, without our tags.
+    pub body: Value,
+    /// Whether Azure honours `If-None-Match: *` for its kind.
+    pub is_conditional: bool,
+}
+
+/// A client of the management of one subscription in one region: those share limits, so they share a pacer.
+#[derive(Debug)]
+pub struct Arm {
+    http: Arc<HttpClient>,
+    pacer: Arc<Pacer>,
+    clock: Arc<dyn Clock>,
+    tokens: Arc<TokenSource>,
+    journal: Arc<dyn Journal>,
+    management: String,
+    owner: String,
+}
+
+impl Arm {
+    /// A client for the owner with this identifier, which all its resources carry as a tag.
+    pub fn new(
+        http: Arc<HttpClient>,
+        pacer: Arc<Pacer>,
+        clock: Arc<dyn Clock>,
+        tokens: Arc<TokenSource>,
+        journal: Arc<dyn Journal>,
+        owner: String,
+    ) -> Self {
+        let management = tokens.management().to_owned();
+        Self { http, pacer, clock, tokens, journal, management, owner }
+    }
+
+    /// What a resource is, or nothing. One look.
+    pub async fn find(&self, path: &str, api_version: &str) -> Result<Option<Value>, AzureError> {
+        let action = format!("cannot look at {path}");
+        let answer = self.send(&action, Method::GET, &self.url(path, api_version), None, false).await?;
+        match answer.status {
+            StatusCode::OK => Ok(Some(parsed(&action, &answer)?)),
+            StatusCode::NOT_FOUND => Ok(None),
+            _ => Err(refused(&action, &answer)),
+        }
+    }
+
+    /// Makes a resource, or finds the one that an earlier call has made, and waits until Azure has finished it.
+    pub async fn make(&self, resource: &Resource) -> Result<Value, AzureError> {
+        let (path, action) = (&resource.path, format!("cannot make {}", resource.path));
+        let body = self.tagged(resource);
+        // Without a condition Azure would change what somebody else has made under this name.
+        if let Some(there) = self.find(path, resource.api_version).await? {
+            self.check_is_ours(&there, &body, &action)?;
+            let there = self.settled(resource.path.as_str(), resource.api_version, there, &action).await?;
+            // It may have been in use since, so it is not deleted whatever its state is.
+            if is_failed(&there) {
+                let error = failed(&action, &there);
+                return Err(error.advise("it was made earlier and has failed since; look at it, and delete it to have it made again"));
+            }
+            self.journal.end(path).await.map_err(|error| error.during(&action))?;
+            return Ok(there);
+        }
+        let entry = Entry::new(Verb::Make, path, resource.api_version, body_tag(&body));
+        self.journal.begin(&entry).await.map_err(|error| error.during(&action))?;
+        self.put(resource, &body, &action).await
+    }
+
+    /// Goes on after a resource was begun: by another client that was killed, or by a request whose answer was lost.
+    async fn put(&self, resource: &Resource, body: &Value, action: &str) -> Result<Value, AzureError> {
+        let path = &resource.path;
+        let text = Bytes::from(body.to_string());
+        let url = self.url(path, resource.api_version);
+        let sent = self.send(action, Method::PUT, &url, Some(text), resource.is_conditional).await;
+        let answer = match sent {
+            Ok(answer) => answer,
+            Err(error) if error.kind() == AzureErrorKind::Unknown => {
+                let there = self.find_made(path, resource.api_version).await?.ok_or(error)?;
+                self.check_is_ours(&there, body, action)?;
+                return self.finish(resource, body, there).await;
+            }
+            Err(error) => return Err(error),
+        };
+        match answer.status.as_u16() {
+            200..=202 => {
+                if let Some(url) = operation_url(&answer) {
+                    self.journal.accepted(path, &url).await.map_err(|error| error.during(action))?;
+                    if let Err(error) = self.wait_for(&url, action).await {
+                        if is_half_made(error.kind()) {
+                            // It holds nothing yet, and its name is needed.
+                            self.delete(path, resource.api_version).await?;
+                        }
+                        return Err(error);
+                    }
+                }
+                let there =
+                    self.find_made(path, resource.api_version).await?.ok_or_else(|| vanished(action))?;
+                self.finish(resource, body, there).await
+            }
+            // It is there: made by an attempt whose answer was lost, or by somebody else.
+            409 | 412 => match self.find(path, resource.api_version).await? {
+                Some(there) => {
+                    self.check_is_ours(&there, body, action)?;
+                    self.finish(resource, body, there).await
+                }
+                None => Err(self.give_up(path, refused(action, &answer)).await),
+            },
+            _ => Err(self.give_up(path, refused(action, &answer)).await),
+        }
+    }
+
+    /// Azure has refused, so nothing is there, and nothing is to be found later.
+    async fn give_up(&self, path: &str, error: AzureError) -> AzureError {
+        match self.journal.end(path).await {
+            Ok(()) => error,
+            Err(journal) => journal.during(&error.to_string()),
+        }
+    }
+
+    /// Waits until a resource that was made just now is finished. If Azure cannot finish it, what there is of it is removed.
+    async fn finish(&self, resource: &Resource, body: &Value, there: Value) -> Result<Value, AzureError> {
+        let action = format!("cannot make {}", resource.path);
+        let there = self.settled(&resource.path, resource.api_version, there, &action).await?;
+        self.check_is_ours(&there, body, &action)?;
+        if is_failed(&there) {
+            self.delete(&resource.path, resource.api_version).await?;
+            return Err(failed(&action, &there));
+        }
+        self.journal.end(&resource.path).await.map_err(|error| error.during(&action))?;
+        Ok(there)
+    }
+
+    /// Waits until Azure does nothing with a resource.
+    async fn settled(
+        &self,
+        path: &str,
+        api_version: &str,
+        mut there: Value,
+        action: &str,
+    ) -> Result<Value, AzureError> {
+        let begun = self.clock.now();
+        loop {
+            match state_of(&there) {
+                None | Some("Succeeded" | "Failed" | "Canceled") => return Ok(there),
+                Some(_) if self.clock.now().saturating_sub(begun) > OPERATION_MAX => {
+                    return Err(late(action));
+                }
+                Some(_) => self.clock.sleep(POLL_INTERVAL).await,
+            }
+            there = self.find_made(path, api_version).await?.ok_or_else(|| vanished(action))?;
+        }
+    }
+
+    /// Deletes a resource if it is there and ours.
+    pub async fn delete(&self, path: &str, api_version: &str) -> Result<(), AzureError> {
+        let action = format!("cannot delete {path}");
+        let Some(there) = self.find(path, api_version).await? else {
+            return self.journal.end(path).await.map_err(|error| error.during(&action));
+        };
+        if owner_of(&there) != Some(self.owner.as_str()) {
+            return Err(foreign(&action));
+        }
+        let entry = Entry::new(Verb::Delete, path, api_version, String::new());
+        self.journal.begin(&entry).await.map_err(|error| error.during(&action))?;
+        let answer = self.send(&action, Method::DELETE, &self.url(path, api_version), None, false).await?;
+        match answer.status.as_u16() {
+            200..=202 => {
+                if let Some(url) = operation_url(&answer) {
+                    self.journal.accepted(path, &url).await.map_err(|error| error.during(&action))?;
+                    self.wait_for(&url, &action).await?;
+                }
+            }
+            204 | 404 => {}
+            _ => return Err(refused(&action, &answer)),
+        }
+        self.journal.end(path).await.map_err(|error| error.during(&action))
+    }
+
+    /// Does something with a resource, and gives what the operation brings.
+    pub async fn act(
+        &self,
+        path: &str,
+        verb: &str,
+        api_version: &str,
+        body: &Value,
+    ) -> Result<Value, AzureError> {
+        let action = format!("cannot {verb} of {path}");
+        let text = Bytes::from(body.to_string());
+        let path = format!("{path}/{verb}");
+        let answer =
+            self.send(&action, Method::POST, &self.url(&path, api_version), Some(text), false).await?;
+        match (answer.status.as_u16(), operation_url(&answer)) {
+            (200..=202, Some(url)) => self.wait_for(&url, &action).await,
+            (200, None) if !answer.body.is_empty() => parsed(&action, &answer),
+            (200..=204, None) => Ok(Value::Null),
+            _ => Err(refused(&action, &answer)),
+        }
+    }
+
+    /// What a client that was killed has begun: each entry is ended, and says which resource to look at again. What was made
+    /// and is ours stays for the next [`Arm::make`]; what was to be deleted is deleted.
+    pub async fn recover(&self) -> Result<Vec<Entry>, AzureError> {
+        let open = self.journal.open().await?;
+        for entry in &open {
+            let action = format!("cannot go on with {}", entry.path);
+            if let Some(url) = &entry.operation {
+                match self.wait_for(url, &action).await {
+                    Ok(_) => {}
+                    // Azure forgets an operation after a day or so. The state of the resource says how it ended.
+                    Err(error) if error.kind() == AzureErrorKind::NotFound || is_half_made(error.kind()) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            let there = match entry.verb {
+                Verb::Make => self.find_made(&entry.path, &entry.api_version).await?,
+                Verb::Delete => self.find(&entry.path, &entry.api_version).await?,
+            };
+            let is_half = match (entry.verb, there) {
+                (_, None) => false,
+                (_, Some(there)) if owner_of(&there) != Some(self.owner.as_str()) => false,
+                (Verb::Delete, Some(_)) => true,
+                // The entry says that it was not finished, so it holds nothing yet.
+                (Verb::Make, Some(there)) => {
+                    is_failed(&self.settled(&entry.path, &entry.api_version, there, &action).await?)
+                }
+            };
+            if is_half {
+                self.delete(&entry.path, &entry.api_version).await?;
+            }
+            self.journal.end(&entry.path).await.map_err(|error| error.during(&action))?;
+        }
+        Ok(open)
+    }
+
+    /// Looks until the resource is seen, or was missing five times.
+    async fn find_made(&self, path: &str, api_version: &str) -> Result<Option<Value>, AzureError> {
+        for look in 1..=LOOKS {
+            if let Some(there) = self.find(path, api_version).await? {
+                return Ok(Some(there));
+            }
+            if look < LOOKS {
+                self.clock.sleep(LOOK_INTERVAL).await;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Polls an operation until it is over. The answer's `properties.output`, or the answer.
+    async fn wait_for(&self, url: &str, action: &str) -> Result<Value, AzureError> {
+        let begun = self.clock.now();
+        loop {
+            let answer = self.send(action, Method::GET, url, None, false).await?;
+            let interval =
+                answer.retry_after().unwrap_or(POLL_INTERVAL).clamp(POLL_INTERVAL, POLL_INTERVAL_MAX);
+            match answer.status.as_u16() {
+                200 => {
+                    if answer.body.is_empty() {
+                        return Ok(Value::Null);
+                    }
+                    let said = parsed(action, &answer)?;
+                    match said.get("status").and_then(Value::as_str) {
+                        Some("Succeeded") => {
+                            let output = said.pointer("/properties/output").cloned();
+                            return Ok(output.unwrap_or(said));
+                        }
+                        Some("Failed" | "Canceled") => return Err(failed(action, &said)),
+                        Some(_) => {}
+                        // `Location` answers with the result itself.
+                        None => return Ok(said),
+                    }
+                }
+                202 => {}
+                204 => return Ok(Value::Null),
+                _ => return Err(refused(action, &answer)),
+            }
+            if self.clock.now().saturating_sub(begun) > OPERATION_MAX {
+                return Err(late(action));
+            }
+            self.clock.sleep(interval).await;
+        }
+    }
+
+    fn url(&self, path: &str, api_version: &str) -> String {
+        format!("{}{path}?api-version={api_version}", self.management)
+    }
+
+    async fn send(
+        &self,
+        action: &str,
+        method: Method,
+        url: &str,
+        body: Option<Bytes>,
+        is_conditional: bool,
+    ) -> Result<Answer, AzureError> {
+        // A token goes to the management service alone, whatever URL an answer names.
+        if !url.strip_prefix(&self.management).is_some_and(|rest| rest.starts_with('/')) {
+            let what = format!("{action}: an answer names another server than {}", self.management);
+            return Err(AzureError::new(AzureErrorKind::Invalid, what));
+        }
+        let mut is_renewed = false;
+        loop {
+            let token = self.tokens.token().await?;
+            let odd = |what: &str| AzureError::new(AzureErrorKind::Invalid, format!("{action}: {what}"));
+            let mut request = Request::new(Full::new(body.clone().unwrap_or_default()));
+            *request.method_mut() = method.clone();
+            *request.uri_mut() = url.parse().map_err(|_| odd("the name makes no URL"))?;
+            let headers = request.headers_mut();
+            let mut shown =
+                HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| odd("the token is odd"))?;
+            shown.set_sensitive(true);
+            headers.insert(AUTHORIZATION, shown);
+            if body.is_some() {
+                headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            }
+            if is_conditional {
+                headers.insert(IF_NONE_MATCH, HeaderValue::from_static("*"));
+            }
+            let answer = self.pacer.send(action, || self.http.send(request.clone())).await?;
+            if answer.status != StatusCode::UNAUTHORIZED || is_renewed {
+                return Ok(answer);
+            }
+            self.tokens.forget(&token).await;
+            is_renewed = true;
+        }
+    }
+
+    fn tagged(&self, resource: &Resource) -> Value {
+        let mut body = resource.body.clone();
+        let digest = URL_SAFE_NO_PAD.encode(Md5::digest(body.to_string()));
+        if let Some(fields) = body.as_object_mut() {
+            let tags = fields.entry("tags").or_insert_with(|| json!({}));
+            if let Some(tags) = tags.as_object_mut() {
+                tags.insert(OWNER_TAG.to_owned(), self.owner.clone().into());
+                tags.insert(BODY_TAG.to_owned(), digest.into());
+            }
+        }
+        body
+    }
+
+    fn check_is_ours(&self, there: &Value, body: &Value, action: &str) -> Result<(), AzureError> {
+        if owner_of(there) != Some(self.owner.as_str()) {
+            return Err(foreign(action));
+        }
+        if body_tag(there) != body_tag(body) {
+            let what =
+                format!("{action}: a resource of this name is there, and was made from another description");
+            return Err(
+                AzureError::new(AzureErrorKind::Exists, what).advise("remove it first, or use another name")
+            );
+        }
+        Ok(())
+    }
+}
+
+fn owner_of(there: &Value) -> Option<&str> {
+    there.pointer("/tags").and_then(|tags| tags.get(OWNER_TAG)).and_then(Value::as_str)
+}
+
+fn state_of(there: &Value) -> Option<&str> {
+    there.pointer("/properties/provisioningState").and_then(Value::as_str)
+}
+
+fn is_failed(there: &Value) -> bool {
+    matches!(state_of(there), Some("Failed" | "Canceled"))
+}
+
+/// Whether Azure has begun it and given up, so that half of it may be there.
+const fn is_half_made(kind: AzureErrorKind) -> bool {
+    matches!(kind, AzureErrorKind::Failed | AzureErrorKind::Quota | AzureErrorKind::Capacity)
+}
+
+fn body_tag(body: &Value) -> String {
+    let tag = body.pointer("/tags").and_then(|tags| tags.get(BODY_TAG)).and_then(Value::as_str);
+    tag.unwrap_or_default().to_owned()
+}
+
+fn foreign(action: &str) -> AzureError {
+    let what = format!("{action}: a resource of this name is there that this controller has not made");
+    AzureError::new(AzureErrorKind::Exists, what).advise("nothing was changed; use another resource group")
+}
+
+fn vanished(action: &str) -> AzureError {
+    let what = format!("{action}: Azure has accepted it, and does not find it after five looks");
+    AzureError::new(AzureErrorKind::Unknown, what).advise("try again later; if it is there then, it is used")
+}
+
+fn late(action: &str) -> AzureError {
+    let what = format!("{action}: it was not finished within six hours");
+    AzureError::new(AzureErrorKind::Unavailable, what)
+        .advise("try again later; what was done is not done again")
+}
+
+fn parsed(action: &str, answer: &Answer) -> Result<Value, AzureError> {
+    serde_json::from_slice(&answer.body).map_err(|error| {
+        AzureError::new(AzureErrorKind::Invalid, format!("{action}: the answer is no JSON: {error}"))
+    })
+}

@@ -1,0 +1,72 @@
+//! Answers of Azure's management that are no success.
+
+use serde_json::Value;
+
+use crate::error::{AzureError, AzureErrorKind};
+use crate::http::Answer;
+
+/// The longest text of Azure that is shown.
+const MESSAGE_MAX_CHARS: usize = 400;
+
+/// Where an operation is polled: the first of these headers.
+pub(super) fn operation_url(answer: &Answer) -> Option<String> {
+    let header = answer.header("azure-asyncoperation").or_else(|| answer.header("location"));
+    header.map(str::to_owned)
+}
+
+/// The error of a refused request.
+pub(super) fn refused(action: &str, answer: &Answer) -> AzureError {
+    let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+    let kind = match answer.status.as_u16() {
+        401 | 403 => AzureErrorKind::Denied,
+        404 => AzureErrorKind::NotFound,
+        409 => AzureErrorKind::Busy,
+        412 => AzureErrorKind::Exists,
+        _ => AzureErrorKind::Invalid,
+    };
+    explained(action, kind, &format!("Azure answers {}", answer.status), &body)
+}
+
+/// The error of an operation or a resource that has failed.
+pub(super) fn failed(action: &str, said: &Value) -> AzureError {
+    explained(action, AzureErrorKind::Failed, "Azure has not finished it", said)
+}
+
+fn explained(action: &str, kind: AzureErrorKind, what: &str, body: &Value) -> AzureError {
+    let text =
+        |name: &str| body.pointer(&format!("/error/{name}")).and_then(Value::as_str).unwrap_or_default();
+    let (code, message) = (text("code"), text("message"));
+    let shown: String = message.chars().filter(|c| !c.is_control()).take(MESSAGE_MAX_CHARS).collect();
+    let is_quota = message.to_ascii_lowercase().contains("quota");
+    let (kind, advice) = match code {
+        "QuotaExceeded" => {
+            (AzureErrorKind::Quota, Some("use a size of another family, or ask Azure for more quota"))
+        }
+        "OperationNotAllowed" if is_quota => {
+            (AzureErrorKind::Quota, Some("use a size of another family, or ask Azure for more quota"))
+        }
+        "AllocationFailed"
+        | "ZonalAllocationFailed"
+        | "OverconstrainedAllocationRequest"
+        | "OverconstrainedZonalAllocationRequest"
+        | "SkuNotAvailable" => {
+            (AzureErrorKind::Capacity, Some("use another zone or size, or try again later"))
+        }
+        "AuthorizationFailed" => (
+            AzureErrorKind::Denied,
+            Some("give the identity the role on the resource group that the message names"),
+        ),
+        "SubscriptionNotFound" | "InvalidSubscriptionId" => (
+            AzureErrorKind::NotFound,
+            Some("see whether the subscription belongs to the tenant, and whether the identity sees it"),
+        ),
+        "ResourceGroupNotFound" => (AzureErrorKind::NotFound, Some("make the resource group first")),
+        _ => (kind, None),
+    };
+    let code = if code.is_empty() { "no error code" } else { code };
+    let error = AzureError::new(kind, format!("{action}: {what} ({code}): {shown}"));
+    match advice {
+        Some(advice) => error.advise(advice),
+        None => error,
+    }
+}

@@ -1,0 +1,258 @@
+//! Resources are made once, whatever fails and whenever the client is killed.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use headwater_azure::arm::resources::{Generation, Scope, disk_for_upload};
+use headwater_azure::{
+    Arm, AzureError, AzureErrorKind, Clock, Credential, Endpoints, Entry, HttpClient, Journal, Pacer,
+    PacerOptions, Resource, TokenSource,
+};
+use serde_json::json;
+
+use crate::arm_server::{ArmFault, ArmServer};
+
+/// A wait is over at once, and the clock shows that it was.
+#[derive(Debug, Default)]
+struct Fast(Mutex<Duration>);
+
+#[async_trait]
+impl Clock for Fast {
+    fn now(&self) -> Duration {
+        *self.0.lock().unwrap()
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        *self.0.lock().unwrap() += duration;
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A journal that outlives its clients, as the database does.
+#[derive(Debug, Default)]
+struct Kept(Mutex<Vec<Entry>>);
+
+#[async_trait]
+impl Journal for Kept {
+    async fn begin(&self, entry: &Entry) -> Result<(), AzureError> {
+        let mut entries = self.0.lock().unwrap();
+        entries.retain(|it| it.path != entry.path);
+        entries.push(entry.clone());
+        Ok(())
+    }
+
+    async fn accepted(&self, path: &str, operation: &str) -> Result<(), AzureError> {
+        let mut entries = self.0.lock().unwrap();
+        let entry = entries.iter_mut().find(|it| it.path == path).expect("it is begun before it is asked");
+        entry.operation = Some(operation.to_owned());
+        Ok(())
+    }
+
+    async fn end(&self, path: &str) -> Result<(), AzureError> {
+        self.0.lock().unwrap().retain(|it| it.path != path);
+        Ok(())
+    }
+
+    async fn open(&self) -> Result<Vec<Entry>, AzureError> {
+        Ok(self.0.lock().unwrap().clone())
+    }
+}
+
+/// What outlives a client: the server, the journal, and which machines are made.
+struct World {
+    server: ArmServer,
+    journal: Arc<Kept>,
+    clock: Arc<Fast>,
+    secret: tempfile::NamedTempFile,
+    made: Mutex<usize>,
+}
+
+impl World {
+    async fn new() -> Self {
+        let secret = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(secret.path(), "secret").unwrap();
+        Self {
+            server: ArmServer::start().await,
+            journal: Arc::default(),
+            clock: Arc::default(),
+            secret,
+            made: Mutex::default(),
+        }
+    }
+
+    fn client(&self) -> Arm {
+        let http = HttpClient::new().unwrap();
+        let pacer = || Pacer::new(PacerOptions::new(3), self.clock.clone());
+        let endpoints = Endpoints {
+            authority: self.server.url.clone(),
+            management: self.server.url.clone(),
+            metadata: self.server.url.clone(),
+        };
+        let credential = Credential::ClientSecret {
+            tenant: "tenant".to_owned(),
+            client: "client".to_owned(),
+            secret_file: self.secret.path().to_owned(),
+        };
+        let tokens = TokenSource::new(http.clone(), pacer(), self.clock.clone(), endpoints, credential);
+        let owner = "owner-a".to_owned();
+        Arm::new(http, Arc::new(pacer()), self.clock.clone(), Arc::new(tokens), self.journal.clone(), owner)
+    }
+
+    /// Goes on after the last client.
+    async fn make_all(&self, count: usize) -> Result<(), AzureError> {
+        let client = self.client();
+        client.recover().await?;
+        loop {
+            let next = *self.made.lock().unwrap();
+            if next >= count {
+                return Ok(());
+            }
+            client.make(&resource(next)).await?;
+            *self.made.lock().unwrap() += 1;
+        }
+    }
+
+    /// Clients one after the other, each until it is killed. How many there were.
+    async fn make_all_though_killed(&self, count: usize) -> usize {
+        for clients in 1.. {
+            tokio::select! {
+                made = self.make_all(count) => {
+                    made.unwrap();
+                    return clients;
+                }
+                () = self.server.killed.notified() => {}
+            }
+        }
+        unreachable!("a client was not killed, and has not made all")
+    }
+
+    fn assert_each_is_there_once(&self, count: usize, when: &str) {
+        let management = self.server.management();
+        let expected: Vec<String> = (0..count).map(|number| resource(number).path).collect();
+        let mut expected_sorted = expected.clone();
+        expected_sorted.sort();
+        let there: Vec<String> = management.resources.keys().cloned().collect();
+        assert_eq!(there, expected_sorted, "{when}");
+        for path in &expected {
+            let state = &management.resources[path]["properties"]["provisioningState"];
+            assert_eq!((management.created[path], state.as_str()), (1, Some("Succeeded")), "{when}: {path}");
+        }
+        assert_eq!(management.changed, 0, "{when}");
+        assert!(self.journal.0.lock().unwrap().is_empty(), "{when}");
+    }
+}
+
+/// Each second one has a kind for which Azure honours a condition.
+fn resource(number: usize) -> Resource {
+    let scope = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Network/networkInterfaces";
+    Resource {
+        path: format!("{scope}/headwater-{number}"),
+        api_version: "2024-05-01",
+        body: json!({"location": "westeurope", "tags": {"team": "lab"}, "properties": {"number": number}}),
+        is_conditional: number.is_multiple_of(2),
+    }
+}
+
+#[tokio::test]
+async fn a_client_killed_at_each_request_leaves_no_orphan_and_no_duplicate() {
+    let whole = World::new().await;
+    whole.make_all(3).await.unwrap();
+    whole.assert_each_is_there_once(3, "nobody was killed");
+    let requests = whole.server.management().requests;
+    assert!(requests >= 12, "{requests}");
+    for at in 0..requests {
+        for (fault, lag) in [(ArmFault::KillBefore, 0), (ArmFault::KillAfter, 0), (ArmFault::KillAfter, 2)] {
+            let world = World::new().await;
+            world.server.management().faults.insert(at, fault);
+            world.server.management().lag = lag;
+            assert_eq!(world.make_all_though_killed(3).await, 2);
+            world.assert_each_is_there_once(3, &format!("{fault:?} at {at}, lag {lag}"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn fifty_resources_are_made_by_clients_that_are_killed_again_and_again() {
+    let world = World::new().await;
+    world.server.management().lag = 1;
+    for number in 1..500 {
+        let fault = if number % 2 == 0 { ArmFault::KillBefore } else { ArmFault::KillAfter };
+        world.server.management().faults.insert(number * 9, fault);
+    }
+    let clients = world.make_all_though_killed(50).await;
+    assert!(clients > 20, "{clients}");
+    world.assert_each_is_there_once(50, "50 resources");
+}
+
+#[tokio::test]
+async fn faults_of_the_service_change_nothing_but_the_time() {
+    let world = World::new().await;
+    {
+        let mut management = world.server.management();
+        management.lag = 2;
+        let faults = [ArmFault::Throttled, ArmFault::CutAfter, ArmFault::Unavailable, ArmFault::Unauthorized];
+        management.faults.extend((0..1000).map(|number| (number * 3, faults[number % 4])));
+    }
+    world.make_all(20).await.unwrap();
+    world.assert_each_is_there_once(20, "with faults");
+}
+
+#[tokio::test]
+async fn what_somebody_else_has_made_is_left_alone() {
+    let world = World::new().await;
+    let theirs =
+        json!({"tags": {"headwater-owner": "owner-b"}, "properties": {"provisioningState": "Succeeded"}});
+    let path = resource(0).path;
+    world.server.management().resources.insert(path.clone(), theirs.clone());
+    let client = world.client();
+    let error = client.make(&resource(0)).await.unwrap_err();
+    assert!(error.kind() == AzureErrorKind::Exists && error.to_string().contains("has not made"), "{error}");
+    assert_eq!(client.delete(&path, "2024-05-01").await.unwrap_err().kind(), AzureErrorKind::Exists);
+    assert_eq!(world.server.management().resources[&path], theirs);
+    // The same name for another description.
+    client.make(&resource(1)).await.unwrap();
+    let mut other = resource(1);
+    other.body = json!({"location": "northeurope", "properties": {}});
+    let error = client.make(&other).await.unwrap_err();
+    assert!(error.to_string().contains("another description"), "{error}");
+    client.delete(&resource(1).path, "2024-05-01").await.unwrap();
+    client.delete(&resource(1).path, "2024-05-01").await.unwrap();
+    assert_eq!(world.server.management().resources.len(), 1);
+}
+
+#[tokio::test]
+async fn what_azure_cannot_finish_is_removed_and_explained() {
+    for (code, message, kind) in [
+        ("QuotaExceeded", "cores", AzureErrorKind::Quota),
+        ("OperationNotAllowed", "exceeds the approved Quota of 10", AzureErrorKind::Quota),
+        ("ZonalAllocationFailed", "no room", AzureErrorKind::Capacity),
+        ("OperationNotAllowed", "the disk is attached", AzureErrorKind::Failed),
+    ] {
+        let world = World::new().await;
+        world.server.management().failure = Some((code, message));
+        let error = world.client().make(&resource(0)).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.to_string().contains(code) && error.to_string().contains(message), "{error}");
+        world.assert_each_is_there_once(0, code);
+        // The name can be used again.
+        world.server.management().failure = None;
+        world.client().make(&resource(0)).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_disk_for_an_upload_has_a_length_that_azure_takes() {
+    let scope =
+        Scope { subscription: "s".to_owned(), group: "g".to_owned(), region: "westeurope".to_owned() };
+    let disk = |bytes| disk_for_upload(&scope, "headwater-debian-4", Generation::Two, bytes);
+    let made = disk((30 << 20) + 512).unwrap();
+    assert_eq!(made.body["properties"]["creationData"]["uploadSizeBytes"], (30 << 20) + 512);
+    assert_eq!(
+        made.path,
+        "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/disks/headwater-debian-4"
+    );
+    for odd in [30 << 20, (30 << 20) + 1024, (19 << 20) + 512, 0] {
+        assert_eq!(disk(odd).unwrap_err().kind(), AzureErrorKind::Invalid, "{odd}");
+    }
+}
