@@ -1,6 +1,7 @@
 //! Uploads, whole and cut off, beside a plain copy of the disk.
 
 use std::io;
+use std::iter;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -30,6 +31,10 @@ impl Disk {
             rng.fill(&mut bytes[to_usize(range.start)..to_usize(range.end)]);
         }
         Self { bytes, data: data.to_vec() }
+    }
+
+    fn dense(len: u64, seed: u64) -> Self {
+        Self::new(to_usize(len), &iter::once(0..len).collect::<Vec<_>>(), seed)
     }
 
     /// A disk of a few MiB of which some parts have data, some of it zeroes.
@@ -139,7 +144,7 @@ async fn only_pages_with_data_are_sent_and_read_back_equal() {
 #[tokio::test]
 async fn dense_disks_are_sent_in_writes_of_at_most_four_mebibytes() {
     let server = BlobServer::start().await;
-    let disk = Disk::new(13 << 20, &[0..13 << 20], 2);
+    let disk = Disk::dense(13 << 20, 2);
     let report = run(&server, &disk).await.unwrap();
     assert_eq!(report.sent_bytes, (13 << 20) + 512);
     assert_eq!(server.blob().writes() as u64, (13u64 << 20).div_ceil(WRITE_MAX_BYTES) + 1);
@@ -183,7 +188,7 @@ async fn a_blob_holds_the_last_disk_whatever_it_held_and_failed() {
         let disk = Disk::random(&mut rng);
         let mut before = Disk::random(&mut rng);
         before.bytes.resize(disk.bytes.len(), 0);
-        before.data = vec![0..disk.bytes.len() as u64];
+        before.data = iter::once(0..disk.bytes.len() as u64).collect();
         run(&server, &before).await.unwrap();
         let from = server.blob().seen.len();
         for number in from..from + 60 {
@@ -215,7 +220,7 @@ impl SignedUrl for Renewed {
 
 #[tokio::test]
 async fn an_expired_signature_is_replaced_or_named() {
-    let disk = Disk::new(6 << 20, &[0..6 << 20], 5);
+    let disk = Disk::dense(6 << 20, 5);
     for number in 0..4 {
         let server = BlobServer::start().await;
         server.blob().faults.insert(number, Fault::Expire);
@@ -235,7 +240,7 @@ async fn an_expired_signature_is_replaced_or_named() {
 #[tokio::test]
 async fn a_blob_of_something_else_is_left_alone() {
     let server = BlobServer::start().await;
-    let disk = Disk::new(2 << 20, &[0..2 << 20], 6);
+    let disk = Disk::dense(2 << 20, 6);
     run(&server, &disk).await.unwrap();
     let before = server.blob().bytes();
     let writes = server.blob().writes();
@@ -280,7 +285,7 @@ async fn a_disk_that_cannot_be_read_has_no_footer() {
         }
     }
     let server = BlobServer::start().await;
-    let disk = Broken(Disk::new(9 << 20, &[0..9 << 20], 8));
+    let disk = Broken(Disk::dense(9 << 20, 8));
     let error = upload(&blob_of(&server, 1), &disk, &disk.0.options(), &|_, _| {}).await.unwrap_err();
     assert!(
         error.kind() == AzureErrorKind::Source && error.to_string().contains("a chunk is damaged"),
