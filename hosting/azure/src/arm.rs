@@ -156,7 +156,7 @@ impl Arm {
                 self.finish(resource, body, there).await
             }
             // It is there: made by an attempt whose answer was lost, or by somebody else.
-            409 | 412 => match self.find(path, resource.api_version).await? {
+            409 | 412 => match self.find_made(path, resource.api_version).await? {
                 Some(there) => {
                     self.check_is_ours(&there, body, action)?;
                     self.finish(resource, body, there).await
