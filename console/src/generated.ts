@@ -93,21 +93,22 @@ export interface CallerInfo {
   principal: string;
   /** Their role. */
   role: Role;
+  scopes?: Scopes;
 }
 
 /** A catalog. */
 export interface Catalog {
   /** The write cache of a machine made from now on. */
   cache: CacheSettings;
-  /** Its guest's processors. */
+  /** The processors of each machine's guest. */
   cpus: number;
   /** When it was created. */
   created_at_ms: number;
-  /** What shows its screen. */
+  /** The display of each machine. */
   display: Display;
-  /** What it boots with. */
+  /** The firmware of each machine. */
   firmware: Firmware;
-  /** The number of the first of them. */
+  /** The number of the first machine that `scale` makes. */
   first_number: number;
   /** What its machines boot, as given. */
   image: string;
@@ -115,30 +116,36 @@ export interface Catalog {
   keep_ready?: number;
   /** The names of its machines. */
   machines: string[];
-  /** Its guest's memory. */
+  /** The memory of each machine's guest, in bytes. */
   memory_bytes: number;
   /** Its name. */
   name: string;
   /** The names of machines that `scale` makes. */
   name_rule: string;
-  /** How its network card is connected: `user` or `bridge:NAME`. */
+  /** How the network card of each machine is connected: `user` or `bridge:NAME`. */
   network: string;
-  /** The version that this means now. Absent where there is none. */
+  /** The version that `pin` or `image` means now. Absent if there is none. */
   next_version?: string;
-  /** Of which run, or are off and ran last, another version than they would boot now. */
+  /** The names of its machines whose running version, or last version if they are off, is not `next_version`. */
   old: string[];
   /** The policy for its machines whose host is lost. */
   on_host_loss?: OnHostLoss;
-  /** The version that they boot in place of that, as `IMAGE@NUMBER`; a machine's own pin goes before it. */
+  /** The version that its machines boot in place of `image`, as `IMAGE@NUMBER`. The pin of a machine has priority. */
   pin?: string;
   ready_hours?: Hours;
+  /** Size of the scratch disk of each machine in bytes, whole MiB from 64 MiB to 4 TiB; 0: none. */
+  scratch_bytes?: number;
   /** Files that a seal also removes in the guests of its machines. */
   seal_removes?: string[];
-  /** After how many seconds a free machine that is not to be ready is switched off; 0: never. */
+  /** Whether the firmware of each machine runs only loaders that are signed with Microsoft's keys: it must be `uefi` then. */
+  secure_boot?: boolean;
+  /** Seconds until an unclaimed machine beyond `keep_ready` is switched off; 0: never. */
   stop_idle_s?: number;
-  /** How it reaches its disk. */
+  /** Whether each machine has a TPM 2.0. */
+  tpm?: boolean;
+  /** How each machine reaches its disk. */
   transport: DiskTransport;
-  /** Its cloud-init user data. */
+  /** The cloud-init user data of each machine. */
   user_data?: string;
 }
 
@@ -266,36 +273,42 @@ export type ContentsKind = "file" | "free" | "journal" | "swap" | "metadata" | "
 export interface CreateCatalog {
   /** The write cache of a machine made from now on. */
   cache?: CacheSettings;
-  /** Its guest's processors. */
+  /** The processors of each machine's guest. */
   cpus?: number;
-  /** What shows its screen. */
+  /** The display of each machine. */
   display?: Display;
-  /** What it boots with. */
+  /** The firmware of each machine. */
   firmware?: Firmware;
-  /** The number of the first of them. */
+  /** The number of the first machine that `scale` makes. */
   first_number?: number;
   /** `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`. */
   image: string;
-  /** How many of its machines are kept on, fresh and unclaimed; 0. */
+  /** How many of its machines are kept on, fresh and unclaimed. Default: 0. */
   keep_ready?: number;
-  /** Its guest's memory. */
+  /** The memory of each machine's guest, in bytes. */
   memory_bytes?: number;
-  /** 1 to 63 of a-z, 0-9 and '-'; no machine has it. */
+  /** 1 to 63 of a-z, 0-9 and '-'. It must not be the name of a machine. */
   name: string;
   /** The names of machines that `scale` makes: `#` signs stand for the digits of a number. `NAME-##` unless given. */
   name_rule?: string;
-  /** How its network card is connected: `user` or `bridge:NAME`. */
+  /** How the network card of each machine is connected: `user` or `bridge:NAME`. */
   network?: string;
   /** The policy for its machines whose host is lost. */
   on_host_loss?: OnHostLoss;
   ready_hours?: Hours;
+  /** Size of the scratch disk of each machine; 0: none. */
+  scratch_bytes?: number;
   /** Files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards. */
   seal_removes?: string[];
-  /** After how many seconds a free machine that is not to be ready is switched off; 0: never. With hours, 900 unless given. */
+  /** Whether the firmware of each machine runs only loaders that are signed with Microsoft's keys. */
+  secure_boot?: boolean;
+  /** Seconds until an unclaimed machine beyond `keep_ready` is switched off; 0: never. Default with `ready_hours`: 900. */
   stop_idle_s?: number;
-  /** How it reaches its disk. */
+  /** Whether each machine has a TPM 2.0. */
+  tpm?: boolean;
+  /** How each machine reaches its disk. */
   transport?: DiskTransport;
-  /** Its cloud-init user data. */
+  /** The cloud-init user data of each machine. */
   user_data?: string;
 }
 
@@ -335,6 +348,12 @@ export interface CreateMachine {
   name: string;
   /** How its network card is connected, `user` or `bridge:NAME`; `user`. */
   network?: string;
+  /** Size of its scratch disk in bytes, whole MiB from 64 MiB to 4 TiB; 0: it has none. */
+  scratch_bytes?: number;
+  /** Whether its firmware runs only loaders that are signed with Microsoft's keys; `false`. If `true`, its firmware is `uefi` unless given. */
+  secure_boot?: boolean;
+  /** Whether it has a TPM 2.0; `false`. */
+  tpm?: boolean;
   transport?: DiskTransport;
   /** Cloud-init user data. */
   user_data?: string;
@@ -346,6 +365,7 @@ export interface CreateToken {
   name: string;
   /** The role of its holder. */
   role: Role;
+  scopes?: Scopes;
   /** For how long, in seconds. Without it, until it is revoked. */
   valid_s?: number;
 }
@@ -715,10 +735,16 @@ export interface Machine {
   pin?: string;
   /** Why it is in that state, where that needs saying. */
   reason?: string;
+  /** Size of its scratch disk, which is empty at each start; 0: it has none. */
+  scratch_bytes?: number;
+  /** Whether its firmware runs only loaders that are signed with Microsoft's keys. */
+  secure_boot?: boolean;
   /** When it was started last. */
   started_at_ms?: number;
   /** What it does. */
   state: MachineState;
+  /** Whether it has a TPM 2.0. */
+  tpm?: boolean;
   /** How it reaches its disk. */
   transport?: DiskTransport;
   /** Its identity for good. */
@@ -1087,6 +1113,14 @@ export interface ScaleRequest {
   start?: boolean;
 }
 
+/** The only catalogs and images that a caller sees and may act on, with what their role permits. In a pattern, `*` stands for any characters. */
+export interface Scopes {
+  /** Patterns of names of catalogs. Their machines, claims, tasks and events belong to them. */
+  catalogs?: string[];
+  /** Patterns of names of images. Their versions, and machines without a catalog that boot them, belong to them. */
+  images?: string[];
+}
+
 /** What a version that is made of a disk is called. */
 export interface SealRequest {
   /** Whether the version may hold the machine's identity: nothing is removed in its guest, and what is found on its disk does not refuse the seal. */
@@ -1125,12 +1159,12 @@ export interface SetCatalog {
   /** How many of its machines are kept on, fresh and unclaimed. */
   keep_ready?: number;
   on_host_loss?: OnHostLoss;
-  /** Keep them on at all hours again. */
+  /** `keep_ready` counts at all hours again. */
   ready_always?: boolean;
   ready_hours?: Hours;
   /** All files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards. */
   seal_removes?: string[];
-  /** After how many seconds a free machine that is not to be ready is switched off; 0: never. */
+  /** Seconds until an unclaimed machine beyond `keep_ready` is switched off; 0: never. */
   stop_idle_s?: number;
 }
 
@@ -1313,6 +1347,7 @@ export interface TokenInfo {
   name: string;
   /** The role of its holder. */
   role: Role;
+  scopes?: Scopes;
 }
 
 /** All tokens. */

@@ -1,9 +1,8 @@
 //! Full DHCP: the table of networks, its leases, their file, and probes.
 
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use headwater_dhcp::{Leases, Outcome, Packet, Subnets};
 use parking_lot::Mutex;
@@ -23,11 +22,14 @@ pub struct AddressOptions {
     pub subnets: Subnets,
     /// The file of leases.
     pub leases: PathBuf,
+    /// Seconds since 1970, in which leases are kept.
+    pub now_s: fn() -> u64,
 }
 
 /// The addresses that are given.
 pub(crate) struct Addresses {
     kept: Mutex<(Leases, LeaseFile)>,
+    now_s: fn() -> u64,
     interface: String,
     probes: Semaphore,
     number: AtomicU32,
@@ -36,18 +38,18 @@ pub(crate) struct Addresses {
 impl Addresses {
     /// Reads the leases. `server` is the address that answers name.
     pub(crate) fn open(
-        subnets: Subnets,
-        file: &Path,
+        options: AddressOptions,
         server: Ipv4Addr,
         interface: &str,
     ) -> Result<Self, BootError> {
         let what = "answers to probes of addresses (ICMP)".to_owned();
         let failed = |source| BootError::Listen { what, interface: interface.to_owned(), source };
         probe::socket(interface).map_err(failed)?;
-        let mut leases = Leases::new(subnets, server);
-        let file = LeaseFile::open(file, &mut leases)?;
+        let mut leases = Leases::new(options.subnets, server);
+        let file = LeaseFile::open(&options.leases, &mut leases)?;
         Ok(Self {
             kept: Mutex::new((leases, file)),
+            now_s: options.now_s,
             interface: interface.to_owned(),
             probes: Semaphore::new(PROBES_MAX),
             number: AtomicU32::new(std::process::id() << 16),
@@ -56,7 +58,7 @@ impl Addresses {
 
     /// Handles a packet. Changes are in the file before this returns.
     pub(crate) fn handle(&self, asked: &Packet) -> Outcome {
-        self.change(|leases| leases.handle(asked, now_s()))
+        self.change(|leases| leases.handle(asked, (self.now_s)()))
     }
 
     /// Probes an address, and goes on.
@@ -75,7 +77,7 @@ impl Addresses {
                 "somebody uses an address that was given to nobody: it is left out for an hour"
             );
         }
-        self.change(|leases| leases.probed(asked, address, is_in_use, now_s()))
+        self.change(|leases| leases.probed(asked, address, is_in_use, (self.now_s)()))
     }
 
     fn change(&self, change: impl FnOnce(&mut Leases) -> Outcome) -> Outcome {
@@ -90,8 +92,4 @@ impl Addresses {
             }
         }
     }
-}
-
-fn now_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -76,9 +76,7 @@ impl BootServer {
         };
         let http = interface::tcp(interface, ports.http).and_then(TcpListener::from_std);
         let http = http.map_err(listen("HTTP", ports.http))?;
-        let open = |given: &AddressOptions| {
-            Addresses::open(given.subnets.clone(), &given.leases, address, interface)
-        };
+        let open = |given: &AddressOptions| Addresses::open(given.clone(), address, interface);
         let http_port = http.local_addr().map_err(listen("HTTP", ports.http))?.port();
         Ok(Self {
             server: Server {

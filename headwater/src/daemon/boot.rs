@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use headwater_boot_artefacts::Kept;
@@ -53,7 +54,7 @@ impl Opened {
         let subnets = offer.dhcp.as_deref().map(dhcp_table::read).transpose()?;
         let dir = data_dir.boot();
         std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        let addresses = subnets.map(|subnets| AddressOptions { subnets, leases: dir.join("leases") });
+        let addresses = subnets.map(|subnets| AddressOptions { subnets, leases: dir.join("leases"), now_s });
         let interface = offer.interface.clone();
         let server = BootServer::bind(&Options { interface, ports, loaders, addresses });
         Ok(Self {
@@ -111,6 +112,11 @@ pub fn check(listen: Option<SocketAddr>, has_tls: bool) -> anyhow::Result<()> {
         Some(_) => return Ok(()),
     };
     Err(invalid(format!("machines cannot boot by --boot as it is: {why}")))
+}
+
+/// Seconds since 1970, in which leases are kept.
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use headwater_boot_server::{AddressOptions, BootServer, Mac, Options, Ports, Subnet, Subnets, Targets};
 use tokio::sync::watch;
@@ -16,6 +17,10 @@ use crate::{One, loaders_of};
 const FIXED: Mac = Mac([2, 0, 0, 0, 0, 0x99]);
 
 /// Serves until the sender goes, and the task is over.
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
+}
+
 fn serve(dir: &Path) -> (watch::Sender<bool>, JoinHandle<()>) {
     let at = |last| Ipv4Addr::new(10, 77, 0, last);
     let subnet = Subnet {
@@ -29,7 +34,7 @@ fn serve(dir: &Path) -> (watch::Sender<bool>, JoinHandle<()>) {
         fixed: HashMap::from([(FIXED, at(50))]),
     };
     let addresses =
-        AddressOptions { subnets: Subnets::new(vec![subnet]).unwrap(), leases: dir.join("leases") };
+        AddressOptions { subnets: Subnets::new(vec![subnet]).unwrap(), leases: dir.join("leases"), now_s };
     let options = Options {
         interface: NEAR.into(),
         ports: Ports::default(),
