@@ -132,8 +132,11 @@ impl Service {
                 is_done = false;
                 continue;
             };
-            if matches!(self.record_of(record.uuid, name).await, Err(LifecycleError::Unknown(_))) {
-                continue;
+            match self.record_of(record.uuid, name).await {
+                // Another host has it by now.
+                Ok(record) if record.host != link.host => continue,
+                Err(LifecycleError::Unknown(_)) => continue,
+                _ => {}
             }
             if let Err(problem) = self.assign(link, record).await {
                 is_done &= problem.kind != ProblemKind::Unavailable;
@@ -153,10 +156,14 @@ impl Service {
         Ok(is_done)
     }
 
-    /// Has the node know one machine.
+    /// Has the node know one machine. The caller has the machine's turn.
     pub(crate) async fn assign(&self, link: &Link, record: &MachineRecord) -> Result<(), Problem> {
         // With its user data, which lists do not have.
         let whole = self.record_of(record.uuid, &record.name).await.map_err(|e| problem(&e))?;
+        if whole.host != link.host {
+            let message = format!("machine '{}' was moved from host '{}'", whole.name, link.name);
+            return Err(Problem::new(ProblemKind::Conflict, message));
+        }
         let body = serde_json::to_vec(&AssignedMachine::of(&whole)).map_err(|error| {
             Problem::new(ProblemKind::Failed, format!("cannot describe a machine: {error}"))
         })?;

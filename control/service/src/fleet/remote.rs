@@ -79,7 +79,8 @@ impl Service {
         self.db().write().await.map(drop)
     }
 
-    /// Has the node of a machine start, stop or reset it: `how` is the end of the path.
+    /// Has the node of a machine start, stop or reset it: `how` is the end of the path. The caller has the machine's turn, so the machine
+    /// is not moved meanwhile. A stop by force does without.
     pub(crate) async fn change_remote(
         &self,
         record: MachineRecord,
@@ -89,14 +90,12 @@ impl Service {
     ) -> Result<MachineRecord, LifecycleError> {
         let link = self.link_to(&record, what).await?;
         self.must_have_database().await?;
-        let _turn = if how.contains("force=true") { None } else { Some(self.lock(record.uuid).await) };
         if what == "stop" && record.to_start {
             self.needs_no_start(record.uuid).await?;
         }
-        // The node may have an earlier pin of the machine or of its catalog.
-        let record = self.record_of(record.uuid, &record.name).await?;
         let failed = |source| refused(what, &record, &link, source);
         if what != "stop" {
+            // The node may have an earlier pin of the machine or of its catalog.
             self.assign(&link, &record).await.map_err(failed)?;
         }
         let path = format!("/api/v1/machines/{}/{how}", record.name);
@@ -104,7 +103,7 @@ impl Service {
         self.take_answer(&link, record, &machine).await
     }
 
-    /// Has the node of a machine change its limits.
+    /// Has the node of a machine change its limits. The caller has the machine's turn.
     pub(crate) async fn set_remote(
         &self,
         record: MachineRecord,
@@ -113,7 +112,6 @@ impl Service {
     ) -> Result<MachineRecord, LifecycleError> {
         let link = self.link_to(&record, "change").await?;
         self.must_have_database().await?;
-        let _turn = self.lock(record.uuid).await;
         let failed = |source| refused("change", &record, &link, source);
         let path = format!("/api/v1/machines/{}", record.name);
         let body = serde_json::to_vec(&limits).map_err(|e| {
@@ -131,15 +129,20 @@ impl Service {
         machine: &Machine,
     ) -> Result<MachineRecord, LifecycleError> {
         link.forget_list();
-        let now = as_said(record, machine);
         let mut repo = self.db().write().await?;
+        let found = repo.machines().by_uuid(record.uuid).await?;
+        let now = as_said(record, machine);
+        if found.is_none_or(|record| record.host != link.host) {
+            // It was removed, or moved after this stop by force.
+            return Ok(now);
+        }
         repo.machines().update_state(&now).await?;
         repo.machines().set_limits(&now).await?;
         repo.save().await?;
         Ok(now)
     }
 
-    /// Removes a machine from its node, and then here.
+    /// Removes a machine from its node, and then here. The caller has the machine's turn.
     pub(crate) async fn remove_remote(
         &self,
         record: MachineRecord,
@@ -148,7 +151,6 @@ impl Service {
     ) -> Result<(), LifecycleError> {
         let link = self.link_to(&record, "remove").await?;
         self.must_have_database().await?;
-        let turn = self.lock(record.uuid).await;
         let path = format!("/api/v1/machines/{}?force={force}", record.name);
         let removed: Result<(), Problem> = link.ask(caller, Method::DELETE, &path, None).await;
         match removed {
@@ -164,16 +166,19 @@ impl Service {
         repo.events().append(event).await?;
         repo.save().await?;
         link.forget_list();
-        drop(turn);
         self.roots_changed();
         self.forget_lock(uuid);
         Ok(())
     }
 
-    /// Has the node of a new machine know it.
+    /// Has the node of a new machine know it. The caller has the machine's turn.
     pub(crate) async fn give_to_node(&self, record: &MachineRecord) -> Result<(), Problem> {
-        let link = self.link_to(record, "create").await.map_err(|e| problem(&e))?;
-        self.assign(&link, record).await
+        let record = self.record_of(record.uuid, &record.name).await.map_err(|e| problem(&e))?;
+        if self.is_own(&record) {
+            return Ok(());
+        }
+        let link = self.link_to(&record, "create").await.map_err(|e| problem(&e))?;
+        self.assign(&link, &record).await
     }
 
     /// The hosts that a machine may go to.

@@ -19,11 +19,10 @@ impl Service {
         limits: SetMachine,
         caller: &Caller,
     ) -> Result<MachineRecord, LifecycleError> {
-        let record = self.record(name).await?;
+        let (_turn, mut record) = self.turn_of(name).await?;
         if !self.is_own(&record) {
             return self.set_remote(record, limits, caller).await;
         }
-        let (_turn, mut record) = self.turn_of(name).await?;
         let uuid = record.uuid;
         let active = self.active(uuid);
         // What it has and could not be noted is noted with this.

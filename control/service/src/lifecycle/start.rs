@@ -71,12 +71,11 @@ impl Service {
         reason: StartReason,
     ) -> Result<MachineRecord, LifecycleError> {
         let started = async {
-            let record = self.record(name).await?;
+            let (_turn, record) = self.turn_of(name).await?;
             if !self.is_own(&record) {
                 let how = if reason == StartReason::Recorded { "start?record=true" } else { "start" };
                 return self.change_remote(record, "start", how, caller).await;
             }
-            let (_turn, record) = self.turn_of(name).await?;
             Self::is_vm("start", &record)?;
             match (self.active(record.uuid).is_some(), reason) {
                 (true, StartReason::Recorded) => Err(LifecycleError::OnAndNotRecorded(record.name)),
@@ -100,6 +99,7 @@ impl Service {
         if self.is_stopping() {
             return Err(LifecycleError::Stopping(record.name));
         }
+        self.must_be_own("start", &record).await?;
         if self.is_fenced_off(&record) {
             return Err(LifecycleError::FencedOff(record.name));
         }

@@ -31,9 +31,9 @@ impl Service {
         caller: &Caller,
     ) -> Result<MachineRecord, LifecycleError> {
         let record = self.record(name).await?;
-        if !self.is_own(&record) {
-            let how = if force { "stop?force=true" } else { "stop" };
-            return self.change_remote(record, "stop", how, caller).await;
+        if force && !self.is_own(&record) {
+            // Whoever has its turn may be waiting for the guest.
+            return self.change_remote(record, "stop", "stop?force=true", caller).await;
         }
         self.stop_record(record, force, caller).await
     }
@@ -52,6 +52,10 @@ impl Service {
             self.lock(uuid).await
         };
         let record = self.record_of(uuid, &name).await?;
+        if !self.is_own(&record) {
+            let how = if force { "stop?force=true" } else { "stop" };
+            return self.change_remote(record, "stop", how, caller).await;
+        }
         self.stop_locked(record, force, caller).await
     }
 
@@ -147,11 +151,10 @@ impl Service {
     /// Gives a machine its pristine disk, also one whose disk is kept: one that is on is switched off like by its
     /// reset button, and started again, and so is one that waits for that because its guest restarted.
     pub(crate) async fn reset(&self, name: &str, caller: &Caller) -> Result<MachineRecord, LifecycleError> {
-        let record = self.record(name).await?;
+        let (_turn, mut record) = self.turn_of(name).await?;
         if !self.is_own(&record) {
             return self.change_remote(record, "reset", "reset", caller).await;
         }
-        let (_turn, mut record) = self.turn_of(name).await?;
         let uuid = record.uuid;
         Self::is_vm("reset", &record)?;
         self.not_in_maintenance("reset", &record).await?;
@@ -236,18 +239,20 @@ impl Service {
         caller: &Caller,
     ) -> Result<(), LifecycleError> {
         let seen = self.record(name).await?;
-        if !self.is_own(&seen) {
-            return self.remove_remote(seen, force, caller).await;
-        }
         let uuid = seen.uuid;
-        // First, as nothing is to be killed that is not removed then.
-        self.may_go(&seen).await?;
+        if self.is_own(&seen) {
+            // First, as nothing is to be killed that is not removed then.
+            self.may_go(&seen).await?;
+        }
         let _turn = if force {
             self.turn_by_force("remove", name, uuid, caller).await?
         } else {
             self.lock(uuid).await
         };
         let mut record = self.record_of(uuid, name).await?;
+        if !self.is_own(&record) {
+            return self.remove_remote(record, force, caller).await;
+        }
         // Again: whoever had the turn may have begun an edit or a version.
         let kept = self.may_go(&record).await?;
         if !force && let Some(state) = self.not_off(&record) {

@@ -246,7 +246,8 @@ impl Service {
                 MachineState::Lost => matches!(occasion, StartReason::Resume | StartReason::Fenced),
                 _ => self.is_unrecorded_restart(record),
             };
-            record.uuid == uuid && record.wanted == Wanted::Running && is_off && self.active(uuid).is_none()
+            let is_wanted = record.uuid == uuid && record.wanted == Wanted::Running;
+            is_wanted && is_off && self.is_own(record) && self.active(uuid).is_none()
         };
         let found = self.db().read().await?.machines().by_name(name).await?;
         if !found.as_ref().is_some_and(is_wanted) {

@@ -1,5 +1,7 @@
 //! Machines of other hosts: two services with one connection between them, in this process.
 
+mod moves;
+
 use headwater_api::name::ImageRef;
 use headwater_api::{CreateMachine, HostState, Problem};
 use headwater_db::JoinTokenRecord;
