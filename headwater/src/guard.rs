@@ -10,7 +10,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context;
-use headwater_qemu::{RunFiles, sweep_orphans};
+use headwater_qemu::{RunFiles, kill_machines};
 use headwater_service::backend::{Clock as _, SystemClock};
 use headwater_service::fleet::fence::LeaseFile;
 use rustix::process::getppid;
@@ -76,29 +76,23 @@ async fn look(data_dir: &DataDir) -> bool {
     if !file.machines.iter().any(may_be_on) {
         return false;
     }
-    match sweep_orphans(&data_dir.run(), &others(data_dir, &file.machines)).await {
-        Ok(ended) => {
-            for machine in &ended {
-                let directory = machine.run_dir.display().to_string();
-                tracing::warn!(
-                    directory,
-                    "ended a machine: the lease of this node is over, and another host may run it"
-                );
-            }
-            !ended.is_empty()
-        }
-        Err(error) => {
-            tracing::error!("cannot end machines that another host may run, and tries again: {error}");
-            true
+    let killed = kill_machines(&data_dir.run(), &file.machines).await;
+    for machine in &killed {
+        let directory = machine.run_dir.display().to_string();
+        if machine.ended {
+            tracing::warn!(
+                directory,
+                "ended a machine: the lease of this node is over, and another host may run it"
+            );
+        } else {
+            tracing::error!(
+                directory,
+                pid = machine.pid,
+                "cannot end a machine that another host may run, and tries again"
+            );
         }
     }
-}
-
-/// The names of the machines that are left alone.
-fn others(data_dir: &DataDir, fenced: &[String]) -> Vec<String> {
-    let entries = std::fs::read_dir(data_dir.run()).into_iter().flatten().flatten();
-    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    names.filter(|name| !fenced.contains(name)).collect()
+    !killed.is_empty()
 }
 
 /// Keeps a guard there until `stop` says true. It is there before a machine is fenced, so that no machine goes on without it.

@@ -20,6 +20,7 @@
 //!   host must have util-linux.
 //! - A TPM (swtpm) ends with its QEMU.
 //! - With [`Lifetime::Own`], QEMU continues when that process ends, and [`Guest::adopt`] takes it over.
+//! - [`kill_machines`] kills the QEMU processes of some machines at once, because another host may run these machines.
 //! - [`sweep_orphans`] ends the QEMU processes of a daemon that was killed, except adopted ones, and no others.
 //!
 //! # Limits
@@ -63,7 +64,7 @@ pub use error::{Error, Result};
 pub use firmware::UefiFiles;
 pub use guest::{Boot, BootSign, Exit, ExitReason, Guest, GuestState, MonitorStatus, Phase};
 pub use launch::{Lifetime, without_own_variables};
-pub use orphan::{Orphan, sweep_orphans};
+pub use orphan::{Orphan, kill_machines, sweep_orphans};
 pub use probe::{Acceleration, Version, probe_acceleration};
 pub use qmp::{Event, Qmp};
 pub use seed::{Identity, SshHostKey};

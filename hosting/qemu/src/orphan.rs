@@ -34,6 +34,9 @@ const GRACE: Duration = Duration::from_secs(2);
 /// How long examining one process may take.
 const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 
+/// How long it is waited for that machines are gone that were killed.
+const KILL_PATIENCE: Duration = Duration::from_secs(15);
+
 /// An orphan that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Orphan {
@@ -55,6 +58,55 @@ pub async fn sweep_orphans(run_root: &Path, adopted: &[String]) -> Result<Vec<Or
         .await
         .unwrap_or_else(|error| Err(std::io::Error::other(error)))
         .map_err(describe)
+}
+
+/// Kills the QEMUs of these machines under `run_root`, all at the same time, and waits until they are gone. Returns those that ran.
+///
+/// Another host is about to start these machines. So a process that hangs, or a disk that does not answer, must not delay the end of
+/// the others: each machine has a thread of its own, and no file is written or removed.
+pub async fn kill_machines(run_root: &Path, names: &[String]) -> Vec<Orphan> {
+    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let machines: Vec<RunFiles> = names.iter().map(|name| RunFiles::new(&run_root.join(name))).collect();
+    for files in machines.clone() {
+        let told = told.clone();
+        std::thread::spawn(move || {
+            if let Some(id) = left_process(&files) {
+                // Nobody listens any more if that took too long.
+                let _ = told.send(killed(&files, id));
+            }
+        });
+    }
+    // Those whose pid file is missing, or names another process.
+    std::thread::spawn(move || {
+        for Process { id, command_line, .. } in look_at_processes(&HashSet::new()).processes {
+            let is_its = |files: &&RunFiles| {
+                let marker = socket_chardev("qmp", &files.monitor_socket());
+                command_line.iter().any(|argument| argument == OsStr::new(&marker))
+                    && is_in(&files.dir, id.pid)
+            };
+            if let Some(files) = machines.iter().find(is_its).cloned() {
+                let told = told.clone();
+                std::thread::spawn(move || told.send(killed(&files, id)));
+            }
+        }
+    });
+    let mut orphans: Vec<Orphan> = Vec::new();
+    let hearing = async {
+        while let Some(orphan) = heard.recv().await {
+            if orphans.iter().all(|other| other.pid != orphan.pid) {
+                orphans.push(orphan);
+            }
+        }
+    };
+    // Threads that hang in the kernel are left behind.
+    let _ = tokio::time::timeout(KILL_PATIENCE, hearing).await;
+    orphans
+}
+
+fn killed(files: &RunFiles, id: ProcessId) -> Orphan {
+    // After an error the process may go on.
+    let ended = id.end(Duration::ZERO).unwrap_or(false);
+    Orphan { run_dir: files.dir.clone(), pid: id.pid, ended }
 }
 
 fn sweep(run_root: &Path, adopted: &[String]) -> std::io::Result<Vec<Orphan>> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use headwater_qemu::{
     Acceleration, BootSign, Disk, Display, Error, ExitReason, Firmware, Guest, GuestSpec, Network, OnReboot,
-    Phase, Version, sweep_orphans,
+    Phase, Version, kill_machines, sweep_orphans,
 };
 use uuid::Uuid;
 
@@ -243,6 +243,13 @@ fn abandon(spec: &GuestSpec) -> Child {
     when_listening(child, &spec.files().monitor_socket())
 }
 
+/// What the pid file of a process says: its number, and when it was started.
+fn pid_line(pid: u32) -> String {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let start_ticks: u64 = stat.rsplit_once(") ").unwrap().1.split(' ').nth(19).unwrap().parse().unwrap();
+    format!("{pid} {start_ticks}\n")
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn orphans_are_ended_and_nobody_else() {
     let setup = Setup::new(LOGIN);
@@ -251,14 +258,9 @@ async fn orphans_are_ended_and_nobody_else() {
     let mut orphans = specs.each_ref().map(abandon);
     let stranger = other.spec("stranger");
     let mut bystander = abandon(&stranger);
-    let start_ticks = |pid: u32| -> u64 {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        stat.rsplit_once(") ").unwrap().1.split(' ').nth(19).unwrap().parse().unwrap()
-    };
-    let line = |pid: u32| format!("{pid} {}\n", start_ticks(pid));
-    std::fs::write(specs[0].files().pid_file(), line(orphans[0].id())).unwrap();
+    std::fs::write(specs[0].files().pid_file(), pid_line(orphans[0].id())).unwrap();
     // This pid file names a living process that is not this machine's.
-    std::fs::write(specs[2].files().pid_file(), line(bystander.id())).unwrap();
+    std::fs::write(specs[2].files().pid_file(), pid_line(bystander.id())).unwrap();
 
     let mut swept = sweep_orphans(&setup.run_root(), &[]).await.unwrap();
     swept.sort_by_key(|orphan| orphan.run_dir.clone());
@@ -276,6 +278,33 @@ async fn orphans_are_ended_and_nobody_else() {
     assert!(sweep_orphans(&setup.dir.path().join("missing"), &[]).await.unwrap().is_empty());
     bystander.kill().unwrap();
     bystander.wait().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn machines_are_killed_and_their_files_stay() {
+    let setup = Setup::new(LOGIN);
+    let specs = ["with-file", "without-file", "not-named"].map(|name| setup.spec(name));
+    let mut machines = specs.each_ref().map(abandon);
+    std::fs::write(specs[0].files().pid_file(), pid_line(machines[0].id())).unwrap();
+    // A QEMU that stands still does not hear SIGTERM.
+    let stopped = Command::new("kill").args(["-STOP", &machines[0].id().to_string()]).status().unwrap();
+    assert!(stopped.success());
+
+    let named = ["with-file", "without-file", "missing"].map(str::to_owned);
+    let mut killed = kill_machines(&setup.run_root(), &named).await;
+    killed.sort_by_key(|orphan| orphan.run_dir.clone());
+    let found: Vec<(PathBuf, u32, bool)> = killed.into_iter().map(|o| (o.run_dir, o.pid, o.ended)).collect();
+    let of = |machine: usize| (specs[machine].run_dir.clone(), machines[machine].id(), true);
+    assert_eq!(found, [of(0), of(1)]);
+    for machine in &mut machines[..2] {
+        machine.wait().unwrap();
+    }
+    assert!(machines[2].try_wait().unwrap().is_none(), "a machine was ended that was not named");
+    // To remove them, the disk would have to answer.
+    assert!(specs[0].files().pid_file().exists() && specs[1].files().monitor_socket().exists());
+    assert!(kill_machines(&setup.run_root(), &named).await.is_empty());
+    machines[2].kill().unwrap();
+    machines[2].wait().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
