@@ -3,8 +3,10 @@
 //! The end of the lease is also in a file, for the guard: a process of its own that ends these machines if the daemon is gone.
 
 use std::collections::HashMap;
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::Json;
@@ -27,6 +29,9 @@ use crate::lifecycle::{FENCED, LifecycleError, StartReason};
 /// The path of renewals. Nobody but the controller reaches it.
 pub(super) const LEASE: &str = "/node/v1/lease";
 
+/// The file with the lease has a multiple of this many bytes, so that its size seldom changes.
+const FILE_STEP_BYTES: usize = 4096;
+
 /// How often a node looks whether its lease is over.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -36,6 +41,8 @@ pub(crate) struct Fence {
     lease: Mutex<NodeLease>,
     /// The names of the machines that are fenced.
     machines: Mutex<HashMap<Uuid, String>>,
+    /// The right to write the file for the guard.
+    file: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Fence {
@@ -65,9 +72,11 @@ pub struct LeaseFile {
 }
 
 impl LeaseFile {
-    /// Reads it. `None`: there is none, or it cannot be understood.
+    /// Reads it. `None`: there is none, or it is being written.
     pub fn read(path: &Path) -> Option<Self> {
-        serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+        let bytes = std::fs::read(path).ok()?;
+        let again = std::fs::read(path).ok()?;
+        (bytes == again).then(|| serde_json::from_slice(&bytes).ok())?
     }
 
     /// When the lease ends. `None`: the host has been started again since.
@@ -75,11 +84,14 @@ impl LeaseFile {
         (self.boot_id == boot_id()).then_some(self.ends_at_ms)
     }
 
-    /// Not made durable: what it says counts only until the host is started again.
+    /// In place, so that a renewal needs no free space on a full disk. Not made durable: what it says counts only until the host is
+    /// started again.
     fn write(&self, path: &Path) -> std::io::Result<()> {
-        let new = path.with_extension("new");
-        std::fs::write(&new, serde_json::to_vec(self)?)?;
-        std::fs::rename(new, path)
+        let mut bytes = serde_json::to_vec(self)?;
+        bytes.resize(bytes.len().next_multiple_of(FILE_STEP_BYTES), b' ');
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+        file.write_all_at(&bytes, 0)?;
+        file.set_len(bytes.len() as u64)
     }
 }
 
@@ -95,7 +107,7 @@ pub(super) async fn renew(
     Body(renewal): Body<Renewal>,
 ) -> Result<Json<()>, Failure> {
     service.fleet().fence.lease().answer(renewal, service.since_boot_ms());
-    service.write_lease();
+    service.write_lease().await;
     Ok(Json(()))
 }
 
@@ -107,8 +119,19 @@ impl Service {
         *self.fleet().fence.lease() = NodeLease::until(former);
     }
 
-    /// Has the guard know the lease and the machines.
-    fn write_lease(&self) {
+    /// Has the guard know the lease and the machines. A disk that does not answer stops this call, and not those that end machines.
+    async fn write_lease(&self) {
+        let turn = self.fleet().fence.file.clone().lock_owned().await;
+        let service = self.clone();
+        let written = tokio::task::spawn_blocking(move || {
+            service.write_lease_now();
+            drop(turn);
+        });
+        // A panic there was reported by its own thread.
+        let _ = written.await;
+    }
+
+    fn write_lease_now(&self) {
         let Some(membership) = self.membership() else { return };
         let machines: Vec<String> = self.fleet().fence.machines().values().cloned().collect();
         let path = &membership.lease_file;
@@ -136,7 +159,7 @@ impl Service {
     }
 
     /// Notes whether a machine of this node is fenced.
-    pub(crate) fn is_fenced(&self, uuid: Uuid, name: &str, fenced: bool) {
+    pub(crate) async fn is_fenced(&self, uuid: Uuid, name: &str, fenced: bool) {
         {
             let mut machines = self.fleet().fence.machines();
             let changed = match fenced {
@@ -147,7 +170,7 @@ impl Service {
                 return;
             }
         }
-        self.write_lease();
+        self.write_lease().await;
     }
 
     /// Ends machines while the lease is over, and starts them again when there is another lease, until `stop` says true.
@@ -176,7 +199,7 @@ impl Service {
         let own = self.own_machines().await?;
         let fenced = own.into_iter().filter(|it| it.fenced).map(|it| (it.uuid, it.name));
         self.fleet().fence.machines().extend(fenced);
-        self.write_lease();
+        self.write_lease().await;
         Ok(())
     }
 
@@ -245,4 +268,33 @@ impl Service {
 async fn stopped(stop: &mut watch::Receiver<bool>) {
     // An error means that the sender is gone, which is an end too.
     let _ = stop.wait_for(|stop| *stop).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn a_renewal_changes_the_file_in_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lease.json");
+        let file = |ends_at_ms: u64, machines: usize| LeaseFile {
+            boot_id: "boot".to_owned(),
+            ends_at_ms,
+            machines: (0..machines).map(|number| format!("class-{number}")).collect(),
+        };
+        let mut sizes = Vec::new();
+        for (ends_at_ms, machines) in [(9, 3), (10_000, 3), (7, 900), (8, 2)] {
+            let now = file(ends_at_ms, machines);
+            now.write(&path).unwrap();
+            assert_eq!(LeaseFile::read(&path), Some(now));
+            let metadata = std::fs::metadata(&path).unwrap();
+            sizes.push((metadata.len(), metadata.ino()));
+        }
+        // The same file with the same space, unless the list of machines is much longer.
+        assert_eq!((sizes[0], sizes[0]), (sizes[1], sizes[3]));
+        assert!(sizes[2].0 > sizes[0].0 && sizes[2].1 == sizes[0].1, "{sizes:?}");
+    }
 }

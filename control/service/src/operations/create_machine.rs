@@ -207,7 +207,7 @@ pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Resul
         repo.hosts().set_boot(machine.uuid, &machine.image, machine.pin.as_deref()).await?;
         repo.machines().set_fenced(machine.uuid, machine.fenced).await?;
         repo.save().await?;
-        service.is_fenced(machine.uuid, &machine.name, machine.fenced);
+        service.is_fenced(machine.uuid, &machine.name, machine.fenced).await;
         service.roots_changed();
         return Ok(());
     }
@@ -252,7 +252,7 @@ pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Resul
     let subject = format!("machine {}", record.name);
     repo.events().append(service.event(&caller, subject, "assigned", record.uuid.to_string())).await?;
     repo.save().await?;
-    service.is_fenced(record.uuid, &record.name, record.fenced);
+    service.is_fenced(record.uuid, &record.name, record.fenced).await;
     tracing::info!(machine = record.name, "the controller has given a machine to this host");
     Ok(())
 }
