@@ -83,7 +83,7 @@ pub struct MachineRecord {
     pub started_at_ms: Option<u64>,
     /// Its node ends it when the lease of the node is over. With several hosts: the node has said that it does.
     pub fenced: bool,
-    /// It was moved from a lost host, and is to be started on its new host.
+    /// It was moved to its host, or a move of it has failed, and it is to be started.
     pub to_start: bool,
     /// The policy of its catalog for machines whose host is lost.
     pub on_host_loss: OnHostLoss,

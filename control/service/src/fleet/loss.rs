@@ -33,7 +33,7 @@ const LEASE_MS: u64 = 30_000;
 /// How many machines of lost hosts are started at a time.
 const STARTS_AT_A_TIME: usize = 8;
 
-/// The pause before a machine that did not start is started again.
+/// The pause before a machine that was moved and did not start is started again.
 const START_PAUSE: Duration = Duration::from_secs(5);
 
 /// What a controller knows of the leases of its nodes. Times are milliseconds since the boot of this host.
@@ -296,17 +296,13 @@ impl Service {
 
     async fn start_one_moved(&self, record: &MachineRecord) {
         let machine = &record.name;
-        match self.start(machine, &Caller::daemon()).await {
-            Ok(_) | Err(LifecycleError::Unknown(_)) => {
-                if let Err(error) = self.needs_no_start(record.uuid).await {
-                    tracing::warn!(machine, "cannot note that a machine was started: {error}");
-                }
-            }
+        match self.start_if_due(record.uuid, machine, &Caller::daemon()).await {
+            Ok(()) | Err(LifecycleError::Unknown(_)) => {}
             Err(error) => {
                 let why = problem(&error);
                 tracing::error!(
                     machine,
-                    "a machine of a lost host does not start, and is started again: {why}"
+                    "a machine that was moved does not start, and is started again: {why}"
                 );
                 tokio::time::sleep(START_PAUSE).await;
             }
@@ -314,7 +310,7 @@ impl Service {
     }
 
     /// Notes that a machine that was moved is on, or is not wanted any more.
-    pub(super) async fn needs_no_start(&self, uuid: Uuid) -> Result<(), DbError> {
+    pub(crate) async fn needs_no_start(&self, uuid: Uuid) -> Result<(), DbError> {
         let mut repo = self.db().write().await?;
         repo.machines().is_started(uuid).await?;
         repo.save().await

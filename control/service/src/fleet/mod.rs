@@ -34,7 +34,7 @@ pub(crate) mod lease;
 mod lease_model;
 pub(crate) mod link;
 mod loss;
-mod moving;
+pub(crate) mod moving;
 pub(crate) mod node;
 pub(crate) mod placement;
 pub mod protocol;

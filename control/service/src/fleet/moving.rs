@@ -1,10 +1,10 @@
 //! A machine is moved from one host to another: what it wrote is forgotten, and it keeps its name and its identity.
 //!
-//! It is stopped and removed on its host first. Only then the database says that it is the other host's, so two hosts never have it.
+//! Whether it may move is decided with its turn, and in the unit of changes after which nobody is given it. It is stopped and removed on its host first. Only then the database says that it is the other host's, so two hosts never have it.
 
 use axum::http::Method;
 use headwater_api::{Machine, MachineState, Problem, ProblemKind, Wanted};
-use headwater_db::{HostRecord, MachineRecord};
+use headwater_db::{DbError, HostRecord, MachineRecord, Purpose, Repository};
 use uuid::Uuid;
 
 use crate::Service;
@@ -13,17 +13,27 @@ use crate::fleet::remote::refused;
 use crate::lifecycle::LifecycleError;
 
 impl Service {
-    /// Moves a machine that keeps nothing, and leaves it off. A machine that is not on the host `from` any more stays as it is.
+    /// Moves a machine that keeps nothing, and notes whether it is to be started. `Some`: why it stays. A machine that is not on the host
+    /// `from` any more stays as it is.
     pub(crate) async fn move_to_host(
         &self,
         (uuid, name): (Uuid, &str),
         (from, to): (&HostRecord, &HostRecord),
+        was_on: bool,
         caller: &Caller,
-    ) -> Result<(), LifecycleError> {
+    ) -> Result<Option<String>, LifecycleError> {
         let _turn = self.lock(uuid).await;
         let record = self.record_of(uuid, name).await?;
         if record.host != from.id {
-            return Ok(());
+            return Ok(None);
+        }
+        let there = MachineRecord { host: to.id, ..record.clone() };
+        if !self.is_own(&there) {
+            // It goes on where it is until the other host can take it.
+            self.link_to(&there, "move").await?;
+        }
+        if let Some(why) = self.begin_move(record.clone()).await? {
+            return Ok(Some(why));
         }
         if self.is_own(&record) {
             self.empty_own(&record, caller).await?;
@@ -35,6 +45,7 @@ impl Service {
         let mut record = found.ok_or_else(|| LifecycleError::Unknown(name.to_owned()))?;
         record.host = to.id;
         record.wanted = Wanted::Stopped;
+        record.to_start = was_on;
         (record.state, record.reason) = (MachineState::Stopped, None);
         repo.machines().set_host(&record).await?;
         let detail = format!("from host '{}' to host '{}'", from.name, to.name);
@@ -45,16 +56,39 @@ impl Service {
             link.forget_list();
         }
         if self.is_own(&record) {
-            return Ok(());
+            return Ok(None);
         }
-        let link = self.link_to(&record, "move").await?;
+        // If the node has gone, the controller sends it the machine when it is back.
+        let Some(link) = self.link(to.id) else { return Ok(None) };
         match self.assign(&link, &record).await {
             // The node may have the machine. The controller sends it again when the node is back.
             Err(problem) if problem.kind != ProblemKind::Unavailable => {
                 Err(refused("move", &record, &link, problem))
             }
-            _ => Ok(()),
+            _ => Ok(None),
         }
+    }
+
+    /// Decides that a machine moves, or says why it stays. From then on nobody can claim it. The caller has its turn.
+    async fn begin_move(&self, mut record: MachineRecord) -> Result<Option<String>, LifecycleError> {
+        let mut repo = self.db().write().await?;
+        let why = why_left(&mut *repo, &record).await?;
+        if why.is_none() && self.active(record.uuid).is_some() {
+            record.state = MachineState::Stopping;
+            repo.machines().update_state(&record).await?;
+            repo.save().await?;
+        }
+        Ok(why)
+    }
+
+    /// Notes that a machine is to be started where it is: a move of it has failed, and it was on before.
+    pub(crate) async fn is_to_start(&self, uuid: Uuid) -> Result<(), DbError> {
+        let _turn = self.lock(uuid).await;
+        let mut repo = self.db().write().await?;
+        let Some(mut record) = repo.machines().by_uuid(uuid).await? else { return Ok(()) };
+        record.to_start = true;
+        repo.machines().set_host(&record).await?;
+        repo.save().await
     }
 
     /// Stops a machine of this host, and removes its files. The caller has its turn.
@@ -91,4 +125,32 @@ impl Service {
             removed => removed.map_err(failed),
         }
     }
+}
+
+/// Why a machine stays where it is.
+pub(crate) async fn why_left(
+    repo: &mut dyn Repository,
+    record: &MachineRecord,
+) -> Result<Option<String>, DbError> {
+    let Some(catalog) = &record.catalog else {
+        return Ok(Some("is of no catalog, and was given to this host".to_owned()));
+    };
+    if record.cache.persistent {
+        return Ok(Some("keeps its disk, which is on this host".to_owned()));
+    }
+    let claims = repo.claims().list().await?;
+    if let Some(claim) = claims.into_iter().find(|claim| claim.machine == record.uuid) {
+        return Ok(Some(format!("is claimed for {}", claim.holder)));
+    }
+    let disks = repo.persistent_disks().of_machine(record.uuid).await?;
+    Ok(match disks.first().map(|disk| disk.purpose) {
+        Some(Purpose::MaintenanceSession) => Some("edits an image".to_owned()),
+        Some(Purpose::Persistent) => Some("has a disk that is kept on this host".to_owned()),
+        None => match repo.catalogs().by_name(catalog).await? {
+            Some(catalog) if catalog.keep_ready > 0 => {
+                Some(format!("is of catalog '{}', which keeps machines ready on this host", catalog.name))
+            }
+            _ => None,
+        },
+    })
 }

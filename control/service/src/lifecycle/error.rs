@@ -308,6 +308,18 @@ impl LifecycleError {
         let machine = machine.to_owned();
         move |source| Self::Backend { what, machine, source }
     }
+
+    /// Whether the database of this daemon failed.
+    pub(crate) fn is_of_database(&self) -> bool {
+        matches!(
+            self,
+            Self::Db(_)
+                | Self::NotNoted { .. }
+                | Self::OnNotNoted { .. }
+                | Self::OffNotNoted { .. }
+                | Self::OffNotReset { .. }
+        )
+    }
 }
 
 impl Explain for LifecycleError {

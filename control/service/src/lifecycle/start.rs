@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use headwater_api::{MachineState, Wanted};
 use headwater_db::{DbError, MachineRecord, PersistentDisk};
+use uuid::Uuid;
 
 use crate::Service;
 use crate::answer::problem;
@@ -72,21 +73,47 @@ impl Service {
     ) -> Result<MachineRecord, LifecycleError> {
         let started = async {
             let (_turn, record) = self.turn_of(name).await?;
-            if !self.is_own(&record) {
-                let how = if reason == StartReason::Recorded { "start?record=true" } else { "start" };
-                return self.change_remote(record, "start", how, caller).await;
-            }
-            Self::is_vm("start", &record)?;
-            match (self.active(record.uuid).is_some(), reason) {
-                (true, StartReason::Recorded) => Err(LifecycleError::OnAndNotRecorded(record.name)),
-                (true, _) => Ok(record),
-                (false, _) => self.start_locked(record, caller, reason).await,
-            }
+            self.start_at_turn(record, caller, reason).await
         };
         started.await.map_err(|e| match e {
             LifecycleError::Db(source) => LifecycleError::NotNoted { machine: name.to_owned(), source },
             e => e,
         })
+    }
+
+    /// Starts a machine of any host; one that is on already stays as it is. The caller has its turn.
+    async fn start_at_turn(
+        &self,
+        record: MachineRecord,
+        caller: &Caller,
+        reason: StartReason,
+    ) -> Result<MachineRecord, LifecycleError> {
+        if !self.is_own(&record) {
+            let how = if reason == StartReason::Recorded { "start?record=true" } else { "start" };
+            return self.change_remote(record, "start", how, caller).await;
+        }
+        Self::is_vm("start", &record)?;
+        match (self.active(record.uuid).is_some(), reason) {
+            (true, StartReason::Recorded) => Err(LifecycleError::OnAndNotRecorded(record.name)),
+            (true, _) => Ok(record),
+            (false, _) => self.start_locked(record, caller, reason).await,
+        }
+    }
+
+    /// Starts a machine that was moved, unless it was started or stopped since.
+    pub(crate) async fn start_if_due(
+        &self,
+        uuid: Uuid,
+        name: &str,
+        caller: &Caller,
+    ) -> Result<(), LifecycleError> {
+        let _turn = self.lock(uuid).await;
+        let record = self.record_of(uuid, name).await?;
+        if !record.to_start {
+            return Ok(());
+        }
+        self.start_at_turn(record, caller, StartReason::Request).await?;
+        Ok(self.needs_no_start(uuid).await?)
     }
 
     /// Starts a machine that is off; the caller holds its lock.

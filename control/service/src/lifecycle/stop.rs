@@ -52,6 +52,11 @@ impl Service {
             self.lock(uuid).await
         };
         let record = self.record_of(uuid, &name).await?;
+        if record.to_start
+            && let Err(error) = self.needs_no_start(uuid).await
+        {
+            not_noted(&name, &error);
+        }
         if !self.is_own(&record) {
             let how = if force { "stop?force=true" } else { "stop" };
             return self.change_remote(record, "stop", how, caller).await;

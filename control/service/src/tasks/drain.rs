@@ -2,23 +2,27 @@
 //!
 //! A machine that is off is moved first. A machine that is on is stopped, moved, and started on its new host. Each step is decided by what
 //! the database says at that moment, and the plan remembers which machines were on, so a task that goes on after a restart forgets none.
+//! A machine that was on and has moved has a note in the database that it is to be started. So it is started even if that fails at first.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::response::Response;
 use futures_util::future::join_all;
-use headwater_api::{BootFrom, DrainReport, LeftMachine, MovedMachine, Problem, ProblemKind, TaskResult};
-use headwater_db::{DbError, HostRecord, MachineRecord, Purpose, Repository};
+use headwater_api::{
+    BootFrom, DrainReport, LeftMachine, MovedMachine, Problem, ProblemKind, TaskResult, Wanted,
+};
+use headwater_db::{DbError, HostRecord, Repository};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::scale::changing;
-use super::{Outcome, Work, answer};
+use super::{Outcome, RETRY, Work, answer};
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
 use crate::backend::TaskControl;
 use crate::caller::Caller;
+use crate::fleet::moving::why_left;
 use crate::fleet::placement::{need_of, place};
 use crate::lifecycle::LifecycleError;
 
@@ -173,31 +177,6 @@ async fn plan(service: &Service, repo: &mut dyn Repository, host: &HostRecord) -
     Ok(Plan { host: host.id, catalogs, members, report })
 }
 
-/// Why a machine stays where it is.
-async fn why_left(repo: &mut dyn Repository, record: &MachineRecord) -> Result<Option<String>, DbError> {
-    let Some(catalog) = &record.catalog else {
-        return Ok(Some("is of no catalog, and was given to this host".to_owned()));
-    };
-    if record.cache.persistent {
-        return Ok(Some("keeps its disk, which is on this host".to_owned()));
-    }
-    let claims = repo.claims().list().await?;
-    if let Some(claim) = claims.into_iter().find(|claim| claim.machine == record.uuid) {
-        return Ok(Some(format!("is claimed for {}", claim.holder)));
-    }
-    let disks = repo.persistent_disks().of_machine(record.uuid).await?;
-    Ok(match disks.first().map(|disk| disk.purpose) {
-        Some(Purpose::MaintenanceSession) => Some("edits an image".to_owned()),
-        Some(Purpose::Persistent) => Some("has a disk that is kept on this host".to_owned()),
-        None => match repo.catalogs().by_name(catalog).await? {
-            Some(catalog) if catalog.keep_ready > 0 => {
-                Some(format!("is of catalog '{}', which keeps machines ready on this host", catalog.name))
-            }
-            _ => None,
-        },
-    })
-}
-
 /// Does what is left.
 pub(super) async fn go_on(
     service: Service,
@@ -214,7 +193,9 @@ pub(super) async fn go_on(
         }
         let host = plan.report.host.clone();
         let moved = plan.report.moved.len();
-        if control.is_asked_to_stop() {
+        // A machine that is on its way is not left off.
+        let is_cancelled = control.is_asked_to_stop();
+        if is_cancelled && !plan.members.iter().any(Member::is_moving) {
             let why = format!(
                 "draining host '{host}' was cancelled: {moved} machine(s) were moved, and it stays cordoned"
             );
@@ -222,7 +203,14 @@ pub(super) async fn go_on(
                 .advise(format!("'headwater node uncordon {host}' lets it have new machines again")));
         }
         control.report_doing(format!("{moved} of {all} machines moved"));
-        let chosen = choose(&service, &mut plan).await.map_err(|e| problem(&e))?;
+        let chosen = match choose(&service, &mut plan, is_cancelled).await {
+            Ok(chosen) => chosen,
+            Err(error) => {
+                tracing::warn!(host, "cannot choose the next machines to move, and tries again: {error}");
+                tokio::time::sleep(RETRY).await;
+                continue;
+            }
+        };
         service.save_plan(id, &plan, &control).await?;
         if chosen.is_empty() {
             if plan.members.iter().all(|member| member.stage == Stage::Ended) {
@@ -231,23 +219,54 @@ pub(super) async fn go_on(
             continue;
         }
         let moves = chosen.iter().map(|(member, hosts)| move_one(&service, member, hosts, &caller));
+        let mut is_waiting = false;
         for ((member, (_, to)), outcome) in chosen.iter().zip(join_all(moves).await) {
             let machine = member.machine.clone();
             match outcome {
-                Ok(()) => plan.report.moved.push(MovedMachine { machine, to: to.name.clone() }),
+                Ok(None) => plan.report.moved.push(MovedMachine { machine, to: to.name.clone() }),
+                Ok(Some(why)) => plan.report.left.push(LeftMachine { machine, why }),
                 // Somebody has removed it.
                 Err(LifecycleError::Unknown(_)) => {}
-                Err(error) => {
-                    plan.report.left.push(LeftMachine { machine, why: problem(&error).to_string() });
-                }
+                Err(error) => match give_up(&service, member, &error, &control).await {
+                    Ok(()) => {
+                        plan.report.left.push(LeftMachine { machine, why: problem(&error).to_string() })
+                    }
+                    Err(why) => {
+                        tracing::warn!(machine, "cannot move a machine now, and tries again: {why}");
+                        is_waiting = true;
+                        plan.postpone(member.uuid);
+                        continue;
+                    }
+                },
             }
             plan.end(member.uuid);
         }
         service.save_plan(id, &plan, &control).await?;
+        if is_waiting {
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+}
+
+impl Member {
+    fn is_moving(&self) -> bool {
+        matches!(self.stage, Stage::Moving { .. })
+    }
+
+    fn was_on(&self) -> bool {
+        matches!(self.stage, Stage::Moving { was_on: true, .. })
     }
 }
 
 impl Plan {
+    /// Others are moved first.
+    fn postpone(&mut self, uuid: Uuid) {
+        if let Some(at) = self.members.iter().position(|member| member.uuid == uuid) {
+            let member = self.members.remove(at);
+            self.members.push(member);
+        }
+    }
+
     fn end(&mut self, uuid: Uuid) {
         self.set(uuid, Stage::Ended);
     }
@@ -262,14 +281,16 @@ impl Plan {
 /// A machine, its host and its new host.
 type Move = (Member, (HostRecord, HostRecord));
 
-/// The next machines and their new hosts, which are in the plan then. Those without a place are left.
-async fn choose(service: &Service, plan: &mut Plan) -> Result<Vec<Move>, DbError> {
+/// The next machines and their new hosts, which are in the plan then. Those without a place are left. With `only_moving`, no other machine
+/// begins to move.
+async fn choose(service: &Service, plan: &mut Plan, only_moving: bool) -> Result<Vec<Move>, DbError> {
     let hosts = service.db().read().await?.hosts().list().await?;
     let mut candidates = service.candidates(&hosts).await?;
     candidates.retain(|candidate| candidate.id != plan.host);
     let of = |id: Uuid| hosts.iter().find(|host| host.id == id).cloned();
-    let next: Vec<Member> =
-        plan.members.iter().filter(|member| member.stage != Stage::Ended).take(AT_A_TIME).cloned().collect();
+    let is_next =
+        |member: &&Member| if only_moving { member.is_moving() } else { member.stage != Stage::Ended };
+    let next: Vec<Member> = plan.members.iter().filter(is_next).take(AT_A_TIME).cloned().collect();
     let mut chosen = Vec::new();
     for member in next {
         let mut repo = service.db().read().await?;
@@ -279,6 +300,11 @@ async fn choose(service: &Service, plan: &mut Plan) -> Result<Vec<Move>, DbError
         };
         let to = match member.stage {
             Stage::Moving { to, .. } => Ok(to),
+            // Its host is lost, and it was given to another one.
+            _ if record.host != plan.host => {
+                plan.end(member.uuid);
+                continue;
+            }
             // Somebody may have claimed it meanwhile.
             _ => match why_left(&mut *repo, &record).await? {
                 Some(why) => Err(why),
@@ -293,6 +319,10 @@ async fn choose(service: &Service, plan: &mut Plan) -> Result<Vec<Move>, DbError
         let (from, to) = match places {
             Ok(places) => places,
             Err(why) => {
+                drop(repo);
+                if member.was_on() {
+                    service.is_to_start(member.uuid).await?;
+                }
                 plan.report.left.push(LeftMachine { machine: member.machine, why });
                 plan.end(member.uuid);
                 continue;
@@ -300,7 +330,11 @@ async fn choose(service: &Service, plan: &mut Plan) -> Result<Vec<Move>, DbError
         };
         let stage = match member.stage {
             stage @ Stage::Moving { .. } => stage,
-            _ => Stage::Moving { to: to.id, was_on: service.is_on(&record) },
+            // A machine that is off and wanted is started again in a moment.
+            _ => {
+                let was_on = record.wanted == Wanted::Running || record.to_start;
+                Stage::Moving { to: to.id, was_on }
+            }
         };
         plan.set(member.uuid, stage.clone());
         chosen.push((Member { stage, ..member }, (from, to)));
@@ -308,16 +342,41 @@ async fn choose(service: &Service, plan: &mut Plan) -> Result<Vec<Move>, DbError
     Ok(chosen)
 }
 
+/// Moves a machine, and starts it if it was on. `Some`: why it stays.
 async fn move_one(
     service: &Service,
     member: &Member,
     (from, to): &(HostRecord, HostRecord),
     caller: &Caller,
-) -> Result<(), LifecycleError> {
-    let name = &member.machine;
-    service.move_to_host((member.uuid, name), (from, to), caller).await?;
-    match member.stage {
-        Stage::Moving { was_on: true, .. } => service.start(name, caller).await.map(drop),
-        _ => Ok(()),
+) -> Result<Option<String>, LifecycleError> {
+    let (uuid, name) = (member.uuid, &member.machine);
+    let stays = service.move_to_host((uuid, name), (from, to), member.was_on(), caller).await?;
+    if stays.is_none()
+        && let Err(error) = service.start_if_due(uuid, name, caller).await
+    {
+        let why = problem(&error);
+        tracing::warn!(
+            machine = name,
+            "a machine that was moved does not start, and is started again: {why}"
+        );
     }
+    Ok(stays)
+}
+
+/// Leaves a machine that cannot be moved. If it was on, it is started again. An error: why the move is tried again instead.
+async fn give_up(
+    service: &Service,
+    member: &Member,
+    error: &LifecycleError,
+    control: &TaskControl,
+) -> Result<(), String> {
+    let is_passing = problem(error).kind == ProblemKind::Unavailable || error.is_of_database();
+    if service.is_stopping() || (is_passing && !control.is_asked_to_stop()) {
+        return Err(problem(error).to_string());
+    }
+    if member.was_on() {
+        let noted = service.is_to_start(member.uuid).await;
+        noted.map_err(|error| format!("cannot note that it is to be started: {error}"))?;
+    }
+    Ok(())
 }

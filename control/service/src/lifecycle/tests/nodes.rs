@@ -135,8 +135,8 @@ impl Pair {
         node
     }
 
-    /// Adds the catalog `class`, whose machines are started on other hosts, and makes so many of its machines on the node.
-    async fn class(&self, machines: usize) -> Vec<MachineRecord> {
+    /// Adds the catalog `class`, whose machines are started on other hosts, and makes so many of its machines on a host.
+    async fn class_on(&self, host: &str, machines: usize) -> Vec<MachineRecord> {
         let lab = self.controller.record().await;
         let catalog = headwater_db::CatalogRecord {
             name: "class".to_owned(),
@@ -162,7 +162,7 @@ impl Pair {
         repo.save().await.unwrap();
         let mut made = Vec::new();
         for number in 1..=machines {
-            let request = format!(r#"{{"name":"class-{number}","catalog":"class","host":"b"}}"#);
+            let request = format!(r#"{{"name":"class-{number}","catalog":"class","host":"{host}"}}"#);
             let request: CreateMachine = serde_json::from_str(&request).unwrap();
             let record = create_machine::make(&self.controller.service, &Caller::daemon(), request).await;
             made.push(record.map_err(|failure| failure.0).unwrap());
@@ -240,7 +240,7 @@ async fn twenty_machines_of_a_lost_host_run_on_another_one() {
     let own = repo.hosts().by_id(own_host().id).await.unwrap().unwrap();
     repo.hosts().update(&headwater_db::HostRecord { cordoned: true, ..own }).await.unwrap();
     repo.save().await.unwrap();
-    let machines = pair.class(20).await;
+    let machines = pair.class_on("b", 20).await;
     for machine in &machines {
         // A node that has just connected has no lease yet.
         until("a machine starts", async || service.start(&machine.name, &Caller::daemon()).await.is_ok())

@@ -1,6 +1,7 @@
 //! Machines that go to another host: by a drain, or because their host is lost.
 
 use super::*;
+use crate::tasks::begin_drain;
 
 impl Pair {
     /// Notes that a machine is another host's, as a drain or the loss of its host does.
@@ -61,4 +62,102 @@ async fn a_call_that_waits_while_its_machine_moves_goes_to_the_new_host() {
     pair.move_before(gone.uuid, there, remove).await;
     assert!(pair.node.service.record_of(gone.uuid, "gone").await.is_err());
     assert!(service.record_of(gone.uuid, "gone").await.is_err());
+}
+
+/// Waits until no task goes on, and gives the outcome of the newest.
+async fn outcome_of_task(pair: &Pair) -> String {
+    let tasks = async || pair.controller.db.read().await.unwrap().tasks().unended().await.unwrap();
+    until("the task has ended", async || tasks().await.is_empty()).await;
+    let newest = pair.controller.db.read().await.unwrap().tasks().older(i64::MAX, 1).await.unwrap();
+    newest[0].outcome.clone().unwrap()
+}
+
+#[tokio::test]
+async fn a_drain_forgets_no_machine_that_was_on() {
+    let pair = Pair::new().await;
+    let connection = pair.connect().await;
+    let service = pair.controller.service.clone();
+    let machine = pair.class_on("b", 1).await.remove(0);
+    until("a machine starts", async || service.start(&machine.name, &Caller::daemon()).await.is_ok()).await;
+
+    // The connection breaks while the guest is being stopped.
+    pair.node.host.deaf.store(true, Ordering::SeqCst);
+    pair.controller.host.start_fails.store(true, Ordering::SeqCst);
+    let begun = begin_drain(&service, Caller::admin("anna"), "b".to_owned()).await;
+    begun.map_err(|failure| failure.0).unwrap();
+    pair.node.host.button_pressed.notified().await;
+    connection.abort();
+    until("the node is away", async || service.fleet().links().is_empty()).await;
+    pair.node.vm().end(VmExit::PoweredOff);
+    let _connection = pair.connect().await;
+    let outcome = outcome_of_task(&pair).await;
+    assert!(outcome.contains(r#""moved":[{"machine":"class-1""#), "{outcome}");
+    assert!(pair.node.service.own_machines().await.unwrap().is_empty());
+
+    // Its first start failed, and it is started again.
+    let record = service.record("class-1").await.unwrap();
+    assert_eq!((record.host, record.to_start), (own_host().id, true));
+    assert!(service.active(machine.uuid).is_none());
+    pair.controller.host.start_fails.store(false, Ordering::SeqCst);
+    until("it is on again", async || {
+        service.look_after_lost_hosts().await.unwrap();
+        service.active(machine.uuid).is_some()
+    })
+    .await;
+    until("nothing is left to start", async || !service.record("class-1").await.unwrap().to_start).await;
+}
+
+#[tokio::test]
+async fn a_machine_goes_on_while_its_new_host_is_away() {
+    let pair = Pair::new().await;
+    let connection = pair.connect().await;
+    let service = pair.controller.service.clone();
+    let machine = pair.class_on("own", 1).await.remove(0);
+    service.start(&machine.name, &Caller::daemon()).await.unwrap();
+    let turn = service.lock(machine.uuid).await;
+    let begun = begin_drain(&service, Caller::admin("anna"), "own".to_owned()).await;
+    begun.map_err(|failure| failure.0).unwrap();
+    until("the move waits for the turn", async || service.at_turn(machine.uuid) == 2).await;
+    connection.abort();
+    until("the node is away", async || service.fleet().links().is_empty()).await;
+    drop(turn);
+    // An admin cancels it, because the node does not come back.
+    let id = pair.controller.db.read().await.unwrap().tasks().unended().await.unwrap()[0].id;
+    service.cancel_live(id);
+    let outcome = outcome_of_task(&pair).await;
+    assert!(outcome.contains("was cancelled: 0 machine(s) were moved"), "{outcome}");
+    assert!(service.active(machine.uuid).is_some());
+    assert!(pair.controller.host.stops.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_machine_that_is_claimed_before_its_move_stays() {
+    let pair = Pair::new().await;
+    let _connection = pair.connect().await;
+    let service = pair.controller.service.clone();
+    let machine = pair.class_on("own", 1).await.remove(0);
+    service.start(&machine.name, &Caller::daemon()).await.unwrap();
+    let turn = service.lock(machine.uuid).await;
+    let begun = begin_drain(&service, Caller::admin("anna"), "own".to_owned()).await;
+    begun.map_err(|failure| failure.0).unwrap();
+    until("the move waits for the turn", async || service.at_turn(machine.uuid) == 2).await;
+    let claim = headwater_db::ClaimRecord {
+        id: Uuid::from_u128(77),
+        machine: machine.uuid,
+        holder: "ben".to_owned(),
+        key: None,
+        claimed_by: "anna".to_owned(),
+        created_at_ms: 0,
+        expires_at_ms: None,
+        reset_on: headwater_api::ResetOn::default(),
+        ended: None,
+    };
+    let mut repo = pair.controller.db.write().await.unwrap();
+    repo.claims().add(&claim).await.unwrap();
+    repo.save().await.unwrap();
+    drop(turn);
+    let outcome = outcome_of_task(&pair).await;
+    assert!(outcome.contains("is claimed for ben"), "{outcome}");
+    assert!(service.active(machine.uuid).is_some());
+    assert_eq!(service.record("class-1").await.unwrap().host, own_host().id);
 }
