@@ -1,6 +1,7 @@
 //! The controller's side: nodes that join, and nodes that are connected.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use headwater_api::{HostState, Problem, ProblemKind, name, words};
@@ -294,6 +295,7 @@ impl Service {
                     clock_ahead_ms,
                     sender,
                     changed,
+                    is_cleared: AtomicBool::default(),
                     ending,
                     lists,
                 });

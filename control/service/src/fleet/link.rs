@@ -57,6 +57,8 @@ pub(crate) struct Link {
     pub(crate) sender: SendRequest<Body>,
     /// Told when a machine, an image reference or a pin has changed.
     pub(crate) changed: Notify,
+    /// It has removed the machines that are another host's.
+    pub(crate) is_cleared: AtomicBool,
     /// The connection is to end.
     pub(crate) ending: Notify,
     pub(crate) lists: Lists,

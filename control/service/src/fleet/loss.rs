@@ -9,6 +9,7 @@
 //! ```
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ use crate::fleet::RETRY_PAUSE;
 use crate::fleet::fence::LEASE;
 use crate::fleet::lease::{Renewals, interval_ms, movable_from_ms};
 use crate::fleet::link::Link;
-use crate::fleet::placement::{need_of, place};
+use crate::fleet::placement::{Candidate, need_of, place};
 use crate::lifecycle::LifecycleError;
 
 /// How long a lease lasts unless it is set.
@@ -143,14 +144,22 @@ impl Service {
         Ok(true)
     }
 
-    /// Has a node remove the machines that are another host's by now.
-    async fn remove_moved(&self, link: &Link) -> Result<(), Problem> {
+    /// Has a node remove the machines that are another host's by now. It also removes fenced machines that nobody knows any more: they
+    /// were moved, and removed after that, and the node would start them again.
+    pub(crate) async fn remove_moved(&self, link: &Link) -> Result<(), Problem> {
         let list = link.list().await?;
         let known = async { self.db().read().await?.machines().list().await };
         let known = known.await.map_err(|e| problem(&e))?;
         let host_of: HashMap<Uuid, Uuid> = known.into_iter().map(|it| (it.uuid, it.host)).collect();
         for machine in list {
-            if host_of.get(&machine.uuid).is_none_or(|host| *host == link.host) {
+            let goes = |host: Option<Uuid>| host.map_or(machine.fenced, |host| host != link.host);
+            if !goes(host_of.get(&machine.uuid).copied()) {
+                continue;
+            }
+            let _turn = self.lock(machine.uuid).await;
+            // Again: the machine may have been given to this host meanwhile.
+            let now = async { self.db().read().await?.machines().by_uuid(machine.uuid).await };
+            if !goes(now.await.map_err(|e| problem(&e))?.map(|record| record.host)) {
                 continue;
             }
             let path = format!("/api/v1/machines/{}?force=true", machine.name);
@@ -158,9 +167,10 @@ impl Service {
             tracing::info!(
                 host = link.name,
                 machine = machine.name,
-                "removed a machine that is another host's"
+                "removed a machine that is not of this host any more"
             );
         }
+        link.is_cleared.store(true, Ordering::Release);
         Ok(())
     }
 
@@ -210,6 +220,7 @@ impl Service {
             movable.iter().filter_map(|it| Some((self.try_lock(it.uuid)?, it.uuid))).collect();
         let mut candidates = self.candidates(hosts).await?;
         candidates.retain(|candidate| candidate.id != host.id);
+        self.only_cleared(&mut candidates);
         let mut repo = self.db().write().await?;
         let Some(mut host) = repo.hosts().by_id(host.id).await? else { return Ok(()) };
         // Again: its node may have been heard meanwhile.
@@ -260,6 +271,16 @@ impl Service {
         }
         self.boots_changed();
         Ok(())
+    }
+
+    /// Leaves out nodes that may have copies of machines that are another host's: they are about to remove those.
+    pub(crate) fn only_cleared(&self, candidates: &mut [Candidate]) {
+        let own = self.own_host();
+        let is_cleared =
+            |host: Uuid| self.link(host).is_some_and(|link| link.is_cleared.load(Ordering::Acquire));
+        for candidate in candidates.iter_mut().filter(|it| it.id != own && !is_cleared(it.id)) {
+            candidate.is_away();
+        }
     }
 
     /// Says once that there is no room.

@@ -47,6 +47,11 @@ impl Candidate {
         }
     }
 
+    /// It gets no machine, because its node is not there or not ready.
+    pub(crate) fn is_away(&mut self) {
+        self.why_not.get_or_insert(IS_AWAY);
+    }
+
     fn has_room(&self, need_bytes: u64) -> bool {
         self.why_not.is_none() && self.left_bytes >= i128::from(need_bytes)
     }

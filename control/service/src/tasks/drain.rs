@@ -287,6 +287,7 @@ async fn choose(service: &Service, plan: &mut Plan, only_moving: bool) -> Result
     let hosts = service.db().read().await?.hosts().list().await?;
     let mut candidates = service.candidates(&hosts).await?;
     candidates.retain(|candidate| candidate.id != plan.host);
+    service.only_cleared(&mut candidates);
     let of = |id: Uuid| hosts.iter().find(|host| host.id == id).cloned();
     let is_next =
         |member: &&Member| if only_moving { member.is_moving() } else { member.stage != Stage::Ended };

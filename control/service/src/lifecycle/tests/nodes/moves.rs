@@ -161,3 +161,58 @@ async fn a_machine_that_is_claimed_before_its_move_stays() {
     assert!(service.active(machine.uuid).is_some());
     assert_eq!(service.record("class-1").await.unwrap().host, own_host().id);
 }
+
+impl Pair {
+    /// Has a node end machines when its lease is over.
+    fn keep_fence(&self, node: &Fixture) {
+        let (node, stop) = (node.service.clone(), self.stop.subscribe());
+        tokio::spawn(async move { node.keep_fence(stop).await });
+    }
+
+    /// A machine of the node `b` that runs, and that another host may start.
+    async fn restarted_elsewhere(&self) -> MachineRecord {
+        let machine = self.class_on("b", 1).await.remove(0);
+        let service = &self.controller.service;
+        until("a machine starts", async || service.start(&machine.name, &Caller::daemon()).await.is_ok())
+            .await;
+        machine
+    }
+}
+
+#[tokio::test]
+async fn a_host_that_returns_does_not_start_removed_machines() {
+    let pair = Pair::new().await;
+    pair.controller.service.leases_last(1_000);
+    let connection = pair.connect().await;
+    pair.keep_fence(&pair.node);
+    let machine = pair.restarted_elsewhere().await;
+    connection.abort();
+    until("the node has ended it", async || pair.node.service.active(machine.uuid).is_none()).await;
+    let mut repo = pair.controller.db.write().await.unwrap();
+    repo.machines().remove(machine.uuid).await.unwrap();
+    repo.save().await.unwrap();
+    let _connection = pair.connect().await;
+    until("its copy is gone", async || pair.node.service.own_machines().await.unwrap().is_empty()).await;
+    assert!(pair.node.service.active(machine.uuid).is_none());
+}
+
+#[tokio::test]
+async fn a_machine_that_is_given_back_to_a_returned_host_stays_there() {
+    let pair = Pair::new().await;
+    let _connection = pair.connect().await;
+    let service = pair.controller.service.clone();
+    let machine = pair.class_on("b", 1).await.remove(0);
+    let link = service.link(machine.host).unwrap();
+    until("nothing of other hosts is there", async || link.is_cleared.load(Ordering::SeqCst)).await;
+    pair.give(machine.uuid, own_host().id).await;
+    let clearing = {
+        let (service, link) = (service.clone(), link.clone());
+        async move { service.remove_moved(&link).await.unwrap() }
+    };
+    pair.move_before(machine.uuid, machine.host, clearing).await;
+    assert!(pair.node.service.record_of(machine.uuid, "class-1").await.is_ok());
+    // If it is still another host's then, it is removed.
+    pair.give(machine.uuid, own_host().id).await;
+    service.remove_moved(&link).await.unwrap();
+    assert!(pair.node.service.record_of(machine.uuid, "class-1").await.is_err());
+}
