@@ -97,6 +97,11 @@ impl MachineRecord {
         self.on_host_loss == OnHostLoss::Restart && self.boot == BootFrom::Vm && !self.cache.persistent
     }
 
+    /// Whether it is wanted. A machine that was moved may be still to be started, and then its new node does not say so.
+    pub fn is_to_be_on(&self) -> bool {
+        self.wanted == Wanted::Running || self.to_start
+    }
+
     /// What it boots: its pin, else that of its catalog, else its image.
     pub fn reference(&self) -> &str {
         self.pin().unwrap_or(&self.image)

@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use axum::http::Method;
-use headwater_api::{HostState, MachineState, Problem, Wanted};
+use headwater_api::{HostState, MachineState, Problem};
 use headwater_db::{DbError, HostRecord, MachineRecord};
 use uuid::Uuid;
 
@@ -215,7 +215,7 @@ impl Service {
         mut movable: Vec<MachineRecord>,
     ) -> Result<(), DbError> {
         // If there is not room for all, those that ran go first.
-        movable.sort_by_key(|record| record.wanted != Wanted::Running);
+        movable.sort_by_key(|record| !record.is_to_be_on());
         let turns: Vec<_> =
             movable.iter().filter_map(|it| Some((self.try_lock(it.uuid)?, it.uuid))).collect();
         let mut candidates = self.candidates(hosts).await?;
@@ -240,7 +240,7 @@ impl Service {
             };
             let to_name = hosts.iter().find(|it| it.id == to).map_or("", |it| it.name.as_str());
             record.host = to;
-            record.to_start = record.wanted == Wanted::Running;
+            record.to_start = record.is_to_be_on();
             record.state = MachineState::Stopped;
             record.reason = Some(format!("host '{}' is lost; host '{to_name}' has it now", host.name));
             repo.machines().set_host(&record).await?;

@@ -4,7 +4,7 @@
 //! write cache in RAM. Of the hosts with room, the machine goes to the host that has most memory left if all its machines are on. So machines
 //! of a catalog are spread also while they are off.
 
-use headwater_api::{BootFrom, Wanted};
+use headwater_api::BootFrom;
 use headwater_db::{HostRecord, MachineRecord};
 use uuid::Uuid;
 
@@ -65,7 +65,7 @@ pub(crate) fn free_memory(host: &HostRecord, machines: &[MachineRecord]) -> i128
 }
 
 fn is_wanted(machine: &MachineRecord) -> bool {
-    machine.wanted == Wanted::Running || machine.state.is_active()
+    machine.is_to_be_on() || machine.state.is_active()
 }
 
 /// The memory that a machine takes of its host while it is on.

@@ -9,9 +9,7 @@ use std::sync::Arc;
 
 use axum::response::Response;
 use futures_util::future::join_all;
-use headwater_api::{
-    BootFrom, DrainReport, LeftMachine, MovedMachine, Problem, ProblemKind, TaskResult, Wanted,
-};
+use headwater_api::{BootFrom, DrainReport, LeftMachine, MovedMachine, Problem, ProblemKind, TaskResult};
 use headwater_db::{DbError, HostRecord, Repository};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -332,10 +330,7 @@ async fn choose(service: &Service, plan: &mut Plan, only_moving: bool) -> Result
         let stage = match member.stage {
             stage @ Stage::Moving { .. } => stage,
             // A machine that is off and wanted is started again in a moment.
-            _ => {
-                let was_on = record.wanted == Wanted::Running || record.to_start;
-                Stage::Moving { to: to.id, was_on }
-            }
+            _ => Stage::Moving { to: to.id, was_on: record.is_to_be_on() },
         };
         plan.set(member.uuid, stage.clone());
         chosen.push((Member { stage, ..member }, (from, to)));

@@ -216,3 +216,25 @@ async fn a_machine_that_is_given_back_to_a_returned_host_stays_there() {
     service.remove_moved(&link).await.unwrap();
     assert!(pair.node.service.record_of(machine.uuid, "class-1").await.is_err());
 }
+
+#[tokio::test]
+async fn a_second_loss_does_not_forget_that_a_machine_is_to_be_started() {
+    let pair = Pair::new().await;
+    let service = &pair.controller.service;
+    service.leases_last(1_000);
+    let connection = pair.connect().await;
+    let machine = pair.class_on("b", 1).await.remove(0);
+    connection.abort();
+    until("the node is away", async || service.fleet().links().is_empty()).await;
+    // It was moved to this node, which has said that it is off, and was not started yet.
+    let mut repo = pair.controller.db.write().await.unwrap();
+    let record = repo.machines().by_uuid(machine.uuid).await.unwrap().unwrap();
+    repo.machines().set_host(&MachineRecord { to_start: true, ..record }).await.unwrap();
+    repo.machines().set_fenced(machine.uuid, true).await.unwrap();
+    repo.save().await.unwrap();
+    until("it runs on the third host", async || {
+        service.look_after_lost_hosts().await.unwrap();
+        service.active(machine.uuid).is_some()
+    })
+    .await;
+}
