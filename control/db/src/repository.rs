@@ -102,8 +102,8 @@ pub trait MachineRepository: Send {
     /// Returns whether the machine exists.
     async fn update_state(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
 
-    /// Stores the host of a machine that is moved, with what is wanted of it, its state, the reason and whether it is to be started. The
-    /// new host keeps nothing of it, and does not fence it yet. Returns whether the machine exists.
+    /// Stores the host of a machine that is moved, with what is wanted of it, its state, the reason, whether it is to be started, and
+    /// whether it is fenced. The new host keeps nothing of it. Returns whether the machine exists.
     async fn set_host(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
 
     /// The machines that were moved and are to be started, by name as people count, without their user data.

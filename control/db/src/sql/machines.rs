@@ -196,14 +196,15 @@ impl MachineRepository for Machines<'_> {
 
     async fn set_host(&mut self, machine: &MachineRecord) -> Result<bool, DbError> {
         let update = Statement::new(
-            "UPDATE machines SET host = $1, wanted = $2, state = $3, reason = $4, to_start = $5, fenced = FALSE, kept = NULL
-             WHERE uuid = $6",
+            "UPDATE machines SET host = $1, wanted = $2, state = $3, reason = $4, to_start = $5, fenced = $6, kept = NULL
+             WHERE uuid = $7",
         )
         .bind(machine.host)
         .bind(machine.wanted.name())
         .bind(machine.state.name())
         .bind(&machine.reason)
         .bind(machine.to_start)
+        .bind(machine.fenced)
         .bind(machine.uuid);
         self.0.changes_one(update).await
     }

@@ -167,12 +167,12 @@ pub async fn pins_are_set_and_taken_away(db: &dyn Database) {
     assert!(repo.machines().set_pin(pinned.uuid, Some("debian@1")).await.unwrap());
     assert!(!repo.machines().set_pin(Uuid::nil(), None).await.unwrap());
     let moved = MachineRecord { host: Uuid::from_u128(8), wanted: Wanted::Running, ..pinned.clone() };
-    let moved = MachineRecord { to_start: true, ..moved };
+    let moved = MachineRecord { to_start: true, fenced: true, ..moved };
     assert!(repo.machines().set_fenced(pinned.uuid, true).await.unwrap());
     assert!(repo.machines().by_uuid(pinned.uuid).await.unwrap().unwrap().fenced);
     assert!(repo.machines().set_host(&moved).await.unwrap());
     let read = repo.machines().by_uuid(pinned.uuid).await.unwrap().unwrap();
-    assert_eq!((read.host, read.wanted, read.kept, read.fenced), (moved.host, Wanted::Running, None, false));
+    assert_eq!((read.host, read.wanted, read.kept, read.fenced), (moved.host, Wanted::Running, None, true));
     assert_eq!(repo.machines().to_start().await.unwrap().len(), 1);
     assert!(repo.machines().is_started(pinned.uuid).await.unwrap());
     assert!(repo.machines().to_start().await.unwrap().is_empty());

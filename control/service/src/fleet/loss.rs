@@ -31,6 +31,9 @@ use crate::lifecycle::LifecycleError;
 /// How long a lease lasts unless it is set.
 const LEASE_MS: u64 = 30_000;
 
+/// How late the answer of a node may be that is there, besides two intervals.
+const HEARD_LATE_MS: u64 = 1_000;
+
 /// How many machines of lost hosts are started at a time.
 const STARTS_AT_A_TIME: usize = 8;
 
@@ -221,6 +224,7 @@ impl Service {
         let mut candidates = self.candidates(hosts).await?;
         candidates.retain(|candidate| candidate.id != host.id);
         self.only_cleared(&mut candidates);
+        self.only_heard(&mut candidates);
         let mut repo = self.db().write().await?;
         let Some(mut host) = repo.hosts().by_id(host.id).await? else { return Ok(()) };
         // Again: its node may have been heard meanwhile.
@@ -240,6 +244,8 @@ impl Service {
             };
             let to_name = hosts.iter().find(|it| it.id == to).map_or("", |it| it.name.as_str());
             record.host = to;
+            // Until the node has the machine, nothing of it runs there. So a third host may have it if this one is lost too.
+            record.fenced = to != self.own_host();
             record.to_start = record.is_to_be_on();
             record.state = MachineState::Stopped;
             record.reason = Some(format!("host '{}' is lost; host '{to_name}' has it now", host.name));
@@ -271,6 +277,19 @@ impl Service {
         }
         self.boots_changed();
         Ok(())
+    }
+
+    /// Leaves out nodes that were not heard for a while: they may be lost too.
+    fn only_heard(&self, candidates: &mut [Candidate]) {
+        let leases = &self.fleet().leases;
+        let least_ms =
+            self.since_boot_ms().saturating_sub(2 * interval_ms(leases.lease_ms()) + HEARD_LATE_MS);
+        let heard = locked(&leases.heard).clone();
+        let own = self.own_host();
+        let is_heard = |host: Uuid| host == own || heard.get(&host).is_some_and(|at_ms| *at_ms >= least_ms);
+        for candidate in candidates.iter_mut().filter(|it| !is_heard(it.id)) {
+            candidate.is_away();
+        }
     }
 
     /// Leaves out nodes that may have copies of machines that are another host's: they are about to remove those.

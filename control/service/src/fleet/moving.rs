@@ -46,6 +46,8 @@ impl Service {
         record.host = to.id;
         record.wanted = Wanted::Stopped;
         record.to_start = was_on;
+        // Until the node has the machine, nothing of it runs there. So a third host may have it if this one is lost.
+        record.fenced = to.id != self.own_host() && record.may_restart_elsewhere();
         (record.state, record.reason) = (MachineState::Stopped, None);
         repo.machines().set_host(&record).await?;
         let detail = format!("from host '{}' to host '{}'", from.name, to.name);

@@ -238,3 +238,46 @@ async fn a_second_loss_does_not_forget_that_a_machine_is_to_be_started() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_machine_leaves_a_host_that_is_lost_before_it_has_it() {
+    let pair = Pair::new().await;
+    let service = pair.controller.service.clone();
+    service.leases_last(1_000);
+    let (b, c) = (Uuid::from_u128(2), Uuid::from_u128(3));
+    let connection = pair.connect().await;
+    let other = pair.another_node("c", c).await;
+    let dying = pair.connect_as(&other, "c").await;
+    for (host, node) in [(b, &pair.node), (c, &other)] {
+        pair.keep_fence(node);
+        let link = service.link(host).unwrap();
+        until("a node is ready", async || link.is_cleared.load(Ordering::SeqCst)).await;
+    }
+    let machine = pair.restarted_elsewhere().await;
+    pair.cordon_own(true).await;
+    // The other host takes no machine, and its node still answers.
+    other.db.fails.store(true, Ordering::SeqCst);
+    connection.abort();
+    let host = async || service.record("class-1").await.unwrap().host;
+    until("the other host has it", async || {
+        service.look_after_lost_hosts().await.unwrap();
+        host().await == c
+    })
+    .await;
+    dying.abort();
+    pair.cordon_own(false).await;
+    until("it runs on the third host", async || {
+        service.look_after_lost_hosts().await.unwrap();
+        service.active(machine.uuid).is_some()
+    })
+    .await;
+}
+
+impl Pair {
+    async fn cordon_own(&self, cordoned: bool) {
+        let mut repo = self.controller.db.write().await.unwrap();
+        let own = repo.hosts().by_id(own_host().id).await.unwrap().unwrap();
+        repo.hosts().update(&headwater_db::HostRecord { cordoned, ..own }).await.unwrap();
+        repo.save().await.unwrap();
+    }
+}
