@@ -243,7 +243,7 @@ fn abandon(spec: &GuestSpec) -> Child {
     when_listening(child, &spec.files().monitor_socket())
 }
 
-/// What the pid file of a process says: its number, and when it was started.
+/// The line in the pid file of a process: its number, and when it was started.
 fn pid_line(pid: u32) -> String {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let start_ticks: u64 = stat.rsplit_once(") ").unwrap().1.split(' ').nth(19).unwrap().parse().unwrap();
