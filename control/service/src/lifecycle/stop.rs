@@ -32,7 +32,7 @@ impl Service {
     ) -> Result<MachineRecord, LifecycleError> {
         let record = self.record(name).await?;
         if force && !self.is_own(&record) {
-            // Whoever has its turn may be waiting for the guest.
+            // Another call may have its turn, and wait for the guest.
             return self.change_remote(record, "stop", "stop?force=true", caller).await;
         }
         self.stop_record(record, force, caller).await

@@ -15,7 +15,7 @@ use crate::caller::Caller;
 use crate::lifecycle::record::joined;
 use crate::lifecycle::restart::DAEMON_ENDED;
 use crate::lifecycle::start::StartReason;
-use crate::lifecycle::{Active, LifecycleError, restart};
+use crate::lifecycle::{Active, FENCED, LifecycleError, restart};
 
 /// How long after its guest restarted a machine that did not start is started again, at first and at most.
 const AGAIN_FIRST: Duration = Duration::from_secs(1);
@@ -150,6 +150,11 @@ impl Service {
         drop(active);
         let mut record = self.record(name).await?;
         let daemon = Caller::daemon();
+        if matches!(exit, VmExit::Killed | VmExit::Crashed { .. }) && self.is_fenced_off(&record) {
+            // The guard was first. It is started again with the next lease.
+            let reason = joined(Some(FENCED.to_owned()), unsaved);
+            return self.switched_off(&mut record, &daemon, MachineState::Stopped, reason, FENCED).await;
+        }
         match exit {
             VmExit::PoweredOff => {
                 record.wanted = Wanted::Stopped;

@@ -52,7 +52,7 @@ async fn a_call_that_waits_while_its_machine_moves_goes_to_the_new_host() {
     let refused = service.assign(&link, &near).await.unwrap_err();
     assert!(refused.to_string().contains("was moved from host 'b'"), "{refused}");
     assert!(pair.node.service.record_of(near.uuid, "lab").await.is_err());
-    // What waits to be removed is removed where it is by then.
+    // A removal that waits is done on the host that the machine is of by then.
     let gone = pair.create("gone").await.unwrap();
     let remove = {
         let service = service.clone();
@@ -280,4 +280,23 @@ impl Pair {
         repo.hosts().update(&headwater_db::HostRecord { cordoned, ..own }).await.unwrap();
         repo.save().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_machine_that_the_guard_ended_is_started_again() {
+    let pair = Pair::new().await;
+    pair.controller.service.leases_last(1_000);
+    let connection = pair.connect().await;
+    let machine = pair.restarted_elsewhere().await;
+    connection.abort();
+    let noted = async || pair.node.service.record("class-1").await.unwrap();
+    until("the lease is over", async || pair.node.service.is_fenced_off(&noted().await)).await;
+    // The daemon has not ended it, and QEMU was killed by a signal.
+    pair.node.vm().end(VmExit::Crashed { reason: "signal 9".to_owned() });
+    until("that is noted", async || noted().await.state == MachineState::Stopped).await;
+    let record = noted().await;
+    assert!(record.reason.is_some_and(|reason| reason.contains("lease")) && record.wanted == Wanted::Running);
+    pair.keep_fence(&pair.node);
+    let _connection = pair.connect().await;
+    until("it is on again", async || pair.node.service.active(machine.uuid).is_some()).await;
 }
