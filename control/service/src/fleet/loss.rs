@@ -37,8 +37,8 @@ const HEARD_LATE_MS: u64 = 1_000;
 /// How many machines of lost hosts are started at a time.
 const STARTS_AT_A_TIME: usize = 8;
 
-/// The pause before a machine that was moved and did not start is started again.
-const START_PAUSE: Duration = Duration::from_secs(5);
+/// The pause before a machine that was moved and did not start is started again, in milliseconds.
+const START_PAUSE_MS: u64 = 5_000;
 
 /// What a controller knows of the leases of its nodes. Times are milliseconds since the boot of this host.
 #[derive(Default)]
@@ -49,6 +49,8 @@ pub(crate) struct Leases {
     /// Nothing that was heard before counts: since then this daemon has the database, and reaches it.
     counts_from: Mutex<Option<u64>>,
     starting: Mutex<HashSet<Uuid>>,
+    /// When machines that did not start are started again, at the earliest.
+    start_from: Mutex<HashMap<Uuid, u64>>,
     /// The last complaint that there is no room.
     no_room: Mutex<Option<String>>,
 }
@@ -315,7 +317,16 @@ impl Service {
 
     /// Starts machines that were given to other hosts, each until that works or nobody wants it.
     async fn start_moved(&self) -> Result<(), DbError> {
-        let due = self.db().read().await?.machines().to_start().await?;
+        let mut due = self.db().read().await?.machines().to_start().await?;
+        let now_ms = self.since_boot_ms();
+        {
+            let mut from = locked(&self.fleet().leases.start_from);
+            from.retain(|uuid, _| due.iter().any(|record| record.uuid == *uuid));
+            let from = |record: &MachineRecord| from.get(&record.uuid).copied().unwrap_or(0);
+            due.retain(|record| from(record) <= now_ms);
+            // Machines that do not start must not keep the others off.
+            due.sort_by_key(from);
+        }
         for record in due {
             let is_there = self.is_own(&record) || self.link(record.host).is_some();
             let mut starting = locked(&self.fleet().leases.starting);
@@ -344,7 +355,8 @@ impl Service {
                     machine,
                     "a machine that was moved does not start, and is started again: {why}"
                 );
-                tokio::time::sleep(START_PAUSE).await;
+                let from_ms = self.since_boot_ms().saturating_add(START_PAUSE_MS);
+                locked(&self.fleet().leases.start_from).insert(record.uuid, from_ms);
             }
         }
     }

@@ -300,3 +300,27 @@ async fn a_machine_that_the_guard_ended_is_started_again() {
     let _connection = pair.connect().await;
     until("it is on again", async || pair.node.service.active(machine.uuid).is_some()).await;
 }
+
+#[tokio::test]
+async fn machines_that_do_not_start_keep_no_other_off() {
+    let pair = Pair::new().await;
+    let _connection = pair.connect().await;
+    let service = pair.controller.service.clone();
+    let there = pair.class_on("b", 8).await;
+    pair.node.host.start_fails.store(true, Ordering::SeqCst);
+    let request = r#"{"name":"zed","catalog":"class","host":"own"}"#;
+    let request: CreateMachine = serde_json::from_str(request).unwrap();
+    let here = create_machine::make(&service, &Caller::daemon(), request).await;
+    let here = here.map_err(|failure| failure.0).unwrap();
+    for machine in there.iter().chain([&here]) {
+        service.is_to_start(machine.uuid).await.unwrap();
+    }
+    until("the last one is on", async || {
+        service.look_after_lost_hosts().await.unwrap();
+        service.active(here.uuid).is_some()
+    })
+    .await;
+    // A stop ends the attempts.
+    service.stop("class-1", false, &Caller::daemon()).await.unwrap();
+    assert!(!service.record("class-1").await.unwrap().to_start);
+}
