@@ -164,7 +164,12 @@ impl Service {
             let mut machines = self.fleet().fence.machines();
             let changed = match fenced {
                 true => machines.insert(uuid, name.to_owned()).is_none(),
-                false => machines.remove(&uuid).is_some(),
+                // The guard knows names only: an earlier machine of that name counts no more.
+                false => {
+                    let before = machines.len();
+                    machines.retain(|its, named| *its != uuid && named != name);
+                    machines.len() < before
+                }
             };
             if !changed {
                 return;

@@ -284,6 +284,7 @@ impl Service {
         repo.events().append(event).await?;
         repo.save().await?;
         tracing::info!(machine = %name, caller = %caller.principal, "removed");
+        self.is_fenced(uuid, name, false).await;
         self.roots_changed();
         if let Some(kept) = &kept {
             self.discard_files(kept).await;

@@ -324,3 +324,18 @@ async fn machines_that_do_not_start_keep_no_other_off() {
     service.stop("class-1", false, &Caller::daemon()).await.unwrap();
     assert!(!service.record("class-1").await.unwrap().to_start);
 }
+
+#[tokio::test]
+async fn the_guard_forgets_the_name_of_a_removed_machine() {
+    let pair = Pair::new().await;
+    let _connection = pair.connect().await;
+    pair.class_on("b", 2).await;
+    let path = pair.node.dir.path().join("lease.json");
+    let named = || crate::fleet::fence::LeaseFile::read(&path).map(|file| file.machines.len());
+    assert_eq!(named(), Some(2));
+    pair.controller.service.remove("class-1", false, &Caller::daemon()).await.unwrap();
+    assert_eq!(named(), Some(1));
+    // A machine of the name of a fenced one that the node has not heard to be gone.
+    pair.node.service.is_fenced(Uuid::from_u128(9), "class-2", false).await;
+    assert_eq!(named(), None);
+}
