@@ -404,7 +404,11 @@ impl Service {
     pub(crate) async fn node_seen(&self, host: Uuid) -> Result<(), DbError> {
         let mut repo = self.db().write().await?;
         let Some(mut record) = repo.hosts().by_id(host).await? else { return Ok(()) };
-        (record.seen_at_ms, record.state) = (Some(self.now_ms()), HostState::Up);
+        record.seen_at_ms = Some(self.now_ms());
+        // A lost host is up again when its node is let in.
+        if record.state != HostState::Lost {
+            record.state = HostState::Up;
+        }
         repo.hosts().update(&record).await?;
         repo.save().await
     }

@@ -31,6 +31,9 @@ use crate::lifecycle::LifecycleError;
 /// How long a lease lasts unless it is set.
 const LEASE_MS: u64 = 30_000;
 
+/// How long a look may take, unless half of a lease is longer.
+const STANDS_STILL_MS: u64 = 5_000;
+
 /// How late the answer of a node may be that is there, besides two intervals.
 const HEARD_LATE_MS: u64 = 1_000;
 
@@ -48,6 +51,8 @@ pub(crate) struct Leases {
     heard: Mutex<HashMap<Uuid, u64>>,
     /// Nothing that was heard before counts: since then this daemon has the database, and reaches it.
     counts_from: Mutex<Option<u64>>,
+    /// When it was looked last whether hosts are lost.
+    looked: Mutex<Option<u64>>,
     starting: Mutex<HashSet<Uuid>>,
     /// When machines that did not start are started again, at the earliest.
     start_from: Mutex<HashMap<Uuid, u64>>,
@@ -71,6 +76,11 @@ impl Leases {
         let from = locked(&self.counts_from).unwrap_or(u64::MAX);
         movable_from_ms(heard.unwrap_or(0).max(from), host.lease_ms)
     }
+}
+
+/// Whether this daemon stood still since its last look. Then it heard nobody, and nodes that are there are to be heard first.
+fn stood_still(last_ms: u64, now_ms: u64, lease_ms: u64) -> bool {
+    now_ms.saturating_sub(last_ms) > (lease_ms / 2).max(STANDS_STILL_MS)
 }
 
 /// Whether another host may start a machine when its own is lost. Its node has said that it ends the machine then.
@@ -186,7 +196,11 @@ impl Service {
             return Ok(());
         }
         let leases = &self.fleet().leases;
-        locked(&leases.counts_from).get_or_insert(self.since_boot_ms());
+        let now_ms = self.since_boot_ms();
+        let last_ms = locked(&leases.looked).replace(now_ms);
+        if last_ms.is_none_or(|last_ms| stood_still(last_ms, now_ms, leases.lease_ms())) {
+            *locked(&leases.counts_from) = Some(now_ms);
+        }
         let looked = self.move_all_lost().await;
         if looked.is_err() {
             // Without the database no lease was renewed, and nodes that are there are to be heard first.
@@ -366,5 +380,20 @@ impl Service {
         let mut repo = self.db().write().await?;
         repo.machines().is_started(uuid).await?;
         repo.save().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_controller_that_stood_still_counts_from_now() {
+        assert!(!stood_still(1_000, 3_000, 30_000));
+        assert!(!stood_still(1_000, 3_000, 1_000));
+        assert!(stood_still(1_000, 41_000, 30_000));
+        // As long as a lease and its margin, after which machines would be moved at once.
+        assert!(stood_still(1_000, 1_000 + movable_from_ms(0, 30_000), 30_000));
+        assert!(stood_still(1_000, 9_000, 5_000));
     }
 }

@@ -265,7 +265,12 @@ impl Service {
             scratch_bytes: record.platform.scratch_bytes,
         };
         let disk = self.disks().open(request).await.map_err(failed())?;
-        match self.start_vm(record, boot, &*disk).await {
+        // To open a disk takes seconds, and the lease may be over by now.
+        let started = match self.is_fenced_off(record) {
+            true => Err(LifecycleError::FencedOff(record.name.clone())),
+            false => self.start_vm(record, boot, &*disk).await,
+        };
+        match started {
             Ok(vm) => Ok(Arc::new(Active::new(record.name.clone(), disk, vm, version_hash, asked_at))),
             Err(e) => {
                 if let Err(close) = disk.close().await {
