@@ -20,8 +20,9 @@ use crate::client::server::Address;
 use crate::fleet::membership::Joined;
 use crate::fleet::{ALPN, CONTROLLER_NAME, DEFAULT_PORT, provider};
 
-/// How long a connection and its handshake may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection and its handshake may take. Several controllers are tried one after another, and the lease goes on to end
+/// meanwhile.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The pauses between attempts: the first, and the longest. Each is twice as long as the one before.
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
