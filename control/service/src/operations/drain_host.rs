@@ -15,7 +15,7 @@ use crate::tasks;
 #[utoipa::path(
     post,
     path = "/api/v1/hosts/{host}/drain",
-    security(("token" = ["admin"])),
+    security(("token" = ["admin", "everything"])),
     tag = "hosts",
     params(("host" = String, Path, description = "Its name")),
     responses(
