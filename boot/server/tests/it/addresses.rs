@@ -16,11 +16,11 @@ use crate::{One, loaders_of};
 
 const FIXED: Mac = Mac([2, 0, 0, 0, 0, 0x99]);
 
-/// Serves until the sender goes, and the task is over.
 fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
 }
 
+/// Serves until the sender goes, and the task is over.
 fn serve(dir: &Path) -> (watch::Sender<bool>, JoinHandle<()>) {
     let at = |last| Ipv4Addr::new(10, 77, 0, last);
     let subnet = Subnet {
