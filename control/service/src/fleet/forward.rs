@@ -15,6 +15,7 @@ use crate::answer::Failure;
 use crate::caller::Caller;
 use crate::fleet::link::Link;
 use crate::fleet::node::{self, CONSOLE};
+use crate::operations::seal_machine::must_have_images;
 
 /// Requests that only the node of a machine can answer.
 const FORWARDED: [(&str, &Method); 5] = [
@@ -22,8 +23,10 @@ const FORWARDED: [(&str, &Method); 5] = [
     ("/api/v1/machines/{machine}/console", &Method::GET),
     ("/api/v1/machines/{machine}/screenshot", &Method::GET),
     ("/api/v1/machines/{machine}/cache/contents", &Method::GET),
-    ("/api/v1/machines/{machine}/seal", &Method::POST),
+    (SEAL, &Method::POST),
 ];
+
+const SEAL: &str = "/api/v1/machines/{machine}/seal";
 
 /// The console, both ways.
 const ATTACH: &str = "/api/v1/machines/{machine}/console/attach";
@@ -48,6 +51,12 @@ pub(crate) async fn forward(State(service): State<Service>, request: Request, ne
     });
     let request = Request::from_parts(parts, body);
     let Some(name) = name else { return next.run(request).await };
+    // The node knows nothing of scopes.
+    if path == SEAL
+        && let Err(failure) = must_have_images(&service, &caller, &name).await
+    {
+        return failure.into_response();
+    }
     let what = if path == ATTACH { "attach to the console of" } else { "use" };
     let link = match service.node_of(&name, what).await {
         Ok(Some(link)) => link,

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use headwater_api::name::{self, ImageRef, NameRule};
-use headwater_api::platform::Platform;
+use headwater_api::platform::{Network, Platform};
 use headwater_api::{Catalog, CreateCatalog, DEFAULT_STOP_IDLE_S, Problem, ProblemKind, check_seal_removes};
 use headwater_db::{CatalogRecord, DbError, PoolRecord};
 
@@ -84,6 +84,9 @@ pub(super) async fn create_catalog(
 ) -> Result<(StatusCode, Json<Catalog>), Failure> {
     caller.must_have_catalog(&request.name).map_err(Failure)?;
     caller.must_have_image(&request.image).map_err(Failure)?;
+    if matches!(request.network, Network::Bridge(_)) {
+        caller.must_have_everything().map_err(Failure)?;
+    }
     name::check_machine(&request.name)
         .map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
     let CreateCatalog { firmware, secure_boot, tpm, display, ref network, scratch_bytes, .. } = request;

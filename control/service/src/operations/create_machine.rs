@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use headwater_api::name::{self, ImageRef};
-use headwater_api::platform::{Firmware, Platform};
+use headwater_api::platform::{Firmware, Network, Platform};
 use headwater_api::{
     BootFrom, CacheMode, CacheSettings, CreateMachine, DiskTransport, ImageVersion, Machine, MachineState,
     Problem, ProblemKind, Wanted,
@@ -145,6 +145,11 @@ pub(super) async fn create_machine(
         (None, Some(image)) => caller.must_have_image(image).map_err(Failure)?,
         // The request is refused.
         (None, None) => {}
+    }
+    let is_on_a_bridge = matches!(request.network, Some(Network::Bridge(_)));
+    if is_on_a_bridge || request.host.is_some() || request.mac.is_some() {
+        // Networks, hosts and cards are of the whole fleet: a catalog says which its machines get.
+        caller.must_have_everything().map_err(Failure)?;
     }
     let handle = service.clone();
     let record = service.to_the_end(async move { make(&handle, &caller, request).await }).await?;

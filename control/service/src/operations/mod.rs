@@ -51,7 +51,7 @@ mod rotate_machine;
 mod scale_catalog;
 mod screenshot_machine;
 mod seal_image;
-mod seal_machine;
+pub(crate) mod seal_machine;
 mod set_catalog;
 mod set_machine;
 mod show_caller;

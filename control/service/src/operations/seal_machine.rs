@@ -36,15 +36,7 @@ pub(super) async fn seal_machine(
     Name(name): Name,
     Body(request): Body<SealRequest>,
 ) -> Result<Response, Failure> {
-    if caller.scopes.is_some() {
-        // The version is one of the image that the machine boots, runs or edits.
-        let record = service.record(&name).await?;
-        let disks = service.db().read().await?.persistent_disks().of_machine(record.uuid).await?;
-        let images = disks.iter().map(|disk| disk.image.as_str()).chain(record.version.as_deref());
-        for image in images.chain([record.image.as_str()]) {
-            caller.must_have_image(image).map_err(Failure)?;
-        }
-    }
+    must_have_images(&service, &caller, &name).await?;
     let handle = service.clone();
     let what = Work { kind: "seal", subject: format!("machine {name}"), caller: caller.clone() };
     let work = async move |control| {
@@ -52,4 +44,19 @@ pub(super) async fn seal_machine(
         sealed.map(|sealed| TaskResult::Sealed(Box::new(sealed))).map_err(|e| problem(&e))
     };
     Ok(tasks::run(&service, what, work).await)
+}
+
+/// Fails unless a caller with scopes has the images that a seal of a machine may make a version of: those that the machine boots, runs
+/// or edits.
+pub(crate) async fn must_have_images(service: &Service, caller: &Caller, name: &str) -> Result<(), Failure> {
+    if caller.scopes.is_none() {
+        return Ok(());
+    }
+    let record = service.record(name).await?;
+    let disks = service.db().read().await?.persistent_disks().of_machine(record.uuid).await?;
+    let images = disks.iter().map(|disk| disk.image.as_str()).chain(record.version.as_deref());
+    for image in images.chain([record.image.as_str()]) {
+        caller.must_have_image(image).map_err(Failure)?;
+    }
+    Ok(())
 }

@@ -38,6 +38,10 @@ pub(super) async fn verify_image(
 ) -> Result<Response, Failure> {
     let request = request.unwrap_or_default();
     check(&name, &request).map_err(Failure)?;
+    if !request.repair_from.is_empty() {
+        // The daemon opens directories and URLs for it.
+        caller.must_have_everything().map_err(Failure)?;
+    }
     let reference = ImageRef::parse(&name).map_err(Failure)?;
     let found = service.images().resolve(&reference).await;
     if found.as_ref().is_err_and(|e| e.kind() == ProblemKind::NotFound) {
@@ -47,6 +51,7 @@ pub(super) async fn verify_image(
     let version = found?;
     let (images, handle) = (service.images().clone(), service.clone());
     let what = Work { kind: "verify", subject: format!("image {name}"), caller: caller.clone() };
+    let scoped = caller.scopes.is_some();
     let work = async move |control| {
         let failed = |e: BackendError| problem(&e).during(format!("cannot verify '{name}'"));
         let began = Instant::now();
@@ -55,6 +60,11 @@ pub(super) async fn verify_image(
             report.uses.extend(handle.users_of(holder).await.unwrap_or_else(|line| vec![line]));
         }
         handle.version_verified(&report, began).await;
+        if scoped {
+            // They may name machines and images outside of the scope.
+            report.versions.retain(|version| caller.must_have_image(version).is_ok());
+            report.uses.clear();
+        }
         Ok(TaskResult::Verified(Box::new(report)))
     };
     Ok(tasks::run(&service, what, work).await)
