@@ -28,6 +28,15 @@ pub const UNKNOWN_MAX: usize = 1000;
 /// How often it is said that a network has no free address.
 const FULL_EVERY: Duration = Duration::from_secs(60);
 
+/// So many addresses are probed for one request. The client asks again.
+const PROBES_OF_ONE_MAX: usize = 4;
+
+/// Whether a packet that no relay sent comes from another address than that of its client.
+fn is_foreign(asked: &Packet, from: SocketAddr) -> bool {
+    let std::net::IpAddr::V4(from) = from.ip() else { return true };
+    asked.giaddr.is_unspecified() && !from.is_unspecified() && from != asked.ciaddr
+}
+
 /// What both ports share.
 pub(crate) struct Dhcp {
     pub(crate) targets: Arc<dyn Targets>,
@@ -70,6 +79,8 @@ impl Dhcp {
             };
             let Ok(asked) = Packet::parse(buffer.get(..len).unwrap_or_default()) else { continue };
             let outcome = match &self.addresses {
+                // A client sends from no address or from its own one: others speak for somebody else, or from another network.
+                Some(_) if port == Port::Dhcp && is_foreign(&asked, from) => continue,
                 Some(addresses) if port == Port::Dhcp => addresses.handle(&asked),
                 _ => Outcome::Silent(Silence::Network),
             };
@@ -96,13 +107,17 @@ impl Dhcp {
     /// Finds an address that nobody uses, and offers it.
     async fn probe_and_give(&self, socket: &UdpSocket, asked: &Packet, mut address: Ipv4Addr) {
         let Some(addresses) = &self.addresses else { return };
-        loop {
+        for _ in 0..PROBES_OF_ONE_MAX {
             match addresses.probe(asked, address).await {
                 Outcome::Probe(next) => address = next,
                 Outcome::Answer(answer, to) => return self.give(socket, asked, *answer, to).await,
                 Outcome::Silent(reason) => return self.explain_silence(asked, reason),
             }
         }
+        tracing::error!(
+            mac = %asked.mac,
+            "{PROBES_OF_ONE_MAX} addresses in a row are in use by others: look for a host that answers for all addresses"
+        );
     }
 
     /// Sends an answer with an address, and tells firmware and loaders what to load.
