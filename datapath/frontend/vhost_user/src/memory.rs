@@ -161,7 +161,7 @@ fn lasts(file: &File) -> bool {
 }
 
 /// If this cannot be determined, the answer is the unfavourable one.
-fn has_huge_pages(file: &File) -> bool {
+pub(crate) fn has_huge_pages(file: &File) -> bool {
     rustix::fs::fstatfs(file).map_or(true, |system| system.f_type == HUGETLBFS_MAGIC)
 }
 

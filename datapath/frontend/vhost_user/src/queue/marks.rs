@@ -39,6 +39,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::QUEUE_SIZE;
+use crate::memory::has_huge_pages;
 
 const VERSION: u16 = 1;
 const HEAD_BYTES: usize = 16;
@@ -119,7 +120,9 @@ impl Region {
         let len = check_shape(queues, entries)?;
         let seals = rustix::fs::fcntl_get_seals(file).unwrap_or(SealFlags::empty());
         let is_whole = file.metadata()?.len() >= len as u64;
-        if offset != 0 || bytes != len as u64 || !is_whole || !seals.contains(SealFlags::SHRINK) {
+        // A huge page can be taken out of a sealed file: the next store would end this process.
+        let lasts = seals.contains(SealFlags::SHRINK) && !has_huge_pages(file);
+        if offset != 0 || bytes != len as u64 || !is_whole || !lasts {
             return Err(RegionFault::File);
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -150,8 +153,14 @@ impl Region {
         let offset = bytes_of_queue(self.entries).wrapping_mul(number);
         // SAFETY: `open` checked that the region has all its queues.
         let first = unsafe { self.first.add(offset) };
-        let mut marks =
-            Marks { _region: Arc::clone(self), first, entries: ring, counter: 0, batch: Vec::new() };
+        let mut marks = Marks {
+            _region: Arc::clone(self),
+            first,
+            entries: ring,
+            is_new: false,
+            counter: 0,
+            batch: Vec::new(),
+        };
         marks.repair(used, is_reset)?;
         Ok(Some(marks))
     }
@@ -172,6 +181,8 @@ pub(crate) struct Marks {
     first: NonNull<u8>,
     /// Entries of the ring.
     entries: u16,
+    /// No server used the region before: it says nothing of requests that were taken.
+    pub(crate) is_new: bool,
     counter: u64,
     /// Heads that were answered since the used index of the region was stored.
     batch: Vec<u16>,
@@ -210,6 +221,7 @@ impl Marks {
             VERSION if is_reset => self.clear(),
             VERSION => return Err(RegionFault::Ring { ring: used, region }),
             0 => {
+                self.is_new = true;
                 self.clear();
                 self.u16_at(AT_COUNT).store(self.entries, Ordering::Relaxed);
             }

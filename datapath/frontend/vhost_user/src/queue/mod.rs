@@ -157,7 +157,8 @@ fn begin(setup: &mut Setup) -> Result<(Rings, Marked), StartError> {
     };
     let again = marks.as_mut().map(Marks::taken).unwrap_or_default();
     let taken = u16::try_from(again.len()).unwrap_or(u16::MAX);
-    let ring = RingState { base: setup.base, used, marked: marks.is_some().then_some(taken) };
+    let is_known = marks.as_ref().is_some_and(|marks| !marks.is_new);
+    let ring = RingState { base: setup.base, used, marked: is_known.then_some(taken) };
     setup.base = setup.disk.start_of(setup.number, ring, || rings.is_full_of_answers())?;
     Ok((rings, (marks, again)))
 }
