@@ -33,9 +33,10 @@ const TABLES_MIN: u32 = 5;
 /// Whether the loader of a disk is signed. `None`: there is none at its path, or it cannot be read.
 pub fn is_loader_signed(disk: &Arc<dyn ReadAt>, sector_bytes: u64) -> Option<bool> {
     let found = partitions(disk, sector_bytes).ok()?;
-    let mut signed =
+    let signed =
         found.partitions.iter().filter_map(|partition| of_partition(Bytes::new(Arc::clone(disk), partition)));
-    signed.next()
+    // Firmware that refuses the loader of one partition tries the next one.
+    signed.reduce(|one, other| one || other)
 }
 
 fn of_partition(mut bytes: Bytes) -> Option<bool> {
