@@ -366,7 +366,8 @@ fn vm_exit(exit: &Exit) -> VmExit {
 fn failed(error: Error) -> BackendError {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     let kind = match &error {
-        Error::NotInstalled { .. } => ProblemKind::Unavailable,
+        // A retry does not help: the host has to get the package.
+        Error::NotInstalled { .. } => ProblemKind::Failed,
         Error::Spec { .. } | Error::Bridge { .. } => ProblemKind::Invalid,
         Error::Io { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded | FileTooLarge) => {
             ProblemKind::NoSpace
