@@ -269,12 +269,8 @@ impl Service {
             self.kill_locked(&active, &mut record, caller, "remove").await?;
         }
         // While the name is this machine's: once it is free, the directory may be that of another one.
-        match tokio::fs::remove_dir_all(self.run_dir(name)).await {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(machine = %name, "cannot remove its directory: {e}");
-            }
-            _ => {}
-        }
+        self.remove_sockets(name).await;
+        self.remove_logs(name).await;
         let mut repo = self.db().write().await?;
         if let Some(kept) = &kept {
             repo.persistent_disks().remove(kept.id).await?;
@@ -286,6 +282,13 @@ impl Service {
         tracing::info!(machine = %name, caller = %caller.principal, "removed");
         self.is_fenced(uuid, name, false).await;
         self.roots_changed();
+        if let Some(kept) = &kept {
+            // Only now: without them, a machine that stays could not read its disk. Their names are those of the disk.
+            let _ = tokio::fs::remove_file(self.kept_variables(name, kept)).await;
+            let _ = tokio::fs::remove_dir_all(self.kept_tpm(name, kept)).await;
+        }
+        // Fails if it has files of another machine of this name already.
+        let _ = tokio::fs::remove_dir(self.run_dir(name)).await;
         if let Some(kept) = &kept {
             self.discard_files(kept).await;
             self.release_disk(kept).await;
