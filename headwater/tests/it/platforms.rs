@@ -308,7 +308,7 @@ fn machines_have_the_platform_of_their_catalog() {
 
     let target = ["machine", "create", "pc", "tiny", "--boot", "network", "--mac", "52:54:00:12:34:56"];
     let refused = daemon.cli(&[&target[..], &["--cache", "ram", "--display", "vnc"]].concat());
-    refused.fails(2, &["machine 'pc'", "--tpm, --display and --network"]);
+    refused.fails(2, &["machine 'pc'", "--network and --scratch"]);
     let odd = json!({ "name": "odd", "image": "tiny", "network": "bridge:a/b" }).to_string();
     let (status, answer) = http(&daemon.socket(), "POST", "/api/v1/machines", Some(&odd));
     assert!(status == 400 && answer.contains("not the name of a bridge"), "{status}: {answer}");
@@ -331,7 +331,7 @@ fn a_scratch_disk_is_empty_at_each_start_and_in_no_version() {
     };
     daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
     let shown = daemon.cli(&["machine", "show", "lab"]).ok();
-    assert!(shown.lines().any(|line| line == "scratch disk          64M"), "{shown}");
+    assert!(shown.lines().any(|line| line == "scratch disk           64.0 MiB"), "{shown}");
     assert_eq!(run(Command::new("nbdinfo").args(["--size", &uri])).ok().trim(), (64 << 20).to_string());
     io("write -P 7 16M 1M");
     io("read -P 7 16M 1M");
