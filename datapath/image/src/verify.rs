@@ -68,7 +68,7 @@ impl Verified {
         let more = self.unlisted_in_existing_objects();
         if more > 0 {
             damage.push(format!(
-                "{more} more damaged chunks are not listed: so each version that needs any part of their data objects is \
+                "damaged chunks that are not listed: {more}; each version that needs any part of their data objects is \
                  reported as affected"
             ));
         }
@@ -449,7 +449,7 @@ mod tests {
         found.damaged_chunks = 12;
         let damage = found.damage();
         assert_eq!((damage.len(), &damage[0], found.unlisted()), (2, &chunk.to_string(), 11));
-        assert!(damage[1].starts_with("11 chunks more"), "{damage:?}");
+        assert!(damage[1].starts_with("damaged chunks that are not listed: 11;"), "{damage:?}");
     }
 
     #[test]
@@ -476,6 +476,9 @@ mod tests {
             damage[0].ends_with("there is none; it is lost, with 12000 chunks of this version"),
             "{damage:?}"
         );
-        assert!(damage.len() == 3 && damage[2].starts_with("1 chunks more"), "{damage:?}");
+        assert!(
+            damage.len() == 3 && damage[2].starts_with("damaged chunks that are not listed: 1;"),
+            "{damage:?}"
+        );
     }
 }

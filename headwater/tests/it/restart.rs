@@ -221,7 +221,7 @@ fn the_disk_process_of_a_daemon_cannot_leave_its_files() {
         ask(serde_json::json!({ "open": { "request": {
             "machine": uuid, "uuid": uuid, "run_dir": run_dir, "version": version, "kept": null, "goes_on": false,
             "cache": { "mode": "ram", "ram_bytes": 16 << 20, "disk_bytes": 0, "persistent": false, "weight": 100 },
-            "transport": "nbd", "firmware": "bios", "scratch_bytes": 0, "is_recorded": false,
+            "transport": "nbd", "firmware": "bios", "secure_boot": false, "scratch_bytes": 0, "is_recorded": false,
         } } }))
     };
     let (outside, inside) = (short_dir(), daemon.path().join("run/other"));
