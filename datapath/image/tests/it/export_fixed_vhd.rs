@@ -38,6 +38,7 @@ fn qemu_reads_fixed_vhds_of_whole_mebibytes() {
         ("empty", 5 * mib + 512, &[]),
         ("whole", 9 * mib, &[(0, 70_000), (3 * mib - 700, 200_000), (9 * mib - 512, 512)]),
         ("odd", 9 * mib + 1536, &[(0, 4096), (9 * mib, 1536)]),
+        ("beyond-32-bits", 4 * gib + mib, &[(100, 100), (4 * gib, 4096)]),
         ("large", 127 * gib, &[(100, 100), (127 * gib - 4096, 4096)]),
     ] {
         let (from, to) = (path("disk.raw"), path("disk.vhd"));
@@ -52,11 +53,16 @@ fn qemu_reads_fixed_vhds_of_whole_mebibytes() {
         let info = run("qemu-utils", "qemu-img", &["info", "-f", "vpc", "--output", "json", &texts[1]]);
         let virtual_size = format!("\"virtual-size\": {}", written - 512);
         assert!(info.contains(&virtual_size), "{name}: {info}");
-        // Without -s, qemu-img takes a disk that is longer by zeroes for the same.
-        run("qemu-utils", "qemu-img", &["compare", "-f", "raw", "-F", "vpc", &texts[0], &texts[1]]);
-        // Our own reader knows the file as a VHD, and has the same bytes.
+        // Our own reader knows the file as a VHD.
         let disk = open_file(&to).unwrap();
         assert_eq!(disk.geometry().size_bytes, written - 512, "{name}");
+        if name == "large" {
+            fs::remove_file(to).unwrap();
+            // The file has holes, and its format does not tell them: all of it would be read.
+            continue;
+        }
+        // Without -s, qemu-img takes a disk that is longer by zeroes for the same.
+        run("qemu-utils", "qemu-img", &["compare", "-f", "raw", "-F", "vpc", &texts[0], &texts[1]]);
         if size_bytes.is_multiple_of(mib) {
             let again = ImportOptions::new("again".parse().unwrap(), 0);
             assert_eq!(
