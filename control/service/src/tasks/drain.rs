@@ -330,7 +330,7 @@ async fn choose(service: &Service, plan: &mut Plan, only_moving: bool) -> Result
         let stage = match member.stage {
             stage @ Stage::Moving { .. } => stage,
             // A machine that is off and wanted is started again in a moment.
-            _ => Stage::Moving { to: to.id, was_on: record.is_to_be_on() },
+            _ => Stage::Moving { to: to.id, was_on: record.is_to_be_on() || service.is_on(&record) },
         };
         plan.set(member.uuid, stage.clone());
         chosen.push((Member { stage, ..member }, (from, to)));
