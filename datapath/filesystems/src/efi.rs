@@ -19,7 +19,7 @@ const ENTRIES_MAX: u64 = 10_000;
 /// How much of a PE file is read: its headers are shorter in all loaders.
 const HEADER_BYTES: u64 = 4096;
 
-/// Where the file says where its PE header is.
+/// The offset of the field with the offset of the PE header.
 const PE_AT: usize = 0x3c;
 /// From there: the magic number of the optional header, and the number of its tables and the size of the table of signatures in a
 /// 64-bit program.

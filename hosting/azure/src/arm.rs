@@ -6,8 +6,8 @@
 //!            killed here: nothing is there, or the resource is there with our tags, or its operation goes on.
 //!            A new client reads the journal, asks for the resource by name, and goes on from there.
 //! ```
-//! - A name is determined by what it is for, and is never invented anew. So a second `PUT` cannot make a second resource.
-//! - A resource is ours if its tags name our owner and the hash of the body. What is not ours is never changed.
+//! - A name follows from the purpose of the resource, so a second attempt has the same name. So a second `PUT` cannot make a second resource.
+//! - A resource is ours if its tags name our owner and the hash of the body. Resources of others are never changed.
 //! - Nothing is looked for in lists, because lists lag behind.
 //! - After a 201, a 404 is believed only when five looks within a minute have seen it.
 
@@ -92,7 +92,7 @@ impl Arm {
         Self { http, pacer, clock, tokens, journal, management, owner }
     }
 
-    /// What a resource is, or nothing. One look.
+    /// The resource, or nothing if it does not exist. One look.
     pub async fn find(&self, path: &str, api_version: &str) -> Result<Option<Value>, AzureError> {
         let action = format!("cannot look at {path}");
         let answer = self.send(&action, Method::GET, &self.url(path, api_version), None, false).await?;
@@ -255,7 +255,7 @@ impl Arm {
         }
     }
 
-    /// What a client that was killed has begun: each entry is ended, and says which resource to look at again. What was made
+    /// The work that a killed client has begun: each entry is ended, and says which resource to look at again. What was made
     /// and is ours stays for the next [`Arm::make`]; what was to be deleted is deleted.
     pub async fn recover(&self) -> Result<Vec<Entry>, AzureError> {
         let open = self.journal.open().await?;

@@ -62,7 +62,7 @@ impl SignedUrl for GivenUrl {
     }
 }
 
-/// What a blob is, without its pages.
+/// The properties of a blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlobFacts {
     /// Its length.

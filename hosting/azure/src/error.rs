@@ -1,6 +1,6 @@
-//! What can go wrong with Azure, told apart only where a caller acts differently.
+//! Errors of Azure. Two errors differ only if a caller acts differently on them.
 
-/// What a caller can do about it.
+/// The action that an error calls for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AzureErrorKind {
     /// The request is wrong, and is wrong again when it is repeated.
@@ -23,7 +23,7 @@ pub enum AzureErrorKind {
     Quota,
     /// Azure has no room for it there at the moment.
     Capacity,
-    /// What was read back differs from what was sent.
+    /// The data that was read back differs from the data that was sent.
     Damaged,
     /// The disk that is uploaded could not be read.
     Source,
@@ -58,12 +58,12 @@ impl AzureError {
         self
     }
 
-    /// What a caller can do.
+    /// The action that it calls for.
     pub const fn kind(&self) -> AzureErrorKind {
         self.kind
     }
 
-    /// What to do about it.
+    /// Advice for people.
     pub const fn advice(&self) -> Option<&'static str> {
         self.advice
     }

@@ -195,7 +195,7 @@ pub fn without_query(uri: &Uri) -> String {
     format!("{scheme}://{}{}", uri.authority().map_or("", |it| it.as_str()), uri.path())
 }
 
-/// Where a request goes.
+/// The address that a request goes to.
 struct Origin {
     key: String,
     authority: String,

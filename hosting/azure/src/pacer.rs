@@ -30,7 +30,7 @@ pub struct PacerOptions {
     pub retry_after_max: Duration,
     /// How often a request is sent.
     pub attempts: u32,
-    /// Where the random numbers begin.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 
@@ -233,7 +233,7 @@ mod tests {
         let refused = || Err(SendError { may_be_done: false, why: "nobody listens".to_owned() });
         assert_eq!(run(&pacer(), &[lost, refused]).await.0, Err(AzureErrorKind::Unknown));
         assert_eq!(run(&pacer(), &[refused]).await.0, Err(AzureErrorKind::Unavailable));
-        // What is refused is not repeated.
+        // A refused request is not repeated.
         assert_eq!(run(&pacer(), &[|| answer(403, None)]).await, (Ok(403), vec![0]));
     }
 

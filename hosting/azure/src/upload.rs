@@ -67,7 +67,7 @@ pub struct UploadReport {
     pub stored_bytes: u64,
 }
 
-/// Brings the blob to hold the disk. `progress` is told the end of what was worked on, and the length of the blob.
+/// Brings the blob to hold the disk. `progress` gets the end of the last window, and the length of the blob.
 pub async fn upload(
     blob: &PageBlob,
     source: &dyn PageSource,
@@ -191,7 +191,7 @@ impl Work<'_> {
             self.window(window).await?;
             Ok::<_, AzureError>(end)
         });
-        // In the order of the disk, so that what is told as done has nothing undone before it.
+        // In the order of the disk: everything before the reported position is done.
         let mut working = std::pin::pin!(working.buffered(options.in_flight.max(1)));
         while let Some(end) = working.next().await {
             reached(end?);
@@ -250,7 +250,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// What the blob has in a window. `None`: no page.
+    /// The pages of the blob in a window. `None`: no page.
     async fn read_back(&self, at: u64, end: u64) -> Result<Option<Vec<u8>>, AzureError> {
         let first = self.there.partition_point(|pages| pages.end <= at);
         let mut bytes = None;
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(found("a..b", None), (vec![(0, 4)], 0));
         let long = format!("a{}b", ".".repeat(GAP_BYTES / PAGE + 1));
         assert_eq!(found(&long, None), (vec![(0, 1), (66, 67)], 0));
-        // What is to be zero is cleared, and nothing else with it.
+        // Only pages that become zero are cleared.
         assert_eq!(found("a..b", Some("axyb")), (vec![(1, 3)], 2));
         assert_eq!(found("c..d", Some("axyb")), (vec![(0, 1), (1, 3), (3, 4)], 0));
     }

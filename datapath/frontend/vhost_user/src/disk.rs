@@ -12,7 +12,7 @@ use crate::positions::{Positions, ResumePositionFault};
 use crate::queue::request::ID_BYTES;
 use crate::server::Options;
 
-/// Where a queue is when it starts.
+/// The positions of a queue at its start.
 #[derive(Clone, Copy)]
 pub(crate) struct RingState {
     /// According to the front-end.

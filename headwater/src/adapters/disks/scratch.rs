@@ -20,7 +20,7 @@ use super::{Opener, volume_failed, volume_mode};
 /// The name of its socket in the machine's directory.
 pub const SOCKET: &str = "scratch.sock";
 
-/// What its write cache may take beyond the disk's size: blocks that were overwritten, until their segments are cleaned.
+/// The space of its write cache beyond the disk's size: blocks that were overwritten, until their segments are cleaned.
 const SPARE_BYTES: u64 = 64 << 20;
 
 /// A disk that is full of zeroes.

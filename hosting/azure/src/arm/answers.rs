@@ -8,7 +8,7 @@ use crate::http::Answer;
 /// The longest text of Azure that is shown.
 const MESSAGE_MAX_CHARS: usize = 400;
 
-/// Where an operation is polled: the first of these headers.
+/// The URL at which an operation is polled: the first of these headers.
 pub(super) fn operation_url(answer: &Answer) -> Option<String> {
     let header = answer.header("azure-asyncoperation").or_else(|| answer.header("location"));
     header.map(str::to_owned)

@@ -37,7 +37,7 @@ impl Disk {
         Self::new(to_usize(len), &iter::once(0..len).collect::<Vec<_>>(), seed)
     }
 
-    /// A disk of a few MiB of which some parts have data, some of it zeroes.
+    /// A disk of a few MiB. Some parts have data, and some data is zeroes.
     fn random(rng: &mut Rng) -> Self {
         let len = (rng.between(1, 40) << 18) + rng.below(512);
         let (mut at, mut data) = (0, Vec::new());
@@ -67,7 +67,7 @@ impl Disk {
         }
     }
 
-    /// What the blob is to hold.
+    /// The expected contents of the blob.
     fn expected(&self) -> Vec<u8> {
         let options = self.options();
         let mut bytes = self.bytes.clone();
@@ -117,7 +117,7 @@ async fn run(server: &BlobServer, disk: &Disk) -> Result<UploadReport, AzureErro
 #[tokio::test]
 async fn only_pages_with_data_are_sent_and_read_back_equal() {
     let server = BlobServer::start().await;
-    // The second range is data that is all zeroes but for its end, the last one goes to the disk's odd end.
+    // The second range is data of zeroes with another end. The last range goes to the disk's odd end.
     let mut disk =
         Disk::new((40 << 20) + 300, &[0..700, (9 << 20)..(23 << 20), (40 << 20)..(40 << 20) + 300], 1);
     disk.bytes[9 << 20..22 << 20].fill(0);

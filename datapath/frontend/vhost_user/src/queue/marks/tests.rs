@@ -24,7 +24,7 @@ const BUFFERS: u64 = 0x8000;
 const MEMORY_BYTES: u64 = 0x80000;
 const SECTOR: u64 = 512;
 
-/// A disk that outlives its server. What a killed server asks of it does not happen.
+/// A disk that outlives its server. The request of a killed server does not happen.
 #[derive(Default)]
 struct Lasting {
     sectors: Mutex<Vec<u8>>,
@@ -188,7 +188,7 @@ fn a_server_killed_between_any_two_stores_loses_no_request() {
             driver.disk.asked.lock().clear();
             let killed_again = driver.serve_for(second);
             kills += usize::from(killed) + usize::from(killed_again);
-            // What was answered before is not done again.
+            // Requests that were answered before are not done again.
             let asked: Vec<_> = driver.disk.asked.lock().clone();
             assert!(
                 asked.iter().all(|sector| !seen.contains(sector)),
