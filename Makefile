@@ -9,6 +9,9 @@ AZURITE := 3.37.0
 CONSOLE_TOOLS := node=nodejs npm=npm
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
+# Demos run a program that is compiled quickly, not for speed: a third of the time. HEADWATER names another one.
+PROGRAM = $(if $(HEADWATER),,cargo build --locked --package headwater)
+
 .DEFAULT_GOAL := help
 .PHONY: help rust build deb deb-test image image-test book tutorials console console-check console-test guest demo boot-demo boot-test outlive fleet test compare streaming bench packing upgrade soak long filesystems conformance fuzz fuzz-keep clean desktop
 
@@ -22,7 +25,7 @@ build: rust ## build the optimised binaries, target/release/headwater and headwa
 	cargo build --release --locked --package headwater --package headwater-studies
 
 # Or HEADWATER=target/debug/headwater, to work on the package alone.
-deb: rust ## build the Debian package of the server, build/deb/headwater_*.deb, and its debug symbols beside it
+deb: rust ## build the Debian packages of the server and for images of network boot, build/deb/headwater*.deb, and their debug symbols
 	@xtask/need objcopy=binutils dpkg-shlibdeps=dpkg-dev gzip=gzip pydoc3=python3
 	@[ "$$(build/tools/bin/cargo-deb --version 2>&1)" = "cargo-deb $(CARGO_DEB)" ] || CARGO_TARGET_DIR=build/tools/target cargo install --locked --version $(CARGO_DEB) --root build/tools cargo-deb
 	$(if $(HEADWATER),,cargo build --release --locked --package headwater --package headwater-studies)
@@ -36,7 +39,7 @@ image-test: image ## run the image of 'make image' in a container (as root)
 	@xtask/need buildah=buildah skopeo=skopeo
 	packaging/image/test
 
-deb-test: deb ## install, upgrade, use and purge the package of 'make deb' in clean Debian 12 and 13 (as root; 600 MB from Debian's mirror)
+deb-test: deb ## install, upgrade, use and purge the packages of 'make deb' in clean Debian 12 and 13 (as root; 600 MB from Debian's mirror)
 	@xtask/need mmdebstrap=mmdebstrap systemd-nspawn=systemd-container
 	guest/build
 	HEADWATER=$(HEADWATER) packaging/deb/test $(SUITES)
@@ -45,10 +48,9 @@ book: rust ## build the documentation as a book, build/book/html/index.html, and
 	@[ "$$(build/tools/bin/mdbook --version 2>&1)" = "mdbook v$(MDBOOK)" ] || CARGO_TARGET_DIR=build/tools/target cargo install --locked --version $(MDBOOK) --no-default-features --features search --root build/tools mdbook
 	docs/build build/tools/bin/mdbook
 
-tutorials: rust ## carry out the tutorials with the Debian guest, and compare what is printed with the pages (a quarter of an hour without KVM)
-	@xtask/need $(MACHINE_TOOLS)
-	cargo build --release --locked --package headwater
-	docs/try target/release/headwater
+tutorials: deb ## carry out the tutorials with the Debian guest, as root, and compare what is printed with the pages (half an hour without KVM)
+	@xtask/need $(MACHINE_TOOLS) $(BOOT_TOOLS)
+	docs/try $(or $(HEADWATER),target/release/headwater) $(PAGES)
 
 console: ## build the web console into console/dist, which is checked in and becomes part of the program
 	@xtask/need $(CONSOLE_TOOLS)
@@ -69,35 +71,35 @@ guest: ## build the Debian guest that demo and tests boot, into build/guest (kep
 
 demo: rust ## boot three machines from one image, overflow their RAM caches, reset one
 	@xtask/need $(MACHINE_TOOLS)
-	cargo build --release --locked --package headwater
+	$(PROGRAM)
 	guest/build
 	demo/run
 
 boot-demo: rust ## boot two diskless machines from the network, one by BIOS and one by UEFI, write to their disks, reboot them
 	@xtask/need $(MACHINE_TOOLS) $(BOOT_TOOLS) debugfs=e2fsprogs
-	cargo build --release --locked --package headwater
-	boot/run target/release/headwater
+	$(PROGRAM)
+	boot/run $(or $(HEADWATER),target/debug/headwater)
 
 boot-test: rust ## the acceptance tests of network boot: BIOS, UEFI, HTTP boot, Secure Boot, DHCP servers (as root; a quarter of an hour): TESTS="bios secure"
 	@xtask/need $(MACHINE_TOOLS) $(BOOT_TOOLS) debugfs=e2fsprogs mcopy=mtools syslinux=syslinux
-	cargo build --release --locked --package headwater
-	boot/test target/release/headwater $(TESTS)
+	$(PROGRAM)
+	boot/test $(or $(HEADWATER),target/debug/headwater) $(TESTS)
 
 outlive: rust ## kill the daemon five times while three machines write: they go on, and nothing is lost
 	@xtask/need $(MACHINE_TOOLS)
-	cargo build --release --locked --package headwater
+	$(PROGRAM)
 	guest/build
 	demo/outlive
 
 fleet: rust ## two controllers, PostgreSQL, two nodes: kill the controller and the database during a roll, and see machines and roll go on
 	@xtask/need $(MACHINE_TOOLS) debugfs=e2fsprogs setpriv=util-linux /usr/bin/pg_ctlcluster=postgresql
-	cargo build --release --locked --package headwater
+	$(PROGRAM)
 	guest/build
 	demo/fleet
 
 desktop: rust ## boot two Xfce desktops from one image, with Secure Boot, TPM and scratch disk, as root; pictures in build/desktop (half an hour without KVM)
 	@xtask/need $(MACHINE_TOOLS) swtpm=swtpm /usr/share/OVMF/OVMF_CODE_4M.ms.fd=ovmf
-	cargo build --release --locked --package headwater
+	$(PROGRAM)
 	demo/desktop
 
 test: rust ## check everything: formatting, house rules, clippy, all tests, real guests
