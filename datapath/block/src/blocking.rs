@@ -1,4 +1,4 @@
-//! Carrying a request out and waiting for it: for tools, import, export and tests, never for front-ends.
+//! Submits a request and waits for its answer. For tools, import, export and tests, never for front-ends.
 
 use std::sync::mpsc;
 
@@ -58,7 +58,7 @@ pub fn discard(device: &dyn Device, offset: u64, len: u64) -> Result<(), IoError
     }
 }
 
-/// Writes zeroes over `len` bytes at `offset`, freeing the space behind them where possible.
+/// Writes zeroes over `len` bytes at `offset`, and frees their space if possible.
 pub fn write_zeroes(device: &dyn Device, offset: u64, len: u64) -> Result<(), IoError> {
     let range = ByteRange::new(offset, len)
         .ok_or_else(|| IoError::new(IoErrorKind::Invalid, "range past 64 bits"))?;

@@ -1,17 +1,18 @@
-//! Memory for requests under way that all connections of a server share.
+//! A memory budget for requests in progress, shared by all connections of a server.
 //!
-//! Requests are of two kinds: those that store data may wait for room in the device for as long as it lets them; the others, such as
-//! reads, end soon.
+//! Requests are of two kinds. *Stores* write data, and may wait for space in the device without a limit of
+//! time. The others, such as reads, end soon.
 //!
-//! | of one kind a connection has | it gets more |
+//! | the connection's requests of one kind take | more memory is granted |
 //! |---|---|
-//! | up to [`OWN_BYTES`], this included | at once; nothing that is shared is touched |
-//! | up to [`OWN_BYTES`], but more with this | once it fits, in the order in which connections asked: then its thread is woken |
-//! | more | no more of what is free than it leaves free, and only while no other one waits; it asks again when one of its own has ended |
+//! | at most [`OWN_BYTES`] with the new request | at once, from the connection's own part |
+//! | at most [`OWN_BYTES`] now, but more with the new request | when the shared part has space for it, first come, first served; the connection's thread is then woken |
+//! | more than [`OWN_BYTES`] now | if no other connection waits, and at least as much stays free as the connection holds already; otherwise it asks again after one of its own requests has ended |
 //!
-//! So a connection waits for others only with nothing in hand that is shared, those that hold much leave some to each that comes, and
-//! whatever others do, small requests go on. Neither kind may have more than three quarters of all, so that reads pass writes that wait,
-//! and writes come to an end while others read without pause. A request of more than that counts as so much.
+//! So a connection waits for others only while it has nothing of the shared part, a connection that holds
+//! much leaves space for each new one, and small requests proceed whatever others do. Each kind may take at
+//! most three quarters of the budget. So reads pass writes that wait, and writes finish although others read
+//! without pause. A request that is longer than three quarters is counted as three quarters.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,19 +22,19 @@ use parking_lot::Mutex;
 
 use crate::range::MAX_REQUEST_BYTES;
 
-/// What each connection has of each kind besides.
+/// The part of each connection and kind that is not shared.
 pub const OWN_BYTES: u64 = 256 << 10;
 
-/// What the connections of one server share, in bytes.
+/// The memory that the connections of one server share, in bytes.
 pub struct Budget {
     limit: u64,
-    /// By requests that do not store data, and by those that do.
+    /// Bytes in use: by requests that do not store data, and by stores.
     used: Mutex<[u64; 2]>,
     others: Queue,
     stores: Queue,
 }
 
-/// Who waits for memory for requests of one kind.
+/// The connections that wait for memory for requests of one kind.
 #[derive(Default)]
 struct Queue {
     /// The length of `waiters`.
@@ -48,23 +49,23 @@ struct Waiter {
 }
 
 impl Budget {
-    /// A budget; at least what two of the longest requests need.
+    /// Creates a budget of at least the size of two of the longest requests.
     pub fn new(limit_bytes: u64) -> Arc<Self> {
         let limit = limit_bytes.max(2 * u64::from(MAX_REQUEST_BYTES));
         Arc::new(Self { limit, used: Mutex::default(), others: Queue::default(), stores: Queue::default() })
     }
 
-    /// What is taken of it now.
+    /// The bytes in use now.
     pub fn used_bytes(&self) -> u64 {
         self.used.lock().iter().sum()
     }
 
-    /// What requests of one kind may have.
+    /// The most that requests of one kind may use.
     fn most(&self) -> u64 {
         self.limit - self.limit / 4
     }
 
-    /// The part of a new connection. `wake` wakes its thread, which is to ask again then.
+    /// Returns the share of a new connection. `wake` wakes its thread, which must then ask again.
     pub fn share(self: &Arc<Self>, wake: impl Fn() + Send + Sync + 'static) -> Share {
         Share {
             budget: Arc::clone(self),
@@ -78,7 +79,7 @@ impl Budget {
         if stores { &self.stores } else { &self.others }
     }
 
-    /// Takes `bytes` where so much, and `besides`, is free for that kind.
+    /// Takes `bytes` if `bytes + besides` are free for that kind.
     fn claim(&self, bytes: u64, besides: u64, stores: bool) -> bool {
         let mut used = self.used.lock();
         let [others, stored] = &mut *used;
@@ -101,12 +102,13 @@ impl Budget {
             let of_kind = if stores { stored } else { others };
             *of_kind = of_kind.saturating_sub(bytes);
         }
-        // Whoever begins to wait counts first and looks at what is used then: one of both sees the other.
+        // A connection that starts to wait increments `count` first and checks the free memory afterwards, so
+        // that one of the two threads sees the other.
         self.serve(true);
         self.serve(false);
     }
 
-    /// Gives those who wait what has become free.
+    /// Grants freed memory to the waiting connections.
     fn serve(&self, stores: bool) {
         let queue = self.queue(stores);
         let mut served = Vec::new();
@@ -122,7 +124,7 @@ impl Budget {
     }
 }
 
-/// What one connection has. What it took is given back when this is dropped.
+/// The memory of one connection. It is returned when this is dropped.
 pub struct Share {
     budget: Arc<Budget>,
     wake: Arc<dyn Fn() + Send + Sync>,
@@ -133,7 +135,7 @@ pub struct Share {
 #[derive(Default)]
 struct Part {
     used: u64,
-    /// Of what is shared: what `used` is beyond its own, and what was granted and is not used yet.
+    /// Shared bytes: `used` beyond [`OWN_BYTES`], and bytes that were granted and are not used yet.
     taken: u64,
     waiter: Option<Arc<Waiter>>,
 }
@@ -145,8 +147,8 @@ impl Part {
 }
 
 impl Share {
-    /// Takes `bytes` for a request that stores data, or one that does not. `false`: not now. It is to be asked for again when something
-    /// was given back here, or when this was woken.
+    /// Takes `bytes` for a request. `stores`: the request writes data. Returns `false` if no memory is
+    /// available now: ask again after [`Share::give`], or when this connection was woken.
     #[inline]
     pub fn take(&mut self, bytes: u64, stores: bool) -> bool {
         let part = if stores { &mut self.stores } else { &mut self.others };
@@ -158,8 +160,9 @@ impl Share {
         false
     }
 
-    /// The same for data that is here already and cannot wait: as long as it fits, whoever waits, and however much is had here. For a budget
-    /// of such data only: what waits for more memory may not take all of it.
+    /// Takes `bytes` for data that has already arrived and cannot wait: if it fits, it is granted even if
+    /// others wait, and without a limit for this connection. Use it only on a budget for such data, because
+    /// it can leave nothing for connections that wait.
     pub fn take_unasked(&mut self, bytes: u64, stores: bool) -> bool {
         self.collect(stores);
         let budget = Arc::clone(&self.budget);
@@ -183,7 +186,7 @@ impl Share {
         let more = beyond.saturating_sub(part.taken);
         let is_first = part.used <= OWN_BYTES;
         if more == 0 {
-            // One that counts as all that there is has nothing beside it.
+            // A request that is counted as the whole limit cannot leave anything free.
             return is_first || beyond == Part::beyond(used);
         }
         let queue = budget.queue(stores);
@@ -195,7 +198,7 @@ impl Share {
         if !is_first || part.waiter.is_some() {
             return false;
         }
-        // What was granted for a shorter one would be held while this one waits.
+        // Memory granted for a shorter request would be held while this one waits.
         budget.release(std::mem::take(&mut part.taken), stores);
         let waiter = Arc::new(Waiter { bytes: beyond, granted: AtomicU64::new(0), wake });
         part.waiter = Some(Arc::clone(&waiter));
@@ -204,13 +207,13 @@ impl Share {
             waiters.push_back(waiter);
             queue.count.fetch_add(1, Ordering::SeqCst);
         }
-        // Something may have become free meanwhile.
+        // Memory may have become free in between.
         budget.serve(stores);
         self.collect(stores);
         self.part(stores).taken >= beyond
     }
 
-    /// Gives back what was taken for a request that has ended.
+    /// Returns the memory of a request that has ended.
     #[inline]
     pub fn give(&mut self, bytes: u64, stores: bool) {
         let part = self.part(stores);
@@ -220,32 +223,33 @@ impl Share {
         }
     }
 
-    /// Takes over what was granted to requests that waited, if anything was. They are to ask again then, and [`Share::settle`] is to be
-    /// called when they have.
+    /// Takes over memory that was granted to waiting requests, and returns whether there was any. The
+    /// requests must then ask again, and the caller must call [`Share::settle`] afterwards.
     pub fn is_granted(&mut self) -> bool {
         let stores = self.collect(true);
         self.collect(false) || stores
     }
 
-    /// Gives back what was granted to requests that are gone.
+    /// Returns memory that was granted to requests that no longer exist.
     pub fn settle(&mut self) {
-        // Not what is granted just now: nobody would ask for it any more.
+        // Except for memory granted just now: otherwise no request would ask for it again.
         self.settle_part(true);
         self.settle_part(false);
     }
 
-    /// Waits no more: what waited got enough from what was given back here, or is gone.
+    /// Stops waiting, because the request got enough memory from this connection's other requests, or no
+    /// longer exists.
     pub fn withdraw(&mut self) {
         self.leave(true);
         self.leave(false);
     }
 
-    /// Whether something waits here that will be woken, or was.
+    /// Whether a request of this connection waits, and was or will be woken.
     pub fn is_waiting(&self) -> bool {
         self.others.waiter.is_some() || self.stores.waiter.is_some()
     }
 
-    /// Whether others wait for memory that this one has for requests that store data, or for others.
+    /// Whether other connections wait for memory that this one holds for that kind of request.
     pub fn is_wanted(&self, stores: bool) -> bool {
         let part = if stores { &self.stores } else { &self.others };
         part.taken > 0 && self.budget.queue(stores).count.load(Ordering::SeqCst) > 0
@@ -255,7 +259,7 @@ impl Share {
         if stores { &mut self.stores } else { &mut self.others }
     }
 
-    /// Takes over what was granted, if it was.
+    /// Takes over granted memory, if there is any.
     fn collect(&mut self, stores: bool) -> bool {
         let part = self.part(stores);
         let granted = part.waiter.as_ref().map_or(0, |waiter| waiter.granted.swap(0, Ordering::SeqCst));
@@ -282,11 +286,11 @@ impl Share {
             waiters.retain(|other| !Arc::ptr_eq(other, &waiter));
             queue.count.fetch_sub(before.saturating_sub(waiters.len()), Ordering::SeqCst);
         }
-        // After it has left nothing can be granted any more.
+        // After it has left the queue, nothing can be granted to it.
         self.collect(stores);
         self.part(stores).waiter = None;
         self.settle_part(stores);
-        // Those behind may need less.
+        // Requests further back in the queue may need less.
         self.budget.serve(stores);
     }
 }

@@ -2,13 +2,13 @@
 
 use crate::error::{IoError, IoErrorKind};
 
-/// What became of a request: the result, and the buffer that came with it.
+/// The result of a request, with its buffer.
 ///
-/// The buffer is the one of [`crate::Request::Read`] or [`crate::Request::Write`] (filled for a read that
-/// succeeded), and empty for requests that carry none or where the request was lost.
+/// The buffer is that of [`crate::Request::Read`] (filled if the read succeeded) or
+/// [`crate::Request::Write`]. It is empty for requests without a buffer, and if the request was lost.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Success, or why not.
+    /// Success, or the error.
     pub result: Result<(), IoError>,
     /// The request's buffer, handed back.
     pub buffer: Vec<u8>,
@@ -16,11 +16,11 @@ pub struct Outcome {
 
 type Callback = Box<dyn FnOnce(Outcome) + Send>;
 
-/// Where the answer to one request goes. Called exactly once, on any thread.
+/// The receiver of one request's answer. It is called exactly once, on any thread.
 ///
 /// The callback must not block: it posts the answer and returns. A `Completion` that is dropped without
-/// [`Completion::complete`] logs the fact and answers with [`IoErrorKind::Device`], so that a bug below
-/// becomes an I/O error and never a hanging machine.
+/// [`Completion::complete`] logs this and answers with [`IoErrorKind::Device`], so that a bug below becomes
+/// an I/O error and not a hanging machine.
 pub struct Completion(Option<Callback>);
 
 impl Completion {

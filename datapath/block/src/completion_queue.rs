@@ -1,26 +1,29 @@
-//! Completions that the thread of a connection or queue takes itself, instead of being woken for each.
+//! Lets the thread of a connection or queue reap the completions of its own requests, so that it is not woken
+//! for each one.
 //!
-//! | the disk's answer | wake-ups of threads |
+//! | the disk's completion is reaped by | wake-ups of threads |
 //! |---|---|
-//! | taken by a thread of the engine, posted to the connection's | one for the engine's thread, one for the connection's |
-//! | taken by the connection's thread when it comes round | none while it is busy, else one |
+//! | a thread of the device, and posted to the connection's thread | two: the device's thread and the connection's |
+//! | the connection's thread, in its event loop | none while the thread is busy, otherwise one |
 
 use std::os::fd::BorrowedFd;
 
-/// What one thread has submitted to a device and takes the answers of; see [`crate::Device::completion_queue`].
+/// The requests that one thread has submitted to a device, and their completions; see
+/// [`crate::Device::completion_queue`].
 ///
 /// # Contract
-/// - It stays on the thread that asked for it; requests of other threads are not touched.
+/// - It stays on the thread that requested it; requests of other threads are not affected.
 /// - Requests may wait in it until the next [`CompletionQueue::take`]: call that before sleeping.
-/// - Whoever sleeps also watches [`CompletionQueue::ready`].
-/// - Dropping it waits until the disk has answered what it has of this thread.
+/// - A thread that sleeps must also watch [`CompletionQueue::ready`].
+/// - Dropping it waits until the disk has answered all requests of this thread.
 pub trait CompletionQueue {
-    /// Starts what waits here, and completes what is over, on this thread. Costs no system call where there is neither.
+    /// Starts waiting requests, and completes finished ones on this thread. Costs no system call if there are
+    /// none.
     fn take(&self);
 
-    /// Whether something is over. Costs no system call.
+    /// Whether a request is finished. Costs no system call.
     fn is_ready(&self) -> bool;
 
-    /// Readable when something is over, until the next [`CompletionQueue::take`].
+    /// Readable if a request is finished, until the next [`CompletionQueue::take`].
     fn ready(&self) -> BorrowedFd<'_>;
 }

@@ -1,8 +1,9 @@
-//! How far into a page memory begins that the kernel copies to others.
+//! Chooses the offset in a page at which a buffer begins, so that the kernel copies fast from it.
 //!
-//! Some processors copy to an address that is 1 to 16 bytes further into its page than the source at a seventh of their speed (`rep movsb`
-//! on AMD's with FSRM: 1.9 GB/s where all other distances have 14). Allocators put large buffers 16 bytes into a page, so
-//! that is what a reader of whole pages meets whose buffer is not aligned to one. Measured, because no flag of a processor tells it.
+//! Some processors copy at a seventh of their speed if the destination's offset in its page is 1 to 16 bytes
+//! larger than the source's (`rep movsb` on AMD processors with FSRM: 1.9 GB/s instead of 14). Allocators
+//! place large buffers 16 bytes into a page. So whole pages read into an unaligned buffer meet this case. The
+//! difference is measured, because no processor flag shows it.
 
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
@@ -11,35 +12,36 @@ use std::time::{Duration, Instant};
 use rustix::fs::MemfdFlags;
 
 const PAGE_BYTES: usize = 4096;
-/// A line of the processor's caches: nobody's buffer begins 16 bytes after it, but by chance.
+/// A cache line of the processor. A buffer begins 16 bytes after this offset only by chance.
 const APART_BYTES: usize = 64;
-/// Where allocators put large buffers.
+/// The offset at which allocators place large buffers.
 const ALLOCATED_AT: usize = 16;
 
-/// What is copied to measure it, and how often: the fastest counts, for others use the processor too.
+/// How many bytes are copied for the measurement, and how often. The fastest round counts, because other work
+/// uses the processor too.
 const COPIED_BYTES: usize = 64 << 10;
 const ROUNDS: usize = 12;
-/// How much slower a copy is at least where it is slow.
+/// A processor is treated as affected if the copy is slower at least by this factor.
 const SLOW: u32 = 2;
 
-/// How many bytes into its first page memory begins best.
+/// The best offset of a buffer in its first page.
 pub(crate) fn lead_bytes() -> usize {
     static LEAD: OnceLock<usize> = OnceLock::new();
     *LEAD.get_or_init(|| match measure() {
-        Ok((near, copy_alignment)) if near > copy_alignment * SLOW => {
+        Ok((at_16, at_64)) if at_16 > at_64 * SLOW => {
             tracing::debug!(
-                ?near,
-                ?copy_alignment,
-                "this processor copies slowly to a little further into a page"
+                ?at_16,
+                ?at_64,
+                "this processor copies slowly to 16 bytes into a page: buffers begin 64 bytes into one"
             );
             APART_BYTES
         }
-        // Where it cannot be measured it is as it always was.
+        // If it cannot be measured, nothing is shifted.
         _ => 0,
     })
 }
 
-/// The fastest copy from the start of a page to 16 bytes into one, and to 64.
+/// The shortest time of a copy from a page's start to 16 bytes into a page, and to 64 bytes into a page.
 fn measure() -> std::io::Result<(Duration, Duration)> {
     let source = rustix::fs::memfd_create("headwater-apart", MemfdFlags::CLOEXEC)?;
     let mut memory = vec![1; COPIED_BYTES + 2 * PAGE_BYTES];

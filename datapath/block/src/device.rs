@@ -1,4 +1,4 @@
-//! The one trait of the data path.
+//! The trait that each disk of the data path implements.
 
 use std::sync::Arc;
 
@@ -83,9 +83,10 @@ pub enum Op<'a> {
         /// Answer only when durable (FUA).
         fua: bool,
     },
-    /// The contents are no longer needed; reads afterwards give zeroes. Never refused for lack of space: a part of a block of
-    /// 4 KiB at either end may stay as it is where there is none to keep the block's rest, and a block that takes none where there
-    /// is none to note that it is zero. Who needs zeroes writes them.
+    /// The contents are no longer needed; reads afterwards give zeroes. Never fails for lack of space: if
+    /// there is no space to store the rest of a partly discarded 4 KiB block, or to record that a block
+    /// without space is zero, these blocks keep their contents. A caller that needs zeroes uses
+    /// [`Op::WriteZeroes`].
     Discard {
         /// What to discard.
         range: ByteRange,
@@ -129,7 +130,7 @@ pub enum Request {
     },
     /// As [`Op::Flush`].
     Flush,
-    /// Bring the range near (NBD_CMD_CACHE): a hint, answered when done or given up.
+    /// Fetch the range in advance (NBD_CMD_CACHE). A hint: answered when done or abandoned.
     Prefetch {
         /// What will be read soon.
         range: ByteRange,
@@ -156,10 +157,10 @@ pub enum Attempt {
     MustWait,
 }
 
-/// What a part of a device holds.
+/// The state of a range of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {
-    /// Bytes that somebody wrote.
+    /// Written bytes.
     Data,
     /// Reads as zeroes and takes no space (NBD: HOLE and ZERO).
     Hole,
@@ -172,11 +173,11 @@ pub enum ExtentKind {
 pub struct Extent {
     /// Length in bytes; never 0.
     pub len: u64,
-    /// What is there.
+    /// State of the range.
     pub kind: ExtentKind,
 }
 
-/// A disk: what front-ends serve, what a volume is, and what a volume lies on.
+/// A disk: front-ends serve it, a volume is one, and a volume has one as its base.
 ///
 /// # Contract
 /// - The caller has checked the range with [`Geometry::check_data`] (or `check` for requests without
@@ -186,56 +187,57 @@ pub struct Extent {
 ///   defined order, but each 4 KiB block holds the whole of one of them afterwards.
 /// - A write is visible to every read that starts after it was answered.
 /// - `Flush` covers writes answered before it was submitted, not those in flight.
-/// - After an error the device goes on; only the failed request's blocks are in doubt.
-/// - A request is not cancelled: whoever submitted it and goes away still lets it complete.
+/// - After an error the device works on; only the contents of the failed request's blocks are uncertain.
+/// - A request is not cancelled: it completes even if the client that submitted it is gone.
 pub trait Device: Send + Sync + 'static {
     /// Size and granularity.
     fn geometry(&self) -> Geometry;
 
-    /// Carries the request out if that needs no I/O and no waiting. Never blocks for longer than a copy
-    /// of the data takes. That it is closed a device does not say here to what changes it
-    /// ([`IoErrorKind::Closed`]): such a request must wait, and [`Device::submit`] answers it.
+    /// Completes the request if that needs no I/O and no waiting. Never blocks for longer than a copy of the
+    /// data takes. For a request that changes data, a closed device returns [`Attempt::MustWait`], and
+    /// [`Device::submit`] then answers [`IoErrorKind::Closed`].
     fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError>;
 
-    /// Stores those of `writes` that [`Device::try_now`] would store at once, as far as doing it together costs less than one
-    /// after the other, and says of each in `done` whether it did. The others are as if they had not been given: their caller
-    /// goes on with them one by one. They are in flight together, so in no order.
+    /// Stores those of `writes` that [`Device::try_now`] could complete, if storing them together is cheaper
+    /// than one by one, and sets `done` for each stored write. The caller continues with the others one by
+    /// one. All of them are in flight together, so their order is undefined.
     fn write_together(&self, writes: &[(ByteRange, &[u8])], done: &mut [bool]) {
         let _ = writes;
         done.fill(false);
     }
 
-    /// Copies the range, if that needs no I/O and no waiting, for somebody who is not its reader: unlike a read it leaves no
-    /// trace, in what is recorded, fetched ahead or kept because it is in use. Whether it did.
+    /// Copies the range into `into` if that needs no I/O and no waiting. Unlike a read by the machine, it is
+    /// not recorded, triggers no readahead and does not count as use. Returns whether it copied.
     fn peek(&self, range: ByteRange, into: &mut [u8]) -> bool {
         matches!(self.try_now(Op::Read { range, into }), Ok(Attempt::Done))
     }
 
-    /// The same blocks for readers that are not the machine, such as a backup of it: what they read is not recorded as what a
-    /// boot reads. `None` where nothing is recorded.
+    /// The same disk for readers other than the machine, such as a backup: their reads are not recorded as
+    /// reads of a boot. `None` if nothing is recorded.
     fn unrecorded(self: Arc<Self>) -> Option<Arc<dyn Device>> {
         None
     }
 
-    /// Appends what a read of `range` would give to `parts`, in order, without a copy. `false` where that cannot be, with
-    /// nothing appended: then it is read. Never blocks; a device that keeps no immutable data leaves this as it is.
+    /// Appends what a read of `range` would return to `parts`, in order and without a copy. Returns `false`,
+    /// and appends nothing, if that is impossible: then use a read. Never blocks. A device without immutable
+    /// data in memory keeps this default.
     fn read_shared(&self, range: ByteRange, parts: &mut Vec<SharedSlice>) -> bool {
         let _ = (range, parts);
         false
     }
 
-    /// Starts the request and returns; `done` is called when it is over, possibly before this returns.
-    /// Blocks the caller only to keep a named queue limit.
+    /// Starts the request and returns; `done` is called when it is finished, possibly before this returns.
+    /// Blocks the caller only if a documented queue limit is reached.
     fn submit(&self, request: Request, done: Completion);
 
-    /// A queue of the calling thread's own: while it is kept, requests that this thread submits may be completed by
-    /// [`CompletionQueue::take`]. `None` where the device has none, or the thread has one already.
+    /// A queue for the calling thread: while it exists, requests that this thread submits may be completed by
+    /// [`CompletionQueue::take`]. `None` if the device has none, or the thread has one already.
     fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
         None
     }
 
-    /// What `range` holds, in order and without gaps, at most `max_extents` runs: the answer may end
-    /// before the range does, and always covers at least its first block. May block for metadata I/O.
+    /// The states of `range`, in order and without gaps, as at most `max_extents` extents. The answer may
+    /// cover less than the range, but always at least its first block. May block for metadata I/O.
     fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError>;
 }
 

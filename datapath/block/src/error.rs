@@ -1,4 +1,4 @@
-//! One error type for the whole data path, with few kinds.
+//! The error type of the whole data path, with few kinds.
 //!
 //! A kind exists only where a caller acts differently; people read the message and the source chain.
 //! Each front-end maps the kind once to its protocol's code (errno, NBD error, SCSI sense).
@@ -12,10 +12,10 @@ pub enum IoErrorKind {
     Invalid,
     /// A write to a read-only device. (`EPERM`)
     ReadOnly,
-    /// There is no room for the write now; the machine may try again later. (`ENOSPC`)
+    /// There is no space for the write now; the machine may try again later. (`ENOSPC`)
     NoSpace,
-    /// The data was read, but is not what was written: a checksum or an authentication tag does not
-    /// match. Only the blocks of this request are concerned. (`EIO`)
+    /// The data was read, but differs from what was written: a checksum or an authentication tag does not
+    /// match. Only the blocks of this request are affected. (`EIO`)
     Corrupt,
     /// A disk, file or server below failed. (`EIO`)
     Device,
@@ -41,7 +41,7 @@ impl IoError {
         Self { kind, message: message.into(), source: None }
     }
 
-    /// The same, with the error that caused it.
+    /// An error with a message, and the error that caused it.
     pub fn with_source(
         kind: IoErrorKind,
         message: impl Into<Arc<str>>,

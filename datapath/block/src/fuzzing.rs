@@ -1,4 +1,4 @@
-//! Parts for the fuzzers of several crates: a disk in memory, and a reader of a fuzzer's bytes.
+//! Helpers for the fuzzers of several crates: a disk in memory, and a reader of a fuzzer's input.
 
 use parking_lot::Mutex;
 
@@ -9,7 +9,7 @@ use crate::{
 /// A function that a fuzzer or a test calls with bytes. It panics if the code under test is wrong.
 pub type Oracle = fn(&[u8]);
 
-/// A fuzzer's bytes, taken from the front. After the last byte come zeroes, so every input is valid.
+/// A fuzzer's input, consumed from the front. After the last byte it returns zeroes, so every input is valid.
 #[derive(Clone, Debug)]
 pub struct Input<'a>(&'a [u8]);
 
@@ -19,7 +19,7 @@ impl<'a> Input<'a> {
         Self(bytes)
     }
 
-    /// Whether all bytes are used: only zeroes come.
+    /// Whether all bytes are consumed, so that only zeroes follow.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -41,7 +41,7 @@ impl<'a> Input<'a> {
         array
     }
 
-    /// As many of the next `len` bytes as there are.
+    /// The next `len` bytes, or as many as remain.
     pub fn some(&mut self, len: usize) -> &'a [u8] {
         let (now, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;
@@ -49,7 +49,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Several inputs as one file. Each is its length in four bytes, little-endian, and then its bytes.
+/// Joins several inputs to one file. Each input is its length in four bytes, little-endian, and its bytes.
 pub fn pack<'a>(inputs: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut file = Vec::new();
     for input in inputs {
@@ -60,7 +60,7 @@ pub fn pack<'a>(inputs: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     file
 }
 
-/// The inputs of such a file, without what is cut off at its end.
+/// Splits such a file into inputs. An incomplete last input is omitted.
 pub fn unpack(mut file: &[u8]) -> Vec<&[u8]> {
     let mut inputs = Vec::new();
     while let Some((len, rest)) = file.split_first_chunk() {
@@ -72,8 +72,8 @@ pub fn unpack(mut file: &[u8]) -> Vec<&[u8]> {
     inputs
 }
 
-/// A disk in memory that checks that requests keep the contract of [`Device`]. It answers at once, or, while it is held, when
-/// it is told to.
+/// A disk in memory that checks that requests keep the contract of [`Device`]. It answers at once, or, while
+/// it is held, when [`PlainDisk::release`] is called.
 #[derive(Debug)]
 pub struct PlainDisk {
     geometry: Geometry,
@@ -99,7 +99,8 @@ impl PlainDisk {
         self.contents.lock().clone()
     }
 
-    /// If `is_held`, new requests wait until [`PlainDisk::release`]; if not, they are answered at once. Requests that wait already stay.
+    /// While `is_held`, new requests wait until [`PlainDisk::release`]; otherwise they are answered at once.
+    /// Requests that already wait keep waiting.
     pub fn hold(&self, is_held: bool) {
         self.state.lock().is_held = is_held;
     }
@@ -109,13 +110,14 @@ impl PlainDisk {
         self.state.lock().waiting.len()
     }
 
-    /// Whether a request waits, or a new one would.
+    /// Whether a request waits, or a new one would wait.
     pub fn has_or_holds_requests(&self) -> bool {
         let state = self.state.lock();
         state.is_held || !state.waiting.is_empty()
     }
 
-    /// Carries out the waiting request number `place`; 0 is the oldest. Returns whether there is such a request.
+    /// Completes the waiting request number `place`; 0 is the oldest. Returns whether there is such a
+    /// request.
     pub fn release(&self, place: usize) -> bool {
         let mut state = self.state.lock();
         if place >= state.waiting.len() {

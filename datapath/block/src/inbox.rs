@@ -1,12 +1,14 @@
-//! Where what other threads have for a thread waits for it: answers of a device, events, orders.
+//! A queue from any threads to one thread, for answers of a device, events and orders, with an eventfd to
+//! wake the receiving thread.
 //!
-//! | the thread | who posts does |
+//! | the receiving thread is | a posting thread |
 //! |---|---|
-//! | awake | puts its item on the list |
-//! | about to sleep or asleep (`asleep` set) | the same, clears `asleep`, writes to the eventfd |
+//! | awake | appends its item |
+//! | asleep or about to sleep (`asleep` is set) | appends its item, clears `asleep`, writes to the eventfd |
 //!
-//! The thread sets `asleep` before it looks at `filled` for the last time, and who posts sets `filled` before it looks at
-//! `asleep`; both sequentially consistent, so one of them sees the other and no wake-up is lost.
+//! The receiving thread sets `asleep` before it reads `filled` for the last time, and a posting thread sets
+//! `filled` before it reads `asleep`. Both are sequentially consistent, so at least one of the two threads
+//! sees the other, and no wake-up is lost.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
-/// Items for one thread, from any.
+/// Items for one thread, from any threads.
 pub struct Inbox<T> {
     items: Mutex<Vec<T>>,
     filled: AtomicBool,
@@ -23,7 +25,7 @@ pub struct Inbox<T> {
 }
 
 impl<T> Inbox<T> {
-    /// An empty one. Fails where the system gives no eventfd.
+    /// Creates an empty inbox. Fails if the system has no eventfd left.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self {
             items: Mutex::new(Vec::new()),
@@ -43,17 +45,17 @@ impl<T> Inbox<T> {
     pub fn nudge(&self) {
         self.filled.store(true, Ordering::SeqCst);
         if self.asleep.swap(false, Ordering::SeqCst) {
-            // It cannot fail: the counter is far from full.
+            // The write cannot fail: the counter is far from full.
             let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
         }
     }
 
-    /// Whether there is something.
+    /// Whether there are items.
     pub fn is_filled(&self) -> bool {
         self.filled.load(Ordering::SeqCst)
     }
 
-    /// Moves all items to `into`, which is empty. Costs one load when there are none.
+    /// Moves all items to `into`, which must be empty. Costs one atomic load if there are none.
     pub fn take(&self, into: &mut Vec<T>) {
         if self.is_filled() {
             self.filled.store(false, Ordering::SeqCst);
@@ -61,7 +63,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Announces sleep. `false`: there is something, do not sleep.
+    /// Prepares to sleep. `false`: there are items, so do not sleep.
     pub fn fall_asleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
         if self.is_filled() {
@@ -71,8 +73,8 @@ impl<T> Inbox<T> {
         true
     }
 
-    /// Ends sleep. The event is taken back whenever it is seen, since who found the thread asleep may write it late, after
-    /// something else had woken it; then the next sleep ends at once.
+    /// Ends sleep. Resets the event whenever it was seen. A posting thread may write it late, after something
+    /// else woke the thread; then the next sleep ends at once.
     pub fn wake_up(&self, event_seen: bool) {
         self.asleep.store(false, Ordering::SeqCst);
         if event_seen {
@@ -80,7 +82,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Readable when a sleeping thread must wake up.
+    /// Readable if the sleeping thread must wake up.
     pub fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }

@@ -1,4 +1,4 @@
-//! The words between the steps of the data path: units, ranges, errors and the [`Device`] trait.
+//! The common vocabulary of the data path: units, ranges, errors and the [`Device`] trait.
 //!
 //! ```text
 //!   front-end  --Op-->  Device::try_now  --Done-------->  reply (same thread)
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! # Guarantees
-//! - A front-end checks ranges with [`Geometry::check`] before it calls a device; a device checks again
-//!   only where a wrong range would be unsound.
+//! - A front-end checks ranges with [`Geometry::check`] before it calls a device. A device checks again only
+//!   if a wrong range would be unsound.
 //! - What can be finished without I/O and without waiting is finished by [`Device::try_now`] on the
 //!   caller's thread. Everything else goes through [`Device::submit`] and is completed exactly once.
 //! - [`Completion`] cannot be lost: dropping one unanswered answers it with an error.
@@ -18,11 +18,12 @@
 //!   block (512 or 4096 bytes); a request is at most [`MAX_REQUEST_BYTES`] long, a machine's disk [`VOLUME_MAX_BYTES`].
 //!
 //! # Not here
-//! No disk I/O but of small files of settings ([`small_file`]), no threads, no runtime, no protocol. Management (limits, statistics, sealing) is not part of
-//! `Device`: each implementation offers its own.
+//! No threads, no runtime, no protocol, and no disk I/O except reading small configuration files
+//! ([`small_file`]). Management (limits, statistics, sealing) is not part of `Device`: each implementation
+//! offers its own.
 //!
-//! What front-ends share is here as well: [`inbox`] and [`polling`] (how their threads are woken), [`pages`] (memory that
-//! sockets send from), [`tcp`] (options of connections) and [`fault_log`].
+//! It also contains what front-ends share: [`inbox`] and [`polling`] (how their threads are woken), [`pages`]
+//! (memory that sockets send from), [`tcp`] (options of connections) and [`fault_log`].
 //!
 //! Start reading at [`device`].
 

@@ -1,11 +1,12 @@
-//! Memory that can be handed to the kernel, to be sent from where it is.
+//! Page-aligned memory that the kernel can send without a copy.
 //!
-//! A socket may keep pages long after the system call that sent them. So they must never change again, and must not go
-//! back to an allocator that hands them out: they are a mapping of their own, and taking them out of it leaves them to whoever
-//! still holds them in the kernel (`vmsplice(2)`, without the gift flag).
+//! A socket may keep pages long after the system call that sent them. So these pages must never change again,
+//! and must not return to an allocator that reuses them. Each buffer is therefore a mapping of its own.
+//! Unmapping or replacing it leaves the old pages to the kernel, which frees them when they are sent
+//! (`vmsplice(2)`, without the gift flag).
 #![expect(
     unsafe_code,
-    reason = "memory is mapped, so that the kernel can keep its pages after we have left them"
+    reason = "memory is mapped, so that the kernel can keep its pages after this process has dropped them"
 )]
 
 use std::ptr::NonNull;
@@ -16,31 +17,31 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::copy_alignment::lead_bytes;
 
-/// Below this a page more for each would be a large part of it.
+/// Buffers smaller than this begin at a page's start: an additional page would be a large part of them.
 const LED_MIN_BYTES: usize = 32 << 10;
 
-/// A piece of memory in pages of its own, zeroed at first. Its only owner may write to it.
+/// A zero-initialised buffer in pages of its own. Its only owner may write to it.
 pub struct Pages {
     mapping: NonNull<u8>,
-    /// How far into it the memory begins: less than a page.
+    /// Offset of the buffer in the mapping: less than a page.
     lead: usize,
     len: usize,
-    /// Whether the kernel may still read what it was handed.
+    /// Whether the kernel may still read the pages, because they were handed to it.
     was_handed_out: AtomicBool,
 }
 
-// SAFETY: the mapping belongs to this value alone, and nothing of a thread goes with it.
+// SAFETY: the mapping belongs to this value alone and is bound to no thread.
 unsafe impl Send for Pages {}
-// SAFETY: by a shared reference it is only read.
+// SAFETY: a shared reference only reads.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// `len` bytes of zeroes. Fails where the process may map no more.
+    /// Creates a buffer of `len` zeroes. Fails if the process may map no more memory.
     pub fn new(len: usize) -> std::io::Result<Self> {
         Self::with_lead(len, lead_of(len))
     }
 
-    /// `count` such pieces, for the system calls of one.
+    /// Creates `count` buffers with the system calls of one.
     pub fn many(count: usize, len: usize) -> std::io::Result<Vec<Self>> {
         Self::many_with_lead(count, len, lead_of(len))
     }
@@ -66,37 +67,38 @@ impl Pages {
         }?;
         let mapping: NonNull<u8> =
             NonNull::new(mapping.cast()).ok_or_else(|| std::io::Error::other("a mapping at address 0"))?;
-        // Pieces side by side would else share a huge page, which is split when one of them goes, and is sent more slowly.
+        // Without this advice, adjacent buffers would share a huge page, which is split when one of them is
+        // unmapped, and is sent more slowly.
         // SAFETY: the mapping above; the advice changes no contents.
         let _ = unsafe { rustix::mm::madvise(mapping.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) };
         populate(mapping, bytes);
         let piece = |number: usize| {
-            // SAFETY: within the mapping, which has `count` pieces. Each is unmapped by itself.
+            // SAFETY: within the mapping, which has `count` pieces. Each is unmapped separately.
             let mapping = unsafe { mapping.add(each_bytes.saturating_mul(number)) };
             Self { mapping, lead, len, was_handed_out: AtomicBool::new(false) }
         };
         Ok((0..count).map(piece).collect())
     }
 
-    /// What it takes: whole pages.
+    /// The memory it occupies: whole pages.
     pub fn memory_bytes(&self) -> usize {
         mapped_bytes(self.lead, self.len)
     }
 
-    /// Leaves its pages to the kernel, which may still read them, or else frees them; there are new ones in the same place once it is
-    /// touched. `false`: they are the old ones.
+    /// Drops its pages, which the kernel frees unless it still reads them; the next access gets new zeroed
+    /// pages. `false`: it failed, and the old pages remain.
     fn leave(&mut self) -> bool {
         let (start, bytes) = (self.mapping.as_ptr().cast(), self.memory_bytes());
         // SAFETY: the mapping of this value, which nobody borrows; it reads as zeroes afterwards.
         unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxDontNeed) }.is_ok()
     }
 
-    /// From now on nobody writes to it.
+    /// Makes it immutable and shareable.
     pub fn share(self) -> SharedPages {
         SharedPages(Arc::new(self))
     }
 
-    /// The same with a copy of `bytes`.
+    /// Creates a buffer with a copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> std::io::Result<Self> {
         let mut pages = Self::new(bytes.len())?;
         pages.copy_from_slice(bytes);
@@ -116,8 +118,9 @@ impl std::ops::Deref for Pages {
 
 impl std::ops::DerefMut for Pages {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `self` is borrowed mutably. The kernel does not read these pages either: they are handed
-        // out only while they are shared, and what is taken back has new ones then ([`SharedPages::take_back`]).
+        // SAFETY: as above, and `self` is borrowed mutably. The kernel does not read these pages either: they
+        // are handed out only while they are shared, and [`SharedPages::take_back`] replaces pages that were
+        // handed out.
         unsafe { std::slice::from_raw_parts_mut(self.mapping.as_ptr().add(self.lead), self.len) }
     }
 }
@@ -125,28 +128,30 @@ impl std::ops::DerefMut for Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         let (start, bytes) = (self.mapping.as_ptr().cast(), self.memory_bytes());
-        // SAFETY: mapped with this length by `new`, and nothing borrows from it any more. What the kernel still sends
-        // stays the kernel's.
+        // SAFETY: mapped with this length by `new`, and nothing borrows from it any more. Pages that the
+        // kernel still sends stay allocated until they are sent.
         if unsafe { rustix::mm::munmap(start, bytes) }.is_err() {
-            // A process may have so many mappings, and this would have made two of one. Its address is lost, its memory is not.
+            // Unmapping failed, because it would have split a mapping and the process has reached its limit
+            // of mappings. The address range stays reserved; its memory is freed.
             self.leave();
         }
     }
 }
 
-/// All of it is written to in a moment, and sixteen faults cost more than one call. Kernels before 5.14 leave it to the faults.
+/// Allocates all pages at once, because all of them are about to be written, and sixteen page faults cost
+/// more than one call. Kernels before 5.14 do not support this; the pages are then allocated by faults.
 fn populate(mapping: NonNull<u8>, bytes: usize) {
     // SAFETY: a mapping of the caller's; its contents stay.
     let _ = unsafe { rustix::mm::madvise(mapping.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
 }
 
-/// How far into a page so many bytes begin.
+/// The offset in a page at which a buffer of `len` bytes begins.
 fn lead_of(len: usize) -> usize {
     if len < LED_MIN_BYTES { 0 } else { lead_bytes() }
 }
 
 fn mapped_bytes(lead: usize, len: usize) -> usize {
-    // The kernel's pages: what lies side by side goes one by one.
+    // Rounded up to whole pages, because adjacent buffers are unmapped one by one.
     lead.saturating_add(len).max(1).next_multiple_of(rustix::param::page_size())
 }
 
@@ -156,7 +161,7 @@ impl std::fmt::Debug for Pages {
     }
 }
 
-/// [`Pages`] that never change again, for as many as hold them.
+/// [`Pages`] that never change again, with any number of owners.
 #[derive(Clone, Debug)]
 pub struct SharedPages(Arc<Pages>);
 
@@ -166,8 +171,8 @@ impl SharedPages {
         self.0.memory_bytes()
     }
 
-    /// The memory, to be written anew: in new pages, if the kernel may still read the old ones. `None`, and dropped, where
-    /// somebody else has it.
+    /// Returns the memory for writing; with new pages if the kernel may still read the old ones. Returns
+    /// `None`, and drops its reference, if there is another owner.
     pub fn take_back(self) -> Option<Pages> {
         let mut pages = Arc::try_unwrap(self.0).ok()?;
         if *pages.was_handed_out.get_mut() {
@@ -189,7 +194,7 @@ impl std::ops::Deref for SharedPages {
     }
 }
 
-/// Bytes that a device holds in memory and that never change, lent to whoever sends them on.
+/// Immutable bytes in a device's memory, lent to a front-end that sends them.
 #[derive(Clone, Debug)]
 pub struct SharedSlice {
     holder: SharedPages,
@@ -198,13 +203,13 @@ pub struct SharedSlice {
 }
 
 impl SharedSlice {
-    /// A part of `holder`; `None` if that does not have it.
+    /// A part of `holder`; `None` if the range is not inside it.
     pub fn new(holder: SharedPages, start: usize, len: usize) -> Option<Self> {
         let end = start.checked_add(len).filter(|end| *end <= holder.len())?;
         Some(Self { holder, start, end })
     }
 
-    /// The bytes, for the kernel to keep for as long as it likes: they are not used for anything else after this.
+    /// The bytes, for the kernel to keep for any time: afterwards their pages are never written again.
     pub fn hand_out(&self) -> &[u8] {
         self.holder.0.was_handed_out.store(true, Ordering::Release);
         self

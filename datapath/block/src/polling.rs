@@ -1,49 +1,50 @@
-//! How long a front-end's thread looks for requests before it sleeps.
+//! Decides how long a front-end's thread polls for requests before it sleeps.
 //!
-//! To be woken costs many times what a request costs that is served from RAM, so the thread of a busy queue or connection
-//! looks for a while first. Whether that pays off is learnt from how long nothing came each time:
+//! Waking a thread costs many times what a request served from RAM costs, so the thread of a busy queue or
+//! connection polls for a while first. Whether that pays off is learnt from earlier idle times:
 //!
-//! | the thread | nothing came for | then |
+//! | the thread | idle time | next time |
 //! |---|---|---|
-//! | looked, and found something | | it goes on looking, and earlier failures are forgotten |
-//! | looked in vain | | it sleeps at once for the next 1, 3, 7 .. 255 times: each failure in a row doubles them |
-//! | slept at once | so shortly that looking might have found it | it looks the next time, unless it still has to sleep |
-//! | slept at once | longer | it sleeps at once again: an idle machine costs nothing |
+//! | polled, and found a request | | it polls again, and earlier failures are forgotten |
+//! | polled without success | | it sleeps at once for the next 1, 3, 7 .. 255 times: each failure in a row doubles the number |
+//! | slept at once | so short that polling might have found the request | it polls, unless sleeps remain from an earlier failure |
+//! | slept at once | longer | it sleeps at once: an idle machine costs no processor time |
 //!
-//! What a thread that slept sees as idle time has its own wake-up in it, which is often longer than the window: without
-//! room for that, a queue that once slept would never look again.
+//! The idle time that a sleeping thread measures includes its own wake-up, which is often longer than the
+//! polling window. Without an allowance for that, a queue that once slept would never poll again.
 
 use std::time::{Duration, Instant};
 
-/// What a wake-up may take, on a host that is itself a virtual machine.
+/// The allowance for a wake-up, on a host that is itself a virtual machine.
 const WAKE_UP: Duration = Duration::from_micros(60);
 
-/// Most sleeps in a row after a failure.
+/// The most sleeps in a row after a failure.
 const MOST_SLEEPS: u32 = 255;
 
-/// What the thread of one queue or connection has learnt.
+/// What was learnt about one queue or connection.
 #[derive(Debug)]
 pub struct Polling {
     window: Duration,
     longest: Duration,
-    /// Sleeps still to be done after failures.
+    /// Sleeps that remain after failures.
     sleeps: u32,
-    /// Sleeps that the last failure cost.
+    /// Number of sleeps set by the last failure.
     penalty: u32,
 }
 
 impl Polling {
-    /// Starts without looking. `longest` zero never looks.
+    /// Starts without polling. A `longest` of zero disables polling.
     pub fn new(longest: Duration) -> Self {
         Self { window: Duration::ZERO, longest, sleeps: 0, penalty: 0 }
     }
 
-    /// How long to look now.
+    /// How long to poll now.
     pub fn window(&self) -> Duration {
         self.window
     }
 
-    /// Receives with `receive`, which is told whether to wait: without waiting for as long as looking pays off, then waiting.
+    /// Receives with `receive`, whose argument says whether to wait: first polls without waiting, for as long
+    /// as that pays off, then waits.
     pub fn receive<T, E>(
         &mut self,
         mut receive: impl FnMut(bool) -> Result<T, E>,
@@ -56,7 +57,7 @@ impl Polling {
                 self.found();
                 return Ok(received);
             }
-            // The peer may need this very processor to go on.
+            // The peer may need this processor.
             std::thread::yield_now();
         }
         let received = receive(true);
@@ -64,12 +65,12 @@ impl Polling {
         received
     }
 
-    /// Looking has found something.
+    /// Polling found a request.
     pub fn found(&mut self) {
         self.penalty = 0;
     }
 
-    /// The thread slept, and something came after this time, the window included.
+    /// The thread slept, and a request came after `idle`, which includes the time of polling.
     pub fn slept(&mut self, idle: Duration) {
         if !self.window.is_zero() {
             self.window = Duration::ZERO;
@@ -126,13 +127,13 @@ mod tests {
             asked.clone()
         };
         assert_eq!(receive(&mut polling, 1), [true], "at first it waits");
-        assert_eq!(receive(&mut polling, 3), [false; 3], "what came soon is looked for the next time");
+        assert_eq!(receive(&mut polling, 3), [false; 3], "after a short idle time it polls");
         let mut never = Polling::new(Duration::ZERO);
         assert_eq!(receive(&mut never, 1), [true]);
         assert_eq!(receive(&mut never, 1), [true]);
     }
 
-    /// Of a thousand requests that always come a little too late, how many are watched for in vain?
+    /// Counts the useless polls of a thousand requests that always come a little too late.
     #[test]
     fn useless_polling_becomes_rare_and_success_resets_it() {
         let mut polling = Polling::new(LONGEST);

@@ -1,12 +1,13 @@
 //! Byte ranges and the block size.
 
-/// The granule of the write cache and of copy-up: 4 KiB.
+/// The unit of the write cache and of read-modify-write: 4 KiB.
 pub const BLOCK_BYTES: u32 = 4096;
 
 /// `log2(BLOCK_BYTES)`.
 pub const BLOCK_SHIFT: u32 = 12;
 
-/// The largest disk of a machine, 8 KiB less than 16 TiB: a write cache numbers its blocks with 32 bits, and the last number means none.
+/// The largest disk of a machine, 8 KiB less than 16 TiB: a write cache numbers its blocks with 32 bits, and
+/// the last number means "no block".
 pub const VOLUME_MAX_BYTES: u64 = (u32::MAX as u64 - 1) * BLOCK_BYTES as u64;
 
 /// The longest read or write that a device must accept. Longer ones are split by the front-end.
@@ -20,7 +21,7 @@ pub struct ByteRange {
 }
 
 impl ByteRange {
-    /// A range, or `None` where its end does not fit in 64 bits.
+    /// Creates a range. `None` if its end does not fit in 64 bits.
     pub const fn new(offset: u64, len: u64) -> Option<Self> {
         if offset.checked_add(len).is_none() {
             return None;

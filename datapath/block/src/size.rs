@@ -1,4 +1,4 @@
-//! Sizes as people write them: `64M`, `10G`, `512`, binary units.
+//! Parses and prints sizes as people write them: `64M`, `10G`, `512`, with binary units.
 
 /// Parses a size in bytes: a whole number with an optional binary unit `K`, `M`, `G` or `T` (also `KiB`
 /// and so on; upper or lower case).

@@ -1,6 +1,6 @@
-//! Files that a command line names and that are read whole: tokens, secrets, certificates.
+//! Reads files that a command line names, such as tokens, secrets and certificates, up to a maximum size.
 //!
-//! A device among them may have no end, so no file is read beyond a limit.
+//! The limit also ends the reading of devices and pipes that have no end.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
@@ -8,7 +8,8 @@ use std::path::Path;
 
 use crate::size;
 
-/// The most that is read of a PEM file: the authorities of a whole system take a quarter of a MiB.
+/// The most that is read of a PEM file. The certificate authorities of a whole system take a quarter of a
+/// MiB.
 pub const PEM_MAX_BYTES: u64 = 16 << 20;
 
 /// Reads a file of at most `max_bytes`; a longer one is an error of the kind `InvalidData`.
@@ -16,19 +17,19 @@ pub fn read(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
     read_open(File::open(path)?, max_bytes)
 }
 
-/// The same of a file that is open.
+/// As [`read`], of an open file.
 pub fn read_open(file: File, max_bytes: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    // One more, to see that there is more.
+    // One byte more than the limit shows that the file is longer.
     file.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
     if u64::try_from(bytes.len()).is_ok_and(|len| len <= max_bytes) {
         return Ok(bytes);
     }
-    let why = format!("it has more than {}, the most that is read of it", size::format(max_bytes));
+    let why = format!("it has more than {}, the most that is read", size::format(max_bytes));
     Err(Error::new(ErrorKind::InvalidData, why))
 }
 
-/// The text of bytes that [`read`] gave; what is none is an error of the same kind.
+/// Converts bytes of [`read`] to text. Bytes that are not UTF-8 are an error of the kind `InvalidData`.
 pub fn text(bytes: Vec<u8>) -> Result<String> {
     String::from_utf8(bytes).map_err(|_| Error::new(ErrorKind::InvalidData, "it is not text in UTF-8"))
 }

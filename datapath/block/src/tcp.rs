@@ -1,4 +1,4 @@
-//! What a TCP connection needs that carries disk requests.
+//! Socket options of TCP connections that carry disk requests.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,40 +7,42 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
-/// A peer that says nothing for so long is asked whether it is there,
+/// After this time without data, the peer gets the first keepalive probe.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
-/// so often,
+/// The time between two keepalive probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// and is given up after so many questions.
+/// The connection is closed after this many probes without an answer.
 const KEEPALIVE_COUNT: u32 = 6;
-/// What sends as fast as the window allows; every Linux has it.
+/// A congestion control that does not pace; every Linux has it.
 const UNPACED: &str = "reno";
-/// What paces: `bbr` and its later versions.
+/// The congestion control that paces: `bbr` and its later versions.
 const PACED: &str = "bbr";
 
-/// What connections of this system send by, unless they are told otherwise, where that is something that paces.
+/// The system's default congestion control, if that is one that paces.
 static USUAL: OnceLock<String> = OnceLock::new();
 
-/// Sets up a listening socket, before its first connection comes, so that [`tune`] finds those of this host unpaced.
+/// Sets up a listening socket, before its first connection arrives, so that connections within this host are
+/// not paced.
 ///
-/// Pacing is for lines that others share. Where the system's default paces (`bbr`), a connection within a host arms a timer for
-/// every few packets, which costs more than sending them. A connection that has begun to be paced stays so, whatever it
-/// is told; so all begin without, and those that come from elsewhere are given the system's default.
+/// Pacing is meant for lines that are shared with others. With a default that paces (`bbr`), a connection
+/// within a host arms a timer for every few packets, which costs more than sending them. A connection that
+/// has started with pacing keeps it, even if its congestion control is changed. So all connections start
+/// without, and [`tune`] gives those from other hosts the system's default.
 pub fn listen(listener: impl AsFd) {
     let listener = listener.as_fd();
     if let Ok(usual) = sockopt::tcp_congestion(listener)
         && usual.starts_with(PACED)
     {
         let _ = USUAL.set(usual);
-        // Failing costs processor time, never correctness.
+        // A failure costs processor time, never correctness.
         if let Err(why) = sockopt::set_tcp_congestion(listener, UNPACED) {
             tracing::debug!(%why, "connections within this host are paced");
         }
     }
 }
 
-/// Sets up a connected socket: requests and replies leave at once, peers that are gone without a word are noticed, and what
-/// leaves this host is sent as the system's default says. Does nothing to sockets that are not TCP.
+/// Sets up a connected socket: requests and replies are sent without delay, dead peers are detected, and
+/// connections to other hosts use the system's congestion control. Does nothing to sockets that are not TCP.
 pub fn tune(socket: impl AsFd) {
     // Failures cost latency or the detection of dead peers, never correctness.
     let socket = socket.as_fd();
@@ -61,7 +63,8 @@ pub fn tune(socket: impl AsFd) {
 }
 
 fn send_as_usual(socket: BorrowedFd<'_>) {
-    // What a route says about its connections stays, as does what a connection has that no listener of ours has touched.
+    // A congestion control that a route sets is kept, as is that of a connection which no listener of this
+    // program accepted.
     if let Some(usual) = USUAL.get()
         && sockopt::tcp_congestion(socket).is_ok_and(|now| now == UNPACED)
         && let Err(why) = sockopt::set_tcp_congestion(socket, usual)
@@ -70,7 +73,7 @@ fn send_as_usual(socket: BorrowedFd<'_>) {
     }
 }
 
-/// Whether both ends are on this host: it has one address with itself.
+/// Whether both ends are on this host, that is, have the same address.
 fn is_here(local: SocketAddr, peer: SocketAddr) -> bool {
     let peer = peer.ip().to_canonical();
     peer.is_loopback() || peer == local.ip().to_canonical()
@@ -85,7 +88,7 @@ mod tests {
     fn connections_within_the_host_are_not_paced() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let default = sockopt::tcp_congestion(&listener).unwrap();
-        // Where it cannot be chosen, nothing can be shown of it.
+        // If the congestion control cannot be chosen, nothing can be tested.
         if sockopt::set_tcp_congestion(&listener, PACED).is_err() {
             assert!(!default.starts_with(PACED));
         }

@@ -1,4 +1,4 @@
-//! The content class of a write. A recording has only this class, and not the data.
+//! The content class of a write. A recording stores only this class and never the data.
 
 use std::cell::RefCell;
 
@@ -7,10 +7,10 @@ use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_outpu
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
-/// The most blocks of a request that are packed as a sample. They are spread over the request.
+/// The most blocks of one request that are compressed as a sample. They are spread over the request.
 const SAMPLES: usize = 4;
 
-/// The packed size is counted in sixteenths.
+/// The unit of a compressed size: one sixteenth of the block.
 pub const PARTS: u8 = 16;
 
 /// The content class of a write.
@@ -18,9 +18,9 @@ pub const PARTS: u8 = 16;
 pub enum Content {
     /// Only zeroes.
     Zero,
-    /// It packs with LZ4, block by block, to so many 16ths: 1 to 16.
+    /// The data compresses with LZ4, block by block, to this many sixteenths (1 to 16) of its size.
     Packs(u8),
-    /// The image has equal bytes at this offset.
+    /// The image has equal bytes in the same place.
     Equal,
     /// Not known.
     Unknown,
@@ -66,7 +66,7 @@ impl Content {
 }
 
 thread_local! {
-    /// Tables of the packer, and where it writes to.
+    /// The LZ4 hash table and the output buffer.
     static PACKER: RefCell<(CompressTable, Vec<u8>)> =
         RefCell::new((CompressTable::small(), vec![0; get_maximum_output_size(BLOCK)]));
 }

@@ -1,4 +1,4 @@
-//! A device whose requests are recorded. All else is the device below.
+//! A device that records its requests and passes them on to the device below.
 
 use std::sync::Arc;
 
@@ -53,7 +53,8 @@ impl RecordedDevice {
     }
 }
 
-/// Whether the image is known to have these bytes. The first sector is compared first: most writes differ there.
+/// Whether the image has exactly these bytes, as far as its memory shows. The first sector is compared first
+/// because most writes differ there.
 fn is_equal(base: &dyn Device, range: ByteRange, data: &[u8]) -> bool {
     let mut image = [0; BLOCK];
     let first = data.len().min(512);
@@ -83,7 +84,7 @@ impl Device for RecordedDevice {
             Op::Flush => (Kind::Flush, None, None),
         };
         let attempt = self.device.try_now(op);
-        // A request that must wait comes again.
+        // A request that must wait is submitted again and recorded then.
         if matches!(attempt, Ok(Attempt::Done)) {
             self.add(kind, range, data);
         }

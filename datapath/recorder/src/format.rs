@@ -1,16 +1,17 @@
-//! The file: one stream of zstd. All numbers are little-endian.
+//! The file format of a recording: one zstd stream. All numbers are little-endian.
 //!
-//! | unpacked bytes | what |
+//! | decompressed bytes | contents |
 //! |---|---|
 //! | 8 | `HWREQS` and the version of the format, 2 bytes |
 //! | 8 | when the recording began, in microseconds since 1970 |
-//! | 4 | volumes |
+//! | 4 | number of volumes |
 //! | 8 each | the size of each volume in bytes |
 //! | 24 each | records |
 //!
-//! A record is: microseconds since the beginning (8), first sector of 512 bytes (8), sectors (4), volume (2), kind (1), class of the
-//! contents (1). The kinds are 0 read, 1 write, 2 zero write, 3 discard, 4 flush, 5 requests that were left out (their number
-//! in place of the first sector), 6 the end.
+//! A record has these fields: microseconds since the beginning (8 bytes), first sector of 512 bytes (8),
+//! number of sectors (4), volume (2), kind (1), content class (1). The kinds are 0 read, 1 write, 2 zero
+//! write, 3 discard, 4 flush, 5 dropped requests (their number is in the field of the first sector), 6 end of
+//! the recording.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -18,17 +19,17 @@ use std::path::Path;
 
 use crate::content::Content;
 
-/// Volumes that a file can have.
+/// The most volumes in one file.
 pub const MOST_VOLUMES: usize = 4096;
 
 const MAGIC: [u8; 8] = *b"HWREQS\x01\x00";
 const RECORD_BYTES: usize = 24;
 const SECTOR: u64 = 512;
 
-/// The first bytes of a stream of zstd, and so of a file.
+/// The first bytes of a zstd stream, and therefore of a recording.
 pub const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// What a request asks for.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A read.
@@ -54,25 +55,25 @@ pub struct Entry {
     pub bytes: u64,
     /// Number of the volume, from 0.
     pub volume: u16,
-    /// What it asks for.
+    /// The kind of the request.
     pub kind: Kind,
-    /// The class of what a write brings.
+    /// The content class of a write's data.
     pub content: Content,
 }
 
-/// What a file holds.
+/// A record of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
     /// A request.
     Request(Entry),
-    /// So many requests before this one were left out.
+    /// Requests before this record were dropped, because the queue was full.
     Dropped {
         /// Microseconds since the recording began.
         time_us: u64,
-        /// How many.
+        /// How many were dropped.
         count: u64,
     },
-    /// The recording ended in order.
+    /// The recording ended normally.
     End {
         /// Microseconds since the recording began.
         time_us: u64,
@@ -113,7 +114,7 @@ fn encode(time_us: u64, first: u64, sectors: u32, volume: u16, kind: u8, content
 pub struct Writer<W: Write>(zstd::Encoder<'static, W>);
 
 impl<W: Write> Writer<W> {
-    /// Writes the head. A volume that is not there when the recording begins cannot be in it.
+    /// Writes the header. All volumes must be known when the recording begins.
     pub fn new(to: W, began_unix_us: u64, volumes_bytes: &[u64]) -> io::Result<Self> {
         let count = u32::try_from(volumes_bytes.len()).ok().filter(|_| volumes_bytes.len() <= MOST_VOLUMES);
         let count = count
@@ -128,7 +129,7 @@ impl<W: Write> Writer<W> {
         Ok(Self(encoder))
     }
 
-    /// Adds a record. A request of more sectors than a record can say becomes several.
+    /// Adds a record. A request with more sectors than one record can express becomes several records.
     pub fn add(&mut self, record: Record) -> io::Result<()> {
         match record {
             Record::Dropped { time_us, count } => {
@@ -153,12 +154,12 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Gives what was added to the file.
+    /// Flushes what was added to the file.
     pub fn flush(&mut self) -> io::Result<()> {
         self.0.flush()
     }
 
-    /// Ends the stream.
+    /// Ends the zstd stream.
     pub fn finish(self) -> io::Result<W> {
         let mut to = self.0.finish()?;
         to.flush()?;
@@ -169,16 +170,16 @@ impl<W: Write> Writer<W> {
 /// Why a file cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// It cannot be opened or read.
+    /// The file cannot be opened or read.
     #[error("it cannot be read: {0}")]
     Io(#[from] io::Error),
-    /// It is no recording, or of another version.
+    /// The file is not a recording, or has another format version.
     #[error("it is no recording of requests: its first unpacked bytes are not those of one of this version")]
     NotARecording,
-    /// A part of it is impossible.
+    /// A field has an impossible value.
     #[error("byte {at} of the unpacked recording: {why}")]
     Broken {
-        /// Where.
+        /// Offset in the decompressed stream.
         at: u64,
         /// What is wrong.
         why: String,
@@ -203,7 +204,7 @@ impl Reader<Box<dyn Read>> {
 }
 
 impl<R: Read> Reader<R> {
-    /// Reads the head of an unpacked stream.
+    /// Reads the header of a stream.
     pub fn new(mut from: R) -> Result<Self, ReadError> {
         let mut magic = [0; 8];
         let is_whole = from.read_exact(&mut magic);

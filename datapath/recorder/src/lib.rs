@@ -1,4 +1,5 @@
-//! Records which requests a machine sends to its disk, and reads such records: never what the requests carry.
+//! Records the requests that a machine sends to its disk, and reads these recordings. The data of the
+//! requests is not recorded.
 //!
 //! ```text
 //!   front-end --> RecordedDevice --> volume
@@ -7,20 +8,21 @@
 //! ```
 //!
 //! # Guarantees
-//! - A request never waits for the recording. If the queue is full, the request is left out, and the record says how many were.
-//! - A recording that cannot be written ends, and the disk goes on.
-//! - The file has times, kinds, places and classes of contents. No contents can be had from it.
+//! - A request never waits for the recording. If the queue is full, the request is not recorded, and the
+//!   recording says how many requests were dropped.
+//! - If the recording cannot be written, it ends, and the disk works on.
+//! - The file has times, kinds, offsets and content classes. The data cannot be derived from it.
 //!
 //! # Limits
-//! - A file has [`MOST_REQUESTS`] requests; then the recording ends, and says so.
+//! - A file has at most [`MOST_REQUESTS`] requests. Then the recording ends, and its summary says so.
 //! - [`QUEUED_REQUESTS`] requests of 24 bytes wait for the thread; [`MOST_VOLUMES`] volumes share a file.
 //! - After a crash, the file lacks at most the last [`FLUSH_INTERVAL`].
 //!
 //! # Errors
-//! [`ReadError`] says at which byte of the unpacked record a file is broken.
+//! [`ReadError`] says at which byte of the decompressed recording a file is damaged.
 //!
 //! # Not here
-//! What is made of a record: `headwater-study sizing`.
+//! Analysis of recordings: `headwater-study sizing`.
 //!
 //! Start reading at [`format`].
 

@@ -1,4 +1,4 @@
-//! The recording: a queue that never makes a request wait, and a thread that writes the file.
+//! Records requests: a queue that never blocks a request, and a thread that writes the file.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,13 +15,13 @@ use parking_lot::Mutex;
 use crate::device::RecordedDevice;
 use crate::format::{Entry, Record, Writer};
 
-/// Requests that wait for the thread: some 2 MiB. One more is left out.
+/// The most requests in the queue, about 2 MiB. Further ones are dropped.
 pub const QUEUED_REQUESTS: usize = 65_536;
 
-/// The most requests of a file: some 1.2 GiB.
+/// The most requests in a file, about 1.2 GiB.
 pub const MOST_REQUESTS: u64 = 250_000_000;
 
-/// A recorded request is in the file after this time.
+/// A recorded request is in the file after this time at the latest.
 pub const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 enum Message {
@@ -29,7 +29,7 @@ enum Message {
     End,
 }
 
-/// What came of a recording.
+/// The result of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// Requests in the file.
@@ -40,7 +40,7 @@ pub struct Summary {
     pub failure: Option<String>,
 }
 
-/// A recording under way. It is shared by the devices that are recorded.
+/// A recording in progress. All recorded devices share it.
 pub struct Recorder {
     path: PathBuf,
     began: Instant,
@@ -51,8 +51,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Makes the file and begins. A file that is there is refused: it may be another recording.
-    /// `now` is noted in the file.
+    /// Creates the file and starts recording. Fails if the file exists, because it may be another recording.
+    /// `now` is stored in the file as the start time.
     pub fn create(path: &Path, volumes_bytes: &[u64], now: SystemTime) -> io::Result<Arc<Self>> {
         Self::with_limits(path, volumes_bytes, now, (QUEUED_REQUESTS, MOST_REQUESTS))
     }
@@ -67,20 +67,21 @@ impl Recorder {
         let since_1970 = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let since_1970_us = u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX);
         let mut writer = Writer::new(file, since_1970_us, volumes_bytes)?;
-        // A disk that is full shows here.
+        // A full disk shows here.
         writer.flush()?;
         let (queue, requests) = sync_channel(queued);
         let (began, dropped) = (Instant::now(), Arc::new(AtomicU64::new(0)));
         let (path_of_thread, left_out) = (path.to_owned(), Arc::clone(&dropped));
         let thread =
-            Thread { writer, began, dropped: left_out, path: path_of_thread, told: 0, most_requests };
+            Thread { writer, began, dropped: left_out, path: path_of_thread, reported_dropped: 0, most_requests };
         let thread =
             std::thread::Builder::new().name("recorder".into()).spawn(move || thread.run(&requests))?;
         let (path, is_over) = (path.to_owned(), AtomicBool::new(false));
         Ok(Arc::new(Self { path, began, queue, is_over, dropped, thread: Mutex::new(Some(thread)) }))
     }
 
-    /// A device whose requests are recorded as those of this volume. `base`: the image below, with which writes are compared.
+    /// Returns a device that records its requests as those of volume number `volume`. Writes are compared
+    /// with `base`, the image.
     pub fn device(
         self: &Arc<Self>,
         volume: u16,
@@ -90,12 +91,12 @@ impl Recorder {
         Arc::new(RecordedDevice::new(Arc::clone(self), volume, device, base))
     }
 
-    /// The file.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether nothing is recorded any more.
+    /// Whether the recording has ended.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Relaxed)
     }
@@ -105,7 +106,7 @@ impl Recorder {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// Adds a request, or leaves it out if the queue is full. Never waits.
+    /// Adds a request, or drops it if the queue is full. Never waits.
     pub(crate) fn add(&self, entry: Entry) {
         use std::sync::mpsc::TrySendError;
         match self.queue.try_send(Message::Request(entry)) {
@@ -118,7 +119,7 @@ impl Recorder {
         }
     }
 
-    /// Ends the recording and closes the file. `None`: it has ended before.
+    /// Ends the recording and closes the file. Returns `None` if it has already ended.
     pub fn finish(&self) -> Option<Summary> {
         self.is_over.store(true, Ordering::Relaxed);
         let thread = self.thread.lock().take()?;
@@ -140,8 +141,8 @@ struct Thread {
     began: Instant,
     dropped: Arc<AtomicU64>,
     path: PathBuf,
-    /// Requests left out that the file tells of.
-    told: u64,
+    /// Dropped requests that the file mentions so far.
+    reported_dropped: u64,
     most_requests: u64,
 }
 
@@ -149,7 +150,7 @@ impl Thread {
     fn run(mut self, requests: &Receiver<Message>) -> Summary {
         let (mut count, all_dropped, path) = (0, Arc::clone(&self.dropped), self.path.clone());
         let is_full = |count| {
-            let message = format!("it has {count} requests, which is the most that a recording takes");
+            let message = format!("it has {count} requests, the most that one recording can have");
             io::Error::other(message)
         };
         let recorded = self.record(requests, &mut count);
@@ -160,7 +161,7 @@ impl Thread {
         let failure = result.err().map(|error| error.to_string());
         if let Some(failure) = &failure {
             let path = path.display();
-            tracing::error!("requests are no longer recorded in {path}: {failure}; the disk goes on");
+            tracing::error!("the recording {path} ended early: {failure}; the disk works on without it");
         }
         Summary { requests: count, dropped, failure }
     }
@@ -170,7 +171,7 @@ impl Thread {
         let mut has_unflushed = false;
         loop {
             let message = requests.recv_timeout(flush_at.saturating_duration_since(Instant::now()));
-            self.tell_dropped()?;
+            self.record_dropped()?;
             match message {
                 Ok(Message::Request(entry)) => {
                     self.writer.add(Record::Request(entry))?;
@@ -195,22 +196,24 @@ impl Thread {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// Notes requests that were left out since the last time.
-    fn tell_dropped(&mut self) -> io::Result<()> {
+    /// Records how many requests were dropped since the last such record.
+    fn record_dropped(&mut self) -> io::Result<()> {
         let dropped = self.dropped.load(Ordering::Relaxed);
-        if dropped == self.told {
+        if dropped == self.reported_dropped {
             return Ok(());
         }
-        if self.told == 0 {
+        if self.reported_dropped == 0 {
             let path = self.path.display();
-            tracing::warn!("{path} lacks requests: they came faster than they could be recorded");
+            tracing::warn!(
+                "requests are missing in the recording {path}, because they came faster than they could be written"
+            );
         }
-        let count = dropped - std::mem::replace(&mut self.told, dropped);
+        let count = dropped - std::mem::replace(&mut self.reported_dropped, dropped);
         self.writer.add(Record::Dropped { time_us: self.time_us(), count })
     }
 
     fn end(mut self) -> io::Result<()> {
-        self.tell_dropped()?;
+        self.record_dropped()?;
         let time_us = self.time_us();
         self.writer.add(Record::End { time_us })?;
         self.writer.finish()?.sync_all()
@@ -327,7 +330,7 @@ mod tests {
         let summary = recorder.finish().unwrap();
         assert_eq!(summary.requests, 5);
         let failure = summary.failure.unwrap();
-        assert!(failure.contains("5 requests, which is the most"), "{failure}");
+        assert!(failure.contains("5 requests, the most"), "{failure}");
         let records = records(&path);
         assert_eq!(records.len(), 6);
         assert!(matches!(records.last(), Some(Record::End { .. })), "{records:?}");

@@ -1,4 +1,4 @@
-//! One attempt at a request: asks one server and, if that is late, a second one.
+//! One attempt at a request: asks one server and, if that server is late, a second one too.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -12,34 +12,35 @@ use crate::transfer::{Fault, PriorRequests, Transfer};
 
 /// The longest single wait for sockets, so that a closed store is noticed.
 const POLL_MAX: Duration = Duration::from_millis(250);
-/// At most one read in this many is sent to a second server because the first one is late, ..
+/// At most one read in this many is sent to a second server because the first one is late.
 const HEDGE_SHARE: u64 = 20;
-/// .. not counting this many reads, ..
+/// This many reads may be sent to a second server in addition to the share.
 const HEDGE_FREE: u64 = 8;
-/// .. and not counting reads whose server crawls: it takes this many times the longest wait for a byte, and a
-/// second for each [`SLOWEST_BYTES_S`] that arrived. Otherwise a server that sends a byte now and then would
-/// keep all its reads once the share is used up.
+/// A server crawls if an answer takes longer than this many times the longest wait for a byte, plus a second
+/// for each [`SLOWEST_BYTES_S`] that arrived. Reads of such servers do not count towards the share. Otherwise a
+/// server that sends a byte now and then would keep all its reads once the share is used up.
 const CRAWLS_AFTER: u32 = 4;
-/// A read that does not wait for servers takes at most as long as a probe, and a second for each of these
+/// A read that does not wait for servers takes at most as long as a probe, plus a second for each of these
 /// many bytes that arrived.
 const SLOWEST_BYTES_S: u64 = 16 << 10;
 
-/// A connection may take this many times as long as an answer until it is ready.
+/// A connection may take this many times as long as an answer to become ready.
 const UNREADY_TIMES: u32 = 3;
 
 /// A request under way.
 struct Running<'a> {
     server: usize,
     transfer: Transfer,
-    /// It is late this long after it was sent, or if its connection is not ready after this time.
+    /// The read is late if the answer takes longer than this after the request was sent, or if the connection
+    /// is not ready after `unready_after`.
     late_after: Duration,
     unready_after: Duration,
     _counted: Counted<'a>,
 }
 
 impl Running<'_> {
-    /// When it is late. The time that a new connection takes says nothing about the time of an answer, and is
-    /// added.
+    /// When the read is late. The time to set up a new connection says nothing about the time of an answer,
+    /// and is added.
     fn late_at(&self) -> Instant {
         match self.transfer.sent() {
             Some(sent) => sent + self.late_after,
@@ -47,7 +48,7 @@ impl Running<'_> {
         }
     }
 
-    /// How long its answer has been waited for. `None`: its connection is not ready yet, and may still become
+    /// How long the answer has been waited for. `None`: the connection is not ready yet, and may still become
     /// ready.
     fn waited(&self) -> Option<Duration> {
         match self.transfer.sent() {
@@ -67,18 +68,19 @@ impl Drop for Counted<'_> {
 }
 
 pub(crate) enum Attempt {
-    /// The body, and who sent it.
+    /// The body, and the server that sent it.
     Answer {
         server: usize,
         answer: Answer,
         times: (Duration, Duration),
         /// A fault that came with the answer. The body may still be good.
         fault: Option<Fault>,
-        /// Other servers that were asked and failed, except those that were gone, which have been reported.
+        /// Other servers that were asked and failed, except unreachable ones, whose faults were already
+        /// recorded.
         faults: Vec<(usize, Fault)>,
     },
-    /// All servers that were asked failed: these, and those that were gone while another one was still asked,
-    /// which have been reported.
+    /// All servers that were asked failed: these, and servers that became unreachable while another one was
+    /// still asked, whose faults were already recorded.
     Failed(Vec<(usize, Fault)>),
     Closed,
 }
@@ -98,7 +100,7 @@ pub(crate) fn attempt(
     if let Err(fault) = add(servers, ask, first, is_past(first), false, &mut running) {
         return Attempt::Failed(vec![(first, fault)]);
     }
-    // No further server is asked before this time.
+    // No second server is asked before this time.
     let mut not_before = Instant::now();
     let mut hedge: Option<usize> = None;
     let may_hedge = servers.list.len() > 1 && !ask.choice.alone;
@@ -128,7 +130,7 @@ pub(crate) fn attempt(
             return Attempt::Failed(faults);
         }
         let now = Instant::now();
-        // Even if there were two, and one of them has failed.
+        // This holds even if two servers were asked, and one of them failed.
         let late_at = match running.as_slice() {
             [single] if may_hedge => Some(single.late_at().max(not_before)),
             _ => None,
@@ -146,7 +148,7 @@ pub(crate) fn attempt(
                     Err(fault) => note(servers, ask, (second, fault), &running, &mut faults),
                 }
             }
-            // No server can be asked now. One may come back while the present one still crawls.
+            // No server can be asked now. Another one may come back while the present one still crawls.
             not_before = now + POLL_MAX;
         }
         let until = late_at.filter(|at| *at > now).map_or(POLL_MAX, |at| at.duration_since(now));
@@ -168,7 +170,7 @@ fn advance(servers: &Servers, ask: &Ask<'_>, transfer: &mut Transfer) -> Result<
     Err(Fault::Gone(format!("it {doing} for {:.1} s", silent.as_secs_f64())))
 }
 
-/// Records a fault of a server. If another one is still asked, a server that is gone is reported at once. It
+/// Records a fault of a server. If another one is still asked, an unreachable server is recorded at once. It
 /// can then be chosen again when it is back, which may be long before the other one has answered.
 fn note(
     servers: &Servers,
@@ -184,7 +186,7 @@ fn note(
     }
 }
 
-/// Chooses the second server. `stuck`: the first one is stuck.
+/// Chooses the second server. `stuck`: the first one hangs or crawls.
 fn second(
     servers: &Servers,
     ask: &Ask<'_>,
@@ -197,8 +199,8 @@ fn second(
     running.iter().for_each(|run| exclude(&mut excluded, run.server));
     faults.iter().for_each(|(server, _)| exclude(&mut excluded, *server));
     if !stuck {
-        // A server that may have wrong bytes would be the first to answer. If the first one does not answer,
-        // it is better than none.
+        // A server that may have wrong bytes would answer first. It is used only if the first server does not
+        // answer.
         ask.choice.last.iter().for_each(|server| exclude(&mut excluded, *server));
     }
     choose(servers, ask, ask.wanted.len_bytes(), &excluded)
@@ -214,7 +216,7 @@ fn in_time(stall: Duration, transfer: &Transfer) -> Result<(), Fault> {
     }
 }
 
-/// Whether a second server is asked regardless of the share of such reads.
+/// Whether a second server is asked even if the share of such reads is used up.
 fn is_stuck(servers: &Servers, transfer: &Transfer) -> bool {
     let longest = servers.limits.hedge_after_max;
     transfer.last_progress().elapsed() >= longest
@@ -234,7 +236,7 @@ fn exclude(excluded: &mut [bool], server: usize) {
     }
 }
 
-/// Whether few enough reads were sent to a second server.
+/// Whether the share of reads for a second server is not used up.
 fn affordable(servers: &Servers) -> bool {
     let hedges = servers.counting.hedges.load(Ordering::Relaxed);
     hedges.saturating_mul(HEDGE_SHARE)
@@ -250,8 +252,8 @@ fn add<'a>(
     running: &mut Vec<Running<'a>>,
 ) -> Result<(), Fault> {
     let late_after = servers.late_after(server, ask.wanted.len_bytes());
-    // Two additional round trips, in one of which TLS computes, and at the latest when a server that is away
-    // is given up for others.
+    // A new connection costs two additional round trips, one of which includes the computations of TLS. It is
+    // abandoned at the latest when an unreachable server is.
     let unready_after =
         late_after.saturating_mul(UNREADY_TIMES).min(servers.limits.hedge_after_max).max(late_after);
     let past = PriorRequests { caches: past_caches, reading: ask.choice.reading };
@@ -261,7 +263,7 @@ fn add<'a>(
     Ok(())
 }
 
-/// The transfer at `at` is done; the others are cancelled, with their connections.
+/// The transfer at `at` is complete; the others are cancelled, and their connections closed.
 fn answer(
     servers: &Servers,
     mut running: Vec<Running<'_>>,
@@ -333,7 +335,7 @@ mod tests {
             retrying: true,
             waits_while_busy: false,
             optional: false,
-            hasty: false,
+            short_timeout: false,
             choice,
         };
         for (excluded, expected) in [
@@ -362,7 +364,7 @@ mod tests {
             retrying: true,
             waits_while_busy: false,
             optional: false,
-            hasty: false,
+            short_timeout: false,
             choice: ServerChoice::default(),
         };
         // No server answers. Without TLS the connection is ready as soon as it is established.
@@ -377,7 +379,7 @@ mod tests {
                 (limits, headwater_store::WhileBusy::default()),
             )
             .unwrap();
-            servers.list[0].knows(vec![address]);
+            servers.list[0].set_addresses(vec![address]);
             let mut running = Vec::new();
             add(&servers, &ask, 0, false, false, &mut running).unwrap();
             let run = &mut running[0];

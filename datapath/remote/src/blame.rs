@@ -1,40 +1,42 @@
-//! Decides which server is to blame for a wrong object that is read as a whole, and can be checked only at
-//! its end. A server that listed parts of the object as gone counts as having given them.
+//! Decides which server sent wrong bytes, for an object whose hash is checked only after all of it was read.
+//! A range that a server lists as a hole counts as read from that server.
 //!
-//! | the object was wrong, and | from then on |
+//! *Holes* are ranges of an object whose bytes a server deleted, because none of its versions needs them.
+//!
+//! | the object was wrong, and | consequence |
 //! |---|---|
-//! | it was read for the first time | no server is blamed: caches on the way may hold what lay in holes, or other wrong bytes. It is read once more, bypassing caches, and from one server alone, with that server's list of holes |
-//! | the server that should give all of it did, and reports the same holes as before | that server is distrusted, and another one should give all of it; if there is no other, the same server once more |
-//! | the same happened with the same server another time | it is not asked for this object again |
-//! | others gave parts of it too, or the server reports other holes now | no server is blamed; another one should give all of it |
-//! | a part of it was not read here, or could not be | no server can be blamed; it is read once more from its start, and another server should give all of it |
-//! | servers report other holes now, or do not report them | no server is blamed; it is read once more |
+//! | it was the first read | no server is blamed: HTTP caches on the way may have old bytes of holes, or other wrong bytes. The object is read again, bypassing caches, and from one server alone, with that server's list of holes |
+//! | all bytes came from the one server that was chosen, and it reports the same holes as before | that server is distrusted, and another one is chosen; if there is no other, the same server once more |
+//! | the same happened a second time with the same server | that server is not asked for this object again |
+//! | other servers gave parts of it too, or the server reports other holes now | no server is blamed; another server is chosen |
+//! | a part of it came from an earlier copy, or could not be read | no server can be blamed; it is read again from its start, and another server is chosen |
+//! | servers report other holes now, or do not report them | no server is blamed; it is read again |
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::hole_lists::HoleLists;
 
-/// The most readings of a whole object, for each server and in addition, before it is given up.
+/// The most readings of a whole object, for each server plus this number, before the read fails.
 const ROUNDS_MAX: usize = 3;
 
 #[derive(Debug, Default)]
 pub(crate) struct Blame {
     read_bytes: u64,
     from: BTreeSet<usize>,
-    /// The server that should give all of it.
+    /// The server that was chosen to give the whole object.
     giver: Option<usize>,
-    /// Servers that should give all of it, after which it was wrong. The one that was asked longest ago comes
+    /// Servers that were chosen before, and after which the object was wrong. The one chosen longest ago is
     /// first.
     before: Vec<usize>,
     /// Servers that gave wrong bytes of it once.
     wrong: BTreeSet<usize>,
-    /// Servers that gave wrong bytes of it twice.
-    liars: BTreeSet<usize>,
-    /// Whether all of it should come from one server.
+    /// Servers that gave wrong bytes of it twice; they are not asked again.
+    servers_with_wrong_bytes: BTreeSet<usize>,
+    /// Whether the whole object should come from one server.
     alone: bool,
-    /// Whether caches are bypassed even before it was wrong.
+    /// Whether caches are bypassed although the object was not wrong yet.
     past_caches: bool,
-    /// How often each server was chosen to give all of it.
+    /// How often each server was chosen to give the whole object.
     readings: BTreeMap<usize, u32>,
     rounds: u32,
 }
@@ -42,22 +44,23 @@ pub(crate) struct Blame {
 /// Which servers to ask.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ServerChoice {
-    /// Servers that are not asked.
-    pub liars: BTreeSet<usize>,
-    /// Servers that are not asked either, because the requested part is gone there, ..
+    /// Servers that are not asked, because they gave wrong bytes of the object twice.
+    pub servers_with_wrong_bytes: BTreeSet<usize>,
+    /// Servers that are not asked because the requested range is in one of their holes.
     pub without: BTreeSet<usize>,
-    /// .. unless all others answer that they do not have it: then the bytes in their holes are taken.
-    pub or_what_lies_there: bool,
-    /// Only one server at a time, without a second one if it is late, ..
+    /// If all other servers answer that they do not have the range, `without` is asked after all, and the
+    /// bytes in its holes (zeroes, or old ones) are used.
+    pub or_bytes_in_holes: bool,
+    /// Asks only one server at a time, without a second one if it is late.
     pub alone: bool,
-    /// .. and this one, as long as it is available.
+    /// This server is asked while it is available.
     pub first: Option<usize>,
     /// Servers that are asked after all others, in this order.
     pub last: Vec<usize>,
-    /// All of them are asked with caches bypassed, because earlier bytes were wrong.
+    /// Asks all of them with caches bypassed, because earlier bytes were wrong.
     pub past_caches: bool,
-    /// The number of the full rereading from that server. All bytes of one rereading should come from one
-    /// place.
+    /// The attempt number of a full re-read from that server. All bytes of one re-read should come from one
+    /// server.
     pub reading: Option<u32>,
 }
 
@@ -65,15 +68,15 @@ pub(crate) struct ServerChoice {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     /// The server that gave them, if it is known.
-    pub liar: Option<usize>,
-    /// Whether to read it once more.
+    pub server: Option<usize>,
+    /// Whether to read the object once more.
     pub again: bool,
 }
 
 impl Blame {
     pub(crate) fn choice(&self) -> ServerChoice {
         ServerChoice {
-            liars: self.liars.clone(),
+            servers_with_wrong_bytes: self.servers_with_wrong_bytes.clone(),
             alone: self.giver.is_some(),
             first: self.giver,
             past_caches: self.past_caches || self.is_again(),
@@ -82,14 +85,13 @@ impl Blame {
         }
     }
 
-    /// Chooses the server that should give all of the object, if one should. Servers that have not been
-    /// chosen yet come first, then those chosen longest ago; of several, the one with the fewest bytes in
-    /// holes.
+    /// Chooses the server that should give the whole object, if one should. Servers that have not been chosen
+    /// yet come first, then those chosen longest ago; of several, the one with the fewest bytes in holes.
     pub(crate) fn choose_giver(&mut self, lists: &HoleLists) -> Option<usize> {
         let turn = |server: usize| {
             self.before.iter().position(|before| *before == server).map_or(0, |turn| turn + 1)
         };
-        let candidates = lists.iter().filter(|(server, _)| self.alone && !self.liars.contains(server));
+        let candidates = lists.iter().filter(|(server, _)| self.alone && !self.servers_with_wrong_bytes.contains(server));
         let best = candidates.min_by_key(|(server, holes)| (turn(*server), holes.bytes()));
         self.giver = best.map(|(server, _)| server);
         if let Some(giver) = self.giver {
@@ -99,8 +101,8 @@ impl Blame {
         self.giver
     }
 
-    /// The number of the rereading for a server, if it is the next one to give all of it. `None`: no server
-    /// is.
+    /// The attempt number of the re-read, if `server` is the next one chosen to give the whole object;
+    /// otherwise `None`.
     pub(crate) fn next_reading(&self, server: usize) -> Option<u32> {
         self.alone.then(|| self.readings.get(&server).copied().unwrap_or_default().saturating_add(1))
     }
@@ -110,17 +112,18 @@ impl Blame {
         self.read_bytes = self.read_bytes.saturating_add(len);
     }
 
-    /// The holes were requested again, so caches are bypassed: they may hold bytes of former holes.
+    /// Bypasses caches from now on, because the holes were requested again: caches may have bytes of former
+    /// holes.
     pub(crate) fn read_past_caches(&mut self) {
         self.past_caches = true;
     }
 
-    /// Whether it was wrong before.
+    /// Whether the object was wrong before.
     pub(crate) fn is_again(&self) -> bool {
         self.rounds > 0
     }
 
-    /// The object differs, or may differ, from its description during the reading. Returns whether to read it
+    /// The object's description changed, or may have, while the object was read. Returns whether to read it
     /// once more; `servers` is the number of servers.
     pub(crate) fn begin_again(&mut self, servers: usize) -> bool {
         self.from.clear();
@@ -131,28 +134,28 @@ impl Blame {
 
     fn may_be_read(&self, servers: usize) -> bool {
         let rounds = usize::try_from(self.rounds).unwrap_or(usize::MAX);
-        self.liars.len() < servers && rounds < servers.saturating_add(ROUNDS_MAX)
+        self.servers_with_wrong_bytes.len() < servers && rounds < servers.saturating_add(ROUNDS_MAX)
     }
 
     /// The object was wrong, and `len_bytes` of it have been read. `servers` is the number of servers.
-    /// `is_sure`: the server that should give all of it reports again exactly the holes that were not read.
+    /// `is_sure`: the chosen server reports exactly the holes that were skipped.
     pub(crate) fn was_wrong(&mut self, len_bytes: u64, servers: usize, is_sure: bool) -> Verdict {
         let from = std::mem::take(&mut self.from);
         let is_all = std::mem::take(&mut self.read_bytes) >= len_bytes;
         self.rounds = self.rounds.saturating_add(1);
         self.alone = true;
         let is_of_giver = |giver: &usize| is_all && is_sure && from.iter().all(|server| server == giver);
-        let liar = self.giver.filter(is_of_giver);
-        if let Some(liar) = liar
-            && !self.wrong.insert(liar)
+        let blamed = self.giver.filter(is_of_giver);
+        if let Some(blamed) = blamed
+            && !self.wrong.insert(blamed)
         {
-            self.liars.insert(liar);
+            self.servers_with_wrong_bytes.insert(blamed);
         }
         if let Some(giver) = self.giver {
             self.before.retain(|server| *server != giver);
             self.before.push(giver);
         }
-        Verdict { liar, again: self.may_be_read(servers) }
+        Verdict { server: blamed, again: self.may_be_read(servers) }
     }
 }
 
@@ -171,35 +174,35 @@ mod tests {
         assert_eq!(whole.next_reading(0), None);
         // The part from an earlier copy was wrong.
         whole.read(0, 60);
-        assert_eq!(whole.was_wrong(100, 3, true), Verdict { liar: None, again: true });
+        assert_eq!(whole.was_wrong(100, 3, true), Verdict { server: None, again: true });
         for server in 0..3 {
             assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(server));
             let choice = whole.choice();
-            assert!(choice.alone && choice.past_caches && choice.liars.is_empty(), "{choice:?}");
+            assert!(choice.alone && choice.past_caches && choice.servers_with_wrong_bytes.is_empty(), "{choice:?}");
             assert_eq!((choice.first, choice.reading), (Some(server), Some(1)));
             assert_eq!((whole.next_reading(server), whole.next_reading(3)), (Some(2), Some(1)));
             whole.read(server, 60);
             whole.read(server, 40);
-            assert_eq!(whole.was_wrong(100, 3, true), Verdict { liar: Some(server), again: true });
+            assert_eq!(whole.was_wrong(100, 3, true), Verdict { server: Some(server), again: true });
         }
-        // All were wrong. A part of the object is no proof, the next reading may be better, and in the end it
-        // is given up.
+        // All servers gave wrong bytes. A partial read proves nothing, the next read may succeed, and at last
+        // the read fails.
         assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(0));
         whole.read(0, 99);
-        assert_eq!(whole.was_wrong(100, 3, true), Verdict { liar: None, again: true });
+        assert_eq!(whole.was_wrong(100, 3, true), Verdict { server: None, again: true });
         assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(1));
         whole.read(1, 100);
-        assert_eq!(whole.was_wrong(100, 3, true), Verdict { liar: Some(1), again: false });
-        assert_eq!(whole.choice().liars, [1].into());
+        assert_eq!(whole.was_wrong(100, 3, true), Verdict { server: Some(1), again: false });
+        assert_eq!(whole.choice().servers_with_wrong_bytes, [1].into());
     }
 
     #[test]
     fn the_only_server_is_asked_again_after_wrong_uncached_bytes() {
         let (mut whole, one) = (Blame::default(), HoleLists::from_iter([(1, std::sync::Arc::default())]));
-        for (liar, again) in [(None, true), (Some(1), true), (Some(1), false)] {
+        for (blamed, again) in [(None, true), (Some(1), true), (Some(1), false)] {
             whole.choose_giver(&one);
             whole.read(1, 100);
-            assert_eq!(whole.was_wrong(100, 1, true), Verdict { liar, again });
+            assert_eq!(whole.was_wrong(100, 1, true), Verdict { server: blamed, again });
         }
     }
 
@@ -212,13 +215,13 @@ mod tests {
         assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(0));
         whole.read(0, 60);
         whole.read(1, 40);
-        assert_eq!(whole.was_wrong(100, 2, true), Verdict { liar: None, again: true });
+        assert_eq!(whole.was_wrong(100, 2, true), Verdict { server: None, again: true });
         assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(1));
         whole.read(1, 100);
-        assert_eq!(whole.was_wrong(100, 2, false), Verdict { liar: None, again: true });
+        assert_eq!(whole.was_wrong(100, 2, false), Verdict { server: None, again: true });
         // The third server has not been asked for anything yet.
         assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(2));
-        assert!(whole.choice().liars.is_empty());
+        assert!(whole.choice().servers_with_wrong_bytes.is_empty());
     }
 
     #[test]
@@ -231,7 +234,7 @@ mod tests {
         for expected in [1, 2, 0] {
             whole.read(0, 50);
             whole.read(1, 50);
-            assert_eq!(whole.was_wrong(100, 3, true).liar, None);
+            assert_eq!(whole.was_wrong(100, 3, true).server, None);
             assert_eq!(whole.choose_giver(&lists), Some(expected));
         }
     }
@@ -246,13 +249,13 @@ mod tests {
             whole.was_wrong(100, 2, true).again
         };
         assert!((0..100).take_while(|_| again(&mut whole)).count() < 10);
-        // The same if the reported holes differ each time.
+        // The same happens if the reported holes differ each time.
         let mut whole = Blame::default();
         let again = |whole: &mut Blame| {
             whole.read(0, 50);
             whole.begin_again(2)
         };
         assert!((0..100).take_while(|_| again(&mut whole)).count() < 10);
-        assert!(whole.choice().liars.is_empty() && !whole.was_wrong(100, 2, true).again);
+        assert!(whole.choice().servers_with_wrong_bytes.is_empty() && !whole.was_wrong(100, 2, true).again);
     }
 }

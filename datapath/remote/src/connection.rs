@@ -1,4 +1,4 @@
-//! One TCP connection that never blocks, with or without TLS.
+//! One non-blocking TCP connection, with or without TLS.
 //!
 //! | state | `drive` |
 //! |---|---|
@@ -32,20 +32,20 @@ struct Tls {
     received: Received,
 }
 
-/// Received bytes that the session has not taken yet: `start .. end`. The buffer keeps its length, because
-/// extending it again would fill it with zeroes before each call.
+/// Received bytes that the TLS session has not taken yet: `start .. end`. The buffer keeps its length,
+/// because growing it again would fill it with zeroes before each call.
 struct Received {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
 }
 
-/// What follows on a connection after an answer.
+/// What follows an answer on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AfterAnswer {
     /// Nothing, and the other side has not closed: the connection can be used for another request.
     Quiet,
-    /// It is closed or broken.
+    /// The connection is closed or broken.
     Ended,
     /// Bytes that were not requested.
     More,
@@ -177,7 +177,7 @@ impl Connection {
             let taken = tls.session.read_tls(&mut rest)?;
             received.start += before - rest.len();
             if let Err(e) = tls.session.process_new_packets() {
-                // Tells the server the reason; the server may be gone.
+                // Sends the reason to the server, which may be gone.
                 let _ = tls.session.write_tls(&mut self.socket);
                 return Err(Error::new(ErrorKind::InvalidData, crate::tls::in_words(&e)));
             }

@@ -1,5 +1,5 @@
-//! Files that a server kept breaking off until they were given up. Later reads of them should notice that
-//! sooner.
+//! Remembers files whose transfer from a server kept failing until the read gave up. Later reads of them give
+//! up sooner.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use crate::servers::Servers;
 /// The most such files that are remembered.
 const BROKEN_MAX: usize = 256;
 
-/// A file that a server kept breaking off until it was given up.
+/// A file whose transfer from a server kept failing.
 #[derive(Debug)]
 pub(crate) struct FailedFile {
     server: usize,
@@ -17,8 +17,7 @@ pub(crate) struct FailedFile {
 }
 
 impl Servers {
-    /// Records that this server kept breaking `path` off until it was given up, so that later reads notice it
-    /// sooner.
+    /// Records that transfers of `path` from this server kept failing until the read gave up.
     pub(crate) fn note_failed_file(&self, server: usize, path: &str) {
         let until = Instant::now() + self.limits.distrust;
         let failed_files = &mut self.state.lock().failed_files;
@@ -29,7 +28,7 @@ impl Servers {
         }
     }
 
-    /// Whether this was recorded for the server and `path` not long ago.
+    /// Whether this was recorded recently for the server and `path`.
     pub(crate) fn has_failed_file(&self, server: usize, path: &str) -> bool {
         let now = Instant::now();
         let failed_files = &mut self.state.lock().failed_files;

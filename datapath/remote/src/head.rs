@@ -1,6 +1,6 @@
-//! Parses the head of an HTTP/1.1 answer. No sockets.
+//! Parses the head (status line and fields) of an HTTP/1.1 answer. No sockets.
 
-/// The longest head.
+/// The largest head.
 pub(crate) const HEAD_MAX_BYTES: usize = 16 << 10;
 
 /// `Content-Range: bytes FIRST-LAST/TOTAL`.
@@ -12,25 +12,25 @@ pub(crate) struct ContentRange {
     pub total: Option<u64>,
 }
 
-/// What an answer says before its body.
+/// The fields of an answer's head that are used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Head {
     pub status: u16,
     pub length: Option<u64>,
     pub range: Option<ContentRange>,
-    /// The connection ends with this answer.
+    /// The server closes the connection after this answer.
     pub close: bool,
-    /// The body has a form that was not requested: chunked, compressed.
+    /// The body is encoded in a way that was not requested: chunked or compressed.
     pub encoded: bool,
     pub location: Option<String>,
-    /// Whether it says when to retry.
+    /// Whether it has a `Retry-After`, readable or not.
     pub says_when: bool,
-    /// After how many seconds to retry. A date is not read.
+    /// Seconds of `Retry-After`. A date is ignored.
     pub retry_after_s: Option<u64>,
 }
 
-/// Parses a head that starts at the first byte. `None`: it has not arrived completely. Otherwise the head and
-/// its length. An error is the server's fault.
+/// Parses the head at the start of `bytes`. Returns `None` if it has not arrived completely, otherwise the
+/// head and its length. An error is the server's fault.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, &'static str> {
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n");
     let Some(end) = end else {

@@ -1,15 +1,15 @@
-//! The state of a server, depending on its answers.
+//! Tracks the state of each server from its answers.
 //!
-//! | state | becomes | when |
+//! | state | becomes | if |
 //! |---|---|---|
-//! | up | down | it does not answer, breaks off for the first time in a read, or is busy |
-//! | up | aside | it answers something else than was requested |
+//! | up | down | the server cannot be reached, an answer breaks off for the first time in a read, or the server is busy |
+//! | up | aside | the server sends an unexpected answer, such as a redirect |
 //! | up | distrusted | its bytes were wrong, and another server's were right |
-//! | down, aside | up | a probe gets the right answer; the longer it failed, the rarer the probes |
-//! | distrusted | up | its time is over |
+//! | down, aside | up | a probe gets the right answer; probes become rarer the longer the server fails |
+//! | distrusted | up | the time of distrust is over |
 //!
-//! A server that has a wrong file under one name keeps its state: see [`crate::read`]. If no other server is
-//! left, a distrusted server is asked, because everything it sends is checked.
+//! A server of which only one file is wrong keeps its state: see [`crate::read`]. If no other server is left,
+//! a distrusted server is used, because everything it sends is checked.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -19,7 +19,8 @@ use headwater_store::StoreError;
 use crate::servers::Servers;
 use crate::transfer::{Busy, Fault};
 
-/// How often the shortest pause of a busy server doubles. It stays below the times that servers ask for.
+/// How often the shortest pause of a busy server is doubled. The pause stays shorter than the times that
+/// servers ask for.
 const BUSY_DOUBLINGS_MAX: u32 = 3;
 
 #[derive(Clone, Debug)]
@@ -28,12 +29,13 @@ pub(crate) enum Health {
     Distrusted {
         until: Instant,
     },
-    /// It is gone, unless it only broke off or failed for what one read requested.
+    /// `is_gone`: all reads are affected. Otherwise only the transfer of one file failed.
     Down {
         probe_at: Instant,
         is_gone: bool,
     },
-    /// Its store is gone, unless it only gave a wrong answer to what one read requested.
+    /// `is_gone`: a probe found it, so all reads are affected. Otherwise only the answer to one read was
+    /// wrong.
     Aside {
         probe_at: Instant,
         is_gone: bool,
@@ -47,7 +49,7 @@ impl Servers {
         }
     }
 
-    /// It gave a right answer.
+    /// The server gave a right answer.
     pub(crate) fn answered(&self, index: usize, len: u64, (first_byte, whole): (Duration, Duration)) {
         self.counting.fetched_bytes.fetch_add(len, Ordering::Relaxed);
         if let Some(record) = self.state.lock().records.get_mut(index) {
@@ -59,7 +61,7 @@ impl Servers {
         }
     }
 
-    /// It gave wrong bytes, for whatever reason.
+    /// The server gave wrong bytes, for whatever reason.
     pub(crate) fn gave_wrong_bytes(&self, index: usize, what: &str, why: &StoreError) {
         self.counting.wrong_answers.fetch_add(1, Ordering::Relaxed);
         let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
@@ -71,53 +73,55 @@ impl Servers {
             record.why = Some(format!("it sent wrong bytes for {what}: {why}"));
             if matches!(record.health, Health::Up) {
                 tracing::warn!(server = %url, %what, error = %why,
-                    "a server sent wrong bytes; it is put aside for {seconds} s, unless no other is left");
+                    "a server sent wrong bytes: for {seconds} s it is used only if no other server is left");
             }
             record.health = Health::Distrusted { until };
         }
     }
 
-    /// Whether reads may ask it now.
+    /// Whether reads may use the server now.
     pub(crate) fn is_there(&self, index: usize) -> bool {
         let state = self.state.lock();
         let health = state.records.get(index).map(|record| &record.health);
         matches!(health, Some(Health::Up | Health::Distrusted { .. }))
     }
 
-    /// Whether it gave wrong bytes not long ago.
+    /// Whether the server gave wrong bytes recently.
     pub(crate) fn is_distrusted(&self, index: usize) -> bool {
         let state = self.state.lock();
         let health = state.records.get(index).map(|record| &record.health);
         matches!(health, Some(Health::Distrusted { until }) if *until > Instant::now())
     }
 
-    /// Whether it is reachable, overloaded, and said when to retry.
+    /// Whether the server is reachable, overloaded, and said when to retry.
     pub(crate) fn is_busy(&self, index: usize) -> bool {
         let state = self.state.lock();
         state.records.get(index).is_some_and(|record| record.is_busy_now())
     }
 
-    /// Whether it broke off just now, and may still be reachable.
+    /// Whether a transfer from the server has just broken off, so that the server may still be reachable and
+    /// is probed soon.
     pub(crate) fn is_probed_soon(&self, index: usize) -> bool {
         let state = self.state.lock();
         let health = state.records.get(index).map(|record| &record.health);
         matches!(health, Some(Health::Down { is_gone: false, .. }))
     }
 
-    /// It gave a list of holes, or waiting for one was useless.
+    /// Records whether it makes sense to wait for this server's list of holes: it gave one, or waiting was
+    /// useless.
     pub(crate) fn has_lists(&self, index: usize, has: bool) {
         if let Some(record) = self.state.lock().records.get_mut(index) {
             record.is_without_lists = !has;
         }
     }
 
-    /// Whether waiting for its list of holes was useless, and it has neither come back nor given a list
-    /// since.
+    /// Whether waiting for the server's list of holes was useless, and the server has neither come back nor
+    /// given a list since.
     pub(crate) fn is_without_lists(&self, index: usize) -> bool {
         self.state.lock().records.get(index).is_some_and(|record| record.is_without_lists)
     }
 
-    /// It answers, and cannot give `what`. Only reads of that are affected.
+    /// The server answers, but cannot give `what`. Only reads of that file are affected.
     pub(crate) fn cannot_give(&self, index: usize, what: &str, why: &str) {
         self.counting.wrong_answers.fetch_add(1, Ordering::Relaxed);
         let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
@@ -126,41 +130,41 @@ impl Servers {
         let Some(record) = state.records.get_mut(index) else { return };
         record.failures += 1;
         if record.why.as_ref() != Some(&why) {
-            tracing::warn!(server = %url, %why, "a server cannot give a file of the store; others are asked for it");
+            tracing::warn!(server = %url, %why, "a server cannot give a file of the store: the other servers are asked for it");
         }
         record.why = Some(why);
     }
 
-    /// It answers, and cannot give `what` at present, which it repeated after a probe. Only reads of that are
-    /// affected.
+    /// The server answers, but said before and after a probe that it cannot give `what` now. Only reads of
+    /// that file are affected.
     pub(crate) fn cannot_give_now(&self, index: usize, what: &str) {
         let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
         let mut state = self.state.lock();
         let Some(record) = state.records.get_mut(index) else { return };
         record.failures += 1;
-        let why = "it answers, and says that it cannot give all of the store now";
+        let why = "the server is up, but reports that it cannot provide some files now";
         if record.why.as_deref() != Some(why) {
-            tracing::warn!(server = %url, %what, %why, "reads go on at other servers, or wait");
+            tracing::warn!(server = %url, %what, %why, "a server cannot give a file now: reads use other servers, or wait");
             record.why = Some(why.into());
         }
     }
 
-    /// No available server has `what`, and reads wait for others. Logs that now and then.
+    /// No available server has `what`, so reads wait for others. Logs that from time to time.
     pub(crate) fn waits_for_others(&self, what: &str) {
         let mut state = self.state.lock();
         if state.lacking_said.is_none_or(|said| said.elapsed() >= self.limits.distrust) {
             state.lacking_said = Some(Instant::now());
             let reasons = self.status_of(&state).reasons();
-            tracing::warn!(%what, %reasons, "no server that can be reached has this: reads of it wait for the other servers");
+            tracing::warn!(%what, %reasons, "no reachable server has this file: reads of it wait for the other servers");
         }
     }
 
-    /// It gave a read no usable answer. `what` was requested.
+    /// The server gave no usable answer to a read of `what`.
     pub(crate) fn failed(&self, index: usize, what: &str, fault: &Fault) {
         self.note_failure(index, what, fault, false);
     }
 
-    /// It gave a probe no usable answer.
+    /// The server gave no usable answer to a probe.
     pub(crate) fn probe_failed(&self, index: usize, fault: &Fault) {
         self.note_failure(index, "store", fault, true);
     }
@@ -176,7 +180,8 @@ impl Servers {
         let was_up = matches!(record.health, Health::Up | Health::Distrusted { .. });
         record.failures += 1;
         if !was_up && !is_probe {
-            // Concurrent reads fail together, which is one failure: the others do not postpone the probe.
+            // Concurrent reads fail together and count as one failure: the later ones do not postpone the
+            // probe.
             if let (Health::Down { is_gone, .. }, Fault::Gone(_) | Fault::Busy(_)) =
                 (&mut record.health, fault)
             {
@@ -200,13 +205,13 @@ impl Servers {
                 let is_gone = matches!(fault, Fault::Gone(_));
                 record.health = Health::Down { probe_at: now + pause, is_gone };
                 if was_up {
-                    tracing::warn!(server = %url, %what, %why, "a server is gone; others are asked");
+                    tracing::warn!(server = %url, %what, %why, "a server cannot be reached, or broke off: the other servers are asked");
                 }
                 record.why = Some(why.clone());
             }
             Fault::Odd(why) | Fault::Refused(why) => {
-                // The fault may concern one read only. A fault that a probe finds has to be repaired by
-                // people.
+                // The fault may affect one read only. If a probe finds it too, somebody has to repair the
+                // server.
                 let pause = if is_probe { (pause * 10).min(self.limits.distrust) } else { pause };
                 record.health = Health::Aside { probe_at: now + pause, is_gone: is_probe };
                 if was_up || record.why.as_deref() != Some(why) {
@@ -216,21 +221,21 @@ impl Servers {
             }
         }
         drop(state);
-        self.tell();
+        self.announce_change();
     }
 
-    /// When it last was back after it was gone.
+    /// When the server last came back after it was gone.
     pub(crate) fn back_at(&self, index: usize) -> Option<Instant> {
         self.state.lock().records.get(index).map(|record| record.back_at)
     }
 
-    /// How long a server is left alone after this many earlier failures.
+    /// The pause before the next probe, after this many failures.
     pub(crate) fn pause_after(&self, failures: u32) -> Duration {
         let doubled = self.limits.probe_after.saturating_mul(1 << failures.min(10));
         doubled.min(self.limits.probe_after_max)
     }
 
-    /// The shortest time for which a server is left alone that was busy this many times before.
+    /// The shortest pause before a busy server is asked again, if it was busy `times` times before.
     pub(crate) fn busy_for(&self, times: u32) -> Duration {
         self.pause_after(times.min(BUSY_DOUBLINGS_MAX))
     }
@@ -244,8 +249,8 @@ impl Servers {
         record.speed.probed(first_byte);
         record.sampled_at = Instant::now();
         if matches!(record.health, Health::Down { is_gone: false, .. }) {
-            // The earlier break was the fault of that file: the next read that sees it should not wait longer
-            // for its probe.
+            // Only the transfer of that file failed: the next read that fails like this should not wait
+            // longer for its probe.
             record.strikes = 0;
         }
         if matches!(record.health, Health::Down { .. } | Health::Aside { .. }) {
@@ -261,15 +266,15 @@ impl Servers {
             }
             record.health = Health::Up;
             record.is_without_lists = false;
-            // It may have been restarted, and have forgotten which versions are open.
+            // The server may have been restarted, and may have forgotten which versions are in use.
             state.pins_due |= was_gone;
             if let Some(since) = state.gone_since.take() {
                 tracing::warn!(server = %url, gone_s = since.elapsed().as_secs_f64(), reads = waiting,
-                    "a server is back after none was left: reads go on");
+                    "a server is back after none could be reached: reads continue");
             }
         }
         drop(state);
-        self.tell();
+        self.announce_change();
     }
 }
 
@@ -279,7 +284,7 @@ mod tests {
     use crate::limits::Limits;
 
     #[test]
-    fn a_server_that_is_busy_for_no_time_is_asked_more_and_more_rarely() {
+    fn a_server_with_retry_after_zero_is_asked_ever_more_rarely() {
         let url = "http://127.0.0.1:1".parse().unwrap();
         let servers =
             Servers::new(vec![url], None, None, (Limits::default(), headwater_store::WhileBusy::default()))
@@ -298,10 +303,10 @@ mod tests {
         servers.failed(0, "objects/1", &Fault::Odd("status 403".into()));
         let probe_at = |servers: &Servers| match servers.state.lock().records[0].health {
             Health::Aside { probe_at, .. } => probe_at,
-            _ => panic!("it is not aside: {:?}", servers.status()),
+            _ => panic!("the server is not put aside: {:?}", servers.status()),
         };
         assert!(probe_at(&servers) <= Instant::now() + servers.limits.probe_after);
-        // It refuses the probe too, so all reads are affected.
+        // The server refuses the probe too, so all reads are affected.
         let before = Instant::now();
         servers.probe_failed(0, &Fault::Odd("status 403".into()));
         assert!(probe_at(&servers) >= before + servers.limits.probe_after * 10);
@@ -315,7 +320,7 @@ mod tests {
                 .unwrap();
         let probe_at = || match servers.state.lock().records[0].health {
             Health::Down { probe_at, .. } | Health::Aside { probe_at, .. } => probe_at,
-            _ => panic!("it is up: {:?}", servers.status()),
+            _ => panic!("the server is up: {:?}", servers.status()),
         };
         let why = || "for a moment".into();
         for fault in [Fault::Gone(why()), Fault::Odd(why()), Fault::Refused(why()), Fault::Broke(why())] {

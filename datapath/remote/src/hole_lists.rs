@@ -1,13 +1,16 @@
-//! Which parts of an object are gone on which server, as each server reported.
+//! Remembers the holes of objects on each server, and directs reads to servers that have the bytes.
 //!
-//! A part of an object is not read from a server that reported something of it as gone, as long as another
-//! server has it. If every server with a known list lacks something of the part, it is read in pieces.
+//! A *hole* is a range of an object whose bytes a server deleted, because none of its versions needs them.
+//! Each server reports its own list of holes.
 //!
-//! The lists are remembered for a while, for all readers of the object. A reader that was given the holes of
-//! an object, and reads it with them, keeps using these lists. For other readers they may be outdated. A
-//! reader that checks the bytes asks servers that lack a part last. A reader without a check, such as a
-//! server that relays, asks them only if all others answer that they do not have the part, and not if one of
-//! these fails. If the servers that have the part are away, the lists are requested again.
+//! A range is not read from a server with a hole in it, as long as another server has it. If every server
+//! with a known list has a hole in the range, the range is read in pieces from several servers.
+//!
+//! The lists are remembered for some time, for all readers of the object. A reader that was given the holes
+//! of an object, and reads it with them, keeps using these lists. Other readers may find them outdated. A
+//! reader that checks the bytes asks servers with holes last. A reader without a check, such as a relay, asks
+//! servers with holes only if all others answer that they do not have the range, and not if one of these
+//! fails. If the servers that have the range are away, the lists are requested again.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,11 +22,11 @@ use headwater_store::{Hash, Holes};
 use crate::blame::ServerChoice;
 use crate::servers::Servers;
 
-/// The most objects whose lists are remembered, ..
+/// The most objects whose lists are remembered.
 const OBJECTS_MAX: usize = 256;
-/// .. the most holes of all of these together, of 48 bytes each, ..
+/// The most holes of all remembered lists together, of 48 bytes each.
 const HOLES_MAX: usize = 1 << 20;
-/// .. and how long they are remembered.
+/// How long lists are remembered.
 const KEPT_FOR: Duration = Duration::from_secs(3600);
 
 /// The holes of one object on each server with a known list, in the order in which reads prefer servers.
@@ -66,16 +69,16 @@ impl HoleLists {
         self.iter().any(|(_, holes)| !holes.is_empty())
     }
 
-    /// Those of `servers` servers that lack something of a part which another one has, or may have.
+    /// Of servers `0..servers`, those with a hole in a range that another one has, or may have.
     pub(crate) fn lacking(&self, part: &Range<u64>, servers: usize) -> Vec<usize> {
         let lacking: Vec<usize> =
             self.iter().filter(|(_, holes)| holes.overlap(part)).map(|(server, _)| server).collect();
-        // A part that is gone on all of them can be read from each, from inside the holes.
+        // A range that is a hole on all servers can be read from each: it reads as zeroes.
         if lacking.len() < servers { lacking } else { Vec::new() }
     }
 
-    /// Divides a part into pieces: each as long as one server with a known list has all of it, or none has
-    /// its beginning.
+    /// Divides a range into pieces. Each piece extends as far as one server with a known list has all of it,
+    /// or as far as none has its beginning.
     pub(crate) fn pieces(&self, part: &Range<u64>) -> Vec<Range<u64>> {
         let is_whole = |(_, holes): (usize, &Arc<Holes>)| !holes.overlap(part);
         if self.0.is_empty() || self.iter().any(is_whole) {
@@ -94,7 +97,7 @@ impl HoleLists {
     }
 
     /// Directs the request for a piece to servers that have it. `strictly`: servers with unknown lists are
-    /// asked only if these are away, and servers that lack something of it are not asked at all.
+    /// asked only if these are away, and servers with a hole in the piece are not asked at all.
     pub(crate) fn direct(
         &self,
         choice: &mut ServerChoice,
@@ -130,7 +133,7 @@ pub(crate) struct RememberedLists {
     at: Instant,
     /// When each server last gave its list.
     said_at: Vec<(usize, Instant)>,
-    /// When all servers were last asked for it.
+    /// When all servers were last asked for their lists.
     all_asked: Option<Instant>,
 }
 
@@ -157,7 +160,7 @@ fn keep(remembered: &mut VecDeque<RememberedLists>, new: RememberedLists) {
 }
 
 impl Servers {
-    /// Remembers the lists of an object when all servers were asked, instead of earlier ones.
+    /// Remembers the lists of an object after all servers were asked. Replaces earlier lists.
     pub(crate) fn remember_lists(&self, object: Hash, lists: &HoleLists) {
         let at = Instant::now();
         let said_at = lists.iter().map(|(server, _)| (server, at)).collect();
@@ -165,7 +168,7 @@ impl Servers {
         keep(&mut self.state.lock().remembered, new);
     }
 
-    /// Remembers what one server said.
+    /// Remembers the list of one server.
     pub(crate) fn remember_list(&self, object: Hash, server: usize, holes: Arc<Holes>) {
         let now = Instant::now();
         let remembered = &mut self.state.lock().remembered;
@@ -173,7 +176,7 @@ impl Servers {
         let before = before
             .and_then(|at| remembered.remove(at))
             .filter(|remembered| remembered.at.elapsed() < KEPT_FOR);
-        // The lists of the other servers keep their age.
+        // Lists of the other servers keep their age.
         let mut new = before.unwrap_or_else(|| RememberedLists {
             object,
             lists: HoleLists::default(),
@@ -191,7 +194,7 @@ impl Servers {
         keep(remembered, new);
     }
 
-    /// The holes of an object on one server, if it reported them no longer ago than `longest`.
+    /// The holes of an object on one server, if the server reported them within the last `longest`.
     pub(crate) fn said(&self, object: Hash, server: usize, longest: Duration) -> Option<Arc<Holes>> {
         let state = self.state.lock();
         let remembered = state.remembered.iter().find(|remembered| remembered.object == object)?;
@@ -199,8 +202,8 @@ impl Servers {
         at.and_then(|_| remembered.lists.of(server).cloned())
     }
 
-    /// Whether a list of an object is known, and all servers were asked longer ago than `longest`. A caller
-    /// that gets `true` must ask them; other callers then get `false`.
+    /// Whether a list of the object is known, and the servers were last asked longer ago than `longest`. A
+    /// caller that gets `true` must ask them; later callers then get `false`.
     pub(crate) fn is_to_be_asked(&self, object: Hash, longest: Duration) -> bool {
         let remembered = &mut self.state.lock().remembered;
         let remembered = remembered.iter_mut().find(|remembered| remembered.object == object);
@@ -251,8 +254,8 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_read_in_pieces_where_nobody_has_all_of_it() {
-        // The fourth block, which both lack, can come from any server.
+    fn a_range_that_no_server_has_completely_is_read_in_pieces() {
+        // The fourth block is a hole on both servers, and can be read from any server.
         let lists = lists(&[&[1, 2, 3], &[3, 4]]);
         let pieces = |part: Range<u64>| lists.pieces(&part);
         for whole in [0..4 * K, 4 * K..12 * K, 5000..5001, 16 * K..20 * K, 20 * K..99 * K] {
@@ -268,14 +271,14 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_is_asked_of_those_that_have_it() {
+    fn a_piece_is_requested_from_servers_that_have_it() {
         let lists = lists(&[&[1, 2, 3], &[3, 4]]);
         let nobody = || (vec![], vec![]);
         for strictly in [false, true] {
             assert_eq!(directed(&lists, 0..4 * K, 2, strictly), nobody());
             assert_eq!(directed(&lists, 12 * K..16 * K, 2, strictly), nobody());
         }
-        // Order: servers known to have the part, unknown ones, those known to lack it.
+        // Order: servers known to have the range, servers without a known list, servers with a hole in it.
         assert_eq!(directed(&lists, 4 * K..5 * K, 3, true), (vec![0], vec![2]));
         assert_eq!(directed(&lists, 4 * K..5 * K, 3, false), (vec![], vec![0]));
         assert_eq!(directed(&lists, 12 * K..13 * K, 3, false), (vec![], vec![0, 1]));

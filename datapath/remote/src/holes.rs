@@ -1,26 +1,24 @@
-//! Asks servers for the holes of an object.
+//! Asks the servers of a store which holes an object has.
 //!
-//! Each server gave back the space of what its own versions do not need. So all available servers are asked
-//! at the same time, and the holes of the object are those that all of them share (see `hole_lists.rs`).
+//! A *hole* is a range of an object whose bytes a server deleted, because none of its versions needs them; it
+//! reads as zeroes. Servers can have different versions, so their holes differ. All available servers are
+//! asked at the same time. The holes of the object are the ranges that are holes on all of them (see
+//! `hole_lists.rs`).
 //!
-//! | a server | its holes |
+//! | the server | consequence |
 //! |---|---|
-//! | gives a list of holes | these |
-//! | has no list (404), or gives another answer that is not an error of its own, such as 403 | none: servers that do not know holes answer like this. If others have holes, it is asked whether it has the object |
-//! | gives a wrong list | it is asked once more, bypassing caches; then it is distrusted, as for other wrong bytes, and left out |
-//! | gives a list of an object of another length, or in a later format | it is left out |
-//! | is distrusted | it is asked if no other server has answered |
+//! | sends a list of holes | its list counts |
+//! | has no list (404), or answers with an error of the client, such as 403 | it counts as a server without holes, because servers that do not know holes answer like this. If other servers have holes, the server is asked whether it has the object |
+//! | sends an invalid list | it is asked once more, bypassing caches. If that list is invalid too, the server is distrusted and left out |
+//! | sends a list for another length of the object, or in a later format | it is left out |
+//! | is distrusted | it is asked only if no other server has answered |
 //! | breaks off, answers with 5xx, is busy, refuses the token | it is left out, and its state stays: it may still be able to give the bytes |
 //! | does not answer | it is left out, and is down |
 //!
-//! A server that was left out is read from only if no other one has the requested bytes. Its bytes may make
-//! the whole object wrong, and then all servers are asked again.
+//! A server that was left out is used for a range only if no other server has that range. Its bytes can make
+//! the object's hash wrong. Then all servers are asked again.
 //!
-//! | the caller | waits for servers that were left out |
-//! |---|---|
-//! | asks for the first time, and can wait for bytes | not at all. If no server gave a list, it assumes no holes: a cache on the way may have all bytes of an object while the server with the list is away |
-//! | found the object wrong or incomplete, and can wait for bytes | once, as long as for better bytes; if no server gave a list and none is available, as long as it takes |
-//! | cannot wait, such as a server that relays | for the probe of one that failed, if no server gave a list; then the call fails |
+//! How long a call waits for servers that were left out depends on [`ListWait`].
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,46 +34,52 @@ use crate::read::{Answer, Ask, PROBE_WAITS};
 use crate::servers::Servers;
 use crate::transfer::{Busy, Fault, Wanted};
 
-/// A caller that does not wait no longer asks a server that has failed this often.
+/// A caller that does not wait for servers no longer asks a server that has failed this often.
 const FAILURES_MAX: u32 = 2;
 /// A waiting caller checks the servers again after this time at the latest.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// What a question waits for, if not all servers have answered.
+/// How long a call waits for servers that were left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waits {
-    No,
-    /// For servers that may be back at once, if no server gave a list.
-    Soon,
-    /// For better lists; if no server gave a list, as long as for bytes.
+pub(crate) enum ListWait {
+    /// Returns at once, for the first request of a reader that can wait for bytes. If no server gave a list,
+    /// the reader assumes no holes: a cache on the way may have all bytes of the object while the server with
+    /// the list is away.
+    None,
+    /// For readers that cannot wait, such as a relay. If no server gave a list, waits for the probe of a
+    /// server that has just failed; then the call fails.
+    ForProbe,
+    /// For readers that found the object wrong or incomplete, and can wait for bytes. Waits once for servers
+    /// that were left out, at most [`Limits::wait_for_better`](crate::limits::Limits::wait_for_better); if no
+    /// server gave a list and none is available, without a limit.
     ForBetter,
 }
 
-/// The object, and how to ask.
+/// The object, and how to ask for its holes.
 pub(crate) struct Question<'a> {
     pub id: Hash,
     pub len_bytes: u64,
-    /// Whether the caller has clients that wait for it; see [`Ask`].
-    pub hasty: bool,
+    /// Halves the timeout, because the caller has clients that wait for it; see [`Ask`].
+    pub short_timeout: bool,
     pub choice: &'a ServerChoice,
     /// Whether the caller waits for busy servers.
     pub waits_while_busy: bool,
-    /// For each server, the number of the rereading if it would have to give all of the object.
+    /// The number to send as `Headwater-Reading` if the whole object is read again from this server.
     pub reading: &'a (dyn Fn(usize) -> Option<u32> + Sync),
 }
 
-/// What is known about a server.
+/// What is known about a server's holes.
 #[derive(Debug, Default)]
 enum Known {
     #[default]
     Nothing,
-    /// Its holes.
+    /// The server gave this list.
     Said(Arc<Holes>),
-    /// It answered that it has no list, so it has no holes, if it has the object at all.
+    /// The server has no list, so it has no holes, if it has the object at all.
     NoList,
-    /// It has no list that can be used here, and is not asked again.
+    /// The server has no list that can be used here, and is not asked again.
     Never(StoreError),
-    /// It failed this often, the last time with this error, and may be asked again at this time.
+    /// The server failed this often, the last time with this error, and may be asked again at `again_at`.
     Failed { why: StoreError, times: u32, again_at: Option<Instant>, is_busy: bool },
 }
 
@@ -87,16 +91,16 @@ impl Known {
         }
     }
 
-    fn is_remembered(&self) -> bool {
+    fn has_answered(&self) -> bool {
         matches!(self, Self::Said(_) | Self::NoList)
     }
 
-    /// Whether the answer is damaged.
+    /// Whether the list is damaged.
     fn is_wrong(&self) -> bool {
         matches!(self, Self::Never(why) if why.kind() == StoreErrorKind::Damaged)
     }
 
-    /// Whether it is reachable, and said when to retry.
+    /// Whether the server is reachable, and said when to retry.
     fn is_busy(&self) -> bool {
         matches!(self, Self::Failed { is_busy: true, .. })
     }
@@ -116,8 +120,8 @@ impl Known {
     }
 }
 
-/// Asks for the holes of an object.
-pub(crate) fn ask(servers: &Servers, question: &Question<'_>, waits: Waits) -> Result<HoleLists, StoreError> {
+/// Asks the servers for the holes of an object.
+pub(crate) fn ask(servers: &Servers, question: &Question<'_>, waits: ListWait) -> Result<HoleLists, StoreError> {
     let known = servers.list.iter().map(|_| Known::Nothing).collect();
     let began = Instant::now();
     let mut asking = PendingQuery { servers, question, known, order: Vec::new(), began, failing_since: None };
@@ -126,7 +130,7 @@ pub(crate) fn ask(servers: &Servers, question: &Question<'_>, waits: Waits) -> R
         if servers.is_closed() {
             return Err(closed());
         }
-        asking.ask_those_that_are_there();
+        asking.ask_available_servers();
         let Some(until) = asking.waits_until(waits) else { break };
         waiting_since.get_or_insert_with(Instant::now);
         servers.wait(Some(until));
@@ -134,15 +138,15 @@ pub(crate) fn ask(servers: &Servers, question: &Question<'_>, waits: Waits) -> R
     if let Some(since) = waiting_since {
         servers.counting.waited(since.elapsed());
     }
-    asking.told()
+    asking.into_hole_lists()
 }
 
 fn closed() -> StoreError {
     StoreError::new(StoreErrorKind::Io, "the store was closed during a read")
 }
 
-/// Whether a part of an object that a server gave wrongly is gone there, or may be: then the server is not to
-/// blame. It is asked with caches bypassed.
+/// Whether a range that a server gave wrongly is, or may be, in one of its holes: then the server is not to
+/// blame. It is asked for its list with caches bypassed.
 pub(crate) fn is_gone_there(
     servers: &Servers,
     ask: &Ask<'_>,
@@ -155,8 +159,8 @@ pub(crate) fn is_gone_there(
         return true;
     }
     let choice = ServerChoice { past_caches: true, ..ServerChoice::default() };
-    let (hasty, waits_while_busy) = (!ask.retrying, ask.waits_while_busy);
-    let question = Question { id, len_bytes, hasty, waits_while_busy, choice: &choice, reading: &|_| None };
+    let (short_timeout, waits_while_busy) = (!ask.retrying, ask.waits_while_busy);
+    let question = Question { id, len_bytes, short_timeout, waits_while_busy, choice: &choice, reading: &|_| None };
     match ask_for_list(servers, &question, server, 0) {
         Known::Said(holes) => {
             let is_gone = holes.overlap(part);
@@ -168,7 +172,7 @@ pub(crate) fn is_gone_there(
             false
         }
         Known::Failed { .. } => true,
-        // A list in a later format is nobody's fault.
+        // A list in a later format is not the server's fault.
         Known::Never(why) => why.kind() == StoreErrorKind::UnknownFormat,
         Known::Nothing => false,
     }
@@ -183,8 +187,8 @@ struct PendingQuery<'a> {
     /// Servers that were asked, in the order in which reads prefer them.
     order: Vec<usize>,
     began: Instant,
-    /// Since when a reachable server has been failing. Time in which all are away says nothing about their
-    /// lists.
+    /// Since when a reachable server has been failing. If all servers are away, that time does not count,
+    /// because it says nothing about their lists.
     failing_since: Option<Instant>,
 }
 
@@ -193,26 +197,26 @@ impl PendingQuery<'_> {
         self.known.get(server).unwrap_or(&Known::Nothing)
     }
 
-    fn is_remembered(&self) -> bool {
-        self.known.iter().any(Known::is_remembered)
+    fn has_answered(&self) -> bool {
+        self.known.iter().any(Known::has_answered)
     }
 
     /// Servers that have not reported their holes, and may still do so.
     fn open(&self) -> Vec<usize> {
-        let is_remembered = self.is_remembered();
+        let has_answered = self.has_answered();
         let is_open = |server: &usize| {
             let may_say = matches!(self.of(*server), Known::Nothing | Known::Failed { .. });
-            let is_better = !(is_remembered && self.servers.is_distrusted(*server));
-            may_say && is_better && !self.question.choice.liars.contains(server)
+            let is_better = !(has_answered && self.servers.is_distrusted(*server));
+            may_say && is_better && !self.question.choice.servers_with_wrong_bytes.contains(server)
         };
         (0..self.known.len()).filter(is_open).collect()
     }
 
     /// Asks all servers that may be asked now; distrusted ones only if no other gave a list.
-    fn ask_those_that_are_there(&mut self) {
+    fn ask_available_servers(&mut self) {
         let now = Instant::now();
         for (server, known) in self.known.iter_mut().enumerate() {
-            // It is asked when it is back, however long that takes.
+            // The server is asked when it is back, however long that takes.
             if let Known::Failed { again_at, .. } = known
                 && !self.servers.is_there(server)
             {
@@ -220,7 +224,7 @@ impl PendingQuery<'_> {
             }
         }
         for distrusted in [false, true] {
-            if distrusted && self.is_remembered() {
+            if distrusted && self.has_answered() {
                 break;
             }
             let open = self.open();
@@ -249,8 +253,8 @@ impl PendingQuery<'_> {
         }
     }
 
-    /// Asks several servers concurrently, so that it takes no longer than the slowest of them: the caller may
-    /// be a server with waiting clients.
+    /// Asks several servers concurrently, so that it takes only as long as the slowest of them: the caller
+    /// may be a relay with waiting clients.
     fn ask_each(&mut self, due: &[usize], ask: fn(&Servers, &Question<'_>, usize, u32) -> Known) {
         let Some((first, others)) = due.split_first() else { return };
         let (servers, question) = (self.servers, self.question);
@@ -263,7 +267,7 @@ impl PendingQuery<'_> {
             };
             let started: Vec<_> = others.iter().copied().map(start).collect();
             let answer = |(server, thread): (usize, Option<ScopedJoinHandle<'_, Known>>)| {
-                // If no thread can be started, it is asked on this one.
+                // If no thread can be started, this thread asks.
                 (server, thread.and_then(|thread| thread.join().ok()).unwrap_or_else(|| ask(server)))
             };
             let first = (*first, ask(*first));
@@ -276,19 +280,19 @@ impl PendingQuery<'_> {
         }
     }
 
-    /// Until when to wait for servers that were left out. `None`: not, or not any more.
-    fn waits_until(&mut self, waits: Waits) -> Option<Instant> {
-        let (now, is_remembered) = (Instant::now(), self.is_remembered());
+    /// Until when to wait for servers that were left out. `None`: do not wait any longer.
+    fn waits_until(&mut self, waits: ListWait) -> Option<Instant> {
+        let (now, has_answered) = (Instant::now(), self.has_answered());
         let mut open = self.open();
         match waits {
-            Waits::No => return None,
-            Waits::Soon if is_remembered => return None,
-            Waits::Soon => return self.busy_until(now).or_else(|| self.probed_until(now)),
-            // Each is waited for once.
-            Waits::ForBetter if is_remembered => {
+            ListWait::None => return None,
+            ListWait::ForProbe if has_answered => return None,
+            ListWait::ForProbe => return self.busy_until(now).or_else(|| self.probed_until(now)),
+            // Each server is waited for only once.
+            ListWait::ForBetter if has_answered => {
                 open.retain(|server| !self.servers.is_without_lists(*server))
             }
-            Waits::ForBetter => {}
+            ListWait::ForBetter => {}
         }
         if open.is_empty() {
             return None;
@@ -296,22 +300,22 @@ impl PendingQuery<'_> {
         let is_failing = open.iter().any(|server| self.servers.is_there(*server));
         self.failing_since = self.failing_since.filter(|_| is_failing).or(Some(now).filter(|_| is_failing));
         let others_are_wrong =
-            !self.question.choice.liars.is_empty() || self.known.iter().any(Known::is_wrong);
-        let since = if is_remembered || others_are_wrong { Some(self.began) } else { self.failing_since };
+            !self.question.choice.servers_with_wrong_bytes.is_empty() || self.known.iter().any(Known::is_wrong);
+        let since = if has_answered || others_are_wrong { Some(self.began) } else { self.failing_since };
         let until = since.map(|since| since + self.servers.limits.wait_for_better);
         if until.is_some_and(|until| now >= until) {
-            if is_remembered {
+            if has_answered {
                 open.iter().for_each(|server| self.servers.has_lists(*server, false));
             }
             return None;
         }
         let again_at =
             open.iter().filter_map(|server| self.of(*server).again_at()).filter(|at| *at > now).min();
-        // Other changes wake it.
+        // `Servers::wait` also returns when a server's state changes.
         Some([until, again_at].into_iter().flatten().min().unwrap_or(now + WAIT_MAX))
     }
 
-    /// Until when to wait for a busy server that should be asked before the result is used.
+    /// Until when to wait for a busy server whose answer is needed.
     fn busy_until(&self, now: Instant) -> Option<Instant> {
         let is_busy = |server: &usize| self.of(*server).is_busy() || self.servers.is_busy(*server);
         let busy: Vec<usize> = self.open().into_iter().filter(is_busy).collect();
@@ -340,26 +344,26 @@ impl PendingQuery<'_> {
         Some(longest).filter(|_| is_probed && now < longest)
     }
 
-    fn told(self) -> Result<HoleLists, StoreError> {
-        if !self.is_remembered() {
+    fn into_hole_lists(self) -> Result<HoleLists, StoreError> {
+        if !self.has_answered() {
             return Err(self.why_not());
         }
-        let mut told: Vec<(usize, Arc<Holes>)> = Vec::new();
+        let mut lists: Vec<(usize, Arc<Holes>)> = Vec::new();
         for server in &self.order {
             let holes = match self.of(*server) {
                 Known::Said(holes) => Arc::clone(holes),
                 Known::NoList => Arc::default(),
                 Known::Nothing | Known::Never(_) | Known::Failed { .. } => continue,
             };
-            if !told.iter().any(|(before, _)| before == server) {
-                told.push((*server, holes));
+            if !lists.iter().any(|(before, _)| before == server) {
+                lists.push((*server, holes));
             }
         }
-        Ok(told.into_iter().collect())
+        Ok(lists.into_iter().collect())
     }
 
-    /// Why no server gives a list. The answer of a reachable server says more than the absence of another
-    /// one.
+    /// The error if no server gave a list. The answer of a reachable server has precedence over the absence
+    /// of another one.
     fn why_not(&self) -> StoreError {
         let is_open = !self.open().is_empty();
         let weight = |why: &&StoreError| match why.kind() {
@@ -373,18 +377,18 @@ impl PendingQuery<'_> {
         let why = self.known.iter().filter_map(Known::why).max_by_key(weight).filter(|why| weight(why) > 0);
         let why = why.cloned().unwrap_or_else(|| {
             let (id, reasons) = (self.question.id, self.servers.status().reasons());
-            let why = format!("no server can be asked for holes/{id}: {reasons}");
+            let why = format!("cannot get the list holes/{id}, because no server can be asked: {reasons}");
             StoreError::new(StoreErrorKind::Unreachable, why)
         });
-        if why.kind() == StoreErrorKind::Unreachable && !self.question.choice.liars.is_empty() {
-            let why = format!("{why}; and what others have of this object is wrong");
+        if why.kind() == StoreErrorKind::Unreachable && !self.question.choice.servers_with_wrong_bytes.is_empty() {
+            let why = format!("{why}; the other servers have wrong bytes of this object");
             return StoreError::new(StoreErrorKind::Damaged, why);
         }
         why
     }
 }
 
-/// Asks one server, and no second one. `Err(None)`: the store was closed.
+/// Asks one server, without a second one if it is late. `Err(None)`: the store was closed.
 fn fetch(
     servers: &Servers,
     question: &Question<'_>,
@@ -393,7 +397,7 @@ fn fetch(
     past_caches: bool,
 ) -> Result<(Answer, (Duration, Duration)), Option<Fault>> {
     let choice = ServerChoice { alone: true, reading: (question.reading)(server), ..ServerChoice::default() };
-    let hasty = question.hasty;
+    let short_timeout = question.short_timeout;
     let ask = Ask {
         path,
         wanted,
@@ -401,7 +405,7 @@ fn fetch(
         retrying: false,
         waits_while_busy: false,
         optional: true,
-        hasty,
+        short_timeout,
         choice,
     };
     let past_caches = vec![past_caches; servers.list.len()];
@@ -419,8 +423,8 @@ fn fetch(
     }
 }
 
-/// Asks one server, which has failed this often before, for its list, and once more with caches bypassed if
-/// the list is wrong.
+/// Asks a server, which has failed `times` times, for its list, and once more with caches bypassed if the
+/// list is invalid.
 fn ask_for_list(servers: &Servers, question: &Question<'_>, server: usize, times: u32) -> Known {
     let path = format!("holes/{}", question.id);
     let wanted = Wanted::Whole { max_bytes: HOLES_MAX_BYTES };
@@ -429,7 +433,7 @@ fn ask_for_list(servers: &Servers, question: &Question<'_>, server: usize, times
         let (body, took) = match fetch(servers, question, (&path, wanted), server, past_caches) {
             Ok((answer, took)) => (answer.body, took),
             Err(Some(fault @ (Fault::Missing | Fault::Odd(_) | Fault::Wrong(_)))) => {
-                tracing::debug!(server, answer = %fault, "all of the object is taken to be there");
+                tracing::debug!(server, answer = %fault, "the server gave no list of holes: assuming that it has all of the object");
                 return Known::NoList;
             }
             Err(fault) => return failed(servers, &path, (server, times), fault),
@@ -442,7 +446,7 @@ fn ask_for_list(servers: &Servers, question: &Question<'_>, server: usize, times
             }
             Err(why) => why,
         };
-        // The length of the object may come from another server, and be wrong.
+        // The length of the object may have come from another server, and may be wrong.
         if why.kind() == StoreErrorKind::Damaged && !is_of_another_length(&body) {
             if !std::mem::replace(&mut past_caches, true) {
                 continue;
@@ -453,7 +457,7 @@ fn ask_for_list(servers: &Servers, question: &Question<'_>, server: usize, times
     }
 }
 
-/// Whether it is a valid list of holes of an object of any length.
+/// Whether `list` is a valid list of holes for some other length of the object.
 fn is_of_another_length(list: &[u8]) -> bool {
     let len_bytes = list.get(16..).and_then(|rest| rest.first_chunk::<8>());
     len_bytes.is_some_and(|len_bytes| Holes::decode("", list, u64::from_le_bytes(*len_bytes)).is_ok())
@@ -472,7 +476,7 @@ fn ask_for_a_byte(servers: &Servers, question: &Question<'_>, server: usize, tim
     }
 }
 
-/// The consequence of a useless answer. `None`: the store was closed.
+/// What a failed request means for `Known`. `None`: the store was closed.
 fn failed(servers: &Servers, path: &str, (server, times): (usize, u32), fault: Option<Fault>) -> Known {
     let (kind, pause) = match &fault {
         Some(Fault::Busy(Busy { wait, .. })) => {
@@ -484,7 +488,7 @@ fn failed(servers: &Servers, path: &str, (server, times): (usize, u32), fault: O
     let why = match &fault {
         None => closed(),
         Some(fault) => {
-            tracing::debug!(server, answer = %fault, what = path, "a server cannot say what is gone");
+            tracing::debug!(server, answer = %fault, what = path, "a server gave no list of holes");
             if pause.is_none() {
                 servers.failed(server, path, fault);
             }

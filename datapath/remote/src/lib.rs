@@ -1,39 +1,40 @@
-//! Step 5 of the data path for remote stores: a store that is read from a list of HTTP(S) servers.
+//! A store that is read from a list of HTTP(S) servers. Step 5 of the data path, for remote stores.
 //!
 //! ```text
 //!   Object::read_checked --> read: choose the fastest server --> transfer --> connection (TCP, TLS)
-//!                              |  late: the same again from a second one        |
-//!                              |  failed or wrong: the next one                 v
-//!                              |                                         check by the caller
-//!                              +--> no server left: wait, log -- probe thread: one is back --> continue
+//!                              |  late: the same request to a second one       |
+//!                              |  failed or wrong: the next one                v
 //! ```
 //!
 //! # Guarantees
-//! - Returned bytes have the requested hash, or were accepted by the caller's check. A server that gives
-//!   wrong bytes, a body without an end or a redirect is put aside, with a message.
-//! - If an object is cut short on a server, or the server cannot read it, only reads that need it are
+//! - Returned bytes have the requested hash, or were accepted by the caller's check. A server that sends
+//!   wrong bytes, a body without an end or a redirect is put aside, with a warning.
+//! - If an object is shortened on a server, or the server cannot read it, only reads of that object are
 //!   affected: they continue at other servers, and fail if no server has it.
-//! - A read continues without an error while at least one server has the bytes. When all are gone, reads
-//!   wait, log that once, and continue when a server is back, for as long as the store is open.
-//! - If an object that is checked only as a whole was wrong, the next reading is from other servers. The same
-//!   holds for a part that is passed on without a check, and that its receiver found wrong.
-//! - If some server has holes in an object, the object is read as a whole from one server while that is
-//!   available: from the one with the fewest bytes in holes. No server is blamed for a whole that was not
-//!   read with caches bypassed, or whose list of holes is unknown.
-//! - A read that waits uses no thread if its caller has other work
+//! - A read continues without an error while at least one server has the bytes. If no server can be reached,
+//!   reads wait, log that once, and continue when a server is back, for as long as the store is open.
+//! - If the hash of a whole object was wrong, the object is read again from other servers. The same holds for
+//!   a part that a relay passed on without a check, and that its receiver found wrong.
+//! - A *hole* is a range of an object whose bytes a server deleted, because none of its versions needs them.
+//!   If a server has holes in an object, the whole object is read from one server while that is available:
+//!   from the one with the fewest bytes in holes. No server is blamed for a wrong hash if caches were used,
+//!   or if its list of holes is unknown.
+//! - A read that waits uses no thread if its caller supports that
+//!   ([`Object::read_or_wait`](headwater_store::Object::read_or_wait)).
 //!   ([`Object::read_or_wait`](headwater_store::Object::read_or_wait)).
 //! - A read that is late is sent to a second server; the first answer counts.
 //! - A token goes only to the servers of the [`Options`] that contain it, and never unencrypted over a
-//!   network. A daemon shows its own only to servers that were named when it was started: the caller ensures
-//!   that.
+//!   network. The caller must pass a daemon's own token only with servers that were named when the daemon was
+//!   started.
 //!
 //! # Limits
-//! - [`SERVERS_MAX`] servers; a connection for each read under way, [`Limits::idle_connections`] kept idle.
-//! - Opening, and looking up images, does not wait for servers that are gone: it fails and gives the reason
-//!   for each one. An answer to it may take 15 s, and one more for each 16 KiB that arrived.
+//! - At most [`SERVERS_MAX`] servers; one connection for each read in progress, and
+//!   [`Limits::idle_connections`] idle ones.
+//! - Opening, and looking up images, does not wait for servers that cannot be reached: it fails with the
+//!   reason for each server. An answer may take 15 s, plus one second for each 16 KiB that arrived.
 //! - Opening, looking up and reads that fail fast wait for servers that answer 503 or 429 with `Retry-After`,
-//!   for as long as [`Options::while_busy`] says: by default 30 s each.
-//! - A body is at most as long as was requested; a head has at most 16 KiB.
+//!   for the time of [`Options::while_busy`]: by default 30 s each.
+//! - A body is at most as long as requested; the head of an answer has at most 16 KiB.
 //!
 //! # Errors
 //! [`StoreError`](headwater_store::StoreError), with the answer of each server.

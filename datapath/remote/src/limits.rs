@@ -5,26 +5,26 @@ use std::time::Duration;
 /// Time limits and quantities, with default values.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// A server from which nothing arrives for this long is down.
+    /// A server that sends nothing for this long is down.
     pub stall: Duration,
-    /// A late read is sent to a second server after this time at the earliest, ..
+    /// A read is sent to a second server after this time at the earliest.
     pub hedge_after: Duration,
-    /// .. and after this time without a byte at the latest. It is also the longest time that a connection may
-    /// take to be ready.
+    /// A read is sent to a second server after this time without a byte at the latest. A connection may also
+    /// take at most this long to be ready.
     pub hedge_after_max: Duration,
-    /// A server that failed is probed after this time, and after twice the time for each further failure, ..
+    /// The time from a server's first failure to its first probe. It doubles with each further failure.
     pub probe_after: Duration,
-    /// .. but at least this often.
+    /// The longest time between two probes.
     pub probe_after_max: Duration,
     /// A server whose bytes were wrong is distrusted for this long.
     pub distrust: Duration,
     /// If no reachable server has the right bytes, a read waits this long for the others.
     pub wait_for_better: Duration,
-    /// How often available servers are informed which versions are in use.
+    /// How often available servers are informed which versions are in use, so that they keep them.
     pub keep_every: Duration,
-    /// Connections that are kept for each server while nothing is read.
+    /// The most idle connections that are kept for each server.
     pub idle_connections: usize,
-    /// How long they are kept.
+    /// How long an idle connection is kept.
     pub idle: Duration,
 }
 

@@ -1,6 +1,6 @@
-//! The thread that finds out which servers are available: when the store is opened, after failures, and from
-//! time to time for servers without requests. A second thread keeps open versions from being removed.
-//! Requests here have answers of a few bytes, and a limited time for all of them.
+//! The thread that probes which servers are available: when the store is opened, after failures, and from
+//! time to time for servers without requests. A second thread informs servers which versions are in use.
+//! Answers to these requests have a few bytes and a total timeout.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +13,10 @@ use crate::health::Health;
 use crate::servers::Servers;
 use crate::transfer::{Fault, PriorRequests, Transfer, Wanted};
 
-/// A server without requests for this long is measured.
+/// The speed of a server without requests for this long is measured.
 const MEASURE_AFTER: Duration = Duration::from_secs(5);
-/// An answer may take this many times as long as a server may be silent. So a server that sends a byte now
-/// and then delays nobody.
+/// The total timeout of an answer, as a multiple of the stall timeout. So a server that sends a byte now and
+/// then delays nobody.
 pub(crate) const STALLS_MAX: u32 = 3;
 
 /// The start of the file `store`: enough to know that the server is one of a store, and that it supports
@@ -29,7 +29,7 @@ pub(crate) fn run(servers: &Arc<Servers>) {
     let mut keep_at = Instant::now() + servers.limits.keep_every;
     let keeping = Arc::new(AtomicBool::new(false));
     while !servers.is_closed() {
-        // Nobody else would close the connections of a server without requests.
+        // If this thread did not close the idle connections of a server without requests, nobody would.
         servers.list.iter().for_each(|server| server.drop_old(servers.limits.idle));
         let now = Instant::now();
         let (due, mut next) = take_due(servers, now);
@@ -40,7 +40,7 @@ pub(crate) fn run(servers: &Arc<Servers>) {
                 .name(format!("probe-{index}"))
                 .spawn(move || probe(&probing, index));
             if let Err(e) = started {
-                tracing::warn!(error = %e, "cannot start a thread to look for a server; trying again");
+                tracing::warn!(error = %e, "cannot start a thread that probes a server; trying again");
                 done(servers, index);
             }
         }
@@ -53,15 +53,15 @@ pub(crate) fn run(servers: &Arc<Servers>) {
             keep_in_background(servers, &keeping);
         }
         let mut state = servers.state.lock();
-        // A version that was opened just now has woken nobody. While servers are being informed of other
-        // versions, the end of that wakes this thread.
+        // Opening a version does not wake this thread. If servers are being informed of other versions, the
+        // end of that wakes it.
         if !servers.is_closed() && (!state.pins_due || keeping.load(Ordering::Acquire)) {
             servers.changed.wait_until(&mut state, next.max(now + Duration::from_millis(10)));
         }
     }
 }
 
-/// The servers to probe now, marked as such, and when the next one is due.
+/// The servers to probe now, which are marked as probed, and the time at which the next one is due.
 fn take_due(servers: &Servers, now: Instant) -> (Vec<usize>, Instant) {
     let mut due = Vec::new();
     let mut next = now + MEASURE_AFTER;
@@ -90,13 +90,14 @@ fn done(servers: &Servers, index: usize) {
         record.probing = false;
         record.probes += 1;
     }
-    servers.tell();
+    servers.announce_change();
 }
 
 fn probe(servers: &Arc<Servers>, index: usize) {
     let health = servers.state.lock().records.get(index).map(|record| record.health.clone());
-    // A cache that has the file `store` may hide why the server was put aside. A server that is down is not
-    // asked in this way: if a cache does not reach its server, its contents can still be read.
+    // A cache that has the file `store` may hide why the server was put aside, so caches are bypassed. A
+    // server that is down is asked through caches: if a cache does not reach its server, its contents can
+    // still be read.
     let outcome = ask(servers, index, matches!(health, Some(Health::Aside { .. })));
     if outcome.is_err() {
         resolve_in_background(servers, index);
@@ -108,7 +109,7 @@ fn probe(servers: &Arc<Servers>, index: usize) {
     done(servers, index);
 }
 
-/// The meaning of a server's failure to give the file `store`.
+/// Interprets the failure of a server to give the file `store`.
 pub(crate) fn no_store(fault: Fault) -> Fault {
     match fault {
         Fault::Missing => Fault::Odd("there is no store at this URL (status 404)".into()),
@@ -123,12 +124,12 @@ pub(crate) fn no_store(fault: Fault) -> Fault {
 pub(crate) fn ask(servers: &Servers, index: usize, past_caches: bool) -> Result<Duration, Fault> {
     let Some(server) = servers.list.get(index) else { return Err(Fault::Missing) };
     // Its known addresses first: a name server that does not answer must not delay a server that does.
-    if server.addresses() == 0 {
+    if server.address_count() == 0 {
         server.resolve()?;
     }
     servers.renew_token();
     let mut outcome = Err(Fault::Gone("its name has no address".into()));
-    for _ in 0..server.addresses() {
+    for _ in 0..server.address_count() {
         outcome = servers
             .start(index, "store", START, PriorRequests::caches(past_caches), true)
             .and_then(|transfer| finish(servers, transfer));
@@ -148,19 +149,19 @@ pub(crate) fn ask(servers: &Servers, index: usize, past_caches: bool) -> Result<
 /// Looks the name up for the next probe, unless a lookup is in progress: it may have other addresses by now.
 fn resolve_in_background(servers: &Arc<Servers>, index: usize) {
     let Some(server) = servers.list.get(index) else { return };
-    if server.addresses() == 0 || server.resolving.swap(true, Ordering::AcqRel) {
+    if server.address_count() == 0 || server.resolving.swap(true, Ordering::AcqRel) {
         return;
     }
     let theirs = Arc::clone(servers);
     let started = std::thread::Builder::new().name(format!("resolve-{index}")).spawn(move || {
         let Some(server) = theirs.list.get(index) else { return };
         if let Err(fault) = server.resolve() {
-            tracing::debug!(?fault, "cannot look a server up");
+            tracing::debug!(?fault, "cannot look up a server's name");
         }
         server.resolving.store(false, Ordering::Release);
     });
     if let Err(e) = started {
-        tracing::warn!(error = %e, "cannot start a thread to look a server up; trying again");
+        tracing::warn!(error = %e, "cannot start a thread that looks up a server's name; trying again");
         server.resolving.store(false, Ordering::Release);
     }
 }
@@ -194,7 +195,7 @@ fn keep_in_background(servers: &Arc<Servers>, keeping: &Arc<AtomicBool>) {
         keep_versions(&telling);
         is_done.store(false, Ordering::Release);
         // Other versions may have been opened meanwhile.
-        telling.tell();
+        telling.announce_change();
     });
     if let Err(e) = started {
         tracing::warn!(error = %e, "cannot start a thread that tells servers which versions are in use");
@@ -204,8 +205,8 @@ fn keep_in_background(servers: &Arc<Servers>, keeping: &Arc<AtomicBool>) {
     }
 }
 
-/// Requests the first byte of the manifests in use, bypassing caches. A server that gets this request removes
-/// none of them for an hour.
+/// Requests the first byte of each manifest in use, bypassing caches. A server that gets this request keeps
+/// the version for an hour.
 fn keep_versions(servers: &Servers) {
     let (pins, up) = {
         let mut state = servers.state.lock();
@@ -216,7 +217,7 @@ fn keep_versions(servers: &Servers) {
         (pins, up.map(|(index, _)| index).collect::<Vec<_>>())
     };
     if !pins.is_empty() {
-        // If nothing is read, nobody else notices that the token was replaced.
+        // If nothing is read, no read renews the token after it was replaced.
         servers.renew_token();
     }
     for server in up {
@@ -230,9 +231,9 @@ fn keep_versions(servers: &Servers) {
                 .start(server, &path, wanted, PriorRequests::caches(true), true)
                 .and_then(|transfer| finish(servers, transfer));
             let Err(fault) = asked else { continue };
-            tracing::debug!(server, ?fault, %manifest, "cannot tell a server that a version is in use");
+            tracing::debug!(server, ?fault, %manifest, "cannot inform a server that a version is in use");
             if !matches!(fault, Fault::Missing | Fault::Wrong(_)) {
-                // It would not get the requests for the others either.
+                // The server would not get the requests for the other versions either.
                 break;
             }
         }
@@ -253,7 +254,7 @@ mod tests {
         let limits = crate::Limits { idle: Duration::ZERO, ..crate::Limits::default() };
         let servers =
             Servers::new(vec![url], None, None, (limits, headwater_store::WhileBusy::default())).unwrap();
-        servers.list[0].knows(vec![address]);
+        servers.list[0].set_addresses(vec![address]);
         servers.keep(0, servers.list[0].connect().unwrap());
         let (mut end, _) = listener.accept().unwrap();
         let probing = Arc::clone(&servers);
@@ -266,7 +267,7 @@ mod tests {
 
     #[test]
     fn an_address_that_answers_is_asked_without_a_lookup() {
-        // The name has another address, where nobody listens.
+        // The name has another address, where nothing listens.
         let listener = TcpListener::bind(("127.0.0.2", 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let answering = std::thread::spawn(move || {
@@ -284,16 +285,16 @@ mod tests {
             (crate::Limits::default(), headwater_store::WhileBusy::default()),
         )
         .unwrap();
-        servers.list[0].knows(vec![address]);
+        servers.list[0].set_addresses(vec![address]);
         probe(&servers, 0);
         assert!(matches!(servers.state.lock().records[0].health, Health::Up), "{:?}", servers.status());
         answering.join().unwrap();
-        // It is gone now: the name is looked up for the following probes.
+        // The server is gone now, so its name is looked up for the following probes.
         probe(&servers, 0);
         assert!(!matches!(servers.state.lock().records[0].health, Health::Up));
         let until = Instant::now() + Duration::from_secs(60);
-        while servers.list[0].known() == [address] {
-            assert!(Instant::now() < until, "it was not looked up");
+        while servers.list[0].known_addresses() == [address] {
+            assert!(Instant::now() < until, "the name was not looked up");
             std::thread::sleep(Duration::from_millis(1));
         }
     }

@@ -1,20 +1,26 @@
-//! A read: choose a server, ask it, ask another one if it is late or fails, check, and wait when no server is
-//! left.
+//! Reads a file or a range from the servers: chooses a server, asks another one if the answer is late, fails
+//! or does not pass the check, and waits if no server is left.
 //!
-//! | a server | for this read | for all others |
+//! Terms of the table: a server is *down* (not asked until a probe succeeds), *put aside* (the same, after an
+//! unexpected answer) or *distrusted* (asked only if no other is left); see `health.rs`. It is *excluded* if
+//! this read does not ask it again. It is *busy* if it answers 429, 502, 503 or 504. It *breaks off* if its
+//! answer ends early. A *hole* is a range of an object whose bytes a server deleted. A *probe* requests the
+//! file `store`, which each server of a store has. "Uncached" requests bypass HTTP caches.
+//!
+//! | the server | in this read | in other reads |
 //! |---|---|---|
-//! | does not have it | if no server has it, it is asked once more, bypassing caches; then not again soon. Before the answer "not found", and in reads that wait, it is asked whether it has a store at all | nothing |
-//! | has it with another length | the same | nothing |
-//! | sends wrong bytes | it is asked once more, bypassing caches; for a part of an object once again after it reported the holes there; then not again | it is distrusted |
-//! | sends wrong bytes of a part of an object, and reports that part as gone, or cannot report it | it is asked once more; then it counts as not having it | readers of the object ask others first |
-//! | reported this part of an object as gone before | reads without a check do not ask it, unless all others answer that they do not have it | nothing |
-//! | breaks off, answers with 5xx | it is asked again when a probe was answered | it is down until then |
-//! | answers something else, such as 403 or a redirect | it is asked again when a probe was answered | it is put aside until then |
-//! | breaks off or answers so again after a probe | it is asked again after a pause. In the end it is given up if it gives the file `store` with caches bypassed; otherwise it is away | for a minute, reads of the same file ask it only twice |
-//! | refuses the token | it is asked once more, with the present content of the token file; then as above | it is put aside |
-//! | is gone, is busy, does not reach its own source (502, 504) | it is asked again when it is back | it is down |
+//! | does not have the file (404) | if no other server has it, the server is asked once more, uncached; then not again for [`Limits::wait_for_better`](crate::limits::Limits::wait_for_better). Before "not found" is returned, and before the read waits, a probe checks that the server has a store at all | no effect |
+//! | has the file with another length | as for 404 | no effect |
+//! | sends wrong bytes | 1st time: asked again, uncached. 2nd time, for a range of an object: its list of holes is requested, then it is asked again. Then it is excluded | it is distrusted |
+//! | sends wrong bytes of a range in one of its holes, or cannot say whether it is | it is asked once more; then it counts as a server without the range | readers of the object ask other servers first |
+//! | has reported a hole in the range before | reads without a check ask it only if all other servers answer that they do not have the range | no effect |
+//! | breaks off, or answers with 5xx | it is asked again after a successful probe | it is down until then |
+//! | sends another answer, such as 403 or a redirect | it is asked again after a successful probe | it is put aside until then |
+//! | breaks off or sends such an answer again after a probe | it is asked again after a pause. After three such failures, if it gives the file `store` uncached, only this file is bad, and the server is excluded. If not, it is down and the read waits | for a minute, reads of the same file ask it only twice |
+//! | refuses the token (401) | it is asked once more with the present content of the token file; then as for 403 | it is put aside |
+//! | cannot be reached, is busy, or is a proxy that cannot reach its own server (502, 504) | it is asked again when it is back | it is down |
 //! | is busy, and says when to retry | reads that do not wait for servers wait for it, within a limit | it is down |
-//! | is busy again after a probe | it is asked again at the time it gave | nothing |
+//! | is busy again after a probe | it is asked again at the time it gave | no effect |
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,61 +35,63 @@ use crate::probe;
 use crate::servers::{Servers, SuspendedRead, WAIT_MAX};
 use crate::transfer::{Busy, Fault, Wanted};
 
-/// A server has no good bytes if it breaks off or gives unexpected answers this often in one read, for at
-/// least as long as reads wait for better bytes.
+/// After this many failures in one read, a server that breaks off or sends unexpected answers is excluded, if
+/// at least [`Limits::wait_for_better`](crate::limits::Limits::wait_for_better) has passed since the first
+/// one.
 const BREAKS_MAX: u32 = 3;
-/// A read that does not wait for servers waits for the probe of one that broke off, for at most this many
-/// times the pause before the first probe.
+/// The longest time for which a read that does not wait for servers waits for the probe of a server that
+/// broke off, as a multiple of the pause before the first probe.
 pub(crate) const PROBE_WAITS: u32 = 10;
 
-/// What to read.
+/// A request for a file or a range of it.
 pub(crate) struct Ask<'a> {
     /// The path below the servers' base URLs.
     pub path: &'a str,
     pub wanted: Wanted,
-    /// The object of which it is a part. If the part is gone on a server, other bytes come from there.
+    /// The object to which the range belongs. It is needed to ask for holes.
     pub object: Option<Hash>,
     /// Whether to wait for a server when none is left.
     pub retrying: bool,
     /// If it is not retrying, whether to wait for busy servers, for as long as [`Servers::while_busy`] says.
     pub waits_while_busy: bool,
-    /// Whether a good server may lack this, and may then give unexpected answers.
+    /// Whether a good server may lack this file, and may then send unexpected answers.
     pub optional: bool,
-    /// Whether the caller has clients of its own, which wait no longer than it would.
-    pub hasty: bool,
+    /// Halves the stall timeout, because the caller has clients of its own, which wait no longer than the
+    /// caller.
+    pub short_timeout: bool,
     pub choice: ServerChoice,
 }
 
 impl Ask<'_> {
-    /// After how long without a byte the asked server is down.
+    /// The stall timeout: a server that sends nothing for this long is down.
     pub(crate) fn stall(&self, servers: &Servers) -> Duration {
-        if self.hasty { servers.limits.stall / 2 } else { servers.limits.stall }
+        if self.short_timeout { servers.limits.stall / 2 } else { servers.limits.stall }
     }
 }
 
 /// The result of a read.
 pub(crate) struct Answer {
     pub body: Vec<u8>,
-    /// If a part was requested: the length of the whole, as the server reported it.
+    /// The length of the whole file, as the server reported it, if a range was requested.
     pub total: Option<u64>,
-    /// The server that gave it.
+    /// The server that sent the body.
     pub server: usize,
 }
 
 /// Why a server has no good bytes, although it answers.
 enum Verdict {
-    /// It is missing there, and is not requested again before `again_at` while others may have it.
+    /// The server does not have it, and is not asked again before `again_at` while others may have it.
     Missing {
         again_at: Instant,
-        /// Whether the server has its store, and is not one whose directory is gone.
+        /// Whether a probe found that the server has a store, so that its directory is not merely missing.
         is_sure: bool,
-        /// Its answer, if it says more than that the file is missing.
+        /// The server's reason, if it says more than that the file is missing.
         why: Option<String>,
-        /// It has other parts of the same object.
+        /// The server has other parts of the same object, and deleted this one.
         is_given_back: bool,
     },
     Wrong(StoreError),
-    /// It reported the part as gone before it was asked.
+    /// The server reported a hole in the range before this read.
     GivenBack,
 }
 
@@ -92,24 +100,22 @@ enum Verdict {
 struct AttemptResult {
     verdict: Option<Verdict>,
     breaks: Option<Breaks>,
-    /// Its answer was wrong or missing, perhaps because of a cache in between: it is asked with caches
-    /// bypassed.
+    /// The answer was wrong or missing, perhaps because of a cache in between: requests bypass caches.
     past_caches: bool,
-    /// Whether the wrong part was in a hole, as the server reported, or may have been. After that it is asked
-    /// once more: a server that relays knows the holes of its servers by now, and asks those that have the
-    /// part.
+    /// Whether the wrong range is, or may be, in a hole of the server. After that, the server is asked once
+    /// more: a relay knows the holes of its servers by then, and asks those that have the range.
     gave_back: Option<bool>,
-    /// It refused the token, and was asked once more with the new content of the token file.
+    /// The server refused the token, and was asked once more with the new content of the token file.
     token_renewed: bool,
-    /// It was busy, and wants to be asked again at this time.
+    /// The server was busy, and is asked again at this time.
     busy_until: Option<Instant>,
     /// The server itself gave that time.
     says_when: bool,
-    /// How often it was busy.
+    /// How often the server was busy.
     busy_times: u32,
 }
 
-/// It broke off, or gave an unexpected answer.
+/// Counts how often a server broke off or sent an unexpected answer.
 struct Breaks {
     count: u32,
     first: Instant,
@@ -124,21 +130,21 @@ impl AttemptResult {
 
     fn has_given_back(&mut self, servers: &Servers) {
         let again_at = Instant::now() + servers.limits.wait_for_better;
-        let why = Some("its space was given back".to_owned());
+        let why = Some("it was deleted there, because no version on that server needs it".to_owned());
         self.verdict = Some(Verdict::Missing { again_at, is_sure: false, why, is_given_back: true });
     }
 
-    /// Whether it has other parts of the same object, and this one is gone.
+    /// Whether the server has other parts of the same object, and deleted this one.
     fn is_given_back(&self) -> bool {
         matches!(self.verdict, Some(Verdict::GivenBack | Verdict::Missing { is_given_back: true, .. }))
     }
 
-    /// Whether it answers, and its bytes are known to be wrong.
+    /// Whether the server answers, and its bytes are known to be wrong.
     fn is_wrong(&self) -> bool {
         matches!(self.verdict, Some(Verdict::Wrong(_) | Verdict::GivenBack))
     }
 
-    /// When to ask again a server that does not have it.
+    /// If the server does not have it: when to ask again.
     fn missing_until(&self) -> Option<Instant> {
         match self.verdict {
             Some(Verdict::Missing { again_at, .. }) => Some(again_at),
@@ -150,18 +156,18 @@ impl AttemptResult {
         self.verdict.is_some()
     }
 
-    /// When it can be asked again, if that is later than `now`.
+    /// When the server can be asked again, if that is later than `now`.
     fn paused_until(&self, now: Instant) -> Option<Instant> {
         let again_at = self.breaks.as_ref().map(|breaks| breaks.again_at).max(self.busy_until);
         again_at.filter(|at| *at > now && !self.is_judged())
     }
 
-    /// Whether it can be asked only later, because it is busy and said so.
+    /// Whether the server can be asked only later, because it is busy and said so.
     fn is_busy(&self, now: Instant) -> bool {
         self.says_when && self.busy_until.is_some_and(|at| at > now)
     }
 
-    /// Whether it fails for this request although it is available.
+    /// Whether the request fails although the server is available.
     fn is_there(&self) -> bool {
         self.breaks.as_ref().is_some_and(|breaks| breaks.count > 1)
     }
@@ -170,7 +176,7 @@ impl AttemptResult {
         match fault {
             Fault::Missing => self.lacks(servers, None),
             Fault::Odd(why) | Fault::Wrong(why) if ask.optional => self.lacks(servers, Some(why)),
-            // It is unknown whether it has this, and other reads are not affected.
+            // The server may have the file, and other reads are not affected.
             Fault::Refused(why) if ask.optional => {
                 self.verdict = Some(Verdict::Wrong(StoreError::new(StoreErrorKind::Io, why)));
             }
@@ -178,9 +184,9 @@ impl AttemptResult {
             Fault::Broke(_) | Fault::Odd(_) | Fault::Refused(_) => self.broke(servers, ask, server, fault),
             Fault::Busy(Busy { wait, says_when, .. }) => {
                 self.says_when = says_when;
-                // The source of the server may have been away, which may be why it broke off.
+                // The server behind a proxy may have been away, which may be why the answer broke off.
                 self.breaks = None;
-                // A server that says "at once" again and again is asked more rarely.
+                // A server that says "retry at once" again and again is asked more rarely.
                 let wait = wait.max(servers.busy_for(self.busy_times));
                 self.busy_times = self.busy_times.saturating_add(1);
                 match self.busy_until.replace(Instant::now() + wait) {
@@ -189,39 +195,39 @@ impl AttemptResult {
                 }
             }
             Fault::Gone(_) | Fault::Stale => {
-                // It was gone in between, which may be why it broke off.
+                // The server was gone in between, which may be why the answer broke off.
                 (self.breaks, self.busy_until, self.busy_times) = (None, None, 0);
                 servers.failed(server, ask.path, &fault);
             }
         }
     }
 
-    /// Handles a server that broke off, or gave an unexpected answer.
+    /// Handles a server that broke off, or sent an unexpected answer.
     fn broke(&mut self, servers: &Servers, ask: &Ask<'_>, server: usize, fault: Fault) {
         let now = Instant::now();
         let has_failed_file = servers.has_failed_file(server, ask.path);
         let Some(breaks) = &mut self.breaks else {
             self.breaks = Some(Breaks { count: 1, first: now, again_at: now });
             if let Some(breaks) = self.breaks.as_mut().filter(|_| has_failed_file) {
-                // Once more, in case it is just being restarted. Other reads continue.
+                // Asks once more, in case the server is just being restarted. Other reads continue.
                 breaks.again_at = now + servers.pause_after(0);
                 return;
             }
             return servers.failed(server, ask.path, &fault);
         };
-        // It has answered a probe since, so it is available for all reads except this one.
+        // The server has answered a probe since, so it is available for all reads except this one.
         breaks.count = breaks.count.saturating_add(1);
-        // Time in which it was gone says nothing about its contents.
+        // Time in which the server was gone says nothing about its contents.
         let since = Some(breaks.first).max(servers.back_at(server));
         let is_long = since.is_none_or(|since| now.duration_since(since) >= servers.limits.wait_for_better);
         if has_failed_file || (breaks.count >= BREAKS_MAX && is_long) {
-            // A cache in front of it may have answered the probe while the server is away: then reads wait.
+            // A cache may have answered the probe while the server behind it is away: then reads wait.
             if let Err(fault) = probe::ask(servers, server, true) {
                 self.breaks = None;
                 return servers.failed(server, "store", &probe::no_store(fault));
             }
             servers.note_failed_file(server, ask.path);
-            let why = format!("{fault}, and so it did {} times", breaks.count);
+            let why = format!("{fault}; this happened {} times", breaks.count);
             return self.cannot_give(servers, ask, server, why);
         }
         breaks.again_at = now + servers.pause_after(breaks.count);
@@ -233,7 +239,7 @@ impl AttemptResult {
     }
 }
 
-/// Reads until a server gives bytes that `check` accepts.
+/// Reads until a server sends bytes that `check` accepts.
 pub(crate) fn read(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Result<Answer, StoreError> {
     let mut reading = Reading::new(servers, ask);
     loop {
@@ -244,8 +250,8 @@ pub(crate) fn read(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> R
     }
 }
 
-/// The same, without a thread while it waits. `None`: it waits, and continues when the call is repeated with
-/// this `waiting`.
+/// As [`read`], without occupying a thread while it waits. Returns `None` if it waits; the read continues
+/// when the call is repeated with the same `waiting`.
 pub(crate) fn read_or_wait(
     servers: &Arc<Servers>,
     ask: &Ask<'_>,
@@ -263,9 +269,9 @@ pub(crate) fn read_or_wait(
             Step::Read(answer) => return Ok(Some(answer)),
             Step::Waits(until) => until,
         };
-        let Some(resting) = servers.rest(until) else { continue };
-        let (theirs, until) = (Arc::clone(servers), resting.until);
-        waiting.begin((reading, resting), move |now| now >= until || theirs.changes() != seen);
+        let Some(suspended) = servers.suspend(until) else { continue };
+        let (theirs, until) = (Arc::clone(servers), suspended.until);
+        waiting.begin((reading, suspended), move |now| now >= until || theirs.changes() != seen);
         return Ok(None);
     }
 }
@@ -279,9 +285,9 @@ struct Reading {
     probed_until: Option<Instant>,
     better_until: Option<Instant>,
     waiting_since: Option<Instant>,
-    /// Since when it waits only for busy servers.
+    /// Since when the read waits only for busy servers.
     busy_since: Option<Instant>,
-    /// Servers that do not have it may be asked again.
+    /// The read has waited, so servers without the file may be asked again.
     has_waited: bool,
 }
 
@@ -294,9 +300,9 @@ enum Step {
 impl Reading {
     fn new(servers: &Servers, ask: &Ask<'_>) -> Self {
         let before = |index| {
-            let is_liar = ask.choice.liars.contains(&index);
+            let is_excluded = ask.choice.servers_with_wrong_bytes.contains(&index);
             let given_back = || ask.choice.without.contains(&index).then_some(Verdict::GivenBack);
-            is_liar.then(|| Verdict::Wrong(wrong_as_a_whole())).or_else(given_back)
+            is_excluded.then(|| Verdict::Wrong(wrong_as_a_whole())).or_else(given_back)
         };
         let past_caches = ask.choice.past_caches;
         let before =
@@ -344,7 +350,7 @@ impl Reading {
             let excluded: Vec<bool> = self.tried.iter().map(is_out).collect();
             let past_caches: Vec<bool> = self.tried.iter().map(|tried| tried.past_caches).collect();
             let Some(first) = self.once_more.take().or_else(|| choose(servers, ask, len, &excluded)) else {
-                if let Some(until) = self.nobody(servers, ask, &excluded, now)? {
+                if let Some(until) = self.no_server_left(servers, ask, &excluded, now)? {
                     return Ok(Step::Waits(until));
                 }
                 continue;
@@ -359,8 +365,8 @@ impl Reading {
         }
     }
 
-    /// The error if the store was closed. If a server failed this read before, that is why the read was still
-    /// in progress.
+    /// The error if the store was closed. It names the servers that failed, because they are why the read was
+    /// still in progress.
     fn closed(&self, servers: &Servers, ask: &Ask<'_>) -> StoreError {
         let mut message = format!("the store was closed during a read of {}", ask.path);
         if self.failed_before {
@@ -371,15 +377,16 @@ impl Reading {
         StoreError::new(StoreErrorKind::Io, message)
     }
 
-    /// No server can be asked now. `None`: one may be available after all. Otherwise until when to wait.
-    fn nobody(
+    /// No server can be asked now. Returns `None` if a server can be asked after all, otherwise until when to
+    /// wait (`Some(None)`: until the state of a server changes).
+    fn no_server_left(
         &mut self,
         servers: &Servers,
         ask: &Ask<'_>,
         excluded: &[bool],
         now: Instant,
     ) -> Result<Option<Option<Instant>>, StoreError> {
-        if ask_past_caches(ask, &mut self.tried) || self.takes_what_lies_there(servers, ask) {
+        if ask_past_caches(ask, &mut self.tried) || self.may_read_bytes_in_holes(servers, ask) {
             return Ok(None);
         }
         if !ask.retrying {
@@ -387,12 +394,12 @@ impl Reading {
                 self.waiting_since.get_or_insert_with(Instant::now);
                 return Ok(Some(Some(until)));
             }
-            // Only if the server is available is it certain that the bytes cannot be had at all.
+            // Only a reachable server proves that the bytes do not exist.
             let longest = servers.limits.probe_after.saturating_mul(PROBE_WAITS);
             if servers.wait_for_probe(excluded, *self.probed_until.get_or_insert(now + longest)) {
                 return Ok(None);
             }
-            // A caller that gets "not found" may forget what it knows about the file.
+            // A caller that gets "not found" may discard what it knows about the file.
             if !ask.optional && self.tried.iter().all(|tried| tried.missing_until().is_some()) {
                 look_for_stores(servers, &mut self.tried);
             }
@@ -413,7 +420,7 @@ impl Reading {
         Ok(Some(self.wait_until(servers, ask)))
     }
 
-    /// Until when a read that does not wait for missing servers waits for busy ones.
+    /// Until when a read that does not wait for unreachable servers waits for busy ones.
     fn busy_until(
         &mut self,
         servers: &Servers,
@@ -439,19 +446,19 @@ impl Reading {
         Ok([longest, again_at, Some(now + WAIT_MAX)].into_iter().flatten().min())
     }
 
-    /// Whether servers that were left out because the part is gone there are asked for it now: all others
-    /// have answered that they do not have it. A server that fails may have it.
-    fn takes_what_lies_there(&mut self, servers: &Servers, ask: &Ask<'_>) -> bool {
+    /// Whether to ask servers with a hole in the range after all: all other servers have answered that they
+    /// do not have the range. A server that fails may have it.
+    fn may_read_bytes_in_holes(&mut self, servers: &Servers, ask: &Ask<'_>) -> bool {
         let is_left_out = |tried: &AttemptResult| matches!(tried.verdict, Some(Verdict::GivenBack));
-        let have_it_not = |tried: &[AttemptResult]| {
+        let lack_it = |tried: &[AttemptResult]| {
             tried.iter().all(|tried| is_left_out(tried) || tried.missing_until().is_some())
         };
-        if !ask.choice.or_what_lies_there || !self.tried.iter().any(is_left_out) || !have_it_not(&self.tried)
+        if !ask.choice.or_bytes_in_holes || !self.tried.iter().any(is_left_out) || !lack_it(&self.tried)
         {
             return false;
         }
         look_for_stores(servers, &mut self.tried);
-        if !have_it_not(&self.tried) {
+        if !lack_it(&self.tried) {
             return false;
         }
         self.tried.iter_mut().filter(|tried| is_left_out(tried)).for_each(|tried| tried.verdict = None);
@@ -459,7 +466,7 @@ impl Reading {
     }
 
     /// Until when to wait for servers that are away, or for one that should be asked again. They may have
-    /// what others lack.
+    /// bytes that the other servers lack.
     fn wait_until(&self, servers: &Servers, ask: &Ask<'_>) -> Option<Instant> {
         let now = Instant::now();
         let missing_until = self.tried.iter().filter_map(AttemptResult::missing_until).min();
@@ -470,7 +477,7 @@ impl Reading {
         [self.better_until, again_at, missing_until].into_iter().flatten().min()
     }
 
-    /// Evaluates an attempt: returns the answer if it is good.
+    /// Evaluates an attempt, and returns the answer if it is good.
     fn judge(
         &mut self,
         servers: &Servers,
@@ -507,8 +514,9 @@ impl Reading {
                     if let Some(tried) = self.tried.get_mut(server) {
                         match tried.gave_back {
                             None if ask.object.is_some() => {
-                                tried.gave_back = Some(gave_it_back(servers, ask, server));
-                                // Its list may be outdated because of a lost answer: then others come first.
+                                tried.gave_back = Some(is_in_hole(servers, ask, server));
+                                // The list that this server gave as a relay may be outdated because an answer
+                                // was lost: then other servers are asked first.
                                 self.once_more = Some(server).filter(|server| servers.is_there(*server));
                                 return None;
                             }
@@ -540,10 +548,10 @@ impl Reading {
     /// Records the fault of a server if another one has given a good answer, so that no server is asked
     /// again.
     fn failed_beside(&self, servers: &Servers, ask: &Ask<'_>, server: usize, fault: &Fault) {
-        // That concerns only this file, and may be the fault of a cache.
+        // The fault affects only this file, and may be the fault of a cache.
         let is_of_file = matches!(fault, Fault::Missing | Fault::Wrong(_) | Fault::Stale);
-        // It was down for this before, and has answered a probe since, so it is available for everything
-        // else.
+        // The server was down for this reason before, and has answered a probe since, so it is available for
+        // everything else.
         let again = |tried: &AttemptResult| tried.breaks.is_some() || tried.busy_until.is_some();
         let is_known = self.tried.get(server).is_some_and(again) || servers.has_failed_file(server, ask.path);
         if !(ask.optional || is_of_file || is_known) {
@@ -562,7 +570,7 @@ impl Reading {
     }
 }
 
-/// This server sent wrong bytes: returns whether to ask it once more, bypassing caches.
+/// Returns whether to ask a server that sent wrong bytes once more, bypassing caches.
 fn is_past_caches(ask: &Ask<'_>, tried: &mut [AttemptResult], server: usize) -> bool {
     let first = |tried: &mut AttemptResult| !std::mem::replace(&mut tried.past_caches, true);
     let is_first = !ask.optional && tried.get_mut(server).is_some_and(first);
@@ -570,23 +578,23 @@ fn is_past_caches(ask: &Ask<'_>, tried: &mut [AttemptResult], server: usize) -> 
         tracing::info!(
             server,
             what = ask.path,
-            "what came was wrong: the server is asked once more, past caches"
+            "a server sent wrong bytes: it is asked once more, bypassing caches"
         );
     }
     is_first
 }
 
-/// Whether a server's bytes were wrong because the part is gone there, or may be if the server cannot say so
-/// now. It may have given the space back since it was last asked.
-fn gave_it_back(servers: &Servers, ask: &Ask<'_>, server: usize) -> bool {
+/// Whether a server's bytes were wrong because the range is in one of its holes, or may be, if the server
+/// cannot say so now. The server may have deleted the range since it was last asked.
+fn is_in_hole(servers: &Servers, ask: &Ask<'_>, server: usize) -> bool {
     let (Some(object), Wanted::Range { first, len, total: Some(total) }) = (ask.object, ask.wanted) else {
         return false;
     };
     is_gone_there(servers, ask, (object, total), &(first..first.saturating_add(len)), server)
 }
 
-/// No server has it: whether to ask some once more, bypassing caches. A cache may remember that it was
-/// missing, or that its server was.
+/// Returns whether to ask servers once more, bypassing caches, if no server has the file. A cache may
+/// remember that the file, or its server, was missing.
 fn ask_past_caches(ask: &Ask<'_>, tried: &mut [AttemptResult]) -> bool {
     let mut is_any = false;
     for tried in tried.iter_mut().filter(|tried| !ask.optional && tried.missing_until().is_some()) {
@@ -598,15 +606,15 @@ fn ask_past_caches(ask: &Ask<'_>, tried: &mut [AttemptResult]) -> bool {
     is_any
 }
 
-/// This server refused the token: whether to ask it once more, because the file may contain another one by
-/// now.
+/// Returns whether to ask a server that refused the token once more, because the token file may have a new
+/// content.
 fn may_take_token(servers: &Servers, tried: &mut [AttemptResult], server: usize) -> bool {
     let first = |tried: &mut AttemptResult| !std::mem::replace(&mut tried.token_renewed, true);
     tried.get_mut(server).is_some_and(first) && servers.renew_token()
 }
 
-/// Asks servers without the file for their store: if a web server's directory is gone, everything is missing
-/// there, and it may come back.
+/// Asks servers without the file for their store: if the directory of a web server is missing, all files are,
+/// and may come back.
 fn look_for_stores(servers: &Servers, tried: &mut [AttemptResult]) {
     for (server, tried) in tried.iter_mut().enumerate() {
         if let Some(Verdict::Missing { is_sure, .. }) = &mut tried.verdict
@@ -623,12 +631,13 @@ fn look_for_stores(servers: &Servers, tried: &mut [AttemptResult]) {
     }
 }
 
-/// The error for bytes that are checked only as a whole.
+/// The error for an object whose hash is wrong.
 pub(crate) fn wrong_as_a_whole() -> StoreError {
-    StoreError::new(StoreErrorKind::Damaged, "as a whole it does not have the hash that is its name")
+    StoreError::new(StoreErrorKind::Damaged, "the hash of the whole object is not the one in its name")
 }
 
-/// Which server to ask: if one should give all of an object, that one while it is available.
+/// Chooses the server to ask. If one server should give all of an object, it is that one while it is
+/// available.
 pub(crate) fn choose(servers: &Servers, ask: &Ask<'_>, len: u64, excluded: &[bool]) -> Option<usize> {
     let choose = |is_out: &dyn Fn(usize) -> bool| {
         let excluded = excluded.iter().enumerate().map(|(index, out)| *out || is_out(index));
@@ -657,11 +666,11 @@ fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &[AttemptResult]) -> StoreE
     }
     let status = servers.status();
     let (mut missing, mut others) = (Vec::new(), Vec::new());
-    // A caller that waits gets it when they are back.
+    // A caller that waits gets it when these servers are back.
     let mut kind = StoreErrorKind::Io;
     for (server, tried) in status.servers.iter().zip(tried) {
         match &tried.verdict {
-            Some(Verdict::GivenBack) => missing.push(format!("{} (its space was given back)", server.url)),
+            Some(Verdict::GivenBack) => missing.push(format!("{} (it was deleted there, because no version on that server needs it)", server.url)),
             Some(Verdict::Missing { why: Some(why), .. }) => missing.push(format!("{} ({why})", server.url)),
             Some(_) => missing.push(server.url.clone()),
             None => others.push(format!("{}: {}", server.url, server.why.as_deref().unwrap_or("unknown"))),
@@ -673,7 +682,7 @@ fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &[AttemptResult]) -> StoreE
     let is_given_back = tried.iter().any(AttemptResult::is_given_back);
     if others.is_empty() {
         let message = format!("there is no {what} at {}", missing.join(", "));
-        // If other parts of the object exist, it is these bytes that are wrong.
+        // If other parts of the object exist, the error is damage to the object, not a missing object.
         let kind = if is_given_back { StoreErrorKind::Damaged } else { StoreErrorKind::NotFound };
         return StoreError::new(kind, message);
     }

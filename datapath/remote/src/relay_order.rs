@@ -1,25 +1,26 @@
-//! Remembers which server gave which part of an object that was read without a check, for readers that find
-//! it wrong.
+//! Remembers which server gave which range of an object that was read without a check, for clients that find
+//! the range wrong.
 //!
-//! A server that relays data of other servers passes parts of objects on, and cannot check them. Its reader
-//! can, and asks once more, bypassing caches. The relay would then choose the same server again. Instead it
-//! asks others first. This is an order, not blame: the reader may be wrong, or lie.
+//! A *relay* serves data that it reads from other servers. It passes ranges of objects on and cannot check
+//! them. Its client can, and requests a wrong range once more, bypassing caches. Without this module, the
+//! relay would choose the same server again. Instead it asks other servers first. This is an order of
+//! preference, not blame: the client may be wrong, or lie.
 //!
-//! | a server that | is asked |
+//! | the server | is asked |
 //! |---|---|
-//! | has given nothing of the part | first |
-//! | gave it only to readers that had found it wrong | next |
-//! | gave it to other readers, one of which may be the present one | last |
+//! | has given nothing of the range | first |
+//! | gave the range only to clients that had found it wrong | second |
+//! | gave the range to other clients, one of which may be the present one | last |
 //!
-//! Among servers of one kind, the one that gave it longest ago comes first. So a reader that asks again and
-//! again gets the part from all servers of a kind in turn.
+//! Within a row, the server that gave the range longest ago comes first. So a client that repeats its request
+//! gets the range from all servers of a row in turn.
 //!
-//! A full re-read passes its attempt number. All parts of one such reading come from one server, and each
-//! reading comes from another one. Otherwise each reading would mix parts of a bad server with parts of
-//! others, and other parts the next time.
+//! A client that reads the whole object again sends its attempt number. All ranges of one such attempt come
+//! from one server, and each attempt uses another server. Otherwise each attempt would mix ranges of a bad
+//! server with ranges of others.
 //!
-//! The identity of readers is not known. If several servers gave the part to other readers, the first one
-//! that is asked may be the one with the wrong bytes.
+//! The identity of clients is not known. If several servers gave the range to other clients, the first one
+//! asked may be the one with the wrong bytes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,11 +30,11 @@ use headwater_store::Hash;
 use crate::blame::ServerChoice;
 use crate::servers::Servers;
 
-/// The most parts that are remembered: more than are read in the short time after which a reader that found
-/// one wrong asks again.
+/// The most ranges that are remembered: more than are read in the short time until a client that found one
+/// wrong asks again.
 const GIVEN_MAX: usize = 4096;
 
-/// A part of an object that a server gave.
+/// A range of an object, and the server that gave it.
 #[derive(Debug)]
 pub(crate) struct GivenPart {
     pub object: Hash,
@@ -44,8 +45,8 @@ pub(crate) struct GivenPart {
 }
 
 impl Servers {
-    /// Records which server gave a part of an object.
-    pub(crate) fn gave(&self, given: GivenPart) {
+    /// Records which server gave a range of an object.
+    pub(crate) fn record_given(&self, given: GivenPart) {
         let kept = &mut self.state.lock().given;
         kept.push_back(given);
         if kept.len() > GIVEN_MAX {
@@ -53,9 +54,9 @@ impl Servers {
         }
     }
 
-    /// Which servers to ask for a part that was wrong.
+    /// Which servers to ask for a range that was wrong.
     pub(crate) fn others_first(&self, object: Hash, part: &Range<u64>) -> ServerChoice {
-        // For each server: whether it gave the part to other readers, and when it last gave it.
+        // For each server: whether it gave the range to other clients, and when it last gave it.
         let mut turns = BTreeMap::<usize, (bool, usize)>::new();
         let state = self.state.lock();
         let is_of_part = |given: &&GivenPart| {
@@ -81,9 +82,9 @@ impl Servers {
 }
 
 impl Servers {
-    /// Which server to ask in rereading number `reading` of a whole object. The number for that server is its
-    /// own count, because it may relay other servers.
-    pub(crate) fn in_turn(&self, reading: u32) -> ServerChoice {
+    /// Which server to ask in attempt `reading` of a whole object. The attempt number that is sent to that
+    /// server is counted per server, because the server may be a relay too.
+    pub(crate) fn rotate(&self, reading: u32) -> ServerChoice {
         let there: Vec<usize> = (0..self.list.len()).filter(|server| self.is_there(*server)).collect();
         let count = u32::try_from(there.len()).unwrap_or(u32::MAX).max(1);
         let first = usize::try_from(reading.checked_rem(count).unwrap_or(0)).unwrap_or(usize::MAX);
@@ -113,7 +114,7 @@ mod tests {
         let servers = three_servers();
         let [object, other] = [b"1", b"2"].map(|name| Hash::of(name));
         let gave = |server, object, part, past_caches| {
-            servers.gave(GivenPart { object, part, server, past_caches });
+            servers.record_given(GivenPart { object, part, server, past_caches });
         };
         let last = |part| servers.others_first(object, &part).last;
         assert!(last(0..100).is_empty());
@@ -122,14 +123,14 @@ mod tests {
         assert!(last(0..100).is_empty());
         gave(0, object, 50..60, false);
         assert_eq!((last(0..100), last(55..56), last(100..101)), (vec![0], vec![0], vec![2]));
-        // Several readers found the same part wrong: the first reader's new source is not the second one's.
+        // Several clients found the same range wrong: the first client's new source is not the second one's.
         gave(0, object, 0..100, false);
         gave(1, object, 0..100, true);
         assert_eq!(last(0..100), [1, 0]);
-        // It was wrong there, too.
+        // The range was wrong there, too.
         gave(2, object, 0..100, true);
         assert_eq!(last(0..100), [1, 2, 0]);
-        // Readers that know nothing of it get it from another server.
+        // Clients that have not read the range yet get it from another server.
         gave(1, object, 0..100, false);
         assert_eq!(last(0..100), [2, 0, 1]);
         for _ in 0..GIVEN_MAX {
@@ -141,7 +142,7 @@ mod tests {
     #[test]
     fn repeated_requests_for_a_wrong_part_rotate_through_all_servers() {
         let object = Hash::of(b"1");
-        // Servers that gave the part to unknown readers, and the resulting order.
+        // Servers that gave the range to unknown clients, and the resulting order.
         let cases: [(&[usize], [usize; 6]); 4] = [
             (&[0, 1, 2], [0, 1, 2, 0, 1, 2]),
             (&[1, 0, 2, 1], [0, 2, 1, 0, 2, 1]),
@@ -151,12 +152,12 @@ mod tests {
         for (before, expected) in cases {
             let servers = three_servers();
             let gave = |server, past_caches| {
-                servers.gave(GivenPart { object, part: 0..100, server, past_caches });
+                servers.record_given(GivenPart { object, part: 0..100, server, past_caches });
             };
             before.iter().for_each(|server| gave(*server, false));
             let asked = expected.map(|_| {
                 let last = servers.others_first(object, &(0..100)).last;
-                // A server that has given nothing of it is asked before those.
+                // A server that has given nothing of the range is asked before those.
                 let first = (0..3).find(|server| !last.contains(server)).unwrap_or_else(|| last[0]);
                 gave(first, true);
                 first
@@ -169,9 +170,9 @@ mod tests {
     fn many_readers_of_a_wrong_part_get_it_from_another_server() {
         let (servers, object) = (three_servers(), Hash::of(b"1"));
         let gave = |server, past_caches| {
-            servers.gave(GivenPart { object, part: 0..100, server, past_caches });
+            servers.record_given(GivenPart { object, part: 0..100, server, past_caches });
         };
-        // All at the same time, and one after the other.
+        // Concurrently, and one after the other.
         (0..8).for_each(|_| gave(0, false));
         gave(1, true);
         for _ in 1..8 {
@@ -189,7 +190,7 @@ mod tests {
     fn each_reading_of_all_of_an_object_is_of_another_server() {
         let servers = three_servers();
         let turn = |reading| {
-            let choice = servers.in_turn(reading);
+            let choice = servers.rotate(reading);
             assert!(choice.alone && choice.past_caches);
             (choice.first, choice.reading)
         };
@@ -199,7 +200,7 @@ mod tests {
         assert_eq!(turn(7), (Some(0), Some(7)));
         servers.is_back(2, std::time::Duration::ZERO);
         let turns: Vec<_> = (1..5).map(turn).collect();
-        // Each of the servers behind these is combined once with each of them.
+        // Each of the servers behind these relays is combined once with each relay.
         assert_eq!(turns, [(Some(2), Some(0)), (Some(0), Some(1)), (Some(2), Some(1)), (Some(0), Some(2))]);
     }
 }

@@ -1,4 +1,4 @@
-//! A list of servers as a store.
+//! The [`Store`] that is read from a list of servers.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use crate::blame::{Blame, ServerChoice};
 use crate::hole_lists::HoleLists;
-use crate::holes::{Question, Waits, ask as ask_for_holes};
+use crate::holes::{ListWait, Question, ask as ask_for_holes};
 use crate::limits::Limits;
 use crate::probe;
 use crate::read::{Answer, Ask, read, read_or_wait, wrong_as_a_whole};
@@ -24,46 +24,44 @@ use crate::status::{Counters, ServerState, Status};
 use crate::transfer::Wanted;
 use crate::url::ServerUrl;
 
-/// The largest list of versions.
+/// The largest list of an image's versions.
 const LIST_MAX_BYTES: u64 = 1 << 30;
 /// The largest list of images: 260,000 of the longest names.
 const NAMES_MAX_BYTES: u64 = 16 << 20;
-/// The file `store`.
+/// The largest file `store`.
 const SETTINGS_MAX_BYTES: u64 = 4096;
 
 /// How to read from servers.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The servers, all with the same store.
-    pub servers: Vec<ServerUrl>,
-    /// Trust the certificate authorities in this PEM file, instead of the system's.
+    /// A PEM file with the certificate authorities to trust, instead of the system's.
     pub ca_file: Option<PathBuf>,
-    /// Show the token in this file. It is read again from time to time, so that it can be replaced.
+    /// A file with the token to send. It is read again from time to time, so that it can be replaced.
     pub token_file: Option<PathBuf>,
     /// Time limits and quantities.
     pub limits: Limits,
-    /// How long opening, looking up and reads that fail fast wait for available servers that say that they
-    /// are busy.
+    /// How long opening, looking up and reads that fail fast wait for busy servers.
     pub while_busy: WhileBusy,
 }
 
 impl Options {
-    /// These servers, the system's authorities, no token.
+    /// Options for these servers, with the system's authorities and no token.
     pub fn new(servers: Vec<ServerUrl>) -> Self {
         let (limits, while_busy) = (Limits::default(), WhileBusy::default());
         Self { servers, ca_file: None, token_file: None, limits, while_busy }
     }
 }
 
-/// A store on a list of servers; read only. Cloning is cheap. It is closed when the last clone and the last
-/// object of it are gone, or by [`RemoteStore::close`].
+/// A read-only store on a list of servers. Cloning is cheap. It is closed when its last clone and last object
+/// are dropped, or by [`RemoteStore::close`].
 #[derive(Clone)]
 pub struct RemoteStore {
     open: Arc<Open>,
     chunk_bytes: u32,
     /// Whether reads of objects wait while no server is available.
     retrying: bool,
-    /// Whether everything else waits for busy servers.
+    /// Whether all other requests wait for busy servers.
     waits_while_busy: bool,
 }
 
@@ -77,8 +75,8 @@ impl Drop for Open {
 }
 
 impl RemoteStore {
-    /// Finds out which servers are available; one is enough. If there is none, it fails with the answer of
-    /// each one.
+    /// Opens the store. One available server is enough; if there is none, it fails with the answer of each
+    /// server.
     pub fn open(options: Options) -> Result<Self, StoreError> {
         let open = Open::start(options)?;
         open.0.wait_for_first(true)?;
@@ -91,17 +89,17 @@ impl RemoteStore {
         Ok(Self { chunk_bytes, ..store })
     }
 
-    /// The same with a known chunk size, whether or not a server is available: reads of objects wait until
-    /// one is.
+    /// As [`RemoteStore::open`] with a known chunk size, whether or not a server is available: reads of
+    /// objects wait until one is.
     pub fn open_unseen(options: Options, chunk_bytes: u32) -> Result<Self, StoreError> {
         let open = Open::start(options)?;
         if let Err(e) = open.0.wait_for_first(false) {
-            tracing::debug!(error = %e, "a store is opened without servers");
+            tracing::debug!(error = %e, "a store is opened although no server can be reached");
         }
         Ok(Self { open, chunk_bytes, retrying: true, waits_while_busy: true })
     }
 
-    /// Which servers are used, and why others are not.
+    /// The state of each server, and why it is not used.
     pub fn status(&self) -> Status {
         self.open.0.status()
     }
@@ -118,7 +116,7 @@ impl RemoteStore {
 }
 
 impl Open {
-    /// Starts to look for the servers.
+    /// Starts to probe the servers.
     fn start(options: Options) -> Result<Arc<Self>, StoreError> {
         let Options { servers, ca_file, token_file, limits, while_busy } = options;
         let servers = Servers::new(servers, ca_file.as_deref(), token_file, (limits, while_busy))?;
@@ -148,11 +146,11 @@ impl Servers {
                 || !self.is_any_busy()
                 || !self.while_busy.tell(&why)
             {
-                // A busy server may be back since the question above: then it is not busy, and can be used.
+                // A busy server may have come back since the check above: then it can be used.
                 if self.wait_for_first_answer().is_ok() {
                     return Ok(());
                 }
-                // Reads wait for all of these, even for those that give wrong answers.
+                // Reads wait for all of these servers, even for those with wrong answers.
                 return Err(StoreError::new(
                     StoreErrorKind::Unreachable,
                     format!("none of the servers can be used: {why}{}", self.try_again()),
@@ -162,7 +160,7 @@ impl Servers {
         }
     }
 
-    /// Whether a server is available and busy.
+    /// Whether a reachable server is busy.
     fn is_any_busy(&self) -> bool {
         self.state.lock().records.iter().any(|record| record.is_busy_now())
     }
@@ -172,7 +170,7 @@ impl Servers {
         if self.is_any_busy() { " (try again later)" } else { "" }
     }
 
-    /// Waits until a server is available, or all have been tried once: then it fails.
+    /// Waits until a server is available. Fails if none is after all have been tried once.
     fn wait_for_first_answer(&self) -> Result<(), ()> {
         let mut state = self.state.lock();
         loop {
@@ -188,8 +186,8 @@ impl Servers {
     }
 }
 
-/// The names in a list of images, one on each line and each once. A repeated name would be requested, and
-/// held, as often as it occurs.
+/// Parses a list of images: one name in each line, each name once. A repeated name would be requested, and
+/// stored, as often as it occurs.
 pub(crate) fn listed_names(bytes: &[u8]) -> Option<BTreeSet<ImageName>> {
     let mut names = BTreeSet::new();
     for line in std::str::from_utf8(bytes).ok()?.lines() {
@@ -200,8 +198,8 @@ pub(crate) fn listed_names(bytes: &[u8]) -> Option<BTreeSet<ImageName>> {
     Some(names)
 }
 
-/// A boot trace ends with the hash of the rest. It is advice: a server that gives a wrong one is not asked
-/// for it again in this read, and is otherwise trusted as before.
+/// Checks that a boot trace ends with the hash of the rest. A trace is only a hint: a server with a damaged
+/// one is not asked for it again in this read, and keeps its state.
 fn trace_is_whole(bytes: &[u8]) -> bool {
     bytes.split_last_chunk::<32>().is_some_and(|(rest, sum)| Hash::of(rest).0 == *sum)
 }
@@ -215,13 +213,13 @@ impl RemoteStore {
             retrying: false,
             waits_while_busy: self.waits_while_busy,
             optional: false,
-            hasty: false,
+            short_timeout: false,
             choice: ServerChoice::default(),
         };
         read(&self.open.0, &ask, check).map(|answer| answer.body)
     }
 
-    /// Reads something that a good server may lack, such as a list of its images.
+    /// Reads a file that a good server may lack, such as the list of its images.
     fn optional(&self, path: &str, max_bytes: u64, check: &mut Check<'_>) -> Result<Vec<u8>, StoreError> {
         let ask = Ask {
             path,
@@ -230,7 +228,7 @@ impl RemoteStore {
             retrying: false,
             waits_while_busy: self.waits_while_busy,
             optional: true,
-            hasty: false,
+            short_timeout: false,
             choice: ServerChoice::default(),
         };
         read(&self.open.0, &ask, check).map(|answer| answer.body)
@@ -243,10 +241,10 @@ impl RemoteStore {
         StoreError::new(StoreErrorKind::ReadOnly, why)
     }
 
-    /// An object with the length that a server reports.
+    /// Opens an object with the length that a server reports.
     fn open_with_its_length(&self, id: Hash, choice: ServerChoice) -> Result<Arc<dyn Object>, StoreError> {
         let (path, past_caches) = (format!("objects/{id}"), choice.past_caches);
-        // Any part of it tells the length of the whole.
+        // The answer to a request for any range contains the length of the whole.
         let wanted = Wanted::Range { first: 0, len: 1, total: None };
         let ask = Ask {
             path: &path,
@@ -255,18 +253,18 @@ impl RemoteStore {
             retrying: false,
             waits_while_busy: self.waits_while_busy,
             optional: false,
-            hasty: false,
+            short_timeout: false,
             choice,
         };
         let answer = read(&self.open.0, &ask, &mut |_| Ok(()))?;
-        self.open.0.gave(GivenPart { object: id, part: 0..1, server: answer.server, past_caches });
+        self.open.0.record_given(GivenPart { object: id, part: 0..1, server: answer.server, past_caches });
         let len_bytes = answer.total.ok_or_else(|| {
             StoreError::new(StoreErrorKind::Io, format!("the server does not say how long {path} is"))
         })?;
         Ok(Arc::new(self.object(id, len_bytes, past_caches)))
     }
 
-    /// Opens an object; `past_caches` if the caller found it wrong before.
+    /// Opens an object. `past_caches`: the caller found it wrong before, so its holes are requested uncached.
     fn object(&self, id: Hash, len_bytes: u64, past_caches: bool) -> RemoteObject {
         RemoteObject {
             open: Arc::clone(&self.open),
@@ -369,9 +367,9 @@ impl Store for RemoteStore {
         self.retrying.then(|| -> Arc<dyn Store> { Arc::new(Self { retrying: false, ..self.clone() }) })
     }
 
-    fn hasty(&self) -> Option<Arc<dyn Store>> {
-        let hasty = || Self { retrying: false, waits_while_busy: false, ..self.clone() };
-        (self.retrying || self.waits_while_busy).then(|| -> Arc<dyn Store> { Arc::new(hasty()) })
+    fn with_short_timeout(&self) -> Option<Arc<dyn Store>> {
+        let short_timeout = || Self { retrying: false, waits_while_busy: false, ..self.clone() };
+        (self.retrying || self.waits_while_busy).then(|| -> Arc<dyn Store> { Arc::new(short_timeout()) })
     }
 
     fn images(&self) -> Result<Vec<Image>, StoreError> {
@@ -419,19 +417,19 @@ impl Store for RemoteStore {
             if Hash::of(bytes) == id {
                 return Ok(());
             }
-            let why = "its bytes do not have the hash that is its name";
+            let why = "the hash of its bytes is not the one in its name";
             Err(StoreError::new(StoreErrorKind::Damaged, why))
         })
     }
 
-    /// The length is reported by one server, and may be wrong. A caller that knows it calls
+    /// One server reports the length, which may be wrong. A caller that knows it calls
     /// [`Store::open_object_of`].
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
         self.open_with_its_length(id, ServerChoice::default())
     }
 
     fn open_object_uncached(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
-        // The server that gave any part of it also reported its length.
+        // Any server that gave a part of it also reported its length.
         self.open_with_its_length(id, self.open.0.others_first(id, &(0..u64::MAX)))
     }
 
@@ -454,7 +452,7 @@ impl Store for RemoteStore {
     }
 
     fn set_trace(&self, _: Hash, _: Option<&[u8]>) -> Result<(), StoreError> {
-        Err(self.read_only("keep a boot trace"))
+        Err(self.read_only("store a boot trace"))
     }
 
     /// Servers are informed from time to time that the version is in use; see `docs/http-store.md`.
@@ -465,9 +463,10 @@ impl Store for RemoteStore {
             Some((_, count)) => *count += 1,
             None => {
                 state.pins.push((manifest, 1));
-                // Its manifest may have come from a cache, and the server may not know that it is in use.
+                // The manifest may have come from a cache, so that the server does not know yet that the
+                // version is in use.
                 state.pins_due = true;
-                servers.tell();
+                servers.announce_change();
             }
         }
         drop(state);
@@ -492,7 +491,7 @@ impl Store for RemoteStore {
     }
 
     fn remove_unless_promoted(&self, name: &ImageName) -> Result<Removed, StoreError> {
-        // Without checking its channels, which no operation here changes.
+        // Its channels are not checked, because no operation here changes them.
         self.remove(name, None)
     }
 }
@@ -529,17 +528,17 @@ struct RemoteObject {
     waits_while_busy: bool,
     /// The caller found the object wrong before: its holes are requested with caches bypassed.
     past_caches: bool,
-    /// The state of unchecked reads; never locked across I/O.
+    /// State of the reads without a check; never locked across I/O.
     whole: Mutex<Blame>,
     /// The known holes, as servers reported them; never locked across I/O.
     known: Mutex<Option<Known>>,
 }
 
-/// What is known of the holes of an object.
+/// What is known about the holes of an object.
 #[derive(Clone, Default)]
 struct Known {
-    /// The ranges that must not be read: the holes that all servers share, or those of the server that should
-    /// give everything.
+    /// Ranges that must not be read: the holes that all servers share, or those of the server that was chosen
+    /// to give the whole object.
     holes: Arc<Holes>,
     lists: HoleLists,
 }
@@ -555,7 +554,7 @@ impl RemoteObject {
     ) -> Result<(), StoreError> {
         let known = self.known.lock().as_ref().map(|known| known.lists.clone());
         let Some(lists) = known else {
-            // A reader behind a relay was given the holes by another open object.
+            // Another open object may have given the holes to the client of a relay.
             return self.read_as_remembered(offset, into, choice, gave);
         };
         in_pieces(&lists, offset, into, |piece, here| {
@@ -563,8 +562,8 @@ impl RemoteObject {
         })
     }
 
-    /// The same with remembered lists. If a piece cannot be read with them, other servers may have got it
-    /// since. If none has it, the bytes inside the holes are taken.
+    /// Reads with the remembered lists. If a piece cannot be read with them, the lists are requested again.
+    /// If no server has the piece, the bytes in holes are used.
     fn read_as_remembered(
         &self,
         offset: u64,
@@ -584,29 +583,29 @@ impl RemoteObject {
         })
     }
 
-    /// Reads a piece from servers that have it according to these lists. If none does and `or_what_lies_there` is set, it takes
-    /// the bytes inside the holes of others. `gave` is called with a server and the number of bytes from it.
+    /// Reads a piece from servers that have it according to these lists. If none does and `or_bytes_in_holes`
+    /// is set, uses the bytes in holes. Calls `gave` with each server and the number of bytes from it.
     fn read_piece(
         &self,
         piece: &Range<u64>,
         into: &mut [u8],
         mut choice: ServerChoice,
-        (lists, or_what_lies_there): (&HoleLists, bool),
+        (lists, or_bytes_in_holes): (&HoleLists, bool),
         gave: &mut dyn FnMut(usize, u64),
     ) -> Result<(), StoreError> {
         let servers = &self.open.0;
         lists.direct(&mut choice, piece, servers.list.len(), true);
-        choice.or_what_lies_there = or_what_lies_there;
+        choice.or_bytes_in_holes = or_bytes_in_holes;
         let past_caches = choice.past_caches;
         if let Some(server) = self.read(piece.start, into, choice, &mut |_| Ok(()))? {
             gave(server, piece.end.saturating_sub(piece.start));
-            // For readers that find it wrong.
-            servers.gave(GivenPart { object: self.id, part: piece.clone(), server, past_caches });
+            // For clients that find it wrong.
+            servers.record_given(GivenPart { object: self.id, part: piece.clone(), server, past_caches });
         }
         Ok(())
     }
 
-    /// Asks for the present holes if a piece could not be read from the servers that should have it, because
+    /// Requests the holes again if a piece could not be read from the servers that should have it, because
     /// they are away or no longer have it.
     fn remembered_since(
         &self,
@@ -633,7 +632,7 @@ impl RemoteObject {
         }
     }
 
-    /// Fills `into`, and returns which server gave the bytes, if there were any.
+    /// Fills `into`, and returns the server that gave the bytes, if any were read.
     fn read(
         &self,
         offset: u64,
@@ -661,20 +660,20 @@ impl RemoteObject {
             retrying: self.retrying,
             waits_while_busy: self.waits_while_busy,
             optional: false,
-            hasty: false,
+            short_timeout: false,
             choice,
         }
     }
 
-    /// Which servers to ask for a part that is checked on arrival.
+    /// Which servers to ask for a range that is checked on arrival.
     fn choice_for(&self, part: &Range<u64>) -> ServerChoice {
         let (servers, mut choice) = (&self.open.0, ServerChoice::default());
         servers.lists_of(self.id).direct(&mut choice, part, servers.list.len(), false);
         choice
     }
 
-    /// Asks servers for its holes.
-    fn ask_for_holes(&self, past_caches: bool, waits: Waits) -> Result<HoleLists, StoreError> {
+    /// Asks servers for the holes of the object.
+    fn ask_for_holes(&self, past_caches: bool, waits: ListWait) -> Result<HoleLists, StoreError> {
         let whole = self.whole.lock();
         let choice = ServerChoice { past_caches, ..whole.choice() };
         let readings: Vec<_> = (0..self.open.0.list.len()).map(|server| whole.next_reading(server)).collect();
@@ -687,25 +686,25 @@ impl RemoteObject {
         &self,
         choice: &ServerChoice,
         reading: &(dyn Fn(usize) -> Option<u32> + Sync),
-        waits: Waits,
+        waits: ListWait,
     ) -> Result<HoleLists, StoreError> {
-        let (id, len_bytes, hasty) = (self.id, self.len_bytes, !self.retrying);
+        let (id, len_bytes, short_timeout) = (self.id, self.len_bytes, !self.retrying);
         let waits_while_busy = self.waits_while_busy;
         ask_for_holes(
             &self.open.0,
-            &Question { id, len_bytes, hasty, waits_while_busy, choice, reading },
+            &Question { id, len_bytes, short_timeout, waits_while_busy, choice, reading },
             waits,
         )
     }
 
-    fn waits(&self) -> Waits {
-        if self.retrying { Waits::ForBetter } else { Waits::Soon }
+    fn waits(&self) -> ListWait {
+        if self.retrying { ListWait::ForBetter } else { ListWait::ForProbe }
     }
 
-    /// Remembers the lists. If one server should give all of the object, its holes are not read.
+    /// Remembers the lists. If one server was chosen to give the whole object, only its holes are skipped.
     fn keep(&self, lists: HoleLists) -> Arc<Holes> {
         let mut whole = self.whole.lock();
-        // If the server that should give all of it relays, the list may be that of one of its servers.
+        // If the chosen server is a relay, the list may be that of one of its servers.
         if whole.choice().reading.is_none() {
             self.open.0.remember_lists(self.id, &lists);
         }
@@ -718,7 +717,7 @@ impl RemoteObject {
 
     fn fill(&self, into: &mut [u8], answer: &Answer) -> Result<(), StoreError> {
         let Some(body) = answer.body.get(..into.len()) else {
-            return Err(StoreError::new(StoreErrorKind::Io, format!("too few bytes came of {}", self.path)));
+            return Err(StoreError::new(StoreErrorKind::Io, format!("the servers sent too few bytes of {}", self.path)));
         };
         into.copy_from_slice(body);
         Ok(())
@@ -734,7 +733,7 @@ impl RemoteObject {
     }
 }
 
-/// Fills `into` piece by piece, each as long as one server has it according to these lists.
+/// Fills `into` piece by piece. Each piece extends as far as one server has it according to these lists.
 fn in_pieces(
     lists: &HoleLists,
     offset: u64,
@@ -751,7 +750,7 @@ fn in_pieces(
     Ok(())
 }
 
-/// The part of an object that fills `into` from `offset`.
+/// The range of an object that fills `into` from `offset`.
 fn part(offset: u64, into: &[u8]) -> Range<u64> {
     offset..offset.saturating_add(u64::try_from(into.len()).unwrap_or(u64::MAX))
 }
@@ -779,7 +778,7 @@ impl Object for RemoteObject {
     ) -> Result<(), StoreError> {
         let servers = &self.open.0;
         let choice = |piece: &Range<u64>| match reading {
-            Some(reading) => servers.in_turn(reading),
+            Some(reading) => servers.rotate(reading),
             None => servers.others_first(self.id, piece),
         };
         self.read_unchecked(offset, into, &choice, &mut |_, _| {})
@@ -816,13 +815,13 @@ impl Object for RemoteObject {
         if self.past_caches || !self.retrying {
             return self.ask_for_holes(self.past_caches, self.waits()).map(|lists| self.keep(lists));
         }
-        match self.ask_for_holes(false, Waits::No) {
+        match self.ask_for_holes(false, ListWait::None) {
             Ok(lists) => Ok(self.keep(lists)),
             Err(e) if e.kind() == StoreErrorKind::UnknownFormat || self.open.0.is_closed() => Err(e),
-            // A cache may have all of its bytes while the server with the list is away. If there are holes,
-            // the bytes turn out wrong.
+            // A cache may have all bytes while the server with the list is away. If there are holes, the hash
+            // of the bytes will be wrong.
             Err(e) => {
-                tracing::debug!(error = %e, what = %self.path, "it is not known which parts of it are holes: assuming none");
+                tracing::debug!(error = %e, what = %self.path, "cannot find out whether the object has holes: assuming none");
                 Ok(Arc::clone(&self.known.lock().get_or_insert_default().holes))
             }
         }
@@ -833,9 +832,9 @@ impl Object for RemoteObject {
         self.ask_for_holes(true, self.waits()).map(|lists| self.keep(lists))
     }
 
-    /// Not remembered: if the server relays, the list is that of one of its servers.
+    /// Not remembered: if the server is a relay, the list is that of one of its servers.
     fn holes_of_reading(&self, reading: u32) -> Result<Arc<Holes>, StoreError> {
-        let choice = self.open.0.in_turn(reading);
+        let choice = self.open.0.rotate(reading);
         let lists = self.ask_with(&choice, &|_| choice.reading, self.waits())?;
         let first = choice.first.and_then(|first| lists.of(first));
         Ok(first.cloned().unwrap_or_else(|| lists.common()))
@@ -849,12 +848,12 @@ impl Object for RemoteObject {
             return self.whole.lock().was_wrong(self.len_bytes, count, false).again;
         };
         // The object may have got holes while it was read, or a server with other holes may be back. Then the
-        // server whose bytes came from a hole is not to blame. If this is unknown, no server is. It counts as
-        // a reading, so that the repetition ends.
+        // server whose hole was read is not to blame. If this cannot be found out, no server is blamed. It
+        // counts as an attempt, so that the repetition ends.
         let now = match self.ask_for_holes(true, self.waits()) {
             Ok(now) => now,
             Err(e) => {
-                tracing::debug!(error = %e, what = %self.path, "its hash was wrong, and it is not known which parts of it are holes");
+                tracing::debug!(error = %e, what = %self.path, "the hash of an object was wrong, and its holes cannot be found out");
                 return self.whole.lock().begin_again(count);
             }
         };
@@ -868,8 +867,8 @@ impl Object for RemoteObject {
             });
             let there_bytes = self.len_bytes.saturating_sub(before.holes.bytes());
             let verdict = whole.was_wrong(there_bytes, count, is_sure);
-            if let Some(liar) = verdict.liar {
-                servers.gave_wrong_bytes(liar, &self.path, &wrong_as_a_whole());
+            if let Some(blamed) = verdict.server {
+                servers.gave_wrong_bytes(blamed, &self.path, &wrong_as_a_whole());
             }
             verdict.again
         };
@@ -888,7 +887,7 @@ mod tests {
         let names = |text: &str| listed_names(text.as_bytes()).map(|names| names.len());
         assert_eq!((names(""), names("a\n"), names("b\na\nc-1")), (Some(0), Some(1), Some(3)));
         assert_eq!(listed_names(b"\xff"), None);
-        // A page for people is not a list, either.
+        // A web page is not a list, either.
         for bad in ["a\nb\na\n", "a\n\n", "<html>\n<a href=\"a\">a</a>\n", "a b\n"] {
             assert_eq!(names(bad), None, "{bad}");
         }

@@ -1,4 +1,4 @@
-//! One server: its addresses, and the connections to it that are kept.
+//! One server: its addresses and its idle connections.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::AtomicBool;
@@ -26,17 +26,17 @@ impl Server {
     }
 
     #[cfg(test)]
-    pub(crate) fn knows(&self, addresses: Vec<SocketAddr>) {
+    pub(crate) fn set_addresses(&self, addresses: Vec<SocketAddr>) {
         *self.addresses.lock() = addresses;
     }
 
     #[cfg(test)]
-    pub(crate) fn known(&self) -> Vec<SocketAddr> {
+    pub(crate) fn known_addresses(&self) -> Vec<SocketAddr> {
         self.addresses.lock().clone()
     }
 
-    /// Looks its name up. If that fails, the known addresses stay: an unreachable name server must not make
-    /// reachable servers unusable.
+    /// Looks up the server's name. If that fails, the known addresses stay: an unreachable name server must
+    /// not make reachable servers unusable.
     pub(crate) fn resolve(&self) -> Result<(), Fault> {
         let host = self.url.host.as_str();
         let found = (host, self.url.port).to_socket_addrs();
@@ -47,7 +47,7 @@ impl Server {
                 return Err(Fault::Gone(format!("its name '{host}' cannot be looked up: {e}")));
             }
             Err(e) => {
-                tracing::debug!(%host, error = %e, "going on with the addresses that were found before");
+                tracing::debug!(%host, error = %e, "cannot look up a server's name: the known addresses are used");
                 return Ok(());
             }
         };
@@ -62,12 +62,12 @@ impl Server {
         Ok(())
     }
 
-    /// How many addresses it has.
-    pub(crate) fn addresses(&self) -> usize {
+    /// The number of its addresses.
+    pub(crate) fn address_count(&self) -> usize {
         self.addresses.lock().len()
     }
 
-    /// Uses the next of its addresses from now on.
+    /// Uses the server's next address from now on.
     pub(crate) fn next_address(&self) {
         let mut addresses = self.addresses.lock();
         if !addresses.is_empty() {
@@ -81,8 +81,8 @@ impl Server {
         Connection::start(address, self.tls.as_ref()).map_err(|e| Fault::Gone(e.to_string()))
     }
 
-    /// Keeps a connection for the next request, unless `most` are kept. None is kept for longer than
-    /// `longest`.
+    /// Keeps an idle connection for the next request, unless `most` are kept, and closes those idle for
+    /// longer than `longest`.
     pub(crate) fn keep(&self, connection: Connection, most: usize, longest: Duration) {
         self.drop_old(longest);
         let mut idle = self.idle.lock();
@@ -91,19 +91,19 @@ impl Server {
         }
     }
 
-    /// Closes connections that have been kept for longer than this. The most recently kept one is used first,
-    /// so that others grow old.
+    /// Closes connections that have been idle for longer than `longest`. The most recently used one is used
+    /// first, so that the others become old.
     pub(crate) fn drop_old(&self, longest: Duration) {
         self.idle.lock().retain(|(_, since)| since.elapsed() < longest);
     }
 
-    /// Closes all kept connections.
+    /// Closes all idle connections.
     pub(crate) fn drop_kept(&self) {
         self.idle.lock().clear();
     }
 
-    /// A kept connection that is not older than `idle`. Connections that the server has ended, or announced
-    /// to end, are closed.
+    /// Takes an idle connection that is not older than `idle`. Connections that the server has closed, or
+    /// announced to close, are dropped.
     pub(crate) fn kept(&self, idle: Duration) -> Option<Connection> {
         loop {
             let (mut connection, since) = self.idle.lock().pop()?;
@@ -122,7 +122,7 @@ mod tests {
     fn an_old_idle_connection_is_replaced_by_a_new_one() {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let server = Server::new("http://127.0.0.1:1".parse().unwrap(), None);
-        server.knows(vec![listener.local_addr().unwrap()]);
+        server.set_addresses(vec![listener.local_addr().unwrap()]);
         let [old, new] = [(); 2].map(|()| {
             let mut connection = server.connect().unwrap();
             let end = listener.accept().unwrap().0;
@@ -141,7 +141,7 @@ mod tests {
         use std::io::Write;
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let server = Server::new("http://127.0.0.1:1".parse().unwrap(), None);
-        server.knows(vec![listener.local_addr().unwrap()]);
+        server.set_addresses(vec![listener.local_addr().unwrap()]);
         let idle = Duration::from_secs(600);
         let mut ends = Vec::new();
         for _ in 0..2 {
@@ -151,7 +151,7 @@ mod tests {
             assert!(connection.is_connected());
             server.keep(connection, 2, idle);
         }
-        // The most recently kept connection, which would be used first.
+        // The most recently used connection, which would be taken first.
         ends[1].write_all(b"HTTP/1.1 408 x\r\nConnection: close\r\n\r\n").unwrap();
         let until = Instant::now() + Duration::from_secs(60);
         let quiet = ends[0].peer_addr().unwrap();
@@ -160,9 +160,9 @@ mod tests {
             if connection.local() == quiet {
                 break;
             }
-            // It has not arrived yet.
+            // The answer has not arrived yet.
             server.keep(connection, 2, idle);
-            assert!(Instant::now() < until, "it is used all the same");
+            assert!(Instant::now() < until, "the connection is used although the server closed it");
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(server.kept(idle).is_none());
@@ -170,13 +170,13 @@ mod tests {
 
     #[test]
     fn a_lookup_that_fails_leaves_the_addresses_that_are_known() {
-        // No name has a label of more than 63 letters, so this asks no name server.
+        // No name has a label of more than 63 letters, so no name server is asked.
         let url: ServerUrl = format!("http://{}.invalid", "x".repeat(64)).parse().unwrap();
         let server = Server::new(url, None);
         let Err(Fault::Gone(why)) = server.resolve() else { panic!("it has an address") };
         assert!(why.contains("cannot be looked up"), "{why}");
-        server.knows(vec![([127, 0, 0, 1], 1).into(), ([127, 0, 0, 2], 1).into()]);
+        server.set_addresses(vec![([127, 0, 0, 1], 1).into(), ([127, 0, 0, 2], 1).into()]);
         assert_eq!(server.resolve(), Ok(()));
-        assert_eq!(server.addresses(), 2);
+        assert_eq!(server.address_count(), 2);
     }
 }

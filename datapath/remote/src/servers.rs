@@ -1,8 +1,9 @@
-//! The servers of a store: choosing the next one to ask, and waiting when there is none. `health.rs` tracks
-//! the state of each server.
+//! Chooses which server of a store to ask next, and waits if none is available. `health.rs` tracks the state
+//! of each server.
 //!
 //! # Lock order
-//! `state`, then nothing. `idle` and `addresses` of a server alone. None is held across I/O.
+//! `state` is never held together with another lock, and neither are `idle` and `addresses` of a server. None
+//! is held across I/O.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -31,7 +32,7 @@ use crate::url::ServerUrl;
 /// The most servers of one store.
 pub const SERVERS_MAX: usize = 16;
 
-/// The largest file of a token.
+/// The largest token file.
 const TOKEN_FILE_MAX_BYTES: u64 = 64 << 10;
 
 /// A waiting read checks the servers again after this time at the latest.
@@ -44,16 +45,16 @@ pub(crate) struct Record {
     pub why: Option<String>,
     pub speed: Speed,
     pub sampled_at: Instant,
-    /// When it last was back after it was gone.
+    /// When it last came back after it was gone.
     pub back_at: Instant,
     pub in_flight: u64,
     /// Failures since the last answer that was used.
     pub strikes: u32,
     /// Waiting for its list of holes was useless.
     pub is_without_lists: bool,
-    /// Since when it is down or put aside, if it is.
+    /// Since when it has been down or put aside.
     pub away_since: Instant,
-    /// Its last failure was that it is busy, and it said when to retry.
+    /// Its last failure was an overload, and it said when to retry.
     pub is_busy: bool,
     pub probing: bool,
     pub probes: u64,
@@ -63,7 +64,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Whether it cannot be used, and is not only busy.
+    /// Whether it cannot be used, for another reason than being busy.
     pub(crate) fn is_away(&self) -> bool {
         matches!(self.health, Health::Down { .. } | Health::Aside { .. }) && !self.is_busy_now()
     }
@@ -81,19 +82,19 @@ pub(crate) struct State {
     pub gone_since: Option<Instant>,
     /// When it was last logged that reads wait for servers that are away, because the others lack the data.
     pub lacking_said: Option<Instant>,
-    /// Files that servers kept breaking off until they were given up, oldest first.
+    /// Files whose transfer from a server kept failing, oldest first.
     pub failed_files: VecDeque<FailedFile>,
-    /// Parts of objects that were read without a check, oldest first.
+    /// Ranges of objects that were read without a check, oldest first.
     pub given: VecDeque<GivenPart>,
     /// Holes of objects, as servers reported them, oldest first.
     pub remembered: VecDeque<RememberedLists>,
     /// Open versions, and how often each is open.
     pub pins: Vec<(Hash, usize)>,
-    /// Whether servers have to be informed of these.
+    /// Whether servers must be informed of the open versions.
     pub pins_due: bool,
 }
 
-/// The servers of a store; lives as long as anybody reads from it.
+/// The servers of a store; shared by the store, its objects and its threads.
 pub(crate) struct Servers {
     pub list: Vec<Server>,
     pub limits: Limits,
@@ -102,7 +103,7 @@ pub(crate) struct Servers {
     pub counting: Counting,
     pub state: Mutex<State>,
     pub changed: Condvar,
-    /// How many changes were announced.
+    /// Number of changes so far.
     changes: AtomicU64,
     token_file: Option<PathBuf>,
     token: Mutex<Option<String>>,
@@ -144,7 +145,7 @@ impl Servers {
             let tls = match (&config, url.tls) {
                 (Some(config), true) => {
                     let name = ServerName::try_from(url.host.clone())
-                        .map_err(|_| invalid(format!("'{}' is not the name of a server", url.host)))?;
+                        .map_err(|_| invalid(format!("'{}' is not a valid server name", url.host)))?;
                     Some(TlsPeer { config: Arc::clone(config), name })
                 }
                 _ => None,
@@ -196,10 +197,11 @@ impl Servers {
         Ok(servers)
     }
 
-    /// Reads the token again. `false`: there is none, or it cannot be read, and the earlier one stays.
+    /// Reads the token again. `false`: there is no token file, or it cannot be read, and the earlier token
+    /// stays.
     pub(crate) fn renew_token(&self) -> bool {
         if let Err(e) = self.read_token() {
-            tracing::warn!(error = %e, "going on with the token that was read before");
+            tracing::warn!(error = %e, "cannot read the token again: the earlier token is used");
             return false;
         }
         self.token_file.is_some()
@@ -215,7 +217,7 @@ impl Servers {
         })?;
         let token = text.trim();
         if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
-            let why = format!("{}: it holds none, or one that is not a single word", tried());
+            let why = format!("{}: the file must have exactly one word", tried());
             return Err(StoreError::new(StoreErrorKind::Invalid, why));
         }
         *self.token.lock() = Some(token.to_owned());
@@ -224,18 +226,18 @@ impl Servers {
 
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        // A thread checks the flag and starts to wait under this lock.
+        // A waiting thread checks the flag and starts to wait under this lock, so it cannot miss the change.
         drop(self.state.lock());
-        self.tell();
+        self.announce_change();
     }
 
-    /// Wakes waiting reads.
-    pub(crate) fn tell(&self) {
+    /// Wakes waiting reads, because the state of a server changed.
+    pub(crate) fn announce_change(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
         self.changed.notify_all();
     }
 
-    /// The number of changes so far. Read it before checking the servers, so that no change is missed.
+    /// The number of changes so far. Read it before the servers are checked, so that no change is missed.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -244,7 +246,7 @@ impl Servers {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// The server to ask for `len` bytes: the one that is expected to finish sending them first.
+    /// The server to ask for `len` bytes: the one that is expected to send them completely first.
     pub(crate) fn choose(&self, len: u64, excluded: &[bool]) -> Option<usize> {
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -272,7 +274,7 @@ impl Servers {
         best.map(|(_, _, index)| index)
     }
 
-    /// Starts a request at a server; on a kept connection if there is one and `fresh` is false.
+    /// Starts a request at a server; on an idle connection if there is one and `fresh` is false.
     pub(crate) fn start(
         &self,
         index: usize,
@@ -282,7 +284,7 @@ impl Servers {
         fresh: bool,
     ) -> Result<Transfer, Fault> {
         let Some(server) = self.list.get(index) else {
-            return Err(Fault::Gone("it is not in the list".into()));
+            return Err(Fault::Gone("there is no server with this number".into()));
         };
         self.counting.requests.fetch_add(1, Ordering::Relaxed);
         let target = format!("{}/{path}", server.url.path);
@@ -308,7 +310,7 @@ impl Servers {
         }
     }
 
-    /// When a read of `len` bytes from this server is late.
+    /// After what time a read of `len` bytes from this server is late.
     pub(crate) fn late_after(&self, index: usize, len: u64) -> Duration {
         let estimate = self.state.lock().records.get(index).map_or(Duration::ZERO, |r| r.speed.estimate(len));
         estimate.saturating_mul(3).clamp(self.limits.hedge_after, self.limits.hedge_after_max)
@@ -328,7 +330,7 @@ impl Servers {
         true
     }
 
-    /// Waits until the state of a server changes, or until `at`. Logs when no server is left.
+    /// Waits until the state of a server changes, or until `at`. Logs if no server is left.
     pub(crate) fn wait(&self, at: Option<Instant>) {
         let mut state = self.state.lock();
         let Some(until) = self.begin_wait(&mut state, at) else { return };
@@ -336,13 +338,13 @@ impl Servers {
         state.waiting = state.waiting.saturating_sub(1);
     }
 
-    /// As [`Servers::wait`], for a read that takes no thread while it waits.
-    pub(crate) fn rest(self: &Arc<Self>, at: Option<Instant>) -> Option<SuspendedRead> {
+    /// As [`Servers::wait`], for a read that occupies no thread while it waits.
+    pub(crate) fn suspend(self: &Arc<Self>, at: Option<Instant>) -> Option<SuspendedRead> {
         let until = self.begin_wait(&mut self.state.lock(), at)?;
         Some(SuspendedRead { servers: Arc::clone(self), until })
     }
 
-    /// Counts a waiting read, and logs if no server is left. Returns when it has to check again at the
+    /// Counts a waiting read, and logs if no server is left. Returns when the read must check again at the
     /// latest; `None`: at once.
     fn begin_wait(&self, state: &mut State, at: Option<Instant>) -> Option<Instant> {
         let usable = |record: &Record| matches!(record.health, Health::Up | Health::Distrusted { .. });
@@ -353,7 +355,7 @@ impl Servers {
         if nobody && state.gone_since.is_none() {
             state.gone_since = Some(Instant::now());
             let reasons = self.status_of(state).reasons();
-            tracing::error!(%reasons, "no server of the image is left: reads wait until one is back");
+            tracing::error!(%reasons, "no server of the image store can be reached: reads wait until one is back");
         }
         if !nobody && at.is_none() {
             return None;

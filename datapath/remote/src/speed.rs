@@ -1,11 +1,12 @@
-//! Moving averages of how fast a server answers. They decide which server is asked next.
+//! Moving averages of how fast a server answers, from which the next server to ask is chosen.
 
 use std::time::Duration;
 
-/// The assumption for a server that has not been measured yet.
+/// The first-byte time that is assumed for a server that has not been measured yet.
 const FIRST_BYTE_ASSUMED_NS: u64 = 1_000_000;
+/// The time for each byte that is assumed for such a server.
 const BYTE_ASSUMED_PS: u64 = 10_000;
-/// Shorter answers say nothing about the rate.
+/// Answers shorter than this are not used to measure the rate.
 const RATE_FROM_BYTES: u64 = 32 << 10;
 /// The weight of a new sample is 1 / `WEIGHT`.
 const WEIGHT: u64 = 8;
@@ -30,7 +31,7 @@ fn average(before: Option<u64>, sample: u64) -> Option<u64> {
 }
 
 impl Speed {
-    /// Records an answer of `len` bytes. Its first byte came after `first_byte`, and the last after `whole`.
+    /// Records an answer of `len` bytes. Its first byte came after `first_byte`, the last one after `whole`.
     pub(crate) fn answered(&mut self, len: u64, first_byte: Duration, whole: Duration) {
         self.first_byte_ns = average(self.first_byte_ns, nanoseconds(first_byte));
         if len >= RATE_FROM_BYTES {
@@ -39,14 +40,14 @@ impl Speed {
         }
     }
 
-    /// Records a probe. It says nothing about the rate, so the known time for each byte is only reduced a little. In
-    /// this way a slow server is tried again.
+    /// Records a probe. It does not measure the rate, so the known time for each byte is only reduced a
+    /// little. In this way a slow server is tried again.
     pub(crate) fn probed(&mut self, first_byte: Duration) {
         self.first_byte_ns = average(self.first_byte_ns, nanoseconds(first_byte));
         self.byte_ps = self.byte_ps.map(|ps| ps.saturating_sub(ps / WEIGHT));
     }
 
-    /// Records an answer that had not arrived after `waited`, when another server's did.
+    /// Records that an answer had not arrived after `waited`, when another server's did.
     pub(crate) fn was_late(&mut self, waited: Duration) {
         let waited = nanoseconds(waited).max(self.first_byte_ns.unwrap_or(0));
         // Set at once, not averaged: a server that hangs must not be chosen for the next reads.
@@ -59,7 +60,7 @@ impl Speed {
         Duration::from_nanos(self.first_byte_ns.unwrap_or(FIRST_BYTE_ASSUMED_NS).saturating_add(bytes_ns))
     }
 
-    /// How long it takes until an answer begins, if that was ever measured.
+    /// The time to the first byte, if it was measured.
     pub(crate) fn first_byte(&self) -> Option<Duration> {
         self.first_byte_ns.map(Duration::from_nanos)
     }

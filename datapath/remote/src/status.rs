@@ -1,4 +1,4 @@
-//! Status and counters of the servers, for people and for metrics.
+//! Status and counters of the servers, for users and metrics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 /// The state of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerState {
-    /// It is used.
+    /// The server is used.
     Up,
-    /// It does not answer; it is probed from time to time.
+    /// The server does not answer; it is probed from time to time.
     Down,
-    /// It gave a wrong answer and is probed later. After wrong bytes it is used only if no other server is
-    /// left.
+    /// The server gave a wrong answer, and is probed later. After wrong bytes it is used only if no other
+    /// server is left.
     Aside,
 }
 
@@ -28,19 +28,19 @@ impl std::fmt::Display for ServerState {
 /// One server.
 #[derive(Clone, Debug)]
 pub struct ServerStatus {
-    /// Its base URL.
+    /// The server's base URL.
     pub url: String,
     /// Whether it is used.
     pub state: ServerState,
-    /// Why it is not used, or why it last was not.
+    /// Why the server is not used, or why it last was not.
     pub why: Option<String>,
-    /// For how long it could not be used. `None`: it is used, or only busy.
+    /// For how long the server could not be used. `None`: it is used, or only busy.
     pub away_for: Option<Duration>,
-    /// How long it takes to begin an answer, if that was measured.
+    /// Time to the first byte of an answer, if measured.
     pub first_byte: Option<Duration>,
     /// Answers that were used.
     pub answers: u64,
-    /// Their bytes.
+    /// Bytes of these answers.
     pub bytes: u64,
     /// Requests without a usable answer.
     pub failures: u64,
@@ -49,7 +49,7 @@ pub struct ServerStatus {
 /// All servers of a store.
 #[derive(Clone, Debug)]
 pub struct Status {
-    /// In the order of preference as configured.
+    /// In the configured order.
     pub servers: Vec<ServerStatus>,
     /// Reads that wait because no server is left.
     pub waiting: u64,
@@ -58,7 +58,7 @@ pub struct Status {
 }
 
 impl Status {
-    /// For each server that is not up, the reason, in one line.
+    /// The reason for each server that is not up, in one line.
     pub fn reasons(&self) -> String {
         let why = |server: &ServerStatus| {
             format!("{}: {}", server.url, server.why.as_deref().unwrap_or("not tried yet"))
@@ -85,7 +85,7 @@ pub struct Counters {
     pub wrong_answers: u64,
     /// Reads that had to wait because no server was left.
     pub waits: u64,
-    /// How long they waited, together.
+    /// How long they waited in total.
     pub waited_ms: u64,
     /// How long the longest of them waited.
     pub longest_wait_ms: u64,

@@ -1,4 +1,4 @@
-//! The trusted certificate authorities: those of the system, or those of a file.
+//! TLS client settings: which certificate authorities are trusted, and what a refused certificate means.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -10,7 +10,8 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{CertificateError, ClientConfig, RootCertStore};
 
-/// A client's settings. With `ca_file` (PEM) only its certificates are trusted, otherwise the system's.
+/// A client's settings. If `ca_file` (PEM) is given, only its certificates are trusted, otherwise the
+/// system's.
 pub(crate) fn client_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>, StoreError> {
     let mut roots = RootCertStore::empty();
     match ca_file {
@@ -37,14 +38,14 @@ pub(crate) fn client_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>,
     Ok(Arc::new(config))
 }
 
-/// Why a session failed. For certificates made by common recipes, rustls has no message, or none that says
-/// what to do.
+/// Explains why a certificate was refused. For certificates made by common recipes, rustls has no message, or
+/// none that says what to do.
 pub(crate) fn in_words(error: &rustls::Error) -> String {
     let rustls::Error::InvalidCertificate(refused) = error else { return error.to_string() };
     match refused {
-        // The latter if an authority with the same name and another key is trusted.
-        CertificateError::UnknownIssuer | CertificateError::BadSignature => "nobody who is trusted here has signed its certificate: give its authority's \
-                                            certificate, or its own where it signed that itself, with --ca FILE"
+        // `BadSignature` occurs if an authority with the same name and another key is trusted.
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => "no trusted authority has signed its certificate: give the certificate of its \
+                                            authority (or its own, if it is self-signed) with --ca FILE"
             .to_owned(),
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => format!(
             "{error}; a server's certificate needs its name or address as a subjectAltName (DNS:NAME or IP:ADDRESS), a common \
@@ -96,7 +97,7 @@ mod tests {
         };
         assert!(said(CertificateError::UnknownIssuer).contains("--ca FILE"));
         assert!(said(CertificateError::NotValidForName).contains("subjectAltName"));
-        // What 'openssl x509 -req' makes without extensions.
+        // Made by 'openssl x509 -req' without extensions.
         assert!(said(other("UnsupportedCertVersion")).contains("version 3"));
         assert_eq!(said(other("odd")), "its certificate cannot be used: odd");
         assert!(said(CertificateError::Expired).contains("Expired"));

@@ -1,4 +1,4 @@
-//! One request and its answer on a connection. The answer is checked while it arrives.
+//! One HTTP request and its answer on a connection. The answer is checked while it arrives.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -6,19 +6,19 @@ use std::time::{Duration, Instant};
 use crate::connection::{AfterAnswer, Connection};
 use crate::head::{self, HEAD_MAX_BYTES, Head};
 
-/// The body's buffer grows by this much at a time if its length is only claimed.
+/// The most by which the body's buffer grows at a time, because the announced length may be false.
 const GROW_BYTES: usize = 4 << 20;
-/// How long a busy server is left alone by default.
+/// The pause for a busy server that does not say when to retry.
 const BUSY: Duration = Duration::from_millis(500);
 const BUSY_MIN: Duration = Duration::from_millis(100);
 const BUSY_MAX: Duration = Duration::from_secs(30);
 
-/// The most informational heads before an answer.
+/// The most informational answers (status 1xx) before an answer.
 const ANNOUNCED_MAX: usize = 16;
 
-/// The start of the answer of a server that expected TLS: an alert.
+/// The first bytes of an answer from a server that expected TLS: a TLS alert.
 const TLS_ALERT: [u8; 2] = [21, 3];
-/// The advice in that case.
+/// The advice for that case.
 const USE_TLS: &str = "if it speaks TLS, write https://";
 
 /// What is requested.
@@ -31,7 +31,7 @@ pub(crate) enum Wanted {
 }
 
 impl Wanted {
-    /// How many bytes are expected, as far as that is known.
+    /// The expected number of bytes, as far as it is known.
     pub(crate) fn len_bytes(self) -> u64 {
         match self {
             Self::Range { len, .. } => len,
@@ -43,32 +43,32 @@ impl Wanted {
 /// Why there is no usable answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The server is not reachable; it may be later.
+    /// The server cannot be reached; it may be later.
     Gone(String),
-    /// It began an answer and broke off, or failed for this request: it may succeed later, or never.
+    /// The answer broke off, or was a failure of the server: the request may succeed later, or never.
     Broke(String),
-    /// It is overloaded, or does not reach its own source.
+    /// The server is overloaded, or is a proxy that does not reach its server.
     Busy(Busy),
-    /// Another answer than was requested: not to be asked again soon.
+    /// Another answer than was requested: the server should not be asked again soon.
     Odd(String),
-    /// It does not accept the token, or requires one.
+    /// The server does not accept the token, or requires one.
     Refused(String),
-    /// It has a wrong file under this name.
+    /// The server has a wrong file under this name.
     Wrong(String),
-    /// It does not have this.
+    /// The server does not have the file.
     Missing,
-    /// The server closed a kept connection before or when it took this request: repeat it on a new
-    /// connection.
+    /// The server closed an idle connection before or when it received this request: repeat the request on a
+    /// new connection.
     Stale,
 }
 
-/// The answer of a server that is reachable, and can do nothing at present.
+/// A reachable server cannot answer at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Busy {
     /// After how long to retry.
     pub wait: Duration,
     pub status: u16,
-    /// Whether it is overloaded and itself said when to retry: such a server is waited for.
+    /// Whether the server is overloaded and itself said when to retry: reads wait for such a server.
     pub says_when: bool,
 }
 
@@ -79,7 +79,7 @@ impl std::fmt::Display for Fault {
                 why
             }
             Self::Busy(Busy { status: 502 | 504, .. }) => {
-                "it is a proxy, and does not reach the server behind it"
+                "it is a proxy, and cannot reach the server behind it"
             }
             Self::Busy(_) => "it is too busy",
             Self::Missing => "it does not have this",
@@ -94,7 +94,7 @@ pub(crate) struct Transfer {
     reused: bool,
     head: Option<Head>,
     head_bytes: Vec<u8>,
-    /// Informational heads so far.
+    /// Informational answers so far.
     announced: usize,
     body: Vec<u8>,
     got: usize,
@@ -107,9 +107,9 @@ pub(crate) struct Transfer {
 /// What a request says about earlier ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PriorRequests {
-    /// Their answers were wrong: caches on the way have to ask the server.
+    /// Their answers were wrong: caches on the way must ask the server.
     pub caches: bool,
-    /// The number of the full rereading of an object.
+    /// The attempt number of a full re-read of an object.
     pub reading: Option<u32>,
 }
 
@@ -119,7 +119,7 @@ impl PriorRequests {
     }
 }
 
-/// The request's bytes.
+/// The bytes of a request.
 pub(crate) fn request(
     authority: &str,
     target: &str,
@@ -149,7 +149,7 @@ pub(crate) fn request(
 }
 
 impl Transfer {
-    /// Sends `request` on a connection, which was used before or not.
+    /// Sends `request` on a connection. `reused`: the connection was used before.
     pub(crate) fn start(
         mut connection: Connection,
         reused: bool,
@@ -178,7 +178,7 @@ impl Transfer {
         &self.connection
     }
 
-    /// When something last arrived, or when it was started.
+    /// When bytes last arrived, or when the transfer was started.
     pub(crate) fn last_progress(&self) -> Instant {
         self.last_progress
     }
@@ -187,14 +187,14 @@ impl Transfer {
         self.started
     }
 
-    /// When the request was sent. A new connection sends it when it is ready. Otherwise a server that is
-    /// asked rarely, each time on a new connection, would seem slower than one with a kept connection.
-    /// `None`: it is not ready.
+    /// When the request was sent. A new connection sends it when it is ready. Without this, a server that is
+    /// asked rarely, each time on a new connection, would seem slower than one with an idle connection.
+    /// `None`: the connection is not ready.
     pub(crate) fn sent(&self) -> Option<Instant> {
         self.connection.ready_at().map(|ready| ready.max(self.started))
     }
 
-    /// Time from the request to the first byte and to now.
+    /// Time from the request to the first byte, and to now.
     pub(crate) fn times(&self) -> (Duration, Duration) {
         let sent = self.sent().unwrap_or(self.started);
         let first = self.first_byte.unwrap_or_else(Instant::now);
@@ -206,13 +206,13 @@ impl Transfer {
         u64::try_from(self.got).unwrap_or(u64::MAX)
     }
 
-    /// The length of the whole of which this is a part.
+    /// The length of the whole file to which the range belongs.
     pub(crate) fn total(&self) -> Option<u64> {
         self.head.as_ref()?.range?.total
     }
 
-    /// The body, once `advance` said that it is complete, and the connection if it can be used again. Bytes
-    /// after the body are a fault of the server, and would be mistaken for its next answer.
+    /// The body, after `advance` returned that it is complete, and the connection if it can be used again.
+    /// Bytes after the body are a fault of the server, and would be taken for its next answer.
     pub(crate) fn finish(mut self) -> (Vec<u8>, Result<Option<Connection>, Fault>) {
         let close = self.head.as_ref().is_none_or(|head| head.close);
         let connection = match self.connection.after_answer() {
@@ -265,25 +265,25 @@ impl Transfer {
         Fault::Gone(error.to_string())
     }
 
-    /// `true`: the head has arrived and is good.
+    /// Returns `true` if the head has arrived and is valid.
     fn receive_head(&mut self) -> Result<bool, Fault> {
         let mut part = [0; 4096];
         loop {
-            // An informational head may have come together with the answer itself, and then nothing more
-            // arrives.
+            // An informational head may have arrived together with the answer itself, after which nothing
+            // more arrives.
             while let Some((head, end)) = head::parse(&self.head_bytes).map_err(|why| self.no_head(why))? {
                 if (100..200).contains(&head.status) {
                     self.head_bytes.drain(..end);
                     self.announced += 1;
-                    // Each of them counts as progress, so without a limit an endless series would not be
+                    // Each of them counts as progress. Without a limit, an endless series would not be
                     // noticed.
                     if self.announced > ANNOUNCED_MAX {
-                        return Err(Fault::Odd("it announces an answer again and again".into()));
+                        return Err(Fault::Odd("it announces an answer again and again, and sends none".into()));
                     }
                     continue;
                 }
                 if head.status == 408 && self.reused {
-                    // Some servers announce in this way that they close an unused connection.
+                    // Some servers announce in this way that they close an idle connection.
                     return Err(Fault::Stale);
                 }
                 let len = judge(&head, self.wanted).map_err(|fault| match fault {
@@ -317,7 +317,7 @@ impl Transfer {
 }
 
 impl Transfer {
-    /// The bytes are not the head of an answer.
+    /// The error for bytes that are not the head of an answer.
     fn no_head(&self, why: &str) -> Fault {
         let is_alert = self.connection.is_plain() && self.head_bytes.starts_with(&TLS_ALERT);
         Fault::Odd(if is_alert { format!("{why}: {USE_TLS}") } else { why.to_owned() })
@@ -328,7 +328,7 @@ fn sends_more() -> Fault {
     Fault::Odd("it sends more than it announced".into())
 }
 
-/// The length of the body, if the answer fits the request.
+/// Returns the length of the body if the answer fits the request.
 fn judge(head: &Head, wanted: Wanted) -> Result<u64, Fault> {
     let odd = |why: String| Err(Fault::Odd(why));
     match head.status {
@@ -343,7 +343,7 @@ fn judge(head: &Head, wanted: Wanted) -> Result<u64, Fault> {
             return Err(if head.status == 401 { Fault::Refused(why) } else { Fault::Odd(why) });
         }
         404 | 410 => return Err(Fault::Missing),
-        416 => return Err(Fault::Wrong("it has less of this than there is".into())),
+        416 => return Err(Fault::Wrong("its file is shorter than it should be".into())),
         429 | 502..=504 => {
             let wait = head.retry_after_s.map_or(BUSY, Duration::from_secs);
             let says_when = head.says_when && matches!(head.status, 429 | 503);
@@ -361,7 +361,7 @@ fn judge(head: &Head, wanted: Wanted) -> Result<u64, Fault> {
     };
     match wanted {
         Wanted::Whole { max_bytes } if length > max_bytes => {
-            odd(format!("it announces {length} bytes where at most {max_bytes} can be"))
+            odd(format!("it announces {length} bytes, and at most {max_bytes} are possible"))
         }
         Wanted::Whole { .. } if head.status == 200 => Ok(length),
         Wanted::Whole { .. } => odd("it sends a part where the whole was asked for".into()),
@@ -372,12 +372,12 @@ fn judge(head: &Head, wanted: Wanted) -> Result<u64, Fault> {
             if let (Some(there), Some(total)) = (range.total, total)
                 && there != total
             {
-                return Err(Fault::Wrong(format!("it has {there} bytes where there are {total}")));
+                return Err(Fault::Wrong(format!("its file has {there} bytes instead of {total}")));
             }
             let last = first.saturating_add(len.saturating_sub(1));
             let (from, to) = (range.first, range.last);
             let why =
-                || format!("it sends {length} bytes, {from} to {to}, where {first} to {last} were asked for");
+                || format!("it sends {length} bytes, {from} to {to}, instead of {first} to {last}");
             if (from, to) != (first, last) {
                 return Err(Fault::Wrong(why()));
             }
@@ -425,9 +425,9 @@ mod tests {
         }
         for (text, says) in [
             ("206 x\r\nContent-Length: 50\r\nContent-Range: bytes 0-49/1000", "0 to 49"),
-            ("206 x\r\nContent-Length: 50\r\nContent-Range: bytes 100-149/150", "150 bytes where"),
-            ("206 x\r\nContent-Length: 20\r\nContent-Range: bytes 100-119/120", "120 bytes where"),
-            ("416 x", "less"),
+            ("206 x\r\nContent-Length: 50\r\nContent-Range: bytes 100-149/150", "150 bytes instead"),
+            ("206 x\r\nContent-Length: 20\r\nContent-Range: bytes 100-119/120", "120 bytes instead"),
+            ("416 x", "shorter"),
         ] {
             let Err(Fault::Wrong(why)) = verdict(&format!("HTTP/1.1 {text}\r\n\r\n"), RANGE) else {
                 panic!("{text} is not about what was asked for");
@@ -443,7 +443,7 @@ mod tests {
         assert_eq!(origin, Err(Fault::Busy(Busy { wait: BUSY, status: 502, says_when: false })));
         let silent = verdict("HTTP/1.1 503 x\r\n\r\n", RANGE);
         assert_eq!(silent, Err(Fault::Busy(Busy { wait: BUSY, status: 503, says_when: false })));
-        // "At once" becomes a minimum, and a day is not waited for; a date is not read.
+        // "At once" becomes a minimum, a day is shortened, and a date is ignored.
         for (after, wait_ms) in [("0", 100), ("86400", 30_000), ("Mon, 23 Nov 2026 03:00:00 GMT", 500)] {
             let busy = verdict(&format!("HTTP/1.1 503 x\r\nRetry-After: {after}\r\n\r\n"), RANGE);
             let wait = Duration::from_millis(wait_ms);
@@ -486,7 +486,7 @@ mod tests {
             server.write_all(answer).unwrap();
             let until = Instant::now() + Duration::from_secs(60);
             loop {
-                assert!(Instant::now() < until, "it is still waited for");
+                assert!(Instant::now() < until, "the transfer still waits");
                 match transfer.advance() {
                     Ok(_) => std::thread::sleep(Duration::from_millis(5)),
                     Err(fault) => return fault.to_string(),
@@ -515,7 +515,7 @@ mod tests {
         server.write_all(&b"HTTP/1.1 102 x\r\n\r\n".repeat(ANNOUNCED_MAX + 1)).unwrap();
         let until = Instant::now() + Duration::from_secs(60);
         let fault = loop {
-            assert!(Instant::now() < until, "it is still waited for");
+            assert!(Instant::now() < until, "the transfer still waits");
             match transfer.advance() {
                 Ok(_) => std::thread::sleep(Duration::from_millis(5)),
                 Err(fault) => break fault,

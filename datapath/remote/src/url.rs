@@ -2,10 +2,10 @@
 
 use headwater_store::{StoreError, StoreErrorKind};
 
-/// Where a server is.
+/// The base URL of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServerUrl {
-    /// Whether it is reached through TLS.
+    /// Whether the scheme is `https`.
     pub tls: bool,
     /// Name or address, without the brackets of IPv6.
     pub host: String,
@@ -16,7 +16,7 @@ pub struct ServerUrl {
 }
 
 impl ServerUrl {
-    /// What goes into the `Host` header.
+    /// The value of the `Host` header.
     pub(crate) fn authority(&self) -> String {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         if self.port == default_port(self.tls) { host } else { format!("{host}:{}", self.port) }
@@ -28,7 +28,7 @@ impl ServerUrl {
         address.map_or(self.host == "localhost", |address| address.is_loopback())
     }
 
-    /// Whether a token may be sent there: it is never visible on a network.
+    /// Whether a token may be sent to this server: it must not be visible on a network.
     pub fn may_have_a_token(&self) -> bool {
         self.tls || self.is_loopback()
     }
@@ -38,7 +38,7 @@ impl ServerUrl {
         (self.tls, self.port) == (other.tls, other.port) && self.host.eq_ignore_ascii_case(&other.host)
     }
 
-    /// A list with commas in between.
+    /// Parses a comma-separated list of URLs.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, StoreError> {
         text.split(',').map(|part| part.trim().parse()).collect()
     }
@@ -84,7 +84,7 @@ impl std::str::FromStr for ServerUrl {
         if in_brackets && host.parse::<std::net::Ipv6Addr>().is_err()
             || !in_brackets && host.contains(['[', ']'])
         {
-            return Err(bad("what is in brackets is not an IPv6 address"));
+            return Err(bad("the text in brackets is not an IPv6 address"));
         }
         let port = match port {
             None => default_port(tls),

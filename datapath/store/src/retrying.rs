@@ -102,8 +102,8 @@ impl<S: Store + Clone> Store for RetryingStore<S> {
         Some(Arc::new(self.below.clone()))
     }
 
-    fn hasty(&self) -> Option<Arc<dyn Store>> {
-        self.below.hasty().or_else(|| self.fail_fast())
+    fn with_short_timeout(&self) -> Option<Arc<dyn Store>> {
+        self.below.with_short_timeout().or_else(|| self.fail_fast())
     }
 
     fn images(&self) -> Result<Vec<Image>, StoreError> {

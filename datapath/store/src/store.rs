@@ -64,7 +64,7 @@ pub trait Store: Send + Sync + 'static {
     /// The same store for callers whose own clients retry, but only for as long as a busy server may ask them
     /// to. As [`Store::fail_fast`], and requests do not wait for a busy server either. `None`: no request of
     /// this store waits.
-    fn hasty(&self) -> Option<Arc<dyn Store>> {
+    fn with_short_timeout(&self) -> Option<Arc<dyn Store>> {
         self.fail_fast()
     }
 

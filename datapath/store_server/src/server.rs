@@ -162,7 +162,7 @@ impl StoreServer {
         let limits = options.limits;
         // The client has other servers, or retries, and may disconnect long before a store that is waited for
         // is back.
-        let store = store.hasty().unwrap_or(store);
+        let store = store.with_short_timeout().unwrap_or(store);
         let answers = Arc::new(Answers::new(store, tokens, tls.is_some(), &limits));
         Ok(Self { listener, address, tls, answers, limits })
     }

@@ -96,12 +96,12 @@ fn a_relay_hands_on_at_once_that_a_server_is_busy() {
     let bytes = store(dir.path());
     let server = FileServer::start(dir.path(), None);
     let remote = open(&server, WhileBusy::as_long_as(|why| panic!("it waits: {why}"))).unwrap();
-    let hasty = remote.hasty().unwrap();
-    assert!(hasty.hasty().is_none());
-    let object = object_of(&*hasty, &bytes);
+    let short_timeout = remote.with_short_timeout().unwrap();
+    assert!(short_timeout.with_short_timeout().is_none());
+    let object = object_of(&*short_timeout, &bytes);
     server.fail_all(ALWAYS);
     let read = object.read_range(0, &mut [0; 1000]).unwrap_err();
     assert_eq!(read.kind(), StoreErrorKind::Unreachable, "{read}");
-    let looked_up = hasty.image(&"debian".parse().unwrap()).unwrap_err();
+    let looked_up = short_timeout.image(&"debian".parse().unwrap()).unwrap_err();
     assert_eq!(looked_up.kind(), StoreErrorKind::Unreachable, "{looked_up}");
 }

@@ -249,7 +249,7 @@ fn a_chunk_that_all_servers_gave_back_is_an_error_and_nobody_is_blamed() {
     // The error does not say that the whole object is missing: a reader that asked for several chunks at a
     // time can get those that are there.
     assert_eq!(error.kind(), StoreErrorKind::Damaged, "{text}");
-    assert_eq!(text.matches("its space was given back").count(), 2, "{text}");
+    assert_eq!(text.matches("it was deleted there, because no version").count(), 2, "{text}");
     let several = read(object(&remote, &bytes).as_ref(), &bytes, 540_000, 70_000).unwrap_err();
     assert_eq!(several.kind(), StoreErrorKind::Damaged, "{several}");
     for at in [540_000, 600_000] {

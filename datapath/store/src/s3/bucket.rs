@@ -201,7 +201,7 @@ impl Bucket {
     }
 
     /// The same bucket for a server whose own clients retry: requests do not wait for a busy bucket.
-    pub(super) fn hasty(&self) -> Self {
+    pub(super) fn with_short_timeout(&self) -> Self {
         Self { while_busy: WhileBusy::not_at_all(), ..self.clone() }
     }
 

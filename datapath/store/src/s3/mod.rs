@@ -457,9 +457,9 @@ impl Store for S3Store {
         Some(Arc::new(RetryingStore::new(self.clone())))
     }
 
-    fn hasty(&self) -> Option<Arc<dyn Store>> {
+    fn with_short_timeout(&self) -> Option<Arc<dyn Store>> {
         let inner = Inner {
-            bucket: self.inner.bucket.hasty(),
+            bucket: self.inner.bucket.with_short_timeout(),
             marks: self.inner.marks.clone(),
             is_seen: AtomicBool::new(self.inner.is_seen.load(Ordering::Acquire)),
             spool_dir: self.inner.spool_dir.clone(),
