@@ -1,7 +1,7 @@
-//! Answers requests: which path is which part of the store, and which range of it is requested.
+//! Answers HTTP requests: finds the part of the store that a path names, and sends the requested range of it.
 //!
 //! ```text
-//!   GET, HEAD only -> token, or no web page -> path -> tag known already? 304 -> range -> 200, 206 or 416
+//! GET or HEAD --> token, or no web page --> path --> ETag matches? 304 --> range --> 200, 206 or 416
 //! ```
 
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use crate::body::{Again, AnswerBody, Turn};
+use crate::body::{Again, AnswerBody, ReadContext};
 use crate::contents::{Content, Contents};
 use crate::leases::Leases;
 use crate::once::Once;
@@ -27,10 +27,10 @@ use crate::send_memory::SendMemory;
 use crate::server::Limits;
 use crate::tokens::TokenFile;
 
-/// The number of the full rereading of an object that was wrong before.
+/// The attempt number of a full re-read of an object that was wrong before.
 const READING: header::HeaderName = header::HeaderName::from_static("headwater-reading");
 
-/// What a path leads to.
+/// The part of a store that a path names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Target {
     Settings,
@@ -62,7 +62,7 @@ impl Target {
     }
 }
 
-/// The content for a path, with a hash or name as its tag.
+/// The content for a path. Its hash or name becomes the ETag.
 enum Found {
     Content(Arc<Content>),
     Object(Arc<dyn Object>),
@@ -84,23 +84,24 @@ impl Found {
         }
     }
 
-    fn part(&self, at: u64, len_bytes: u64, turn: Turn) -> AnswerBody {
+    fn part(&self, at: u64, len_bytes: u64, context: ReadContext) -> AnswerBody {
         match self {
             Self::Content(content) => AnswerBody::whole(content.part(at, len_bytes)),
-            Self::Object(object) => AnswerBody::object(Arc::clone(object), at, len_bytes, turn),
+            Self::Object(object) => AnswerBody::object(Arc::clone(object), at, len_bytes, context),
         }
     }
 }
 
-/// What decides whether an object may stay open, or may have been repaired since.
+/// The request headers that decide whether an open object can be used, or must be opened again because it may
+/// have been repaired.
 #[derive(Default)]
-struct Asked {
-    /// Set if a reader asks again before it blames a server for wrong bytes.
+struct RequestOptions {
+    /// Set if a client repeats a request because the bytes were wrong.
     again: Option<Again>,
     range: Option<String>,
 }
 
-impl Asked {
+impl RequestOptions {
     fn of(headers: &HeaderMap) -> Self {
         let past_caches = text(headers, &header::CACHE_CONTROL)
             .is_some_and(|wants| wants.split(',').any(|word| word.trim().eq_ignore_ascii_case("no-cache")));
@@ -126,11 +127,11 @@ pub struct Answers {
     reads: Reads,
     /// Memory for pieces of all answers.
     send_memory: Arc<Semaphore>,
-    /// Manifests, lists and traces.
+    /// Manifests, lists and traces in memory.
     contents: Contents,
     /// Contents that are being read.
     once: Once<Arc<Content>>,
-    /// Objects of a remote store that were requested last, newest last.
+    /// Open objects of a remote store, most recently requested last.
     objects: Mutex<Vec<Arc<dyn Object>>>,
 }
 
@@ -138,7 +139,7 @@ pub struct Answers {
 const OBJECTS_OPEN_MAX: usize = 64;
 
 impl Answers {
-    /// Answers for `store`, to everybody or to those with tokens; over TLS or not.
+    /// Answers requests for `store`, for all clients or those with tokens, over TLS or not.
     pub fn new(store: Arc<dyn Store>, tokens: Option<TokenFile>, tls: bool, limits: &Limits) -> Self {
         let leases = Leases::new(Arc::clone(&store), limits.lease);
         let reads = Reads::new(limits.reads, limits.read_wait);
@@ -156,12 +157,12 @@ impl Answers {
         }
     }
 
-    /// Memory for what is sent on a connection.
+    /// Memory for the answers of one connection.
     pub(crate) fn send_memory(&self) -> SendMemory {
         SendMemory::of_connection(&self.send_memory)
     }
 
-    /// The versions that are held.
+    /// The versions that are kept because they were requested recently.
     pub(crate) fn leases(&self) -> &Leases {
         &self.leases
     }
@@ -176,7 +177,7 @@ impl Answers {
         let _busy = progress.busy();
         let mut response = self.respond(request, send_memory, progress).await;
         if request.method() == Method::HEAD {
-            // Over HTTP/2 the body would be sent, which breaks the protocol.
+            // Over HTTP/2 the body of an answer to HEAD would be sent, which breaks the protocol.
             *response.body_mut() = AnswerBody::whole(Bytes::new());
         }
         response.headers_mut().insert("headwater-store", HeaderValue::from_static("1"));
@@ -199,36 +200,36 @@ impl Answers {
             && tokens.name_of(text(request.headers(), &header::AUTHORIZATION)).is_none()
         {
             let message =
-                "this store is read with 'Authorization: Bearer TOKEN', and with a token that it knows";
+                "this store needs the header 'Authorization: Bearer TOKEN' with a token of its token file";
             let mut refused = problem(StatusCode::UNAUTHORIZED, "unauthorized", message);
             refused.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             return refused;
         }
         if self.tokens.is_none() && is_foreign(request, self.tls) {
-            let message = "the request comes from a web page or under another name: without tokens this store is read as \
-                           localhost or under a loopback address, and by no browser";
+            let message = "the request comes from a web page or for another host name: a store without tokens answers only \
+                           programs that use localhost or a loopback address, and no browser";
             return problem(StatusCode::BAD_REQUEST, "invalid", message);
         }
-        if !progress.let_in() {
-            return making_room();
+        if !progress.admit() {
+            return closed_for_another();
         }
         let Some(target) = Target::of(request.uri().path()) else {
             return problem(
                 StatusCode::NOT_FOUND,
                 "not_found",
-                "there is nothing under this path in a store",
+                "a store has no file with this path",
             );
         };
-        let Some(place) = self.reads.place_soon().await else { return busy() };
-        let (answers, wanted, asked) = (Arc::clone(self), target.clone(), Asked::of(request.headers()));
-        let again = asked.again;
-        let found = tokio::task::spawn_blocking(move || (answers.find(&wanted, &asked), place)).await;
+        let Some(permit) = self.reads.permit_soon().await else { return busy() };
+        let (answers, wanted, options) = (Arc::clone(self), target.clone(), RequestOptions::of(request.headers()));
+        let again = options.again;
+        let found = tokio::task::spawn_blocking(move || (answers.find(&wanted, &options), permit)).await;
         match found {
-            Ok((Ok(found), place)) => {
+            Ok((Ok(found), permit)) => {
                 let (reads, progress) = (self.reads.clone(), Arc::clone(progress));
-                let turn = Turn { reads, place, send_memory: send_memory.of_answer(), progress, again };
-                let mut response = self.send(&target, &found, request, turn);
-                // A head is a promise, so the content must exist, or at least its beginning.
+                let context = ReadContext { reads, permit, send_memory: send_memory.of_answer(), progress, again };
+                let mut response = self.send(&target, &found, request, context);
+                // A HEAD answer promises a body, so the content must exist, or at least its beginning.
                 match response.body_mut().first_piece().await {
                     Ok(()) => response,
                     Err(e) => refused(&target, request.uri().path(), &e),
@@ -243,20 +244,20 @@ impl Answers {
     }
 
     /// Looks the target up. Blocks on I/O.
-    fn find(&self, target: &Target, asked: &Asked) -> Result<Found, StoreError> {
+    fn find(&self, target: &Target, options: &RequestOptions) -> Result<Found, StoreError> {
         let keep = |bytes: Vec<u8>| self.contents.keep(Hash::of(&bytes), bytes);
-        let absent = || StoreError::new(StoreErrorKind::NotFound, "it is not there");
+        let absent = || StoreError::new(StoreErrorKind::NotFound, "the file does not exist");
         match target {
             Target::Settings => {
-                // Clients request this to learn whether the store is available. A store in a bucket or on
-                // servers reports that itself.
+                // Clients request this file to learn whether the store is available. A store in a bucket or
+                // on servers reports that itself.
                 if !self.store.is_remote() {
                     self.store.is_there()?;
                 }
                 keep(settings_bytes(self.store.chunk_bytes())?).map(Found::Content)
             }
             Target::Images => {
-                // Includes damaged lists: a client that requests one gets an error, and the others are
+                // Includes damaged lists: a client that requests one gets an error, and the other lists are
                 // served.
                 let listed = self.store.listed()?;
                 let mut names: Vec<_> = listed.images.into_iter().map(|image| image.name).collect();
@@ -265,7 +266,7 @@ impl Answers {
                 let list: String = names.iter().map(|name| format!("{name}\n")).collect();
                 keep(list.into_bytes()).map(Found::Content)
             }
-            // Not a read that another request began earlier: it may miss what was published since.
+            // Not the result of a read that an earlier request began: it may miss what was published since.
             Target::Image(name) => {
                 let image = self.store.image(name)?.ok_or_else(absent)?;
                 keep(image.encode()?).map(Found::Content)
@@ -275,23 +276,23 @@ impl Answers {
                 self.once.read(target, read).map(Found::Content)
             }
             Target::Holes(id) => {
-                let read = || keep(self.holes(*id, asked)?.ok_or_else(absent)?);
-                // A reader that found an object wrong asks whether it has got holes meanwhile. The result of
-                // a read that began earlier does not answer that.
-                let list = if asked.again.is_some() { read() } else { self.once.read(target, read) };
+                let read = || keep(self.holes(*id, options)?.ok_or_else(absent)?);
+                // A client that found an object wrong asks whether the object has got holes since. The result
+                // of a read that began earlier does not answer that.
+                let list = if options.again.is_some() { read() } else { self.once.read(target, read) };
                 list.map(Found::Content)
             }
             Target::Manifest(id) => self.leased(target, *id).map(Found::Content),
-            Target::Object(id) => self.object(*id, asked).map(Found::Object),
+            Target::Object(id) => self.object(*id, options).map(Found::Object),
         }
     }
 
-    /// A manifest. Its version is held before the manifest is read.
+    /// Returns a manifest. Its version is kept from removal before the manifest is read.
     fn leased(&self, target: &Target, id: Hash) -> Result<Arc<Content>, StoreError> {
         let is_new = self.leases.renew(id, Instant::now())?;
         let manifest = self.manifest(target, id);
-        // A store on servers holds every version that it is given, so unknown names would take the places of
-        // real versions.
+        // A store on servers pins every version that it is options for, so unknown names would use up the limit
+        // for real versions.
         if is_new && matches!(&manifest, Err(e) if e.kind() == StoreErrorKind::NotFound) {
             self.leases.drop_one(id);
         }
@@ -309,19 +310,20 @@ impl Answers {
         })
     }
 
-    /// Opens an object. Objects of a store that would have to ask for their length stay open. In a local
-    /// store a removed file would keep its space while open, and opening is fast. An object that was cut
-    /// short may be whole by now, or elsewhere: it is opened again for a reader that finds it wrong.
-    fn object(&self, id: Hash, asked: &Asked) -> Result<Arc<dyn Object>, StoreError> {
+    /// Opens an object. Objects of a remote store stay open, because opening one needs a request for its
+    /// length. A local object is opened each time: opening is fast, and an open file would keep its space
+    /// after its removal. If a client found an object wrong, it is opened again, because it may have been
+    /// repaired or be elsewhere by now.
+    fn object(&self, id: Hash, options: &RequestOptions) -> Result<Arc<dyn Object>, StoreError> {
         if !self.store.is_remote() {
             return self.store.open_object(id);
         }
         let kept = self.objects.lock().iter().find(|object| object.id() == id).cloned();
-        if let Some(open) = kept.filter(|open| asked.may_be(open.len_bytes())) {
+        if let Some(open) = kept.filter(|open| options.may_be(open.len_bytes())) {
             return Ok(open);
         }
         self.objects.lock().retain(|object| object.id() != id);
-        let opened = self.open(id, asked)?;
+        let opened = self.open(id, options)?;
         let mut objects = self.objects.lock();
         objects.push(Arc::clone(&opened));
         if objects.len() > OBJECTS_OPEN_MAX {
@@ -330,15 +332,15 @@ impl Answers {
         Ok(opened)
     }
 
-    fn open(&self, id: Hash, asked: &Asked) -> Result<Arc<dyn Object>, StoreError> {
-        if asked.again.is_some() { self.store.open_object_uncached(id) } else { self.store.open_object(id) }
+    fn open(&self, id: Hash, options: &RequestOptions) -> Result<Arc<dyn Object>, StoreError> {
+        if options.again.is_some() { self.store.open_object_uncached(id) } else { self.store.open_object(id) }
     }
 
-    /// The list of an object's holes, `None` if it has none. The object is opened again, because one that
-    /// stays open may remember earlier holes.
-    fn holes(&self, id: Hash, asked: &Asked) -> Result<Option<Vec<u8>>, StoreError> {
-        let object = self.open(id, asked)?;
-        let holes = match asked.again.and_then(|again| again.reading) {
+    /// The list of an object's holes; `None` if it has none. The object is opened again, because an open
+    /// object may remember earlier holes.
+    fn holes(&self, id: Hash, options: &RequestOptions) -> Result<Option<Vec<u8>>, StoreError> {
+        let object = self.open(id, options)?;
+        let holes = match options.again.and_then(|again| again.reading) {
             Some(reading) => object.holes_of_reading(reading)?,
             None => object.holes()?,
         };
@@ -350,12 +352,12 @@ impl Answers {
         target: &Target,
         found: &Found,
         request: &Request<B>,
-        turn: Turn,
+        context: ReadContext,
     ) -> Response<AnswerBody> {
         let headers = request.headers();
         let (tag, len_bytes) = (found.tag(), found.len_bytes());
-        // A cache may have zeroes of an object where bytes are back.
-        let may_know = !(matches!(found, Found::Object(_)) && turn.again.is_some());
+        // A cache may have zeroes where the object has bytes again.
+        let may_know = !(matches!(found, Found::Object(_)) && context.again.is_some());
         let knows = may_know
             && text(headers, &header::IF_NONE_MATCH).is_some_and(|tags| {
                 tags.split(',')
@@ -369,15 +371,15 @@ impl Answers {
             Wanted::All => (StatusCode::OK, 0, len_bytes),
             Wanted::Part(at, part_bytes) => (StatusCode::PARTIAL_CONTENT, at, part_bytes),
             Wanted::Nothing => {
-                let message = format!("the range starts behind the end: there are {len_bytes} bytes");
+                let message = format!("the range starts beyond the end: the file has {len_bytes} bytes");
                 let mut refused = problem(StatusCode::RANGE_NOT_SATISFIABLE, "invalid", &message);
                 put(&mut refused, header::CONTENT_RANGE, &format!("bytes */{len_bytes}"));
                 return refused;
             }
         };
-        // Nothing is read that would not be sent.
+        // Bytes that would not be sent are not read.
         let is_head = request.method() == Method::HEAD;
-        let mut response = Response::new(found.part(at, if is_head { 0 } else { part_bytes }, turn));
+        let mut response = Response::new(found.part(at, if is_head { 0 } else { part_bytes }, context));
         *response.status_mut() = status;
         put(&mut response, header::ETAG, &tag);
         put(&mut response, header::CACHE_CONTROL, self.cache_control(target));
@@ -397,18 +399,18 @@ impl Answers {
     fn cache_control(&self, target: &Target) -> &'static str {
         match (target.is_immutable(), self.tokens.is_some()) {
             (false, _) => "no-cache",
-            // A shared cache would give it to clients without a token.
+            // A shared cache would also answer clients without a token.
             (true, true) => "private, max-age=31536000, immutable",
             (true, false) => "public, max-age=31536000, immutable",
         }
     }
 }
 
-/// Whether a web page may have caused the request: any page can make a browser send requests to loopback
-/// ports, and can point a name of its own at them, for which it has no certificate.
+/// Whether a web page may have caused the request. Any page can make a browser send requests to loopback
+/// ports, and can point its own host name at them, for which it has no certificate.
 fn is_foreign<B>(request: &Request<B>, tls: bool) -> bool {
     let headers = request.headers();
-    // HTTP/2 has the host in the address.
+    // HTTP/2 has the host in the URI.
     let host = text(headers, &header::HOST).or_else(|| request.uri().authority().map(Authority::as_str));
     let authority = host.and_then(|host| host.parse::<Authority>().ok());
     let name = authority.as_ref().map_or("", Authority::host).trim_matches(['[', ']']);
@@ -430,11 +432,11 @@ fn put(response: &mut Response<AnswerBody>, name: header::HeaderName, value: &st
 
 fn missing(target: &Target) -> String {
     match target {
-        Target::Settings | Target::Images => "this store is gone".to_owned(),
+        Target::Settings | Target::Images => "this store was removed".to_owned(),
         Target::Image(name) => format!("there is no image '{name}' in this store"),
         Target::Manifest(id) => format!("there is no version {id} in this store"),
         Target::Object(id) => format!("there is no data object {id} in this store"),
-        Target::Holes(id) => format!("no part of data object {id} is gone from this store"),
+        Target::Holes(id) => format!("data object {id} has no holes in this store"),
         Target::Trace(id) => format!("no boot trace of version {id} was recorded in this store"),
     }
 }
@@ -442,12 +444,14 @@ fn missing(target: &Target) -> String {
 fn refused(target: &Target, path: &str, why: &StoreError) -> Response<AnswerBody> {
     match why.kind() {
         StoreErrorKind::NotFound => problem(StatusCode::NOT_FOUND, "not_found", &missing(target)),
-        // A trace is advice. A server that cannot answer counts as gone for everything that its clients read.
+        // A trace is only a hint. If the server answered with an error, its clients would treat the whole
+        // server as down.
         StoreErrorKind::Damaged | StoreErrorKind::NoSpace if matches!(target, Target::Trace(_)) => {
-            tracing::warn!(path, error = %why, "has no boot trace to give");
+            tracing::warn!(path, error = %why, "cannot send a boot trace: its version boots without prefetching");
             problem(StatusCode::NOT_FOUND, "not_found", &missing(target))
         }
-        // The client waits, as if it read this store itself. What lacks space here is memory.
+        // The client waits, as it would if it read this store itself. `NoSpace` means that memory for answers
+        // is used up.
         StoreErrorKind::Unreachable | StoreErrorKind::NoSpace => {
             tracing::warn!(path, error = %why, "cannot answer now");
             busy()
@@ -463,20 +467,20 @@ fn failed() -> Response<AnswerBody> {
     problem(
         StatusCode::INTERNAL_SERVER_ERROR,
         "failed",
-        "the store cannot be read; the server's log says why",
+        "the store cannot be read; the reason is in the server's log",
     )
 }
 
 fn busy() -> Response<AnswerBody> {
-    let message = "too much is being read of the store or not taken by who asked for it, or the store does \
-                   not answer; ask again";
+    let message = "the server has reached its limit of reads or of unsent data, or the store behind it does \
+                   not answer; try again";
     ask_again(message)
 }
 
-/// The answer on a connection that makes room for another one.
-fn making_room() -> Response<AnswerBody> {
+/// The answer on a connection that is closed so that a new one can be accepted.
+fn closed_for_another() -> Response<AnswerBody> {
     ask_again(
-        "all places for connections are taken, and this one makes room for another; connect and ask again",
+        "the limit of connections is reached, and this one is closed for a new one; connect and try again",
     )
 }
 
@@ -486,8 +490,7 @@ fn ask_again(message: &str) -> Response<AnswerBody> {
     refused
 }
 
-/// An answer with the reason of a failure. Messages contain nothing that JSON would have to escape except
-/// quotes.
+/// An answer with the reason of a failure. In messages, only quotes and backslashes need escaping for JSON.
 fn problem(status: StatusCode, kind: &str, message: &str) -> Response<AnswerBody> {
     let message: String = message.chars().filter(|c| !c.is_control()).collect();
     let message = message.replace('\\', "\\\\").replace('"', "\\\"");
@@ -509,9 +512,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = headwater_store::LocalDir::open(dir.path(), headwater_store::Access::WRITE).unwrap();
         let answers = Answers::new(Arc::new(store), None, false, &Limits::default());
-        let bytes = || match answers.find(&Target::Settings, &Asked::default()).unwrap() {
+        let bytes = || match answers.find(&Target::Settings, &RequestOptions::default()).unwrap() {
             Found::Content(content) => content.part(0, u64::MAX),
-            Found::Object(_) => panic!("it is no object"),
+            Found::Object(_) => panic!("a manifest was expected"),
         };
         let all = [bytes(), bytes()];
         assert!(all[0].len() == 64 && std::ptr::eq(all[0].as_ptr(), all[1].as_ptr()));

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use crate::progress::Progress;
 use crate::reads::{ReadPermit, Reads};
-use crate::send_memory::{AnswerRoom, SendMemoryPermit};
+use crate::send_memory::{AnswerMemory, SendMemoryPermit};
 
 /// How much of an object is read at a time, if there is memory. While one piece is sent, the next is read.
 pub const PIECE_BYTES: usize = 256 << 10;
@@ -30,13 +30,13 @@ pub(crate) struct Reading {
     /// The offset of the next piece to read.
     at: u64,
     end: u64,
-    /// Not sent yet.
+    /// Bytes that were not sent yet.
     left_bytes: u64,
     next: Option<JoinHandle<Result<Bytes, StoreError>>>,
     /// The first piece, once it has arrived.
     first: Option<Bytes>,
     reads: Reads,
-    send_memory: AnswerRoom,
+    send_memory: AnswerMemory,
     progress: Arc<Progress>,
     again: Option<Again>,
 }
@@ -54,20 +54,20 @@ impl AsRef<[u8]> for Piece {
 }
 
 /// What is needed to read the body of an object.
-pub(crate) struct Turn {
+pub(crate) struct ReadContext {
     pub reads: Reads,
     /// For the first piece.
-    pub place: ReadPermit,
-    pub send_memory: AnswerRoom,
+    pub permit: ReadPermit,
+    pub send_memory: AnswerMemory,
     pub progress: Arc<Progress>,
     /// Set if the client found the earlier bytes wrong.
     pub again: Option<Again>,
 }
 
-/// The details of a repeated request.
+/// Details of a request that a client repeats because the bytes were wrong.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Again {
-    /// The number of the full rereading of the object.
+    /// The attempt number of a full re-read of the object.
     pub reading: Option<u32>,
 }
 
@@ -76,10 +76,10 @@ impl AnswerBody {
         Self::Whole(Some(bytes).filter(|bytes| !bytes.is_empty()))
     }
 
-    /// `len_bytes` from `at`, which lie within the object.
-    pub(crate) fn object(object: Arc<dyn Object>, at: u64, len_bytes: u64, turn: Turn) -> Self {
+    /// A body of `len_bytes` from `at`. The range must be inside the object.
+    pub(crate) fn object(object: Arc<dyn Object>, at: u64, len_bytes: u64, context: ReadContext) -> Self {
         let end = at.saturating_add(len_bytes);
-        let Turn { reads, place, send_memory, progress, again } = turn;
+        let ReadContext { reads, permit, send_memory, progress, again } = context;
         let mut reading = Reading {
             object,
             at,
@@ -92,24 +92,24 @@ impl AnswerBody {
             progress,
             again,
         };
-        reading.read_on(Some(place));
+        reading.read_on(Some(permit));
         Self::Object(Box::new(reading))
     }
 
-    /// Waits for the first piece, so that an unreadable object is not promised.
+    /// Waits for the first piece, so that no answer promises an unreadable object.
     pub(crate) async fn first_piece(&mut self) -> Result<(), StoreError> {
         let Self::Object(reading) = self else { return Ok(()) };
         let Some(next) = reading.next.as_mut() else { return Ok(()) };
         let read = next.await;
         reading.next = None;
-        let given_up = |_| StoreError::new(StoreErrorKind::Io, "a read of the store was given up");
+        let given_up = |_| StoreError::new(StoreErrorKind::Io, "a read of the store was cancelled");
         reading.first = Some(read.map_err(given_up)??);
         Ok(())
     }
 }
 
 impl Reading {
-    fn read_on(&mut self, place: Option<ReadPermit>) {
+    fn read_on(&mut self, permit: Option<ReadPermit>) {
         let len = usize::try_from(self.end - self.at).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
         if len == 0 {
             return;
@@ -117,17 +117,17 @@ impl Reading {
         let (object, at, again) = (Arc::clone(&self.object), self.at, self.again);
         let (reads, send_memory, progress) =
             (self.reads.clone(), self.send_memory.clone(), Arc::clone(&self.progress));
-        // A task of its own: a permit given to a body that nobody polls would be lost to all others.
+        // A task of its own: if the body were not polled, its permit would be lost to all others.
         self.next = Some(tokio::spawn(async move {
             let (len, held) = send_memory.take(len).await;
-            // Only now, because until here the client may have been the one that was waited for.
+            // Only now does the server count as busy, because until here it may have waited for the client.
             let busy = progress.busy();
-            let place = match place {
-                Some(place) => Some(place),
-                None => reads.place().await,
+            let permit = match permit {
+                Some(permit) => Some(permit),
+                None => reads.permit().await,
             };
             let read = move || {
-                let _until_read = (busy, place);
+                let _until_read = (busy, permit);
                 let mut bytes = vec![0; len];
                 match again {
                     Some(again) => object.read_range_past_caches(at, &mut bytes, again.reading)?,
@@ -135,7 +135,7 @@ impl Reading {
                 }
                 Ok(Bytes::from_owner(Piece { bytes, _held: held }))
             };
-            let failed = |_| StoreError::new(StoreErrorKind::Io, "a read of the store failed by a bug");
+            let failed = |_| StoreError::new(StoreErrorKind::Io, "a read of the store panicked");
             tokio::task::spawn_blocking(read).await.map_err(failed)?
         }));
     }
@@ -173,7 +173,7 @@ impl Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        // Nobody takes the piece: it needs no thread, unless one reads it already.
+        // Nobody needs the piece: the task needs no thread, unless it already has one.
         if let Some(next) = &self.next {
             next.abort();
         }

@@ -1,8 +1,8 @@
-//! Manifests, lists and traces in memory: the most recently requested ones, and those being sent to clients.
+//! A cache of manifests, lists and traces: those requested most recently, and those being sent to clients.
 //!
-//! A content is in memory once for all answers that send it. It counts until the last of them is sent and it
-//! is no longer kept. Contents that nobody sends make room for requested ones. If all memory is being sent,
-//! further requests are refused, because a client that reads nothing must not fill the host's memory.
+//! All answers that send a content share its memory. It counts until the last of them is sent and the cache
+//! has dropped it. Contents that are not being sent are evicted for requested ones. If all memory is being
+//! sent, further requests are refused, because a client that reads nothing must not fill the host's memory.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use tokio::sync::Semaphore;
 
 use crate::send_memory::{SMALL_PIECE_BYTES, SendMemoryPermit};
 
-/// The memory of manifests, lists and traces that are kept or being sent, not counting those of at most
-/// [`SMALL_PIECE_BYTES`]. A larger content is allowed if there is no other.
+/// The limit of memory for manifests, lists and traces in the cache or being sent. Those of at most
+/// [`SMALL_PIECE_BYTES`] do not count. A larger content is allowed if there is no other.
 pub const CONTENTS_BYTES: usize = 256 << 20;
-/// The most contents that are kept.
+/// The most contents in the cache.
 const CONTENTS_MAX: usize = 1024;
 
 /// A content, with its memory permit.
@@ -26,7 +26,7 @@ pub(crate) struct Content {
     _held: SendMemoryPermit,
 }
 
-/// An answer's share of a content.
+/// An answer's reference to a content.
 struct Shared(Arc<Content>);
 
 impl AsRef<[u8]> for Shared {
@@ -51,7 +51,7 @@ impl Content {
 pub(crate) struct Contents {
     send_memory: Arc<Semaphore>,
     most_bytes: usize,
-    /// Kept contents, the most recently used one last.
+    /// The cache; the most recently used content is last.
     kept: Mutex<Vec<Arc<Content>>>,
 }
 
@@ -64,9 +64,9 @@ impl Contents {
         newest(&mut self.kept.lock(), id)
     }
 
-    /// Keeps a content, so that all answers at a time share it.
+    /// Adds a content to the cache, so that concurrent answers share it.
     pub(crate) fn keep(&self, id: Hash, mut bytes: Vec<u8>) -> Result<Arc<Content>, StoreError> {
-        // Reading to an unknown end may have allocated twice that.
+        // Reading to an unknown end may have allocated twice the length.
         bytes.shrink_to_fit();
         let mut kept = self.kept.lock();
         if let Some(content) = newest(&mut kept, id) {
@@ -78,7 +78,7 @@ impl Contents {
             }
             // A content in use would stay in memory, and the next request would no longer find it.
             let Some(unused) = kept.iter().position(|content| Arc::strong_count(content) == 1) else {
-                let why = "manifests, lists and traces that clients do not take fill the memory that there is for them";
+                let why = "the memory for manifests, lists and traces is full of answers that clients have not read yet";
                 return Err(StoreError::new(StoreErrorKind::NoSpace, why));
             };
             kept.remove(unused);
@@ -91,7 +91,7 @@ impl Contents {
         Ok(content)
     }
 
-    /// Memory for this many bytes. A request for the file `store` always gets an answer, whatever others do.
+    /// Takes memory for `len` bytes. A request for the file `store` always gets it.
     fn take(&self, len: usize) -> Option<SendMemoryPermit> {
         if len <= SMALL_PIECE_BYTES {
             return Some(SendMemoryPermit::nothing());
@@ -100,7 +100,7 @@ impl Contents {
     }
 }
 
-/// The content with this hash, which becomes the most recently used one.
+/// Finds the content with this hash, and makes it the most recently used one.
 fn newest(kept: &mut Vec<Arc<Content>>, id: Hash) -> Option<Arc<Content>> {
     let at = kept.iter().position(|content| content.id == id)?;
     let content = kept.remove(at);
@@ -118,7 +118,7 @@ mod tests {
         contents.keep(Hash::of(&[name]), vec![name; len])
     }
 
-    /// A byte of it, held like an answer that a client does not read.
+    /// A byte of a content, held as by an answer that a client does not read.
     fn byte(contents: &Contents, name: u8, len: usize) -> Bytes {
         keep(contents, name, len).unwrap().part(0, 1)
     }
@@ -133,9 +133,9 @@ mod tests {
         let sent: Vec<Bytes> = (0..100).map(|_| byte(&contents, b'a', MOST * 2 / 3)).collect();
         assert!(sent.iter().all(|one| one.as_ptr() == sent[0].as_ptr()));
         assert!(is_refused(&contents, b'b', MOST / 2));
-        // It is still found, and not read a second time.
+        // The content is still found, and is not read a second time.
         assert!(contents.kept(Hash::of(b"a")).is_some());
-        // The last one counts like the first one.
+        // The last content counts like the first one.
         let last = sent.into_iter().next_back().unwrap();
         assert!(is_refused(&contents, b'b', MOST / 2));
         let small = byte(&contents, b's', SMALL_PIECE_BYTES);

@@ -1,8 +1,8 @@
 //! Properties that must hold for every request that a store's server can get: for the fuzzers in `fuzz/`, and
 //! for a bounded test.
 //!
-//! `hyper` parses the request itself. These are the parts that this crate parses: the path, the range, the
-//! token, and the file of tokens. Each is parsed a second time by an independent simple parser.
+//! `hyper` parses the request itself. These checks cover what this crate parses: the path, the range, the
+//! token, and the token file. Each is parsed a second time by an independent simple parser.
 
 use headwater_store::{Hash, ImageName};
 
@@ -114,7 +114,7 @@ fn plain_range(header: &str, len: u64) -> Wanted {
     Wanted::Part(small(from), small(to - from))
 }
 
-/// The first line is an `Authorization` header, the rest a file of tokens.
+/// The first line is an `Authorization` header, the rest a token file.
 pub fn store_tokens(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let (header, file) = text.split_once('\n').unwrap_or((text, ""));
@@ -138,13 +138,13 @@ pub fn store_tokens(bytes: &[u8]) {
         match space.zip(hash) {
             Some((at, hash)) => expected.push((line.get(..at).unwrap_or_default().to_owned(), hash)),
             None => {
-                assert_eq!(parsed, Err(number), "the first line that is none");
+                assert_eq!(parsed, Err(number), "the number of the first invalid line");
                 return;
             }
         }
     }
     assert_eq!(parsed.as_ref(), Ok(&expected));
-    // A line that is made here can be read again, and matches only its own token.
+    // A line that this program makes can be read again, and matches only its own token.
     if let Ok(line) = token_line(header, file) {
         assert_eq!(lines_of(&line), Ok(vec![(header.to_owned(), Hash::of(file.as_bytes()))]));
     }

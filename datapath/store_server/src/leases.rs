@@ -1,4 +1,4 @@
-//! Holds versions that were recently requested, so that they are not removed while they are read.
+//! Pins versions that were requested recently, so that they are not removed while a client reads them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use headwater_store::{Hash, Pin, Store, StoreError};
 use parking_lot::Mutex;
 
-/// How long a version is held after its manifest was requested.
+/// How long a version is pinned after a request for its manifest.
 pub const LEASE: Duration = Duration::from_secs(3600);
-/// The most versions that are held.
+/// The most versions that are pinned.
 pub const LEASES_MAX: usize = 4096;
 
-/// The versions that are held.
+/// The pinned versions.
 pub(crate) struct Leases {
     store: Arc<dyn Store>,
     lease: Duration,
@@ -20,20 +20,20 @@ pub(crate) struct Leases {
 }
 
 impl Leases {
-    /// Holds versions of `store`, each for `lease`.
+    /// Pins versions of `store`, each for `lease`.
     pub(crate) fn new(store: Arc<dyn Store>, lease: Duration) -> Self {
         Self { store, lease, held: Mutex::new(HashMap::new()) }
     }
 
-    /// Holds a version from `now` on. Returns whether it was not held before, and is now. Blocks on I/O if it
-    /// was not.
+    /// Pins a version until `now` plus the lease. Returns whether this pinned it (`false`: it was pinned
+    /// already, or the limit is reached). Blocks on I/O if it was not pinned.
     pub(crate) fn renew(&self, manifest: Hash, now: Instant) -> Result<bool, StoreError> {
         if let Some((_, until)) = self.held.lock().get_mut(&manifest) {
             *until = now + self.lease;
             return Ok(false);
         }
         let pin = self.store.pin(manifest)?;
-        // A lease that is not kept is released after the lock, because that may be network I/O.
+        // A pin that is not kept is released after the lock, because that may be network I/O.
         let (is_new, _superfluous) = {
             let mut held = self.held.lock();
             if held.len() < LEASES_MAX || held.contains_key(&manifest) {
@@ -46,19 +46,19 @@ impl Leases {
         Ok(is_new)
     }
 
-    /// Releases a version. Blocks on I/O.
+    /// Unpins a version. Blocks on I/O.
     pub(crate) fn drop_one(&self, manifest: Hash) {
         let held = self.held.lock().remove(&manifest);
         drop(held);
     }
 
-    /// Releases versions whose time is over. Blocks on I/O.
+    /// Unpins versions whose lease has expired. Blocks on I/O.
     pub(crate) fn expire(&self, now: Instant) {
         let over: Vec<_> = self.held.lock().extract_if(|_, (_, until)| *until <= now).collect();
         drop(over);
     }
 
-    /// Releases all versions. Blocks on I/O.
+    /// Unpins all versions. Blocks on I/O.
     pub(crate) fn end(&self) {
         let all = std::mem::take(&mut *self.held.lock());
         drop(all);
@@ -71,7 +71,7 @@ mod tests {
     use headwater_store::{Access, LocalDir, NewVersion};
 
     #[test]
-    fn a_version_is_held_for_an_hour_after_the_last_time() {
+    fn a_version_is_pinned_for_an_hour_after_the_last_request() {
         let dir = tempfile::tempdir().unwrap();
         let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
         let name = "a".parse().unwrap();

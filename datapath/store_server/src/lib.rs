@@ -1,36 +1,37 @@
-//! Step 5 of the data path for other hosts: offers the versions of a store over HTTP/1.1 and HTTP/2.
+//! Serves the versions of a store to other hosts, over HTTP/1.1 and HTTP/2. Step 5 of the data path for other
+//! hosts.
 //!
 //! ```text
-//!   TCP --> TLS --> HTTP --> who asks? --> path --> Store: list of versions, manifest, range of an object
-//!                              |             |
-//!                              tokens        lease: a requested version is not removed for an hour
+//! TCP --> TLS --> HTTP --> token --> path --> Store: list of versions, manifest, range of an object
+//!                                        |
+//! lease: a requested version is not removed for an hour
 //! ```
 //!
 //! # Guarantees
 //! - Paths and bytes are those of a store's directory, so any web server can replace this one
 //!   (`docs/http-store.md`). Nothing can be written.
 //! - Without TLS it listens on loopback only; elsewhere it also requires tokens. Tokens are kept as hashes.
-//! - Unread data does not accumulate. An answer has at most three pieces of [`PIECE_BYTES`] in memory, a
-//!   connection [`CONNECTION_PIECES_BYTES`] of them, the server [`PIECES_BYTES`]. Each answer has at most
-//!   [`SMALL_PIECE_BYTES`] more, with which it continues if others use all of that. Manifests, lists and
-//!   traces that are kept or being sent use at most [`CONTENTS_BYTES`] in addition, each once; a single one
-//!   may be larger, and then requests for others are refused.
+//! - Memory is bounded although clients may read slowly. An answer has at most three pieces of
+//!   [`PIECE_BYTES`] in memory, a connection [`CONNECTION_PIECES_BYTES`], the server [`PIECES_BYTES`]. Each
+//!   answer has at most [`SMALL_PIECE_BYTES`] more, with which it continues if others use all of that.
+//!   Manifests, lists and traces in memory use at most [`CONTENTS_BYTES`] in addition, each once. A single
+//!   larger one is allowed; then requests for others are refused.
 //!
 //! # Limits
-//! - [`CONNECTIONS_MAX`] connections, [`STREAMS_MAX`] requests at a time on an HTTP/2 connection; more wait.
-//!   A connection on which no request was admitted makes room for a new one: at once if there are
-//!   [`UNAUTHENTICATED_MANY`] of them, else after [`UNAUTHENTICATED_GRACE`].
-//! - [`IDLE_TIMEOUT`] for a request to arrive completely, and for a client that takes nothing of its answer;
-//!   pings do not count.
+//! - [`CONNECTIONS_MAX`] connections, [`STREAMS_MAX`] concurrent requests on an HTTP/2 connection; more wait.
+//!   A connection without an admitted request is closed for a new one: at once if there are
+//!   [`UNAUTHENTICATED_MANY`] of them, otherwise after [`UNAUTHENTICATED_GRACE`].
+//! - [`IDLE_TIMEOUT`] until a request has arrived completely, and for a client that reads nothing of its
+//!   answer; pings do not count.
 //! - [`ADMISSION_TIMEOUT`] for a connection until the first request with a token.
 //! - [`READS_MAX`] threads block on the store; a request that waits for one longer than [`READ_WAIT`] is
 //!   refused.
-//! - [`LEASES_MAX`] versions are held for [`LEASE`]. If several requests need the same manifest, trace or
+//! - [`LEASES_MAX`] versions are pinned for [`LEASE`]. If several requests need the same manifest, trace or
 //!   list of holes, it is read once for all of them.
 //!
 //! # Errors
-//! [`ServeError`] if a store cannot be served at all. A client gets a status and a problem as JSON, and the
-//! log the reason.
+//! [`ServeError`] if a store cannot be served at all. A client gets a status and a problem document (JSON);
+//! the log has the reason.
 //!
 //! # Not here
 //! Reading from such a server (`headwater-remote`), writing, the API of the control plane.

@@ -1,4 +1,4 @@
-//! Reads a content from the store once for all concurrent requests: a manifest may have a GiB.
+//! Reads a content from the store once for all concurrent requests, because a manifest may have a GiB.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -23,7 +23,7 @@ impl<T> Default for Once<T> {
 
 impl<T: Clone> Once<T> {
     /// Returns the result of `read`, or of a read of the same content that another request began and has not
-    /// finished. That result may be an error, which is as old.
+    /// finished. An error is shared in the same way.
     pub(crate) fn read(
         &self,
         what: &Target,
@@ -32,7 +32,7 @@ impl<T: Clone> Once<T> {
         let outcome = Arc::clone(self.reading.lock().entry(what.clone()).or_default());
         let read = || {
             let outcome = read();
-            // Later requests look at kept contents first.
+            // Later requests find the content in the cache.
             self.reading.lock().remove(what);
             outcome
         };
@@ -74,21 +74,21 @@ mod tests {
             let others: Vec<_> =
                 (0..8).map(|_| scope.spawn(move || once.read(what, || read(Err(gone()))))).collect();
             let outcome = Arc::clone(&once.reading.lock()[what]);
-            // Each of them, the first one, the map, and this one.
-            headwater_testkit::wait_until("all of them wait", || Arc::strong_count(&outcome) == 11);
+            // Ten requests, the map, and this one.
+            headwater_testkit::wait_until("all requests wait", || Arc::strong_count(&outcome) == 11);
             go_on.send(()).unwrap();
             for one in others.into_iter().chain([first]) {
                 assert_eq!(one.join().unwrap().unwrap_err().kind(), StoreErrorKind::Unreachable);
             }
         });
         assert_eq!(reads.load(Ordering::SeqCst), 2);
-        // The error is not kept.
+        // Errors are not kept.
         assert_eq!(once.read(&what, || read(Ok(Bytes::from_static(b"m")))).unwrap(), "m");
         assert!(once.reading.lock().is_empty());
     }
 
     #[test]
-    fn a_read_that_panics_keeps_nobody_waiting() {
+    fn a_read_that_panics_blocks_no_other_request() {
         let (once, what) = (Once::default(), Target::Images);
         let panics = || once.read(&what, || panic!("a bug")).map(drop);
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());

@@ -1,5 +1,5 @@
-//! Whether a connection makes progress: it sends requests, is being answered, or its client takes bytes of
-//! answers.
+//! Tracks whether a connection makes progress: it sends requests, is being answered, or its client reads
+//! answers. Connections without progress are closed.
 
 use std::io::{IoSlice, Result};
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-/// The first byte of an HTTP/1 connection; an HTTP/2 connection begins with the length of a small frame.
+/// The first byte of an HTTP/1 answer; an HTTP/2 connection begins with the length of a small frame.
 const HTTP1_FIRST: u8 = b'H';
 /// The header of a frame of HTTP/2: length, type, flags, stream.
 const FRAME_HEADER_BYTES: usize = 9;
@@ -26,20 +26,20 @@ pub(crate) struct Progress {
 }
 
 struct State {
-    /// The server's current work for this connection: while there is any, nothing is expected from the
+    /// The number of requests that the server works on. While there is one, nothing is expected from the
     /// client.
     busy: usize,
     /// When the client last did something, or the server finished.
     last: Instant,
     began: Instant,
     /// Whether a request was admitted.
-    is_let_in: bool,
+    is_admitted: bool,
 }
 
 impl Progress {
     pub(crate) fn new(entry: Entry) -> Arc<Self> {
         let began = Instant::now();
-        let state = Mutex::new(State { busy: 0, last: began, began, is_let_in: false });
+        let state = Mutex::new(State { busy: 0, last: began, began, is_admitted: false });
         Arc::new(Self { state, entry })
     }
 
@@ -53,27 +53,27 @@ impl Progress {
         self.state.lock().last = Instant::now();
     }
 
-    /// A request met the requirements for an answer. `false`: the connection was chosen to make room for
-    /// another one, and nothing should begin for it, because it would be cut off in the middle.
-    pub(crate) fn let_in(&self) -> bool {
-        // Only once, because all connections share this lock.
-        if self.state.lock().is_let_in {
+    /// Records that a request was admitted. `false`: the connection was chosen to be closed for another one,
+    /// so no request may begin, because its answer would be cut off.
+    pub(crate) fn admit(&self) -> bool {
+        // Recorded only once, because all connections share this lock.
+        if self.state.lock().is_admitted {
             return true;
         }
-        let is_let_in = self.entry.let_in();
-        self.state.lock().is_let_in |= is_let_in;
-        is_let_in
+        let is_admitted = self.entry.let_in();
+        self.state.lock().is_admitted |= is_admitted;
+        is_admitted
     }
 
-    /// Waits until the client has neither sent a request nor taken bytes for `limit`, or was not admitted for
-    /// `admission`, however often it asked.
+    /// Waits until the client has neither sent a request nor read bytes for `limit`, or no request was
+    /// admitted for `admission`, however many were sent.
     pub(crate) async fn stalled(&self, limit: Duration, admission: Duration) {
         loop {
             let until = {
                 let state = self.state.lock();
                 let since = if state.busy > 0 { Instant::now() } else { state.last };
                 let until = since + limit;
-                if state.is_let_in { until } else { until.min(state.began + admission) }
+                if state.is_admitted { until } else { until.min(state.began + admission) }
             };
             if until <= Instant::now() {
                 return;
@@ -94,7 +94,7 @@ impl Drop for Busy {
     }
 }
 
-/// A stream that notices when its client takes bytes of answers. Pings, and everything else that HTTP/2
+/// A stream that notices when its client reads bytes of answers. Pings, and everything else that HTTP/2
 /// answers by itself, do not count.
 pub(crate) struct Watched<S> {
     stream: S,
@@ -108,7 +108,7 @@ impl<S> Watched<S> {
     }
 }
 
-/// What has been written: the position within a frame.
+/// What has been written: the position in a frame.
 enum Written {
     Nothing,
     Http1,

@@ -1,18 +1,18 @@
-//! The `Range` header: the requested part of a body.
+//! Parses the `Range` header.
 
-/// What a request wants of a body.
+/// The part of a body that a request wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// All of it.
     All,
-    /// This part: first byte, and how many.
+    /// From this first byte, this many bytes.
     Part(u64, u64),
-    /// A part that does not exist.
+    /// A range beyond the end.
     Nothing,
 }
 
-/// Parses a header for a body of `len_bytes`. Anything other than one range of bytes is ignored, as RFC 9110
-/// says.
+/// Parses a header for a body of `len_bytes`. Anything other than a single range of bytes is ignored, as RFC
+/// 9110 says.
 pub(crate) fn wanted(header: Option<&str>, len_bytes: u64) -> Wanted {
     let Some(spec) = header.and_then(|header| header.trim().strip_prefix("bytes=")) else {
         return Wanted::All;

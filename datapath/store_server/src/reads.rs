@@ -1,12 +1,12 @@
-//! Limits how many threads block on the store. A store that is gone must not occupy all threads that the
-//! process has for blocking.
+//! Limits how many threads block on the store. A store that does not answer must not occupy all blocking
+//! threads of the process.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The most threads that block on the store at a time; further requests wait.
+/// The most threads that block on the store; further requests wait.
 pub const READS_MAX: usize = 64;
 /// How long a request waits for a permit before it is refused.
 pub const READ_WAIT: Duration = Duration::from_secs(3);
@@ -19,7 +19,7 @@ pub(crate) struct Reads {
     wait: Duration,
 }
 
-/// Held as long as the thread runs, not only as long as somebody waits for its result.
+/// Held as long as the thread runs, even if no request waits for its result any more.
 pub(crate) type ReadPermit = OwnedSemaphorePermit;
 
 impl Reads {
@@ -27,13 +27,13 @@ impl Reads {
         Self { send_memory: Arc::new(Semaphore::new(most)), wait }
     }
 
-    /// A permit, or `None` if there is none for too long.
-    pub(crate) async fn place_soon(&self) -> Option<ReadPermit> {
-        tokio::time::timeout(self.wait, self.place()).await.ok().flatten()
+    /// Returns a permit, or `None` if none is free within the limit of time.
+    pub(crate) async fn permit_soon(&self) -> Option<ReadPermit> {
+        tokio::time::timeout(self.wait, self.permit()).await.ok().flatten()
     }
 
-    /// A permit, however long it takes. The semaphore is never closed.
-    pub(crate) async fn place(&self) -> Option<ReadPermit> {
+    /// Returns a permit, however long it takes. The semaphore is never closed.
+    pub(crate) async fn permit(&self) -> Option<ReadPermit> {
         Arc::clone(&self.send_memory).acquire_owned().await.ok()
     }
 }

@@ -1,19 +1,19 @@
-//! Memory for pieces of answers that are being sent: clients that request much and read little must not fill
-//! the host's memory.
+//! Limits the memory for pieces of answers that are being sent: clients that request much and read little
+//! must not fill the host's memory.
 //!
-//! A piece counts from before it is read until it is sent, or copied for encryption. If the server or the
-//! connection has no memory left, an answer continues with small pieces, one at a time: it is slower, and
-//! waits only for its own client.
+//! A piece counts from before it is read until it is sent, or copied for encryption. If the limit of the
+//! server or of the connection is reached, an answer continues with small pieces, one at a time. It is then
+//! slower, and waits only for its own client.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Memory for pieces of all answers, not counting small ones.
+/// The limit for pieces of all answers, without small ones.
 pub const PIECES_BYTES: usize = 256 << 20;
-/// At most this much of it is used by one connection.
+/// The part of this limit that one connection may use.
 pub const CONNECTION_PIECES_BYTES: usize = 4 << 20;
-/// A piece for which there is no other memory; each answer has at most one.
+/// The size of a piece beyond the limits; each answer has at most one.
 pub const SMALL_PIECE_BYTES: usize = 16 << 10;
 
 /// Memory for the pieces of a connection.
@@ -25,7 +25,7 @@ pub(crate) struct SendMemory {
 
 /// Memory for the pieces of an answer.
 #[derive(Clone)]
-pub(crate) struct AnswerRoom {
+pub(crate) struct AnswerMemory {
     connection: SendMemory,
     small: Arc<Semaphore>,
 }
@@ -34,12 +34,12 @@ pub(crate) struct AnswerRoom {
 pub(crate) struct SendMemoryPermit(#[expect(dead_code, reason = "held, not used")] Vec<OwnedSemaphorePermit>);
 
 impl SendMemoryPermit {
-    /// For bytes that are not counted.
+    /// A permit for bytes that do not count.
     pub(crate) fn nothing() -> Self {
         Self(Vec::new())
     }
 
-    /// `bytes` of `send_memory`, if it has them.
+    /// A permit for `bytes`, if that much is free.
     pub(crate) fn of(send_memory: &Arc<Semaphore>, bytes: usize) -> Option<Self> {
         let bytes = u32::try_from(bytes).ok()?;
         Some(Self(vec![Arc::clone(send_memory).try_acquire_many_owned(bytes).ok()?]))
@@ -56,19 +56,19 @@ impl SendMemory {
         Self { server: Arc::clone(server), connection }
     }
 
-    pub(crate) fn of_answer(&self) -> AnswerRoom {
-        AnswerRoom { connection: self.clone(), small: Arc::new(Semaphore::new(1)) }
+    pub(crate) fn of_answer(&self) -> AnswerMemory {
+        AnswerMemory { connection: self.clone(), small: Arc::new(Semaphore::new(1)) }
     }
 }
 
-impl AnswerRoom {
-    /// Memory for a piece of `len` bytes or, once the previous small piece is sent, for a smaller one.
+impl AnswerMemory {
+    /// Takes memory for a piece of `len` bytes or, after the previous small piece is sent, for a smaller one.
     /// Returns the length.
     pub(crate) async fn take(&self, len: usize) -> (usize, SendMemoryPermit) {
         if let Some(held) = self.try_take(len) {
             return (len, held);
         }
-        // Never closed.
+        // The semaphore is never closed.
         let small = Arc::clone(&self.small).acquire_owned().await;
         (len.min(SMALL_PIECE_BYTES), SendMemoryPermit(small.into_iter().collect()))
     }

@@ -1,4 +1,4 @@
-//! Connections: accepting them, TLS, HTTP, and their end.
+//! The server: accepts connections, serves TLS and HTTP on them, and closes them.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -24,16 +24,16 @@ use crate::reads::{READ_WAIT, READS_MAX};
 use crate::tls;
 use crate::tokens::TokenFile;
 
-/// The most connections at a time. Further ones wait to be accepted, or displace unauthenticated ones.
+/// The most connections. Further ones wait to be accepted, or replace unauthenticated ones.
 pub const CONNECTIONS_MAX: usize = 1024;
-/// If all connections are taken and this many of them have had no admitted request, a new connection ends the
-/// oldest of these at once.
+/// If the limit of connections is reached and this many of them have had no admitted request, a new
+/// connection closes the oldest of these at once.
 pub const UNAUTHENTICATED_MANY: usize = 128;
-/// If fewer of them have had no admitted request, it ends the oldest when that has existed for this long.
+/// If fewer of them have had no admitted request, the oldest is closed after it has existed for this long.
 pub const UNAUTHENTICATED_GRACE: Duration = Duration::from_secs(2);
 /// The most concurrent requests on an HTTP/2 connection.
 pub const STREAMS_MAX: u32 = 128;
-/// How long a client may neither complete a request nor take a byte of its answer.
+/// How long a client may neither complete a request nor read a byte of its answer.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a connection lasts without a request with a known token, however many were refused.
 pub const ADMISSION_TIMEOUT: Duration = Duration::from_secs(120);
@@ -41,19 +41,19 @@ pub const ADMISSION_TIMEOUT: Duration = Duration::from_secs(120);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long answers in progress may take when the server stops.
 const STOP_GRACE: Duration = Duration::from_secs(5);
-/// How often expired leases are looked for within the time of a lease.
-const LEASE_LOOKS: u32 = 60;
-/// An HTTP/2 answer reads its next piece once less than this of the previous one waits to be sent.
+/// How often expired leases are searched for during the time of one lease.
+const LEASE_CHECKS: u32 = 60;
+/// An HTTP/2 answer reads its next piece when less than this of the previous one waits to be sent.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
-/// The pause after a connection could not be accepted because there are too many open files.
+/// The pause after a connection could not be accepted because the limit of open files is reached.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Certificate and key, in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The certificate, and those between it and one that clients trust.
+    /// The certificate, and the intermediate certificates up to one that clients trust.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Its private key.
     pub key: PathBuf,
 }
 
@@ -83,7 +83,7 @@ pub struct Limits {
     pub idle: Duration,
     /// See [`ADMISSION_TIMEOUT`].
     pub admission: Duration,
-    /// How long a version is held after its manifest was asked for; see [`LEASE`].
+    /// How long a version is pinned after a request for its manifest; see [`LEASE`].
     pub lease: Duration,
     /// The most threads that block on the store at a time; see [`READS_MAX`].
     pub reads: usize,
@@ -119,12 +119,12 @@ pub struct StoreServer {
 }
 
 impl StoreServer {
-    /// Listens. No request is answered before [`StoreServer::run`].
+    /// Starts to listen. Requests are answered by [`StoreServer::run`].
     pub async fn bind(store: Arc<dyn Store>, options: &Options) -> Result<Self, ServeError> {
         Self::bind_with_issued(store, options, None).await
     }
 
-    /// The same for a program that makes tokens itself and keeps their hashes in this file.
+    /// As [`StoreServer::bind`], for a program that makes tokens itself and stores their hashes in this file.
     pub async fn bind_with_issued(
         store: Arc<dyn Store>,
         options: &Options,
@@ -139,7 +139,7 @@ impl StoreServer {
             };
             if let Some(missing) = missing {
                 return Err(ServeError::Invalid(format!(
-                    "a store is served to other hosts only with {missing}: {listen} is not loopback"
+                    "serving a store to other hosts needs {missing}: {listen} is not a loopback address"
                 )));
             }
         }
@@ -160,8 +160,8 @@ impl StoreServer {
         headwater_block::tcp::listen(&listener);
         let address = listener.local_addr().map_err(failed)?;
         let limits = options.limits;
-        // The client has other servers, or retries, and may disconnect long before a store that is waited for
-        // is back.
+        // The client has other servers, or retries, and may disconnect long before an unreachable store is
+        // back.
         let store = store.with_short_timeout().unwrap_or(store);
         let answers = Arc::new(Answers::new(store, tokens, tls.is_some(), &limits));
         Ok(Self { listener, address, tls, answers, limits })
@@ -180,24 +180,25 @@ impl StoreServer {
     /// Serves until `stop` becomes true, and then ends requests in progress.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
         let Limits { connections, unauthenticated_many, unauthenticated_grace, .. } = self.limits;
-        let places = Admission::new(connections, unauthenticated_many, unauthenticated_grace);
+        let admission = Admission::new(connections, unauthenticated_many, unauthenticated_grace);
         let mut connections = tokio::task::JoinSet::new();
-        let letting_go = tokio::spawn(let_go(Arc::clone(&self.answers), self.limits.lease));
+        let expiring = tokio::spawn(expire_leases(Arc::clone(&self.answers), self.limits.lease));
         loop {
             while connections.try_join_next().is_some() {}
             let accepted = tokio::select! {
                 _ = stop.wait_for(|stop| *stop) => break,
-                accepted = accept(&self.listener, &places) => accepted,
+                accepted = accept(&self.listener, &admission) => accepted,
             };
-            let Some((stream, place)) = accepted else { continue };
+            let Some((stream, permit)) = accepted else { continue };
             let (tls, stop) = (self.tls.clone(), stop.clone());
             let (answers, limits) = (Arc::clone(&self.answers), self.limits);
             connections.spawn(async move {
                 tokio::select! {
-                    // First: a request that has arrived is answered, if only with the advice to retry.
+                    // The server comes first: a request that has arrived is answered, if only with the advice
+                    // to retry.
                     biased;
-                    () = serve(stream, tls, answers, place.entry(), limits, stop) => {}
-                    () = place.must_go() => tracing::debug!("a connection that was not let in made room for another one"),
+                    () = serve(stream, tls, answers, permit.entry(), limits, stop) => {}
+                    () = permit.must_go() => tracing::debug!("an unauthenticated connection was closed for a new one"),
                 }
             });
         }
@@ -206,29 +207,29 @@ impl StoreServer {
         // Answers that take longer are cut off: their clients continue at another server.
         let _ = tokio::time::timeout(STOP_GRACE, all).await;
         connections.shutdown().await;
-        letting_go.abort();
+        expiring.abort();
         let answers = self.answers;
         let ending = tokio::task::spawn_blocking(move || answers.leases().end());
-        // A bucket that cannot be reached is not waited for.
+        // An unreachable bucket must not delay the end.
         let _ = tokio::time::timeout(STOP_GRACE, ending).await;
     }
 }
 
-/// Ends leases even if no requests arrive any more.
-async fn let_go(answers: Arc<Answers>, lease: Duration) {
+/// Expires leases even if no requests arrive any more.
+async fn expire_leases(answers: Arc<Answers>, lease: Duration) {
     loop {
-        tokio::time::sleep(lease / LEASE_LOOKS).await;
+        tokio::time::sleep(lease / LEASE_CHECKS).await;
         let answers = Arc::clone(&answers);
         // On a bucket this is network I/O. It fails only after a panic, which the next attempt may avoid.
         let _ = tokio::task::spawn_blocking(move || answers.leases().expire(Instant::now())).await;
     }
 }
 
-/// A connection that is accepted while all permits are taken waits for one; those behind it wait to be
+/// Accepts a connection. If all permits are taken, it waits for one, and further connections wait to be
 /// accepted.
-async fn accept(listener: &TcpListener, places: &Arc<Admission>) -> Option<(TcpStream, Permit)> {
+async fn accept(listener: &TcpListener, admission: &Arc<Admission>) -> Option<(TcpStream, Permit)> {
     match listener.accept().await {
-        Ok((stream, _)) => Some((stream, places.take().await?)),
+        Ok((stream, _)) => Some((stream, admission.take().await?)),
         Err(e) => {
             tracing::warn!(error = %e, "cannot accept a connection");
             tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -273,10 +274,10 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         .max_frame_size(64 << 10);
     let progress = Progress::new(entry);
     let watched = Watched::new(stream, Arc::clone(&progress));
-    let (asked, send_memory) = (Arc::clone(&progress), answers.send_memory());
+    let (request_progress, send_memory) = (Arc::clone(&progress), answers.send_memory());
     let service = service_fn(move |request| {
         let (answers, send_memory, progress) =
-            (Arc::clone(&answers), send_memory.clone(), Arc::clone(&asked));
+            (Arc::clone(&answers), send_memory.clone(), Arc::clone(&request_progress));
         async move { Ok::<_, std::convert::Infallible>(answers.answer(&request, &send_memory, &progress).await) }
     });
     let connection = builder.serve_connection(TokioIo::new(watched), service);
@@ -291,13 +292,13 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         // hyper does not watch a connection before its first 24 bytes, and counts an answered ping as
         // activity.
         () = progress.stalled(limits.idle, limits.admission) => {
-            tracing::debug!("a connection is closed whose client does not ask, takes nothing, or has no token");
+            tracing::debug!("a connection is closed because its client sends no request, reads no answer, or has no token");
             connection.as_mut().graceful_shutdown();
             tokio::time::timeout(limits.idle.min(STOP_GRACE), connection).await.unwrap_or(Ok(()))
         }
     };
     if let Err(e) = ended {
-        tracing::debug!(error = %e, "a connection broke off");
+        tracing::debug!(error = %e, "a connection failed");
     }
 }
 
@@ -312,23 +313,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = headwater_store::LocalDir::open(dir.path(), headwater_store::Access::WRITE).unwrap();
         let answers = Arc::new(Answers::new(Arc::new(store), None, false, &Limits::default()));
-        for (is_let_in, expected) in [(false, "HTTP/1.1 503"), (true, "HTTP/1.1 200")] {
-            let places = Admission::new(1, 1, UNAUTHENTICATED_GRACE);
-            let place = places.take().await.unwrap();
-            if is_let_in {
-                place.entry().let_in();
+        for (is_admitted, expected) in [(false, "HTTP/1.1 503"), (true, "HTTP/1.1 200")] {
+            let admission = Admission::new(1, 1, UNAUTHENTICATED_GRACE);
+            let permit = admission.take().await.unwrap();
+            if is_admitted {
+                permit.entry().let_in();
             }
             let is_taken = tokio::select! {
                 biased;
-                other = places.take() => other.is_none(),
+                other = admission.take() => other.is_none(),
                 () = std::future::ready(()) => true,
             };
             assert!(is_taken);
             let (mut client, server) = tokio::io::duplex(64 << 10);
             let (_stop, stopped) = watch::channel(false);
-            let serving = serve_http(server, Arc::clone(&answers), place.entry(), Limits::default(), stopped);
+            let serving = serve_http(server, Arc::clone(&answers), permit.entry(), Limits::default(), stopped);
             let serving = tokio::spawn(serving);
-            // Later requests of this client get none, either.
+            // Later requests of this client are not answered either.
             let request = "GET /store HTTP/1.1\r\nHost: localhost\r\n";
             let requests = format!("{request}\r\n{request}Connection: close\r\n\r\n");
             client.write_all(requests.as_bytes()).await.unwrap();
@@ -337,7 +338,7 @@ mod tests {
             read.await.unwrap().unwrap();
             let answer = String::from_utf8_lossy(&answer);
             assert!(answer.starts_with(expected) && answer.matches(expected).count() == 2, "{answer}");
-            assert!(is_let_in || answer.contains("makes room for another"), "{answer}");
+            assert!(is_admitted || answer.contains("is closed for a new one"), "{answer}");
             serving.await.unwrap();
         }
     }

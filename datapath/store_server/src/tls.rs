@@ -1,5 +1,5 @@
-//! Certificate and key of the server. They are read again when their files change, so that a renewal ends no
-//! connection.
+//! The server's certificate and key. They are reloaded when their files change, so that a renewal needs no
+//! restart and closes no connection.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -21,16 +21,16 @@ use crate::error::ServeError;
 use crate::server::TlsFiles;
 
 /// How often the files are checked for changes, at most.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long before a certificate's expiry the log warns.
 const EXPIRES_SOON: Duration = Duration::from_hours(14 * 24);
-/// How often it warns.
-const TELL_EVERY: Duration = Duration::from_hours(24);
+/// The time between two such warnings.
+const LOG_INTERVAL: Duration = Duration::from_hours(24);
 
-/// The versions of HTTP that a store is served with, as ALPN names them.
+/// The ALPN names of the HTTP versions that are served.
 pub(crate) const HTTP: [&str; 2] = ["h2", "http/1.1"];
 
-/// TLS 1.3 and 1.2 with these protocols for ALPN. The files are read again when they change.
+/// A configuration for TLS 1.3 and 1.2 with these ALPN protocols. It reloads the files when they change.
 pub fn config(files: &TlsFiles, protocols: &[&str]) -> Result<Arc<ServerConfig>, ServeError> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let certificates = Certificates::open(files, Arc::clone(&provider))?;
@@ -54,40 +54,40 @@ struct Certificates {
 #[derive(Debug)]
 struct State {
     pair: Arc<CertifiedKey>,
-    /// The state of both files when they were last used. Unusable files are tried again, because a repair
-    /// need not change these stamps.
+    /// The state of both files when they were last used. Unusable files are tried again even without a
+    /// change, because a repair may leave these stamps as they are.
     seen: [Option<Stamp>; 2],
-    /// Why they cannot be used now, as it was logged.
+    /// Why the files cannot be used now, as it was logged.
     failed: Option<String>,
-    looked: Instant,
+    checked_at: Instant,
     /// When the coming expiry was last logged.
-    told: Option<Instant>,
+    expiry_logged_at: Option<Instant>,
 }
 
-/// Identifies the state of a file: its number, its length, and its time of change.
+/// Identifies the state of a file: inode, length, and time of change.
 type Stamp = (u64, u64, i64, i64);
 
 impl Certificates {
     fn open(files: &TlsFiles, provider: Arc<CryptoProvider>) -> Result<Self, ServeError> {
         let seen = stamps(files);
         let pair = Arc::new(read(files, &provider)?);
-        let mut state = State { pair, seen, failed: None, looked: Instant::now(), told: None };
-        tell_expiry(files, &mut state);
+        let mut state = State { pair, seen, failed: None, checked_at: Instant::now(), expiry_logged_at: None };
+        log_expiry(files, &mut state);
         Ok(Self { files: files.clone(), provider, state: Mutex::new(state) })
     }
 
     fn current(&self) -> Arc<CertifiedKey> {
         let mut state = self.state.lock();
-        if state.looked.elapsed() >= LOOK_EVERY {
-            state.looked = Instant::now();
-            self.look_again(&mut state);
-            tell_expiry(&self.files, &mut state);
+        if state.checked_at.elapsed() >= CHECK_INTERVAL {
+            state.checked_at = Instant::now();
+            self.reload_if_changed(&mut state);
+            log_expiry(&self.files, &mut state);
         }
         Arc::clone(&state.pair)
     }
 
-    fn look_again(&self, state: &mut State) {
-        // Before they are read: later changes are read again.
+    fn reload_if_changed(&self, state: &mut State) {
+        // Taken before the files are read, so that later changes are read again.
         let seen = stamps(&self.files);
         if state.seen == seen {
             state.failed = None;
@@ -95,11 +95,11 @@ impl Certificates {
         }
         match read(&self.files, &self.provider) {
             Ok(pair) => {
-                tracing::info!(certificate = %self.files.certificate.display(), "the certificate was read again");
-                (state.pair, state.told) = (Arc::new(pair), None);
+                tracing::info!(certificate = %self.files.certificate.display(), "the certificate was reloaded");
+                (state.pair, state.expiry_logged_at) = (Arc::new(pair), None);
                 (state.seen, state.failed) = (seen, None);
             }
-            // Normal while one file after the other is replaced.
+            // Normal while the two files are replaced one after the other.
             Err(e) => {
                 let failed = Some(e.to_string());
                 if failed != state.failed {
@@ -134,10 +134,10 @@ fn read(files: &TlsFiles, provider: &CryptoProvider) -> Result<CertifiedKey, Ser
         .collect::<Result<_, _>>()
         .map_err(|e| unusable(&files.certificate, e.to_string()))?;
     if chain.is_empty() {
-        return Err(unusable(&files.certificate, "it holds no certificate in PEM".to_owned()));
+        return Err(unusable(&files.certificate, "it has no certificate in PEM format".to_owned()));
     }
     let key = PrivateKeyDer::from_pem_slice(&pem_of(&files.key)?).map_err(|e| match e {
-        Error::NoItemsFound => unusable(&files.key, "it holds no private key in PEM".to_owned()),
+        Error::NoItemsFound => unusable(&files.key, "it has no private key in PEM format".to_owned()),
         e => unusable(&files.key, e.to_string()),
     })?;
     CertifiedKey::from_der(chain, key, provider).map_err(|e| {
@@ -151,10 +151,10 @@ fn pem_of(file: &Path) -> Result<Vec<u8>, ServeError> {
         .map_err(|source| ServeError::Io { tried: tried(), source })
 }
 
-/// Logs that the certificate expires soon, or has expired: clients refuse it then, and report that where
-/// nobody looks.
-fn tell_expiry(files: &TlsFiles, state: &mut State) {
-    if state.told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
+/// Logs that the certificate expires soon, or has expired. Clients then refuse it, and report that where no
+/// administrator of this server sees it.
+fn log_expiry(files: &TlsFiles, state: &mut State) {
+    if state.expiry_logged_at.is_some_and(|expiry_logged_at| expiry_logged_at.elapsed() < LOG_INTERVAL) {
         return;
     }
     let now = DefaultTimeProvider.current_time().and_then(|now| i64::try_from(now.as_secs()).ok());
@@ -169,7 +169,7 @@ fn tell_expiry(files: &TlsFiles, state: &mut State) {
     } else {
         return;
     }
-    state.told = Some(Instant::now());
+    state.expiry_logged_at = Some(Instant::now());
 }
 
 /// Until when a certificate is valid, in seconds since 1970.
@@ -184,7 +184,7 @@ mod tests {
 
     fn make(files: &TlsFiles) -> Vec<u8> {
         let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-        // As new files: times of change are coarse, and the length may be the same.
+        // As new files, because times of change are coarse, and the length may be the same.
         let put = |path: &Path, pem: String| {
             let beside = path.with_extension("new");
             std::fs::write(&beside, pem).unwrap();
@@ -196,14 +196,14 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_that_fits_takes_the_place_of_the_one_before() {
+    fn a_new_matching_pair_replaces_the_previous_one() {
         let dir = tempfile::tempdir().unwrap();
         let files = TlsFiles { certificate: dir.path().join("cert.pem"), key: dir.path().join("key.pem") };
         let first = make(&files);
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let certificates = Certificates::open(&files, provider).unwrap();
         let shown = || {
-            certificates.state.lock().looked -= LOOK_EVERY * 2;
+            certificates.state.lock().checked_at -= CHECK_INTERVAL * 2;
             certificates.current().cert[0].to_vec()
         };
         assert!(shown() == first);
@@ -245,7 +245,7 @@ mod tests {
         let key = rcgen::KeyPair::generate().unwrap();
         let expired = parameters.self_signed(&key).unwrap();
         assert_eq!(ends_at(expired.der()), Some(999_993_600));
-        let told = |certificates: &Certificates| certificates.state.lock().told;
+        let expiry_logged_at = |certificates: &Certificates| certificates.state.lock().expiry_logged_at;
         let open = || {
             let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
             Certificates::open(&files, provider).unwrap()
@@ -253,15 +253,15 @@ mod tests {
         std::fs::write(&files.certificate, expired.pem()).unwrap();
         std::fs::write(&files.key, key.serialize_pem()).unwrap();
         let certificates = open();
-        let when = told(&certificates);
+        let when = expiry_logged_at(&certificates);
         assert!(when.is_some());
-        certificates.state.lock().looked -= LOOK_EVERY * 2;
+        certificates.state.lock().checked_at -= CHECK_INTERVAL * 2;
         certificates.current();
-        assert_eq!(told(&certificates), when);
+        assert_eq!(expiry_logged_at(&certificates), when);
         // A certificate that is valid for long is not mentioned.
         make(&files);
-        certificates.state.lock().looked -= LOOK_EVERY * 2;
+        certificates.state.lock().checked_at -= CHECK_INTERVAL * 2;
         certificates.current();
-        assert_eq!((told(&certificates), told(&open())), (None, None));
+        assert_eq!((expiry_logged_at(&certificates), expiry_logged_at(&open())), (None, None));
     }
 }

@@ -1,8 +1,8 @@
-//! The permitted readers: a file of names and hashes of tokens.
+//! Checks tokens of clients against a file of names and hashes.
 //!
-//! A line is `NAME HASH`: a name for people, and the BLAKE3 of the token in 64 hexadecimal digits. Empty
-//! lines and those that start with `#` are skipped. A token has 256 random bits, so its hash need not be
-//! slow. The file is read again when it changes: removing a line takes effect within [`LOOK_EVERY`].
+//! A line is `NAME HASH`: a name for people, and the BLAKE3 hash of the token in 64 hexadecimal digits. Empty
+//! lines and lines that start with `#` are skipped. A token has 256 random bits, so a fast hash is enough.
+//! The file is reloaded when it changes: removing a line takes effect within [`CHECK_INTERVAL`].
 
 use std::fs::{File, Metadata};
 use std::io::ErrorKind;
@@ -17,33 +17,33 @@ use parking_lot::Mutex;
 use crate::error::ServeError;
 
 /// How often the file is checked for changes, at most.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The largest file of tokens.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The largest token file.
 pub const TOKEN_FILE_MAX_BYTES: u64 = 16 << 20;
 
 /// The name of a token.
 pub type TokenName = String;
 
-/// The line of a token.
+/// The line of a token in the file.
 pub fn token_line(name: &str, token: &str) -> Result<String, ServeError> {
     let sound = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | '@');
     if name.is_empty() || name.len() > 64 || !name.chars().all(sound) {
         return Err(ServeError::Invalid(format!(
-            "'{}' is not a name for a token: 1 to 64 letters, digits, '.', '-', '_' and '@' are",
+            "'{}' is not a name for a token: use 1 to 64 letters, digits, '.', '-', '_' and '@'",
             name.escape_debug()
         )));
     }
     Ok(format!("{name} {}", Hash::of(token.as_bytes())))
 }
 
-/// The file, and its content when it was last read.
+/// The token file, and its content when it was last read.
 #[derive(Debug)]
 pub struct TokenFile {
     path: PathBuf,
     state: Mutex<State>,
-    /// Whether the program itself writes the file, by replacing it with a new file.
+    /// Whether this program itself writes the file, by replacing it with a new file.
     is_issued: bool,
-    /// Another file, whose tokens count as well.
+    /// Another file, whose tokens are valid too.
     other: Option<Box<TokenFile>>,
 }
 
@@ -51,11 +51,11 @@ pub struct TokenFile {
 struct State {
     tokens: Vec<(TokenName, Hash)>,
     changed: Option<Changed>,
-    looked: Instant,
+    checked_at: Instant,
 }
 
 impl TokenFile {
-    /// Reads the file. A file without tokens is an error, because nobody could read anything.
+    /// Reads the file. A file without tokens is an error, because no client could read anything.
     pub fn open(path: &Path) -> Result<Self, ServeError> {
         let (tokens, changed) = read(path)?;
         if tokens.is_empty() {
@@ -68,14 +68,14 @@ impl TokenFile {
         Ok(Self::of(path, tokens, changed, false))
     }
 
-    /// The file of tokens that this program makes itself, which may have none yet. A token is valid as soon
-    /// as it is in the file.
+    /// Opens the file of tokens that this program makes itself, which may have none yet. A token is valid as
+    /// soon as it is in the file.
     pub fn open_issued(path: &Path) -> Result<Self, ServeError> {
         let (tokens, changed) = read(path)?;
         Ok(Self::of(path, tokens, changed, true))
     }
 
-    /// The tokens of another file count as well.
+    /// Adds another file, whose tokens are valid too.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.other = Some(Box::new(other));
@@ -83,11 +83,11 @@ impl TokenFile {
     }
 
     fn of(path: &Path, tokens: Vec<(TokenName, Hash)>, changed: Option<Changed>, is_issued: bool) -> Self {
-        let state = State { tokens, changed, looked: Instant::now() };
+        let state = State { tokens, changed, checked_at: Instant::now() };
         Self { path: path.to_owned(), state: Mutex::new(state), is_issued, other: None }
     }
 
-    /// The name of the token in an `Authorization` header, if it is one of the file's.
+    /// The name of the token in an `Authorization` header, if a file has it.
     pub(crate) fn name_of(&self, header: Option<&str>) -> Option<TokenName> {
         self.name_of_hash(Hash::of(token_of(header?)?.as_bytes()))
     }
@@ -98,37 +98,37 @@ impl TokenFile {
             state.tokens.iter().find(|(_, hash)| *hash == given).map(|(name, _)| name.clone())
         };
         let mut state = self.state.lock();
-        if state.looked.elapsed() >= LOOK_EVERY {
-            self.look_again(&mut state);
+        if state.checked_at.elapsed() >= CHECK_INTERVAL {
+            self.reload_if_changed(&mut state);
         }
         let mut found = find(&state);
         if found.is_none() && self.is_issued {
-            // It may have been made a moment ago.
-            self.look_again(&mut state);
+            // The token may have been made a moment ago.
+            self.reload_if_changed(&mut state);
             found = find(&state);
         }
         drop(state);
         found.or_else(|| self.other.as_ref()?.name_of_hash(given))
     }
 
-    fn look_again(&self, state: &mut State) {
-        state.looked = Instant::now();
+    fn reload_if_changed(&self, state: &mut State) {
+        state.checked_at = Instant::now();
         let changed = std::fs::metadata(&self.path).ok().and_then(|metadata| changed(&metadata));
         if changed.is_some() && changed == state.changed {
             return;
         }
         match read(&self.path) {
             Ok((tokens, changed)) => (state.tokens, state.changed) = (tokens, changed),
-            // An unreadable file admits nobody, because its owner may have wanted that.
+            // If the file is unreadable, no token is valid, because its owner may have wanted that.
             Err(e) => {
-                tracing::error!(error = %e, "no token is accepted until the file can be read again");
+                tracing::error!(error = %e, "the token file cannot be read: no token is accepted until it can be");
                 (state.tokens, state.changed) = (Vec::new(), None);
             }
         }
     }
 }
 
-/// When a file was changed, and its number, because another file may have replaced it.
+/// When a file was changed, and its inode, because another file may have replaced it.
 type Changed = (SystemTime, u64);
 
 fn changed(metadata: &Metadata) -> Option<Changed> {
@@ -165,7 +165,7 @@ pub(crate) fn token_of(header: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// The tokens in a file's text; the error is the number of an invalid line.
+/// The tokens in a file's text. The error is the number of the first invalid line.
 pub(crate) fn lines_of(text: &str) -> Result<Vec<(TokenName, Hash)>, usize> {
     let mut tokens = Vec::new();
     for (index, line) in text.lines().enumerate() {
@@ -204,7 +204,7 @@ mod tests {
             assert_eq!(file.name_of(wrong), None, "{wrong:?}");
         }
         std::fs::write(&path, token_line("ben", "two").unwrap()).unwrap();
-        file.state.lock().looked -= LOOK_EVERY * 2;
+        file.state.lock().checked_at -= CHECK_INTERVAL * 2;
         file.state.lock().changed = None;
         assert_eq!(file.name_of(Some("Bearer one")), None);
         assert_eq!(file.name_of(Some("Bearer two")).as_deref(), Some("ben"));
