@@ -270,7 +270,7 @@ impl Servers {
             state.pins_due |= was_gone;
             if let Some(since) = state.gone_since.take() {
                 tracing::warn!(server = %url, gone_s = since.elapsed().as_secs_f64(), reads = waiting,
-                    "a server is back after none could be reached: reads continue");
+                    "a server is back after none could be reached: reads go on");
             }
         }
         drop(state);

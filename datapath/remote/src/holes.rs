@@ -323,7 +323,7 @@ impl PendingQuery<'_> {
         let longest = while_busy.until(self.began);
         let is_over =
             busy.is_empty() || !self.question.waits_while_busy || longest.is_some_and(|at| now >= at);
-        if is_over || !while_busy.tell(&self.servers.status().reasons()) {
+        if is_over || !while_busy.report(&self.servers.status().reasons()) {
             return None;
         }
         let again_at =

@@ -21,7 +21,6 @@
 //!   or if its list of holes is unknown.
 //! - A read that waits uses no thread if its caller supports that
 //!   ([`Object::read_or_wait`](headwater_store::Object::read_or_wait)).
-//!   ([`Object::read_or_wait`](headwater_store::Object::read_or_wait)).
 //! - A read that is late is sent to a second server; the first answer counts.
 //! - A token goes only to the servers of the [`Options`] that contain it, and never unencrypted over a
 //!   network. The caller must pass a daemon's own token only with servers that were named when the daemon was

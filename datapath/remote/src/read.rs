@@ -438,7 +438,7 @@ impl Reading {
             return Ok(None);
         }
         let why = servers.status().reasons();
-        if !servers.while_busy.tell(&why) {
+        if !servers.while_busy.report(&why) {
             let message = format!("stopped while waiting for {}: {why}", ask.path);
             return Err(StoreError::new(StoreErrorKind::Io, message));
         }

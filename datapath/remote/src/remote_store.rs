@@ -144,7 +144,7 @@ impl Servers {
                 || is_over
                 || self.is_closed()
                 || !self.is_any_busy()
-                || !self.while_busy.tell(&why)
+                || !self.while_busy.report(&why)
             {
                 // A busy server may have come back since the check above: then it can be used.
                 if self.wait_for_first_answer().is_ok() {

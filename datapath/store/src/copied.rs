@@ -1,5 +1,5 @@
-//! A record of what a copy did to an image. The copy notes each of its own changes, because others may change
-//! the image in between, and their changes do not belong to the record.
+//! Records what a copy did to an image. The copy records each of its own changes. Changes that others make in
+//! between do not belong to the record.
 
 use crate::error::StoreError;
 use crate::name::ImageName;
@@ -9,7 +9,7 @@ use crate::store::Adopted;
 /// A channel that was moved to another version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelMove {
-    /// The channel; never `maintenance`, which nobody sets.
+    /// The channel; never `maintenance`, which cannot be set.
     pub channel: Channel,
     /// The version that it pointed to. `None`: it was not set.
     pub from: Option<u32>,
@@ -26,9 +26,9 @@ pub struct CopiedImage {
     pub versions: Vec<u32>,
     /// Whether one of these was the newest version when it was added.
     pub has_newest: bool,
-    /// Whether channels, scheduled promotions, notes or retired versions were changed to those of the source.
+    /// Whether channels, scheduled promotions, notes or retired versions were changed to match the source.
     pub is_followed: bool,
-    /// Its channels that were moved. A channel that somebody else moved in between may be listed twice.
+    /// Its channels that were moved. A channel that somebody else moved in between can be listed twice.
     pub moves: Vec<ChannelMove>,
     /// Scheduled promotions that were cancelled.
     pub forgotten: Vec<Pointer>,
@@ -69,7 +69,7 @@ impl CopiedImage {
         }
     }
 
-    /// Whether there is anything to report.
+    /// Whether the copy changed anything.
     pub(crate) fn is_something(&self) -> bool {
         !self.versions.is_empty() || self.is_followed || self.tried.is_some()
     }
@@ -128,8 +128,7 @@ impl CopiedImage {
         self.moves.retain(|known| known.from != known.to);
     }
 
-    /// Records which version machines booted before a change, and which they boot after it. Changes that
-    /// others made in between are left out.
+    /// Records which version machines booted before a change of this copy, and which they boot after it.
     fn now_boots(&mut self, before: Option<u32>, after: Option<u32>) {
         let is_as_it_was = self.booted == self.boots;
         if is_as_it_was {
@@ -192,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn own_changes_are_merged_and_foreign_ones_left_out() {
+    fn own_changes_are_merged_and_foreign_changes_left_out() {
         use Channel::{Production, Test};
         let mut image = image(4);
         let mut did = CopiedImage::nothing(&image.name);

@@ -1,22 +1,23 @@
-//! Copies versions from one store to another. It copies only what is missing, checks it, and writes
+//! Copies versions from one store to another. It copies only what the target lacks, verifies it, and writes
 //! references last.
 //!
 //! ```text
-//!   1 pin each version at the source, read its manifest: which objects does the target not have?
+//!   1 pin each version at the source, read its manifest: which objects does the target lack?
 //!   then, version by version:
-//!   2 copy those, hash checked, continuing where an earlier copy stopped      3 manifest, and its entry in the list
-//!   4 boot trace; for production's version, also production; after the last version of an image its channels
+//!   2 copy these objects and check their hashes, continuing where an earlier copy stopped
+//!   3 write the manifest, and the version's entry in the image's list
+//!   4 copy the boot trace; for production's version, set production; after an image's last version, its channels
 //! ```
-//! While a copy is under way the target reclaims nothing. An interrupted copy leaves whole objects, and the
-//! beginning of one object, for the next copy to continue with. No version appears before all of it is there.
+//! During a copy the target reclaims nothing. An interrupted copy leaves complete objects, and one incomplete
+//! object that the next copy continues. A version is listed only after all of it exists.
 //!
-//! If the source has only a part of a version, only that version is not copied. The same holds if an object
-//! is damaged in the target and the source does not have all of it. If the target fails, or the source cannot
-//! be reached, the copy ends.
+//! If the source has only a part of a version, that version is not copied, but the others are. The same holds
+//! if an object is damaged in the target and the source does not have all of it. If the target fails, or the
+//! source cannot be reached, the copy ends.
 //!
-//! If some servers of a source do not answer, the source may report more of an object as gone than really is.
-//! So if the target still lacks something after a version's objects were copied, the source is asked once
-//! more for those objects.
+//! If some servers of a source do not answer, the source may report more holes in an object than it has. So
+//! if the target still lacks something after a version's objects were copied, these objects are requested
+//! from the source once more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,7 +33,7 @@ use crate::needs::Needs;
 use crate::refs::{Channel, Image, Pointer, Version};
 use crate::store::{Object, Pin, Publication, Store};
 
-/// Memory for manifests that wait for their version's turn. Other manifests are read a second time.
+/// Memory for manifests of versions that are copied later. Manifests beyond it are read a second time.
 const MANIFESTS_MAX_BYTES: usize = 64 << 20;
 
 /// The progress of a copy.
@@ -41,13 +42,13 @@ pub struct CopyProgress {
     /// Bytes of missing objects that have been copied.
     pub done_bytes: u64,
     /// Bytes of missing objects. The number grows until all manifests are read, and if an object is copied
-    /// once more.
+    /// again.
     pub total_bytes: u64,
     /// Versions that the copy should bring to the target.
     pub versions: u64,
     /// Versions whose manifests were read to find what is missing.
     pub read_versions: u64,
-    /// Versions that are finished: they are in the target, or it is known why not.
+    /// Versions that are finished: copied, or failed with a known reason.
     pub done_versions: u64,
 }
 
@@ -56,14 +57,14 @@ pub struct CopyProgress {
 pub struct Copied {
     /// Versions that are new in the target.
     pub versions: u32,
-    /// Versions that were there already.
+    /// Versions that the target had already.
     pub present: u32,
     /// Objects that were copied.
     pub objects: u32,
     /// Their bytes.
     pub bytes: u64,
-    /// Images whose channels, scheduled promotions, notes or retired versions differed, and were changed to
-    /// those of the source.
+    /// Images whose channels, scheduled promotions, notes or retired versions were changed to match the
+    /// source.
     pub followed: u32,
     /// Versions that were not copied.
     pub failed: Vec<NotCopied>,
@@ -80,20 +81,20 @@ pub struct NotCopied {
     pub error: StoreError,
 }
 
-/// Called now and then; an error ends the copy.
+/// Called from time to time; an error ends the copy.
 pub type OnProgress<'a> = dyn FnMut(CopyProgress) -> Result<(), StoreError> + 'a;
 
-/// Called when an image is finished, even if the copy then ends with an error, with what was done to it. Not
-/// called for an unchanged image.
+/// Called with the changes of each image when the image is finished, even if the copy then ends with an
+/// error. Not called for an unchanged image.
 pub type OnImage<'a> = dyn FnMut(CopiedImage) + 'a;
 
-/// The outcome of one version or object. The outer error ends the copy; the inner error concerns this version
-/// only.
+/// The outcome of one version or object. The outer error ends the copy; the inner error affects only this
+/// version.
 type Outcome<T> = Result<Result<T, StoreError>, StoreError>;
 
-/// Copies versions, each under its own number. With `channels`, the channels of their images become those of
-/// the source, too. A list of versions has no signature, so a version is copied only if the list names the
-/// same objects as the manifest. Versions that the source does not have in full are in [`Copied::failed`].
+/// Copies versions, each under its own number. With `channels`, the channels of their images are set as in
+/// the source. Lists of versions are not signed, so a version is copied only if the list names the same
+/// objects as the manifest. Versions that the source does not have completely are in [`Copied::failed`].
 pub fn copy(
     source: &dyn Store,
     target: &dyn Store,
@@ -105,7 +106,7 @@ pub fn copy(
     copy_telling(source, target, what, needs, channels, (progress, &mut |_| {}))
 }
 
-/// As [`copy`], for a caller that needs to know what was done to each image.
+/// As [`copy`], for a caller that must know what was changed in each image.
 pub fn copy_telling(
     source: &dyn Store,
     target: &dyn Store,
@@ -170,13 +171,13 @@ struct Planned<'a> {
     manifest: Option<Vec<u8>>,
     /// The objects that the version needs, and their lengths.
     objects: Vec<(Hash, u64)>,
-    /// Keeps the version from being removed at the source until its turn, which may be hours away. `None`:
+    /// Keeps the version from being removed at the source until it is copied, which may take hours. `None`:
     /// the target has the version already.
     pin: Option<Pin>,
 }
 
 impl Planned<'_> {
-    /// Keeps the manifest in memory until its turn, if there is room.
+    /// Keeps the manifest in memory, if there is space.
     fn keep(&mut self, manifest: Vec<u8>, room_bytes: &mut usize) {
         if let Some(left) = room_bytes.checked_sub(manifest.len()) {
             *room_bytes = left;
@@ -191,22 +192,21 @@ struct Copying<'a> {
     target: &'a dyn Store,
     needs: &'a dyn Needs,
     channels: bool,
-    /// Held to the end, so that the target reclaims nothing that this copy copied or relies on.
+    /// Held to the end, so that the target reclaims nothing that this copy wrote or needs.
     holder: Box<dyn Publication>,
     /// Objects that the target does not have yet.
     missing: BTreeSet<Hash>,
     /// The holes of objects that the target has.
     there: BTreeMap<Hash, Arc<Holes>>,
-    /// Objects that still lacked something after they had been copied, so that the source was asked for them
-    /// once more.
+    /// Objects that were incomplete after they had been copied, and were requested from the source once more.
     again: BTreeSet<Hash>,
-    /// Objects, with lengths, that the source does not have in full. Other versions that need them do not
-    /// read them again.
+    /// Objects, with lengths, that the source does not have completely. They are not read again for other
+    /// versions.
     no_good: BTreeMap<(Hash, u64), StoreError>,
     /// Bytes of objects that are complete. The bytes of a failed object count in the progress until the next
     /// object begins.
     settled_bytes: u64,
-    /// Manifests whose boot traces are done. Several versions may have the same manifest.
+    /// Manifests whose boot traces were copied. Several versions may have the same manifest.
     traced: BTreeSet<Hash>,
     /// How much of [`MANIFESTS_MAX_BYTES`] is left.
     room_bytes: usize,
@@ -293,7 +293,7 @@ impl Copying<'_> {
                     }
                     self.there.insert(*id, holes);
                 }
-                // A damaged list of holes does not tell what is there. A copy of the object repairs it.
+                // A damaged list of holes does not show which bytes exist. A copy of the object repairs it.
                 Err(e) if matches!(e.kind(), StoreErrorKind::NotFound | StoreErrorKind::Damaged) => {
                     lacking.insert(*id);
                 }
@@ -394,7 +394,7 @@ impl Copying<'_> {
         let version = planned.version;
         let manifest = match planned.manifest.map_or_else(|| self.source.manifest(version.manifest), Ok) {
             Ok(manifest) => manifest,
-            // The target had all of it, so it was not pinned, and it has since been removed at the source.
+            // The target had all of it, so it was not pinned, and it has been removed at the source since.
             Err(e)
                 if e.kind() == StoreErrorKind::NotFound
                     && planned.pin.is_none()
@@ -410,8 +410,8 @@ impl Copying<'_> {
             return Ok(Err(e));
         }
         let (mut publication, mut lacking) = self.begin(&planned.objects, &manifest)?;
-        // Since the first answer the source may have given back what other versions needed. Or it has several
-        // servers, and one of them did.
+        // Since its first answer the source may have reclaimed parts that it no longer needs. With several
+        // servers, one of them may have done so.
         if !lacking.is_empty() {
             drop(publication);
             if let Err(e) = self.objects_again(&planned.objects, &lacking, progress)? {
@@ -423,7 +423,7 @@ impl Copying<'_> {
             return Ok(Err(StoreError::new(
                 StoreErrorKind::Damaged,
                 format!(
-                    "{} does not have all that it needs of the data object {id}; it was not copied",
+                    "{} does not have all that it needs of the data object {id}; the version was not copied",
                     self.source.shown()
                 ),
             )));
@@ -435,7 +435,7 @@ impl Copying<'_> {
             }
             None => self.copied.present = self.copied.present.saturating_add(1),
         }
-        // Done at once: newer versions come next, the channels possibly hours later, and the copy may be
+        // Set at once: newer versions follow, the other channels may follow hours later, and the copy may be
         // stopped in between.
         let is_production = |to: &Pointer| to.version == version.number;
         if self.channels && image.channel(Channel::Production).is_some_and(is_production) {
@@ -455,8 +455,8 @@ impl Copying<'_> {
         manifest: &[u8],
     ) -> Result<(Box<dyn Publication>, BTreeSet<Hash>), StoreError> {
         let publication = self.target.publish()?;
-        // The new publication only knows what was reclaimed since it began. The objects were found or copied
-        // earlier. If the host was suspended in between, others may have considered it dead.
+        // The new publication protects only from reclaims since its beginning, but the objects were found or
+        // copied earlier. If this host was suspended in between, others may have considered it dead.
         self.holder.confirm()?;
         let lacking = self.lacking(objects, manifest)?;
         Ok((publication, lacking))
@@ -519,7 +519,7 @@ impl Copying<'_> {
         Ok(Ok(()))
     }
 
-    /// Opens an object again. `None`: the source still lacks everything that is in the holes `before`.
+    /// Opens an object again. `None`: everything in the holes `before` is still missing at the source.
     fn open_again(
         &self,
         id: Hash,
@@ -528,7 +528,7 @@ impl Copying<'_> {
     ) -> Result<Option<Watched>, StoreError> {
         let object = self.open(id, len_bytes)?;
         let now = object.holes_uncached()?;
-        // Compared by bytes, because the same stretch may be divided into smaller nodes.
+        // Compared by bytes, because the same range may be divided into smaller nodes.
         let is_as_before = before.is_some_and(|before| now.common(before).bytes() == before.bytes());
         Ok((!is_as_before).then_some(object))
     }
@@ -598,7 +598,7 @@ impl Copying<'_> {
         error: StoreError,
         progress: &mut OnProgress<'_>,
     ) -> Result<(), StoreError> {
-        // Reads of the source fail, too, once the copy is to stop.
+        // If the copy is to stop, reads of the source fail, too.
         progress(self.at)?;
         if error.kind() == StoreErrorKind::Unreachable {
             return Err(error);
@@ -634,10 +634,10 @@ impl Copying<'_> {
         of_image.map(|failed| failed.number).collect()
     }
 
-    /// A reason not to copy a version that could be copied. If production is not set in the target, machines
-    /// boot the newest version, and production cannot be set to a missing version. So if production's version
-    /// was not copied, no newer version is copied, such as a sealed one. The error has the same kind as that
-    /// of production's version.
+    /// A reason not to copy a version although it could be copied. If production is not set in the target,
+    /// machines boot the newest version, and production cannot be set to a missing version. So if
+    /// production's version was not copied, no newer version is copied, because machines would boot it. The
+    /// error has the same kind as that of production's version.
     fn held_back(&self, image: &Image, version: &Version) -> Result<Option<StoreError>, StoreError> {
         let Some(pointer) = image.channel(Channel::Production).filter(|_| self.channels) else {
             return Ok(None);
@@ -657,7 +657,7 @@ impl Copying<'_> {
             pointer.version
         );
         if lacking.error.kind() == StoreErrorKind::NotFound {
-            why.push_str("; the source was changed meanwhile, so give the command again");
+            why.push_str("; the source was changed in the meantime: run the command again");
         }
         Ok(Some(StoreError::new(lacking.error.kind(), why)))
     }
@@ -711,8 +711,8 @@ impl Object for Watched {
     }
 }
 
-/// Sets production before newer versions come, if the copy is going to set it. Without production, machines
-/// boot the newest version.
+/// Sets production before newer versions are copied, if the copy is going to set it. Without production,
+/// machines boot the newest version.
 fn keep_production(target: &dyn Store, image: &Image, did: &mut CopiedImage) -> Result<(), StoreError> {
     let Some(pointer) = image.channel(Channel::Production) else { return Ok(()) };
     let manifest_in = |image: &Image| {
@@ -732,9 +732,9 @@ fn keep_production(target: &dyn Store, image: &Image, did: &mut CopiedImage) -> 
     })
 }
 
-/// Changes the channels to those of the source. If a channel points to a version that was not copied, the
+/// Changes the channels to match the source. If a channel points to a version that was not copied, all
 /// channels stay as they are: the channel would be unset, and without production machines boot the newest
-/// version. Earlier positions of a channel that were not copied are left out.
+/// version. Earlier positions of a channel at versions that were not copied are left out.
 fn follow(
     target: &dyn Store,
     image: &Image,
@@ -751,7 +751,7 @@ fn follow(
     })
 }
 
-/// Changes an image of the target, and records only what was stored in the end.
+/// Changes an image of the target, and records only what was finally stored.
 fn change(
     target: &dyn Store,
     name: &ImageName,
@@ -784,8 +784,8 @@ fn must_list_all(
     Err(StoreError::new(
         StoreErrorKind::Damaged,
         format!(
-            "the list of versions of '{}' in {} is wrong: it does not name the data objects that the manifest of version {} \
-             needs; it was not copied",
+            "the list of versions of '{}' in {} is wrong: the manifest of version {} needs data objects that the list does not \
+             name; the version was not copied",
             image.name,
             source.shown(),
             version.number
@@ -793,8 +793,9 @@ fn must_list_all(
     ))
 }
 
-/// Copies an object to a store. If wrong bytes arrive, it tries again as long as there is another place to
-/// read from. `there` gets the number of bytes that are in the store, and can end the copy with an error.
+/// Copies an object to a store. If wrong bytes arrive, it tries again as long as the source has another copy
+/// to read. `there` is called with the number of bytes that the store has, and can end the copy with an
+/// error.
 pub fn copy_object(
     target: &mut dyn Publication,
     object: &dyn Object,
@@ -808,14 +809,14 @@ pub fn copy_object(
         });
         match copied {
             Err(e) if e.kind() == StoreErrorKind::Damaged && object.was_wrong() => {
-                tracing::warn!(error = %e, "it is copied once more");
+                tracing::warn!(error = %e, "the data object is copied once more");
             }
             outcome => return outcome,
         }
     }
 }
 
-/// Copies a boot trace. A trace is advice: without it a boot is slower, and the copy is still good.
+/// Copies a boot trace. A trace is only a hint: without it a boot is slower, and the copy is still good.
 fn copy_trace(source: &dyn Store, target: &dyn Store, manifest: Hash) {
     let outcome = target.trace(manifest).and_then(|there| match there {
         Some(_) => Ok(()),
@@ -840,8 +841,8 @@ fn has_several_servers(store: &dyn Store) -> bool {
     store.traffic().is_some_and(|traffic| traffic.servers > 1)
 }
 
-/// Refuses to copy if both stores made a different version under the same number. Checked before anything is
-/// copied. An error of `go_on` ends the check.
+/// Fails if both stores have a different version under the same number. Checked before anything is copied. An
+/// error of `go_on` ends the check.
 fn refuse_conflicts(
     target: &dyn Store,
     what: &[(Image, Vec<Version>)],
@@ -872,7 +873,7 @@ pub fn everything_readable(source: &dyn Store) -> Result<Readable, StoreError> {
 }
 
 impl Readable {
-    /// Leaves out the images whose list of versions in the target is damaged or of a later format, because
+    /// Leaves out images whose list of versions in the target is damaged or of a later format, because
     /// nothing can be added to them.
     pub fn writable_in(mut self, target: &dyn Store) -> Result<Self, StoreError> {
         for (name, e) in target.listed()?.unreadable {
@@ -885,15 +886,15 @@ impl Readable {
     }
 }
 
-/// The readable part of a store.
+/// The readable versions of a store.
 pub struct Readable {
     /// All versions of the images, for [`copy`].
     pub what: Vec<(Image, Vec<Version>)>,
-    /// The other images, with the reason why they cannot be read.
+    /// The other images, and why they cannot be read.
     pub unreadable: Vec<(ImageName, StoreError)>,
 }
 
-/// The versions that references mean, by image, for [`copy`].
+/// The versions that references select, by image, for [`copy`].
 pub fn selected(
     source: &dyn Store,
     references: &[crate::name::ImageReference],

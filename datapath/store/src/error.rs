@@ -1,13 +1,13 @@
-//! What can go wrong in a store.
+//! The error type of stores.
 
 use std::sync::Arc;
 
-/// What went wrong, as far as a program needs to know.
+/// The kind of an error, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StoreErrorKind {
     /// No such store, image, version, manifest or object.
     NotFound,
-    /// A name, number, note or setting that is not allowed, or a location that holds something other than a
+    /// A name, number, note or setting that is not allowed, or a location that has something other than a
     /// store.
     Invalid,
     /// The version is pinned by a running machine or an export.
@@ -50,14 +50,14 @@ impl StoreError {
         Self { kind, message: message.into(), source: None, is_of_own_object: false }
     }
 
-    /// An object of the copy's target is damaged, and the source lacks a part of it. The kind is not
-    /// [`StoreErrorKind::Damaged`], because no source is to blame and asking other sources does not help.
-    /// Other objects can still be copied.
+    /// An error for a damaged object of a copy's target, if the source lacks a part of that object. The kind
+    /// is not [`StoreErrorKind::Damaged`], because no source is to blame and asking other sources does not
+    /// help. Other objects can still be copied.
     pub(crate) fn of_own_object(message: impl Into<String>) -> Self {
         Self { is_of_own_object: true, ..Self::new(StoreErrorKind::Io, message) }
     }
 
-    /// Whether it was made by [`StoreError::of_own_object`].
+    /// Whether it was created by [`StoreError::of_own_object`].
     pub(crate) fn is_of_own_object(&self) -> bool {
         self.is_of_own_object
     }

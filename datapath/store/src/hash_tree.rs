@@ -1,15 +1,15 @@
-//! Checks a part of something whose BLAKE3 hash is known, without reading the rest.
+//! A hash tree to check a part of a file with a known BLAKE3 hash, without reading the rest.
 //!
 //! BLAKE3 hashes a tree: each kibibyte is a leaf, and each inner node is the hash of its two children
-//! (section 2.1 of the BLAKE3 paper). [`HashTree`] keeps the nodes above each [`GROUP_BYTES`] of the bytes.
-//! The nodes are right if they merge to the root hash, and a group is right if its hash is its node. So the
-//! tree may come from an untrusted source.
+//! (section 2.1 of the BLAKE3 paper). [`HashTree`] stores one node for each [`GROUP_BYTES`] of the file. The
+//! nodes are right if they merge to the root hash, and a group is right if its hash is its node. So the tree
+//! may come from an untrusted source.
 
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 
 use crate::hash::Hash;
 
-/// Bytes that are checked together. A power of two, so that each group is a whole subtree.
+/// Bytes that are checked together. A power of two, so that each group is a complete subtree.
 pub const GROUP_BYTES: u64 = 64 << 10;
 
 const MAGIC: [u8; 8] = *b"HWTREE\n\0";
@@ -67,7 +67,7 @@ impl HashTree {
         merge_subtrees_root(&merge(left), &merge(right), Mode::Hash).into()
     }
 
-    /// Whether these are the bytes of a group. The answer is reliable only if the tree's root hash is right.
+    /// Whether `bytes` are those of a group. The answer is reliable only if the tree's root hash is right.
     pub fn holds(&self, group: usize, bytes: &[u8]) -> bool {
         let len = self.len_bytes.saturating_sub(start_of(group)).min(GROUP_BYTES);
         u64::try_from(bytes.len()).is_ok_and(|given| given == len && given > 0)
@@ -85,8 +85,7 @@ impl HashTree {
         out
     }
 
-    /// Reads the tree of `len_bytes` bytes with the hash `root` from a file's bytes. `None`: they are
-    /// anything else.
+    /// Decodes a tree file for `len_bytes` bytes with the hash `root`. `None`: it is not such a file.
     pub fn decode(bytes: &[u8], root: Hash, len_bytes: u64) -> Option<Self> {
         Self::parse(bytes, len_bytes).filter(|tree| tree.root() == root)
     }
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_group_is_noticed_and_so_is_one_elsewhere() {
+    fn a_changed_or_moved_group_is_detected() {
         let bytes = bytes(5 * GROUP + 100);
         let tree = HashTree::of(&bytes).unwrap();
         for (group, part) in bytes.chunks(GROUP).enumerate() {
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_changed_anywhere_is_none() {
+    fn a_file_with_any_changed_byte_is_rejected() {
         let bytes = bytes(3 * GROUP);
         let (tree, root, len) = (HashTree::of(&bytes).unwrap(), Hash::of(&bytes), bytes.len() as u64);
         let file = tree.encode();

@@ -1,4 +1,4 @@
-//! Step 5 of the data path: stores the bytes of images, and which versions exist.
+//! Stores the bytes of images, and which versions exist. Step 5 of the data path.
 //!
 //! ```text
 //!   image name --refs--> channel test, production   images/NAME      replaced as a whole, by rename
@@ -8,9 +8,9 @@
 //!                           +--BLAKE3--> manifest    manifests/HASH   immutable
 //!                                          |
 //!                                          +-------> data objects     objects/HASH     immutable
-//!                                          +-------> holes            holes/HASH       what of an object is gone
+//!                                          +-------> holes            holes/HASH       deleted ranges of an object
 //!                                          +- - - -  hash tree        trees/HASH       to check parts of the manifest
-//!                                          +- - - -  boot trace       traces/HASH      advice, replaced as a whole
+//!                                          +- - - -  boot trace       traces/HASH      a hint, replaced as a whole
 //! ```
 //!
 //! # Guarantees
@@ -23,8 +23,8 @@
 //! - Version numbers increase and are not used again while the image exists, even without versions. A version
 //!   cannot be removed if a channel points to it or will by a scheduled promotion, unless the whole image is
 //!   removed with its channels.
-//! - Removing a version frees exactly the objects that no other version needs. It frees none while a
-//!   publication that may refer to them is under way. In a directory, [`Store::trim`] frees the unneeded
+//! - Removing a version frees exactly the objects that no other version needs. Nothing is freed during a
+//!   publication, because it may refer to any object. In a directory, [`Store::trim`] frees the unneeded
 //!   parts of the other objects.
 //! - Every file says what it is and in which format version. An unknown format is refused, never guessed at.
 //! - No clock: times come from the caller.
@@ -39,9 +39,9 @@
 //! [`StoreError`]: a kind for programs, a message and a source for people.
 //!
 //! # Not here
-//! What a manifest says, chunks, compression, and hashing of chunks: that is `headwater-image`. The store
+//! The meaning of manifests, chunks, compression, and hashing of chunks: see `headwater-image`. The store
 //! counts references with the list of objects in [`NewVersion`], and asks [`Needs`] for more. No caching. The
-//! caller carries out scheduled promotions, because there is no clock here.
+//! caller performs scheduled promotions, because there is no clock here.
 //!
 //! Start reading at [`store`], then [`local_dir`]. The files are described byte by byte in `docs/format.md`.
 

@@ -1,17 +1,18 @@
-//! What versions need. The store does not know what manifests say, so its caller provides this.
+//! Tells the store which data a version needs. The store cannot read manifests, so its caller implements
+//! this.
 
 use std::ops::Range;
 
 use crate::error::StoreError;
 use crate::hash::Hash;
 
-/// Reads manifests.
+/// Reads what a manifest needs.
 pub trait Needs: Sync {
-    /// The data objects that the version with this manifest needs, and how long each is.
+    /// The data objects that the version with this manifest needs, and their lengths.
     fn objects(&self, manifest: &[u8]) -> Result<Vec<(Hash, u64)>, StoreError>;
 
-    /// Calls `needed` for each stretch of a data object that the version needs, in any order. A stretch may
-    /// be reported several times.
+    /// Calls `needed` for each range of a data object that the version needs, in any order. A range may be
+    /// reported several times.
     fn stretches(&self, manifest: &[u8], needed: &mut dyn FnMut(Hash, Range<u64>)) -> Result<(), StoreError>;
 }
 

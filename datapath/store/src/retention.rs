@@ -1,17 +1,18 @@
-//! Retention roots: notes in a store that say who needs a version, even while nobody has the store open.
+//! Retention roots: records in a store of who needs a version, even while no process has the store open.
 //!
 //! A pin ends with its process. A persistent disk outlives the runs of its machine, and cannot be read
 //! without the version below it. So its daemon records the need in the store. Other daemons of the same store
-//! respect that before they remove a version.
+//! check these records before they remove a version.
 //!
 //! ```text
 //!   holds/MANIFEST/IMAGE/PURPOSE.DAEMON.ID    a line of text: the holder, for people
 //! ```
-//! A machine that follows a channel needs some version of the image, and no particular one. MANIFEST is then
+//! A machine that follows a channel needs some version of the image, but no particular one. MANIFEST is then
 //! zero, and the image keeps at least one version.
 //!
-//! A retention root never expires; whoever sets it also removes it. It is set before the need is recorded
-//! elsewhere, and removed after that record. So a crash leaves a root too many, and never one too few.
+//! A retention root never expires; the daemon that sets it also removes it. It is set before the need is
+//! recorded elsewhere, and removed after that other record. So a crash can leave an unneeded root, but never
+//! a missing one.
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
@@ -28,13 +29,13 @@ pub const ANY_VERSION: Hash = Hash([0; 32]);
 /// Why a version is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RetentionPurpose {
-    /// A persistent disk over it.
+    /// A persistent disk has it as its base.
     Disk,
-    /// A maintenance session of the image. All daemons together may have one holder for each image.
+    /// A maintenance session of the image. Of all daemons together, only one may have a session of an image.
     MaintenanceSession,
-    /// Machines boot it, by its number.
+    /// Machines boot it by its number.
     Pin,
-    /// Machines boot what the channels of the image say. Used with [`ANY_VERSION`].
+    /// Machines boot the versions that the channels of the image select. Used with [`ANY_VERSION`].
     Follow,
 }
 
@@ -54,13 +55,13 @@ impl RetentionPurpose {
         match self {
             Self::Disk => "has a persistent disk over it",
             Self::MaintenanceSession => "edits it",
-            Self::Pin => "is to boot it",
+            Self::Pin => "boots it by its number",
             Self::Follow => "boots what its channels say",
         }
     }
 }
 
-/// One need of a version. Two roots that differ only in [`RetentionRoot::holder`] are the same.
+/// One need for a version. Two roots that differ only in [`RetentionRoot::holder`] are the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetentionRoot {
     /// The image. The version must be in this image, because its data under another name is of no use.
@@ -71,7 +72,7 @@ pub struct RetentionRoot {
     pub purpose: RetentionPurpose,
     /// The daemon: letters, digits and `-`. Each daemon has a different one.
     pub daemon: String,
-    /// The name of the need within that daemon: letters, digits, `-`, `_` and `.`.
+    /// The name of the need in that daemon: letters, digits, `-`, `_` and `.`.
     pub id: String,
     /// The holder, for people: `machine 'lab' of host pxe-1`.
     pub holder: String,
@@ -90,11 +91,11 @@ impl RetentionRoot {
             return Ok(format!("{manifest}/{image}/{}.{daemon}.{id}", purpose.name()));
         }
         let message =
-            format!("cannot note who needs a version of '{image}': '{daemon}' or '{id}' is not a valid name");
+            format!("cannot record who needs a version of '{image}': '{daemon}' or '{id}' is not a valid name");
         Err(StoreError::new(StoreErrorKind::Invalid, message))
     }
 
-    /// Parses a path from [`RetentionRoot::path`]. The holder is not part of the path.
+    /// Parses a path of [`RetentionRoot::path`]. The holder is not part of the path.
     pub(crate) fn parse(path: &str) -> Option<Self> {
         let (manifest, rest) = path.split_once('/')?;
         let (image, name) = rest.split_once('/')?;
@@ -120,7 +121,7 @@ impl RetentionRoot {
         text
     }
 
-    /// Whether the two roots cannot exist together. Each daemon keeps track of its own maintenance sessions.
+    /// Whether the two roots exclude each other. Each daemon tracks its own maintenance sessions.
     pub(crate) fn excludes(&self, other: &Self) -> bool {
         let both_edit = self.purpose == RetentionPurpose::MaintenanceSession
             && other.purpose == RetentionPurpose::MaintenanceSession;
@@ -128,18 +129,18 @@ impl RetentionRoot {
     }
 }
 
-/// The manifest of a path below the folder of all roots, whatever follows it.
+/// The manifest in a path below the folder of all roots, whatever follows it.
 pub(crate) fn manifest_of(path: &str) -> Option<Hash> {
     path.split_once('/')?.0.parse().ok()
 }
 
-/// Whether a path is a root of this version of the image. Purposes of a later release count, too.
+/// Whether a path is a root of this version of the image. Purposes of later releases count, too.
 pub(crate) fn is_of(path: &str, manifest: Hash, image: &ImageName) -> bool {
     path.starts_with(&format!("{manifest}/{image}/"))
 }
 
-/// The error that says why `what`, a version or an image, stays. `text` is the content of the file at `path`,
-/// and `shown` its full name.
+/// The error if `what`, a version or an image, cannot be removed. `text` is the content of the file at
+/// `path`, and `shown` its full name.
 pub(crate) fn in_use(what: &str, path: &str, text: &[u8], shown: &str) -> StoreError {
     let text: String = String::from_utf8_lossy(text).chars().filter(|c| !c.is_control()).collect();
     let holder = if text.is_empty() { "somebody" } else { &text };

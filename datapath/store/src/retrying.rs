@@ -1,4 +1,4 @@
-//! A store whose reads wait while it cannot be reached, like a disk whose cable is unplugged.
+//! A store whose reads wait while it cannot be reached, as reads of a disk wait for a slow device.
 //!
 //! ```text
 //!   volume --read_checked--> RetryingObject --> Object of the store below
@@ -7,17 +7,17 @@
 //! ```
 //!
 //! Only reads of open objects wait. Opening, lists, manifests and all changes fail as they do in the store
-//! below. Opening a version fails at once if another attempt failed a moment ago, because each attempt at a
-//! store that hangs takes minutes. Answers of the store are passed on at once, even if an object does not
-//! exist, its bytes are wrong, or the server refuses it: reads only wait after
+//! below. Opening a version fails at once if another attempt failed a moment ago, because an attempt at a
+//! store that hangs takes minutes. Answers of the store are returned at once, even if an object does not
+//! exist, its bytes are wrong, or the server refuses access: reads wait only after
 //! [`StoreErrorKind::Unreachable`].
 //!
 //! # How long a read waits
-//! Each read has pauses of its own, which double. When the store answers any read, all others retry at once,
-//! but each of them only once. A read that then fails again, because only a part of the store is away, keeps
-//! its pauses. The store counts as gone from the first read that waits until the last of them has been
-//! answered, so the outage is logged once. A read that can wait without a thread ([`Object::read_or_wait`])
-//! uses none during a pause, nor while the store below needs none.
+//! Each read waits for its own pauses, whose length doubles. If the store answers any read, all others retry
+//! at once, but each of them only once. A read that then fails again, because only a part of the store is
+//! away, returns to its pauses. The outage lasts from the first waiting read until the last waiting read was
+//! answered, so it is logged once. A read that can wait without a thread ([`Object::read_or_wait`]) uses none
+//! during a pause, nor while the store below needs none.
 //!
 //! # Lock order
 //! `Outage::state` and `Outage::away`, each alone; never held across I/O.
@@ -38,8 +38,8 @@ use crate::retrying::outage::{Outage, as_ms};
 use crate::store::{Check, Listed, Object, Patch, Pin, Publication, Removed, Store, Traffic};
 use crate::waiting::Waiting;
 
-/// How long attempts to open a version fail at once after the store could not be reached. Several things are
-/// read to open a version, one after the other.
+/// How long attempts to open a version fail at once after the store could not be reached. Opening a version
+/// reads several files, one after the other.
 const AWAY_FOR: Duration = Duration::from_secs(3);
 
 /// A store whose reads wait.
@@ -58,7 +58,7 @@ impl<S: Store + Clone> RetryingStore<S> {
     fn opening<T>(&self, ask: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
         let away = self.outage.away.lock().clone();
         if let Some((since, why)) = away.filter(|(since, _)| since.elapsed() < AWAY_FOR) {
-            tracing::debug!(ago_ms = as_ms(since.elapsed()), "not asked: it could not be reached");
+            tracing::debug!(ago_ms = as_ms(since.elapsed()), "opening fails at once: the store could not be reached a moment ago");
             return Err(why);
         }
         let began = Instant::now();
@@ -213,8 +213,8 @@ struct RetryingObject {
 }
 
 impl RetryingObject {
-    /// Reads the holes, and waits like a read. A store that can tell the holes without asking has not
-    /// answered anything.
+    /// Reads the holes, and waits like a read. If the store below knows the holes without a request, that
+    /// does not count as an answer.
     fn holes_when_there(
         &self,
         ask: &dyn Fn() -> Result<Arc<Holes>, StoreError>,
@@ -318,7 +318,7 @@ mod tests {
             self.read_range(0, &mut [0]).map(|()| Arc::new(self.holes.clone()))
         }
 
-        /// No holes: another place has all of it.
+        /// No holes: another copy has all of it.
         fn holes_uncached(&self) -> Result<Arc<Holes>, StoreError> {
             self.read_range(0, &mut [0]).map(|()| Arc::default())
         }
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_wait_while_the_store_is_gone_and_end_when_it_is_closed() {
+    fn reads_wait_during_an_outage_and_end_when_the_store_closes() {
         let (below, outage) = (Arc::new(Fickle::default()), Arc::new(Outage::default()));
         let object = RetryingObject { object: below.clone(), outage: Arc::clone(&outage) };
         object.read_range(0, &mut [0]).unwrap();
@@ -422,7 +422,7 @@ mod tests {
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| object.read_range(0, &mut [0]));
             wait_until(|| outage.traffic().waiting == 1);
-            // During its pauses of 0.1, 0.2, 0.4 .. s it is asked four times, and once for the first answer.
+            // During its pauses of 0.1, 0.2, 0.4 .. s it is tried four times, and once for the first answer.
             let mut answers = 0u64;
             while away.asked.load(Ordering::SeqCst) < 5 {
                 other.read_range(0, &mut [0]).unwrap();
@@ -471,7 +471,7 @@ mod tests {
         below.gone.store(true, Ordering::SeqCst);
         assert!(!read(&mut waiting).unwrap() && outage.traffic().waiting == 1);
         drop(std::mem::take(&mut waiting));
-        assert_eq!(outage.traffic().waiting, 0, "it was given up");
+        assert_eq!(outage.traffic().waiting, 0, "the read was cancelled");
         assert!(!read(&mut waiting).unwrap() && !waiting.is_due(before));
         outage.close();
         assert!(waiting.is_due(before));

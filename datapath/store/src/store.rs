@@ -19,24 +19,23 @@ pub const MANIFEST_MAX_BYTES: u64 = 1 << 30;
 /// The largest boot trace: enough for four million chunks, or 256 GiB at 64 KiB.
 pub const TRACE_MAX_BYTES: u64 = 64 << 20;
 
-/// A place that keeps versions of images. Every call may block on I/O.
+/// A store of image versions. Every call may block on I/O.
 ///
 /// # Contract
-/// - What [`Store::manifest`] returns has been checked against its hash. What [`Object::read_range`] returns
-///   has not: the reader checks chunks, once, when they enter memory.
+/// - [`Store::manifest`] returns bytes that were checked against their hash. [`Object::read_range`] does not
+///   check: the reader checks chunks, once, when they enter memory.
 /// - A handle stays readable if its version is removed. But a version in use should be pinned, so that the
 ///   removal fails and says why.
 pub trait Store: Send + Sync + 'static {
-    /// Size of a chunk of every image in this store, in bytes; fixed when the store was made.
+    /// The chunk size of all images in this store, in bytes; fixed when the store was created.
     fn chunk_bytes(&self) -> u32;
 
-    /// Whether a read crosses a network. If so, readers fetch ahead of their clients and keep what they
-    /// fetched.
+    /// Whether a read crosses a network. If so, readers fetch data in advance and cache it.
     fn is_remote(&self) -> bool {
         false
     }
 
-    /// Whether nothing in it can be changed through this handle.
+    /// Whether this handle cannot change the store.
     fn is_read_only(&self) -> bool {
         false
     }
@@ -61,9 +60,9 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
-    /// The same store for callers whose own clients retry, but only for as long as a busy server may ask them
-    /// to. As [`Store::fail_fast`], and requests do not wait for a busy server either. `None`: no request of
-    /// this store waits.
+    /// The same store for callers whose own clients wait, and have timeouts of their own. As
+    /// [`Store::fail_fast`], and requests do not wait for a busy server either. `None`: no request of this
+    /// store waits.
     fn with_short_timeout(&self) -> Option<Arc<dyn Store>> {
         self.fail_fast()
     }
@@ -78,7 +77,7 @@ pub trait Store: Send + Sync + 'static {
         Ok(Listed { images: self.images()?, unreadable: Vec::new() })
     }
 
-    /// Fails if the store can no longer be reached at the place where it was opened.
+    /// Fails if the store no longer exists where it was opened.
     fn is_there(&self) -> Result<(), StoreError> {
         self.listed().map(drop)
     }
@@ -99,14 +98,14 @@ pub trait Store: Send + Sync + 'static {
     /// A data object, ready for reading.
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError>;
 
-    /// As [`Store::open_object`], for a caller that found wrong bytes or a wrong length. A store that has
-    /// several copies asks first those copies that gave nothing before, and bypasses caches.
+    /// As [`Store::open_object`], for a caller that found wrong bytes or a wrong length. A store with several
+    /// copies prefers copies that were not used before, and bypasses caches.
     fn open_object_uncached(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
         self.open_object(id)
     }
 
-    /// Opens a data object that must have this length, which comes from a manifest. A store that would have
-    /// to ask for the length may leave that to the first read.
+    /// Opens a data object that must have this length, which comes from a manifest. A store that needs a
+    /// request for the length may leave that to the first read.
     fn open_object_of(&self, id: Hash, len_bytes: u64) -> Result<Arc<dyn Object>, StoreError> {
         let opened = self.open_object(id)?;
         if opened.len_bytes() == len_bytes {
@@ -119,14 +118,14 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// The boot trace of the version with this manifest, at most [`TRACE_MAX_BYTES`]; `None` if none was
-    /// recorded, or if the store keeps none. It is advice, and not checked here.
+    /// recorded, or if the store has no traces. It is a hint, and not checked here.
     fn trace(&self, manifest: Hash) -> Result<Option<Vec<u8>>, StoreError> {
         let _ = manifest;
         Ok(None)
     }
 
-    /// Stores `trace` with the version instead of an existing one, or with `None` removes it. Readers may do
-    /// this too. The last write wins, and a lost trace only costs a slower boot.
+    /// Stores `trace` with the version, or removes it if `None`. A reader without write access to versions
+    /// may do this too. The last write wins, and a lost trace only costs a slower boot.
     fn set_trace(&self, manifest: Hash, trace: Option<&[u8]>) -> Result<(), StoreError> {
         let _ = (manifest, trace);
         Err(StoreError::new(StoreErrorKind::ReadOnly, "this store keeps no boot traces"))
@@ -135,15 +134,15 @@ pub trait Store: Send + Sync + 'static {
     /// Keeps the version with this manifest from being removed by any process, until the pin is dropped.
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError>;
 
-    /// Whether independent daemons remove versions from it, so that it must be told with [`Store::retain`]
-    /// what others need.
+    /// Whether independent daemons remove versions from it, so that [`Store::retain`] must record what others
+    /// need.
     fn keeps_roots(&self) -> bool {
         false
     }
 
-    /// Records that somebody needs a version, even while nobody has the store open. It is not removed until
-    /// [`Store::release`]. Repeating the call is no error. If the version is not in its image, the error is
-    /// [`StoreErrorKind::NotFound`]. If another daemon has a maintenance session of the image, it is
+    /// Records that somebody needs a version, even while no process has the store open. It is not removed
+    /// until [`Store::release`]. Repeating the call is no error. If the version is not in its image, the
+    /// error is [`StoreErrorKind::NotFound`]. If another daemon has a maintenance session of the image, it is
     /// [`StoreErrorKind::InUse`]. After these two errors nothing is recorded; after any other error the
     /// record may exist.
     ///
@@ -166,18 +165,18 @@ pub trait Store: Send + Sync + 'static {
         Ok(Vec::new())
     }
 
-    /// As [`Store::pin`], while the store cannot be reached: it does not ask the store now, and the reader
-    /// finds out whether the version still exists. The pin takes effect when the store is back.
+    /// As [`Store::pin`], while the store cannot be reached: it sends no request now, and the reader finds
+    /// out whether the version still exists. The pin takes effect when the store is back.
     fn pin_later(&self, manifest: Hash) -> Result<Pin, StoreError> {
         self.pin(manifest)
     }
 
-    /// Starts a new version. While a publication is under way no object is reclaimed.
+    /// Starts a new version. During a publication no object is reclaimed.
     fn publish(&self) -> Result<Box<dyn Publication>, StoreError>;
 
     /// Changes the channels, the flags or the notes of an image. `change` gets the stored image. Unless it
-    /// fails, the changed image is stored durably. Nobody else changes the image meanwhile. `change` must
-    /// leave the versions as they are, except through [`Image::retire`] and [`Image::set_note`].
+    /// fails, the changed image is stored durably. No other process changes the image in between. `change`
+    /// must leave the versions as they are, except through [`Image::retire`] and [`Image::set_note`].
     fn change(
         &self,
         name: &ImageName,
@@ -196,12 +195,12 @@ pub trait Store: Send + Sync + 'static {
 
     /// The size of all files of the store, in bytes.
     fn stored_bytes(&self) -> Result<u64, StoreError> {
-        Err(StoreError::new(StoreErrorKind::ReadOnly, format!("{} does not tell its size", self.shown())))
+        Err(StoreError::new(StoreErrorKind::ReadOnly, format!("the size of {} is unknown", self.shown())))
     }
 
     /// Replaces damaged bytes of a data object by right ones. If the store writes the object as a whole, the
-    /// result must have the hash that is its name. If it writes in place, the caller has checked the bytes,
-    /// and a crash leaves them as damaged as they were.
+    /// result must have the hash in its name. If it writes in place, the caller has checked the bytes, and
+    /// after a crash the object is at most as damaged as before.
     fn repair_object(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
         let _ = (object, patches);
         Err(StoreError::new(StoreErrorKind::ReadOnly, format!("{} cannot be written", self.shown())))
@@ -214,14 +213,14 @@ pub trait Store: Send + Sync + 'static {
         Err(StoreError::new(StoreErrorKind::ReadOnly, format!("{} cannot be written", self.shown())))
     }
 
-    /// Removes one version, or with `None` the whole image with its channels, and frees the objects that
-    /// nobody else needs. A single version is not removed if a channel points to it, or will by a scheduled
+    /// Removes one version, or with `None` the whole image with its channels, and frees the objects that no
+    /// other version needs. A single version is not removed if a channel points to it, or will by a scheduled
     /// promotion. The image stays after its last version is removed, so that its numbers continue.
     fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError>;
 
-    /// Removes a whole image, unless a channel points to one of its versions, or will: then the error is
-    /// [`StoreErrorKind::InUse`]. A store that others change meanwhile checks the channels in the same step
-    /// as the removal. Otherwise a promotion between the two would succeed, and its version would be removed.
+    /// Removes a whole image. If a channel points to one of its versions, or will, the error is
+    /// [`StoreErrorKind::InUse`]. A store with several writers checks the channels in the same step as the
+    /// removal. Otherwise a promotion between the two steps would succeed, and its version would be removed.
     fn remove_unless_promoted(&self, name: &ImageName) -> Result<Removed, StoreError> {
         if let Some(image) = self.image(name)? {
             image.check_removal(None)?;
@@ -229,15 +228,14 @@ pub trait Store: Send + Sync + 'static {
         self.remove(name, None)
     }
 
-    /// Frees what an earlier removal had to leave because it was in use, if it no longer is. Returns the
-    /// bytes freed. It is cheap if nothing was left. The end of a pin notifies nobody, so call this now and
-    /// then.
+    /// Frees what earlier removals left because it was in use, if it no longer is. Returns the bytes freed.
+    /// It is cheap if nothing was left. The end of a pin notifies nobody, so call this from time to time.
     fn reclaim_left(&self) -> Result<u64, StoreError> {
         Ok(0)
     }
 
-    /// Gives back the parts of data objects that no version needs, if the store supports holes. It considers
-    /// objects of removed versions, at a time at which nobody publishes. Returns the bytes freed. It is cheap
+    /// Frees the parts of data objects that no version needs, if the store supports holes. It examines
+    /// objects of removed versions, while no publication is in progress. Returns the bytes freed. It is cheap
     /// if nothing was removed. A store without holes keeps such objects until no version needs any part of
     /// them.
     fn trim(&self, needs: &dyn Needs) -> Result<u64, StoreError> {
@@ -245,7 +243,7 @@ pub trait Store: Send + Sync + 'static {
         Ok(0)
     }
 
-    /// Finds the version that a reference means. An error lists the existing versions.
+    /// Finds the version that a reference selects. An error lists the existing versions.
     fn resolve(&self, reference: &ImageReference) -> Result<Version, StoreError> {
         match self.image(&reference.name)? {
             Some(image) => image.select(&reference.selector).cloned(),
@@ -259,7 +257,7 @@ pub trait Store: Send + Sync + 'static {
 pub struct Listed {
     /// The images that can be read.
     pub images: Vec<Image>,
-    /// The others, and why they cannot be read.
+    /// The other images, and why they cannot be read.
     pub unreadable: Vec<(ImageName, StoreError)>,
 }
 
@@ -301,15 +299,15 @@ pub trait Object: Send + Sync {
     /// Its length.
     fn len_bytes(&self) -> u64;
 
-    /// Fills `into` from `offset`. An object that ends earlier is an error.
+    /// Fills `into` from `offset`. If the object ends earlier, it is an error.
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError>;
 
-    /// As [`Object::read_range`], for a caller that got wrong bytes for this range. A store that has several
-    /// copies asks first those that did not give the bytes before, and bypasses caches. It blames no copy,
+    /// As [`Object::read_range`], for a caller that got wrong bytes for this range. A store with several
+    /// copies prefers those that did not give the bytes before, and bypasses caches. It blames no copy,
     /// because it cannot know which one is wrong.
     ///
-    /// `reading` is the number of a full rereading of the object. All bytes of one rereading should come from
-    /// one place, and each rereading from another place.
+    /// `reading` is the attempt number of a full re-read of the object. All bytes of one re-read should come
+    /// from one copy, and each re-read from another copy.
     fn read_range_past_caches(
         &self,
         offset: u64,
@@ -320,16 +318,15 @@ pub trait Object: Send + Sync {
         self.read_range(offset, into)
     }
 
-    /// As [`Object::read_range`], for a caller that can tell right bytes from wrong ones. If `check` refuses
-    /// the bytes, a store with several copies reads another one. If no copy has better bytes, the error is
-    /// that of `check`.
+    /// As [`Object::read_range`], for a caller that can check the bytes. If `check` refuses them, a store
+    /// with several copies reads another one. If no copy has better bytes, the error is that of `check`.
     fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
         self.read_range(offset, into)?;
         check(into)
     }
 
     /// As [`Object::read_checked`], for a caller that has other work while the store is away. `false`: the
-    /// read waits and `into` holds nothing. The caller repeats the same call with this `waiting` when it is
+    /// read waits and `into` has no result. The caller repeats the same call with this `waiting` when it is
     /// due.
     fn read_or_wait(
         &self,
@@ -343,9 +340,9 @@ pub trait Object: Send + Sync {
     }
 
     /// The holes of the object: parts that no version of the store needs any more. They are read on request.
-    /// A bucket is waited for, as for its bytes. Servers that cannot be asked now are waited for only if the
-    /// object was found wrong. Otherwise they count as having no holes, and the hash of the object shows
-    /// whether that is true.
+    /// A read of them from a bucket waits like a read of bytes. Servers that cannot be reached now are waited
+    /// for only if the object was found wrong. Otherwise they count as having no holes, and the hash of the
+    /// object shows whether that is true.
     fn holes(&self) -> Result<Arc<Holes>, StoreError> {
         Ok(Arc::default())
     }
@@ -357,16 +354,16 @@ pub trait Object: Send + Sync {
         self.holes()
     }
 
-    /// As [`Object::holes`], for rereading number `reading` of the whole object with
-    /// [`Object::read_range_past_caches`]. Returns the holes at the place of that rereading, so that no part
-    /// of it has to come from another place.
+    /// As [`Object::holes`], for re-read number `reading` of the whole object with
+    /// [`Object::read_range_past_caches`]. Returns the holes of the copy that this re-read uses, so that no
+    /// part of it has to come from another copy.
     fn holes_of_reading(&self, reading: u32) -> Result<Arc<Holes>, StoreError> {
         let _ = reading;
         self.holes()
     }
 
-    /// Reports that the whole object, as [`Object::read_range`] gave it, does not have the hash that is its
-    /// name. A store with several copies reads others from now on. Returns whether another read may help.
+    /// Reports that the whole object, as [`Object::read_range`] gave it, does not have the hash in its name.
+    /// A store with several copies reads others from now on. Returns whether another read may help.
     fn was_wrong(&self) -> bool {
         false
     }
@@ -386,31 +383,31 @@ pub trait Publication: Send {
     }
 
     /// As [`Publication::finish_object`]. If the object is sent to the store only now, `sent` gets the number
-    /// of additional bytes that the store has. It is called with zero before the first byte is sent, and can
-    /// end the sending. After an error only drop this publication; nothing of the object then remains.
+    /// of additional bytes that the store has. It is called with zero before the first byte is sent, and its
+    /// error ends the sending. After an error only drop this publication; nothing of the object then remains.
     fn finish_object_telling(
         &mut self,
         sent: &mut dyn FnMut(u64) -> Result<(), StoreError>,
     ) -> Result<Option<(Hash, u64)>, StoreError>;
 
-    /// Copies a data object of another store, durably, unless it exists; checks its hash. Parts that both
+    /// Copies a data object of another store, durably, unless it exists; checks its hash. Ranges that both
     /// stores lack stay holes. `copied` gets the number of additional bytes, including those of an
-    /// interrupted copy, and can end the copy. After an error the copied part stays for the next copy to
-    /// continue. The object stays if this publication is dropped.
+    /// interrupted copy, and its error ends the copy. After an error the copied part stays for the next copy
+    /// to continue. The object stays if this publication is dropped.
     fn copy_object(
         &mut self,
         source: &dyn Object,
         copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
     ) -> Result<(), StoreError>;
 
-    /// Makes sure that nothing was reclaimed since the publication began. It fails if others considered this
-    /// process dead meanwhile. A store with a single writer has nothing to check.
+    /// Checks that nothing was reclaimed since the publication began. It fails if other processes considered
+    /// this one dead in between. A store with a single writer has nothing to check.
     fn confirm(&self) -> Result<(), StoreError> {
         Ok(())
     }
 
     /// Adds a version of another store under its own number, durably. All its objects must exist. Returns
-    /// what that did, or `None` if the version was there already. A version with the same number and another
+    /// what that did, or `None` if the version existed already. A version with the same number and another
     /// manifest is an error.
     fn adopt(
         self: Box<Self>,
@@ -425,12 +422,12 @@ pub trait Publication: Send {
     fn commit(self: Box<Self>, version: NewVersion<'_>) -> Result<Committed, StoreError>;
 }
 
-/// What [`Publication::adopt`] did to an image, regardless of what others did to it before and after.
+/// What [`Publication::adopt`] did to an image, without changes that others made before and after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Adopted {
     /// Whether the version is the newest of its image that is not retired.
     pub is_newest: bool,
-    /// The version that a machine booted before this one came, if it named only the image.
+    /// The version that a machine booted before this version was added, if it named only the image.
     pub booted: Option<u32>,
     /// The version that such a machine boots now.
     pub boots: Option<u32>,
@@ -441,9 +438,9 @@ pub struct Adopted {
 pub struct Committed {
     /// The image's newest version.
     pub version: Version,
-    /// Whether this commit added it. Of concurrent commits of the same bytes, one did.
+    /// Whether this commit added it. Of concurrent commits of the same bytes, exactly one did.
     pub is_new: bool,
-    /// The version to which it pointed `production`; see [`NewVersion::is_sealed`].
+    /// The version to which the commit set `production`; see [`NewVersion::is_sealed`].
     pub production: Option<u32>,
 }
 
@@ -454,7 +451,7 @@ pub struct NewVersion<'a> {
     pub name: &'a ImageName,
     /// The manifest's bytes.
     pub manifest: &'a [u8],
-    /// Every object the manifest refers to, own and older.
+    /// Every object that the manifest refers to, including those of earlier versions.
     pub objects: &'a [Hash],
     /// Size of the image in bytes.
     pub size_bytes: u64,
@@ -471,10 +468,10 @@ pub struct NewVersion<'a> {
     /// The highest version number that the image may have at the commit, not counting retired versions. If it
     /// has a higher one, the commit is refused.
     pub newest_at_most: Option<u32>,
-    /// Whether it was made from a machine's disk. Nobody boots it before it is promoted: if `production` is
-    /// not set, the commit points it to the newest version before this one.
+    /// Whether it was made from a machine's disk. No machine boots it before it is promoted: if `production`
+    /// is not set, the commit sets it to the newest version before this one.
     pub is_sealed: bool,
-    /// Whether it may hold the identity of one machine: its SSH host key, machine-id or host name. Stored
+    /// Whether it may contain the identity of one machine: its SSH host key, machine-id or host name. Stored
     /// with the version.
     pub keeps_identity: bool,
 }
@@ -520,10 +517,10 @@ pub(crate) fn check_manifest_size(name: &ImageName, manifest: &[u8]) -> Result<(
     ))
 }
 
-/// What a remote store did since it was opened.
+/// Counters and state of a remote store since it was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Servers that are read from.
+    /// The servers of the store.
     pub servers: u64,
     /// How many of them can be used now.
     pub servers_up: u64,
@@ -537,7 +534,7 @@ pub struct Traffic {
     pub hedges: u64,
     /// Answers whose bytes were wrong.
     pub wrong_answers: u64,
-    /// Reads that had to wait because no server was left.
+    /// Reads that had to wait because no server could be reached.
     pub waits: u64,
     /// The total time that they waited, in milliseconds.
     pub waited_ms: u64,
@@ -559,17 +556,17 @@ pub struct Traffic {
 pub struct Removed {
     /// Numbers of the versions that are gone.
     pub versions: Vec<u32>,
-    /// Bytes given back. It is zero while a publication is under way: the space is given back when that ends.
-    /// Objects also stay while a removed version is still pinned. The next write or removal after that gives
-    /// them back, or [`Store::reclaim_left`].
+    /// Bytes freed. It is zero during a publication: the space is freed when that ends. Objects also stay
+    /// while a removed version is still pinned. They are freed by the next write or removal after that, or by
+    /// [`Store::reclaim_left`].
     pub freed_bytes: u64,
 }
 
-/// Keeps a version from being removed while it lives.
+/// Prevents the removal of a version until it is dropped.
 pub struct Pin(#[expect(dead_code, reason = "held only to be dropped")] Box<dyn Send + Sync>);
 
 impl Pin {
-    /// Wraps whatever keeps the version: an open locked file, a lease.
+    /// Wraps what keeps the version, such as an open locked file or a lease.
     pub fn new(holder: impl Send + Sync + 'static) -> Self {
         Self(Box::new(holder))
     }

@@ -1,4 +1,4 @@
-//! A read that waits for its store without using a thread.
+//! A read that waits for its store without occupying a thread.
 
 use std::any::Any;
 use std::fmt;
@@ -7,15 +7,16 @@ use std::time::Instant;
 
 type IsDue = Arc<dyn Fn(Instant) -> bool + Send + Sync>;
 
-/// Who a read is for. A store with limited capacity keeps some of it for reads that somebody waits for.
+/// The purpose of a read. A store with limited capacity reserves some of it for reads that a client waits
+/// for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReadFor {
-    /// A client that waits for it.
+    /// A client waits for the bytes.
     #[default]
     Now,
-    /// A prediction: a client may ask for it later.
+    /// A prediction: a client may request the bytes later.
     Later,
-    /// A copy of a whole version in the background.
+    /// A background copy of a whole version.
     Copy,
 }
 
@@ -28,22 +29,23 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Sets who the read is for.
+    /// Sets the purpose of the read.
     pub fn set_read_for(&mut self, read_for: ReadFor) {
         self.read_for = read_for;
     }
 
-    /// Who the read is for.
+    /// The purpose of the read.
     pub fn read_for(&self) -> ReadFor {
         self.read_for
     }
 
-    /// Whether to repeat the read: its store has changed, or it has waited long enough to look again.
+    /// Whether to repeat the read: the state of its store has changed, or it has waited long enough to check
+    /// again.
     pub fn is_due(&self, now: Instant) -> bool {
         self.state.as_ref().is_none_or(|(_, is_due)| is_due(now))
     }
 
-    /// Makes the read wait, and keeps what it needs to continue. `is_due` is called often, and must not
+    /// Makes the read wait, and stores what it needs to continue. `is_due` is called often, and must not
     /// block.
     pub fn begin(
         &mut self,

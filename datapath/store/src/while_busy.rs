@@ -1,24 +1,24 @@
-//! How long requests wait for a server that answers that it is busy.
+//! The limit of how long requests wait for a busy server.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Called with the reason of a wait. `false` ends the wait.
-type Told = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+type OnWait = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// How long requests wait for a busy server, and who is informed. A server that cannot be reached is not
-/// waited for in this way.
+/// How long requests wait for a busy server, and who is informed. It does not apply to servers that cannot be
+/// reached.
 #[derive(Clone)]
 pub struct WhileBusy {
     longest: Duration,
-    told: Option<Told>,
+    on_wait: Option<OnWait>,
 }
 
 impl Default for WhileBusy {
     /// The longest time that a user who waits for an image should be kept waiting.
     fn default() -> Self {
-        Self { longest: Self::LONGEST, told: None }
+        Self { longest: Self::LONGEST, on_wait: None }
     }
 }
 
@@ -31,49 +31,49 @@ impl fmt::Debug for WhileBusy {
 impl WhileBusy {
     /// The longest wait of one request, unless something else is chosen.
     pub const LONGEST: Duration = Duration::from_secs(30);
-    /// How often `told` is called during a wait.
-    const TELL_EVERY: Duration = Duration::from_millis(500);
+    /// How often `on_wait` is called during a wait.
+    const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 
-    /// A request fails at once.
+    /// Requests fail at once.
     pub fn not_at_all() -> Self {
-        Self { longest: Duration::ZERO, told: None }
+        Self { longest: Duration::ZERO, on_wait: None }
     }
 
-    /// A request waits as long as it takes. `told` is called about twice a second with the reason; `false`
-    /// ends the wait.
-    pub fn as_long_as(told: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
-        Self { longest: Duration::MAX, told: Some(Arc::new(told)) }
+    /// Requests wait without a limit. `on_wait` is called about twice a second with the reason; `false` ends
+    /// the wait.
+    pub fn as_long_as(on_wait: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        Self { longest: Duration::MAX, on_wait: Some(Arc::new(on_wait)) }
     }
 
     /// The same, but at most for this time.
     pub fn at_most(&self, longest: Duration) -> Self {
-        Self { longest: self.longest.min(longest), told: self.told.clone() }
+        Self { longest: self.longest.min(longest), on_wait: self.on_wait.clone() }
     }
 
-    /// Whether a request keeps waiting after this time.
-    pub fn goes_on(&self, waited: Duration) -> bool {
+    /// Whether a request keeps waiting after it has waited for this time.
+    pub fn allows_waiting(&self, waited: Duration) -> bool {
         waited <= self.longest && !self.longest.is_zero()
     }
 
-    /// The deadline of a request that began to wait at `since`. `None`: it waits as long as it takes.
+    /// The deadline of a request that began to wait at `since`. `None`: there is no limit.
     pub fn until(&self, since: Instant) -> Option<Instant> {
         since.checked_add(self.longest)
     }
 
     /// Reports why a request waits. `false`: it must stop waiting.
-    pub fn tell(&self, why: &str) -> bool {
-        self.told.as_ref().is_none_or(|told| told(why))
+    pub fn report(&self, why: &str) -> bool {
+        self.on_wait.as_ref().is_none_or(|on_wait| on_wait(why))
     }
 
-    /// Waits and reports the reason meanwhile. `false`: the wait was ended.
+    /// Waits, and reports the reason during the wait. `false`: the wait was ended.
     pub(crate) async fn wait_later(&self, pause: Duration, why: &str) -> bool {
         let until = Instant::now() + pause;
-        while self.tell(why) {
+        while self.report(why) {
             let now = Instant::now();
             if now >= until {
                 return true;
             }
-            tokio::time::sleep(until.duration_since(now).min(Self::TELL_EVERY)).await;
+            tokio::time::sleep(until.duration_since(now).min(Self::REPORT_INTERVAL)).await;
         }
         false
     }
@@ -86,10 +86,10 @@ mod tests {
     #[test]
     fn a_request_waits_for_a_busy_server_up_to_its_limit() {
         let second = Duration::from_secs(1);
-        assert!(WhileBusy::default().goes_on(second * 30) && !WhileBusy::default().goes_on(second * 31));
-        assert!(!WhileBusy::not_at_all().goes_on(Duration::ZERO));
+        assert!(WhileBusy::default().allows_waiting(second * 30) && !WhileBusy::default().allows_waiting(second * 31));
+        assert!(!WhileBusy::not_at_all().allows_waiting(Duration::ZERO));
         let long = WhileBusy::as_long_as(|_| true);
-        assert!(long.goes_on(second * 1_000_000) && long.until(Instant::now()).is_none());
-        assert!(!long.at_most(second).goes_on(second * 2));
+        assert!(long.allows_waiting(second * 1_000_000) && long.until(Instant::now()).is_none());
+        assert!(!long.at_most(second).allows_waiting(second * 2));
     }
 }

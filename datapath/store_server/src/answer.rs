@@ -1,7 +1,7 @@
 //! Answers HTTP requests: finds the part of the store that a path names, and sends the requested range of it.
 //!
 //! ```text
-//! GET or HEAD --> token, or no web page --> path --> ETag matches? 304 --> range --> 200, 206 or 416
+//!   GET or HEAD --> token, or no web page --> path --> ETag matches? 304 --> range --> 200, 206 or 416
 //! ```
 
 use std::net::IpAddr;

@@ -2,9 +2,9 @@
 //! hosts.
 //!
 //! ```text
-//! TCP --> TLS --> HTTP --> token --> path --> Store: list of versions, manifest, range of an object
+//!   TCP --> TLS --> HTTP --> token --> path --> Store: list of versions, manifest, range of an object
 //!                                        |
-//! lease: a requested version is not removed for an hour
+//!                                        lease: a requested version is not removed for an hour
 //! ```
 //!
 //! # Guarantees

@@ -134,10 +134,10 @@ fn read(files: &TlsFiles, provider: &CryptoProvider) -> Result<CertifiedKey, Ser
         .collect::<Result<_, _>>()
         .map_err(|e| unusable(&files.certificate, e.to_string()))?;
     if chain.is_empty() {
-        return Err(unusable(&files.certificate, "it has no certificate in PEM format".to_owned()));
+        return Err(unusable(&files.certificate, "it holds no certificate in PEM".to_owned()));
     }
     let key = PrivateKeyDer::from_pem_slice(&pem_of(&files.key)?).map_err(|e| match e {
-        Error::NoItemsFound => unusable(&files.key, "it has no private key in PEM format".to_owned()),
+        Error::NoItemsFound => unusable(&files.key, "it holds no private key in PEM".to_owned()),
         e => unusable(&files.key, e.to_string()),
     })?;
     CertifiedKey::from_der(chain, key, provider).map_err(|e| {

@@ -1,4 +1,4 @@
-//! While an object is copied between stores: the object of the source store, with its holes filled from the target store's own object.
+//! Reads an object of a copy's source, with its holes filled from the target's own copy of the object.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,8 +8,8 @@ use crate::hash::Hash;
 use crate::holes::{Holes, hash_of};
 use crate::store::Object;
 
-/// An object with the bytes of `source` and, in its holes, those of `own`. Without `own`, a copy of `source` would overwrite bytes that
-/// only versions of the target store need.
+/// An object with the bytes of `source` and, in its holes, those of `own`. Without `own`, a copy of `source`
+/// would overwrite bytes that only versions of the target store need.
 pub(crate) struct Filled<'a> {
     source: &'a dyn Object,
     own: Arc<dyn Object>,
@@ -32,9 +32,10 @@ impl<'a> Filled<'a> {
         Ok(Self { source, own, holes, common, source_failed: AtomicBool::new(false) })
     }
 
-    /// Finds which object caused `error`, the error of a failed copy. If the target's object is damaged, the result is `ours` with the
-    /// reason: a retry with another server of the source cannot help then. For this the target's object is read and, if it is damaged,
-    /// the source as well. `copied` is called during the reads, and an error of it cancels them.
+    /// Finds which object caused the error of a failed copy. If the target's object is damaged, returns
+    /// `ours` with the reason: a retry with another server of the source cannot help then. For this the
+    /// target's object is read and, if it is damaged, the source as well. `copied` is called during the
+    /// reads, and its error cancels them.
     pub(crate) fn blame(
         &self,
         error: StoreError,
@@ -46,13 +47,13 @@ impl<'a> Filled<'a> {
         }
         let why = match hash_of(self.own.as_ref(), &mut |_| copied(0)) {
             Ok(hash) if hash == self.id() => return error,
-            Ok(_) => "it does not have the hash that is its name".to_owned(),
-            // The own object is cut off, or its disk cannot read it.
+            Ok(_) => "its hash is not the one in its name".to_owned(),
+            // The target's object is too short, or its disk cannot read it.
             Err(e) if e.kind() == StoreErrorKind::Damaged => e.to_string(),
-            // It was cancelled, or it failed for another reason: the source is not read.
+            // The check was cancelled, or failed for another reason: the source is not read.
             Err(e) => return e,
         };
-        // Only a source that is right as a whole proves that the target's object is to blame.
+        // Only a source whose whole hash is right proves that the target's object is to blame.
         match hash_of(self.source, &mut |_| copied(0)) {
             Ok(hash) if hash == self.id() => ours(&why),
             Ok(_) => error,

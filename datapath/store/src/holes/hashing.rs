@@ -1,4 +1,4 @@
-//! Computes the hash of an object with holes, from the bytes that are there and the tree nodes of the holes.
+//! Computes the hash of an object with holes, from its existing bytes and the tree nodes of the holes.
 //!
 //! ```text
 //!   bytes       0        4k        8k                  16k       20k   21k
@@ -6,9 +6,9 @@
 //!   nodes       4k       4k        8k                  4k        1k
 //!   stack       4  ->  4 4 -> 8    8 8 -> 16           16 4      16 4 1   from the right: ((16)((4)(1)))
 //! ```
-//! Each stretch of data is cut into nodes of the tree, as holes are. Two adjacent nodes of one length are
-//! merged, but only when something comes after them: the last merge needs the flag of the root, and only the
-//! end shows which merge is the last.
+//! Data between holes is divided into nodes of the tree, as holes are. Two adjacent nodes of one length are
+//! merged, but only when something follows them: the last merge needs the root flag, and only the end shows
+//! which merge is the last.
 
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 
@@ -17,11 +17,10 @@ use crate::hash::Hash;
 use crate::holes::{Hole, Holes, Node};
 use crate::store::Object;
 
-/// The longest node into which data is cut, and the length of the pieces in which it is read.
+/// The longest node into which data is divided, and the length of the pieces in which it is read.
 const STRETCH_BYTES_MAX: u64 = 1 << 20;
 
-/// Hashes an object from its first to its last byte, with the nodes of its holes instead of the bytes in
-/// them.
+/// Hashes an object from its first to its last byte. For holes it uses the nodes instead of the bytes.
 #[derive(Debug)]
 pub struct ObjectHashing(How);
 
@@ -68,7 +67,7 @@ impl ObjectHashing {
         Self(How::Nodes(Nodes { len_bytes, at: 0, holes, now: None, stack: Vec::new() }))
     }
 
-    /// Adds the next bytes. Bytes in holes do not matter.
+    /// Adds the next bytes. The values of bytes in holes do not matter.
     pub fn update(&mut self, bytes: &[u8]) {
         match &mut self.0 {
             How::Whole(hasher) => {
@@ -94,8 +93,8 @@ impl ObjectHashing {
     }
 }
 
-/// Hashes an object by reading it. The result should be its name. Holes are not read. `goes_on` is called
-/// before each read with its length, and can end the hashing with an error.
+/// Hashes an object by reading it; the result should be its name. Holes are not read. `goes_on` is called
+/// before each read with its length, and its error ends the hashing.
 pub fn hash_of(
     object: &dyn Object,
     goes_on: &mut dyn FnMut(usize) -> Result<(), StoreError>,
@@ -144,7 +143,7 @@ impl Nodes {
                 return;
             };
             if let Stretch::Data(_) = now.what {
-                // The caller is wrong about the holes, so the hash must be wrong too.
+                // The caller has wrong holes, so the hash must be wrong too.
                 self.at = u64::MAX;
                 return;
             }
@@ -157,7 +156,7 @@ impl Nodes {
         self.at = self.at.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
     }
 
-    /// The node in progress, or the one that begins here; `None` after the end.
+    /// Takes the node in progress, or the one that begins here. `None` after the end.
     fn take_now(&mut self) -> Option<Now> {
         if self.at >= self.len_bytes {
             return None;
@@ -224,7 +223,7 @@ impl Nodes {
             }
             right = merge_subtrees_non_root(&left, &right, Mode::Hash);
         }
-        // Not a single node, because the first block is never a hole.
+        // There is more than one node, because the first block is never a hole.
         no_objects
     }
 }

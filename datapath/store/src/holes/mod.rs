@@ -1,14 +1,14 @@
-//! Holes in data objects: stretches that no version of a store needs, and whose space was given back.
+//! Holes in data objects: ranges that no version of a store needs, and whose bytes the store deleted.
 //!
 //! An object is named by the hash of all its bytes, including those in holes. BLAKE3 hashes a tree (section
-//! 2.1 of the BLAKE3 paper), so the hash of the object depends on a stretch only through the node above it.
-//! [`Holes`] keeps these nodes, and with them [`ObjectHashing`] computes the object's hash without the bytes
-//! in the holes. So an object with holes can be checked, and copied to other stores, like any other. The
-//! nodes need not be trusted: with wrong nodes the hash differs from the object's name.
+//! 2.1 of the BLAKE3 paper), so the hash of the object depends on a range only through the node above it.
+//! [`Holes`] stores these nodes. With them [`ObjectHashing`] computes the object's hash without the bytes in
+//! the holes. So an object with holes can be checked, and copied to other stores, like any other. The nodes
+//! need not be trusted: with wrong nodes the hash differs from the object's name.
 //!
-//! A hole is a whole node of the tree, of at least [`HOLE_BYTES_MIN`]; a longer stretch is several holes. The
-//! first block is never a hole, because it has the object's header. An incomplete last block is never a hole
-//! either.
+//! A hole is a complete node of the tree, of at least [`HOLE_BYTES_MIN`]; a longer range consists of several
+//! holes. The first block is never a hole, because it has the object's header. An incomplete last block is
+//! never a hole either.
 //!
 //! Start reading at [`Holes`]; [`punch`] decides where holes are made.
 
@@ -28,10 +28,10 @@ pub(crate) use punch::{Needed, Plan, plan_holes};
 /// The shortest hole: the block of most file systems.
 pub const HOLE_BYTES_MIN: u64 = 4096;
 
-/// The longest list. An object that would get more holes than fit gets the longest ones.
+/// The longest encoded list. An object that would get more holes than fit gets the longest ones.
 pub const HOLES_MAX_BYTES: u64 = 32 << 20;
 
-/// The number of holes that fit into it: 2.7 GB of the shortest holes.
+/// The number of holes that fit into a list: 2.7 GB of the shortest holes.
 const HOLES_MAX: usize = 699_000;
 
 const MAGIC: [u8; 8] = *b"HWHOLES\n";
@@ -42,14 +42,14 @@ const HOLE_ENTRY_BYTES: usize = 48;
 /// A node of the tree over an object.
 pub(crate) type Node = [u8; 32];
 
-/// A stretch of an object that is not stored.
+/// A range of an object that is not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hole {
     /// A multiple of `len`.
     offset: u64,
     /// A power of two.
     len: u64,
-    /// The tree node above the stretch, from which the object's hash is computed.
+    /// The tree node above the range, from which the object's hash is computed.
     node: Node,
 }
 
@@ -74,13 +74,13 @@ impl Holes {
         self.0.iter().fold(0, |sum, hole| sum.saturating_add(hole.len))
     }
 
-    /// Whether a stretch overlaps a hole.
+    /// Whether a range overlaps a hole.
     pub fn overlap(&self, stretch: &Range<u64>) -> bool {
         let first = self.0.partition_point(|hole| hole.end() <= stretch.start);
         !stretch.is_empty() && self.0.get(first).is_some_and(|hole| hole.offset < stretch.end)
     }
 
-    /// The stretches in holes, in order; no two of them touch.
+    /// The ranges in holes, in order; adjacent holes are merged.
     pub fn stretches(&self) -> Vec<Range<u64>> {
         let mut stretches: Vec<Range<u64>> = Vec::new();
         for hole in &self.0 {
@@ -92,7 +92,7 @@ impl Holes {
         stretches
     }
 
-    /// The parts of a stretch that are in holes, in order.
+    /// The parts of a range that are in holes, in order.
     pub(crate) fn within(&self, stretch: &Range<u64>) -> Vec<Range<u64>> {
         let first = self.0.partition_point(|hole| hole.end() <= stretch.start);
         let holes = self.0.get(first..).unwrap_or_default().iter();
@@ -105,8 +105,7 @@ impl Holes {
         self.0.len()
     }
 
-    /// Whether the byte at an offset is in a hole, and where the run with the same answer ends: at `u64::MAX`
-    /// at the latest.
+    /// Whether the byte at an offset is in a hole, and the offset at which that changes, at most `u64::MAX`.
     pub fn run_at(&self, offset: u64) -> (bool, u64) {
         let mut rest = self.0.iter().skip(self.0.partition_point(|hole| hole.end() <= offset)).peekable();
         match rest.next_if(|hole| hole.offset <= offset) {
@@ -121,7 +120,7 @@ impl Holes {
         }
     }
 
-    /// The holes that both lists have, of the same object.
+    /// The holes that both lists of the same object have.
     pub fn common(&self, other: &Self) -> Self {
         let (mut ours, _) = self.below(other, true);
         let (theirs, _) = other.below(self, false);
@@ -130,8 +129,8 @@ impl Holes {
         Self(ours)
     }
 
-    /// Splits these holes into those that lie within a hole of `others`, and the rest. Two nodes of a tree
-    /// are either disjoint or one contains the other.
+    /// Splits these holes into those inside a hole of `others`, and the rest. Two nodes of a tree are either
+    /// disjoint or one contains the other.
     fn below(&self, others: &Self, or_same: bool) -> (Vec<Hole>, Vec<Hole>) {
         self.0.iter().partition(|hole| {
             let at = others.0.partition_point(|above| above.end() <= hole.offset);
@@ -140,7 +139,7 @@ impl Holes {
         })
     }
 
-    /// The node above a stretch, if the stretch is exactly one hole.
+    /// The node above a range, if the range is exactly one hole.
     fn node(&self, offset: u64, len: u64) -> Option<Node> {
         let at = self.0.partition_point(|hole| hole.offset < offset);
         self.0.get(at).filter(|hole| (hole.offset, hole.len) == (offset, len)).map(|hole| hole.node)
@@ -164,13 +163,12 @@ impl Holes {
         out
     }
 
-    /// The holes of an object of this length, from a file's bytes. `place` says where the bytes were read
-    /// from.
+    /// Decodes the holes of an object of this length. `place` says where the bytes were read from.
     pub fn decode(place: &str, bytes: &[u8], len_bytes: u64) -> Result<Self, StoreError> {
         let damaged = |why: &str| {
             StoreError::new(StoreErrorKind::Damaged, format!("the list of holes {place} is damaged: {why}"))
         };
-        let cut = || damaged("it is cut short");
+        let cut = || damaged("it is incomplete");
         let (magic, rest) = bytes.split_first_chunk::<8>().ok_or_else(cut)?;
         let (format, rest) = rest.split_first_chunk::<4>().ok_or_else(cut)?;
         if *magic != MAGIC {
@@ -189,10 +187,10 @@ impl Holes {
         let (_, rest) = rest.split_first_chunk::<20>().ok_or_else(cut)?;
         let (entries, _) = rest.split_last_chunk::<32>().ok_or_else(cut)?;
         let holes = Self(entries.as_chunks::<HOLE_ENTRY_BYTES>().0.iter().map(hole_of).collect());
-        // One comparison checks everything that is fixed: length, reserved bytes, the number of holes and the
+        // One comparison checks everything that is fixed: length, reserved bytes, number of holes and
         // checksum.
         if holes.encode(len_bytes) != bytes {
-            return Err(damaged("its checksum does not match, or it is that of an object of another length"));
+            return Err(damaged("its checksum does not match, or it belongs to an object of another length"));
         }
         let mut end = HOLE_BYTES_MIN;
         for hole in &holes.0 {
@@ -200,7 +198,7 @@ impl Holes {
                 hole.len.is_power_of_two() && hole.len >= HOLE_BYTES_MIN && hole.offset % hole.len == 0;
             let is_next = hole.offset >= end && hole.len <= len_bytes.saturating_sub(hole.offset);
             if !is_node || !is_next {
-                return Err(damaged("a hole is where none can be"));
+                return Err(damaged("it has a hole at an impossible offset"));
             }
             end = hole.end();
         }
@@ -209,7 +207,7 @@ impl Holes {
 }
 
 impl Holes {
-    /// Holes at these blocks of the shortest length, with nodes of no real object, for tests of code that
+    /// Holes of the shortest length at these blocks, with nodes of no real object, for tests of code that
     /// reads lists.
     #[doc(hidden)]
     pub fn of_blocks(blocks: &[u64]) -> Self {
@@ -244,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_list_is_one_that_is_read() {
+    fn the_longest_list_can_be_read() {
         let longest = (HEADER_BYTES + HOLES_MAX * HOLE_ENTRY_BYTES + 32) as u64;
         assert!(longest <= HOLES_MAX_BYTES && longest * 101 / 100 > HOLES_MAX_BYTES, "{longest}");
     }

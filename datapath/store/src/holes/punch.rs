@@ -1,4 +1,4 @@
-//! Decides which holes an object gets: where no version needs anything.
+//! Decides which holes an object gets: the ranges that no version needs.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub(crate) struct Needed {
 }
 
 impl Needed {
-    /// For an object of this length. Only its header is known to be needed.
+    /// Creates a map for an object of this length, in which only the header is needed.
     pub(crate) fn of(len_bytes: u64) -> Self {
         // Bytes after the last full block are never a hole.
         let blocks = len_bytes / HOLE_BYTES_MIN;
@@ -30,7 +30,7 @@ impl Needed {
         needed
     }
 
-    /// Marks a stretch as needed.
+    /// Marks a range as needed.
     pub(crate) fn mark(&mut self, stretch: &Range<u64>) {
         if stretch.is_empty() {
             return;
@@ -50,20 +50,20 @@ impl Needed {
         }
     }
 
-    /// Whether any part of a stretch is needed.
+    /// Whether any part of a range is needed.
     fn is_any(&self, stretch: &Range<u64>) -> bool {
         let first = stretch.start / HOLE_BYTES_MIN;
         self.unneeded_from(first)
             .is_none_or(|unneeded| unneeded.start > stretch.start || unneeded.end < stretch.end)
     }
 
-    /// Stretches of full blocks that are not needed.
+    /// Ranges of full blocks that are not needed.
     fn unneeded(&self) -> impl Iterator<Item = Range<u64>> {
         let next = |before: &Range<u64>| self.unneeded_from(before.end / HOLE_BYTES_MIN);
         std::iter::successors(self.unneeded_from(0), next)
     }
 
-    /// The first of these stretches that ends after this block, cut to begin at the block or later.
+    /// The first unneeded range that ends after this block, shortened to begin at the block or later.
     fn unneeded_from(&self, mut block: u64) -> Option<Range<u64>> {
         let mut begun = None;
         while block < self.blocks {
@@ -85,14 +85,14 @@ impl Needed {
     }
 }
 
-/// The longest node that begins where the stretch begins and ends within it. No stretch begins at 0, where
-/// the header is.
+/// The longest node that begins where the range begins and ends inside it. No range begins at 0, because the
+/// header is needed.
 fn longest_node(stretch: &Range<u64>) -> u64 {
     let left = stretch.end.saturating_sub(stretch.start);
     (1 << stretch.start.trailing_zeros().min(63)).min(1 << left.checked_ilog2().unwrap_or(0))
 }
 
-/// The nodes that make up a stretch.
+/// The nodes that make up a range.
 fn nodes(stretch: Range<u64>) -> impl Iterator<Item = (u64, u64)> {
     let mut left = stretch;
     std::iter::from_fn(move || {
@@ -111,16 +111,16 @@ pub(crate) type ReadAt<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), StoreError>
 /// The holes that an object may have.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// The earlier holes, and new ones where nothing is needed. If there are too many for a list, the longest
-    /// ones.
+    /// The earlier holes, and new ones where nothing is needed. If a list cannot hold all of them, the
+    /// longest ones.
     pub(crate) holes: Holes,
-    /// The earlier holes of which nothing is needed.
+    /// The earlier holes in which nothing is needed.
     pub(crate) free: Holes,
 }
 
-/// Plans the holes of an object. Bytes that become a hole are read to compute their node, but not checked. If
-/// they are wrong, the object does not have its hash, as before. If a version needs something that is in a
-/// hole already, no holes are added: a repair has to bring the bytes back.
+/// Plans the holes of an object. Bytes that become a hole are read to compute their node, but are not
+/// checked. If they are wrong, the object's hash is wrong, as before. If a version needs something in an
+/// existing hole, no holes are added: first a repair must restore the bytes.
 pub(crate) fn plan_holes(needed: &Needed, before: &Holes, read: &mut ReadAt<'_>) -> Result<Plan, StoreError> {
     plan_at_most(HOLES_MAX, needed, before, read)
 }
@@ -160,8 +160,8 @@ struct Making<'a, 'b> {
 }
 
 impl Making<'_, '_> {
-    /// Computes the node above a stretch, which must be a node. The recursion stops at known nodes and at
-    /// stretches that are read in one piece, so it is at most as deep as a length has bits.
+    /// Computes the node above a range, which must be a node. The recursion stops at known nodes and at
+    /// ranges that are read in one piece, so its depth is at most the number of bits of a length.
     fn node(&mut self, offset: u64, len: u64) -> Result<Node, StoreError> {
         if let Some(node) = self.before.node(offset, len) {
             return Ok(node);
@@ -225,7 +225,7 @@ mod tests {
             needed.mark(&stretch);
         }
         let read = |gone: &Holes, offset: u64, into: &mut [u8]| {
-            assert!(!gone.overlap(&(offset..offset + into.len() as u64)), "{offset} was read, and is gone");
+            assert!(!gone.overlap(&(offset..offset + into.len() as u64)), "{offset} was read, and is in a hole");
             into.copy_from_slice(&bytes[offset as usize..][..into.len()]);
         };
         let plan = |needed: &Needed, before: &Holes| {
@@ -246,7 +246,7 @@ mod tests {
         // The same plan again reads nothing.
         let again = plan_holes(&needed_later, &later.holes, &mut |_, _| panic!("read")).unwrap();
         assert_eq!((&again.holes, &again.free), (&later.holes, &later.holes));
-        // Something in a hole is needed: the holes stay, and no more are added.
+        // A range in a hole is needed: the holes stay, and no more are added.
         let contradicted = plan_holes(&needed, &later.holes, &mut |_, _| panic!("read")).unwrap();
         assert_eq!(contradicted.holes, later.holes);
         assert!(!contradicted.free.is_empty() && contradicted.free.bytes() < later.holes.bytes());
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_gets_the_longest_holes_where_a_list_has_no_room_for_all() {
+    fn an_object_gets_the_longest_holes_that_fit_a_list() {
         let bytes: Vec<u8> = (0..1000 * K).map(|at| (at / 3 + at / 1000) as u8).collect();
         let mut needed = Needed::of(bytes.len() as u64);
         // Holes of 4 to 64 KiB.
@@ -275,7 +275,7 @@ mod tests {
             let some = plan_at_most(most, &needed, &Holes::default(), &mut read).unwrap().holes;
             assert!(some.0.len() <= most && some.bytes() <= before, "{most}: {}", some.0.len());
             assert_eq!(some.common(&all), some);
-            // Earlier holes stay, and others are added as long as there is room.
+            // Earlier holes stay, and others are added as long as there is space.
             let more = plan_at_most(usize::MAX, &needed, &some, &mut read).unwrap().holes;
             assert_eq!(more, all);
             let same = plan_at_most(most, &needed, &some, &mut read).unwrap().holes;

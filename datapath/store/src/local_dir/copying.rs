@@ -1,15 +1,15 @@
 //! Copies objects of other stores, and repairs damaged objects and manifests.
 //!
-//! A copy grows in `tmp/HASH.part` and is renamed when its hash is right.
+//! A copy is written to `tmp/HASH.part`, which is renamed when its hash is right.
 //!
 //! - If the store was opened to copy versions, an interrupted copy continues where it stopped. Its file is
 //!   kept for a week, or until another writer opens the store and empties `tmp`.
-//! - A power cut may leave other bytes than were written. So if the hash at the end is wrong, the copy starts
-//!   once more before the source is blamed.
-//! - A copy that fills the disk is not kept, and a copy that does not fit is not begun. A copy that replaces
-//!   a damaged object leaves some space free, because machines may write to the same disk.
-//! - If the same object is being copied already, as in two concurrent repairs, the second copy grows in a
-//!   file of its own, which is not kept either.
+//! - After a power cut the file may have other bytes than were written. So if the hash at the end is wrong,
+//!   the copy starts once more before the source is blamed.
+//! - If a copy fills the disk, its file is removed, and a copy that does not fit is not started. A copy that
+//!   replaces a damaged object leaves some space free, because machines may write to the same disk.
+//! - If the same object is being copied already, as in two concurrent repairs, the second copy uses a file of
+//!   its own, which is not kept either.
 
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom};
@@ -30,11 +30,11 @@ use crate::store::{Object, Patch};
 
 /// How much is read and written at a time.
 const PIECE_BYTES: usize = 1 << 20;
-/// The unit in which messages show disk space.
+/// The unit for disk space in messages.
 const MIB: u64 = 1 << 20;
-/// How long the part of an interrupted copy is kept.
+/// How long the file of an interrupted copy is kept.
 const ABANDONED_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
-/// The most attempts at a copy if others keep putting copies of the same object in place.
+/// The most attempts at a copy while other processes keep copying the same object.
 const PLACED_MAX: usize = 4;
 /// The fraction of a file system that a copy of a damaged object leaves free for other writers such as
 /// machines: one part in this many.
@@ -67,8 +67,8 @@ impl Inner {
         ))
     }
 
-    /// Copies an object of a source that has it with these holes. `false`: meanwhile another copy was put in
-    /// place, and it has bytes that this copy lacks.
+    /// Copies an object of a source that has it with these holes. `false`: another copy was put in place in
+    /// the meantime, and has bytes that this copy lacks.
     fn copy_once(
         &self,
         source: &dyn Object,
@@ -78,7 +78,7 @@ impl Inner {
         let mut part = Part::new(self, source.id());
         let outcome = self.own(source.id(), holes).and_then(|own| match own {
             Some(own) => {
-                let ours = |why: &str| ours_is_damaged(source.id(), why);
+                let ours = |why: &str| own_object_is_damaged(source.id(), why);
                 let filled = Filled::new(source, Arc::clone(holes), own).map_err(|e| ours(&e.to_string()))?;
                 self.copy_to(&mut part, &filled, copied).map_err(|e| filled.blame(e, &ours, copied))
             }
@@ -86,7 +86,7 @@ impl Inner {
         });
         part.is_kept = match &outcome {
             Ok(is_placed) => *is_placed,
-            // The part of an earlier copy took the space.
+            // The file of an earlier copy used the space.
             Err(e) => {
                 self.keeps_parts && part.is_named && (part.is_refused || e.kind() != StoreErrorKind::NoSpace)
             }
@@ -118,14 +118,14 @@ impl Inner {
         let failed = |e| StoreError::from_os(format!("cannot write {}", part.path.display()), e);
         let mut file = step().and_then(|()| part.open()).map_err(failed)?;
         let mut hashing = ObjectHashing::new(&holes, len_bytes);
-        let taken_up = take_up(&file, len_bytes, &mut hashing).map_err(failed)?;
-        copied(taken_up)?;
-        part.append(&mut file, (source, &holes), (taken_up, &mut hashing), copied)?;
+        let resumed_bytes = resume(&file, len_bytes, &mut hashing).map_err(failed)?;
+        copied(resumed_bytes)?;
+        part.append(&mut file, (source, &holes), (resumed_bytes, &mut hashing), copied)?;
         let mut hash = hashing.finish();
-        if taken_up > 0 && hash != id {
-            tracing::warn!(%id, "the remains of an interrupted copy may be wrong: copying the data object from the start");
+        if resumed_bytes > 0 && hash != id {
+            tracing::warn!(%id, "the file of an interrupted copy has wrong bytes: copying the data object from the start");
             step().and_then(|()| file.set_len(0)).and_then(|()| file.rewind()).map_err(failed)?;
-            // Holes took no space before, so check again for a copy without them.
+            // Holes occupied no space before, so the space is checked again for a copy without them.
             part.check_room(&holes, len_bytes)?;
             hashing = ObjectHashing::new(&holes, len_bytes);
             // All its bytes were reported once.
@@ -137,7 +137,7 @@ impl Inner {
             return Err(StoreError::new(
                 StoreErrorKind::Damaged,
                 format!(
-                    "the data object {id} is damaged where it was to be copied from, or on its way; it was not copied"
+                    "the data object {id} is damaged at the source or in transit; it was not copied"
                 ),
             ));
         }
@@ -146,8 +146,8 @@ impl Inner {
         self.place(part, &holes, len_bytes)
     }
 
-    /// Puts a copy in place with its list of holes. Bytes that are listed as gone may exist, but never the
-    /// other way round. `false`: the object in place has got bytes that this copy lacks.
+    /// Puts a copy in place with its list of holes. A crash may leave bytes in listed holes, but no unlisted
+    /// holes. `false`: the object in place has bytes that this copy lacks.
     fn place(&self, part: &Part<'_>, holes: &Holes, len_bytes: u64) -> Result<bool, StoreError> {
         let (id, target) = (part.id, self.layout.object(part.id));
         let _placing = self.placing.lock();
@@ -166,27 +166,27 @@ impl Inner {
         Ok(true)
     }
 
-    /// Writes right bytes over damaged ones. It writes in place, so processes that have the object open see
-    /// them too.
+    /// Overwrites damaged bytes with right ones. It writes in place, so processes that have the object open
+    /// read them too.
     pub(super) fn repair_object(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
         self.must_be_writable()?;
         let path = self.layout.object(object);
-        let failed = |e| StoreError::from_os(format!("cannot mend {}", path.display()), e);
+        let failed = |e| StoreError::from_os(format!("cannot repair {}", path.display()), e);
         let file = File::options().write(true).open(&path).map_err(failed)?;
         let len_bytes = file.metadata().map_err(failed)?.len();
-        // If the list of holes is damaged, nobody can punch by it, so it does not matter here.
+        // If the list of holes is damaged, no process can punch holes from it, so it does not matter here.
         let holes = read_holes(&self.layout.holes_of(object), len_bytes).unwrap_or_default();
         for patch in patches {
             let end = u64::try_from(patch.bytes.len()).ok().and_then(|len| patch.offset.checked_add(len));
             let why = match end {
                 Some(end) if end <= len_bytes && !holes.overlap(&(patch.offset..end)) => None,
-                Some(end) if end <= len_bytes => Some("its space was given back at"),
-                _ => Some("it is cut off before"),
+                Some(end) if end <= len_bytes => Some("the range is in a hole"),
+                _ => Some("the object ends before the range"),
             };
             if let Some(why) = why {
                 return Err(StoreError::new(
                     StoreErrorKind::Damaged,
-                    format!("cannot mend {}: {why} {:?}", path.display(), patch),
+                    format!("cannot repair {}: {why} ({:?})", path.display(), patch),
                 ));
             }
             step().and_then(|()| file.write_all_at(&patch.bytes, patch.offset)).map_err(failed)?;
@@ -196,8 +196,8 @@ impl Inner {
 }
 
 impl Inner {
-    /// Writes a manifest over the existing one. It writes in place, because pins are locks on the file. A
-    /// crash leaves the manifest as damaged as it was.
+    /// Overwrites a manifest. It writes in place, because pins are locks on the file. After a crash the
+    /// manifest is at most as damaged as before.
     pub(super) fn repair_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
         self.must_be_writable()?;
         if Hash::of(bytes) != id {
@@ -207,7 +207,7 @@ impl Inner {
             ));
         }
         let path = self.layout.manifest(id);
-        let failed = |e| StoreError::from_os(format!("cannot mend {}", path.display()), e);
+        let failed = |e| StoreError::from_os(format!("cannot repair {}", path.display()), e);
         let file = match File::options().write(true).open(&path) {
             Ok(file) => file,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
@@ -224,7 +224,7 @@ impl Inner {
 }
 
 impl Inner {
-    /// Removes parts from `tmp` that no copy will continue. If that fails, there is less space, and the copy
+    /// Removes files from `tmp` that no copy will continue. If that fails, there is less space, and the copy
     /// is tried anyway.
     pub(super) fn remove_abandoned(&self) {
         let modified = |file: io::Result<fs::Metadata>| file.and_then(|file| file.modified()).ok();
@@ -238,22 +238,22 @@ impl Inner {
             if is_part && age().is_none_or(|age| age <= ABANDONED_AFTER) {
                 continue;
             }
-            tracing::info!(path = %path.display(), "removing what an interrupted copy left");
+            tracing::info!(path = %path.display(), "removing the file of an interrupted copy");
             remove_quietly(&path);
         }
     }
 }
 
-/// The file in which a copy grows. Dropping it removes the file, unless it is kept.
+/// The file to which a copy is written. Dropping it removes the file, unless it is kept.
 struct Part<'a> {
     store: &'a Inner,
     id: Hash,
     path: PathBuf,
-    /// It has the object's name, and no other copy uses it.
+    /// The file is named after the object, and no other copy uses it.
     is_named: bool,
-    /// There is no space for the rest of it.
+    /// There is no space for the rest of the object.
     is_refused: bool,
-    /// It is in place, or the next copy of the object can continue it.
+    /// The file is in place, or the next copy of the object can continue it.
     is_kept: bool,
 }
 
@@ -277,13 +277,13 @@ impl<'a> Part<'a> {
         options.read(true).create(true).open(&self.path)
     }
 
-    /// Refuses an object of this length, with these holes, if the rest of it does not fit. A copy that fills
-    /// the disk would make all other writes there fail until it fails itself.
+    /// Fails if the rest of an object of this length, with these holes, does not fit. A copy that fills the
+    /// disk would make all other writes there fail until it fails itself.
     fn check_room(&self, holes: &Holes, len_bytes: u64) -> Result<(), StoreError> {
-        // If the free space is unknown, a full disk is noticed when it is full.
+        // If the free space is unknown, the copy is started, and fails when the disk is full.
         let Ok(space) = rustix::fs::statvfs(self.store.layout.tmp()) else { return Ok(()) };
         let there = if self.is_named { fs::metadata(&self.path).map_or(0, |part| part.len()) } else { 0 };
-        // Holes take no space, neither in the part that was copied nor in the rest.
+        // Holes occupy no space, neither in the copied part nor in the rest.
         let gone = holes.within(&(there..len_bytes)).into_iter();
         let gone_bytes = gone.fold(0u64, |sum, hole| sum.saturating_add(hole.end.saturating_sub(hole.start)));
         let more_bytes = len_bytes.saturating_sub(there).saturating_sub(gone_bytes);
@@ -297,7 +297,7 @@ impl<'a> Part<'a> {
         if more_bytes.saturating_add(left_bytes) <= free_bytes {
             return Ok(());
         }
-        let others = format!(", and {} MiB are left to others who write there", left_bytes.div_ceil(MIB));
+        let others = format!(", {} MiB must stay free for other writers", left_bytes.div_ceil(MIB));
         Err(StoreError::new(
             StoreErrorKind::NoSpace,
             format!(
@@ -310,7 +310,7 @@ impl<'a> Part<'a> {
         ))
     }
 
-    /// Appends the object from an offset on, and hashes it. The copy gets the same holes.
+    /// Appends the object from an offset on, and hashes it. The file gets the same holes.
     fn append(
         &self,
         file: &mut File,
@@ -349,7 +349,7 @@ impl<'a> Part<'a> {
 
 impl Drop for Part<'_> {
     fn drop(&mut self) {
-        // Before another copy can take it over.
+        // Removed before another copy can reuse the file.
         if !self.is_kept {
             remove_quietly(&self.path);
         }
@@ -359,10 +359,10 @@ impl Drop for Part<'_> {
     }
 }
 
-fn ours_is_damaged(id: Hash, why: &str) -> StoreError {
+fn own_object_is_damaged(id: Hash, why: &str) -> StoreError {
     StoreError::of_own_object(format!(
-        "the data object {id} is damaged in the store that it is to be copied to ({why}), and the source does not have \
-         all of it: verify its versions there, and repair them from a store that has"
+        "the data object {id} is damaged in the target store ({why}), and the source does not have all of it: verify its \
+         versions in the target store, and repair them from a store that has all of it"
     ))
 }
 
@@ -371,8 +371,8 @@ fn reserve_bytes(total_bytes: u64) -> u64 {
     (total_bytes / RESERVE_PART).min(RESERVE_MAX_BYTES)
 }
 
-/// Reads what an interrupted copy left. Returns the offset at which to continue.
-fn take_up(file: &File, len_bytes: u64, hashing: &mut ObjectHashing) -> std::io::Result<u64> {
+/// Reads the file of an interrupted copy. Returns the offset at which to continue.
+fn resume(file: &File, len_bytes: u64, hashing: &mut ObjectHashing) -> std::io::Result<u64> {
     let there = file.metadata()?.len();
     if there > len_bytes {
         file.set_len(0)?;
@@ -462,14 +462,14 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_file_system_is_left_and_little_of_a_large_one() {
+    fn a_repair_leaves_a_bounded_part_of_the_file_system_free() {
         assert_eq!(reserve_bytes(16 * MIB), MIB / 4);
         assert_eq!(reserve_bytes(64 << 30), 1 << 30);
         assert_eq!(reserve_bytes(64 << 40), 1 << 30);
     }
 
     #[test]
-    fn an_object_for_which_there_is_no_room_is_not_begun() {
+    fn a_copy_that_does_not_fit_is_not_started() {
         let dir = tempfile::tempdir().unwrap();
         let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
         // Longer than any disk.
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_may_fill_the_disk_and_a_repair_may_not() {
+    fn a_copy_may_fill_the_disk_but_a_repair_may_not() {
         let dir = tempfile::tempdir().unwrap();
         let this = test_name(a_copy_may_fill_the_disk_and_a_repair_may_not);
         on_small_file_system(this, dir.path(), 16, in_it);
@@ -503,7 +503,7 @@ mod tests {
             let len = usize::try_from(free_bytes(dir) - left_bytes).unwrap();
             fs::write(&ballast, vec![7_u8; len]).unwrap();
         };
-        // If the rest does not fit now, the part of an interrupted copy stays, and counts.
+        // If the rest does not fit now, the file of an interrupted copy stays, and counts.
         let mut told = 0;
         let interrupted = copy(&mut |bytes| {
             told += bytes;
@@ -523,13 +523,13 @@ mod tests {
         let reads = source.reads();
         let refused = copy(&mut |_| Ok(())).unwrap_err();
         assert_eq!((refused.kind(), source.reads()), (StoreErrorKind::NoSpace, reads));
-        assert!(refused.to_string().contains("1 MiB are left to others"), "{refused}");
+        assert!(refused.to_string().contains("1 MiB must stay free"), "{refused}");
         fill(6 * MIB + MIB / 4 + MIB / 16);
         copy(&mut |_| Ok(())).unwrap();
         assert!(is_empty(&place.join("tmp")));
 
-        // A hole of the source takes space if the existing object has its bytes, and none if neither has
-        // them. That also holds for the part that was copied before.
+        // A hole of the source takes space if the target's object has its bytes, and none if both have the
+        // hole. That also holds for the part that was copied before.
         let refused = |source: &Zeroes| {
             let refused = store.publish().unwrap().copy_object(source, &mut |_| Ok(())).unwrap_err();
             assert_eq!((refused.kind(), source.reads()), (StoreErrorKind::NoSpace, 0), "{refused}");

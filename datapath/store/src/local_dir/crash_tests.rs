@@ -1,5 +1,5 @@
-//! Simulates a process that ends before each change on disk: nothing in use is lost, and nothing is left
-//! behind.
+//! Simulates a process that ends before each change on disk, and checks that nothing in use is lost and no
+//! garbage remains.
 //!
 //! A history of random operations runs until the step where the process "ends". From then on no change
 //! reaches the disk. Then a new process opens the store, and its content is compared with a model. All
@@ -339,9 +339,9 @@ fn repair_object(store: &LocalDir, id: Hash) -> Result<(), StoreError> {
     let found = std::fs::read(&path).unwrap();
     let is_wrong = |at: &usize| found[*at] != right[*at];
     assert_eq!(found.len(), right.len());
-    assert!((0..right.len()).filter(is_wrong).all(|at| WRONG.contains(&at)), "mending damaged something");
+    assert!((0..right.len()).filter(is_wrong).all(|at| WRONG.contains(&at)), "the repair damaged something");
     if outcome.is_ok() {
-        assert!(found == right, "it was mended and is not right");
+        assert!(found == right, "the repaired object is not right");
     } else {
         // The next process finds the object damaged again, and repairs it as well.
         let left = LEFT.with(|left| left.replace(u64::MAX));
@@ -351,8 +351,8 @@ fn repair_object(store: &LocalDir, id: Hash) -> Result<(), StoreError> {
     outcome
 }
 
-/// Another store with five versions of each image. They share contents with the versions made here, some
-/// under the same number.
+/// Another store with five versions of each image. Their contents overlap with those of the versions made
+/// here, some under the same number.
 struct Other;
 
 impl Other {
@@ -699,7 +699,7 @@ fn an_interrupted_store_creation_is_completed_by_the_next_process() {
 }
 
 #[test]
-fn a_copy_that_ends_before_each_change_in_turn_is_gone_on_with() {
+fn a_copy_interrupted_before_each_change_is_continued() {
     for steps in 0.. {
         let dir = tempfile::tempdir().unwrap();
         let open =
@@ -743,7 +743,7 @@ fn a_process_that_ends_before_each_change_in_turn_loses_nothing() {
         SetTrace { image: 0, version: 3, trace: Some(1) },
         SetTrace { image: 0, version: 3, trace: Some(2) },
         Fill(true),
-        // It uses up the spare file, so the second one finds none.
+        // It uses up the reserve file, so the second one finds none.
         Operation::PromoteDue { image: 0 },
         Revert { image: 0, channel: true },
         Fill(false),

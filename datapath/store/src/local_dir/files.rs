@@ -1,4 +1,4 @@
-//! Reads and writes whole files, so that a crash never leaves half a file.
+//! Reads and writes whole files, so that a crash never leaves an incomplete file.
 
 use std::fs::{self, File, Permissions, TryLockError};
 use std::io::{Error, ErrorKind, Read, Write};
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::error::StoreError;
 
-/// How often a lock is tried.
-const LOOKED_EVERY: Duration = Duration::from_millis(20);
+/// The time between two attempts at a lock.
+const LOCK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Reads a file of at most `max_bytes`.
 pub(super) fn read_small(path: &Path, max_bytes: u64) -> Result<Vec<u8>, Error> {
@@ -22,7 +22,7 @@ pub(super) fn read_small(path: &Path, max_bytes: u64) -> Result<Vec<u8>, Error> 
     Ok(bytes)
 }
 
-/// Opens a file for an exclusive lock. On NFS, the server grants that lock only to a file that is open for
+/// Opens a file for an exclusive lock. On NFS, the server grants that lock only if the file is open for
 /// writing.
 pub(super) fn open_to_lock(path: &Path) -> Result<File, Error> {
     match File::options().read(true).write(true).open(path) {
@@ -32,21 +32,21 @@ pub(super) fn open_to_lock(path: &Path) -> Result<File, Error> {
     }
 }
 
-/// Takes a shared lock on a file. `false`: another process held an exclusive lock during all of this time.
-pub(super) fn lock_shared(file: &File, patience: Duration) -> Result<bool, Error> {
-    let until = Instant::now() + patience;
+/// Takes a shared lock on a file. `false`: another process held an exclusive lock for all of `timeout`.
+pub(super) fn lock_shared(file: &File, timeout: Duration) -> Result<bool, Error> {
+    let until = Instant::now() + timeout;
     loop {
         match file.try_lock_shared() {
             Ok(()) => return Ok(true),
-            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOOKED_EVERY),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOCK_INTERVAL),
             Err(TryLockError::WouldBlock) => return Ok(false),
             Err(TryLockError::Error(e)) => return Err(e),
         }
     }
 }
 
-/// Writes `bytes` to `path`, durably, by way of `temporary` on the same file system. After an error `path` is
-/// unchanged and `temporary` does not exist.
+/// Writes `bytes` to `path`, durably: writes `temporary`, which is on the same file system, and renames it.
+/// After an error `path` is unchanged and `temporary` does not exist.
 pub(super) fn replace_file(temporary: &Path, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let written = write_synced(temporary, path, bytes).and_then(|()| rename(temporary, path));
     if let Err(e) = written {
@@ -69,12 +69,12 @@ fn write_synced(temporary: &Path, path: &Path, bytes: &[u8]) -> Result<(), Error
 }
 
 /// Gives a file the read permissions of the directory in which it will be `path`. The owner of the store
-/// decides there who may read it, and not the umask of a process that has secrets elsewhere.
+/// decides there who may read it, not the umask of a process that has secrets elsewhere.
 pub(super) fn share_file(file: &File, path: &Path) -> Result<(), Error> {
     path.parent().map_or(Ok(()), |dir| share(file, dir, 0o044))
 }
 
-/// The same for a directory that is created later than another one of the store.
+/// As [`share_file`], for a directory that is created later than `like`, another directory of the store.
 pub(super) fn share_dir(path: &Path, like: &Path) -> Result<(), Error> {
     share(&File::open(path)?, like, 0o055)
 }
@@ -88,7 +88,7 @@ fn share(file: &File, dir: &Path, bits: u32) -> Result<(), Error> {
     match file.set_permissions(Permissions::from_mode(mode | granted)) {
         // On some file systems the mount decides who may read.
         Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported) => {
-            tracing::warn!(dir = %dir.display(), error = %e, "a new file is not opened to those who can read its directory");
+            tracing::warn!(dir = %dir.display(), error = %e, "a new file could not get the read permissions of its directory");
             Ok(())
         }
         set => set,
@@ -115,8 +115,7 @@ pub(super) fn is_durable(_: &Path) {}
 #[cfg(test)]
 pub(super) use crate::local_dir::power_tests::is_durable;
 
-/// Called before every change on disk. It does nothing except in tests, where the process can end at this
-/// point.
+/// Called before every change on disk. It does nothing except in tests, in which the process can "end" here.
 #[cfg(not(test))]
 #[expect(clippy::unnecessary_wraps, reason = "in tests it can fail")]
 pub(super) fn step() -> Result<(), Error> {
@@ -136,7 +135,7 @@ fn room() -> Result<(), Error> {
 #[cfg(test)]
 use crate::local_dir::crash_tests::room;
 
-/// Appends to a file. A crash can leave only a part of it.
+/// Appends to a file. A crash can leave only a part of the bytes.
 pub(super) fn write(file: &mut File, bytes: &[u8]) -> Result<(), Error> {
     step()?;
     room()?;
@@ -169,7 +168,7 @@ pub(super) fn sync_dir(dir: &Path) -> Result<(), StoreError> {
         .map_err(|e| StoreError::from_os(format!("cannot sync the directory {}", dir.display()), e))
 }
 
-/// Removes a temporary file on a path that already reports another error.
+/// Removes a temporary file after another error, which the caller reports.
 pub(super) fn remove_quietly(path: &Path) {
     match remove(path) {
         Err(e) if e.kind() != ErrorKind::NotFound => {
@@ -203,14 +202,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_that_somebody_keeps_is_not_waited_for_without_end() {
+    fn waiting_for_a_lock_has_a_timeout() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("manifest");
         let other = File::create(&path).unwrap();
         other.try_lock().unwrap();
         let [one, two] = [File::open(&path).unwrap(), File::open(&path).unwrap()];
         assert!(!lock_shared(&one, Duration::ZERO).unwrap());
-        assert!(!lock_shared(&one, 2 * LOOKED_EVERY).unwrap());
+        assert!(!lock_shared(&one, 2 * LOCK_INTERVAL).unwrap());
         drop(other);
         assert!(lock_shared(&one, Duration::ZERO).unwrap() && lock_shared(&two, Duration::ZERO).unwrap());
     }

@@ -1,4 +1,4 @@
-//! The paths of all files, and the file that says what the directory is.
+//! The paths of all files of a store, and the file `store`, which identifies the directory as a store.
 
 use std::fs;
 use std::io::Error;
@@ -23,7 +23,7 @@ const FORMAT: u32 = 1;
 const FORMAT_WITH_HOLES: u32 = 2;
 const SETTINGS_BYTES: usize = 64;
 /// The longest file that an interrupted creation leaves. Neither the settings nor the lock are longer.
-const LEFT_MAX_BYTES: u64 = 64;
+const LEFTOVER_MAX_BYTES: u64 = 64;
 const DIRS: [&str; 7] = ["images", "manifests", "objects", "holes", "traces", "trees", "tmp"];
 
 #[derive(Debug)]
@@ -122,8 +122,8 @@ impl Layout {
         }
     }
 
-    /// The chunk size of the store, which is created if it does not exist. The caller holds the writer's
-    /// lock.
+    /// Reads the chunk size of the store, and creates the store if it does not exist. The caller holds the
+    /// writer's lock.
     pub(super) fn read_or_make_settings(&self, new_chunk_bytes: u32) -> Result<u32, StoreError> {
         match self.read_settings() {
             Err(e) if e.kind() == StoreErrorKind::NotFound => {}
@@ -140,7 +140,7 @@ impl Layout {
         Ok(new_chunk_bytes)
     }
 
-    /// Makes releases that do not know holes refuse the store from now on.
+    /// Changes the format version, so that releases that do not know holes refuse the store from now on.
     pub(super) fn allow_holes(&self, temporary: &Path, chunk_bytes: u32) -> Result<(), StoreError> {
         let settings = encode_settings(chunk_bytes, FORMAT_WITH_HOLES);
         if read_small(&self.settings(), 4096).is_ok_and(|there| there == settings) {
@@ -149,8 +149,9 @@ impl Layout {
         replace_file(temporary, &self.settings(), &settings)
     }
 
-    /// Refuses a directory that has no store but has files that no interrupted creation leaves. Its name may
-    /// be a typing error, and files of another program in `tmp` or `objects` would be removed as unneeded.
+    /// Fails for a directory without a store that has files which no interrupted creation leaves. Its name
+    /// may be a typing error, and files of another program in `tmp` or `objects` would be removed as
+    /// unneeded.
     pub(super) fn refuse_foreign_files(&self) -> Result<(), StoreError> {
         let is_store = || match self.read_settings() {
             Err(e) if e.kind() == StoreErrorKind::NotFound => Ok(false),
@@ -170,14 +171,14 @@ impl Layout {
         Err(StoreError::new(
             StoreErrorKind::Invalid,
             format!(
-                "{} is not an image store, and is not empty (it holds {}): choose another directory",
+                "{} is not an image store, and is not empty (it has {}): choose another directory",
                 self.root.display(),
                 foreign.strip_prefix(&self.root).unwrap_or(&foreign).display()
             ),
         ))
     }
 
-    /// A file that an interrupted creation did not leave. A creation makes the lock, empty folders, and the
+    /// Finds a file that no interrupted creation left. A creation makes the lock, empty folders, and the
     /// settings in `tmp`.
     fn foreign_file(&self) -> Result<Option<PathBuf>, Error> {
         for entry in fs::read_dir(&self.root)? {
@@ -202,10 +203,10 @@ impl Layout {
 
 /// Whether a file exists and its content can come from a creation.
 fn is_left(path: &Path, is_ours: fn(&[u8]) -> bool) -> bool {
-    path.is_file() && read_small(path, LEFT_MAX_BYTES).is_ok_and(|bytes| is_ours(&bytes))
+    path.is_file() && read_small(path, LEFTOVER_MAX_BYTES).is_ok_and(|bytes| is_ours(&bytes))
 }
 
-/// A process number, or nothing yet.
+/// A process id, or nothing yet.
 fn is_lock(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| byte.is_ascii_digit() || *byte == b'\n')
 }
@@ -229,7 +230,7 @@ pub fn settings_bytes(chunk_bytes: u32) -> Result<Vec<u8>, StoreError> {
     ))
 }
 
-/// The same bytes for a store with holes, which a release that does not know holes refuses.
+/// As [`settings_bytes`] for a store with holes, which a release that does not know holes refuses.
 pub fn settings_bytes_with_holes(chunk_bytes: u32) -> Result<Vec<u8>, StoreError> {
     settings_bytes(chunk_bytes)?;
     Ok(encode_settings(chunk_bytes, FORMAT_WITH_HOLES))
@@ -253,13 +254,13 @@ pub fn chunk_bytes_of(place: &str, bytes: &[u8]) -> Result<u32, StoreError> {
         StoreError::new(StoreErrorKind::Damaged, format!("the file 'store' in {place} is damaged: {why}"))
     };
     let Some((magic, rest)) = bytes.split_first_chunk::<8>() else {
-        return Err(damaged("it is cut short"));
+        return Err(damaged("it is incomplete"));
     };
     let Some((format, rest)) = rest.split_first_chunk::<4>() else {
-        return Err(damaged("it is cut short"));
+        return Err(damaged("it is incomplete"));
     };
     if *magic != MAGIC {
-        return Err(damaged("it does not start as such a file does"));
+        return Err(damaged("its first bytes are wrong"));
     }
     let format = u32::from_le_bytes(*format);
     if ![FORMAT, FORMAT_WITH_HOLES].contains(&format) {
@@ -272,7 +273,7 @@ pub fn chunk_bytes_of(place: &str, bytes: &[u8]) -> Result<u32, StoreError> {
         ));
     }
     let Some((chunk_bytes, _)) = rest.split_first_chunk::<4>() else {
-        return Err(damaged("it is cut short"));
+        return Err(damaged("it is incomplete"));
     };
     let chunk_bytes = u32::from_le_bytes(*chunk_bytes);
     // One comparison checks everything that is fixed: length, reserved bytes and checksum.
@@ -280,7 +281,7 @@ pub fn chunk_bytes_of(place: &str, bytes: &[u8]) -> Result<u32, StoreError> {
         return Err(damaged("its checksum does not match"));
     }
     if !chunk_bytes.is_power_of_two() || !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes) {
-        return Err(damaged("it has an odd chunk size"));
+        return Err(damaged("it has an invalid chunk size"));
     }
     Ok(chunk_bytes)
 }

@@ -1,13 +1,13 @@
 //! A store in a local directory.
 //!
 //! ```text
-//!   DIR/store          what this is: format version, chunk size
+//!   DIR/store          format version and chunk size
 //!   DIR/lock           locked by the one process that writes
 //!   DIR/images/NAME    the versions of an image
 //!   DIR/manifests/HASH immutable; a shared lock on it is a pin
 //!   DIR/objects/HASH   immutable, except that it may get holes where no version needs it
-//!   DIR/holes/HASH     the holes of an object, and the nodes of its hash above them
-//!   DIR/traces/HASH    the boot trace of the version with this manifest: advice, replaced as a whole
+//!   DIR/holes/HASH     the holes of an object, and the hash tree nodes above them
+//!   DIR/traces/HASH    the boot trace of the version with this manifest: a hint, replaced as a whole
 //!   DIR/trees/HASH     the hash tree of a long manifest, to check parts of it
 //!   DIR/trim           objects of which less is needed since a version was removed
 //!   DIR/spare          reserved space for the list of an image on a full disk
@@ -15,10 +15,10 @@
 //! ```
 //!
 //! # After a crash
-//! A publication that is interrupted at any point leaves {nothing}, {files in `tmp`}, {an object that nobody
-//! needs}, {an object and a manifest that nobody needs} or {the whole version}. An interrupted removal leaves
-//! {everything} or {files that nobody needs}. The next writer removes unneeded files before it does anything
-//! else, unless somebody has pinned a version that is no longer in a list.
+//! An interrupted publication leaves one of these states: nothing; files in `tmp`; an unneeded object; an
+//! unneeded object and an unneeded manifest; the complete version. An interrupted removal leaves everything
+//! or unneeded files. The next writer removes unneeded files first, unless a process has pinned a version
+//! that is no longer listed.
 //!
 //! # Lock order
 //! `Inner::trimming`, which is held while bytes of objects are read, then `Inner::state` or `Inner::placing`,
@@ -70,8 +70,8 @@ pub use crate::local_dir::layout::{
 const REFS_MAX_BYTES: u64 = 1 << 30;
 
 /// How long a pin waits for an exclusive lock on its manifest. A removal takes far less time, even on a disk
-/// that is slow to sync.
-const PIN_PATIENCE: Duration = Duration::from_secs(60);
+/// with slow syncs.
+const PIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a store is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,8 +84,8 @@ pub enum Access {
         /// Chunk size of a new store: a power of two from [`CHUNK_BYTES_MIN`] to [`CHUNK_BYTES_MAX`].
         new_chunk_bytes: u32,
     },
-    /// As `Write`, to copy versions here: the part of an interrupted copy is kept for a week so that the copy
-    /// can continue.
+    /// As `Write`, to copy versions to this store: the file of an interrupted copy is kept for a week so that
+    /// the copy can continue.
     Copy {
         /// Chunk size of a new store.
         new_chunk_bytes: u32,
@@ -111,11 +111,11 @@ struct Inner {
     writer_lock: Option<File>,
     state: Mutex<State>,
     next_temporary: AtomicU64,
-    /// Whether there was no space for the spare file, which has been logged.
-    lacks_spare: AtomicBool,
-    /// Whether the parts of interrupted copies are kept.
+    /// Whether it was logged that there is no space for the reserve file.
+    lacks_reserve: AtomicBool,
+    /// Whether files of interrupted copies are kept.
     keeps_parts: bool,
-    /// Objects that are being copied to the file with their name.
+    /// Objects that are being copied to the file named after them.
     copying: Mutex<HashSet<Hash>>,
     /// Held while an object and its list of holes are put in place, because two copies of one object may have
     /// different holes.
@@ -126,11 +126,12 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Publications under way. While there are any, no object may be reclaimed, because they may refer to it.
+    /// Publications in progress. Meanwhile no object may be reclaimed, because they may refer to it.
     publications: usize,
     /// Whether a reclaim was postponed, or something in use was left.
     sweep_wanted: bool,
-    /// Counts begun publications and removals. While it is unchanged, nothing more is needed than before.
+    /// Counts the publications and removals that began. While it is unchanged, no additional bytes are
+    /// needed.
     changes: u64,
     /// Objects to be trimmed.
     trim: Trim,
@@ -145,7 +146,7 @@ struct Reclaimed {
 }
 
 impl LocalDir {
-    /// Opens the store in `dir`; with write access, creates it if it is missing.
+    /// Opens the store in `dir`, and with write access creates it if it is missing.
     pub fn open(dir: &Path, access: Access) -> Result<Self, StoreError> {
         if dir.metadata().is_ok_and(|found| !found.is_dir()) {
             let why =
@@ -172,7 +173,7 @@ impl LocalDir {
             writer_lock,
             state: Mutex::new(State::default()),
             next_temporary: AtomicU64::new(1),
-            lacks_spare: AtomicBool::new(false),
+            lacks_reserve: AtomicBool::new(false),
             keeps_parts: matches!(access, Access::Copy { .. }),
             copying: Mutex::default(),
             placing: Mutex::default(),
@@ -203,7 +204,7 @@ impl LocalDir {
     }
 }
 
-/// Takes the lock that only one writer can have. It is released when the process ends, in whatever way.
+/// Takes the writer's lock, which is released when the process ends, in whatever way.
 fn lock_for_writing(layout: &Layout) -> Result<File, StoreError> {
     let path = layout.lock();
     let tried = || format!("cannot lock the store {}", layout.root.display());
@@ -231,8 +232,8 @@ fn lock_for_writing(layout: &Layout) -> Result<File, StoreError> {
         }
         Err(TryLockError::Error(e)) => return Err(StoreError::from_os(tried(), e)),
     }
-    // The number is only for the message above; what counts is the lock, even on a full disk. The file is
-    // overwritten in place, so that no other process can take its space in between.
+    // The process id is only for the message above. The lock itself is what counts, even on a full disk. The
+    // file is overwritten in place, so that no other process can take its space in between.
     let note = format!("{}\n", std::process::id());
     let noted = file
         .write_all_at(note.as_bytes(), 0)
@@ -310,7 +311,7 @@ impl Inner {
         let failed = |e| StoreError::from_os(format!("cannot clean up {}", tmp.display()), e);
         for entry in fs::read_dir(&tmp).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
-            tracing::info!(path = %path.display(), "removing what an interrupted import left");
+            tracing::info!(path = %path.display(), "removing a file of an interrupted import");
             remove(&path).map_err(failed)?;
         }
         match self.reclaim(&HashMap::new()) {
@@ -318,9 +319,9 @@ impl Inner {
                 self.state.lock().sweep_wanted = reclaimed.is_postponed;
                 Ok(())
             }
-            // Without every list nobody can tell what is needed, so nothing is removed.
+            // Unless every list can be read, it is unknown what is needed, so nothing is removed.
             Err(e) if e.kind() == StoreErrorKind::Damaged || e.kind() == StoreErrorKind::UnknownFormat => {
-                tracing::warn!(error = %e, "not cleaning up the store");
+                tracing::warn!(error = %e, "the store is not cleaned up, because not all lists of versions can be read");
                 Ok(())
             }
             Err(e) => Err(e),
@@ -328,8 +329,8 @@ impl Inner {
     }
 
     /// Removes what no version needs. If an unneeded manifest is still pinned, it stays together with all
-    /// objects, because its objects are not known here. The caller has locked the manifests in `locked`, and
-    /// holds `state` or is the only user.
+    /// objects, because it is not known here which objects it needs. The caller has locked the manifests in
+    /// `locked`, and holds `state` or is the only user.
     fn reclaim(&self, locked: &HashMap<Hash, File>) -> Result<Reclaimed, StoreError> {
         let mut needed: HashSet<Hash> = HashSet::new();
         for image in self.images()? {
@@ -365,7 +366,7 @@ impl Inner {
         let mut stays = |e: std::io::Error| {
             // One line for each folder.
             if !std::mem::replace(&mut is_told, true) {
-                tracing::warn!(error = %failed(e), "what no version needs stays in the store");
+                tracing::warn!(error = %failed(e), "unneeded files stay in the store");
             }
         };
         let entries = match fs::read_dir(dir) {
@@ -398,7 +399,7 @@ impl Inner {
                     continue;
                 }
             }
-            // An object with holes frees no more space than it takes.
+            // An object with holes frees only the space that it occupies.
             let len = entry.metadata().map_or(0, |file| file.len().min(file.blocks().saturating_mul(512)));
             match remove(&entry.path()) {
                 Err(e) if is_advice => {
@@ -408,11 +409,11 @@ impl Inner {
                 removed => removed.map_err(failed)?,
             }
             reclaimed.freed_bytes = reclaimed.freed_bytes.saturating_add(len);
-            // Held until the file is removed. Otherwise a pin could lock a file that has no name any more.
+            // Held until the file is removed. Otherwise a pin could lock a file that no longer has a name.
             drop(lock);
             are_holes_gone |= dir == self.layout.holes();
         }
-        // If a power cut brought a removed list back, it would claim holes in an object of that name that is
+        // If a power cut restored a removed list, it would claim holes in an object of that name that is
         // written later.
         if are_holes_gone { sync_dir(dir) } else { Ok(()) }
     }
@@ -425,7 +426,7 @@ impl Inner {
             return Err(StoreError::new(
                 StoreErrorKind::Damaged,
                 format!(
-                    "the manifest {} is damaged: its bytes do not have the hash that is its name",
+                    "the manifest {} is damaged: the hash of its bytes is not the one in its name",
                     path.display()
                 ),
             ));
@@ -442,8 +443,8 @@ impl Inner {
         }
     }
 
-    /// No writer's lock is needed. The temporary file has this process's number in its name, and lies beside
-    /// the trace, where no writer empties it during the rename.
+    /// Needs no writer's lock. The temporary file has this process's id in its name, and is beside the trace,
+    /// where no writer removes it before the rename.
     fn set_trace(&self, manifest: Hash, trace: Option<&[u8]>) -> Result<(), StoreError> {
         let path = self.layout.trace(manifest);
         let failed = |e| StoreError::from_os(format!("cannot write {}", path.display()), e);
@@ -454,7 +455,7 @@ impl Inner {
             };
         };
         // While this pin is held, no removal of the version can leave the trace behind. If another process
-        // removes the version meanwhile, the next start of a writer removes the trace.
+        // removes the version in the meantime, the next start of a writer removes the trace.
         let _pin = self.pin(manifest)?;
         let traces = self.layout.traces();
         self.make_folder(&traces).map_err(failed)?;
@@ -470,7 +471,7 @@ impl Inner {
         }
         fs::create_dir_all(folder)?;
         share_dir(folder, &self.layout.objects())?;
-        // Its content counts from now on.
+        // The folder itself must be durable before its contents are.
         sync_dir(&self.layout.root).map_err(std::io::Error::other)
     }
 
@@ -480,7 +481,7 @@ impl Inner {
         state.publications = state.publications.saturating_sub(1);
         state.sweep_wanted |= left_something;
         if let Err(e) = self.reclaim_if_wanted(&mut state, &HashMap::new()) {
-            tracing::warn!(error = %e, "space is not reclaimed now; it will be later");
+            tracing::warn!(error = %e, "the space of unneeded objects is not reclaimed now, but by a later write or removal");
         }
     }
 
@@ -507,11 +508,11 @@ impl Inner {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(gone()),
             Err(e) => return Err(StoreError::from_os(tried(), e)),
         };
-        // Only a removal takes an exclusive lock, and it may still fail, so the pin waits for it. But anybody
-        // who may read the file can lock it as well.
-        if !lock_shared(&file, PIN_PATIENCE).map_err(|e| StoreError::from_os(tried(), e))? {
-            let why = "a process has had it locked for itself for a minute, as a removal of the version does for moments only: \
-                       find it (lslocks) and end it";
+        // Usually only a removal holds an exclusive lock, and it may still fail, so the pin waits for it. But
+        // any process that may read the file can lock it as well.
+        if !lock_shared(&file, PIN_TIMEOUT).map_err(|e| StoreError::from_os(tried(), e))? {
+            let why = "a process has held an exclusive lock on it for a minute, which a removal of the version does only for \
+                       moments: find the process (lslocks) and end it";
             return Err(StoreError::new(StoreErrorKind::InUse, format!("{}: {why}", tried())));
         }
         // A removal may have come before the lock. Then the lock is on a file without a name, and protects
@@ -550,7 +551,7 @@ impl Inner {
             still_needed.extend(version.objects);
         }
         state.changes = state.changes.wrapping_add(1);
-        // Held until the files are removed, so that nobody pins a version that is being removed.
+        // Held until the files are removed, so that no process pins a version that is being removed.
         let mut locks = HashMap::new();
         for version in going.iter().filter(|v| !still_needed.contains(&v.manifest)) {
             // Two numbers can have one manifest, and the second lock would wait for the first.
@@ -562,16 +563,16 @@ impl Inner {
             }
         }
         let objects = going.iter().flat_map(|version| version.objects.iter().copied());
-        // Noted before the versions are removed, so that the note survives a crash after that.
+        // Recorded before the versions are removed, so that the record survives a crash after that.
         self.want_trim(&mut state, objects.filter(|id| still_needed.contains(id)).collect());
         match number {
             Some(_) => self.put_changed(&image)?,
             None => self.remove_image(name)?,
         }
         state.sweep_wanted = true;
-        // The versions are removed, whatever happens to their space.
+        // The versions are removed, whether or not their space can be freed.
         let freed_bytes = self.reclaim_if_wanted(&mut state, &locks).unwrap_or_else(|e| {
-            tracing::warn!(error = %e, "space is not reclaimed now; it will be later");
+            tracing::warn!(error = %e, "the space of unneeded objects is not reclaimed now, but by a later write or removal");
             0
         });
         drop(locks);

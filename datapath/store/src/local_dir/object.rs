@@ -46,8 +46,8 @@ impl LocalObject {
         Ok(Self { id, path, file, len_bytes, holes_path, holes: Mutex::default() })
     }
 
-    /// Reads from the open file. If the bytes are bad and another file has the object's name now, reads that
-    /// one.
+    /// Reads from the open file. If the bytes are wrong and another file has the object's name now, reads
+    /// that file.
     fn read(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
         let file = Arc::clone(&self.file.read());
         let outcome = self.read_from(&file, offset, into).and_then(|()| check(into));
@@ -112,7 +112,7 @@ impl Object for LocalObject {
         Ok(holes)
     }
 
-    /// While the object was read it may have got holes, even by another process, or another file may have
+    /// The object may have got holes while it was read, even from another process, or another file may have
     /// replaced it.
     fn was_wrong(&self) -> bool {
         let before = self.holes.lock().take();

@@ -1,4 +1,4 @@
-//! A manifest that is read and checked in parts, with the hash tree beside it.
+//! Reads and checks parts of a manifest, with the hash tree stored beside it.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -15,11 +15,11 @@ use crate::local_dir::files::{read_small, replace_file};
 use crate::local_dir::layout::Layout;
 use crate::store::{MANIFEST_MAX_BYTES, Parts};
 
-/// Reading a shorter manifest as a whole is about as fast as reading the tree.
+/// A shorter manifest has no tree, because reading the whole manifest is about as fast as reading the tree.
 pub(super) const TREE_FROM_BYTES: u64 = 4 * GROUP_BYTES;
 
 impl Inner {
-    /// Writes the tree of a manifest if it is long enough. A version without a tree only opens more slowly.
+    /// Writes the tree of a manifest if it is long enough. Without a tree a version only opens more slowly.
     pub(super) fn put_tree(&self, id: Hash, manifest: &[u8]) {
         let is_long = u64::try_from(manifest.len()).is_ok_and(|len| len >= TREE_FROM_BYTES);
         let Some(tree) = is_long.then(|| HashTree::of(manifest)).flatten() else { return };
@@ -32,12 +32,12 @@ impl Inner {
             .make_folder(&self.layout.trees())
             .map_err(|e| StoreError::from_os(format!("cannot make {}", self.layout.trees().display()), e));
         if let Err(error) = made.and_then(|()| replace_file(&self.temporary("tree"), &path, &bytes)) {
-            tracing::warn!(version = %id.short(), %error, "cannot write the hash tree of a version, which takes longer to open without it");
+            tracing::warn!(version = %id.short(), %error, "cannot write the hash tree of a version: without it the version opens more slowly");
         }
     }
 }
 
-/// `None`: there is no tree, or it does not belong to this manifest.
+/// Opens a manifest with its tree. `None`: there is no tree, or it does not belong to this manifest.
 pub(super) fn open(layout: &Layout, id: Hash) -> Result<Option<Arc<dyn Parts>>, StoreError> {
     let path = layout.manifest(id);
     let failed = |e| StoreError::from_os(format!("cannot read the manifest {}", path.display()), e);
@@ -50,12 +50,12 @@ pub(super) fn open(layout: &Layout, id: Hash) -> Result<Option<Arc<dyn Parts>>, 
         Ok(bytes) => HashTree::decode(&bytes, id, len_bytes),
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
         Err(e) => {
-            tracing::warn!(version = %id.short(), error = %e, "its hash tree cannot be read: reading its whole manifest instead");
+            tracing::warn!(version = %id.short(), error = %e, "the hash tree of a version cannot be read: its whole manifest is read instead");
             return Ok(None);
         }
     };
     if tree.is_none() {
-        tracing::warn!(version = %id.short(), "its hash tree does not belong to its manifest: reading its whole manifest instead");
+        tracing::warn!(version = %id.short(), "the hash tree of a version does not belong to its manifest: the whole manifest is read instead");
     }
     Ok(tree.map(|tree| Arc::new(FileParts { path, file, len_bytes, tree }) as Arc<dyn Parts>))
 }
@@ -77,11 +77,11 @@ impl Parts for FileParts {
             return Ok(Vec::new());
         }
         if range.end > self.len_bytes {
-            return Err(self.damaged("it is shorter than it says"));
+            return Err(self.damaged("it is incomplete"));
         }
         let groups = range.start / GROUP_BYTES..range.end.div_ceil(GROUP_BYTES);
         let read = self.read_groups(&self.file, groups.clone());
-        // A manifest that was repaired meanwhile is another file.
+        // A manifest that was repaired since is another file.
         let mut bytes = read.or_else(|error| {
             let repaired = File::open(&self.path).map_err(|e| self.failed(e));
             repaired.and_then(|file| self.read_groups(&file, groups.clone())).map_err(|_| error)
@@ -105,7 +105,7 @@ impl FileParts {
         if numbers.zip(bytes.chunks(group_bytes)).all(|(group, bytes)| self.tree.holds(group, bytes)) {
             return Ok(bytes);
         }
-        Err(self.damaged("its bytes do not have the hash that is its name"))
+        Err(self.damaged("the hash of its bytes is not the one in its name"))
     }
 
     fn failed(&self, error: std::io::Error) -> StoreError {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn any_range_of_a_manifest_is_read_and_damage_is_noticed_where_it_is() {
+    fn any_range_of_a_manifest_can_be_read_and_checked() {
         let dir = tempfile::tempdir().unwrap();
         let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
         let bytes = bytes(1);
@@ -168,7 +168,7 @@ mod tests {
         // Publishing the same manifest again repairs the tree.
         assert_eq!(publish(&store, &bytes), id);
         assert!(parts.read(0..len).unwrap() == bytes);
-        // The manifest was cut short after that.
+        // The manifest was truncated after that.
         File::options().write(true).open(store.inner.layout.manifest(id)).unwrap().set_len(len - 1).unwrap();
         let parts = store.manifest_parts(id).unwrap();
         assert!(parts.is_none(), "the tree is of a longer one");
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_that_cannot_be_removed_keeps_nobody_from_the_store() {
+    fn a_tree_that_cannot_be_removed_does_not_block_the_store() {
         let dir = tempfile::tempdir().unwrap();
         let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
         let id = publish(&store, &bytes(4));

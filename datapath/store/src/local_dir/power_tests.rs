@@ -1,4 +1,4 @@
-//! Simulates a power cut before any change on disk: data that was not synced may or may not have reached the
+//! Simulates a power cut before any change on disk. Data that was not synced may or may not have reached the
 //! disk.
 //!
 //! Whenever the store syncs a file (its bytes) or a directory (which names lead to which files), the test
@@ -70,7 +70,7 @@ fn after_the_cut(dir: &Path, durable: &Durable, dice: &mut impl FnMut() -> u64) 
             let bytes = match durable.files.get(number) {
                 Some(bytes) => bytes.clone(),
                 None => {
-                    // Never synced: a part of it may be there.
+                    // Never synced: a part of it may exist.
                     let mut bytes = fs::read(from.join(name)).unwrap_or_default();
                     bytes.truncate(usize::try_from(dice() % (bytes.len() as u64 + 1)).unwrap());
                     bytes
@@ -121,7 +121,7 @@ fn run(history: &[Operation], steps: u64, seed: u64) {
             .map(|(n, i)| (n.clone(), i.clone()))
             .collect()
     };
-    assert_eq!(others(&after), others(&before), "what was answered is lost; cut in {cut_short:?}");
+    assert_eq!(others(&after), others(&before), "a completed change is lost; cut in {cut_short:?}");
     if let Some(name) = &touched
         && let (Some(was), Some(is)) = (before.get(name), after.get(name))
     {

@@ -1,4 +1,4 @@
-//! Writing a version: data object, manifest, reference, in that order.
+//! Writes a version: its data object, its manifest, and its reference, in that order.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -22,11 +22,11 @@ pub(super) struct LocalPublication {
     writing: Option<Writing>,
     /// The data object, once it is in place.
     finished: Option<(Hash, u64)>,
-    /// Whether files are in place that only a commit makes necessary.
+    /// Whether files are in place that only a commit makes needed.
     left_something: bool,
 }
 
-/// The data object while it grows.
+/// The data object that is being written.
 struct Writing {
     path: PathBuf,
     file: File,
@@ -47,8 +47,8 @@ impl LocalPublication {
         Ok(Writing { path, file, hasher: blake3::Hasher::new(), len_bytes: 0 })
     }
 
-    /// Writes the manifest unless it exists and is sound. Replacing a good manifest would invalidate the pins
-    /// on it.
+    /// Writes the manifest unless it exists and is undamaged. Replacing a good manifest would invalidate the
+    /// pins on it.
     fn put_manifest(&self, id: Hash, bytes: &[u8]) -> Result<u64, StoreError> {
         let path = self.store.layout.manifest(id);
         let is_there = read_small(&path, MANIFEST_MAX_BYTES).is_ok_and(|there| there == bytes);
@@ -79,7 +79,7 @@ impl Publication for LocalPublication {
         result
     }
 
-    /// The object was written as its bytes came, so there is nothing to report.
+    /// The object was written while its bytes arrived, so there is nothing to report.
     fn finish_object_telling(
         &mut self,
         _: &mut dyn FnMut(u64) -> Result<(), StoreError>,
@@ -97,7 +97,7 @@ impl Publication for LocalPublication {
             return Err(StoreError::from_os(format!("cannot write {}", path.display()), e));
         }
         sync_dir(&self.store.layout.objects())?;
-        // An existing object with holes is whole again.
+        // If the object existed with holes, it is complete again.
         self.store.put_holes(id, &Holes::default(), writing.len_bytes)?;
         self.finished = Some((id, writing.len_bytes));
         Ok(self.finished)
@@ -118,8 +118,8 @@ impl Publication for LocalPublication {
         manifest: &[u8],
     ) -> Result<Option<Adopted>, StoreError> {
         check_manifest_size(name, manifest)?;
-        // If this fails, the manifest and the objects before it are part of an incomplete copy. They are not
-        // reclaimed, so that the next copy continues with them.
+        // If this fails, the manifest and the objects are part of an incomplete copy. They are not reclaimed,
+        // so that the next copy continues with them.
         let store = Arc::clone(&self.store);
         let _giving_out_numbers = store.state.lock();
         let mut image = store.image(name)?.unwrap_or_else(|| Image::empty(name.clone()));

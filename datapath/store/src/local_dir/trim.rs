@@ -1,17 +1,19 @@
-//! Trimming: gives back the space of object parts that no version needs.
+//! Trimming: frees the space of object parts that no version needs, by punching holes.
 //!
 //! ```text
-//!   1 which remaining versions name an object of a removed version? what do their manifests need of it?
-//!   2 the nodes of its hash above the rest                      reads only what will be gone
-//!   3 holes/HASH, synced                                        4 holes in objects/HASH
+//!   1 find the needed ranges of each object of a removed version, from the manifests of the remaining versions
+//!   2 compute the BLAKE3 chaining values above the unneeded ranges (reads only these ranges)
+//!   3 write holes/HASH, and sync it
+//!   4 punch the holes in objects/HASH
 //! ```
-//! Steps 1 and 2 run beside everything else, and end if somebody begins to publish. Before step 3, for each
-//! object, it checks that nobody publishes or began to publish since step 1, because a published version may
-//! need anything that exists. After step 3 nobody can come to need what is in the list. A crash after step 3
-//! leaves a list of holes whose bytes are still there. The note `trim` makes the next writer punch them.
+//! Steps 1 and 2 run concurrently with everything else, and end if a publication begins. A publication may
+//! need any existing byte. So before step 3 of each object, trimming checks that no publication is in
+//! progress or began since step 1. After step 3 no new version can need the listed ranges. After a crash
+//! between steps 3 and 4 the listed ranges still have their bytes; the file `trim` makes the next writer
+//! punch them.
 //!
-//! On a file system without holes nothing is trimmed. There, new versions store chunks again that lie in
-//! mostly unused objects.
+//! On a file system without holes nothing is trimmed. There, new versions store chunks again if the existing
+//! copies are in mostly unused objects.
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
@@ -31,13 +33,13 @@ use crate::local_dir::object::read_holes;
 use crate::local_dir::{Inner, State};
 use crate::needs::Needs;
 
-/// The longest note: the objects of a million versions.
+/// The largest file `trim`: the objects of a million versions.
 const NOTE_MAX_BYTES: u64 = 65 << 20;
-/// The most bytes of objects that are examined at a time. Each of their blocks takes a bit in memory.
+/// The most bytes of objects that are examined at a time. Each of their blocks needs one bit of memory.
 const AT_ONCE_BYTES: u64 = 2 << 40;
 /// A longer object is not trimmed, because a bit for each of its blocks would take more than 256 MiB.
 const OBJECT_MAX_BYTES: u64 = 8 << 40;
-/// A failed trim is tried again after this time, unless something is removed before.
+/// A failed trim is tried again after this time, or after the next removal.
 const AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
@@ -46,7 +48,7 @@ const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::K
 #[derive(Debug, Default)]
 pub(super) struct Trim {
     objects: BTreeSet<Hash>,
-    /// Whether an earlier process may have been interrupted while trimming some of them.
+    /// Whether an earlier process may have been interrupted while it trimmed some of them.
     is_taken_up: bool,
     /// Whether there is a reason to try.
     is_due: bool,
@@ -62,12 +64,12 @@ impl Trim {
 /// The outcome for one object.
 enum Trimmed {
     Freed(u64),
-    /// Somebody publishes, which may take hours. What is needed must be determined again after that.
+    /// A publication began, which may take hours. After it the needed ranges must be determined again.
     Overtaken,
 }
 
 impl Inner {
-    /// Notes that less of these objects is needed from now on. The next writer sees the note, too.
+    /// Records that less of these objects is needed from now on. The record survives this process.
     pub(super) fn want_trim(&self, state: &mut State, objects: BTreeSet<Hash>) {
         if objects.is_empty() {
             return;
@@ -77,7 +79,7 @@ impl Inner {
         self.note_trim(&state.trim.objects);
     }
 
-    /// Without the note, a crash costs only space.
+    /// Without the record, a crash costs only space.
     fn note_trim(&self, objects: &BTreeSet<Hash>) {
         let path = self.layout.trim();
         let noted = if objects.is_empty() {
@@ -92,11 +94,11 @@ impl Inner {
             replace_file(&self.temporary("trim"), &path, text.as_bytes())
         };
         if let Err(e) = noted {
-            tracing::warn!(error = %e, "space of removed versions is given back only while this process runs");
+            tracing::warn!(error = %e, "cannot record which objects to trim: if this process ends, the space of removed versions is not freed");
         }
     }
 
-    /// Reads the note that another process left. If there is none, nothing is to be trimmed.
+    /// Reads the record of another process. If there is none, nothing is to be trimmed.
     pub(super) fn take_up_trim(&self) {
         let Ok(bytes) = read_small(&self.layout.trim(), NOTE_MAX_BYTES) else { return };
         let objects = std::str::from_utf8(&bytes).unwrap_or_default().lines();
@@ -107,11 +109,11 @@ impl Inner {
 
     pub(super) fn trim(&self, needs: &dyn Needs) -> Result<u64, StoreError> {
         let Some(file) = &self.writer_lock else { return Ok(0) };
-        // The thread that trims now handles later removals afterwards.
+        // The thread that is trimming handles later removals afterwards.
         let Some(_alone) = self.trimming.try_lock() else { return Ok(0) };
         let (objects, changes, is_taken_up) = {
             let mut state = self.state.lock();
-            // What a pinned version needs is unknown if the version is no longer in a list.
+            // The needs of a pinned version are unknown if the version is no longer listed.
             if !state.trim.is_due() || state.publications > 0 || state.sweep_wanted {
                 return Ok(0);
             }
@@ -125,7 +127,7 @@ impl Inner {
         let (freed_bytes, left) = match outcome {
             Ok((freed_bytes, left)) => (freed_bytes, left),
             Err(e) => {
-                // The lists of some objects may contain holes that are not punched yet.
+                // The lists of some objects may have holes that are not punched yet.
                 (state.trim.is_taken_up, state.trim.failed_at) = (true, Some(Instant::now()));
                 return Err(e);
             }
@@ -133,7 +135,7 @@ impl Inner {
         if state.changes == changes {
             state.trim.objects.retain(|id| left.contains(id) || !objects.contains(id));
         } else {
-            // Somebody publishes or removed something, so what is needed must be determined again.
+            // A publication or a removal happened, so the needed ranges must be determined again.
             state.trim.is_due = true;
         }
         state.trim.is_taken_up = !left.is_empty();
@@ -144,7 +146,7 @@ impl Inner {
         Ok(freed_bytes)
     }
 
-    /// Trims these objects. Returns the bytes freed, and the objects that have to be tried again.
+    /// Trims these objects. Returns the bytes freed, and the objects that must be tried again.
     fn trim_all(
         &self,
         objects: &BTreeSet<Hash>,
@@ -166,7 +168,7 @@ impl Inner {
                     }
                     // A failed object must not block the others.
                     Err(e) => {
-                        tracing::warn!(error = %e, "space of a data object is not given back now; it will be later");
+                        tracing::warn!(error = %e, "the unneeded parts of a data object are not freed now, but later");
                         left.insert(id);
                     }
                 }
@@ -179,10 +181,10 @@ impl Inner {
     fn in_portions(&self, objects: &BTreeSet<Hash>) -> Vec<HashMap<Hash, u64>> {
         let (mut portions, mut room) = (vec![HashMap::new()], AT_ONCE_BYTES);
         for id in objects {
-            // An object that is lost, or was removed with its last version, has no space to give back.
+            // An object that is lost, or was removed with its last version, has no space to free.
             let Ok(object) = self.layout.object(*id).metadata() else { continue };
             if object.len() > OBJECT_MAX_BYTES {
-                tracing::warn!(%id, bytes = object.len(), "space of a data object is not given back: it is too long");
+                tracing::warn!(%id, bytes = object.len(), "the unneeded parts of a data object are not freed, because the object is too long");
                 continue;
             }
             if object.len() > room {
@@ -197,7 +199,8 @@ impl Inner {
         portions
     }
 
-    /// What the existing versions need of these objects. Objects for which it is unknown are left out.
+    /// The ranges of these objects that existing versions need. Objects for which they are unknown are left
+    /// out.
     fn needed_of(
         &self,
         objects: &HashMap<Hash, u64>,
@@ -224,7 +227,7 @@ impl Inner {
                 })
             });
             if let Err(e) = told {
-                tracing::warn!(error = %e, "what a version needs is not known, so no space of its data objects is given back");
+                tracing::warn!(error = %e, "the manifest of a version cannot be read, so the unneeded parts of its data objects are not freed");
                 for id in of {
                     needed.remove(&id);
                     left.insert(id);
@@ -242,7 +245,7 @@ impl Inner {
         again: bool,
     ) -> Result<Trimmed, StoreError> {
         let path = self.layout.object(id);
-        let failed = |e| StoreError::from_read(format!("cannot give back space of {}", path.display()), e);
+        let failed = |e| StoreError::from_read(format!("cannot free unneeded parts of {}", path.display()), e);
         let file = match File::options().read(true).write(true).open(&path) {
             Ok(file) => file,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Trimmed::Freed(0)),
@@ -254,7 +257,7 @@ impl Inner {
         let mut read = |offset: u64, into: &mut [u8]| {
             is_overtaken.set(self.is_overtaken(&self.state.lock(), changes));
             if is_overtaken.get() {
-                return Err(StoreError::new(StoreErrorKind::InUse, "somebody publishes"));
+                return Err(StoreError::new(StoreErrorKind::InUse, "a version is being published"));
             }
             file.read_exact_at(into, offset).map_err(failed)
         };
@@ -267,7 +270,7 @@ impl Inner {
         if !is_more && (!again || free.is_empty()) {
             return Ok(Trimmed::Freed(0));
         }
-        // Held until the holes are recorded durably. If nobody has published since, file and list belong
+        // Held until the holes are recorded durably. If no publication has begun since, file and list belong
         // together. A later publication puts another file in place.
         let state = self.state.lock();
         if self.is_overtaken(&state, changes) {
@@ -289,7 +292,7 @@ impl Inner {
         state.publications > 0 || state.changes != changes
     }
 
-    /// Makes releases that do not know holes refuse the store from now on.
+    /// Changes the format version, so that releases that do not know holes refuse the store from now on.
     pub(super) fn allow_holes(&self) -> Result<(), StoreError> {
         self.layout.allow_holes(&self.temporary("settings"), self.chunk_bytes)
     }
@@ -318,15 +321,15 @@ fn punch(file: &File, path: &Path, holes: &Holes) -> std::io::Result<()> {
             fallocate(file, PUNCH, hole.start, hole.end.saturating_sub(hole.start))
         })?;
     }
-    // It is not synced, but may be durable anyway.
+    // The punch is not synced, but may become durable at any time.
     is_durable(path);
     Ok(())
 }
 
-/// Whether the file system of a file supports holes. It tries to punch a hole past the end of the file, which
+/// Whether the file system of a file supports holes. Tries to punch a hole beyond the end of the file, which
 /// changes nothing.
 fn can_have_holes(file: &File, path: &Path) -> Result<bool, StoreError> {
-    let failed = |e| StoreError::from_os(format!("cannot make holes as in {}", path.display()), e);
+    let failed = |e| StoreError::from_os(format!("cannot test whether the file system of {} supports holes", path.display()), e);
     let len_bytes = file.metadata().map_err(failed)?.len();
     match fallocate(file, PUNCH, len_bytes.next_multiple_of(HOLE_BYTES_MIN), HOLE_BYTES_MIN) {
         Ok(()) => Ok(true),

@@ -1,19 +1,20 @@
 //! Channels: which version each role boots, where its channel pointed before, and scheduled promotions.
 //!
 //! ```text
-//!   maintenance   the newest version that is not retired; nobody sets it
-//!   test          the version that a promotion set
+//!   maintenance   the newest version that is not retired; it cannot be set
+//!   test          the version to which it was promoted
 //!   production    the same; until the first promotion or seal, a machine that names only the image gets the newest
 //!                 generalised version
 //!
-//!   promote  pushes a pointer, and cancels a scheduled promotion of the same channel
-//!   schedule keeps a promotion for later; `promote_due` carries it out
-//!   revert   pops: the channel points where it pointed before; after a single promotion it is unset
+//!   promote  sets the channel's position, and cancels a scheduled promotion of the same channel
+//!   schedule stores a promotion for later; `promote_due` performs it
+//!   revert   returns the channel to its previous position; after a single promotion it is unset
 //! ```
 //! If a channel points to a version, or will by a scheduled promotion, the version can be neither retired nor
-//! removed. Its image can be removed only with its channels, on request. A version to which a channel pointed
-//! in the past can be removed. The channel can then no longer go back to it. If no earlier version is left,
-//! the channel stays where it is: a revert unsets it only from the first position that it ever had.
+//! removed. Its image can be removed only together with its channels, if that is requested. A version to
+//! which a channel pointed in the past can be removed. The channel then cannot return to it. If no earlier
+//! version is left, the channel stays where it is: a revert unsets it only from the first position that it
+//! ever had.
 
 use std::collections::HashSet;
 
@@ -21,18 +22,18 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::refs::Image;
 use crate::store::NewVersion;
 
-/// How many positions a channel remembers, including the present one. The oldest are forgotten. The fact that
-/// older ones existed takes one position.
+/// How many positions a channel remembers, including the present one. The oldest are dropped. Then one
+/// position is used as the marker that older ones existed.
 pub const CHANNEL_PAST_MAX: usize = 32;
 
-/// A role that machines have.
+/// A role of machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Channel {
     /// The newest version.
     Maintenance,
-    /// Versions that are tried before everybody gets them.
+    /// Versions that are tested before all machines get them.
     Test,
-    /// Versions that everybody gets.
+    /// Versions that all machines get.
     Production,
 }
 
@@ -58,7 +59,7 @@ impl Channel {
         }
     }
 
-    /// The reverse of [`Channel::code`], for a channel that can be set.
+    /// The reverse of [`Channel::code`], for channels that can be set.
     pub(crate) const fn from_code(code: u32) -> Option<Self> {
         match code {
             1 => Some(Self::Test),
@@ -97,12 +98,12 @@ pub struct Pointer {
     pub version: u32,
     /// Since when, or for a scheduled promotion from when on, in seconds since 1970.
     pub at_s: u64,
-    /// Who asked for it.
+    /// Who requested it.
     pub author: String,
 }
 
 impl Image {
-    /// Where a channel points, unless it was never set. `maintenance` is never set.
+    /// The present position of a channel; `None` if it was never set. `maintenance` is never set.
     pub fn channel(&self, channel: Channel) -> Option<&Pointer> {
         self.pointers.iter().rev().find(|pointer| pointer.channel == channel)
     }
@@ -147,12 +148,12 @@ impl Image {
         self.forget_scheduled(channel).ok_or_else(|| {
             StoreError::new(
                 StoreErrorKind::NotFound,
-                format!("image '{}' has no promotion to {channel} to come", self.name),
+                format!("image '{}' has no promotion to {channel} scheduled", self.name),
             )
         })
     }
 
-    /// Carries out the promotions that are due. Returns them with the earlier positions of their channels.
+    /// Performs the promotions that are due. Returns them with the earlier positions of their channels.
     pub fn promote_due(&mut self, now_s: u64) -> Vec<(Pointer, Option<u32>)> {
         let (mut due, later): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.scheduled).into_iter().partition(|pointer| pointer.at_s <= now_s);
@@ -169,7 +170,7 @@ impl Image {
         done
     }
 
-    /// Points a channel where it pointed before. Before its first promotion it was not set. Returns the old
+    /// Returns a channel to its previous position. Before its first promotion it was not set. Returns the old
     /// and the new position.
     pub fn revert(&mut self, channel: Channel) -> Result<(u32, Option<u32>), StoreError> {
         if channel == Channel::Maintenance {
@@ -188,14 +189,14 @@ impl Image {
         }
         let before =
             rest.iter().rev().find(|pointer| pointer.channel == channel).map(|before| before.version);
-        // Versions that were retired, removed or forgotten are left out. If no other position is left, the
-        // channel cannot go back to the time before its first promotion.
+        // Versions that were retired, removed or dropped from the history are skipped. If no other position
+        // is left, the channel cannot return to the time before its first promotion.
         if before.is_none() && self.places_stored(channel) > 1 {
             return Err(StoreError::new(
                 StoreErrorKind::Invalid,
                 format!(
-                    "image '{}' has nothing to which {channel} could go back from version {now}, as what it pointed \
-                     to before is retired, removed or forgotten: promote the version that you want",
+                    "channel {channel} of image '{}' cannot go back from version {now}: the versions that it pointed to before \
+                     are retired, removed or forgotten: promote the version that you want",
                     self.name
                 ),
             ));
@@ -219,7 +220,7 @@ impl Image {
         Ok(())
     }
 
-    /// A sentence that says which channels point to a version, or will.
+    /// A sentence that names the channels that point to a version, or will.
     pub fn held_by(&self, number: u32) -> Option<String> {
         let names = |pointers: &mut dyn Iterator<Item = &Pointer>| {
             let of_version = pointers.filter(|pointer| pointer.version == number);
@@ -242,8 +243,8 @@ impl Image {
         (!all.is_empty()).then(|| all.join("; and "))
     }
 
-    /// Refuses the removal of a version, or with `None` of the whole image, if a channel points to a version
-    /// that would be removed, or will.
+    /// Fails if a channel points to a version that would be removed, or will. `number`: the version; `None`
+    /// is the whole image.
     pub(crate) fn check_removal(&self, number: Option<u32>) -> Result<(), StoreError> {
         let name = &self.name;
         let message = match number {
@@ -261,8 +262,8 @@ impl Image {
         message.map_or(Ok(()), |message| Err(StoreError::new(StoreErrorKind::InUse, message)))
     }
 
-    /// The positions of the channels that are set, and the scheduled promotions, in words; `None` if there
-    /// are neither.
+    /// A sentence with the positions of the channels that are set, and the scheduled promotions; `None` if
+    /// there are neither.
     fn promoted(&self) -> Option<String> {
         let now = Channel::ALL.into_iter().filter_map(|channel| self.channel(channel));
         let now = now.map(|pointer| format!("{} points to version {}", pointer.channel, pointer.version));
@@ -273,14 +274,14 @@ impl Image {
         (!all.is_empty()).then(|| all.join(", and "))
     }
 
-    /// Forgets a version, including channels' earlier positions at it.
+    /// Removes a version from the list, and from the earlier positions of channels.
     pub(crate) fn forget(&mut self, number: u32) {
         self.versions.retain(|version| version.number != number);
         (self.pointers, self.cut_short) = self.places_where(|pointer| pointer.version != number);
         self.scheduled.retain(|pointer| pointer.version != number);
     }
 
-    /// The positions for which the condition holds, and the channels that had earlier positions than these.
+    /// The positions that satisfy the condition, and the channels that had earlier positions than these.
     pub(super) fn places_where(
         &self,
         is_kept: impl Fn(&Pointer) -> bool,
@@ -314,7 +315,7 @@ impl Image {
     fn maintenance_is_not_set(&self) -> StoreError {
         StoreError::new(
             StoreErrorKind::Invalid,
-            format!("maintenance of image '{}' is always its newest version and cannot be set", self.name),
+            format!("channel maintenance of image '{}' is always its newest version, and cannot be set", self.name),
         )
     }
 
@@ -340,8 +341,8 @@ impl Image {
         Ok(())
     }
 
-    /// If `production` is not set, points it to the version that it stands for before this new version.
-    /// Returns that version.
+    /// If `production` is not set, sets it to the version that the image's name meant before this new
+    /// version. Returns that version.
     pub(super) fn keep_production(&mut self, new: &NewVersion<'_>) -> Option<u32> {
         let channel = Channel::Production;
         if self.channel(channel).is_some() {
@@ -469,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_is_promoted_is_not_removed_by_itself() {
+    fn an_image_with_set_channels_is_not_removed_without_force() {
         use Channel::{Production, Test};
         let mut image = image(3);
         image.check_removal(None).unwrap();
@@ -569,7 +570,7 @@ mod tests {
         for round in 0..100 {
             image.promote(to(Channel::Test, 1 + round % 2, u64::from(round))).unwrap();
         }
-        // One more, which stands for older positions.
+        // One more, which marks that older positions existed.
         assert_eq!(image.pointers().len(), CHANNEL_PAST_MAX - 1);
         assert_eq!(image.channel(Channel::Test).unwrap().at_s, 99);
     }
@@ -618,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_removed_between_two_places_leaves_the_way_to_the_first() {
+    fn a_version_removed_between_two_positions_keeps_the_first() {
         use Channel::Production;
         let mut image = image(3);
         for version in 1..=3 {
@@ -631,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_that_forgot_its_oldest_places_is_not_unset() {
+    fn a_channel_that_dropped_its_oldest_positions_is_not_unset() {
         use Channel::Production;
         let mut image = image(100);
         for version in 1..=40 {

@@ -1,4 +1,4 @@
-//! The file that lists the versions of an image: encoding and decoding.
+//! Encodes and decodes the file that lists the versions of an image.
 //!
 //! Format 2 is written. Format 1, from before channels existed, can be read. Its note is the source of a
 //! version.
@@ -38,7 +38,7 @@ impl Image {
         put_len(&mut out, "versions of an image", self.versions.len(), VERSIONS_MAX)?;
         put_len(&mut out, "bytes of a name", self.name.as_str().len(), crate::name::NAME_MAX)?;
         let places = self.marked_places();
-        put_len(&mut out, "places of channels", places.len(), POINTERS_MAX)?;
+        put_len(&mut out, "positions of channels", places.len(), POINTERS_MAX)?;
         put_len(&mut out, "scheduled promotions", self.scheduled.len(), SCHEDULED_MAX)?;
         out.extend_from_slice(self.name.as_str().as_bytes());
         for pointer in places.into_iter().chain(&self.scheduled) {
@@ -52,7 +52,7 @@ impl Image {
         Ok(out)
     }
 
-    /// Reads the bytes of a file in `images/`. `name` is the file's name.
+    /// Decodes a file in `images/`. `name` is the file's name.
     pub fn decode(name: &ImageName, bytes: &[u8]) -> Result<Self, StoreError> {
         let damaged = |why: &str| {
             StoreError::new(
@@ -61,7 +61,7 @@ impl Image {
             )
         };
         if !bytes.starts_with(&MAGIC) {
-            return Err(damaged("it does not start as such a list does"));
+            return Err(damaged("its first bytes are wrong"));
         }
         let mut format = Cursor(bytes.get(MAGIC.len()..).unwrap_or_default());
         let has_channels = match format.u32() {
@@ -76,17 +76,17 @@ impl Image {
                     ),
                 ));
             }
-            None => return Err(damaged("it is cut short")),
+            None => return Err(damaged("it is incomplete")),
         };
-        let (body, sum) = bytes.split_last_chunk::<32>().ok_or_else(|| damaged("it is cut short"))?;
+        let (body, sum) = bytes.split_last_chunk::<32>().ok_or_else(|| damaged("it is incomplete"))?;
         if Hash::of(body).0 != *sum {
             return Err(damaged("its checksum does not match"));
         }
         let mut cursor = Cursor(body.get(MAGIC.len() + 4..).unwrap_or_default());
         let image = take_image(&mut cursor, has_channels)
-            .ok_or_else(|| damaged("it is cut short or has odd values"))?;
+            .ok_or_else(|| damaged("it is incomplete or has invalid values"))?;
         if image.name != *name {
-            return Err(damaged(&format!("it is that of '{}'", image.name)));
+            return Err(damaged(&format!("it belongs to image '{}'", image.name)));
         }
         if !cursor.0.is_empty() {
             return Err(damaged("it is too long"));
@@ -97,7 +97,7 @@ impl Image {
         Ok(image)
     }
 
-    /// The positions as they are written.
+    /// The positions as they are written, with markers.
     fn marked_places(&self) -> Vec<&Pointer> {
         let mut to_mark = self.cut_short.clone();
         let mut places = Vec::new();
@@ -189,7 +189,7 @@ fn take_image(cursor: &mut Cursor<'_>, has_channels: bool) -> Option<Image> {
     Some(Image { name, versions, pointers, cut_short, scheduled, next_number })
 }
 
-/// The reverse of [`Image::marked_places`]. Two positions that differ only in their time are not a mark.
+/// The reverse of [`Image::marked_places`]. Two positions that differ only in their time are not a marker.
 fn without_marks(places: Vec<Pointer>) -> (Vec<Pointer>, HashSet<Channel>) {
     let (mut pointers, mut cut_short, mut seen) = (Vec::new(), HashSet::new(), HashSet::new());
     let mut places = places.into_iter().peekable();
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn that_a_channel_was_elsewhere_before_is_its_oldest_place_written_twice() {
+    fn a_channels_dropped_history_is_its_oldest_position_written_twice() {
         let plain = sample().encode().unwrap();
         let mut image = sample();
         image.cut_short.insert(Channel::Production);

@@ -1,6 +1,6 @@
-//! The versions of an image, its channels, and the file that lists them.
+//! The versions of an image, its channels, and the encoding of the file that lists them.
 //!
-//! No I/O: values in, values out; `codec` converts them to bytes. The layout is in `docs/format.md`.
+//! Does no I/O; `codec` converts between values and bytes. The layout is in `docs/format.md`.
 
 mod channel;
 mod codec;
@@ -16,9 +16,9 @@ pub use channel::{CHANNEL_PAST_MAX, Channel, Pointer};
 
 /// The longest note and the longest source, in bytes of UTF-8.
 pub const NOTE_MAX_BYTES: usize = 1024;
-/// The longest author of a version or of a channel's move, in bytes of UTF-8.
+/// The longest author of a version or of a promotion, in bytes of UTF-8.
 pub const AUTHOR_MAX_BYTES: usize = 256;
-/// The most versions that an image can have at a time.
+/// The most versions that an image can have.
 pub const VERSIONS_MAX: usize = 65_536;
 /// The most data objects that a version can refer to.
 pub const VERSION_OBJECTS_MAX: usize = 65_536;
@@ -36,7 +36,7 @@ pub struct Version {
     pub size_bytes: u64,
     /// What this version added to the store, in bytes.
     pub stored_bytes: u64,
-    /// Where it came from: a path, a URI.
+    /// Where it came from, such as a path or URI.
     pub source: String,
     /// A note for people.
     pub note: String,
@@ -51,7 +51,7 @@ pub struct Version {
     pub objects: Vec<Hash>,
 }
 
-/// An image: its versions, oldest first, and its channels. Even without versions, the name and the next
+/// An image: its versions, oldest first, and its channels. Even without versions, its name and next version
 /// number stay until the image itself is removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
@@ -61,7 +61,7 @@ pub struct Image {
     pub versions: Vec<Version>,
     /// The positions of all channels. The last position of a channel is its present one.
     pointers: Vec<Pointer>,
-    /// Channels that pointed elsewhere before their oldest known position. Each of them has a position.
+    /// Channels that pointed elsewhere before their oldest remembered position. Each of them has a position.
     cut_short: HashSet<Channel>,
     /// Scheduled promotions, at most one for each channel.
     scheduled: Vec<Pointer>,
@@ -71,7 +71,7 @@ pub struct Image {
 pub(crate) fn no_such_image(name: &ImageName) -> StoreError {
     StoreError::new(
         StoreErrorKind::NotFound,
-        format!("there is no image '{name}'; 'headwater image list' shows those that there are"),
+        format!("there is no image '{name}'; 'headwater image list' lists the images"),
     )
 }
 
@@ -100,7 +100,7 @@ impl Image {
         {
             let (image, newest) = (&self.name, newest.number);
             let message =
-                format!("{image}@{newest} was made meanwhile, and the new version is not based on it");
+                format!("{image}@{newest} was made in the meantime, and the new version is not based on it");
             return Err(StoreError::new(StoreErrorKind::InUse, message));
         }
         let version = Version {
@@ -129,8 +129,8 @@ impl Image {
         })
     }
 
-    /// Adopts a version of another store under its number. Returns what that did; `None` if the version was
-    /// there already.
+    /// Adds a version of another store under its number. Returns what that did; `None` if the version existed
+    /// already.
     pub(crate) fn adopt(&mut self, version: &Version) -> Result<Option<Adopted>, StoreError> {
         match self.versions.binary_search_by_key(&version.number, |there| there.number) {
             Ok(at) if self.versions.get(at).is_some_and(|there| there.manifest == version.manifest) => {
@@ -154,8 +154,8 @@ impl Image {
         }
     }
 
-    /// Changes channels, scheduled promotions, retired versions and notes to those of the same image in
-    /// another store, as far as its versions exist here. The next number becomes the higher of both.
+    /// Sets channels, scheduled promotions, retired versions and notes as in the same image of another store,
+    /// as far as its versions exist here. The next number becomes the higher of both.
     pub fn follow(&mut self, other: &Self) {
         for version in &mut self.versions {
             if let Some(there) = other.versions.iter().find(|there| there.number == version.number)
@@ -199,8 +199,8 @@ impl Image {
     }
 
     /// The version that the image's name alone means until `production` is set: the newest version that is
-    /// not retired and does not hold the identity of one machine. A version with an identity comes with a
-    /// copy of another store, where it was sealed.
+    /// not retired and does not contain the identity of one machine. A version with an identity can come from
+    /// a copy of another store, where it was sealed.
     fn newest_for_all(&self) -> Result<&Version, StoreError> {
         let mut versions = self.versions.iter().rev().filter(|version| !version.retired);
         versions.clone().find(|version| !version.keeps_identity).ok_or_else(|| match versions.next() {
@@ -221,7 +221,7 @@ impl Image {
         self.select(&Selector::Default).ok().map(|version| version.number)
     }
 
-    /// The version that the selector means, or an error that lists the existing versions.
+    /// The version that the selector means. The error lists the existing versions.
     pub fn select(&self, selector: &Selector) -> Result<&Version, StoreError> {
         match selector {
             Selector::Default => match self.channel(Channel::Production) {
@@ -255,9 +255,9 @@ impl Image {
                     format!("more than one version of '{}' starts with {prefix}", self.name),
                 ));
             }
-            // The same content imported twice has one hash. The hash means the newest of these numbers, even
-            // if it is retired. Otherwise a user who retires or removes a version by its hash, and repeats
-            // the command, would hit a second version.
+            // The same content imported twice has one hash. The hash selects the newest of these numbers,
+            // even if it is retired. Otherwise a user who retires or removes a version by its hash, and
+            // repeats the command, would affect a second version.
             found = Some(version);
         }
         found.ok_or_else(|| self.missing(prefix))
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_that_numbers_share_means_the_newest_of_them_whichever_is_retired() {
+    fn a_shared_hash_means_its_newest_version_even_if_retired() {
         let mut image = image();
         let again = Version { number: 3, ..image.versions[0].clone() };
         assert!(image.adopt(&again).unwrap().is_some());

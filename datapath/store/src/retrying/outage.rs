@@ -1,4 +1,4 @@
-//! Whether the store can be reached, and the reads that wait for it.
+//! Tracks whether the store can be reached, and which reads wait for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +20,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(3);
 pub(super) struct Outage {
     shown: String,
     state: Mutex<State>,
-    /// The last failed attempt to open a version because the store could not be reached: its time and its
+    /// The last failed attempt to open a version while the store could not be reached: its time and its
     /// error.
     pub(super) away: Mutex<Option<(Instant, StoreError)>>,
     changed: Condvar,
@@ -49,7 +49,7 @@ struct WaitingRead {
     outage: Arc<Outage>,
     since: Instant,
     pause: Duration,
-    /// It failed again after the store had answered another read, so it keeps its pauses from now on.
+    /// The read failed again after the store had answered another read, so it keeps its pauses from now on.
     was_woken: bool,
 }
 
@@ -62,7 +62,7 @@ impl WaitingRead {
         state.why = why.to_string();
         if state.gone_since.is_none() {
             state.gone_since = Some(since);
-            tracing::error!(reasons = %why, "no server of the image is left: reads wait until one is back");
+            tracing::error!(reasons = %why, "no server of the image store can be reached: reads wait until one is back");
         }
         drop(state);
         Self { outage: Arc::clone(outage), since, pause: PAUSE, was_woken: false }
@@ -97,7 +97,7 @@ impl Drop for WaitingRead {
             && !outage.closed.load(Ordering::Acquire)
         {
             let gone_s = since.elapsed().as_secs_f64();
-            tracing::warn!(server = %outage.shown, gone_s, "a server is back after none was left: reads go on");
+            tracing::warn!(server = %outage.shown, gone_s, "a server is back after none could be reached: reads go on");
         }
     }
 }
@@ -135,7 +135,7 @@ struct SuspendedRead {
     /// Set while the store is away.
     away: Option<WaitingRead>,
     pause: Option<Pause>,
-    /// The read under way in the store below.
+    /// The read in progress in the store below.
     below: Waiting,
 }
 
@@ -150,7 +150,7 @@ pub(super) type Attempt<'a> = dyn FnMut() -> Result<(), StoreError> + 'a;
 pub(super) type AttemptOrWait<'a> = dyn FnMut(&mut Waiting) -> Result<bool, StoreError> + 'a;
 
 impl Outage {
-    /// For the store with this displayed name.
+    /// Creates the state for the store with this displayed name.
     pub(super) fn new(shown: String) -> Self {
         Self { shown, ..Self::default() }
     }

@@ -61,13 +61,13 @@ mod tests {
     }
 
     #[test]
-    fn a_body_without_an_end_is_given_up() {
+    fn a_body_without_an_end_is_not_read_further() {
         let endless = repeat(Ok::<_, String>(Bytes::from_static(b"more"))).boxed();
         assert_eq!(read_up_to(endless, 1001).now_or_never().unwrap().unwrap(), None);
     }
 
     #[test]
-    fn a_body_that_breaks_off_is_no_body() {
+    fn an_incomplete_body_is_an_error() {
         let broken = iter([Ok(Bytes::from_static(b"a")), Ok(Bytes::new()), Err("cut")]).boxed();
         assert_eq!(read_up_to(broken, 10).now_or_never().unwrap(), Err("cut"));
     }

@@ -1,4 +1,4 @@
-//! One bucket: requests with a time limit and a bounded number of retries, and errors that say which action
+//! Sends requests to one bucket, with timeouts and a bounded number of retries. Errors say which operation
 //! failed on which key.
 //!
 //! A request is sent again if its failure may be temporary: no connection, no answer in time, a cut answer, a
@@ -41,17 +41,17 @@ use crate::while_busy::WhileBusy;
 
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// The longest time that one attempt takes at a mark or at a removal, whatever limit other requests have. All
-/// attempts at a mark must end long before an unrenewed mark is stale.
+/// The longest time of one attempt to write a mark or to remove keys, even if other requests have a longer
+/// timeout. All attempts at a mark must end long before an unrenewed mark is stale.
 pub(super) const PROMPT_MAX: Duration = Duration::from_secs(30);
-/// Threads that wait for S3.
+/// Threads that wait for answers of S3.
 const IO_THREADS: usize = 2;
 /// Keys that are removed concurrently.
 const REMOVALS: usize = 8;
 /// The most pages of a listing. A page has a thousand keys, so this is ten million keys.
 const LISTED_PAGES_MAX: u32 = 10_000;
 
-/// What a request does to a key, which decides the permission that it needs.
+/// What a request does to a key. It decides the permission that the request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Read,
@@ -80,10 +80,10 @@ impl Operation {
 pub(super) enum Refusal {
     /// There is no such key.
     Absent,
-    /// The key is not in the state that the condition asks for.
+    /// The condition of the write is not met.
     Conflict,
-    /// An attempt without an answer may have written the key, or may still write it: another value is there,
-    /// or all attempts failed in this way.
+    /// An attempt without an answer may have written the key, or may still write it: the key has another
+    /// value, or all attempts failed in this way.
     Unknown(Option<StoreError>),
     /// Everything else.
     Failed(StoreError),
@@ -129,7 +129,7 @@ pub(super) struct Entry {
 #[derive(Clone)]
 pub(super) struct Bucket {
     s3: AmazonS3,
-    /// Where keys come from if the environment has none.
+    /// The source of credentials, if the environment has none.
     key_source: Option<KeySource>,
     url: Arc<S3Url>,
     timeout: Duration,
@@ -137,7 +137,7 @@ pub(super) struct Bucket {
     pause: Duration,
     while_busy: WhileBusy,
     runtime: &'static Runtime,
-    /// Whether reads of objects have ended. All clones share it.
+    /// Whether reads of objects have been ended. All clones share it.
     closed: Arc<watch::Sender<bool>>,
     /// Reads of objects that may continue without a thread. All clones share them.
     parts: Arc<Parts>,
@@ -173,8 +173,8 @@ impl Bucket {
                     .with_allow_http(url.endpoint.as_ref().is_some_and(|e| e.starts_with("http://"))),
             );
         if let Some(endpoint) = &url.endpoint {
-            // The endpoint is set twice. Otherwise a server that the environment names
-            // (`AWS_ENDPOINT_URL_S3`) would override the endpoint of the URL.
+            // The endpoint is set twice. Otherwise a server in the environment (`AWS_ENDPOINT_URL_S3`) would
+            // override the endpoint of the URL.
             builder = builder.with_endpoint(endpoint).with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
         }
         if let Some(region) = &url.region {
@@ -194,7 +194,7 @@ impl Bucket {
         })
     }
 
-    /// The same bucket for marks. Its reads and writes have a shorter limit than those of other keys.
+    /// The same bucket for marks, whose reads and writes have a shorter timeout than those of other keys.
     pub(super) fn prompt(&self) -> Self {
         let while_busy = self.while_busy.at_most(PROMPT_MAX);
         Self { timeout: self.timeout.min(PROMPT_MAX), while_busy, ..self.clone() }
@@ -205,14 +205,14 @@ impl Bucket {
         Self { while_busy: WhileBusy::not_at_all(), ..self.clone() }
     }
 
-    /// How long one attempt may take. If a removal were still under way when others consider this process
-    /// dead, it could remove what they need by then.
+    /// The timeout of one attempt. If a removal were still in progress when others consider this process
+    /// dead, it could remove keys that they need by then.
     pub(super) fn timeout(&self, operation: Operation) -> Duration {
         if operation == Operation::Remove { self.timeout.min(PROMPT_MAX) } else { self.timeout }
     }
 
-    /// Ends reads of parts of objects, including those under way, and refuses new ones. All other requests
-    /// continue, because marks have to be removed.
+    /// Ends reads of parts of objects, including those in progress, and refuses new ones. All other requests
+    /// continue, because marks must be removed.
     pub(super) fn close(&self) {
         self.closed.send_replace(true);
     }
@@ -252,7 +252,7 @@ impl Bucket {
             let _ = done.send(outcome);
         });
         outcome.recv().map_err(|_| {
-            StoreError::new(StoreErrorKind::Io, format!("a request to {} was given up", self.url))
+            StoreError::new(StoreErrorKind::Io, format!("a request to {} was cancelled", self.url))
         })
     }
 
@@ -261,7 +261,7 @@ impl Bucket {
         self.runtime.spawn(work).abort_handle()
     }
 
-    /// How long to wait for a busy server, as it requested. `None`: the request has waited as long as it may.
+    /// How long to wait for a busy server that said when to retry. `None`: the limit is reached.
     fn busy_pause(
         &self,
         operation: Operation,
@@ -271,12 +271,12 @@ impl Bucket {
     ) -> Option<Duration> {
         let Failure::Busy(busy) = failure else { return None };
         let while_busy = match operation {
-            // Like an attempt at a mark, it must be over before the mark is stale.
+            // As an attempt at a mark, the wait must end before the mark is stale.
             Operation::Remove => self.while_busy.at_most(PROMPT_MAX),
             _ => self.while_busy.clone(),
         };
         let pause = busy.wait.max(asked);
-        while_busy.goes_on(since.elapsed().saturating_add(pause)).then_some(pause)
+        while_busy.allows_waiting(since.elapsed().saturating_add(pause)).then_some(pause)
     }
 
     /// Sends a request until it succeeds, is refused, or has used up its attempts. The error says what the
@@ -332,20 +332,20 @@ impl Bucket {
                 return Err((Refusal::Failed(error), doubt));
             }
             // The request has waited for the busy server as long as it may.
-            let is_over = matches!(failure, Failure::Busy(_)) && self.while_busy.goes_on(Duration::ZERO);
+            let is_over = matches!(failure, Failure::Busy(_)) && self.while_busy.allows_waiting(Duration::ZERO);
             doubt.unanswered |= matches!(failure, Failure::Broken(_));
             if is_over || attempt >= self.attempts || !failure.may_pass() {
                 let error = failure.describe(operation, &self.shown(&key), &self.url, attempt);
                 return Err((Refusal::Failed(error), doubt));
             }
             doubt.failed_before += 1;
-            tracing::debug!(key = self.shown(&key), attempt, ?operation, %failure, "S3 is asked again");
+            tracing::debug!(key = self.shown(&key), attempt, ?operation, %failure, "a request to S3 is repeated");
             tokio::time::sleep(pause).await;
             pause = pause.saturating_mul(2).min(PAUSE_MAX);
         }
     }
 
-    /// Converts a refusal to an error, for callers to whom "no such key" is not an answer.
+    /// Converts a refusal to an error, for callers for which "no such key" is an error.
     fn must(&self, operation: Operation, key: &str, refusal: Refusal) -> StoreError {
         match refusal {
             Refusal::Failed(error) => error,
@@ -415,7 +415,7 @@ impl Bucket {
             let range = Some(GetRange::Bounded(offset..end));
             let found = s3.get_opts(&path, GetOptions { range, ..GetOptions::default() }).await?;
             if found.range != (offset..end) {
-                // The server itself says that the object ends earlier. A retry would get the same answer.
+                // The server itself reports that the object ends earlier. A retry would get the same answer.
                 return Ok(Err(found.meta.size));
             }
             exactly(found, len).await.map(Ok)
@@ -467,9 +467,9 @@ impl Bucket {
             refusal if doubt.failed_before == 0 => return Err(refusal),
             _ => None,
         };
-        // An attempt without an answer may have written the key. If another value is there, somebody may have
-        // written it since, or the server may still be working on that attempt. If the key cannot be read,
-        // the outcome is unknown, too.
+        // An attempt without an answer may have written the key. If the key has another value, somebody may
+        // have written it since, or the server may still be working on that attempt. If the key cannot be
+        // read, the outcome is unknown, too.
         match self.get(key, u64::try_from(bytes.len()).unwrap_or(u64::MAX)) {
             Ok(Some((there, tag))) if there == *bytes => Ok(tag),
             _ => Err(Refusal::Unknown(why)),
@@ -541,8 +541,8 @@ impl Bucket {
             Err(_) => Err(StoreError::new(
                 StoreErrorKind::Unreachable,
                 format!(
-                    "{} takes so long to remove keys that others could take this process for dead: it stops, and what is \
-                     left is removed later",
+                    "{} takes so long to remove keys that other processes could consider this one dead: it stops, and the \
+                     remaining keys are removed later",
                     self.url
                 ),
             )),
@@ -550,7 +550,7 @@ impl Bucket {
     }
 
     /// All keys below `folder`, which has no slash at its ends. Each page is a request of its own. If one
-    /// page fails the whole listing fails, because callers take unlisted keys for removed.
+    /// page fails the whole listing fails, because callers treat unlisted keys as removed.
     pub(super) fn list(&self, folder: &str) -> Result<Vec<Entry>, StoreError> {
         self.list_beginning(folder, "")
     }
@@ -587,7 +587,7 @@ impl Bucket {
         let shown = self.shown(folder);
         Err(StoreError::new(
             StoreErrorKind::Io,
-            format!("cannot list {shown}: the server's pages come to no end after {} keys", found.len()),
+            format!("cannot list {shown}: the server's listing has no end after {} keys", found.len()),
         ))
     }
 
@@ -659,8 +659,8 @@ fn strong(tag: String) -> String {
 async fn exactly(found: GetResult, len: usize) -> Result<Bytes, Error> {
     let why = match read_up_to(found.into_stream(), len).await? {
         Some(bytes) if bytes.len() == len => return Ok(bytes),
-        Some(_) => format!("the answer ended before its {len} bytes were there"),
-        None => format!("the answer went on after its {len} bytes"),
+        Some(_) => format!("the answer ended before its {len} bytes had arrived"),
+        None => format!("the answer is longer than its {len} bytes"),
     };
     Err(Error::Generic { store: "S3", source: why.into() })
 }

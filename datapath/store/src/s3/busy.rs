@@ -1,4 +1,4 @@
-//! Answers of a busy server that says when to retry: status 503 or 429 with `Retry-After`.
+//! Parses the answer of a busy server that says when to retry: status 503 or 429 with `Retry-After`.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,8 +19,8 @@ pub(super) struct Busy {
 }
 
 impl Busy {
-    /// Reads an answer with this status and this header. `None`: the server is not busy, or does not say when
-    /// to retry.
+    /// Parses an answer with this status and this header. `None`: the server is not busy, or does not say
+    /// when to retry.
     pub(super) fn of(status: u16, retry_after: Option<&str>, body: &[u8]) -> Option<Self> {
         let retry_after = retry_after.filter(|_| matches!(status, 429 | 503))?;
         let wait = retry_after.trim().parse().map_or(WAIT_FOR_A_DATE, Duration::from_secs);
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_an_answer_that_says_when_to_ask_again_is_busy() {
+    fn only_an_answer_with_retry_after_is_busy() {
         let wait_ms =
             |status, retry_after| Busy::of(status, retry_after, b"").map(|busy| busy.wait.as_millis());
         assert_eq!(wait_ms(503, Some("2")), Some(2000));

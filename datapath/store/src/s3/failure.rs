@@ -1,4 +1,4 @@
-//! Why a request to S3 failed, and what to do about it.
+//! Classifies failed requests to S3, and says what to do about them.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::s3::bucket::Operation;
 use crate::s3::busy::Busy;
 use crate::s3::listing::NoListing;
 
-/// The longest piece of a server's own words in a message, in bytes.
+/// The longest quotation of a server's answer in a message, in bytes.
 const QUOTED_MAX_BYTES: usize = 200;
 
 /// Why one attempt failed.
@@ -23,22 +23,22 @@ pub(super) enum Failure {
     Conflict,
     /// No such bucket.
     NoBucket,
-    /// The environment has no keys, and the source of keys gave none. The server received no request. Holds
-    /// what happened.
+    /// The environment has no credentials, and their source gave none. The server received no request.
+    /// Contains the details.
     NoKeys(String),
-    /// No permission, or an invalid key. Holds what the server said.
+    /// No permission, or invalid credentials. Contains the server's answer.
     Denied(String),
-    /// The server's disks are full, or a quota is used up. Holds what the server said.
+    /// The server's disks are full, or a quota is used up. Contains the server's answer.
     Full(String),
-    /// Another status, and what the server said.
+    /// Another status, and the server's answer.
     Status(u16, String),
     /// The server is overloaded and says when to retry.
     Busy(Busy),
-    /// The answer is not a complete listing. Holds what it is instead.
+    /// The answer is not a complete listing. Contains what it is instead.
     NoListing(String),
-    /// No connection, so the server received no request. Holds what happened.
+    /// No connection, so the server received no request. Contains the details.
     Unconnected(String),
-    /// No answer, or an incomplete one. The server may have carried out the request. Holds what happened.
+    /// No answer, or an incomplete one. The server may have performed the request. Contains the details.
     Broken(String),
 }
 
@@ -46,11 +46,11 @@ impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Absent => f.write_str("it does not exist"),
-            Self::Conflict => f.write_str("somebody else changed it at the same time"),
+            Self::Conflict => f.write_str("another process changed it at the same time"),
             Self::NoBucket => f.write_str("there is no such bucket"),
             Self::NoKeys(what) => write!(f, "no AWS_ACCESS_KEY_ID is set, and {what}"),
             Self::Denied(said) => write!(f, "the server refuses it ({said})"),
-            Self::Full(said) => write!(f, "the server has no room for it ({said})"),
+            Self::Full(said) => write!(f, "the server has no space for it ({said})"),
             Self::Status(status, said) => write!(f, "the server answered {status} ({said})"),
             Self::Busy(busy) => {
                 write!(f, "the server is busy: it answered {} ({})", busy.status, said(&busy.to_string()))
@@ -65,50 +65,50 @@ impl Failure {
         Self::Broken(format!("the server did not answer in full within {:.1} s", after.as_secs_f64()))
     }
 
-    /// The failure if the source of keys gave none.
+    /// The failure if the source of credentials gave none.
     pub(super) fn no_keys(lacking: &str, error: &Error) -> Self {
         Self::NoKeys(format!("{lacking}: {}", shorten(&innermost(error))))
     }
 
     pub(super) fn of(error: &Error) -> Self {
-        let told = innermost(error);
+        let reply = innermost(error);
         if let Some(no_listing) = cause::<NoListing>(error) {
             return Self::NoListing(shorten(&no_listing.to_string()));
         }
         if let Some(busy) = cause::<Busy>(error) {
             return Self::Busy(busy.clone());
         }
-        if lacks_parts(&told) {
+        if lacks_parts(&reply) {
             return Self::Absent;
         }
-        if let Some(failure) = in_body(&told) {
+        if let Some(failure) = in_body(&reply) {
             return failure;
         }
-        // Checked first, because Ceph answers 403 if space is missing, as it does for a key without
+        // Checked first, because Ceph answers 403 if space is missing, as it does for credentials without
         // permission.
-        if status(&told).is_some_and(|status| is_full(status, &told)) {
-            return Self::Full(said(&told));
+        if status(&reply).is_some_and(|status| is_full(status, &reply)) {
+            return Self::Full(said(&reply));
         }
         match error {
-            Error::NotFound { .. } if told.contains("NoSuchBucket") => Self::NoBucket,
+            Error::NotFound { .. } if reply.contains("NoSuchBucket") => Self::NoBucket,
             Error::NotFound { .. } => Self::Absent,
             Error::AlreadyExists { .. } | Error::Precondition { .. } => Self::Conflict,
-            Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => Self::Denied(said(&told)),
-            _ => match status(&told) {
-                Some(404) if told.contains("NoSuchBucket") => Self::NoBucket,
+            Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => Self::Denied(said(&reply)),
+            _ => match status(&reply) {
+                Some(404) if reply.contains("NoSuchBucket") => Self::NoBucket,
                 Some(404) => Self::Absent,
-                Some(401 | 403) => Self::Denied(said(&told)),
-                // A second writer came at the same time. S3 asks the client to look again, and callers do
-                // that after a conflict.
+                Some(401 | 403) => Self::Denied(said(&reply)),
+                // A second process wrote at the same time. S3 asks the client to check again, which callers
+                // do after a conflict.
                 Some(409) => Self::Conflict,
-                Some(status) => Self::Status(status, said(&told)),
-                None if is_unconnected(error) => Self::Unconnected(shorten(&told)),
-                None => Self::Broken(shorten(&told)),
+                Some(status) => Self::Status(status, said(&reply)),
+                None if is_unconnected(error) => Self::Unconnected(shorten(&reply)),
+                None => Self::Broken(shorten(&reply)),
             },
         }
     }
 
-    /// Whether the same request may succeed a moment later. If a store is full, somebody has to remove
+    /// Whether the same request may succeed a moment later. If a store is full, somebody must remove
     /// something first.
     pub(super) fn may_pass(&self) -> bool {
         match self {
@@ -152,7 +152,7 @@ impl Failure {
         StoreError::new(kind, format!("cannot {verb} {shown} at {server}{times}: {self}{advice}"))
     }
 
-    /// What the user can do about it, as one more sentence.
+    /// Advice for the user, as one more sentence.
     fn advice(&self, operation: Operation, server: &str, url: &S3Url) -> String {
         let permission = match operation {
             Operation::Read => "s3:GetObject",
@@ -173,25 +173,25 @@ impl Failure {
                  bucket '{bucket}'"
             ),
             Self::Full(_) => format!(
-                ". Raise the quota of the bucket '{bucket}', or give space back ('headwater image remove' removes a \
-                 version, where there is room to note that)"
+                ". Raise the quota of the bucket '{bucket}', or free space ('headwater image remove' removes a version, if \
+                 there is space to record that)"
             ),
             Self::Status(400 | 405 | 501, _) if let Some(feature) = operation.feature() => format!(
-                ". If the endpoint and the region of {url} are right, this server does not know {feature}, which writing \
-                 to a store needs: use another server; what is there can be read all the same"
+                ". If the endpoint and the region of {url} are right, this server does not support {feature}, which writing \
+                 to a store needs: use another server; existing versions can still be read"
             ),
             Self::Status(501, _) => format!(
-                ". This server does not know the request, which a store needs: use another server, or correct the \
+                ". This server does not support the request, which a store needs: use another server, or correct the \
                  endpoint of {url}"
             ),
             Self::Busy(_) => ". Try again later".to_owned(),
             Self::Status(status, _) if *status >= 500 || *status == 429 => {
-                ". The server has trouble: try again later".to_owned()
+                ". The server has a problem: try again later".to_owned()
             }
             Self::Status(416, _) => ". It is shorter than it should be".to_owned(),
             Self::Status(..) => format!(". Check the endpoint and the region of {url}"),
             Self::NoListing(_) => {
-                format!(". Check that {server} knows ListObjectsV2, and that nothing answers in its place")
+                format!(". Check that {server} supports ListObjectsV2, and that no proxy answers instead of it")
             }
             Self::Unconnected(_) | Self::Broken(_) => {
                 format!(". Check that {server} is up and can be reached from here")
@@ -223,19 +223,19 @@ impl From<Unchanged> for StoreError {
     }
 }
 
-/// The last messages in the chain of causes: those nearest to the network.
+/// The last messages in the chain of causes, which are nearest to the network.
 fn innermost(error: &Error) -> String {
-    let mut told = error.to_string();
+    let mut reply = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
         let text = cause.to_string();
         // If an answer has a body, the body says more than its cause.
-        if !told.contains("status code") || text.contains("status code") {
-            told = text;
+        if !reply.contains("status code") || text.contains("status code") {
+            reply = text;
         }
         source = cause.source();
     }
-    told
+    reply
 }
 
 /// Whether no connection was established. For a timeout the error kind does not say at which step, but
@@ -264,19 +264,19 @@ fn cause<T: std::error::Error + 'static>(error: &Error) -> Option<&T> {
     None
 }
 
-/// Whether the upload or one of its parts is gone, or somebody else has replaced a part since.
-fn lacks_parts(told: &str) -> bool {
-    matches!(tag(told, "Code"), Some("NoSuchUpload" | "InvalidPart"))
+/// Whether the upload or one of its parts no longer exists, or another process has replaced a part since.
+fn lacks_parts(reply: &str) -> bool {
+    matches!(tag(reply, "Code"), Some("NoSuchUpload" | "InvalidPart"))
 }
 
-/// A failure that an answer with status 200 reports in its body. The server learns only after the header
+/// A failure that an answer with status 200 reports in its body. The server finds out only after the header
 /// whether it could remove keys or complete an upload.
-fn in_body(told: &str) -> Option<Failure> {
-    if told.starts_with("Server returned error response: ") {
-        return Some(Failure::Status(500, said(told)));
+fn in_body(reply: &str) -> Option<Failure> {
+    if reply.starts_with("Server returned error response: ") {
+        return Some(Failure::Status(500, said(reply)));
     }
     let (key_and_message, code) =
-        told.strip_prefix("DeleteObjects request failed for key ")?.rsplit_once(" (code: ")?;
+        reply.strip_prefix("DeleteObjects request failed for key ")?.rsplit_once(" (code: ")?;
     let code = code.trim_end_matches(')');
     let message = key_and_message.split_once(": ").map_or("", |(_, message)| message);
     let said = shorten(&format!("{code}: {message}"));
@@ -290,10 +290,10 @@ fn in_body(told: &str) -> Option<Failure> {
 
 /// Whether space is missing. If a quota is used up, Ceph answers 403 and MinIO 400; if disks are full,
 /// servers answer 507.
-fn is_full(status: u16, told: &str) -> bool {
+fn is_full(status: u16, reply: &str) -> bool {
     // With these statuses, a quota code means a quota of requests, which is temporary.
     let may_pass = matches!(status, 408 | 429 | 503);
-    status == 507 || !may_pass && tag(told, "Code").is_some_and(means_no_room)
+    status == 507 || !may_pass && tag(reply, "Code").is_some_and(means_no_room)
 }
 
 /// Whether a code means that space is missing: `QuotaExceeded`, `XMinioAdminBucketQuotaExceeded`,
@@ -303,22 +303,22 @@ fn means_no_room(code: &str) -> bool {
     code.contains("quota") || code.contains("storagefull")
 }
 
-fn status(told: &str) -> Option<u16> {
-    let (_, after) = told.split_once("status code: ")?;
+fn status(reply: &str) -> Option<u16> {
+    let (_, after) = reply.split_once("status code: ")?;
     after.get(..3)?.parse().ok()
 }
 
-fn tag<'a>(told: &'a str, name: &str) -> Option<&'a str> {
-    let (_, after) = told.split_once(&format!("<{name}>"))?;
+fn tag<'a>(reply: &'a str, name: &str) -> Option<&'a str> {
+    let (_, after) = reply.split_once(&format!("<{name}>"))?;
     after.split_once(&format!("</{name}>")).map(|(text, _)| text)
 }
 
 /// The code and the message from the XML of the server's answer.
-fn said(told: &str) -> String {
-    match (tag(told, "Code"), tag(told, "Message")) {
+fn said(reply: &str) -> String {
+    match (tag(reply, "Code"), tag(reply, "Message")) {
         (Some(code), Some(message)) if !message.is_empty() => shorten(&format!("{code}: {message}")),
         (Some(code), _) => shorten(code),
-        _ => shorten(told.split_once("status code: ").map_or(told, |(_, after)| after)),
+        _ => shorten(reply.split_once("status code: ").map_or(reply, |(_, after)| after)),
     }
 }
 
@@ -378,14 +378,14 @@ mod tests {
     #[test]
     fn messages_name_key_server_and_remedy() {
         let url: S3Url = "s3://images/a?endpoint=http://h:1".parse().unwrap();
-        let told = |failure: &Failure| failure.describe(Operation::Write, "s3://images/a/store", &url, 2);
-        let denied = told(&Failure::Denied("AccessDenied".into()));
+        let reply = |failure: &Failure| failure.describe(Operation::Write, "s3://images/a/store", &url, 2);
+        let denied = reply(&Failure::Denied("AccessDenied".into()));
         assert_eq!(
             denied.to_string(),
             "cannot write s3://images/a/store at http://h:1, 2 times: the server refuses it (AccessDenied). Check \
              AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that this key may s3:PutObject in the bucket 'images'"
         );
-        assert_eq!(told(&Failure::NoBucket).kind(), StoreErrorKind::NotFound);
+        assert_eq!(reply(&Failure::NoBucket).kind(), StoreErrorKind::NotFound);
         assert!(
             !Failure::Status(400, String::new()).may_pass() && Failure::Status(503, String::new()).may_pass()
         );
@@ -398,15 +398,15 @@ mod tests {
             (Failure::NoListing("it is something else".into()), StoreErrorKind::Unreachable),
             (Failure::Broken("connection refused".into()), StoreErrorKind::Unreachable),
         ] {
-            assert_eq!(told(&failure).kind(), kind, "{failure}");
+            assert_eq!(reply(&failure).kind(), kind, "{failure}");
         }
     }
 
     /// The failure that an answer becomes, as `object_store` reports it.
     fn answered(status: &str, code: &str) -> Failure {
         let body = format!("<?xml?><Error><Code>{code}</Code><Message>so it is</Message></Error>");
-        let told = format!("Server returned non-2xx status code: {status}: {body}");
-        let (path, source) = ("key".to_owned(), told.into());
+        let reply = format!("Server returned non-2xx status code: {status}: {body}");
+        let (path, source) = ("key".to_owned(), reply.into());
         Failure::of(&match status.get(..3) {
             Some("403") => Error::PermissionDenied { path, source },
             Some("409") => Error::AlreadyExists { path, source },
@@ -417,9 +417,9 @@ mod tests {
     #[test]
     fn a_full_server_is_not_retried_and_differs_from_a_refusal() {
         let url: S3Url = "s3://images/a?endpoint=http://h:1".parse().unwrap();
-        let room = "Raise the quota of the bucket 'images', or give space back ('headwater image remove' removes a \
-                    version, where there is room to note that)";
-        let (keys, later) = ("Check AWS_ACCESS_KEY_ID", "The server has trouble: try again later");
+        let room = "Raise the quota of the bucket 'images', or free space ('headwater image remove' removes a version, if \
+                    there is space to record that)";
+        let (keys, later) = ("Check AWS_ACCESS_KEY_ID", "The server has a problem: try again later");
         let (full, refused, away) =
             (StoreErrorKind::NoSpace, StoreErrorKind::Io, StoreErrorKind::Unreachable);
         for (status, code, kind, advice) in [
@@ -438,9 +438,9 @@ mod tests {
         ] {
             let failure = answered(status, code);
             assert_eq!(failure.may_pass(), kind == away, "{status} {code}");
-            let told = failure.describe(Operation::Write, "s3://images/a/store", &url, 1);
-            assert_eq!(told.kind(), kind, "{told}");
-            let message = told.to_string();
+            let reply = failure.describe(Operation::Write, "s3://images/a/store", &url, 1);
+            assert_eq!(reply.kind(), kind, "{reply}");
+            let message = reply.to_string();
             assert!(message.contains(advice) && message.contains(code), "{message}");
             assert_eq!(message.contains("quota of the bucket"), kind == full, "{message}");
         }
@@ -453,7 +453,7 @@ mod tests {
 
     #[test]
     fn errors_in_the_body_of_a_200_answer_count() {
-        let of = |told: &str| Failure::of(&Error::Generic { store: "S3", source: told.into() });
+        let of = |reply: &str| Failure::of(&Error::Generic { store: "S3", source: reply.into() });
         let removed =
             |code: &str| of(&format!("DeleteObjects request failed for key a/b: so it is (code: {code})"));
         assert_eq!(removed("AccessDenied"), Failure::Denied("AccessDenied: so it is".into()));

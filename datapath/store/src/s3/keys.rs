@@ -1,4 +1,4 @@
-//! Sources of keys that the environment does not hold: the role of the machine, of its container or of its
+//! Sources of S3 credentials if the environment has none: the role of the machine, of its container or of its
 //! pod.
 
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 
 use crate::s3::failure::Failure;
 
-/// The address that `object_store` asks unless `AWS_METADATA_ENDPOINT` names another.
+/// The address that `object_store` asks, unless `AWS_METADATA_ENDPOINT` gives another one.
 const MACHINE: &str = "http://169.254.169.254";
 
-/// A service other than the store that gives keys before a request is sent.
+/// A service that provides credentials before a request is sent.
 #[derive(Clone, Debug)]
 pub(super) struct KeySource {
     /// What could not be fetched, and from where.
@@ -18,7 +18,7 @@ pub(super) struct KeySource {
 }
 
 impl KeySource {
-    /// The source of keys of a client that is built from this builder. `None`: the client has keys or signs
+    /// The source of credentials for a client of this builder. `None`: the client has credentials or signs
     /// nothing. Checks the sources in the same order as `object_store`.
     pub(super) fn of(builder: &AmazonS3Builder) -> Option<Self> {
         use AmazonS3ConfigKey as Key;
@@ -43,7 +43,7 @@ impl KeySource {
         Some(Self { lacking: lacking.into() })
     }
 
-    /// Fetches keys unless the client has keys that are valid for long enough. The client keeps them.
+    /// Fetches credentials unless the client has some that are valid for long enough. The client stores them.
     pub(super) async fn ask(&self, s3: &AmazonS3) -> Result<(), Failure> {
         match s3.credentials().get_credential().await {
             Ok(_) => Ok(()),
@@ -51,9 +51,9 @@ impl KeySource {
         }
     }
 
-    /// The failure if the keys did not come in time.
+    /// The failure if the credentials did not arrive in time.
     pub(super) fn timed_out(&self) -> Failure {
-        Failure::NoKeys(format!("{}: no answer came", self.lacking))
+        Failure::NoKeys(format!("{}: no answer arrived", self.lacking))
     }
 }
 

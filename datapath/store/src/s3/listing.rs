@@ -2,8 +2,8 @@
 //! objects.
 //!
 //! `object_store` accepts any XML document as a listing. An error, or a page of a proxy, with status 200
-//! becomes a listing without keys. A listing that is truncated but has no continuation token becomes a
-//! complete one. But the store gives back the space of keys that are in no listing.
+//! becomes a listing without keys. A truncated listing without a continuation token becomes a complete one.
+//! That would be dangerous, because the store removes data that no listed key needs.
 
 use std::fmt;
 
@@ -23,31 +23,31 @@ const ANSWER_MAX_BYTES: usize = 16 << 20;
 /// The longest name of a document in a message, in bytes.
 const NAME_MAX_BYTES: usize = 40;
 
-/// Makes the connections of a bucket.
+/// Creates the connections of a bucket.
 #[derive(Debug)]
 pub(super) struct Connector;
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let client = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(Looking { client }))
+        Ok(HttpClient::new(CheckingClient { client }))
     }
 }
 
 /// Sends requests, and checks the answers that `object_store` reads as a whole.
 #[derive(Debug)]
-struct Looking {
+struct CheckingClient {
     client: HttpClient,
 }
 
-impl Looking {
+impl CheckingClient {
     async fn send(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let is_listing = is_listing(request.uri().query().unwrap_or_default());
         let is_post = request.method().as_str() == "POST";
         let answer = self.client.execute(request).await?;
         let is_success = answer.status().is_success();
         if is_success && !is_listing && !is_post {
-            // The answer is an object, whose reader takes it as it arrives, or its body is not read.
+            // The answer is an object, which is read while it arrives, or its body is not read.
             return Ok(answer);
         }
         let (head, body) = answer.into_parts();
@@ -58,14 +58,14 @@ impl Looking {
             return Err(HttpError::new(HttpErrorKind::Unknown, busy));
         }
         if is_success && is_listing {
-            look_at(&String::from_utf8_lossy(&body)).map_err(|e| HttpError::new(HttpErrorKind::Decode, e))?;
+            check_listing(&String::from_utf8_lossy(&body)).map_err(|e| HttpError::new(HttpErrorKind::Decode, e))?;
         }
         Ok(HttpResponse::from_parts(head, body.into()))
     }
 }
 
-// Written as the macro expands that declares the trait.
-impl HttpService for Looking {
+// Written as the macro that declares the trait expands.
+impl HttpService for CheckingClient {
     fn call<'life0, 'async_trait>(
         &'life0 self,
         request: HttpRequest,
@@ -90,9 +90,9 @@ fn is_listing(query: &str) -> bool {
 /// Why an answer is not a complete listing.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NoListing {
-    /// It is another document. Holds the name of its root element.
+    /// The answer is another document. Contains the name of its root element.
     Other(String),
-    /// It is truncated, and has no continuation token.
+    /// The listing is truncated, and has no continuation token.
     Endless,
 }
 
@@ -102,7 +102,7 @@ impl fmt::Display for NoListing {
             Self::Other(name) if name.is_empty() => f.write_str("the answer is not a listing"),
             Self::Other(name) => write!(f, "the answer is not a listing, but '{name}'"),
             Self::Endless => {
-                f.write_str("the answer says that there are more keys, and does not say where they go on")
+                f.write_str("the answer says that there are more keys, but has no continuation token")
             }
         }
     }
@@ -110,9 +110,9 @@ impl fmt::Display for NoListing {
 
 impl std::error::Error for NoListing {}
 
-/// Checks that a document is a listing and, if it is truncated, says where it continues. The reader of the
-/// listing notices a document that is cut off, because the end of its root element is missing.
-fn look_at(document: &str) -> Result<(), NoListing> {
+/// Checks that a document is a listing and, if it is truncated, has a continuation token. A document that is
+/// cut off is detected later by the XML parser, because the end of its root element is missing.
+fn check_listing(document: &str) -> Result<(), NoListing> {
     let root = root(document).unwrap_or_default();
     // `ListBucketResult`, which may have a namespace prefix.
     if !root.rsplit(':').next().is_some_and(|name| name.starts_with("ListBucket")) {
@@ -178,13 +178,13 @@ mod tests {
             let mut request = HttpRequest::new(HttpRequestBody::empty());
             *request.method_mut() = method.parse().unwrap();
             *request.uri_mut() = target.parse().unwrap();
-            let asked = Looking { client: HttpClient::new(Spaces(len)) };
+            let asked = CheckingClient { client: HttpClient::new(Spaces(len)) };
             let outcome = asked.send(request).now_or_never().unwrap();
             outcome.map(drop).map_err(|e| e.to_string())
         };
         for (method, target) in [("GET", "/b?list-type=2"), ("POST", "/b?delete")] {
-            let told = ask(method, target, ANSWER_MAX_BYTES + 1).unwrap_err();
-            assert!(told.contains("more than 16777216 bytes"), "{told}");
+            let error = ask(method, target, ANSWER_MAX_BYTES + 1).unwrap_err();
+            assert!(error.contains("more than 16777216 bytes"), "{error}");
         }
         assert_eq!(ask("POST", "/b?delete", ANSWER_MAX_BYTES), Ok(()));
         assert_eq!(ask("GET", "/b/objects/a", ANSWER_MAX_BYTES + 1), Ok(()));
@@ -199,12 +199,12 @@ mod tests {
     }
 
     #[test]
-    fn only_a_listing_is_taken_for_one() {
+    fn only_a_listing_is_accepted_as_one() {
         let whole = "<KeyCount>1</KeyCount><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>";
-        assert_eq!(look_at(&listing(whole)), Ok(()));
-        assert_eq!(look_at(&listing("")), Ok(()));
-        assert_eq!(look_at("<!-- one --> <s3:ListBucketResult/>"), Ok(()));
-        let other = |document: &str| match look_at(document) {
+        assert_eq!(check_listing(&listing(whole)), Ok(()));
+        assert_eq!(check_listing(&listing("")), Ok(()));
+        assert_eq!(check_listing("<!-- one --> <s3:ListBucketResult/>"), Ok(()));
+        let other = |document: &str| match check_listing(document) {
             Err(NoListing::Other(name)) => name,
             outcome => panic!("{document}: {outcome:?}"),
         };
@@ -221,11 +221,11 @@ mod tests {
     fn a_truncated_listing_needs_a_continuation() {
         let goes_on = "<IsTruncated>true</IsTruncated>";
         let token = |token: &str| format!("<NextContinuationToken>{token}</NextContinuationToken>");
-        assert_eq!(look_at(&listing(&(token("1ueGcxLPRx1Tr=") + goes_on))), Ok(()));
-        assert_eq!(look_at(&listing(&(goes_on.to_owned() + &token("p/a")))), Ok(()));
+        assert_eq!(check_listing(&listing(&(token("1ueGcxLPRx1Tr=") + goes_on))), Ok(()));
+        assert_eq!(check_listing(&listing(&(goes_on.to_owned() + &token("p/a")))), Ok(()));
         for without in ["", "<NextContinuationToken/>", "<NextMarker>p/a</NextMarker>", &token("")] {
             let rest = format!("{without}{goes_on}");
-            assert_eq!(look_at(&listing(&rest)), Err(NoListing::Endless), "{without}");
+            assert_eq!(check_listing(&listing(&rest)), Err(NoListing::Endless), "{without}");
         }
     }
 

@@ -1,19 +1,19 @@
 //! Marks: small keys that say which process uses what. Their holders renew them.
 //!
 //! ```text
-//!   locks/writer-OWNER-N   a publication is under way: nothing may be reclaimed
+//!   locks/writer-OWNER-N   a publication is in progress: nothing may be reclaimed
 //!   locks/exclusive        a process removes versions or reclaims: no publication or pin may begin
-//!   locks/sweep            there may be something to reclaim; not held by anybody
+//!   locks/sweep            there may be something to reclaim; it has no holder
 //!   locks/clock-OWNER-N    written to learn the server's time, and removed at once
 //!   pins/HASH/OWNER-N      the version with this manifest is in use
 //! ```
-//! Keys in `holds/` (see [`crate::retention`]) are set in the same order. They are not renewed and never become
-//! stale.
+//! Keys in `holds/` (see [`crate::retention`]) are set in the same order. They are not renewed and never
+//! become stale.
 //!
 //! # Why nothing in use is removed
 //! S3 shows every write to every later read. A process that publishes or pins first writes a mark, and then
-//! looks for `locks/exclusive`. A process that removes first takes `locks/exclusive`, and then looks for
-//! marks. So if two start at the same time, at least one of them sees the other and gives way.
+//! checks `locks/exclusive`. A process that removes first takes `locks/exclusive`, and then checks for marks.
+//! So if two start at the same time, at least one of them sees the other and gives up.
 //!
 //! # When a holder dies
 //! A mark is stale if it was not renewed for [`STALE_AFTER`]. Its age is measured by the server's clock: the
@@ -22,7 +22,8 @@
 //! fails before it commits, and a pin is set again.
 //!
 //! A process that finds a stale `locks/exclusive` takes that lock before it continues, even to publish or to
-//! pin. So the previous holder, if it wakes up, removes nothing that is needed by now.
+//! pin. So if the previous holder wakes up, it no longer has the lock, and removes nothing that is needed by
+//! then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,12 +37,12 @@ use crate::s3::bucket::{Bucket, Condition, Entry, Refusal};
 
 /// The age from which a mark that is not renewed is stale.
 pub const STALE_AFTER: Duration = Duration::from_secs(600);
-/// Renewals in that time.
+/// Renewals of a mark in that time.
 const RENEWALS: u32 = 10;
 /// How long an operation waits for another process to finish removing.
 pub(super) const EXCLUSIVE_WAIT: Duration = Duration::from_secs(30);
 /// The pause between two checks of the lock.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) const EXCLUSIVE: &str = "locks/exclusive";
 pub(super) const SWEEP_WANTED: &str = "locks/sweep";
@@ -50,13 +51,13 @@ pub(super) const PINS: &str = "pins";
 pub(super) const HOLDS: &str = "holds";
 pub(super) const WRITER_PREFIX: &str = "writer-";
 const MARK_MAX_BYTES: u64 = 4096;
-/// The pause before setting a mark is tried again.
+/// The pause after a failed attempt to set a mark.
 const SET_AGAIN: Duration = Duration::from_secs(5);
 
-/// Whether a holder may set a mark again that it has lost.
+/// Whether a holder may set a lost mark again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Renewal {
-    /// No: another process may have acted on its absence.
+    /// No: another process may have acted because the mark was missing.
     OnlyMine,
     /// Yes.
     Always,
@@ -80,34 +81,34 @@ impl Marks {
         Self { bucket: bucket.prompt(), owner, stale_after, next: Arc::new(AtomicU64::new(1)) }
     }
 
-    /// A name that nobody else uses.
+    /// A name that no other process uses.
     pub(super) fn unique(&self) -> String {
         format!("{}-{}", self.owner, self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Sets a mark, and then waits until no process removes.
+    /// Sets a mark, and then waits until no process is removing.
     pub(super) fn shared(&self, key: &str, renewal: Renewal) -> Result<Mark, StoreError> {
         let until = Instant::now() + EXCLUSIVE_WAIT;
         loop {
             let mark = self.set(key, renewal)?;
             let Some((_, at_s)) = self.bucket.head(EXCLUSIVE)? else { return Ok(mark) };
-            // The mark is not held during the wait. Otherwise the process that removes would wait for this
+            // The mark does not exist during the wait. Otherwise the process that removes would wait for this
             // one in turn.
             drop(mark);
-            // The holder may only be suspended, and would go on removing when it wakes up. It must find that
-            // the lock is no longer its own.
+            // The holder may only be suspended, and would continue to remove when it wakes up. It must find
+            // that it no longer has the lock.
             if self.is_stale(at_s)? && self.exclusive(Duration::ZERO)?.is_some() {
                 continue;
             }
             if Instant::now() >= until {
                 return Err(self.busy());
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(CHECK_INTERVAL);
         }
     }
 
-    /// Writes a key that never becomes stale, and then waits until no process removes. After an error the key
-    /// may exist.
+    /// Writes a key that never becomes stale, and then waits until no process is removing. After an error the
+    /// key may exist.
     pub(super) fn lasting(&self, key: &str, content: &Bytes) -> Result<(), StoreError> {
         let until = Instant::now() + EXCLUSIVE_WAIT;
         match self.bucket.put(key, content, &Condition::Any) {
@@ -115,7 +116,7 @@ impl Marks {
             Err(Refusal::Failed(e)) => return Err(e),
             Err(_) => return Err(self.busy()),
         }
-        // The key stays during the wait. The process that removes now does not wait for it, and one that
+        // The key stays during the wait. A process that is removing now does not wait for it, and one that
         // begins later respects it.
         while let Some((_, at_s)) = self.bucket.head(EXCLUSIVE)? {
             if self.is_stale(at_s)? && self.exclusive(Duration::ZERO)?.is_some() {
@@ -124,7 +125,7 @@ impl Marks {
             if Instant::now() >= until {
                 return Err(self.busy());
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(CHECK_INTERVAL);
         }
         Ok(())
     }
@@ -160,7 +161,7 @@ impl Marks {
                     Some((_, at_s)) if self.is_stale(at_s)? => condition = Condition::Tag(tag),
                     Some(_) if Instant::now() >= until => return Ok(None),
                     Some(_) => {
-                        std::thread::sleep(LOOK_EVERY);
+                        std::thread::sleep(CHECK_INTERVAL);
                         continue;
                     }
                     None => continue,
@@ -172,7 +173,7 @@ impl Marks {
                 }
                 Err(Refusal::Failed(e) | Refusal::Unknown(Some(e))) => return Err(e),
                 Err(_) if Instant::now() >= until => return Ok(None),
-                Err(_) => std::thread::sleep(LOOK_EVERY),
+                Err(_) => std::thread::sleep(CHECK_INTERVAL),
             }
         }
     }
@@ -203,8 +204,8 @@ impl Marks {
         StoreError::new(
             StoreErrorKind::Locked,
             format!(
-                "the store {} is being cleaned up by {holder}: try again when that is done; the lock of one that \
-                 died ({}) lapses {} s after its last sign of life",
+                "the store {} is being cleaned up by {holder}: try again when that is done; if the holder died, its lock ({}) \
+                 expires {} s after it was last renewed",
                 self.bucket.url(),
                 self.bucket.shown(EXCLUSIVE),
                 self.stale_after.as_secs()
@@ -223,14 +224,14 @@ impl Marks {
 
     fn server_time_s(&self) -> Result<i64, StoreError> {
         let key = format!("{LOCKS}/clock-{}", self.unique());
-        let told = match self.bucket.put(&key, &Bytes::from_static(b"what time is it\n"), &Condition::Any) {
+        let written = match self.bucket.put(&key, &Bytes::from_static(b"what time is it\n"), &Condition::Any) {
             Ok(_) => self.bucket.head(&key)?.map(|(_, at_s)| at_s),
             Err(Refusal::Failed(e)) => return Err(e),
             Err(_) => None,
         };
         self.bucket.remove(&key)?;
-        // Without a known time nothing is stale.
-        Ok(told.unwrap_or(i64::MIN))
+        // If the time is unknown, nothing is stale.
+        Ok(written.unwrap_or(i64::MIN))
     }
 
     /// Keys below `folder` that were last written longer ago than `age`.
@@ -243,7 +244,7 @@ impl Marks {
         Ok(found)
     }
 
-    /// Marks below `folder`: those that count, and the stale ones, which can be removed.
+    /// Marks below `folder`: the valid ones, and the stale ones, which can be removed.
     pub(super) fn live_and_stale(
         &self,
         folder: &str,
@@ -276,7 +277,7 @@ struct Held {
     /// tag of its own: on many servers the tag is a hash of the content.
     content: Bytes,
     writes: AtomicU64,
-    /// The tag of the last write. A task that writes the mark holds this lock, so that it does not take a
+    /// The tag of the last write. A task that writes the mark holds this lock, so that it does not mistake a
     /// write of this process for a foreign one. Only tasks wait for the lock, never threads: few threads wait
     /// for S3, and the task that holds the lock needs one of them.
     tag: tokio::sync::Mutex<String>,
@@ -310,7 +311,7 @@ impl Mark {
             Err(_) => Err(StoreError::new(
                 StoreErrorKind::Locked,
                 format!(
-                    "this process did not reach {} for so long that others took it for dead and may have removed \
+                    "this process did not reach {} for so long that other processes considered it dead, and may have removed \
                      what it wrote: try again",
                     self.bucket.url()
                 ),
@@ -326,7 +327,7 @@ impl Mark {
         if keys.is_empty() {
             return Ok(());
         }
-        // Measured from before the write, because the server takes the mark after this moment.
+        // Measured from before the write, because the server receives the mark after this moment.
         let until = Instant::now() + self.sure_for;
         self.confirm()?;
         self.bucket.remove_all_until(keys, until)
@@ -391,19 +392,19 @@ async fn keep_renewing(bucket: Bucket, held: Arc<Held>, every: Duration, renewal
                 if renewal == Renewal::IfAllowed && e.kind() != StoreErrorKind::Unreachable =>
             {
                 let key = bucket.shown(&held.key);
-                tracing::warn!(error = %e, key, "a version can be removed while it is read here");
+                tracing::warn!(error = %e, key, "cannot pin a version in S3: other processes can remove it while it is read here");
                 held.lost.store(true, Ordering::Release);
                 return;
             }
             Err(Refusal::Failed(e)) if !is_set && e.kind() == StoreErrorKind::Unreachable => {
-                // What the mark protects is in use already.
+                // The version that the mark protects is in use already.
                 tracing::debug!(error = %e, "a mark in S3 cannot be set yet");
                 pause = every.min(SET_AGAIN);
             }
-            Err(Refusal::Failed(e)) => tracing::warn!(error = %e, "a mark in S3 is not renewed now"),
+            Err(Refusal::Failed(e)) => tracing::warn!(error = %e, "cannot renew a mark in S3 now; it will be tried again"),
             Err(_) => {
                 let key = bucket.shown(&held.key);
-                tracing::warn!(key, "another process took this process for dead and removed its mark");
+                tracing::warn!(key, "another process considered this one dead and removed its mark in S3");
                 return;
             }
         }
@@ -414,14 +415,14 @@ impl Drop for Mark {
     fn drop(&mut self) {
         self.renewing.abort();
         // All processes use the same key for the exclusive lock, so the key may belong to a process that
-        // considered this one dead. After a fresh write nobody does so for long enough to remove it. All
-        // other marks have unique names.
+        // considered this one dead. After a fresh write no process does so for long enough to remove the key.
+        // All other marks have unique names.
         let removed = if self.held.key == EXCLUSIVE { self.confirm() } else { Ok(()) };
         if self.held.lost.load(Ordering::Acquire) {
             return;
         }
         if let Err(e) = removed.and_then(|()| self.bucket.remove(&self.held.key)) {
-            tracing::warn!(error = %e, "a mark stays in S3 until it expires");
+            tracing::warn!(error = %e, "cannot remove a mark in S3: it stays until it expires");
         }
     }
 }
@@ -433,7 +434,7 @@ mod tests {
     use crate::s3::{Keys, S3Options, S3Url};
 
     #[test]
-    fn marks_and_removals_are_over_before_a_mark_is_stale() {
+    fn writes_of_marks_and_removals_end_before_a_mark_is_stale() {
         let url: S3Url = "s3://images?endpoint=http://127.0.0.1:1&region=a&timeout=600".parse().unwrap();
         let mut options = S3Options::new("tester");
         options.keys = Keys::Given { id: "id".into(), secret: "secret".into() };

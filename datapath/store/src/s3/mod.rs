@@ -1,13 +1,13 @@
-//! A store in a bucket of S3, or of any server that speaks its protocol.
+//! A store in an S3 bucket, or on any server with the S3 protocol.
 //!
 //! ```text
 //!   s3://BUCKET/PREFIX/store            as in a directory: the same keys, the same bytes
-//!                      images/NAME      replaced as a whole, on the condition that nobody else changed it
+//!                      images/NAME      replaced as a whole, if no other process has changed it
 //!                      manifests/HASH   immutable
-//!                      objects/HASH     immutable, and always whole
-//!                      holed/HASH.LIST  immutable: the object HASH without what is in its holes; see `partial_copies`
+//!                      objects/HASH     immutable, and always complete
+//!                      holed/HASH.LIST  immutable: the object HASH without the bytes in its holes; see `partial_copies`
 //!                      traces/HASH
-//!                      locks/, pins/    who uses what: see `mark`; and for a moment the key of a `probe`
+//!                      locks/, pins/    which process uses what: see `mark`; and temporarily the key of a `probe`
 //!                      holds/           who needs what, even while its daemon does not run: see `crate::retention`
 //!                      tmp/HASH.upload, tmp/HASH.LIST.upload
 //!                                       the progress of an interrupted copy
@@ -16,15 +16,15 @@
 //! # Many writers
 //! Unlike a directory, a bucket can have several writers. The list of versions of an image is written with
 //! `If-Match` (with `If-None-Match` for a new image). The second writer reads the list again and applies its
-//! change to the new content, so no update is lost. Suppose that an attempt got no answer, and that the list
-//! afterwards is not the one that was to be written. Then the change fails, and the error says that the
-//! change may have been made or may still be made. A repetition could apply it twice. Removals need
-//! `locks/exclusive`, and space is given back only while nobody publishes.
+//! change to the new content, so no update is lost. If an attempt got no answer, and the list afterwards is
+//! not the one that was to be written, the change fails. Its error says that the change may have been made or
+//! may still be made, because a repetition could apply it twice. Removals need `locks/exclusive`, and space
+//! is reclaimed only while no publication is in progress.
 //!
 //! # After a crash
-//! A publication that is interrupted at any point leaves {nothing}, {an upload in parts that never appears},
-//! {an object that nobody needs}, {an object and a manifest that nobody needs} or {the whole version}, and a
-//! mark that becomes stale. The next [`S3Store::open`] for writing after that removes what nobody needs.
+//! An interrupted publication leaves one of these states: nothing; an upload in parts that never appears; an
+//! unneeded object; an unneeded object and an unneeded manifest; the complete version. It also leaves a mark
+//! that becomes stale. The next [`S3Store::open`] for writing after that removes what is unneeded.
 
 mod body;
 mod bucket;
@@ -74,20 +74,20 @@ pub use crate::s3::url::{REQUEST_ATTEMPTS, REQUEST_PAUSE, REQUEST_TIMEOUT, S3Url
 
 /// The largest list of versions.
 const REFS_MAX_BYTES: u64 = 1 << 30;
-/// How often a change of a list of versions is tried when others change it at the same time.
+/// How often a change of a list of versions is tried if others change it at the same time.
 const CHANGES_MAX: u32 = 50;
 
-/// Where keys for S3 come from.
+/// The source of S3 credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Keys {
     /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and the related variables, or the role of the machine, of
     /// its container or of its pod.
     Environment,
-    /// This key.
+    /// This access key.
     Given {
-        /// The key's name.
+        /// The id of the access key.
         id: String,
-        /// The key.
+        /// The secret.
         secret: String,
     },
 }
@@ -101,14 +101,14 @@ impl std::fmt::Debug for Keys {
 /// How a store in S3 is used.
 #[derive(Clone, Debug)]
 pub struct S3Options {
-    /// Where keys come from.
+    /// The source of credentials.
     pub keys: Keys,
-    /// The name of this process for others that wait for it. Each process that opens the store has a
-    /// different one.
+    /// The name of this process in messages to others that wait for it. Each process that opens the store has
+    /// a different one.
     pub owner: String,
-    /// Where an object is written until its hash, and so its key, is known.
+    /// The directory in which an object is written until its hash, and so its key, is known.
     pub spool_dir: PathBuf,
-    /// How long one request may take, instead of the time in the URL.
+    /// The timeout of one request, instead of the time in the URL.
     pub timeout: Option<Duration>,
     /// How long establishing a connection may take.
     pub connect_timeout: Duration,
@@ -118,7 +118,7 @@ pub struct S3Options {
     pub pause: Duration,
     /// The age from which a mark that is not renewed is stale.
     pub stale_after: Duration,
-    /// How long a request waits for a server that says that it is busy.
+    /// How long a request waits for a busy server.
     pub while_busy: WhileBusy,
 }
 
@@ -151,8 +151,8 @@ struct Inner {
     marks: Marks,
     chunk_bytes: u32,
     is_writable: bool,
-    /// Whether the bucket was seen to hold a store of this chunk size and, if the store is writable, its
-    /// server to respect conditions.
+    /// Whether it was checked that the bucket has a store of this chunk size and, if the store is writable,
+    /// that its server respects conditions.
     is_seen: AtomicBool,
     spool_dir: PathBuf,
     replica_rotation: Arc<ReplicaRotation>,
@@ -167,7 +167,7 @@ impl S3Store {
         let chunk_bytes = match (settings(&bucket)?, access) {
             (Some(chunk_bytes), Access::Read) => chunk_bytes,
             (Some(chunk_bytes), Access::Write { .. } | Access::Copy { .. }) => {
-                match probe::must_keep_conditions(&bucket, &marks.unique()) {
+                match probe::check_conditional_writes(&bucket, &marks.unique()) {
                     // Nothing can be written now. The first write after that tests the server again.
                     Err(e) if e.kind() == StoreErrorKind::NoSpace => is_seen = false,
                     kept => kept?,
@@ -192,8 +192,8 @@ impl S3Store {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// As [`S3Store::open`] with a known chunk size, whether or not the bucket can be reached. What a dead
-    /// writer left is removed by the next writer that reaches the bucket.
+    /// As [`S3Store::open`] with a known chunk size, whether or not the bucket can be reached. The remains of
+    /// a dead writer are removed by the next writer that reaches the bucket.
     pub fn open_unseen(
         url: &S3Url,
         access: Access,
@@ -213,10 +213,10 @@ fn settings(bucket: &Bucket) -> Result<Option<u32>, StoreError> {
     bucket.get("store", 4096)?.map(|(bytes, _)| chunk_bytes_of(&url, &bytes)).transpose()
 }
 
-/// The advice for a prefix that holds only marks. A process with an open version renews its marks, even if
+/// The advice for a prefix that has only marks. A process with an open version renews its marks, even if
 /// everything else was deleted.
-const MARKS_ARE_LEFT: &str = "; or, where a store was here that was emptied, end the daemons and commands that used it, and delete the \
-                              keys that are left below pins/ and locks/";
+const MARKS_ARE_LEFT: &str = "; or, if a store was here and was deleted, end the daemons and commands that used it, and delete the \
+                              remaining keys below pins/ and locks/";
 
 /// Whether a key can be a mark.
 fn is_of_a_mark(entry: &Entry) -> bool {
@@ -227,7 +227,7 @@ fn is_of_a_mark(entry: &Entry) -> bool {
 fn make(bucket: &Bucket, marks: &Marks, chunk_bytes: u32) -> Result<u32, StoreError> {
     let bytes = Bytes::from(settings_bytes(chunk_bytes)?);
     // An interrupted creation leaves nothing, because this is its only key. Everything else here belongs to
-    // somebody else, whatever its name.
+    // something else, whatever its name.
     let mut there = bucket.list("")?;
     there.retain(|entry| !probe::is_of_a_probe(&entry.name));
     if let Some(other) = there.first() {
@@ -238,14 +238,14 @@ fn make(bucket: &Bucket, marks: &Marks, chunk_bytes: u32) -> Result<u32, StoreEr
         return Err(StoreError::new(
             StoreErrorKind::Invalid,
             format!(
-                "{} is not an image store, and is not empty (it holds {}): choose another prefix{}",
+                "{} is not an image store, and is not empty (it has {}): choose another prefix{}",
                 bucket.url(),
                 other.name,
                 if there.iter().all(is_of_a_mark) { MARKS_ARE_LEFT } else { "" }
             ),
         ));
     }
-    probe::must_keep_conditions(bucket, &marks.unique())?;
+    probe::check_conditional_writes(bucket, &marks.unique())?;
     match bucket.put("store", &bytes, &Condition::Absent) {
         Ok(_) => Ok(chunk_bytes),
         Err(Refusal::Failed(e)) => Err(e),
@@ -293,7 +293,7 @@ impl Inner {
         }
         // The known chunk size may be outdated, and versions of another chunk size could not be read.
         if settings(&self.bucket)? == Some(self.chunk_bytes) {
-            probe::must_keep_conditions(&self.bucket, &self.marks.unique())?;
+            probe::check_conditional_writes(&self.bucket, &self.marks.unique())?;
             self.is_seen.store(true, Ordering::Release);
             return Ok(());
         }
@@ -315,8 +315,8 @@ impl Inner {
                 continue;
             };
             // Some programs write an empty key for a folder, `images/NAME/`, which a listing shows without
-            // its last slash. If a key of exactly that name exists, it is a lost list, and what its image
-            // needs is not known.
+            // its last slash. If a key of exactly that name exists, it is a list that is lost, and the needs
+            // of its image are unknown.
             if entry.len_bytes > 0 || self.bucket.head(&image_key(&name))?.is_some() {
                 names.push(name);
             }
@@ -342,8 +342,8 @@ impl Inner {
         self.bucket.put(&image_key(&image.name), &bytes, condition).map(drop)
     }
 
-    /// Applies `change` to the list of versions of an image until no other writer interferes. `change` gets
-    /// an empty image if none exists, and says whether to write.
+    /// Applies `change` to the list of versions of an image, again if another writer interferes. `change`
+    /// gets an empty image if none exists, and returns whether to write.
     fn change_image<T>(
         &self,
         name: &ImageName,
@@ -369,7 +369,7 @@ impl Inner {
             }
         }
         let message = format!(
-            "cannot change image '{name}' in {}: others changed it {CHANGES_MAX} times meanwhile",
+            "cannot change image '{name}' in {}: other processes changed it {CHANGES_MAX} times at the same moment; try again",
             self.bucket.url()
         );
         Err(StoreError::new(StoreErrorKind::Locked, message).into())
@@ -378,12 +378,12 @@ impl Inner {
     fn not_known(&self, name: &ImageName, why: Option<StoreError>) -> Unchanged {
         let why = match why {
             Some(e) => e.to_string(),
-            None => "the server did not answer in time, and others change the image too".to_owned(),
+            None => "the server did not answer in time, and other processes change the image too".to_owned(),
         };
         Unchanged::Unknown(StoreError::new(
             StoreErrorKind::Unknown,
             format!(
-                "it is not known whether image '{name}' in {} was changed: {why}. Look at its versions and channels, and try \
+                "it is unknown whether image '{name}' in {} was changed: {why}. Check its versions and channels, and try \
                  again if the change is missing",
                 self.bucket.url()
             ),
@@ -398,7 +398,7 @@ impl Inner {
                 if !self.is_writable
                     && matches!(e.kind(), StoreErrorKind::Io | StoreErrorKind::Unreachable) =>
             {
-                tracing::warn!(error = %e, "version {} can be removed while it is read here", manifest.short());
+                tracing::warn!(error = %e, "cannot pin version {}: other processes can remove it while it is read here", manifest.short());
                 None
             }
             Err(e) => return Err(e),
@@ -419,7 +419,7 @@ impl Inner {
 
     fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
         let key = manifest_key(id);
-        // Twice: bytes that were damaged in transit are right the second time.
+        // Tried twice, in case the bytes were damaged in transit.
         for _ in 0..2 {
             let found = self.bucket.get(&key, MANIFEST_MAX_BYTES)?;
             let Some((bytes, _)) = found else {
@@ -433,7 +433,7 @@ impl Inner {
         Err(StoreError::new(
             StoreErrorKind::Damaged,
             format!(
-                "the manifest {} is damaged: its bytes do not have the hash that is its name",
+                "the manifest {} is damaged: the hash of its bytes is not the one in its name",
                 self.bucket.shown(&key)
             ),
         ))
@@ -589,7 +589,7 @@ impl Store for S3Store {
             let shown = self.inner.bucket.shown(&object_key(object));
             return Err(StoreError::new(
                 StoreErrorKind::Damaged,
-                format!("cannot mend {shown}: it is kept with holes, so it must be copied as a whole"),
+                format!("cannot repair {shown}: the bucket has it only with holes, so it must be copied as a whole"),
             ));
         }
         publication::send_object(&self.inner, &damaged, patches, None, &mut |_| Ok(()))

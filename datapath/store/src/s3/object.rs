@@ -1,4 +1,4 @@
-//! Reading an object of the bucket.
+//! Reads an object of the bucket.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,10 +27,10 @@ pub(super) struct S3Object {
     replica_rotation: Arc<ReplicaRotation>,
 }
 
-/// How the bucket keeps an object.
+/// The form in which the bucket has an object.
 #[derive(Clone)]
 enum Kept {
-    /// Not looked up yet: assumed to be whole until the whole object turns out to be missing.
+    /// Not looked up yet: assumed to be complete until the complete object turns out to be missing.
     Unknown,
     Whole,
     PartialCopies(Arc<PartialCopies>),
@@ -55,17 +55,18 @@ pub(super) struct Piece {
 }
 
 impl S3Object {
-    /// An object that is assumed to be whole. If the whole object is missing, other copies are looked for.
+    /// An object that is assumed to be complete. If the complete object is missing, copies with holes are
+    /// looked up.
     pub(super) fn unseen(store: &Inner, id: Hash, len_bytes: u64) -> Self {
         Self::of(store, id, len_bytes, Kept::Unknown)
     }
 
-    /// An object that exists as a whole.
+    /// An object that is known to exist completely.
     pub(super) fn whole(store: &Inner, id: Hash, len_bytes: u64) -> Self {
         Self::of(store, id, len_bytes, Kept::Whole)
     }
 
-    /// Looks for the whole object or, if it is missing, for copies with holes.
+    /// Looks up the complete object or, if it is missing, copies with holes.
     pub(super) fn find(store: &Inner, id: Hash) -> Result<Self, StoreError> {
         let (len_bytes, kept) = look(&store.bucket, id, None)?;
         Ok(Self::of(store, id, len_bytes, kept))
@@ -81,7 +82,7 @@ impl S3Object {
         matches!(*self.kept.read(), Kept::PartialCopies(_))
     }
 
-    /// Looks the object up again. Returns whether it is now kept in another way.
+    /// Looks the object up again. Returns whether its form has changed.
     fn look_again(&self) -> Result<bool, StoreError> {
         let (_, kept) = look(&self.bucket, self.id, Some(self.len_bytes))?;
         let mut before = self.kept.write();
@@ -98,7 +99,7 @@ impl S3Object {
         let ways = match &kept {
             Kept::Unknown | Kept::Whole => {
                 let all = Piece { key: object_key(self.id), offset, len };
-                // Bytes that were damaged in transit are right the second time.
+                // Tried twice, in case the bytes were damaged in transit.
                 vec![vec![all.clone()], vec![all]]
             }
             Kept::PartialCopies(partial_copies) => {
@@ -150,7 +151,7 @@ impl S3Object {
         }
     }
 
-    /// Returns whether the object is now kept in another way than the read assumed. Another read may have
+    /// Returns whether the form of the object differs from what the read assumed. Another read may have
     /// looked it up already.
     fn look_for(&self, reading: &Reading) -> Result<bool, StoreError> {
         if self.kept.read().is_same(&reading.kept) {
@@ -159,7 +160,7 @@ impl S3Object {
         Ok(!self.kept.read().is_same(&reading.kept))
     }
 
-    /// Notes that all bytes arrived and were right.
+    /// Records that all bytes arrived and were right.
     fn was_read(&self, reading: &Reading) {
         if matches!(reading.kept, Kept::Unknown) {
             let mut kept = self.kept.write();
@@ -217,7 +218,7 @@ impl S3Object {
     }
 }
 
-/// How an object is kept, and its length. A partial copy counts if it is not damaged and, if the length is
+/// The form of an object, and its length. A partial copy counts if it is not damaged and, if the length is
 /// known, has that length.
 fn look(bucket: &Bucket, id: Hash, len_bytes: Option<u64>) -> Result<(u64, Kept), StoreError> {
     let key = object_key(id);
@@ -234,7 +235,7 @@ fn look(bucket: &Bucket, id: Hash, len_bytes: Option<u64>) -> Result<(u64, Kept)
 /// A read under way.
 struct Reading {
     kept: Kept,
-    /// What to try if the current way fails.
+    /// Alternatives to try if the current one fails.
     ways: VecDeque<Vec<Piece>>,
     /// Pieces that have not arrived yet. The first one has been requested.
     pieces: VecDeque<Piece>,
@@ -243,7 +244,7 @@ struct Reading {
     part: Option<Part>,
     /// Which of the copies with holes to read.
     turn: Replica,
-    /// Whether this read has looked up again how the object is kept.
+    /// Whether this read has looked up the object's form again.
     has_looked: bool,
 }
 
@@ -287,7 +288,7 @@ impl Object for S3Object {
         self.read_checked(offset, into, &mut |_| Ok(()))
     }
 
-    /// Reads from the other copies with holes in turn. A whole object has no other copies and is read once
+    /// Reads from the other copies with holes in turn. A complete object has no other copies and is read once
     /// more.
     fn read_range_past_caches(
         &self,

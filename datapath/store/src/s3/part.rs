@@ -1,4 +1,4 @@
-//! Reads of parts of objects under way, whether or not a thread waits for them.
+//! Reads parts of objects concurrently, whether or not a thread waits for them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -12,21 +12,21 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::s3::bucket::Bucket;
 use crate::waiting::ReadFor;
 
-/// The most parts of one bucket under way for reads that can wait without a thread. It is the number of
+/// The most parts of one bucket in progress for reads that can wait without a thread. It is the number of
 /// fetching threads, so that a slow line is not shared by more parts than can arrive before their requests
 /// time out.
 const UNDER_WAY_MAX: usize = 8;
-/// At most this many of them may be parts that nobody waits for yet.
+/// At most this many of them may be parts that no client waits for yet.
 const AHEAD_MAX: usize = 6;
-/// Parts of copies, in addition to all of these.
+/// Parts of background copies, in addition to all of these.
 const COPIED_MAX: usize = 2;
 /// How long a thread waits for a part. Most parts arrive in that time, and a reader that waits without a
-/// thread looks only now and then.
+/// thread checks only from time to time.
 const THREAD_WAITS: Duration = Duration::from_secs(1);
-/// The same limit while parts of the bucket take longer.
+/// The same limit while parts of the bucket are slow.
 const THREAD_WAITS_LATE: Duration = Duration::from_millis(50);
 
-/// The parts of one bucket.
+/// The parts of one bucket in progress.
 pub(super) struct Parts {
     room: Arc<Semaphore>,
     room_ahead: Arc<Semaphore>,
@@ -75,7 +75,7 @@ pub(super) struct Part {
     _rooms: Vec<OwnedSemaphorePermit>,
 }
 
-/// Sets the flag on drop, so also if the work panics or is aborted.
+/// Sets the flag on drop, even if the task panics or is aborted.
 struct Over(Arc<AtomicBool>);
 
 impl Drop for Over {
@@ -85,7 +85,7 @@ impl Drop for Over {
 }
 
 impl Part {
-    /// Requests a part. `None`: too many are under way.
+    /// Requests a part. `None`: too many are in progress.
     pub(super) fn ask(
         bucket: &Bucket,
         key: &str,
@@ -109,7 +109,7 @@ impl Part {
         Some(Self { parts, began, outcome, is_over, work, read_for, _rooms: rooms })
     }
 
-    /// Waits a short time for the part. `Err`: it is still under way.
+    /// Waits a short time for the part. `Err`: it is still in progress.
     pub(super) fn wait(self) -> Result<Result<Bytes, StoreError>, Self> {
         let are_late = self.parts.are_late.load(Ordering::Relaxed);
         let outcome = match self.outcome.recv_timeout(if are_late { THREAD_WAITS_LATE } else { THREAD_WAITS })
@@ -120,22 +120,22 @@ impl Part {
                 return Err(self);
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                Err(StoreError::new(StoreErrorKind::Io, "a read of a bucket was given up"))
+                Err(StoreError::new(StoreErrorKind::Io, "a read of a bucket was cancelled"))
             }
         };
         self.note_late(self.began.elapsed() >= THREAD_WAITS);
         Ok(outcome)
     }
 
-    /// Parts of copies do not count: they wait for free capacity, so their time says nothing about reads that
-    /// others wait for.
+    /// Parts of background copies do not count: they wait for free capacity, so their time says nothing about
+    /// other reads.
     fn note_late(&self, is_late: bool) {
         if self.read_for != ReadFor::Copy {
             self.parts.are_late.store(is_late, Ordering::Relaxed);
         }
     }
 
-    /// Returns a check of whether the part is over, for a reader that does not block.
+    /// Returns a check of whether the part is finished, for a reader that does not block.
     pub(super) fn is_over(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let is_over = Arc::clone(&self.is_over);
         move || is_over.load(Ordering::Acquire)

@@ -1,14 +1,14 @@
-//! Copies of objects with holes, each under a key of its own.
+//! Copies of objects with holes in a bucket, each under a key of its own.
 //!
 //! ```text
 //!   holed/HASH.LIST    | the object's bytes, with zeroes in its holes | the list of its holes | length of that list |
 //!                        as many as the object HASH has                 its hash begins with LIST  8 bytes
 //! ```
-//! A bucket cannot punch holes. But if an object with holes is copied from a directory to a bucket, the copy
-//! is not a whole object. Another writer may copy the missing parts at the same time. So `objects/HASH` is
-//! always whole, and a partial copy gets a key that names its list of holes. The same holes always give the
-//! same bytes, so no key is ever overwritten with different bytes. If there is no whole copy, the object is
-//! read from all of these keys. Its holes are those that all copies share.
+//! A bucket cannot punch holes. But an object that is copied from a directory may have holes, and then the
+//! copy in the bucket is not complete. Another writer may copy the missing parts at the same time. So
+//! `objects/HASH` is always complete, and a partial copy gets a key that names its list of holes. The same
+//! holes always give the same bytes, so no key is ever overwritten with different bytes. If there is no
+//! complete copy, the object is read from all of these keys. Its holes are those that all copies share.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -32,11 +32,11 @@ use crate::store::Object;
 pub(super) const PARTIAL: &str = "holed";
 /// The length of the field that holds the list's length.
 const LENGTH_BYTES: usize = 8;
-/// How much of a key's end is read at once. It holds a list of more than a thousand holes.
+/// How many bytes at the end of a key are read at once: enough for a list of more than a thousand holes.
 const END_BYTES: u64 = 64 << 10;
 
-/// How many digits of a list's hash are in the name of a key. With all digits the name would be too long for
-/// some servers that keep keys as files.
+/// The number of digits of a list's hash in the name of a key. With all digits the name would be too long for
+/// some servers that store keys as files.
 const LIST_DIGITS: usize = 32;
 
 /// The digits of a list's hash that go into a key's name.
@@ -70,15 +70,15 @@ impl Inner {
         let (id, len_bytes) = (source.id(), source.len_bytes());
         let whole = object_key(id);
         if self.bucket.head(&whole)?.is_some() {
-            // Readers use the whole copy, so that copy has to be repaired.
+            // Readers use the complete copy, so that copy has to be repaired.
             let own: Arc<dyn Object> = Arc::new(S3Object::whole(self, id, len_bytes));
             let filled = Filled::new(source, holes, own)?;
             let sent = send_object(self, &filled, &[], Some(upload::state_key(&whole)), copied);
             let shown = self.bucket.shown(&whole);
             let ours = |why: &str| {
                 StoreError::of_own_object(format!(
-                    "{shown} is damaged ({why}), and the source does not have all of it: repair the versions that need it from a \
-                     store that has"
+                    "{shown} is damaged ({why}), and the source does not have all of the object: repair the versions that need it \
+                     from a store that has all of it"
                 ))
             };
             return sent.map_err(|e| filled.blame(e, &ours, copied));
@@ -142,10 +142,10 @@ fn split(bytes: &mut [u8], at: u64) -> (&mut [u8], &mut [u8]) {
     bytes.split_at_mut(at)
 }
 
-/// The partial copies of an object that has no whole copy.
+/// The partial copies of an object that has no complete copy.
 pub(super) struct PartialCopies {
     pub(super) len_bytes: u64,
-    /// Ordered by how much they lack; the least first.
+    /// Ordered by the number of missing bytes; the fewest first.
     copies: Vec<PartialCopy>,
     /// The holes that all copies share.
     pub(super) common: Arc<Holes>,
@@ -240,7 +240,7 @@ impl PartialCopies {
         keys(self) == keys(other)
     }
 
-    /// From now on reads the next copy first. `false`: every copy has been first already.
+    /// Reads the next copy first from now on. `false`: every copy has been first already.
     pub(super) fn turn(&self) -> bool {
         let last = self.copies.len().saturating_sub(1);
         let next = |first: usize| (first < last).then(|| first.saturating_add(1));
@@ -253,14 +253,14 @@ impl PartialCopies {
         sooner.iter().chain(later)
     }
 
-    /// The ways to read a stretch, in order. Each is tried if the bytes of the previous way were wrong.
+    /// The alternatives to read a range, in order. Each is tried if the bytes of the previous one were wrong.
     pub(super) fn ways(&self, stretch: &Range<u64>, turn: Replica) -> Vec<Vec<Piece>> {
         let whole = self.in_order().filter(|copy| copy.ends(stretch.start) >= stretch.end);
         let mut ways: Vec<Vec<Piece>> = whole.map(|copy| vec![copy.piece(stretch)]).collect();
         if ways.is_empty() {
             ways.push(self.pieces(stretch));
         }
-        // Bytes that were damaged in transit are right the second time.
+        // Tried twice, in case the bytes were damaged in transit.
         let again = match ways.as_slice() {
             [only] => Some(only.clone()),
             _ => None,
@@ -275,7 +275,7 @@ impl PartialCopies {
         ways
     }
 
-    /// Assembles a stretch that no single copy has in full.
+    /// Assembles a range that no single copy has completely.
     fn pieces(&self, stretch: &Range<u64>) -> Vec<Piece> {
         let (mut pieces, mut at) = (Vec::new(), stretch.start);
         while at < stretch.end {
@@ -288,9 +288,9 @@ impl PartialCopies {
         pieces
     }
 
-    /// Assembles a stretch without the copy that `turn` leaves out, wherever other copies have the bytes.
-    /// `usual` is the normal way to read it. A damaged copy may lie next to a stretch that only the damaged
-    /// copy has, so the choice is made for each part.
+    /// Assembles a range without the copy that `turn` leaves out, wherever other copies have the bytes.
+    /// `usual` is the normal way to read it. A damaged copy may adjoin a range that only the damaged copy
+    /// has, so the choice is made for each part.
     fn of_others(&self, stretch: &Range<u64>, turn: Replica, usual: &[Piece]) -> Vec<Piece> {
         let (mut pieces, mut at) = (Vec::<Piece>::new(), stretch.start);
         while at < stretch.end {
@@ -298,8 +298,8 @@ impl PartialCopies {
             let (left_out, times) = match turn {
                 Replica::Usual => (None, 0),
                 Replica::Other(times) => (gave(), times),
-                // The first rereading leaves out the copy that was read first before, because it gave most of
-                // the bytes. Bytes that several other copies have come from each of them in turn.
+                // The first re-read leaves out the copy that was first before, because it gave most of the
+                // bytes. Bytes that several other copies have come from each of them in turn.
                 Replica::Reading(reading) => {
                     let number = usize::try_from(reading).unwrap_or(usize::MAX).saturating_sub(1);
                     let number = number.checked_rem(self.copies.len()).unwrap_or(0);
@@ -356,7 +356,7 @@ fn holes_of(
     let shown = bucket.shown(&key);
     let damaged =
         |why: &str| StoreError::new(StoreErrorKind::Damaged, format!("the copy {shown} is damaged: {why}"));
-    let cut = || damaged("it does not end with the list of its holes");
+    let cut = || damaged("it does not end with a list of holes");
     if entry.len_bytes < u64_of(LENGTH_BYTES) {
         return Err(cut());
     }
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn in_holes_there_are_zeroes_and_nothing_is_read() {
+    fn holes_are_zeroes_and_are_not_read() {
         let bytes = bytes(100 * K + 5);
         let holes = holes(&bytes, &[9 * K..10 * K, 33 * K..40 * K]);
         let mut right = bytes.clone();
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stretch_is_read_from_copies_that_have_it() {
+    fn a_range_is_read_from_copies_that_have_it() {
         let bytes = bytes(128 * K);
         let (one, other) = (
             holes(&bytes, &[16 * K..24 * K, 100 * K..101 * K]),
@@ -476,7 +476,7 @@ mod tests {
         for ordered in 0..2 {
             assert_eq!(ways(16 * K..24 * K), ["a16+8"; 2]);
             assert_eq!(ways(24 * K..104 * K), ["b24+76 a100+4"; 2]);
-            // A way may cross ranges that all copies lack.
+            // An alternative may cross ranges that all copies lack.
             assert_eq!(ways(4 * K..24 * K), ["a4+20"; 2]);
             let both = if ordered == 0 { ["b0+16", "a0+16"] } else { ["a0+16", "b0+16"] };
             assert_eq!(ways(0..16 * K), both);
@@ -505,7 +505,7 @@ mod tests {
         for (times, other) in ["b0+4", "a0+4", "b0+4"].iter().enumerate() {
             let again = ways(&(0..4 * K), Replica::Other(times));
             assert_eq!(again[0], *other);
-            // If the other way fails too, the normal ways follow.
+            // If the other alternative fails too, the normal ones follow.
             assert_eq!(again[1..], usual);
         }
         for (reading, next) in (0..).zip(["c0+4", "b0+4", "a0+4", "c0+4", "b0+4"]) {
@@ -523,7 +523,7 @@ mod tests {
         assert_eq!(first(&to_64, Replica::Other(1)), "a0+24 c24+16 b40+24");
         assert_eq!(ways(&(0..24 * K), Replica::Usual), ["b0+24", "a0+24"]);
         assert_eq!(first(&(0..24 * K), Replica::Other(0)), "c0+16 a16+8");
-        // Each rereading leaves out one copy, except for ranges that only that copy has.
+        // Each re-read leaves out one copy, except for ranges that only that copy has.
         assert_eq!(first(&to_64, Replica::Reading(1)), "b0+24 c24+16 b40+24");
         assert_eq!(first(&to_64, Replica::Reading(2)), "a0+24 c24+40");
         assert_eq!(first(&to_64, Replica::Reading(3)), "c0+16 b16+8 c24+40");

@@ -1,10 +1,11 @@
-//! Tests once, before the first write, whether a server respects the conditions on which a store is written.
+//! Checks once, before the first write, that a server respects the conditional headers with which a store is
+//! written.
 //!
 //! Lists of versions and the lock of removals are written with `If-None-Match` and `If-Match`. A server that
 //! ignores these headers answers 200 to two writers at the same time, and the change of the first writer is
 //! lost.
 //!
-//! The probe writes a key of its own three times. The server must take the first write and refuse the other
+//! The probe writes a key of its own three times. The server must accept the first write and refuse the other
 //! two:
 //!
 //! | write | condition | answer |
@@ -14,8 +15,8 @@
 //! | 3 | `If-Match` with a tag that the key does not have | 412 or 409 |
 //!
 //! The key is removed at the end. A process that dies before that leaves its key. The next probe removes keys
-//! of probes that are older than [`STALE_AFTER`] by the server's clock, and so does a removal of stale marks.
-//! No probe takes that long.
+//! of probes that are older than [`STALE_AFTER`] by the server's clock. The cleanup of stale marks (`mark`)
+//! removes them too. A probe takes far less than `STALE_AFTER`.
 
 use bytes::Bytes;
 
@@ -24,22 +25,22 @@ use crate::s3::STALE_AFTER;
 use crate::s3::bucket::{Bucket, Condition, Refusal};
 use crate::s3::mark::LOCKS;
 
-/// The prefix of these keys' names, in the folder of the marks.
+/// The prefix of a probe's key, in the folder of the marks.
 const PREFIX: &str = "probe-";
 /// A tag that no key has.
 const WRONG_TAG: &str = "\"00000000000000000000000000000000\"";
 
-/// Whether a key is that of a probe, judged by its name below the store's prefix.
+/// Whether a key belongs to a probe. `name` is its name below the store's prefix.
 pub(super) fn is_of_a_probe(name: &str) -> bool {
     name.split_once('/').is_some_and(|(folder, name)| folder == LOCKS && name.starts_with(PREFIX))
 }
 
 /// Fails unless the server respects both conditions. No other process uses `unique`.
-pub(super) fn must_keep_conditions(bucket: &Bucket, unique: &str) -> Result<(), StoreError> {
+pub(super) fn check_conditional_writes(bucket: &Bucket, unique: &str) -> Result<(), StoreError> {
     let bucket = &bucket.prompt();
     let name = format!("{PREFIX}{unique}");
     let key = format!("{LOCKS}/{name}");
-    let kept = keeps_conditions(bucket, &key);
+    let kept = test_conditions(bucket, &key);
     // A key that is left does no harm, and the next probe tries to remove it again.
     if let Err(e) = clean_up(bucket, &name, &key) {
         tracing::warn!(error = %e, "cannot remove the key of a test write from S3");
@@ -47,14 +48,14 @@ pub(super) fn must_keep_conditions(bucket: &Bucket, unique: &str) -> Result<(), 
     kept
 }
 
-fn keeps_conditions(bucket: &Bucket, key: &str) -> Result<(), StoreError> {
+fn test_conditions(bucket: &Bucket, key: &str) -> Result<(), StoreError> {
     match bucket.put(key, &Bytes::from_static(&[1]), &Condition::Absent) {
         Ok(_) => {}
         Err(Refusal::Failed(e)) => return Err(e),
         Err(_) => {
             let shown = bucket.shown(key);
             let message =
-                format!("cannot write {shown}: the server says that it is there already; try again");
+                format!("cannot write {shown}: the server says that it exists already; try again");
             return Err(StoreError::new(StoreErrorKind::Io, message));
         }
     }
@@ -76,9 +77,9 @@ fn ignored(bucket: &Bucket, feature: &str) -> StoreError {
     StoreError::new(
         StoreErrorKind::Invalid,
         format!(
-            "cannot write to {url}: {server} ignores conditional writes (it took a PUT with '{feature}' that it must refuse), so \
-             that processes that write at the same time would lose versions. Use a server that knows If-None-Match and If-Match \
-             on PUT; a store that is there can be read all the same"
+            "cannot write to {url}: {server} ignores conditional writes (it accepted a PUT with '{feature}' that it must refuse), \
+             so concurrent writers would lose versions. Use a server that supports If-None-Match and If-Match on PUT; an \
+             existing store can still be read"
         ),
     )
 }

@@ -1,4 +1,4 @@
-//! Writing a version to S3: data object, manifest, reference, in that order.
+//! Writes a version to S3: its data object, its manifest, and its reference, in that order.
 
 use std::fs::File;
 use std::io::Write;
@@ -24,11 +24,11 @@ pub(super) struct S3Publication {
     writing: Option<Writing>,
     /// The data object, once it is in place.
     finished: Option<(Hash, u64)>,
-    /// Whether keys are in place that only a commit makes necessary.
+    /// Whether keys are in place that only a commit makes needed.
     left_something: bool,
 }
 
-/// The data object while it grows, in a local file without a name. Its key is known at its end.
+/// The data object that is being written, in a local file without a name. Its key is known at its end.
 struct Writing {
     file: File,
     hasher: blake3::Hasher,
@@ -43,7 +43,7 @@ impl S3Publication {
     fn spool_failed(&self, e: std::io::Error) -> StoreError {
         let dir = self.store.spool_dir.display();
         StoreError::from_os(
-            format!("cannot keep the data object in {dir} until it is sent (TMPDIR names another directory)"),
+            format!("cannot store the data object in {dir} until it is sent (to use another directory, set TMPDIR)"),
             e,
         )
     }
@@ -56,8 +56,8 @@ impl S3Publication {
         Ok(Writing { file, hasher: blake3::Hasher::new(), len_bytes: 0 })
     }
 
-    /// If the server may still add the version to the list, nobody may reclaim what the version needs: the
-    /// mark stays until it becomes stale.
+    /// If the server may still add the version to the list, no process may reclaim what the version needs:
+    /// the mark stays until it becomes stale.
     fn not_listed(&mut self, why: Unchanged) -> StoreError {
         if matches!(why, Unchanged::Unknown(_))
             && let Some(mark) = self.mark.take()
@@ -82,7 +82,7 @@ impl S3Publication {
     }
 }
 
-/// Writes a manifest, whatever is there.
+/// Writes a manifest, even over an existing one.
 pub(super) fn send_manifest(store: &Inner, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
     let sending = Sending {
         key: &manifest_key(id),
@@ -198,8 +198,8 @@ impl Publication for S3Publication {
         manifest: &[u8],
     ) -> Result<Option<Adopted>, StoreError> {
         check_manifest_size(name, manifest)?;
-        // If this fails, the manifest and the objects before it are part of an incomplete copy. They are not
-        // reclaimed, so that the next copy continues with them.
+        // If this fails, the manifest and the objects are part of an incomplete copy. They are not reclaimed,
+        // so that the next copy continues with them.
         self.put_manifest(version.manifest, manifest)?;
         let store = Arc::clone(&self.store);
         let adopted = store.change_image(name, |image, _| {
@@ -213,8 +213,8 @@ impl Publication for S3Publication {
 
 impl Drop for S3Publication {
     fn drop(&mut self) {
-        // Nobody reclaims while the mark exists. After its removal nobody would know about keys that a crash
-        // leaves from here on.
+        // No process reclaims while the mark exists. After its removal no process would know about keys that
+        // a crash leaves from here on.
         let noted = if self.left_something { self.store.want_sweep() } else { Ok(()) };
         self.mark = None;
         let outcome = noted.and_then(|()| self.store.bucket.head(SWEEP_WANTED)).and_then(|wanted| {
@@ -224,7 +224,7 @@ impl Drop for S3Publication {
             Ok(())
         });
         if let Err(e) = outcome {
-            tracing::warn!(error = %e, "space is not reclaimed now; it will be when the store is next opened");
+            tracing::warn!(error = %e, "the space of unneeded objects is not reclaimed now, but when the store is next opened");
         }
     }
 }
@@ -269,6 +269,6 @@ pub(super) fn send_object(
 pub(super) fn damaged_source(id: Hash) -> StoreError {
     StoreError::new(
         StoreErrorKind::Damaged,
-        format!("the data object {id} is damaged where it was to be copied from; it was not copied"),
+        format!("the data object {id} is damaged at the source; it was not copied"),
     )
 }

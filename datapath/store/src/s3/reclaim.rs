@@ -1,4 +1,4 @@
-//! Removes versions, and gives back the space of keys that no version needs while nobody publishes.
+//! Removes versions, and reclaims keys that no version needs while no publication is in progress.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::s3::partial_copies::{self, PARTIAL};
 use crate::s3::{Inner, image_key, upload};
 use crate::store::Removed;
 
-/// How many keys are removed before the right to remove is confirmed again.
+/// How many keys are removed before the exclusive lock is confirmed again.
 const REMOVED_AT_ONCE: usize = 32;
 
 impl Inner {
@@ -36,14 +36,14 @@ impl Inner {
         match self.sweep() {
             Ok(_) => Ok(()),
             Err(e) if e.kind() == StoreErrorKind::Damaged || e.kind() == StoreErrorKind::UnknownFormat => {
-                tracing::warn!(error = %e, "not cleaning up the store");
+                tracing::warn!(error = %e, "the store is not cleaned up, because it is unknown which keys are needed");
                 Ok(())
             }
             Err(e) => Err(e),
         }
     }
 
-    /// Gives space back, unless a process publishes or removes at this time.
+    /// Reclaims, unless a process publishes or removes at this time.
     pub(super) fn sweep(&self) -> Result<u64, StoreError> {
         match self.marks.exclusive(Duration::ZERO)? {
             Some(alone) => self.reclaim(&alone),
@@ -51,11 +51,12 @@ impl Inner {
         }
     }
 
-    /// Removes manifests, objects and traces that no version needs, unless somebody publishes. If an unneeded
-    /// manifest is still pinned, it stays for a later sweep, with all objects. Returns the bytes freed.
+    /// Removes manifests, objects and traces that no version needs, unless a publication is in progress. If
+    /// an unneeded manifest is still pinned, it stays for a later sweep, with all objects. Returns the bytes
+    /// freed.
     fn reclaim(&self, alone: &Mark) -> Result<u64, StoreError> {
-        // This check comes before the needed keys are collected. A writer that wakes up later then cannot
-        // commit a version that refers to a removed object.
+        // This check precedes the collection of needed keys. A writer that wakes up later then cannot commit
+        // a version that refers to a removed object.
         if self.living_writer(alone, "")?.is_some() {
             self.want_sweep()?;
             return Ok(0);
@@ -78,7 +79,7 @@ impl Inner {
                 going.push(format!("{folder}/{}", entry.name));
                 freed_bytes = freed_bytes.saturating_add(entry.len_bytes);
             }
-            // The objects to which the pinned manifest refers are not known here.
+            // It is not known here to which objects the pinned manifest refers.
             if is_postponed {
                 break;
             }
@@ -112,7 +113,7 @@ impl Inner {
             return Ok(None);
         }
         alone.confirm()?;
-        // Recorded first: if a later step fails, only these marks would tell that dead writers left
+        // Recorded first: if a later step fails, only these marks would show that dead writers left
         // something.
         self.want_sweep()?;
         for (key, name) in &stale {
@@ -125,9 +126,9 @@ impl Inner {
         Ok(None)
     }
 
-    /// The hashes that the versions of all images need. A process that removes an image holds the exclusive
-    /// lock, and the caller has that lock. So if an image is listed but missing, the answer is wrong, for
-    /// example the 404 of a proxy whose server restarts. Nothing may be removed because of such an answer.
+    /// The hashes that the versions of all images need. A process that removes an image needs the exclusive
+    /// lock, which the caller has. So if an image is listed but missing, the answer is wrong, for example the
+    /// 404 of a proxy whose server restarts. Nothing may be removed because of such an answer.
     fn needed(&self) -> Result<HashSet<Hash>, StoreError> {
         let mut needed = HashSet::new();
         for name in self.image_names()? {
@@ -136,7 +137,7 @@ impl Inner {
                 return Err(StoreError::new(
                     StoreErrorKind::Damaged,
                     format!(
-                        "cannot tell what image '{name}' needs: {shown} is listed, and the server says that it is not there"
+                        "cannot find out what image '{name}' needs: {shown} is listed, but the server says that it does not exist"
                     ),
                 ));
             };
@@ -148,8 +149,8 @@ impl Inner {
         Ok(needed)
     }
 
-    /// Discards the parts of copies that were interrupted long ago. No such copy continues now, because
-    /// nobody publishes.
+    /// Discards the parts of copies that were interrupted long ago. No such copy continues now, because no
+    /// publication is in progress.
     fn forget_abandoned(&self, alone: &Mark) -> Result<(), StoreError> {
         for abandoned in self.marks.older_than(upload::STATES, upload::ABANDONED_AFTER)? {
             alone.confirm()?;
@@ -160,8 +161,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Manifests that are pinned or held. A process that pins or holds a manifest from now on waits for the
-    /// exclusive lock, which the caller has, and then checks that the manifest exists.
+    /// Manifests that are pinned or have a retention root. A process that pins or retains a manifest from now
+    /// on waits for the exclusive lock, which the caller has, and then checks that the manifest exists.
     fn pinned(&self) -> Result<HashSet<Hash>, StoreError> {
         let (live, _) = self.marks.live_and_stale(PINS, "")?;
         let manifest = |mark: &Entry| mark.name.split_once('/')?.0.parse().ok();
@@ -170,7 +171,7 @@ impl Inner {
         Ok(live.iter().filter_map(manifest).chain(held).collect())
     }
 
-    /// Notes that there is something to give back when nobody publishes any more.
+    /// Records that there is something to reclaim after the publications in progress.
     pub(super) fn want_sweep(&self) -> Result<(), StoreError> {
         match self.bucket.put(SWEEP_WANTED, &Bytes::from_static(b"sweep\n"), &Condition::Any) {
             Err(Refusal::Failed(e)) => Err(e),
@@ -180,7 +181,7 @@ impl Inner {
 
     fn want_sweep_if_possible(&self) {
         if let Err(e) = self.want_sweep() {
-            tracing::warn!(error = %e, "this removal may have left space in use; a later one gives it back");
+            tracing::warn!(error = %e, "this removal may have left unneeded keys; a later removal reclaims them");
         }
     }
 
@@ -216,22 +217,22 @@ impl Inner {
         });
         let going = match changed {
             Err(why @ Unchanged::Unknown(_)) => {
-                // The server may still remove the versions from the list, so nobody may begin to use them
-                // until the lock is stale. The next process that opens the store for writing gives the space
-                // back.
+                // The server may still remove the versions from the list, so no process may begin to use them
+                // until the lock is stale. The next process that opens the store for writing reclaims the
+                // space.
                 self.want_sweep_if_possible();
                 alone.leave();
                 return Err(why.into());
             }
             changed => changed?,
         };
-        // The list is empty now, so no other process can change it. Nobody publishes either, unless a process
-        // considered this one dead; the list then contains what that process published.
+        // The list is empty now, so no other process can change it. No process publishes either, unless one
+        // considered this process dead; the list then contains what that process published.
         if number.is_none()
             && let Err(e) = alone.confirm().and_then(|()| self.bucket.remove(&image_key(name)))
         {
             // The versions are removed in any case. The process that has the lock now may not be one that
-            // gives space back.
+            // reclaims.
             self.want_sweep_if_possible();
             // The server may still remove the list, and must not remove the list of an image that was created
             // again: the lock must become stale first.
@@ -244,8 +245,8 @@ impl Inner {
             Ok(freed_bytes) => freed_bytes,
             Err(e) => {
                 // The versions are removed in any case. The process that has the lock now may not be one that
-                // gives space back.
-                tracing::warn!(error = %e, "space is not reclaimed now; it will be later");
+                // reclaims.
+                tracing::warn!(error = %e, "the space of unneeded objects is not reclaimed now, but by a later write or removal");
                 self.want_sweep_if_possible();
                 0
             }
@@ -253,8 +254,8 @@ impl Inner {
         Ok(Removed { versions: going.iter().map(|v| v.number).collect(), freed_bytes })
     }
 
-    /// Before a whole list of versions is removed, makes sure that nobody publishes. Otherwise a version that
-    /// is published at this moment would be lost with the list, or the version of a writer that wakes up
+    /// Fails if a publication is in progress, before a whole list of versions is removed. Otherwise a version
+    /// that is published at this moment would be lost with the list, or the version of a writer that wakes up
     /// between the emptying of the list and its removal.
     fn must_have_no_writers(&self, name: &ImageName, alone: &Mark) -> Result<(), StoreError> {
         let Some(writer) = self.living_writer(alone, WRITER_PREFIX)? else { return Ok(()) };
@@ -262,7 +263,7 @@ impl Inner {
         Err(StoreError::new(
             StoreErrorKind::InUse,
             format!(
-                "cannot remove image '{name}' as a whole while a version is written to {} ({writer} does): remove it \
+                "cannot remove image '{name}' as a whole while a version is written to {} (by {writer}): remove it \
                  when that is done",
                 self.bucket.url()
             ),

@@ -1,9 +1,9 @@
-//! Chooses which of several copies of an object is read. A reader that got wrong bytes gets them from other
-//! copies.
+//! Chooses which of several copies of an object is read, so that a reader that got wrong bytes gets them from
+//! other copies.
 //!
-//! Nobody can tell which copy the wrong bytes came from, and each reader asks again with a newly opened
-//! object. So the store counts how often the same bytes were requested again, and answers from the other
-//! copies in turn.
+//! It is unknown which copy the wrong bytes came from, and each reader asks again with a newly opened object.
+//! So the store counts how often the same bytes were requested again, and answers from the other copies in
+//! turn.
 
 use std::collections::VecDeque;
 
@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 
 use crate::hash::Hash;
 
-/// How many reads are counted: those of the last minutes, if a copy is damaged in many places. A forgotten
-/// read is counted from zero.
+/// How many reads are counted: those of the last minutes, if a copy is damaged in many places. A read that
+/// was dropped is counted from zero again.
 const COUNTED_MAX: usize = 1024;
 
 /// Which copies a read uses.
@@ -20,9 +20,10 @@ const COUNTED_MAX: usize = 1024;
 pub(super) enum Replica {
     /// A normal read: the copies that always come first.
     Usual,
-    /// A read after wrong bytes: other copies than those. Holds how often other copies were requested before.
+    /// A read after wrong bytes, which prefers other copies. Contains how often other copies were requested
+    /// before.
     Other(usize),
-    /// A numbered full rereading of the object: each one leaves out another copy.
+    /// A numbered full re-read of the object: each one leaves out another copy.
     Reading(u32),
 }
 
@@ -53,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_place_of_each_object_is_counted_and_those_asked_for_last_are_kept() {
+    fn each_offset_is_counted_and_recent_counts_are_kept() {
         let replica_rotation = ReplicaRotation::default();
         let (one, other) = (Hash::of(b"one"), Hash::of(b"other"));
         let times = |object: Hash, offset: u64| match replica_rotation.next(object, offset) {

@@ -23,8 +23,8 @@ impl Inner {
         // A process that begins to remove after this write sees the key. A process that began earlier has
         // finished.
         let may_stay = self.may_retain(root, &path);
-        // The key of an image may exist for other machines. If nobody needs it, the next comparison removes
-        // it.
+        // The key of an image may exist for other machines. If nobody needs it, the daemon's next comparison
+        // of roots and needs removes it.
         if let Err(e) = &may_stay
             && root.manifest != ANY_VERSION
             && matches!(e.kind(), StoreErrorKind::NotFound | StoreErrorKind::InUse)
@@ -76,9 +76,9 @@ impl Inner {
         Ok(holds.filter(|root| root.daemon == daemon).collect())
     }
 
-    /// Refuses to remove what is held of an image. A version is held even if another number with the same
-    /// bytes is held, because holders open theirs by its number. The last version of an image that is held as
-    /// a whole is refused, too.
+    /// Fails if a version or image with retention roots would be removed. A version stays even if only
+    /// another number with the same bytes has a root, because holders open theirs by its number. The last
+    /// version of an image whose root names no version stays, too.
     pub(super) fn must_not_be_held(
         &self,
         name: &ImageName,
@@ -92,7 +92,7 @@ impl Inner {
         };
         for version in going {
             let of_it = holds.iter().filter(|entry| retention::is_of(&entry.name, version.manifest, name));
-            // A maintenance session holds the version twice, and its name says more.
+            // A version can have a second root besides that of a maintenance session, whose name says more.
             let is_edit = |entry: &&Entry| {
                 RetentionRoot::parse(&entry.name)
                     .is_some_and(|root| root.purpose == RetentionPurpose::MaintenanceSession)

@@ -4,7 +4,7 @@
 //! The parts of an object that is copied from another store are recorded in a state file: `tmp/HASH.upload`,
 //! or `tmp/HASH.LIST.upload` for a copy with holes. With it any host can continue an interrupted copy. All of
 //! the source is then read again. A part counts only if it was made of the same bytes, so the hash of what
-//! was read is also the hash of what was sent. If nobody continues a copy for [`ABANDONED_AFTER`], the next
+//! was read is also the hash of what was sent. If a copy is not continued for [`ABANDONED_AFTER`], the next
 //! reclaim discards its parts.
 //!
 //! # Two copies of one object at the same time
@@ -13,9 +13,9 @@
 //! the other copy is done. Otherwise it starts again with an upload of its own. That upload is not recorded,
 //! because the state may belong to a third copy by then. If that upload fails, its parts are discarded.
 //!
-//! A state is written only if there is none, or over a state of the same upload, or over one with which
-//! nobody can continue. So if two copies begin at the same moment, each with an upload, one of them writes
-//! its state. The upload of the other is not recorded either.
+//! A state is written only if there is none, or over a state of the same upload, or over one that no copy can
+//! continue. So if two copies begin at the same moment, each with an upload, one of them writes its state,
+//! and the upload of the other is not recorded.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ pub(super) type Read<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), StoreError> +
 pub(super) struct Sending<'a> {
     pub(super) key: &'a str,
     pub(super) len_bytes: u64,
-    /// Where the state of an interrupted upload is kept. `None`: the upload cannot be continued.
+    /// The key for the state of an interrupted upload. `None`: the upload cannot be continued.
     pub(super) state_key: Option<String>,
     /// Called for all bytes in order, including those that an earlier upload sent. If the upload starts
     /// again, the calls start again from the first byte.
@@ -111,11 +111,11 @@ impl Parts {
         };
         let parts =
             Self { upload: upload.to_owned(), part_bytes, there: lines.map(part).collect::<Option<_>>()? };
-        // A state that was cut off or edited by hand could name a wrong part, so the upload starts again.
+        // A state that was cut off or edited could name a wrong part, so the upload starts again.
         (fits && parts.encode() == bytes).then_some(parts)
     }
 
-    /// Records a part that was sent, either instead of another or after the last.
+    /// Records a part that was sent: replaces an existing one, or adds one at the end.
     fn sent(&mut self, number: usize, part: Part) {
         match self.there.get_mut(number) {
             Some(there) => *there = part,
@@ -131,14 +131,14 @@ impl Parts {
 /// The key that records the progress of an upload.
 struct State {
     key: String,
-    /// What the key held when it was last read. Any other content is not overwritten.
+    /// The content of the key when it was last read. Any other content is not overwritten.
     there: Condition,
     /// Whether that content is the state of this upload.
     is_ours: bool,
 }
 
 impl State {
-    /// Records the progress of the upload. `false`: the key holds the state of another upload, or this upload
+    /// Records the progress of the upload. `false`: the key has the state of another upload, or this upload
     /// was aborted.
     fn write(&mut self, bucket: &Bucket, parts: &Parts) -> Result<bool, StoreError> {
         match bucket.put(&self.key, &parts.encode(), &self.there) {
@@ -150,7 +150,7 @@ impl State {
             Err(Refusal::Absent | Refusal::Conflict | Refusal::Unknown(None)) => {}
         }
         match bucket.get(&self.key, STATE_MAX_BYTES)? {
-            // Another copy sends the same upload, and what it recorded can be continued as well.
+            // Another copy sends the same upload, and its recorded progress can be continued as well.
             Some((there, tag)) if upload_in(&there) == Some(parts.upload.as_str()) => {
                 (self.there, self.is_ours) = (Condition::Tag(tag), true);
                 Ok(true)
@@ -182,7 +182,7 @@ fn must(bucket: &Bucket, key: &str, refusal: Refusal) -> StoreError {
         Refusal::Failed(e) => e,
         Refusal::Absent | Refusal::Conflict | Refusal::Unknown(_) => StoreError::new(
             StoreErrorKind::Io,
-            format!("cannot write {}: the server lost what was sent; try again", bucket.shown(key)),
+            format!("cannot write {}: the server lost the parts that were sent; try again", bucket.shown(key)),
         ),
     }
 }
@@ -199,9 +199,9 @@ pub(super) fn send(bucket: &Bucket, mut sending: Sending<'_>) -> Result<(), Stor
     let part_bytes = part_bytes_of(bucket, &sending)?;
     let before = bucket.head(sending.key)?;
     let (mut parts, mut state) = begin(bucket, &sending, part_bytes)?;
-    let mut told_bytes = 0;
+    let mut reported_bytes = 0;
     loop {
-        let lost = match send_as(bucket, &mut sending, parts, state, &mut told_bytes) {
+        let lost = match send_as(bucket, &mut sending, parts, state, &mut reported_bytes) {
             Ok(()) => return Ok(()),
             Err(Stopped::Lost(e)) => e,
             Err(Stopped::ForNow(e) | Stopped::ForGood(e)) => return Err(e),
@@ -210,7 +210,7 @@ pub(super) fn send(bucket: &Bucket, mut sending: Sending<'_>) -> Result<(), Stor
         // existed before proves nothing: during a repair it is the damaged one.
         let there = bucket.head(sending.key)?;
         if there != before && there.is_some_and(|(len_bytes, _)| len_bytes == sending.len_bytes) {
-            return (sending.sent)(sending.len_bytes.saturating_sub(told_bytes));
+            return (sending.sent)(sending.len_bytes.saturating_sub(reported_bytes));
         }
         if sending.state_key.is_none() {
             return Err(lost);
@@ -233,7 +233,7 @@ fn part_bytes_of(bucket: &Bucket, sending: &Sending<'_>) -> Result<u64, StoreErr
     Err(StoreError::new(
         StoreErrorKind::NoSpace,
         format!(
-            "cannot write {}: it has {} GiB, and a bucket gets at most {} GiB of one object: keep it in a directory",
+            "cannot write {}: it has {} GiB, and an object in a bucket can have at most {} GiB: use a store in a directory",
             bucket.shown(sending.key),
             sending.len_bytes >> 30,
             (PARTS_MAX * PART_MAX_BYTES) >> 30
@@ -241,15 +241,15 @@ fn part_bytes_of(bucket: &Bucket, sending: &Sending<'_>) -> Result<u64, StoreErr
     ))
 }
 
-/// Sends an object as one upload. If nobody can continue it after a failure, its parts are discarded.
+/// Sends an object as one upload. If no copy can continue it after a failure, its parts are discarded.
 fn send_as(
     bucket: &Bucket,
     sending: &mut Sending<'_>,
     mut parts: Parts,
     mut state: Option<State>,
-    told_bytes: &mut u64,
+    reported_bytes: &mut u64,
 ) -> Result<(), Stopped> {
-    let outcome = send_parts(bucket, sending, &mut parts, &mut state, told_bytes).and_then(|()| {
+    let outcome = send_parts(bucket, sending, &mut parts, &mut state, reported_bytes).and_then(|()| {
         (sending.check)().map_err(Stopped::ForGood)?;
         let completed = bucket.complete_parts(sending.key, &parts.upload, &parts.names());
         completed.map_err(|e| stopped(bucket, sending.key, e, Stopped::ForGood))
@@ -273,7 +273,7 @@ fn send_as(
     outcome
 }
 
-/// Removes the state of an upload. If the key holds the state of another copy's upload by now, it stays.
+/// Removes the state of an upload. If the key has the state of another copy's upload by now, it stays.
 fn remove_state(bucket: &Bucket, state: &str, upload: &str) -> Result<(), StoreError> {
     match bucket.get(state, STATE_MAX_BYTES)? {
         Some((bytes, _)) if upload_in(&bytes) == Some(upload) => bucket.remove(state),
@@ -296,7 +296,7 @@ fn begin(
             state.is_ours = true;
             return Ok((parts, Some(state)));
         }
-        // The state has another format or part size, so nobody will continue it.
+        // The state has another format or part size, so no copy will continue it.
         if let Some(upload) = upload_in(&bytes)
             && let Err(e) = bucket.abort_parts(sending.key, upload)
         {
@@ -322,7 +322,7 @@ pub(super) fn forget(bucket: &Bucket, abandoned: &Entry) -> Result<(), StoreErro
     bucket.remove(&state)
 }
 
-/// Why a sending stopped.
+/// Why an upload stopped.
 enum Stopped {
     /// The upload can be continued.
     ForNow(StoreError),
@@ -332,7 +332,8 @@ enum Stopped {
     Lost(StoreError),
 }
 
-/// Converts a refusal to the reason why the upload stopped; `otherwise` is the reason unless the upload is lost.
+/// Converts a refusal to the reason why the upload stopped; `otherwise` is the reason unless the upload is
+/// lost.
 fn stopped(bucket: &Bucket, key: &str, refusal: Refusal, otherwise: fn(StoreError) -> Stopped) -> Stopped {
     let means: fn(StoreError) -> Stopped = match refusal {
         Refusal::Absent => Stopped::Lost,
@@ -342,9 +343,9 @@ fn stopped(bucket: &Bucket, key: &str, refusal: Refusal, otherwise: fn(StoreErro
 }
 
 /// Reports the bytes sent so far. Bytes that are sent a second time are reported once.
-fn tell(sending: &mut Sending<'_>, there_bytes: u64, told_bytes: &mut u64) -> Result<(), Stopped> {
-    let more_bytes = there_bytes.saturating_sub(*told_bytes);
-    *told_bytes = there_bytes.max(*told_bytes);
+fn report(sending: &mut Sending<'_>, there_bytes: u64, reported_bytes: &mut u64) -> Result<(), Stopped> {
+    let more_bytes = there_bytes.saturating_sub(*reported_bytes);
+    *reported_bytes = there_bytes.max(*reported_bytes);
     (sending.sent)(more_bytes).map_err(Stopped::ForNow)
 }
 
@@ -353,7 +354,7 @@ fn send_parts(
     sending: &mut Sending<'_>,
     parts: &mut Parts,
     state: &mut Option<State>,
-    told_bytes: &mut u64,
+    reported_bytes: &mut u64,
 ) -> Result<(), Stopped> {
     let count = sending.len_bytes.div_ceil(parts.part_bytes);
     parts.there.truncate(usize_of(count));
@@ -366,7 +367,7 @@ fn send_parts(
         let hash = Hash::of(&bytes);
         if parts.there.get(usize_of(number)).is_some_and(|there| there.hash == hash) {
             there_bytes = there_bytes.saturating_add(len);
-            tell(sending, there_bytes, told_bytes)?;
+            report(sending, there_bytes, reported_bytes)?;
         } else {
             wave.push((usize_of(number), bytes));
             hashes.push(hash);
@@ -387,7 +388,7 @@ fn send_parts(
             *state = None;
         }
         there_bytes = there_bytes.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
-        tell(sending, there_bytes, told_bytes)?;
+        report(sending, there_bytes, reported_bytes)?;
     }
     Ok(())
 }
@@ -402,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn the_state_of_a_sending_is_read_back_only_where_it_fits() {
+    fn an_upload_state_is_read_back_only_if_it_fits() {
         let parts = parts(7);
         let bytes = parts.encode();
         let back = Parts::decode(&bytes, 7).unwrap();
@@ -420,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_names_the_key_whose_parts_it_has() {
+    fn a_state_key_names_the_key_of_its_upload() {
         let (id, list) = (Hash::of(b"object"), "0123456789abcdef0123456789abcdef");
         for key in [object_key(id), format!("holed/{id}.{list}")] {
             let state = state_key(&key);

@@ -1,18 +1,18 @@
-//! Where a store in S3 is: `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`.
+//! The URL of a store in S3: `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`.
 
 use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
 
-/// How long one request may take, unless the URL says otherwise.
+/// The timeout of one request, unless the URL has another one.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most attempts for one request, including the first.
 pub const REQUEST_ATTEMPTS: u32 = 5;
 /// The pause before the second attempt; it doubles with each further attempt.
 pub const REQUEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// A store's location in a bucket. Keys and secrets are not part of it: they come from the environment.
+/// A store's location in a bucket. Credentials are not part of it: they come from the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct S3Url {
     /// The bucket.
@@ -25,7 +25,7 @@ pub struct S3Url {
     pub region: Option<String>,
     /// Whether the bucket is part of the host name instead of the path.
     pub virtual_hosted: bool,
-    /// How long one request may take.
+    /// The timeout of one request.
     pub timeout: Duration,
 }
 
@@ -66,7 +66,7 @@ impl FromStr for S3Url {
             !part.is_empty() && part != "." && part != ".." && part.chars().all(|c| sound(c) || c == '=')
         };
         if !prefix.is_empty() && !prefix.split('/').all(sound_part) {
-            return Err(invalid("its prefix may have letters, digits, '.', '-', '_', '=' and single '/'"));
+            return Err(invalid("its prefix may contain only letters, digits, '.', '-', '_', '=' and single '/', and no part '.' or '..'"));
         }
         let mut url = Self {
             bucket: bucket.to_owned(),
@@ -109,10 +109,10 @@ impl S3Url {
                 let seconds = value.parse().ok().filter(|seconds| (1..=3600).contains(seconds));
                 self.timeout = Duration::from_secs(seconds.ok_or("its timeout must be 1 to 3600 seconds")?);
             }
-            "region" | "style" => return Err(format!("'{value}' is no {name}")),
+            "region" | "style" => return Err(format!("'{value}' is not a valid {name}")),
             _ => {
                 return Err(format!(
-                    "it has the unknown parameter '{name}'; known are endpoint, region, style and timeout"
+                    "it has the unknown parameter '{name}'; the parameters are endpoint, region, style and timeout"
                 ));
             }
         }
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_are_taken_apart() {
+    fn urls_are_parsed_into_their_parts() {
         let url: S3Url =
             "s3://images/golden/a?endpoint=http://127.0.0.1:9000/&region=eu-1&timeout=5&style=host"
                 .parse()

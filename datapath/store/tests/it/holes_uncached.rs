@@ -309,7 +309,7 @@ fn a_damaged_target_object_blocks_only_its_version() {
     file.write_all_at(&[bytes[at as usize] ^ 1], at).unwrap();
     let copied = copy_them(&[fourth.number, fifth.number]);
     assert_eq!((copied.versions, failed(&copied)), (1, vec![fourth.number]), "{copied:?}");
-    let says = "damaged in the store that it is to be copied to";
+    let says = "damaged in the target store";
     assert!(copied.failed[0].error.to_string().contains(says), "{copied:?}");
     assert_eq!(numbers(&target), [third.number, fifth.number]);
     assert!(is_whole_but_for_holes(&target, &other));
@@ -427,13 +427,13 @@ fn the_target_is_repaired_after_a_wrong_first_answer() {
     let liar = WrongAtFirst { object, block: 7, times: AtomicU64::new(1) };
     let error = target.publish().unwrap().copy_object(&liar, &mut |_| Ok(())).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
-    assert!(error.to_string().contains("damaged where it was to be copied from"), "{error}");
+    assert!(error.to_string().contains("damaged at the source"), "{error}");
     repair(2).unwrap();
     assert!(holes(&target, &bytes).is_empty() && is_whole_but_for_holes(&target, &bytes));
     // A wrong block that only the target has is the target's fault, whatever the source sends.
     file_of(&target_dir, &bytes).write_all_at(&[bytes[50 * BLOCK as usize] ^ 1], 50 * BLOCK).unwrap();
     let error = repair(0).unwrap_err();
-    assert!(error.to_string().contains("damaged in the store that it is to be copied to"), "{error}");
+    assert!(error.to_string().contains("damaged in the target store"), "{error}");
 }
 
 fn file_of(dir: &tempfile::TempDir, bytes: &[u8]) -> fs::File {

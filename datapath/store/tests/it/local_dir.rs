@@ -436,7 +436,7 @@ fn a_source_that_is_damaged_is_blamed_whether_a_copy_went_on_or_not() {
     for reads in [&[MIB, 2 * MIB, 0, MIB, 2 * MIB][..], &[0, MIB, 2 * MIB]] {
         let error = source.copy_to(dir.path()).unwrap_err();
         assert_eq!((error.kind(), source.take_reads().as_slice()), (StoreErrorKind::Damaged, reads));
-        let says = format!("the data object {} is damaged where it was to be copied from", source.id);
+        let says = format!("the data object {} is damaged at the source", source.id);
         assert!(error.to_string().contains(&says), "{error}");
         assert_eq!(files(dir.path()), []);
     }

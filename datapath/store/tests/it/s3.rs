@@ -347,7 +347,7 @@ fn leftover_marks_are_distinguished_from_foreign_keys() {
     }
     fs::remove_file(place.dir().join("store")).unwrap();
     let refused = || place.open(Access::WRITE).map(drop).unwrap_err().to_string();
-    let hint = "delete the keys that are left below pins/ and locks/";
+    let hint = "delete the remaining keys below pins/ and locks/";
     let told = refused();
     assert!(told.contains("(it holds pins/") && told.contains(hint), "{told}");
     // Next to other keys they do not show that there is a store.

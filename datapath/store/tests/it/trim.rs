@@ -462,7 +462,7 @@ fn a_store_that_is_damaged_itself_blames_no_other() {
         let mut publication = whole.publish().unwrap();
         let error = copy_object(publication.as_mut(), object.as_ref(), &mut |_| Ok(())).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Io, "{error}");
-        assert!(error.to_string().contains("damaged in the store that it is to be copied to"), "{error}");
+        assert!(error.to_string().contains("damaged in the target store"), "{error}");
     };
     let file = fs::File::options().write(true).open(path(elsewhere.path(), &bytes)).unwrap();
     file.write_all_at(&[bytes[20 * BLOCK as usize] ^ 1], 20 * BLOCK).unwrap();

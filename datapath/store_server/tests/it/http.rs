@@ -201,7 +201,7 @@ fn the_holes_of_an_object_are_served() {
     let is_whole = |path: &str| {
         let answer = served.get(path);
         let says = String::from_utf8(answer.body).unwrap();
-        assert!(answer.status == 404 && says.contains("is gone from this store"), "{}{says}", answer.head);
+        assert!(answer.status == 404 && says.contains("has no holes in this store"), "{}{says}", answer.head);
     };
     is_whole(&path);
     is_whole(&format!("/holes/{}", Hash::of(b"nothing")));

@@ -156,11 +156,11 @@ fn a_listing_that_fails_for_good_takes_nothing_for_gone() {
     };
     // Before anything is changed.
     for (folder, fault, wanted, says) in [
-        ("images", Fault::Status(500), away, "The server has trouble"),
+        ("images", Fault::Status(500), away, "The server has a problem"),
         ("images", Fault::Status(403), refused, "s3:ListBucket"),
         ("images", SIGN_IN, away, "not a listing, but 'html'. Check that http://127.0.0.1"),
-        ("images", NO_NEXT, away, "does not say where they go on"),
-        ("images", IN_CIRCLES, refused, "come to no end"),
+        ("images", NO_NEXT, away, "has no continuation token"),
+        ("images", IN_CIRCLES, refused, "has no end"),
         ("holds", ERROR, away, "not a listing, but 'Error'"),
         ("pins", Fault::CutUnnoticed, away, "Check that http://127.0.0.1"),
     ] {

@@ -259,7 +259,7 @@ fn a_copy_restarts_once_if_its_upload_is_lost() {
     copying.relay.take_seen();
     copying.relay.fail("PUT", "uploadId=", Fault::Status(404), u32::MAX);
     let error = copying.copy(one.as_ref(), &mut || {}).unwrap_err();
-    assert!(error.to_string().contains("the server lost what was sent; try again"), "{error}");
+    assert!(error.to_string().contains("the server lost the parts that were sent; try again"), "{error}");
     assert_eq!(copying.seen("POST", "uploads").len(), 2);
     assert!(!copying.key().exists());
     assert_eq!(copying.place.keys("tmp"), [] as [&str; 0]);
