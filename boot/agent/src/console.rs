@@ -1,4 +1,5 @@
-//! What people see: the console until the hand-over, the kernel's log always.
+//! Output of the agent: messages on the console until the handover to the system, and log records in the kernel log
+//! (`/dev/kmsg`).
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -9,20 +10,20 @@ use tracing_subscriber::fmt::MakeWriter;
 
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// Says something on the console, until the system has it.
+/// Prints a message on the console. Does nothing after [`end`].
 pub(crate) fn say(text: &str) {
     if !IS_OVER.load(Ordering::Relaxed) {
-        // A console that is gone is no reason to end.
+        // A failed write to the console must not end the agent.
         let _ = writeln!(std::io::stderr(), "headwater: {text}");
     }
 }
 
-/// The console belongs to the system from now on.
+/// Stops output on the console: from the handover on, the console belongs to the system.
 pub(crate) fn end() {
     IS_OVER.store(true, Ordering::Relaxed);
 }
 
-/// Has the log go to the kernel's, which the system's journal reads later.
+/// Sends the log to the kernel log, which the system's journal reads later.
 pub(crate) fn log_to_kernel() {
     let file = OpenOptions::new().write(true).open("/dev/kmsg").ok();
     let subscriber = tracing_subscriber::fmt()
@@ -31,13 +32,13 @@ pub(crate) fn log_to_kernel() {
         .with_target(false)
         .with_level(false)
         .without_time();
-    // It fails only if there is a subscriber already.
+    // It fails only if a subscriber is already installed.
     let _ = subscriber.try_init();
 }
 
 struct Kernel(Option<File>);
 
-/// One record of the kernel's log; it must be written at once.
+/// One record of the kernel log. The kernel takes a record as a single write.
 struct Record<'a> {
     file: Option<&'a File>,
     text: Vec<u8>,

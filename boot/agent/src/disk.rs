@@ -1,4 +1,5 @@
-//! The root disk: the image's stream, the write cache over it, and the kernel's block device.
+//! The root disk: streams the image, puts a write cache over it, and attaches the result as a block device of the
+//! kernel.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,23 +19,23 @@ use headwater_writecache::Host;
 
 use crate::console::say;
 
-/// The write cache takes this part of the memory at most.
+/// The write cache takes at most 1/2 of the memory.
 const CACHE_SHARE: u64 = 2;
-/// Chunks of the image take this part of the memory, within bounds.
+/// Cached chunks of the image take 1/8 of the memory, within the two bounds below.
 const CHUNKS_SHARE: u64 = 8;
 const CHUNKS_MIN_BYTES: u64 = 16 << 20;
 const CHUNKS_MAX_BYTES: u64 = 256 << 20;
-/// How long a write waits for room in the cache before it is refused.
+/// How long a write waits for free space in the write cache before it fails.
 const PAUSE_LIMIT: Duration = Duration::from_secs(30);
-/// Pauses between attempts to reach the servers.
+/// Shortest and longest pause between attempts to reach the image servers.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 /// How long the kernel may take to find the partitions.
-const PARTITION_PATIENCE: Duration = Duration::from_secs(60);
-/// The socket of the NBD server, until the kernel is connected; relative to the agent's directory.
+const PARTITION_TIMEOUT: Duration = Duration::from_secs(60);
+/// The socket of the NBD server, relative to the agent's directory. It is removed as soon as the kernel is connected.
 const NBD_SOCKET: &str = "nbd.sock";
 
-/// A disk that is attached. It goes on until it is dropped.
+/// An attached root disk. Dropping it detaches the disk.
 pub(crate) struct RootDisk {
     attached: Attached,
     way: Way,
@@ -43,7 +44,7 @@ pub(crate) struct RootDisk {
     _host: Host,
 }
 
-/// Opens the version with a fresh write cache, and attaches it.
+/// Opens the version with an empty write cache, and attaches it.
 pub(crate) fn open(settings: &Settings) -> anyhow::Result<RootDisk> {
     let memory_bytes =
         memory_bytes(&fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?)
@@ -52,7 +53,7 @@ pub(crate) fn open(settings: &Settings) -> anyhow::Result<RootDisk> {
     let ram_bytes = cache_bytes(settings.cache_ram_bytes, memory_bytes);
     if ram_bytes < settings.cache_ram_bytes {
         let text = format!(
-            "the write cache has {} in place of {}: half of the memory",
+            "the write cache gets {} instead of {}: half of the memory",
             size::format(ram_bytes),
             size::format(settings.cache_ram_bytes)
         );
@@ -86,13 +87,13 @@ pub(crate) fn open(settings: &Settings) -> anyhow::Result<RootDisk> {
         }
     };
     let attached = Attached::start(way, &device, &options).context("the root disk cannot be attached")?;
-    // The kernel has its connection, and nobody else needs a way in.
+    // The kernel is connected, and no other client may connect.
     let _ = fs::remove_file(NBD_SOCKET);
     say(&format!("attached by {way}: {why}; write cache of {} in RAM", size::format(ram_bytes)));
     Ok(RootDisk { attached, way, _server: server, _volume: volume, _host: host })
 }
 
-/// Waits for the servers as long as it takes: a machine that restarts instead is no better off.
+/// Opens the image. Retries without end: restarting the machine instead would not help.
 fn read_image(settings: &Settings, memory_bytes: u64) -> anyhow::Result<Arc<VersionReader>> {
     let manifest: Hash = settings.manifest.parse().ok().context("the settings name no manifest")?;
     let servers = ServerUrl::parse_list(&settings.servers).context("the settings name no servers")?;
@@ -127,25 +128,25 @@ fn cache_bytes(wanted: u64, memory_bytes: u64) -> u64 {
 }
 
 impl RootDisk {
-    /// The path of a partition, when the kernel has found it; 0 is the whole disk.
+    /// The path of a partition, as soon as the kernel has found it; partition 0 is the whole disk.
     pub(crate) fn partition(&self, number: u32) -> anyhow::Result<PathBuf> {
         let disk = self.way.device(self.attached.number());
         let path = if number == 0 { disk.clone() } else { format!("{disk}p{number}") };
         let begin = Instant::now();
         loop {
-            // Opened, the kernel's NBD client looks for partitions.
+            // Opening the device makes the kernel's NBD client read the partition table.
             drop(fs::File::open(&disk));
             if Path::new(&path).exists() {
                 return Ok(path.into());
             }
-            if begin.elapsed() > PARTITION_PATIENCE {
-                bail!("the kernel finds no {path} on the root disk");
+            if begin.elapsed() > PARTITION_TIMEOUT {
+                bail!("the kernel has found no {path} within {} s", PARTITION_TIMEOUT.as_secs());
             }
             std::thread::sleep(Duration::from_millis(100));
         }
     }
 
-    /// Whether somebody removed the device.
+    /// Whether the block device was removed.
     pub(crate) fn is_gone(&self) -> bool {
         self.attached.is_gone()
     }

@@ -1,4 +1,4 @@
-//! The card that the machine booted from: its link, its address, and keeping that.
+//! The network card that the machine booted from: waits for its link, gets its address by DHCP, and renews the lease.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read};
@@ -13,15 +13,15 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::console::say;
 
-/// How long a link may take: a switch with spanning tree blocks a port for up to 50 s.
-pub const LINK_PATIENCE: Duration = Duration::from_secs(120);
-/// How long an address may take.
-pub const LEASE_PATIENCE: Duration = Duration::from_secs(180);
-/// How often it is looked for a card or a link.
-const LOOKED_EVERY: Duration = Duration::from_millis(200);
-/// Waits for an answer of a DHCP server, one after the other; the last one goes on.
+/// How long the link may take to come up: a switch with spanning tree blocks a port for up to 50 s.
+pub const LINK_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long DHCP may take to give an address.
+pub const LEASE_TIMEOUT: Duration = Duration::from_secs(180);
+/// How often the agent checks for the card and its link.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+/// Timeouts for successive DHCP requests, in seconds. All further requests use the last timeout.
 const DHCP_WAITS_S: [u64; 4] = [1, 2, 4, 8];
-/// The shortest time between two attempts to keep a lease.
+/// The shortest time between two attempts to renew a lease.
 const RENEW_MIN: Duration = Duration::from_secs(15);
 const CARDS: &str = "/sys/class/net";
 
@@ -32,7 +32,7 @@ pub(crate) struct Card {
     pub(crate) mac: Mac,
 }
 
-/// Waits for the card with this address, whatever its name is.
+/// Waits for the card with this hardware address, whatever its name.
 pub(crate) fn find_card(mac: &str) -> anyhow::Result<Card> {
     let mac: Mac = mac.parse().map_err(anyhow::Error::msg).context("cannot use the settings")?;
     let begin = Instant::now();
@@ -41,14 +41,14 @@ pub(crate) fn find_card(mac: &str) -> anyhow::Result<Card> {
             say(&format!("card {name}, {mac}"));
             return Ok(Card { name, mac });
         }
-        if begin.elapsed() > LINK_PATIENCE {
+        if begin.elapsed() > LINK_TIMEOUT {
             bail!(
                 "there is no network card {mac} after {} s; the initramfs lacks its driver, or the kernel does: a cloud kernel has \
                  none for physical cards",
-                LINK_PATIENCE.as_secs()
+                LINK_TIMEOUT.as_secs()
             );
         }
-        std::thread::sleep(LOOKED_EVERY);
+        std::thread::sleep(CHECK_INTERVAL);
     }
 }
 
@@ -61,17 +61,17 @@ fn card_of(cards: &Path, mac: Mac) -> Option<String> {
     })
 }
 
-/// Brings the card up and gives it an address.
+/// Brings the card up and gives it an address by DHCP.
 pub(crate) fn configure(card: &Card) -> anyhow::Result<Lease> {
     let name = card.name.as_str();
     ip(&["link", "set", "lo", "up"])?;
     ip(&["link", "set", name, "up"])?;
     let begin = Instant::now();
     while fs::read_to_string(format!("{CARDS}/{name}/carrier")).unwrap_or_default().trim() != "1" {
-        if begin.elapsed() > LINK_PATIENCE {
-            bail!("card {name} has no link after {} s", LINK_PATIENCE.as_secs());
+        if begin.elapsed() > LINK_TIMEOUT {
+            bail!("card {name} has no link after {} s", LINK_TIMEOUT.as_secs());
         }
-        std::thread::sleep(LOOKED_EVERY);
+        std::thread::sleep(CHECK_INTERVAL);
     }
     let lease = lease(card).with_context(|| format!("card {name} has no address"))?;
     ip(&["addr", "add", &format!("{}/{}", lease.address, lease.prefix), "broadcast", "+", "dev", name])?;
@@ -105,7 +105,7 @@ fn exchange_number() -> io::Result<u32> {
     Ok(u32::from_ne_bytes(bytes))
 }
 
-/// Asks DHCP servers until one gives an address.
+/// Sends DHCP requests until a server gives an address.
 fn lease(card: &Card) -> anyhow::Result<Lease> {
     let socket = socket(card).context("cannot make a socket for DHCP")?;
     let begin = Instant::now();
@@ -119,17 +119,17 @@ fn lease(card: &Card) -> anyhow::Result<Lease> {
             return Ok(lease);
         }
         if let Err(error) = offer {
-            say(&format!("cannot ask for an address: {error}"));
+            say(&format!("cannot send a DHCP request: {error}"));
             std::thread::sleep(wait);
         }
-        if begin.elapsed() > LEASE_PATIENCE {
-            bail!("no DHCP server gave an address within {} s", LEASE_PATIENCE.as_secs());
+        if begin.elapsed() > LEASE_TIMEOUT {
+            bail!("no DHCP server gave an address within {} s", LEASE_TIMEOUT.as_secs());
         }
-        say("waiting for an address");
+        say("waiting for an address by DHCP");
     }
 }
 
-/// Sends a packet to all, and waits for one of which something can be made.
+/// Broadcasts a packet, and returns the first answer that `made` accepts; `None` after the timeout `wait`.
 fn ask<T>(
     socket: &UdpSocket,
     packet: &Packet,
@@ -155,8 +155,8 @@ fn ask<T>(
     Ok(None)
 }
 
-/// Keeps the lease for as long as the process lives. The address stays also when no server confirms it: without it the root disk
-/// is gone.
+/// Renews the lease as long as the process lives. The address stays even if no server renews the lease: without the
+/// address the root disk is gone.
 pub(crate) fn keep(card: Card, lease: Lease) {
     let work = move || {
         let mut lease = lease;
@@ -165,35 +165,35 @@ pub(crate) fn keep(card: Card, lease: Lease) {
             std::thread::sleep(pause.max(RENEW_MIN));
             match renewed(&card, &lease) {
                 Ok(Some(new)) if new.address == lease.address => {
-                    tracing::info!("the address {} is confirmed for {} s", new.address, new.seconds);
+                    tracing::info!("the DHCP lease of {} was renewed for {} s", new.address, new.seconds);
                     pause = Duration::from_secs(u64::from(new.seconds) / 2);
                     lease = new;
                 }
                 Ok(Some(new)) => {
                     tracing::error!(
-                        "the DHCP server gives {} in place of {}, which stays",
+                        "the DHCP server offers {}, but the machine keeps its address {}",
                         new.address,
                         lease.address
                     );
                 }
                 Ok(None) => {
-                    tracing::warn!("no DHCP server confirms the address {}, which stays", lease.address);
+                    tracing::warn!("no DHCP server renews the lease of {}; the machine keeps the address", lease.address);
                     pause /= 2;
                 }
-                Err(error) => tracing::warn!("the address {} cannot be confirmed: {error}", lease.address),
+                Err(error) => tracing::warn!("cannot renew the DHCP lease of {}; the machine keeps the address: {error}", lease.address),
             }
         }
     };
     if let Err(error) = std::thread::Builder::new().name("lease".into()).spawn(work) {
-        tracing::error!("nobody keeps the address of the machine: {error}");
+        tracing::error!("cannot start the thread that renews the DHCP lease: {error}");
     }
 }
 
 fn renewed(card: &Card, lease: &Lease) -> io::Result<Option<Lease>> {
-    // udev gives cards other names once the system runs.
+    // udev may have renamed the card since the system started.
     let name = card_of(Path::new(CARDS), card.mac).unwrap_or_else(|| card.name.clone());
     let card = Card { name, ..card.clone() };
-    // Others may want the port in between.
+    // Opened for each renewal, because the system's own DHCP client may need the port in between.
     let socket = socket(&card)?;
     let xid = exchange_number()?;
     ask(&socket, &renew(xid, card.mac, lease), Duration::from_secs(8), |packet| {

@@ -1,4 +1,4 @@
-//! The settings of a process that serves a root disk: its name, its memory, its directory, the clock.
+//! Prepares the agent's process to serve a root disk: its name, locked memory, working directory, and the clock.
 
 use std::fs;
 use std::io;
@@ -11,12 +11,12 @@ use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::configure_io_flusher_behavior;
 use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};
 
-/// systemd sends no signal to a process of root whose first argument begins so (systemd.io/ROOT_STORAGE_DAEMONS).
+/// systemd does not kill a process of root whose first argument begins with `@` (systemd.io/ROOT_STORAGE_DAEMONS).
 const NAME: &str = "@headwater-agent";
-/// A clock that is further off than this is set.
+/// The clock is set if it is wrong by more than this.
 const CLOCK_MAY_BE_OFF: Duration = Duration::from_secs(600);
 
-/// Starts itself again under a name that survives the end of the system, unless it has it.
+/// Executes the agent again under the name that systemd spares, unless it already has that name.
 pub(crate) fn rename_self() -> io::Result<()> {
     if std::env::args().next().is_some_and(|name| name.starts_with('@')) {
         return Ok(());
@@ -24,25 +24,27 @@ pub(crate) fn rename_self() -> io::Result<()> {
     Err(Command::new("/proc/self/exe").arg0(NAME).exec())
 }
 
-/// Has the kernel keep the process in memory. A failure is logged: it happens when the agent is tried out by hand.
+/// Tells the kernel to keep the process in memory. A failure is only logged: it is normal if a developer runs the
+/// agent by hand.
 pub(crate) fn protect() {
     let refused = |what: &str, why: &dyn std::fmt::Display| {
         tracing::warn!("the agent is less safe than it should be: {what}: {why}");
     };
     if let Err(why) = fs::write("/proc/self/oom_score_adj", "-1000") {
-        refused("it may be killed where memory is short", &why);
+        refused("the kernel may kill it if memory is short", &why);
     }
-    // Before there are threads, which inherit it: who serves a disk must not wait for that disk to free memory.
+    // Before any thread starts, because threads inherit the setting: a process that serves a disk must not wait for
+    // writes to that disk when it allocates memory.
     if let Err(why) = configure_io_flusher_behavior(true) {
-        refused("it may wait for its own disk where memory is short", &why);
+        refused("it may wait for its own disk if memory is short", &why);
     }
-    // Of what is mapped only what is used: the write cache grows as it is filled.
+    // `ONFAULT` locks only pages that are in use: the write cache grows as it fills.
     if let Err(why) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT) {
         refused("its memory may be swapped out", &why);
     }
 }
 
-/// Moves the settings to a directory that outlives the initramfs, and goes there.
+/// Moves the settings to a directory that outlives the initramfs, and makes it the working directory.
 pub(crate) fn take_files(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     fs::set_permissions(to, std::os::unix::fs::PermissionsExt::from_mode(0o700))?;
@@ -54,7 +56,7 @@ pub(crate) fn take_files(from: &Path, to: &Path) -> io::Result<()> {
     std::env::set_current_dir(to)
 }
 
-/// Sets a clock that is far off: the certificates of the image's servers could not be checked with it.
+/// Sets the clock if it is far off: with a wrong clock, the certificates of the image servers could not be verified.
 pub(crate) fn set_clock(now_ms: u64) {
     let now_s = clock_gettime(ClockId::Realtime).tv_sec;
     let server_s = i64::try_from(now_ms / 1000).unwrap_or(now_s);
@@ -62,9 +64,9 @@ pub(crate) fn set_clock(now_ms: u64) {
         return;
     }
     match clock_settime(ClockId::Realtime, Timespec { tv_sec: server_s, tv_nsec: 0 }) {
-        Ok(()) => tracing::warn!("the clock was off by {} s, and is set", now_s.abs_diff(server_s)),
+        Ok(()) => tracing::warn!("the clock was wrong by {} s; it was set to the boot server's time", now_s.abs_diff(server_s)),
         Err(why) => {
-            tracing::warn!("the clock is off by {} s, and cannot be set: {why}", now_s.abs_diff(server_s))
+            tracing::warn!("the clock is wrong by {} s and cannot be set: {why}", now_s.abs_diff(server_s))
         }
     }
 }

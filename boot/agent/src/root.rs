@@ -1,4 +1,5 @@
-//! The mounted root: the identity of the machine, and configuration that keeps network managers off its card.
+//! Prepares the mounted root: writes the machine's host name, machine-id and name servers, and configuration that
+//! keeps network managers away from the card of the root disk.
 
 use std::fs;
 use std::io;
@@ -13,9 +14,10 @@ use crate::network::Card;
 
 /// The directory on which the root is mounted until the system starts.
 const ROOT: &str = "/root";
-/// Configuration that the system reads beside its own. It is in memory, so it is gone with the machine.
+/// A directory in memory whose configuration the system reads besides that on disk. It is empty again after a reboot.
 const RUN: &str = "/run";
-/// A machine whose disk is in memory cannot be put to sleep on it, and one whose disk is on the network should not.
+/// Targets that are masked. A machine whose disk is in memory cannot suspend to that disk, and a machine whose disk
+/// is on the network must not suspend.
 const SLEEP: [&str; 4] = ["sleep.target", "suspend.target", "hibernate.target", "hybrid-sleep.target"];
 
 /// Mounts the root file system.
@@ -35,19 +37,20 @@ pub(crate) fn mount(device: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Also where a link leads to a path of the root itself.
+/// Whether the path exists. A symbolic link counts even if its target does not exist here, because the target may be
+/// a path of the mounted root.
 fn is_there(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }
 
-/// Makes the system the machine that it is, and has it leave the card alone.
+/// Writes the machine's identity, and tells network managers to ignore its card.
 pub(crate) fn prepare(settings: &Settings, card: &Card, lease: &Lease) -> anyhow::Result<()> {
     let (root, run) = (Path::new(ROOT), Path::new(RUN));
-    identity(root, settings).context("cannot tell the system who it is")?;
-    names(root, lease).context("cannot tell the system its name servers")?;
-    leave_alone(run, card).context("cannot tell the system to leave its card alone")?;
+    identity(root, settings).context("cannot write the host name and machine-id")?;
+    names(root, lease).context("cannot write /etc/resolv.conf")?;
+    leave_alone(run, card).context("cannot write the configuration that keeps network managers off the card")?;
     for target in SLEEP {
-        link(&run.join("systemd/system").join(target)).context("cannot keep the system from sleeping")?;
+        link(&run.join("systemd/system").join(target)).context("cannot mask the sleep targets of systemd")?;
     }
     Ok(())
 }
@@ -65,7 +68,7 @@ fn identity(root: &Path, settings: &Settings) -> io::Result<()> {
     Ok(())
 }
 
-/// Unless a link says that another program writes them.
+/// Writes `/etc/resolv.conf`, unless it is a symbolic link: then another program maintains it.
 fn names(root: &Path, lease: &Lease) -> io::Result<()> {
     let file = root.join("etc/resolv.conf");
     if lease.dns.is_empty() || file.is_symlink() {
@@ -75,7 +78,7 @@ fn names(root: &Path, lease: &Lease) -> io::Result<()> {
     replace(&file, &text)
 }
 
-/// For systemd-networkd and NetworkManager.
+/// Tells systemd-networkd and NetworkManager not to manage the card.
 fn leave_alone(run: &Path, card: &Card) -> io::Result<()> {
     let mac = card.mac;
     let networkd = format!("[Match]\nMACAddress={mac}\n\n[Link]\nUnmanaged=yes\n");
@@ -89,7 +92,8 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
     fs::write(path, text)
 }
 
-/// A link of that name is not followed: it leads to where it leads in the system, not here.
+/// Replaces a symbolic link instead of following it: its target is meant for the running system, not for the
+/// initramfs.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     if path.is_symlink() {
         fs::remove_file(path)?;
@@ -124,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_system_is_told_who_it_is_once() {
+    fn the_identity_is_written_once() {
         let dir = tempfile::tempdir().unwrap();
         let etc = dir.path().join("etc");
         fs::create_dir(&etc).unwrap();
@@ -164,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn managers_of_networks_are_told_which_card_is_not_theirs() {
+    fn network_managers_are_told_to_ignore_the_card() {
         let dir = tempfile::tempdir().unwrap();
         let card = Card { name: "eth0".into(), mac: "52:54:00:00:00:01".parse().unwrap() };
         leave_alone(dir.path(), &card).unwrap();

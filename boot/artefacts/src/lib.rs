@@ -1,4 +1,5 @@
-//! Kernel and initramfs of a version: taken out of the version itself, so that a rollback is one of the kernel too.
+//! Extracts kernel and initramfs from a version of an image, so that a rollback of the version also rolls back its
+//! kernel.
 //!
 //! ```text
 //!   version --/boot/headwater/{vmlinuz, initrd, options}--> DIR/HASH/{vmlinuz, initrd, about} --> boot server
@@ -6,17 +7,19 @@
 //! `boot/initramfs/build` puts these files into an image.
 //!
 //! # Guarantees
-//! - What was taken out of a version is kept under the hash of its manifest, and is there as a whole or not at all.
-//! - The partition with the root file system is found here, once, by what it contains: the machine looks for no label and no UUID.
+//! - Files of a version are stored under the hash of its manifest, either all of them or none.
+//! - The partition with the root file system is found here, once, by the files on it: the machine searches for no
+//!   label and no UUID.
 //!
 //! # Limits
-//! [`KERNEL_BYTES_MAX`], [`INITRD_BYTES_MAX`], [`OPTIONS_BYTES_MAX`]; [`VERSIONS_MAX`] versions are kept, those that were used last.
+//! [`KERNEL_BYTES_MAX`], [`INITRD_BYTES_MAX`], [`OPTIONS_BYTES_MAX`]; the files of [`VERSIONS_MAX`] versions are
+//! kept, those that were used last.
 //!
 //! # Errors
 //! [`ArtefactError`] says what a version lacks and what to do about it.
 //!
 //! # Not here
-//! Who boots what, HTTP, the agent in the initramfs.
+//! Which machine boots which version, HTTP, the agent in the initramfs.
 
 #![cfg_attr(
     not(test),
@@ -48,74 +51,74 @@ use headwater_image::{ImageError, partitions_with, read_file};
 pub const KERNEL_BYTES_MAX: u64 = 64 << 20;
 /// The largest initramfs.
 pub const INITRD_BYTES_MAX: u64 = 128 << 20;
-/// The longest options of the kernel.
+/// The longest kernel command line.
 pub const OPTIONS_BYTES_MAX: u64 = 4096;
-/// So many versions are kept.
+/// The most versions whose files are kept.
 pub const VERSIONS_MAX: usize = 8;
 
-/// The directory in an image; the second if `/boot` is a partition of its own.
+/// The directory in the image's file system; the second path applies if `/boot` is a partition of its own.
 const DIRECTORIES: [&str; 2] = ["boot/headwater", "headwater"];
 const KERNEL: &str = "vmlinuz";
 const INITRD: &str = "initrd";
 const OPTIONS: &str = "options";
-/// Root partition and options of a version that was taken out.
+/// File with the root partition's number and the kernel command line of an extracted version.
 const ABOUT: &str = "about";
-/// What every Linux system of the last decade has in its root file system.
+/// A file that every current Linux system has in its root file system.
 const ROOT_MARK: &str = "usr/lib/os-release";
 
 /// Why a version cannot boot from the network.
 #[derive(Debug, thiserror::Error)]
 pub enum ArtefactError {
-    /// It was not prepared.
+    /// The version was not prepared for network boot.
     #[error(
         "the version has no /boot/headwater/{0} in an ext4 partition; run boot/initramfs/build in the image and seal it"
     )]
     Missing(&'static str),
-    /// No partition is a root file system, or several are.
+    /// The version has no partition with a root file system, or several.
     #[error("the version has {0} partitions with an ext4 root file system; one is needed")]
     Roots(usize),
-    /// The options of the kernel cannot be used.
+    /// The kernel command line is not UTF-8, or has several lines.
     #[error("/boot/headwater/options of the version is not text of one line")]
     Options,
     /// The version cannot be read.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// What was taken out cannot be kept.
-    #[error("cannot keep the kernel of the version in {path}")]
+    /// The extracted files cannot be stored.
+    #[error("cannot store the kernel of the version in {path}")]
     Keep {
-        /// Where.
+        /// The directory.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
     },
 }
 
-/// What a version boots with.
+/// The files and parameters with which a version boots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Artefacts {
     /// The kernel's file.
     pub kernel: PathBuf,
-    /// The file of its initramfs.
+    /// The path of the initramfs.
     pub initrd: PathBuf,
-    /// Options of the kernel.
+    /// The kernel command line, of the image.
     pub options: String,
     /// The partition with the root file system; 0 is the whole disk.
     pub root_partition: u32,
 }
 
-/// Those of versions, in a directory.
+/// Stored files of versions: a subdirectory for each version, named by the hash of its manifest.
 #[derive(Debug)]
 pub struct Kept {
     dir: PathBuf,
 }
 
 impl Kept {
-    /// Keeps them in this directory, which is made when there is something to keep.
+    /// Uses this directory, which is created when the first version is stored.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into() }
     }
 
-    /// Those of a version that are kept already. `hash` is that of its manifest, in hexadecimal digits.
+    /// The stored files of a version, or `None`. `hash` is that of its manifest, in hexadecimal digits.
     pub fn find(&self, hash: &str) -> Option<Artefacts> {
         let dir = self.of(hash)?;
         let about = fs::read_to_string(dir.join(ABOUT)).ok()?;
@@ -128,7 +131,8 @@ impl Kept {
         })
     }
 
-    /// Takes them out of a version, unless they are kept already. It reads the version, which can take seconds.
+    /// The stored files of a version; extracts them first if they are not stored yet. Extracting reads the version,
+    /// which can take seconds.
     pub fn take(&self, hash: &str, version: &Arc<dyn Device>) -> Result<Artefacts, ArtefactError> {
         if let Some(found) = self.find(hash) {
             return Ok(found);
@@ -148,11 +152,11 @@ impl Kept {
         let roots = partitions_with(version, ROOT_MARK)?;
         let [root] = roots.as_slice() else { return Err(ArtefactError::Roots(roots.len())) };
         let about = format!("{root}\n{options}\n");
-        self.keep(hash, &[(KERNEL, &kernel), (INITRD, &initrd), (ABOUT, about.as_bytes())])
+        self.store(hash, &[(KERNEL, &kernel), (INITRD, &initrd), (ABOUT, about.as_bytes())])
             .map_err(|source| ArtefactError::Keep { path: self.dir.clone(), source })?;
         self.find(hash).ok_or_else(|| ArtefactError::Keep {
             path: self.dir.clone(),
-            source: std::io::Error::new(ErrorKind::NotFound, "it is not there after it was written"),
+            source: std::io::Error::new(ErrorKind::NotFound, "the files are missing after they were written"),
         })
     }
 
@@ -161,12 +165,12 @@ impl Kept {
         is_hash.then(|| self.dir.join(hash))
     }
 
-    /// Under another name until all is written: a version is there as a whole or not at all.
-    fn keep(&self, hash: &str, files: &[(&str, &[u8])]) -> std::io::Result<()> {
-        let wrong = || std::io::Error::new(ErrorKind::InvalidInput, "the hash of a version is none");
+    /// Writes to a temporary directory and renames it, so that all files of a version appear at once.
+    fn store(&self, hash: &str, files: &[(&str, &[u8])]) -> std::io::Result<()> {
+        let wrong = || std::io::Error::new(ErrorKind::InvalidInput, "the hash of the version is not 64 hexadecimal digits");
         let dir = self.of(hash).ok_or_else(wrong)?;
         fs::create_dir_all(&self.dir)?;
-        self.make_room();
+        self.remove_oldest();
         let new = self.dir.join(format!("{hash}.new"));
         match fs::remove_dir_all(&new) {
             Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
@@ -180,7 +184,7 @@ impl Kept {
         fs::rename(&new, &dir)
     }
 
-    fn make_room(&self) {
+    fn remove_oldest(&self) {
         let Ok(entries) = fs::read_dir(&self.dir) else { return };
         let mut kept: Vec<_> = entries
             .flatten()
@@ -190,7 +194,7 @@ impl Kept {
         let over = (kept.len() + 1).saturating_sub(VERSIONS_MAX);
         for (_, path) in kept.iter().take(over) {
             if let Err(error) = fs::remove_dir_all(path) {
-                tracing::warn!(path = %path.display(), %error, "cannot remove the kernel of a version that was not used lately");
+                tracing::warn!(path = %path.display(), %error, "cannot remove the kernel of the least recently used version");
             }
         }
     }
@@ -201,7 +205,7 @@ impl Kept {
     }
 }
 
-/// Partition and directory of a version's kernel.
+/// The partition and directory that contain a version's kernel.
 fn place(version: &Arc<dyn Device>) -> Result<(u32, &'static str), ArtefactError> {
     for directory in DIRECTORIES {
         if let Some(partition) = partitions_with(version, &format!("{directory}/{KERNEL}"))?.first() {

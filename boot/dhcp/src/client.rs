@@ -1,9 +1,9 @@
-//! The client's side, for the agent: questions, and what of an answer becomes a lease.
+//! The DHCP client of the agent: builds requests, and converts an acknowledgement to a lease.
 //!
 //! ```text
 //!   discover() --> offer --request()--> ack --Lease::of--> address, until it expires
 //!                                                |
-//!   half of its time over --renew()--> ack ------+
+//!   half of lease time over --renew()--> ack ----+
 //! ```
 
 use std::net::Ipv4Addr;
@@ -11,37 +11,37 @@ use std::net::Ipv4Addr;
 use crate::mac::Mac;
 use crate::packet::{MessageType, Packet, option};
 
-/// What a client wants to know.
+/// Options that the client requests.
 const WANTED: [u8; 4] = [option::SUBNET_MASK, option::ROUTER, option::DNS, option::LEASE_TIME];
-/// A lease without a time lasts so long: an hour.
+/// The duration of a lease whose acknowledgement names none: an hour.
 const DEFAULT_LEASE_S: u32 = 3600;
-/// The shortest lease that is believed; shorter ones would keep the client busy.
+/// The shortest lease time, in seconds. Shorter values are raised, because the client would do nothing but renew.
 const LEASE_MIN_S: u32 = 30;
 
-/// An address, for some time.
+/// An address that a server has leased to the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
     /// The address.
     pub address: Ipv4Addr,
-    /// Bits of the network's part of it.
+    /// Length of the network prefix, in bits.
     pub prefix: u8,
-    /// The way out of the network.
+    /// The default gateway.
     pub router: Option<Ipv4Addr>,
     /// Name servers.
     pub dns: Vec<Ipv4Addr>,
-    /// Who gave it.
+    /// The address of the server that gave the lease.
     pub server: Ipv4Addr,
-    /// For how long, in seconds.
+    /// The duration of the lease, in seconds.
     pub seconds: u32,
 }
 
-/// A question for servers. Answers are to come to all: the client has no address yet.
+/// A DISCOVER. It asks for broadcast answers, because the client has no address yet.
 pub fn discover(xid: u32, mac: Mac) -> Packet {
     let packet = Packet { broadcast: true, ..Packet::of_client(xid, mac, MessageType::Discover) };
     packet.with(option::PARAMETERS, WANTED).with(option::CLIENT_ID, client_id(mac))
 }
 
-/// Takes an offer. `None`: the packet offers no address, or is not for this exchange.
+/// The REQUEST for an offered address. `None`: the packet offers no address, or belongs to another exchange.
 pub fn request(xid: u32, mac: Mac, offer: &Packet) -> Option<Packet> {
     let is_offer = offer.message_type() == Some(MessageType::Offer) && !offer.yiaddr.is_unspecified();
     let server = offer.address(option::SERVER_ID).filter(|_| is_offer && is_for(offer, xid, mac))?;
@@ -55,14 +55,14 @@ pub fn request(xid: u32, mac: Mac, offer: &Packet) -> Option<Packet> {
     )
 }
 
-/// Asks to keep a lease.
+/// The REQUEST that renews a lease.
 pub fn renew(xid: u32, mac: Mac, lease: &Lease) -> Packet {
     let packet = Packet { ciaddr: lease.address, ..Packet::of_client(xid, mac, MessageType::Request) };
     packet.with(option::PARAMETERS, WANTED).with(option::CLIENT_ID, client_id(mac))
 }
 
 impl Lease {
-    /// What a packet gives. `None`: it is no confirmation, or not for this exchange.
+    /// The lease in an acknowledgement. `None`: the packet is no acknowledgement, or belongs to another exchange.
     pub fn of(xid: u32, mac: Mac, packet: &Packet) -> Option<Self> {
         let is_ack = packet.message_type() == Some(MessageType::Ack) && !packet.yiaddr.is_unspecified();
         let server = packet.address(option::SERVER_ID).filter(|_| is_ack && is_for(packet, xid, mac))?;
@@ -70,7 +70,7 @@ impl Lease {
         let dns = packet.option(option::DNS).unwrap_or_default().chunks_exact(4);
         Some(Self {
             address: packet.yiaddr,
-            // Of a mask with holes the part before the first one counts.
+            // If the mask is not contiguous, only its leading ones count.
             prefix: u8::try_from(mask.leading_ones()).unwrap_or(32),
             router: packet.address(option::ROUTER).filter(|router| !router.is_unspecified()),
             dns: dns.filter_map(|four| Some(Ipv4Addr::from(<[u8; 4]>::try_from(four).ok()?))).collect(),
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_for_the_client_is_no_lease() {
+    fn packets_of_other_exchanges_are_no_lease() {
         let ack = answer(MessageType::Ack);
         assert!(Lease::of(7, MAC, &ack).is_some());
         assert_eq!(Lease::of(8, MAC, &ack), None);

@@ -1,15 +1,20 @@
-//! Which answer a packet gets. Pure: a packet, what is known of its machine, and where the boot server is.
+//! Decides how a boot server answers a DHCP packet. Pure: the input is the packet, what is known of its machine
+//! ([`Past`] from [`crate::history`]), and the boot server's address.
+//!
+//! An answer has one of two forms. *Direct*: it names the boot file. *BINL* (Boot Information Negotiation Layer): it
+//! only announces the boot server; the firmware then asks port 4011, and the second answer names the boot file. Some
+//! firmware ignores BINL.
 //!
 //! ```text
-//!   option 60 PXEClient or HTTPClient?       else silence: it is no firmware that looks for a boot server
-//!   a registered machine?                    else silence: another boot server may own it
+//!   option 60 PXEClient or HTTPClient?       if not: no answer, it is no network boot
+//!   a registered machine?                    if not: no answer, another boot server may own it
 //!   user-class iPXE, option 175 says http -> URL of its script
-//!   loops                                 -> silence
+//!   loads loaders and never a script      -> no answer for some minutes
 //!   user-class iPXE without http          -> our iPXE, by TFTP
 //!   architecture 16                       -> the URL of the loader for UEFI; option 60 HTTPClient
-//!   architecture 0                        -> undionly.kpxe; option 43 {6:8}: no discovery, take the file named here
-//!   architectures 7, 9                    -> shim or iPXE; no option 43 (BINL): the firmware asks port 4011
-//!     asks again in the same exchange     -> the same with option 43 {6:8}, for firmware that ignores BINL
+//!   architecture 0                        -> undionly.kpxe; option 43 {6:8}: direct form
+//!   architectures 7, 9                    -> shim or iPXE; no option 43: BINL form
+//!     repeats its DISCOVER                -> the same in the direct form, for firmware that ignores BINL
 //! ```
 
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -18,17 +23,17 @@ use crate::history::Past;
 use crate::mac::Mac;
 use crate::packet::{MessageType, Packet, option};
 
-/// Where clients listen.
+/// The port at which clients listen.
 const CLIENT_PORT: u16 = 68;
-/// The class of firmware that boots from URLs, and of answers to it.
+/// The vendor class (option 60) of firmware that boots from URLs, and of answers to it.
 const HTTP_CLIENT: &[u8] = b"HTTPClient";
-/// Where servers and relays listen.
+/// The port at which servers and relays listen.
 const SERVER_PORT: u16 = 67;
-/// iPXE's own options: no proxy DHCP will answer, so it does not wait for one.
+/// iPXE's own options (175): no proxy DHCP server will answer, so iPXE does not wait for one.
 const IPXE_NO_PROXY: [u8; 3] = [0xb0, 1, 1];
-/// Option 43: PXE_DISCOVERY_CONTROL (6), one byte, 8: use the boot file of this offer, look for no other server.
+/// Option 43: PXE_DISCOVERY_CONTROL (6), one byte, 8: use the boot file of this offer and look for no other server.
 const NO_DISCOVERY: [u8; 4] = [6, 1, 8, 255];
-/// iPXE's own options: it can HTTP.
+/// iPXE's own options (175): it can fetch files over HTTP.
 const IPXE_HTTP: u8 = 0x13;
 
 /// The port at which a packet arrived.
@@ -36,24 +41,24 @@ const IPXE_HTTP: u8 = 0x13;
 pub enum Port {
     /// 67.
     Dhcp,
-    /// 4011, where firmware asks the boot server that made the offer.
+    /// 4011, at which the boot server answers firmware that got an offer in BINL form.
     BootServer,
 }
 
-/// The architecture of a client (option 93; all of its values are looked at).
+/// The architecture of a client (option 93). The option may list several values; the first that is known counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arch {
     /// A PC with BIOS.
     Bios,
     /// 64-bit UEFI on x86.
     EfiX64,
-    /// The same, booting from a URL.
+    /// 64-bit UEFI that boots from a URL.
     EfiX64Http,
-    /// Something else, by its number.
+    /// Another architecture, by its number.
     Other(u16),
 }
 
-/// How an offer is made.
+/// The form of an offer; see the module's documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Without option 43: the firmware asks port 4011 next.
@@ -62,33 +67,33 @@ pub enum Form {
     Direct,
 }
 
-/// What an answer names.
+/// The file that an answer names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loader {
     /// iPXE for BIOS.
     Bios,
     /// The loader for 64-bit UEFI.
     EfiX64,
-    /// The same by HTTP, for firmware that boots from URLs.
+    /// The loader for 64-bit UEFI, by HTTP.
     EfiX64Http,
-    /// The script of the machine: iPXE runs there already.
+    /// The machine's script, for a client that already runs iPXE.
     Script,
 }
 
-/// Why there is no answer.
+/// Why a packet gets no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Not a question of firmware that looks for a boot server.
+    /// The packet does not come from firmware or a loader that looks for a boot server.
     NotForUs,
-    /// Nobody registered the machine.
+    /// No machine with this hardware address is registered.
     Unknown,
-    /// No loader for this architecture, by its number.
+    /// There is no loader for this architecture, given by its number.
     Architecture(u16),
-    /// The machine loads loaders and never comes to its script.
+    /// The machine loads loader after loader and never fetches its script.
     Looping,
 }
 
-/// The boot server, as its answers name it.
+/// The boot server's address and file names, as answers contain them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
     /// Its address in the clients' network.
@@ -97,7 +102,7 @@ pub struct Server {
     pub http_port: u16,
     /// The name of iPXE for BIOS on its TFTP server.
     pub bios_loader: String,
-    /// The name of the loader for UEFI there, and below `/l/` on its HTTP server.
+    /// The name of the loader for UEFI on its TFTP server, and below `/l/` on its HTTP server.
     pub efi_loader: String,
 }
 
@@ -112,7 +117,7 @@ impl Server {
         format!("http://{}:{}/l/{}", self.address, self.http_port, self.efi_loader)
     }
 
-    /// What an answer names.
+    /// The name or URL of a loader.
     fn file(&self, loader: Loader, mac: Mac) -> Vec<u8> {
         match loader {
             Loader::Bios => self.bios_loader.clone(),
@@ -124,29 +129,30 @@ impl Server {
     }
 }
 
-/// An answer, and what it gives.
+/// An answer to a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The packet.
+    /// The packet to send.
     pub packet: Packet,
-    /// Its destination. `None`: the sender of the question.
+    /// Its destination. `None`: the address that the request came from.
     pub to: Option<SocketAddrV4>,
-    /// What it names.
+    /// The loader that the answer names.
     pub loader: Loader,
-    /// Its form.
+    /// The form of the answer.
     pub form: Form,
 }
 
-/// What becomes of a packet.
+/// The decision about a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is answered.
+    /// The packet is answered.
     Answer(Box<Answer>),
-    /// It is not.
+    /// The packet gets no answer.
     Silent(Reason),
 }
 
-/// Whether a packet is a question of firmware that looks for a boot server: only then it is looked up whose it is.
+/// Whether the packet comes from firmware or a loader that looks for a boot server. The machine is looked up only if
+/// so.
 pub fn is_asked(asked: &Packet, port: Port) -> bool {
     let is_question = match (port, asked.message_type()) {
         (Port::Dhcp, Some(MessageType::Discover)) => true,
@@ -156,7 +162,7 @@ pub fn is_asked(asked: &Packet, port: Port) -> bool {
     is_question && is_firmware(asked)
 }
 
-/// Whether a question comes from firmware or a loader.
+/// Whether the packet comes from firmware or a loader.
 pub fn is_firmware(asked: &Packet) -> bool {
     !asked.is_reply && (has_class(asked, b"PXEClient") || has_class(asked, HTTP_CLIENT))
 }
@@ -165,7 +171,7 @@ fn has_class(asked: &Packet, class: &[u8]) -> bool {
     asked.option(option::VENDOR_CLASS).unwrap_or_default().starts_with(class)
 }
 
-/// The answer to a packet, beside another server that gives addresses (proxy DHCP).
+/// Decides on the answer to a packet if another DHCP server gives the addresses (proxy DHCP).
 pub fn decide(asked: &Packet, port: Port, is_known: bool, past: Past, server: &Server) -> Verdict {
     if !is_asked(asked, port) {
         return Verdict::Silent(Reason::NotForUs);
@@ -176,7 +182,7 @@ pub fn decide(asked: &Packet, port: Port, is_known: bool, past: Past, server: &S
     }
 }
 
-/// The loader for a question of firmware or of a loader.
+/// The loader for a client, and the form of the offer. `Err`: the client gets no loader.
 pub fn choose(asked: &Packet, is_known: bool, past: Past) -> Result<(Loader, Form), Reason> {
     if !is_known {
         return Err(Reason::Unknown);
@@ -192,7 +198,7 @@ pub fn choose(asked: &Packet, is_known: bool, past: Past) -> Result<(Loader, For
         Arch::Bios => Ok((Loader::Bios, Form::Direct)),
         Arch::EfiX64Http => Ok((Loader::EfiX64Http, Form::Direct)),
         Arch::EfiX64 => {
-            // iPXE itself takes any file that is named to it.
+            // iPXE accepts a boot file in any form of answer.
             let is_direct = past.takes_other_form || runs.is_some();
             Ok((Loader::EfiX64, if is_direct { Form::Direct } else { Form::Binl }))
         }
@@ -200,7 +206,7 @@ pub fn choose(asked: &Packet, is_known: bool, past: Past) -> Result<(Loader, For
     }
 }
 
-/// Tells a client what to load in the answer that gives it its address (full DHCP).
+/// Adds the boot file to an answer that also gives the client its address (full DHCP).
 #[must_use]
 pub fn with_loader(mut packet: Packet, asked: &Packet, loader: Loader, server: &Server) -> Packet {
     packet.siaddr = server.address;
@@ -208,18 +214,19 @@ pub fn with_loader(mut packet: Packet, asked: &Packet, loader: Loader, server: &
     if loader == Loader::EfiX64Http {
         return packet.with(option::VENDOR_CLASS, HTTP_CLIENT);
     }
-    // With no class and no option 43 it is an answer of an ordinary DHCP server, whose file each firmware takes.
+    // With no class and no option 43, this is the answer of an ordinary DHCP server: all firmware takes its boot
+    // file.
     if ipxe(asked).is_some() { packet.with(option::IPXE, IPXE_NO_PROXY) } else { packet }
 }
 
-/// What runs on the client.
+/// The capability of the iPXE that runs on the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ipxe {
     WithHttp,
     WithoutHttp,
 }
 
-/// The user-class alone may be somebody else's; option 175 is iPXE's own.
+/// The user-class alone does not prove iPXE; option 175 is specific to iPXE.
 fn ipxe(asked: &Packet) -> Option<Ipxe> {
     let class = asked.option(option::USER_CLASS)?;
     let own = asked.option(option::IPXE)?;
@@ -245,7 +252,7 @@ fn arch(asked: &Packet) -> Arch {
     known.unwrap_or(Arch::Other(first))
 }
 
-/// 7 and 9 are both used for 64-bit UEFI: an early draft had them the other way round.
+/// Numbers 7 and 9 both mean 64-bit UEFI, because an early draft swapped them.
 const fn arch_of(number: u16) -> Arch {
     match number {
         0 => Arch::Bios,
@@ -255,7 +262,7 @@ const fn arch_of(number: u16) -> Arch {
     }
 }
 
-/// Firmware without option 93 has it in its class: `PXEClient:Arch:00000:UNDI:002001`.
+/// Firmware without option 93 names its architecture in the vendor class: `PXEClient:Arch:00000:UNDI:002001`.
 fn arch_of_class(asked: &Packet) -> Arch {
     let class = asked.option(option::VENDOR_CLASS).unwrap_or_default();
     let digits = class.strip_prefix(b"PXEClient:Arch:").or(class.strip_prefix(b"HTTPClient:Arch:"));
@@ -271,12 +278,12 @@ fn answer(asked: &Packet, port: Port, loader: Loader, form: Form, server: &Serve
     };
     let mut packet = Packet::reply_to(asked, message);
     packet.siaddr = server.address;
-    // In the header: some loaders read only that.
+    // In the header too, because some loaders read only the header.
     packet.file = server.file(loader, asked.mac);
     let class = if loader == Loader::EfiX64Http { HTTP_CLIENT } else { b"PXEClient" };
     let mut packet =
         packet.with(option::SERVER_ID, server.address.octets()).with(option::VENDOR_CLASS, class);
-    // Firmware compares it with its own.
+    // Firmware compares the identifier with its own.
     if let Some(id) = asked.option(option::MACHINE_ID) {
         packet = packet.with(option::MACHINE_ID, id);
     }
@@ -287,14 +294,14 @@ fn answer(asked: &Packet, port: Port, loader: Loader, form: Form, server: &Serve
     Verdict::Answer(Box::new(Answer { to, packet: packet.with_relay_of(asked), loader, form }))
 }
 
-/// The destination of an answer: the relay, the address that the client has, or all.
+/// The destination of an answer: the relay, or the client's address if it has one, or broadcast.
 pub(crate) fn destination(asked: &Packet) -> SocketAddrV4 {
     if !asked.giaddr.is_unspecified() {
         SocketAddrV4::new(asked.giaddr, SERVER_PORT)
     } else if !asked.ciaddr.is_unspecified() {
         SocketAddrV4::new(asked.ciaddr, CLIENT_PORT)
     } else {
-        // To all, whatever the client asked for: it has no address that the kernel could reach.
+        // Broadcast, even if the client does not ask for that: the kernel cannot reach a client without an address.
         SocketAddrV4::new(Ipv4Addr::BROADCAST, CLIENT_PORT)
     }
 }

@@ -1,4 +1,5 @@
-//! Promises about every datagram that comes to a boot server or to the agent: for the fuzzers in `fuzz/`, and for a bounded test.
+//! Fuzzing oracles for DHCP packets: properties that hold for every datagram that reaches a boot server or the agent.
+//! The fuzzers in `fuzz/` and a bounded test run them.
 
 use std::net::Ipv4Addr;
 
@@ -12,10 +13,10 @@ use crate::mac::Mac;
 use crate::packet::{MessageType, Packet, option};
 use crate::subnet::{Subnet, Subnets};
 
-/// What a fuzzer or a test feeds with bytes.
+/// An oracle: takes arbitrary bytes, and panics if a property is violated.
 pub type Oracle = fn(&[u8]);
 
-/// All of them, with their names and bytes to begin with.
+/// All oracles, each with its name and seed inputs.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     let mac = Mac([0x52, 0x54, 0, 1, 2, 3]);
     let firmware = Packet::of_client(1, mac, MessageType::Discover)
@@ -35,18 +36,18 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     vec![("dhcp_packet", dhcp_packet, samples)]
 }
 
-/// A datagram: what is read of it is what another implementation reads, survives writing, and what is answered gives no
-/// address, or one of the range.
+/// The oracle for one datagram. It parses to the same values as with another implementation, survives writing and
+/// parsing, and its answer gives no address or an address of the range.
 pub fn dhcp_packet(bytes: &[u8]) {
     let Ok(packet) = Packet::parse(bytes) else { return };
     compare(bytes, &packet);
     let has_overload = packet.option(option::OVERLOAD).is_some();
     let is_empty_part = packet.options.iter().any(|(_, value)| value.is_empty());
-    // A name that fills its field ends with it; written, it ends with a zero.
+    // A name may fill its field without a terminating zero; a written name always ends with a zero.
     let is_full = packet.file.len() > 127 || packet.sname.len() > 63;
     let written = packet.bytes();
     if !has_overload && !is_empty_part && !is_full && written.len() <= crate::PACKET_BYTES_MAX {
-        assert_eq!(Packet::parse(&written), Ok(packet.clone()), "it changes when it is written");
+        assert_eq!(Packet::parse(&written), Ok(packet.clone()), "the packet changes when it is written");
     }
     let server = Server {
         address: Ipv4Addr::new(10, 0, 0, 2),
@@ -57,10 +58,10 @@ pub fn dhcp_packet(bytes: &[u8]) {
     for port in [Port::Dhcp, Port::BootServer] {
         assert!(
             matches!(decide(&packet, port, false, Past::default(), &server), Verdict::Silent(_)),
-            "a machine that nobody registered is answered"
+            "a machine that is not registered got an answer"
         );
         if let Verdict::Answer(answer) = decide(&packet, port, true, Past::default(), &server) {
-            assert!(!packet.is_reply, "an answer is answered");
+            assert!(!packet.is_reply, "a reply got an answer");
             let read = Packet::parse(&answer.packet.bytes()).unwrap_or_else(|e| panic!("{e}: {answer:?}"));
             assert!(read.is_reply && read.yiaddr.is_unspecified() && read.xid == packet.xid, "{read:?}");
             assert_eq!((read.mac, read.siaddr), (packet.mac, server.address));
@@ -73,7 +74,7 @@ pub fn dhcp_packet(bytes: &[u8]) {
     let _ = request(packet.xid, packet.mac, &packet);
 }
 
-/// A question gives an address of the range or none, and the answer can be read.
+/// Checks that the DHCP server answers with an address of the range or none, and that the answer can be parsed.
 fn lease_is_of_the_range(packet: &Packet, server: Ipv4Addr) {
     let (first, last) = (Ipv4Addr::new(10, 0, 0, 50), Ipv4Addr::new(10, 0, 0, 99));
     let subnet = Subnet {
@@ -93,7 +94,7 @@ fn lease_is_of_the_range(packet: &Packet, server: Ipv4Addr) {
         outcome => outcome,
     };
     let Outcome::Answer(answer, _) = outcome else { return };
-    assert!(!packet.is_reply, "an answer is answered");
+    assert!(!packet.is_reply, "a reply got an answer");
     let given = answer.yiaddr;
     assert!(
         given.is_unspecified() || (first..=last).contains(&given) && given.octets() != [10, 0, 0, 60],
@@ -105,11 +106,12 @@ fn lease_is_of_the_range(packet: &Packet, server: Ipv4Addr) {
         > 1000;
     assert!(
         is_long || read.is_ok_and(|read| read.is_reply && read.yiaddr == given),
-        "an answer cannot be read"
+        "the answer cannot be parsed"
     );
 }
 
-/// Options whose values dhcproto takes as they are. Its readers of some others assert what a packet may well break.
+/// Options whose values dhcproto does not interpret. For some other options, dhcproto asserts properties that a
+/// packet may violate.
 const COMPARED: [u8; 6] = [
     option::REQUESTED_ADDRESS,
     option::LEASE_TIME,
@@ -119,11 +121,11 @@ const COMPARED: [u8; 6] = [
     option::USER_CLASS,
 ];
 
-/// The header as dhcproto reads it, and the message type where it reads all of the options.
+/// Compares the header with dhcproto's, and the message type if dhcproto can parse all options.
 fn compare(bytes: &[u8], packet: &Packet) {
     let header = [bytes.get(..240).unwrap_or_default(), &[option::END]].concat();
     let other =
-        Message::decode(&mut Decoder::new(&header)).unwrap_or_else(|e| panic!("a header is refused: {e}"));
+        Message::decode(&mut Decoder::new(&header)).unwrap_or_else(|e| panic!("dhcproto refuses the header: {e}"));
     assert_eq!(other.xid(), packet.xid);
     assert_eq!((other.ciaddr(), other.yiaddr()), (packet.ciaddr, packet.yiaddr));
     assert_eq!((other.siaddr(), other.giaddr()), (packet.siaddr, packet.giaddr));

@@ -1,36 +1,36 @@
-//! What a boot server remembers of machines between packets: the form of the offer, and loaders that lead nowhere.
+//! Remembers machines between packets: which form of offer a machine accepts, and whether it loads loaders in a loop.
 //!
-//! | of a machine | why |
+//! | remembered of a machine | used for |
 //! |---|---|
-//! | the exchange of its last DISCOVER, and how often it was repeated | firmware that ignores one form of offer asks again in the same exchange |
-//! | whether the other form is its form | it need not ignore an offer at each boot |
-//! | when it was given loaders since it last had a script | a loader that starts itself again loops |
+//! | exchange number of its last DISCOVER, and its repetitions | firmware that ignores one form of offer repeats its DISCOVER with the same number: it gets the other form |
+//! | whether it accepts only the other form | the next boot begins with the form that worked |
+//! | times at which it got loaders since it last got a script | detects a loader that loads itself again and again |
 
 use std::collections::HashMap;
 
 use crate::mac::Mac;
 
-/// Machines that are remembered; the one that was quiet longest is forgotten first.
+/// The most machines that are remembered. A new machine replaces the one whose last packet is oldest.
 pub const MACHINES_MAX: usize = 1000;
-/// So many loaders within [`LOADER_WINDOW`] and no script: the machine loops.
+/// A machine loops if it got this many loaders within [`LOADER_WINDOW_MS`] and no script.
 pub const LOADERS_MAX: usize = 3;
-/// See [`LOADERS_MAX`]; in milliseconds.
+/// The time window for [`LOADERS_MAX`], in milliseconds.
 pub const LOADER_WINDOW_MS: u64 = 60_000;
-/// How long a machine that loops gets no answer, in milliseconds.
+/// How long a looping machine gets no answer, in milliseconds.
 pub const LOOP_SILENCE_MS: u64 = 300_000;
 
-/// What is known of a machine when a packet of it arrives.
+/// The state of a machine when one of its packets arrives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Past {
-    /// DISCOVERs of the same exchange before this one, each of which got an offer.
+    /// Earlier DISCOVERs of the same exchange. Each of them got an offer.
     pub repeats: u32,
-    /// Its firmware ignored the usual form of an offer.
+    /// Its firmware ignored an offer in the usual form.
     pub takes_other_form: bool,
-    /// It was given loader after loader and never asked for a script.
+    /// The machine fetched loader after loader and no script.
     pub is_looping: bool,
 }
 
-/// The machines.
+/// The histories of all machines.
 #[derive(Debug, Default)]
 pub struct Histories {
     machines: HashMap<Mac, History>,
@@ -47,7 +47,7 @@ struct History {
 }
 
 impl Histories {
-    /// Notes a DISCOVER, and says what was known before.
+    /// Records a DISCOVER. Returns the state before it.
     pub fn discover(&mut self, mac: Mac, xid: u32, now_ms: u64) -> Past {
         let history = self.of(mac, now_ms);
         if history.xid == Some(xid) {
@@ -59,12 +59,12 @@ impl Histories {
         history.past(now_ms)
     }
 
-    /// What is known of a machine that asks in the course of an exchange.
+    /// The state of a machine that sends another packet of an exchange.
     pub fn request(&mut self, mac: Mac, now_ms: u64) -> Past {
         self.of(mac, now_ms).past(now_ms)
     }
 
-    /// Notes that a machine was given a loader. Whether this is the one that makes it count as looping.
+    /// Records that a machine got a loader. Returns whether the machine counts as looping from now on.
     pub fn gave_loader(&mut self, mac: Mac, now_ms: u64) -> bool {
         let history = self.of(mac, now_ms);
         history.loaders_ms.retain(|at| at.saturating_add(LOADER_WINDOW_MS) > now_ms);
@@ -77,7 +77,7 @@ impl Histories {
         loops
     }
 
-    /// Notes that a machine has its script: its loader works.
+    /// Records that a machine got its script: its loader works.
     pub fn gave_script(&mut self, mac: Mac, now_ms: u64) {
         self.of(mac, now_ms).loaders_ms.clear();
     }
@@ -115,13 +115,13 @@ mod tests {
         assert_eq!(histories.discover(MAC, 1, 0), Past::default());
         let again = histories.discover(MAC, 1, 4000);
         assert_eq!((again.repeats, again.takes_other_form), (1, true));
-        // The next boot begins with what worked.
+        // The next boot begins with the form that worked.
         let next = histories.discover(MAC, 2, 90_000);
         assert_eq!((next.repeats, next.takes_other_form), (0, true));
     }
 
     #[test]
-    fn a_machine_that_loops_is_left_alone_for_five_minutes() {
+    fn a_looping_machine_gets_no_answer_for_five_minutes() {
         let mut histories = Histories::default();
         for at in 0..3 {
             assert!(!histories.gave_loader(MAC, at * 1000));

@@ -1,25 +1,26 @@
-//! Leases: which client has which address, and what a DHCP server answers (RFC 2131). Pure: packets, times and probes come in.
+//! Leases of addresses, and the answers of a DHCP server (RFC 2131). Pure: packets, times and results of probes are
+//! passed in.
 //!
 //! ```text
-//!            DISCOVER                    nobody answers the probe           REQUEST
-//!   free ----------------> probing ----------------------------> offered -----------> bound --- its time is over, RELEASE --> free
-//!                             |  somebody answers                   |                   |
-//!                             +----------------> declined <---------+---- DECLINE ------+          declined, offered: free after a time
+//!            DISCOVER                    no answer to the probe             REQUEST
+//!   free ----------------> probing ----------------------------> offered -----------> bound --- expiry or RELEASE --> free
+//!                             |  another host answers             |                   |
+//!                             +----------------> declined <---------+---- DECLINE ------+          declined, offered: free after a while
 //! ```
 //!
 //! | packet | answer |
 //! |---|---|
-//! | DISCOVER | OFFER of the card's fixed address, the address it has or had, the address it asks for, or one that nobody had |
-//! | REQUEST with our server id | ACK, or NAK if the address cannot be had |
+//! | DISCOVER | OFFER of the first that applies: the card's fixed address; the address that the card has or had; the address it asks for; an address that no card has had |
+//! | REQUEST with our server id | ACK; NAK if the address is not available |
 //! | REQUEST with another server id | none; our offer is withdrawn |
 //! | REQUEST after a restart of the client (no `ciaddr`) | ACK; NAK if the address is wrong; none for a client without a record |
 //! | REQUEST to renew (`ciaddr`) | ACK, also without a record if the address is free; NAK if it is wrong |
-//! | DECLINE | none; nobody is given the address for [`DECLINED_S`] |
-//! | RELEASE | none; the address is free, and is kept for its last client as long as there are others |
+//! | DECLINE | none; the address is given to no client for [`DECLINED_S`] |
+//! | RELEASE | none; the address is free, but other clients get it only if no other address is free |
 //! | INFORM | ACK with options and no address |
 //!
-//! The hardware address names a client. A client identifier (option 61) is sent back, and means nothing: firmware, loader and system of
-//! a PC have different ones, and would take three addresses.
+//! The hardware address identifies a client. A client identifier (option 61) is echoed and otherwise ignored: the
+//! firmware, the loader and the system of one PC send different identifiers, and would occupy three addresses.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -30,71 +31,72 @@ use crate::mac::Mac;
 use crate::packet::{MessageType, Packet, option};
 use crate::subnet::{Subnet, Subnets};
 
-/// How long an offer is kept for its client, in seconds.
+/// How long an offered address is reserved for its client, in seconds.
 pub const OFFER_S: u64 = 60;
-/// How long an address is given to nobody after somebody else was found to use it, in seconds.
+/// How long an address is given to no client after another host was found to use it, in seconds.
 pub const DECLINED_S: u64 = 3600;
 
-/// The state of an address. Each lasts until a time; after it the address is free.
+/// The state of an address. Each state has an end; then the address is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It is found out whether somebody uses it.
+    /// A probe checks whether a host already uses the address.
     Probing,
-    /// It was offered.
+    /// The address was offered to a client.
     Offered,
-    /// A client has it.
+    /// The address is leased to a client.
     Bound,
-    /// Somebody uses it whom it was not given to.
+    /// A host uses the address without a lease.
     Declined,
 }
 
-/// What is known of an address.
+/// The state of one address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The card that last had it.
+    /// The hardware address of the last client.
     pub mac: Mac,
     /// Its state.
     pub state: State,
-    /// Until when, in seconds since 1970.
+    /// The end of the state, in seconds since 1970.
     pub until_s: u64,
 }
 
-/// An entry that is to be kept over a restart: [`State::Bound`] or [`State::Declined`].
+/// An entry that must survive a restart: [`State::Bound`] or [`State::Declined`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The address.
     pub address: Ipv4Addr,
-    /// What is known of it.
+    /// Its entry.
     pub entry: Entry,
 }
 
-/// What becomes of a packet.
+/// The result of handling a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// No answer.
     Silent(Silence),
-    /// Find out whether somebody uses this address, and call [`Leases::probed`].
+    /// The caller must probe whether a host uses this address, and then call [`Leases::probed`].
     Probe(Ipv4Addr),
-    /// This answer, and its destination. Changes are kept first ([`Leases::take_changes`]).
+    /// The answer, and its destination. The caller must store the changes ([`Leases::take_changes`]) before it sends
+    /// the answer.
     Answer(Box<Packet>, SocketAddrV4),
 }
 
-/// Why there is no answer.
+/// Why a packet gets no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silence {
-    /// Its network is not in the table.
+    /// The client's network is not in the table.
     Network,
-    /// It is no question.
+    /// The packet is not a client's request.
     NotForUs,
-    /// It is about another server's address.
+    /// The packet concerns an address of another server.
     OtherServer,
-    /// There is no record of the client.
+    /// The server has no record of the client.
     NoRecord,
     /// The address is being probed.
     Probing,
-    /// All addresses are taken.
+    /// All addresses are in use.
     Full,
-    /// It was taken note of: RELEASE and DECLINE have no answer.
+    /// The packet was handled: RELEASE and DECLINE have no answer.
     Noted,
 }
 
@@ -104,15 +106,16 @@ pub struct Leases {
     subnets: Subnets,
     server: Ipv4Addr,
     entries: HashMap<Ipv4Addr, Entry>,
-    /// The newest address of a card in a network, by the network's first address. An entry of the address names the card, or it is old.
+    /// The newest address of each card in each network; the key has the network's first address. The item is stale if
+    /// the address's entry names another card.
     clients: HashMap<(Mac, Ipv4Addr), Ipv4Addr>,
-    /// Fixed addresses, and whose they are.
+    /// Fixed addresses with the cards that they are reserved for.
     reserved: HashMap<Ipv4Addr, Mac>,
     changes: Vec<Record>,
 }
 
 impl Leases {
-    /// No lease yet. `server` is the address that answers name.
+    /// An empty table. `server` is the server's address in answers.
     pub fn new(subnets: Subnets, server: Ipv4Addr) -> Self {
         let fixed = subnets.iter().flat_map(|subnet| subnet.fixed.iter());
         let reserved = fixed.map(|(mac, address)| (*address, *mac)).collect();
@@ -120,7 +123,7 @@ impl Leases {
         Self { subnets, server, entries, clients, reserved, changes }
     }
 
-    /// Takes a record of an earlier run. Whether the table still has its network.
+    /// Restores a record of an earlier run. Returns `false` if no configured network contains the address.
     pub fn restore(&mut self, record: Record) -> bool {
         let Some(subnet) = self.subnets.of(record.address) else { return false };
         let key = (record.entry.mac, subnet.network);
@@ -133,12 +136,12 @@ impl Leases {
         true
     }
 
-    /// All that is to be kept.
+    /// All records that must survive a restart.
     pub fn records(&self) -> Vec<Record> {
         let kept = self.entries.iter().filter(|(_, entry)| is_kept(entry));
         let mut records: Vec<Record> =
             kept.map(|(address, entry)| Record { address: *address, entry: *entry }).collect();
-        // The newest of a card last: it counts when they are read.
+        // The newest record of a card comes last, because the last one wins when they are read.
         let is_newest = |record: &Record| {
             let subnet = self.subnets.of(record.address);
             subnet.is_some_and(|subnet| self.address_of(record.entry.mac, subnet) == Some(record.address))
@@ -147,12 +150,12 @@ impl Leases {
         records
     }
 
-    /// What is to be kept, and has changed since this was last asked.
+    /// The records that have changed since the last call.
     pub fn take_changes(&mut self) -> Vec<Record> {
         std::mem::take(&mut self.changes)
     }
 
-    /// What becomes of a packet that came to port 67.
+    /// Handles a packet that arrived at port 67.
     pub fn handle(&mut self, asked: &Packet, now_s: u64) -> Outcome {
         let Some(subnet) = self.subnet_of(asked) else { return Outcome::Silent(Silence::Network) };
         match asked.message_type() {
@@ -177,7 +180,7 @@ impl Leases {
         }
     }
 
-    /// Goes on with a DISCOVER whose address was probed.
+    /// Continues a DISCOVER after the probe of its address.
     pub fn probed(&mut self, asked: &Packet, address: Ipv4Addr, is_in_use: bool, now_s: u64) -> Outcome {
         let Some(subnet) = self.subnet_of(asked) else { return Outcome::Silent(Silence::Network) };
         let entry = self.entries.get(&address).copied();
@@ -192,7 +195,7 @@ impl Leases {
         self.answer(asked, &subnet, MessageType::Offer, Some(address))
     }
 
-    /// The network of a client: its relay's, that of the address it has, or the server's own.
+    /// The network of a client: the network of its relay, of its present address, or the server's own.
     fn subnet_of(&self, asked: &Packet) -> Option<Arc<Subnet>> {
         if !asked.giaddr.is_unspecified() {
             return self.subnets.of(asked.giaddr).cloned();
@@ -208,7 +211,7 @@ impl Leases {
             self.entries.get(&address).filter(|entry| entry.mac == asked.mac && entry.until_s > now_s);
         match entry.map(|entry| entry.state) {
             Some(State::Probing) => Outcome::Silent(Silence::Probing),
-            // It has it: if anybody answers, it does.
+            // No probe is needed: the client itself would answer it.
             Some(State::Bound | State::Offered) => {
                 self.answer(asked, subnet, MessageType::Offer, Some(address))
             }
@@ -243,14 +246,14 @@ impl Leases {
         let is_free = is_fixed.is_none() && self.is_free(wanted, asked.mac, subnet, now_s);
         let record = self.address_of(asked.mac, subnet);
         if server.is_some() {
-            // The offer is from before a restart of this server.
+            // The offer was made before this server restarted.
             let is_forgotten = record.is_none() && is_free;
             return if is_forgotten { self.bind(asked, subnet, wanted, now_s) } else { self.refuse(asked) };
         }
         if is_renewal && is_free {
             return self.bind(asked, subnet, wanted, now_s);
         }
-        // An address that this server does not give may be another server's.
+        // The address may belong to another server, because this server does not give it to clients.
         let may_be_others = subnet.contains(wanted) && !self.is_givable(wanted, asked.mac, subnet);
         let is_unknown = record.is_none() && is_fixed.is_none();
         if is_unknown && (may_be_others || (is_free && !is_renewal)) {
@@ -283,7 +286,7 @@ impl Leases {
         self.set(address, Entry { mac, state: State::Declined, until_s: now_s + DECLINED_S });
     }
 
-    /// Ends an offer that the client did not take.
+    /// Ends an offer that the client did not accept.
     fn withdraw(&mut self, mac: Mac, subnet: &Subnet, now_s: u64) {
         let offered = self.address_of(mac, subnet);
         let offered = offered.and_then(|address| Some((address, self.entries.get(&address)?.state)));
@@ -313,7 +316,7 @@ impl Leases {
         }
     }
 
-    /// The address that a card has or had, if nobody has had it since.
+    /// The address that a card has or had, unless another card has had it since.
     fn address_of(&self, mac: Mac, subnet: &Subnet) -> Option<Ipv4Addr> {
         let address = *self.clients.get(&(mac, subnet.network))?;
         let entry = self.entries.get(&address)?;
@@ -333,7 +336,8 @@ impl Leases {
             return Some(wanted);
         }
         let (first, last) = subnet.range.map(|(first, last)| (u32::from(first), u32::from(last)))?;
-        // A card begins at a place of its own, so that it gets its address again although the leases were lost.
+        // The search starts at an address derived from the card, so that a card usually gets the same address even if
+        // the leases were lost.
         let start = first + hash(asked.mac) % (last - first + 1);
         let all = || (start..=last).chain(first..start).map(Ipv4Addr::from);
         let unused = all().filter(is_givable).find(|address| !self.entries.contains_key(address));
@@ -343,21 +347,22 @@ impl Leases {
         unused.or_else(oldest)
     }
 
-    /// The fixed address of a card. `None` also while another card has a lease of it, from before the address was fixed.
+    /// The fixed address of a card. `None` also if another card still has a lease of it from before the address was
+    /// fixed.
     fn fixed_address(&self, mac: Mac, subnet: &Subnet, now_s: u64) -> Option<Ipv4Addr> {
         let fixed = *subnet.fixed.get(&mac)?;
         let is_others = |entry: &Entry| entry.mac != mac && entry.until_s > now_s;
         (!self.entries.get(&fixed).is_some_and(is_others)).then_some(fixed)
     }
 
-    /// Whether the table lets a card have an address of the range.
+    /// Whether the configuration lets a card have an address of the range.
     fn is_givable(&self, address: Ipv4Addr, mac: Mac, subnet: &Subnet) -> bool {
         let is_in_range = subnet.range.is_some_and(|(first, last)| (first..=last).contains(&address));
         let is_others = self.reserved.get(&address).is_some_and(|other| *other != mac);
         is_in_range && address != self.server && Some(address) != subnet.router && !is_others
     }
 
-    /// Whether a card can be given an address that is not its own.
+    /// Whether a card can get an address that it does not have yet.
     fn is_free(&self, address: Ipv4Addr, mac: Mac, subnet: &Subnet, now_s: u64) -> bool {
         self.is_givable(address, mac, subnet)
             && self.entries.get(&address).is_none_or(|entry| entry.until_s <= now_s)
@@ -393,7 +398,7 @@ impl Leases {
 
     fn refuse(&self, asked: &Packet) -> Outcome {
         let mut packet = Packet::reply_to(asked, MessageType::Nak);
-        // The client may have no address that is valid here; a relay sends it to all then.
+        // The client may have no valid address here; the broadcast flag makes a relay broadcast the answer.
         packet.broadcast = true;
         let packet = with_client_id(packet.with(option::SERVER_ID, self.server.octets()), asked);
         let has_no_address = Packet { ciaddr: Ipv4Addr::UNSPECIFIED, ..asked.clone() };
@@ -401,7 +406,7 @@ impl Leases {
     }
 }
 
-/// RFC 6842.
+/// Echoes the client identifier (RFC 6842).
 fn with_client_id(packet: Packet, asked: &Packet) -> Packet {
     match asked.option(option::CLIENT_ID) {
         Some(id) => packet.with(option::CLIENT_ID, id),
@@ -413,7 +418,7 @@ const fn is_kept(entry: &Entry) -> bool {
     matches!(entry.state, State::Bound | State::Declined)
 }
 
-/// FNV-1a: the same for a card in each run and each release.
+/// FNV-1a: stable over runs and releases.
 fn hash(mac: Mac) -> u32 {
     mac.0.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }

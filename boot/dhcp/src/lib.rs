@@ -1,4 +1,5 @@
-//! DHCPv4 for network boot: the codec, the decision which answer a firmware gets, leases, and the client's side for the agent.
+//! DHCPv4 for network boot: packet parser and writer, the choice of an answer to firmware, leases, and the DHCP
+//! client of the agent.
 //!
 //! ```text
 //!   datagram --Packet::parse--> Query --decide(known machine, history)--> Verdict --Answer::packet--> datagram
@@ -7,17 +8,20 @@
 //! ```
 //!
 //! # Guarantees
-//! - No sockets, no clock, no panic: every function is given bytes, tables and times.
-//! - A machine that nobody registered gets no answer: another boot server may own it.
-//! - An answer of [`decide`](mod@decide) carries no address: the site's DHCP server gives that (proxy DHCP), or [`leases`] does.
-//! - No address has two clients at a time, over restarts if records are kept before an answer is sent.
+//! - No sockets, no clock, no panic: bytes, tables and times are arguments.
+//! - A machine that is not registered gets no answer from [`decide`](mod@decide): another boot server may own it.
+//! - An answer of [`decide`](mod@decide) carries no address: the site's DHCP server gives the address (proxy DHCP),
+//!   or [`leases`] does.
+//! - No address has two clients at a time. This holds over restarts too if the caller stores records before it sends
+//!   an answer.
 //!
 //! # Limits
 //! [`PACKET_BYTES_MAX`] for a packet, [`history::MACHINES_MAX`] machines in the history, [`history::LOADERS_MAX`] loaders in
 //! [`history::LOADER_WINDOW_MS`] without a script before a machine counts as looping, [`subnet::RANGE_MAX`] addresses of a range.
 //!
 //! # Errors
-//! [`PacketError`] says what of a packet cannot be read. A packet that is not for a boot server is [`Verdict::Silent`] with a reason.
+//! [`PacketError`] says why a packet cannot be parsed. A packet that is not for a boot server gives
+//! [`Verdict::Silent`] with a reason.
 //!
 //! # Not here
 //! Subnet selection by options (RFC 3011, RFC 3527), DHCPv6.

@@ -1,11 +1,11 @@
 //! The hardware address of a network card.
 
-/// Six bytes that name a network card.
+/// The 6-byte hardware address of a network card.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// The address with `-` between its bytes, as it is written in URLs.
+    /// The address with `-` between its bytes, as in URLs.
     pub fn dashed(self) -> String {
         self.to_string().replace(':', "-")
     }
@@ -30,7 +30,7 @@ impl std::str::FromStr for Mac {
     /// Six pairs of hexadecimal digits with `:` or `-` between them.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong =
-            || format!("'{}' is no hardware address; write one like 52:54:00:12:34:56", text.escape_debug());
+            || format!("'{}' is no hardware address; an example is 52:54:00:12:34:56", text.escape_debug());
         let separator = if text.contains('-') { '-' } else { ':' };
         let mut bytes = [0; 6];
         let mut pairs = text.split(separator);
@@ -41,9 +41,9 @@ impl std::str::FromStr for Mac {
         }
         match (pairs.next(), bytes) {
             (Some(_), _) => Err(wrong()),
-            // The lowest bit of the first byte marks an address of a group.
+            // The lowest bit of the first byte marks a multicast address.
             (None, [first, ..]) if first & 1 == 1 || bytes == [0; 6] => {
-                Err(format!("{} is not the address of one network card", Self(bytes)))
+                Err(format!("{} is a group address or zero, not the address of one network card", Self(bytes)))
             }
             (None, bytes) => Ok(Self(bytes)),
         }
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_single_card_is_refused() {
+    fn an_address_of_no_single_card_is_refused() {
         for wrong in
             ["", "52:54:00:ab:cd", "52:54:00:ab:cd:0e:01", "52:54:00:ab:cd:+e", "5254.00ab.cd0e", "x"]
         {

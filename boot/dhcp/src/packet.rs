@@ -1,18 +1,18 @@
-//! DHCPv4 packets (RFC 2131, RFC 2132): bytes to fields and back.
+//! Parses and writes DHCPv4 packets (RFC 2131, RFC 2132).
 //!
 //! ```text
 //!   0        4     8          28        44      108     236      240
 //!   op .. xid secs addresses  chaddr    sname   file    cookie   options .. 255
 //! ```
-//! The parts of an option that is split (RFC 3396) are put together. Options may overflow into `file` and `sname` (option 52).
+//! An option that is split (RFC 3396) is joined. Options may continue in the fields `file` and `sname` (option 52).
 
 use std::net::Ipv4Addr;
 
 use crate::mac::Mac;
 
-/// The longest packet that is read: what one frame of Ethernet carries.
+/// The longest packet that is accepted: one Ethernet frame.
 pub const PACKET_BYTES_MAX: usize = 1500;
-/// A written packet is at least so long: some firmware and relays drop shorter packets.
+/// Written packets are padded to this length, because some firmware and relays drop shorter packets.
 const PACKET_BYTES_MIN: usize = 300;
 const COOKIE: [u8; 4] = [99, 130, 83, 99];
 const HEADER_BYTES: usize = 240;
@@ -20,7 +20,7 @@ const SNAME: std::ops::Range<usize> = 44..108;
 const FILE: std::ops::Range<usize> = 108..236;
 const BROADCAST: u16 = 0x8000;
 const ETHERNET: u8 = 1;
-/// An option holds at most so many bytes; longer values are split.
+/// The longest value of one option, in bytes; longer values are split.
 const OPTION_BYTES_MAX: usize = 255;
 
 /// Codes of options.
@@ -48,26 +48,26 @@ pub mod option {
     pub const END: u8 = 255;
 }
 
-/// The kind of a packet.
+/// The type of a DHCP message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageType {
     /// A client looks for servers.
     Discover,
-    /// A server offers something.
+    /// A server offers an address or a boot file.
     Offer,
-    /// A client takes an offer.
+    /// A client accepts an offer, or renews a lease.
     Request,
-    /// A server confirms.
+    /// A server confirms a request.
     Ack,
-    /// A server refuses.
+    /// A server refuses a request.
     Nak,
     /// A client found that its address is in use.
     Decline,
-    /// A client gives its address back.
+    /// A client returns its address.
     Release,
     /// A client that has an address asks for options.
     Inform,
-    /// Another one, by its number.
+    /// Another type, by its number.
     Other(u8),
 }
 
@@ -101,45 +101,45 @@ impl MessageType {
     }
 }
 
-/// Why bytes are no packet.
+/// Why bytes are not a DHCP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PacketError {
-    /// Less than a header, or more than a frame.
-    #[error("it has {0} bytes; a DHCP packet has {HEADER_BYTES} to {PACKET_BYTES_MAX}")]
+    /// Shorter than a header, or longer than a frame.
+    #[error("the packet has {0} bytes; a DHCP packet has {HEADER_BYTES} to {PACKET_BYTES_MAX}")]
     Length(usize),
-    /// BOOTP of old, or no DHCP at all.
-    #[error("it has no DHCP cookie")]
+    /// No DHCP cookie: a BOOTP packet, or another protocol.
+    #[error("the packet has no DHCP cookie")]
     Cookie,
-    /// Not an address of six bytes.
-    #[error("its hardware address is not that of a card of Ethernet")]
+    /// The hardware address is not an Ethernet address.
+    #[error("the packet's hardware address is not an Ethernet address")]
     Hardware,
-    /// An option ends after the packet does.
-    #[error("its option {0} is longer than what is left of the packet")]
+    /// An option extends beyond the end of the packet.
+    #[error("option {0} extends beyond the end of the packet")]
     Option(u8),
 }
 
-/// A packet. Its fields are kept as they came; absent text is empty.
+/// A DHCP packet. Fields have their raw values; absent texts are empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// Whether a server sent it.
     pub is_reply: bool,
-    /// Relays that it went through.
+    /// The number of relays that forwarded it.
     pub hops: u8,
-    /// Which exchange it belongs to.
+    /// The number of its exchange, which the client chose.
     pub xid: u32,
-    /// For how long the client has been trying.
+    /// Seconds since the client began to ask.
     pub secs: u16,
-    /// Whether the client wants answers sent to all.
+    /// Whether the client wants answers by broadcast.
     pub broadcast: bool,
     /// The address that the client has.
     pub ciaddr: Ipv4Addr,
-    /// The address that it is given.
+    /// The address that the server gives it.
     pub yiaddr: Ipv4Addr,
-    /// The server of the boot file.
+    /// The address of the boot file's server.
     pub siaddr: Ipv4Addr,
-    /// The relay.
+    /// The address of the relay.
     pub giaddr: Ipv4Addr,
-    /// The client's card.
+    /// The hardware address of the client's card.
     pub mac: Mac,
     /// The server's name.
     pub sname: Vec<u8>,
@@ -150,7 +150,7 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// An empty packet of a client.
+    /// A packet of a client, with only a message type.
     pub fn of_client(xid: u32, mac: Mac, message: MessageType) -> Self {
         Self {
             is_reply: false,
@@ -169,7 +169,7 @@ impl Packet {
         }
     }
 
-    /// An empty answer to a packet.
+    /// An answer to a packet, with only a message type.
     pub fn reply_to(asked: &Self, message: MessageType) -> Self {
         Self {
             is_reply: true,
@@ -185,7 +185,7 @@ impl Packet {
         }
     }
 
-    /// Reads a packet.
+    /// Parses a packet.
     pub fn parse(bytes: &[u8]) -> Result<Self, PacketError> {
         let header = bytes.first_chunk::<HEADER_BYTES>().filter(|_| bytes.len() <= PACKET_BYTES_MAX);
         let header = header.ok_or(PacketError::Length(bytes.len()))?;
@@ -221,7 +221,8 @@ impl Packet {
         })
     }
 
-    /// Writes the packet. `sname` and `file` are cut to their fields; a value that is too long for one option is split.
+    /// Writes the packet. `sname` and `file` are truncated to their fields; a value that is too long for one option
+    /// is split.
     pub fn bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(PACKET_BYTES_MIN);
         out.extend([if self.is_reply { 2 } else { 1 }, ETHERNET, 6, self.hops]);
@@ -234,7 +235,7 @@ impl Packet {
         out.extend(self.mac.0);
         out.extend([0; 10]);
         for (text, field) in [(&self.sname, SNAME), (&self.file, FILE)] {
-            // One byte stays zero: it ends the text.
+            // The last byte of the field stays zero, to end the text.
             out.extend(text.iter().take(field.len() - 1));
             out.resize(field.end, 0);
         }
@@ -258,14 +259,14 @@ impl Packet {
         self.options.iter().find(|(found, _)| *found == code).map(|(_, value)| value.as_slice())
     }
 
-    /// Adds an option, which the packet does not have yet.
+    /// Adds an option. The packet must not contain the option yet.
     #[must_use]
     pub fn with(mut self, code: u8, value: impl Into<Vec<u8>>) -> Self {
         self.options.push((code, value.into()));
         self
     }
 
-    /// An answer that goes through a relay, with what the relay wrote into the question (RFC 3046): the last option.
+    /// Copies the relay's option (RFC 3046) from the request to the end of the answer.
     #[must_use]
     pub fn with_relay_of(self, asked: &Self) -> Self {
         match asked.option(option::RELAY) {
@@ -274,17 +275,17 @@ impl Packet {
         }
     }
 
-    /// The kind of the packet.
+    /// The type of the message.
     pub fn message_type(&self) -> Option<MessageType> {
         self.option(option::MESSAGE_TYPE).and_then(<[u8]>::first).copied().map(MessageType::of)
     }
 
-    /// The first address of an option.
+    /// The first address in an option.
     pub fn address(&self, code: u8) -> Option<Ipv4Addr> {
         self.option(code).and_then(<[u8]>::first_chunk::<4>).copied().map(Ipv4Addr::from)
     }
 
-    /// The number of an option with four bytes.
+    /// The value of a four-byte option.
     pub fn number(&self, code: u8) -> Option<u32> {
         self.option(code).and_then(|value| value.try_into().ok()).map(u32::from_be_bytes)
     }
@@ -360,7 +361,7 @@ mod tests {
         let packet = packet.with(option::VENDOR_CLASS, *b"PXEClient").with(option::SERVER_ID, [10, 0, 0, 2]);
         let read = Message::decode(&mut Decoder::new(&packet.bytes())).unwrap();
         assert_eq!((read.xid(), read.siaddr(), read.chaddr()), (7, packet.siaddr, &MAC.0[..]));
-        // It keeps the zero that ends the name.
+        // dhcproto keeps the terminating zero.
         assert_eq!(read.fname(), Some(&b"undionly.kpxe\0"[..]));
         assert_eq!(read.opts().msg_type(), Some(dhcproto::v4::MessageType::Offer));
         let class = read.opts().get(OptionCode::ClassIdentifier);
@@ -387,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_packet_is_refused_with_its_reason() {
+    fn malformed_packets_are_refused_with_a_reason() {
         let whole = Packet::of_client(1, MAC, MessageType::Discover).bytes();
         let parse = |change: fn(&mut Vec<u8>)| {
             let mut bytes = whole.clone();

@@ -1,15 +1,16 @@
-//! Configuration for the DHCP server of a site, which then names the loaders itself: no proxy answer is needed.
+//! Generates configuration for the DHCP server of a site. That server then names the loaders itself, and no proxy
+//! DHCP is needed.
 //!
-//! | client | is told |
+//! | client | gets |
 //! |---|---|
-//! | iPXE (option 175) | the URL of its script; this ends the loop of loaders |
+//! | iPXE (option 175) | the URL of its script; otherwise iPXE would load itself again and again |
 //! | architecture 0 | iPXE for BIOS, by TFTP |
 //! | architectures 7 and 9 | the loader for UEFI, by TFTP |
-//! | architecture 16, class HTTPClient | the URL of the loader for UEFI, and the class in return |
+//! | architecture 16, class HTTPClient | the URL of the loader for UEFI, and the class HTTPClient in the answer |
 
 use crate::decide::Server;
 
-/// A DHCP server.
+/// A DHCP server product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Product {
     /// ISC DHCP (`dhcpd.conf`).
@@ -18,18 +19,18 @@ pub enum Product {
     Kea,
     /// dnsmasq.
     Dnsmasq,
-    /// The DHCP server of Windows, in PowerShell.
+    /// The DHCP server of Windows, configured by PowerShell.
     Windows,
 }
 
-/// What to add to the configuration of a DHCP server.
+/// The text to add to the configuration of a DHCP server.
 pub fn configuration(product: Product, server: &Server) -> String {
     let values = Values {
         server: server.address.to_string(),
         bios: server.bios_loader.clone(),
         efi: server.efi_loader.clone(),
         http: server.loader_url(),
-        // iPXE puts in the card that it boots from.
+        // iPXE replaces the variable by the hardware address of the card that it boots from.
         script: format!("http://{}:{}/b/${{netX/mac:hexhyp}}/boot.ipxe", server.address, server.http_port),
     };
     match product {

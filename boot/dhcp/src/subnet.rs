@@ -1,4 +1,4 @@
-//! The networks that addresses are given in: ranges, fixed addresses, and the options of clients.
+//! The networks in which a DHCP server gives addresses: ranges, fixed addresses, and options for clients.
 
 use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;
@@ -6,38 +6,38 @@ use std::sync::Arc;
 
 use crate::mac::Mac;
 
-/// The most addresses of a range.
+/// The most addresses in a range.
 pub const RANGE_MAX: u32 = 65_536;
-/// The shortest lease, in seconds. Clients renew after half of it.
+/// The shortest lease, in seconds. Clients renew after half of the lease time.
 pub const LEASE_MIN_S: u32 = 60;
 /// The longest lease, in seconds: 30 days.
 pub const LEASE_MAX_S: u32 = 30 * 24 * 3600;
 
-/// A network, as an administrator describes it.
+/// A network, as an administrator configures it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subnet {
     /// Its first address, such as 10.77.0.0.
     pub network: Ipv4Addr,
-    /// Bits of the network's part of an address.
+    /// Length of the network prefix, in bits.
     pub prefix: u8,
-    /// The first and the last address that any client may be given.
+    /// The first and the last address for any client.
     pub range: Option<(Ipv4Addr, Ipv4Addr)>,
-    /// The way out of the network.
+    /// The default gateway.
     pub router: Option<Ipv4Addr>,
     /// Name servers.
     pub dns: Vec<Ipv4Addr>,
-    /// The domain of the clients.
+    /// The domain name of the clients.
     pub domain: Option<String>,
     /// How long a lease lasts, in seconds.
     pub lease_s: u32,
-    /// Addresses of single cards, in the range or not. Nobody else is given them.
+    /// Fixed addresses of cards, inside or outside the range. No other card gets these addresses.
     pub fixed: HashMap<Mac, Ipv4Addr>,
 }
 
-/// What is wrong with a network.
+/// Why the configuration of the networks is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubnetError {
-    /// Not a network.
+    /// Not the address of a network.
     #[error("{0}/{1} is no network: write its first address and 8 to 30 bits, such as 10.77.0.0/24")]
     Network(Ipv4Addr, u8),
     /// Two networks have addresses in common.
@@ -46,7 +46,7 @@ pub enum SubnetError {
     /// An address is not one of the network's hosts.
     #[error("{what} {address} is no address of a host in {network}")]
     Outside {
-        /// What it is.
+        /// What the address is for.
         what: &'static str,
         /// The address.
         address: Ipv4Addr,
@@ -56,22 +56,22 @@ pub enum SubnetError {
     /// The range ends before it begins, or is too long.
     #[error("the range {0} to {1} has no addresses, or more than {RANGE_MAX}")]
     Range(Ipv4Addr, Ipv4Addr),
-    /// Two cards have the same fixed address, or it is the router's.
+    /// Two cards have the same fixed address, or the router has it.
     #[error("the fixed address {0} of {1} is also that of another card or of the router")]
     Twice(Ipv4Addr, Mac),
-    /// A lease that is too short or too long.
-    #[error("a lease of {0} s cannot be given: {LEASE_MIN_S} s to {LEASE_MAX_S} s can")]
+    /// The lease time is out of bounds.
+    #[error("a lease of {0} s is not possible; it must be {LEASE_MIN_S} to {LEASE_MAX_S} s")]
     Lease(u32),
-    /// Not a domain.
-    #[error("'{0}' is no domain: it has letters, digits, '-' and '.', and at most 253 of them")]
+    /// Not a domain name.
+    #[error("'{0}' is no domain; a domain consists of letters, digits, '-' and '.', at most 253 characters")]
     Domain(String),
-    /// No network at all.
-    #[error("it names no network")]
+    /// The table has no network.
+    #[error("the table of networks is empty")]
     None,
 }
 
 impl Subnet {
-    /// The network as people write it.
+    /// The network as `10.77.0.0/24`.
     pub fn name(&self) -> String {
         format!("{}/{}", self.network, self.prefix)
     }
@@ -81,7 +81,7 @@ impl Subnet {
         Ipv4Addr::from(self.mask_bits())
     }
 
-    /// Whether an address is in it.
+    /// Whether the network contains an address.
     pub fn contains(&self, address: Ipv4Addr) -> bool {
         u32::from(address) & self.mask_bits() == u32::from(self.network)
     }
@@ -90,7 +90,7 @@ impl Subnet {
         u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0)
     }
 
-    /// Whether a host may have it: not the first and not the last address of the network.
+    /// Whether a host may have the address: it is neither the first nor the last of the network.
     fn is_host(&self, address: Ipv4Addr) -> bool {
         let host = u32::from(address) & !self.mask_bits();
         self.contains(address) && host != 0 && host != !self.mask_bits()
@@ -135,7 +135,7 @@ fn is_domain(text: &str) -> bool {
     !text.is_empty() && text.len() <= 253 && text.bytes().all(is_plain)
 }
 
-/// Networks that have no address in common, each of them checked.
+/// Valid networks that do not overlap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subnets(Vec<Arc<Subnet>>);
 
@@ -156,12 +156,12 @@ impl Subnets {
         Ok(Self(subnets.into_iter().map(Arc::new).collect()))
     }
 
-    /// The network that has an address.
+    /// The network that contains an address.
     pub fn of(&self, address: Ipv4Addr) -> Option<&Arc<Subnet>> {
         self.0.iter().find(|subnet| subnet.contains(address))
     }
 
-    /// All of them.
+    /// All networks.
     pub fn iter(&self) -> impl Iterator<Item = &Subnet> {
         self.0.iter().map(Arc::as_ref)
     }

@@ -1,4 +1,5 @@
-//! Leases beside a model: random clients that lose packets, move, find conflicts and come back, and a server that restarts.
+//! Compares leases with a model: random clients lose packets, change networks, find conflicts and return, and the
+//! server restarts.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -35,21 +36,21 @@ fn packet(message: MessageType, of: Mac) -> Packet {
     Packet::of_client(1, of, message)
 }
 
-/// What a client holds, by its own clock, and what the server may keep from others.
+/// The model: which client uses which address by its own clock, and which addresses the server may reserve.
 struct World {
     leases: Leases,
     kept: Vec<Record>,
     now_s: u64,
     rng: Rng,
-    /// Per client: its address and the time at which it stops to use it.
+    /// For each client: its address, and the time at which it stops using it.
     held: HashMap<(u8, bool), (Ipv4Addr, u64)>,
-    /// Addresses that something uses which no server gave them to.
+    /// Addresses that a host uses without a lease.
     squatted: Vec<Ipv4Addr>,
-    /// Until when an address is not free, and for whom.
+    /// For each address: the client that it is reserved for, and the end of the reservation.
     reserved: HashMap<Ipv4Addr, (u8, u64)>,
-    /// Who was last given an address by a record that survives restarts.
+    /// For each address: the last client, according to records that survive restarts.
     last: HashMap<Ipv4Addr, u8>,
-    /// The address that a client was last given.
+    /// The last address of each client.
     newest: HashMap<(u8, bool), Ipv4Addr>,
     acks: u32,
     full: u32,
@@ -95,7 +96,7 @@ impl World {
         self.kept.extend(self.leases.take_changes());
     }
 
-    /// A DISCOVER with its probes, as the boot server carries them out.
+    /// Sends a DISCOVER, and probes addresses as the boot server does.
     fn discover(&mut self, client: u8, is_remote: bool, wanted: Option<Ipv4Addr>) -> Option<Packet> {
         let mut asked = self.packet(MessageType::Discover, client, is_remote);
         if let Some(wanted) = wanted {
@@ -125,14 +126,14 @@ impl World {
                     self.check_full(client, is_remote);
                     return None;
                 }
-                Outcome::Silent(other) => panic!("a DISCOVER has no answer: {other:?}"),
+                Outcome::Silent(other) => panic!("a DISCOVER got no answer: {other:?}"),
             }
         }
     }
 
     fn check_offer(&mut self, client: u8, is_remote: bool, address: Ipv4Addr) {
         let subnet = subnets().of(address).unwrap().clone();
-        assert_eq!(subnet.contains(RELAY), is_remote, "{address} is of another network");
+        assert_eq!(subnet.contains(RELAY), is_remote, "{address} belongs to another network");
         if client == 0 && !is_remote {
             assert_eq!(address, FIXED);
         } else {
@@ -144,7 +145,7 @@ impl World {
         assert!(others.is_empty(), "{address} is offered to {client}, and {others:?} has it");
         let newest = self.newest.get(&(client, is_remote));
         if let Some(newest) = newest.filter(|newest| self.last.get(newest) == Some(&client)) {
-            assert_eq!(*newest, address, "client {client} does not get its address again");
+            assert_eq!(*newest, address, "client {client} did not get its address again");
             self.returned += 1;
         }
         if self.last.get(&address) != Some(&client) {
@@ -179,7 +180,7 @@ impl World {
             self.newest.insert((client, is_remote), address);
             assert_eq!(answer.number(option::LEASE_TIME), Some(LEASE_S));
         }
-        // The client that misses an ACK does not use the address.
+        // A client that misses the ACK does not use the address.
         if self.rng.chance(1, 8) {
             return None;
         }
@@ -201,7 +202,7 @@ impl World {
         match self.rng.below(10) {
             // The offer is lost.
             0 => return,
-            // The client takes another server's.
+            // The client accepts another server's offer.
             1 => {
                 let asked = self
                     .packet(MessageType::Request, client, is_remote)
@@ -220,7 +221,7 @@ impl World {
         self.request(&asked, client, is_remote);
         let held = self.held.get(&(client, is_remote)).copied();
         if let Some((address, _)) = held.filter(|(address, _)| self.squatted.contains(address)) {
-            // Its own probe finds who uses the address.
+            // The client's own probe finds a host that uses the address.
             let asked = self
                 .packet(MessageType::Decline, client, is_remote)
                 .with(option::REQUESTED_ADDRESS, address.octets());
@@ -243,7 +244,7 @@ impl World {
             assert!(self.leases.restore(*record));
         }
         assert!(self.leases.take_changes().is_empty());
-        // The records of a restart replace the journal, and say the same.
+        // The records at a restart replace the journal; they say the same.
         self.kept = self.leases.records();
     }
 
@@ -259,7 +260,7 @@ impl World {
                 self.request(&asked, client, is_remote);
             }
             (7, _) => {
-                // A restart of the client, with the address that it had.
+                // The client restarts with the address that it had.
                 let Some(address) = self.newest.get(&holder).copied() else { return };
                 let asked = self.packet(MessageType::Request, client, is_remote);
                 self.request(&asked.with(option::REQUESTED_ADDRESS, address.octets()), client, is_remote);
@@ -302,7 +303,7 @@ fn no_address_has_two_clients_whatever_is_lost() {
         conflicts += world.conflicts;
         returned += world.returned;
     }
-    // Each residence was visited.
+    // Each kind of event occurred.
     assert!(
         acks > 10_000 && full > 100 && conflicts > 100 && returned > 1000,
         "{acks} {full} {conflicts} {returned}"
@@ -357,13 +358,13 @@ fn a_relayed_client_gets_an_address_of_its_relays_network() {
 fn an_address_of_another_server_is_left_alone_and_a_wrong_address_is_refused() {
     let mut leases = Leases::new(subnets(), SERVER);
     let mut renewal = packet(MessageType::Request, mac(5));
-    // In the network, and not in the range: another server's.
+    // An address of the network but not of the range belongs to another server.
     renewal.ciaddr = Ipv4Addr::new(10, 77, 0, 20);
     assert_eq!(leases.handle(&renewal, 5), Outcome::Silent(Silence::NoRecord));
-    // A lease that was lost goes on.
+    // A lease whose record was lost continues.
     renewal.ciaddr = Ipv4Addr::new(10, 77, 0, 101);
     assert_eq!(answer(leases.handle(&renewal, 5)).0, MessageType::Ack);
-    // It is another client's now, and the refusal goes to all.
+    // The address now belongs to another client, and the NAK is broadcast.
     renewal.mac = mac(6);
     let (message, nak, to) = answer(leases.handle(&renewal, 5));
     assert_eq!(
@@ -386,7 +387,7 @@ fn a_fixed_address_waits_until_its_lease_of_another_card_is_over() {
     assert_ne!(other, FIXED);
     let later = answer(leases.handle(&asked, 100));
     assert_eq!(later.1.yiaddr, FIXED);
-    // The other card cannot keep it.
+    // The other card cannot renew the lease.
     let mut renewal = packet(MessageType::Request, mac(9));
     renewal.ciaddr = FIXED;
     assert_eq!(answer(leases.handle(&renewal, 60)).0, MessageType::Nak);

@@ -1,14 +1,14 @@
-//! The archives that the Linux kernel unpacks into an initramfs: cpio in its "newc" form.
+//! Writes the archives that the Linux kernel unpacks into an initramfs: cpio in the "newc" format.
 
-/// Owner may read, write and search.
+/// A directory that only its owner may read, write and search.
 const DIRECTORY_MODE: u32 = 0o040_700;
-/// Owner may read.
+/// A file that only its owner may read.
 const FILE_MODE: u32 = 0o100_400;
 const END: &str = "TRAILER!!!";
-/// Archives end at a multiple of this, so that another one can follow.
+/// Archives are padded to a multiple of this, so that another archive can follow.
 const BLOCK_BYTES: usize = 512;
 
-/// An archive of files in one directory. All belong to root, and nobody else may read them.
+/// An archive of files in one directory. They belong to root, and no other user may read them.
 pub fn archive(directory: &str, files: &[(&str, &[u8])]) -> Vec<u8> {
     let mut out = Vec::new();
     entry(&mut out, 1, DIRECTORY_MODE, directory, &[]);
@@ -22,7 +22,7 @@ pub fn archive(directory: &str, files: &[(&str, &[u8])]) -> Vec<u8> {
 
 fn entry(out: &mut Vec<u8>, number: u32, mode: u32, name: &str, bytes: &[u8]) {
     let links = if mode == DIRECTORY_MODE { 2 } else { 1 };
-    // A file is a few KiB long.
+    // Files are a few KiB long, so the length always fits.
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     let name_len = u32::try_from(name.len() + 1).unwrap_or(u32::MAX);
     out.extend(b"070701");

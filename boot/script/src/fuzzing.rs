@@ -1,20 +1,21 @@
-//! Promises about every value that goes into a boot script: for the fuzzers in `fuzz/`, and for a bounded test.
+//! Fuzzing oracle for boot scripts: no value can escape from its word in a script. The fuzzers in `fuzz/` and a
+//! bounded test run it.
 
 use std::net::Ipv4Addr;
 
 use crate::grub::configuration;
 use crate::script::{Boot, refusal, script};
 
-/// What a fuzzer or a test feeds with bytes.
+/// An oracle: takes arbitrary bytes, and panics if a property is violated.
 pub type Oracle = fn(&[u8]);
 
-/// All of them, with their names and bytes to begin with.
+/// All oracles, each with its name and seed inputs.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     let samples = ["pc-1\tdebian@3\tconsole=ttyS0 quiet\tno such image", "a\tb\troot=/dev/x\t${x} || shell"];
     vec![("boot_script", boot_script, samples.map(|sample| sample.as_bytes().to_vec()).to_vec())]
 }
 
-/// Four texts with tabs in between: machine, version, options, and a reason.
+/// The oracle for scripts. The input is four texts separated by tabs: machine, version, kernel options, and a reason.
 pub fn boot_script(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let mut parts = text.split('\t').map(str::to_owned);
@@ -72,9 +73,10 @@ pub fn boot_script(bytes: &[u8]) {
     assert_eq!(lines.first().map(Vec::as_slice).unwrap_or_default(), said);
 }
 
-/// The lines of a script as iPXE splits them into words. It panics at what would have a meaning inside of a word.
+/// The lines of a script, split into words as iPXE splits them. Panics at a character that has a special meaning
+/// inside a word.
 fn read(text: &str) -> Vec<Vec<String>> {
-    let lines = text.strip_prefix("#!ipxe\n").unwrap_or_else(|| panic!("{text:?} is no script"));
+    let lines = text.strip_prefix("#!ipxe\n").unwrap_or_else(|| panic!("{text:?} is not a script"));
     let words = |line: &str| {
         let words = line.split([' ', '\t', '\r', '\x0b', '\x0c']).filter(|word| !word.is_empty());
         words

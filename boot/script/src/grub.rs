@@ -1,14 +1,15 @@
-//! The GRUB configuration of one machine, and the one that leads each machine to its own.
+//! Writes GRUB configuration: one for each machine, and a first one that makes each machine fetch its own.
 //!
-//! A value is written only if all of its characters are plain, as in an iPXE script: GRUB gives a meaning to blanks, quotation marks,
-//! `$`, `\`, `;`, `&`, `|`, `<`, `>`, braces, brackets, `*`, `?` and `#`.
+//! A value is written only if all of its characters are plain, as in an iPXE script: GRUB interprets blanks,
+//! quotation marks, `$`, `\`, `;`, `&`, `|`, `<`, `>`, braces, brackets, `*`, `?` and `#`.
 
 use std::net::Ipv4Addr;
 
 use crate::script::{Boot, RETRY_S, ScriptError, check_options, plain, word};
 
-/// What all machines get: it asks for the configuration of the machine's card, again and again. A configuration that cannot boot returns
-/// here: if it asked for the next by itself, each would be kept in memory.
+/// The first configuration, which is the same for all machines. In a loop, it fetches and runs the configuration of
+/// the machine's card. A configuration that cannot boot returns to this loop: if it fetched its successor itself,
+/// GRUB would keep all of them in memory.
 pub fn start(server: Ipv4Addr, port: u16) -> String {
     let device = device(server, port);
     format!(
@@ -41,7 +42,7 @@ pub fn configuration(boot: &Boot) -> Result<String, ScriptError> {
     ))
 }
 
-/// The configuration of a machine that cannot boot as things are: it says why.
+/// The configuration of a machine that cannot boot now. It shows the reason.
 pub fn refusal(machine: &str, why: &str) -> Result<String, ScriptError> {
     let machine = word("the name of the machine", machine)?;
     Ok(format!("echo \"headwater: {machine}: {}\"\n", plain(why)))
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_means_something_to_grub_is_refused() {
+    fn a_value_with_grub_syntax_is_refused() {
         for bad in [
             "a b", "$a", "'a", "\"a", "a\\b", "a;b", "a&b", "a|b", "<a", ">a", "{a", "[a", "a*", "a?", "#a",
             "a\nb",

@@ -1,4 +1,5 @@
-//! The files of one machine at boot: its script for iPXE or GRUB, and its settings as an archive that the kernel unpacks into the initramfs.
+//! Writes the boot files of one machine: its script for iPXE or GRUB, and a cpio archive with its settings, which the
+//! kernel unpacks into the initramfs.
 //!
 //! ```text
 //!   Boot --script()--> #!ipxe .. kernel, initrd, settings, boot
@@ -7,15 +8,15 @@
 //! ```
 //!
 //! # Guarantees
-//! - No value ends its line, its word or its quotation in a script: what holds anything but plain characters is refused, and text
-//!   for people has such characters replaced.
+//! - No value can end its line, word or quotation in a script: a value with other than plain characters is refused.
+//!   In text for people, such characters are replaced.
 //! - Pure: no files, no sockets, no clock.
 //!
 //! # Limits
-//! [`script::OPTIONS_BYTES_MAX`] for the kernel's options; what the kernel takes is not more.
+//! [`script::OPTIONS_BYTES_MAX`] for the kernel command line.
 //!
 //! # Errors
-//! [`ScriptError`] names the value and the character that is refused.
+//! [`ScriptError`] names the refused value and the refused character.
 //!
 //! # Not here
 //! Menus, UKIs.

@@ -1,16 +1,17 @@
-//! The configurations on a medium: each gets an address by DHCP, and asks the servers in turn what the machine boots.
+//! Boot loader configuration on removable media: each gets an address by DHCP, and asks the boot servers one after
+//! the other for the machine's script.
 //!
-//! No option of DHCP is needed: the servers are on the medium.
+//! The site's DHCP server needs no boot options, because the medium contains the addresses of the boot servers.
 
 use std::net::SocketAddrV4;
 
 use crate::grub::device;
 use crate::script::RETRY_S;
 
-/// Cards that GRUB asks for. It has no list of them.
+/// The number of network cards that are tried, because GRUB cannot list them.
 const CARDS: u32 = 8;
 
-/// For GRUB: `grub/grub.cfg`.
+/// The configuration of GRUB: `grub/grub.cfg`.
 pub fn grub(servers: &[SocketAddrV4]) -> String {
     let cards: Vec<String> = (0..CARDS).map(|card| format!("$net_efinet{card}_dhcp_mac")).collect();
     let mut text = format!(
@@ -36,7 +37,7 @@ pub fn grub(servers: &[SocketAddrV4]) -> String {
     )
 }
 
-/// For iPXE.
+/// The script of iPXE.
 pub fn ipxe(servers: &[SocketAddrV4]) -> String {
     let mut text = "#!ipxe\n\
                     :again\n\
@@ -57,7 +58,7 @@ pub fn ipxe(servers: &[SocketAddrV4]) -> String {
     )
 }
 
-/// For the loader that starts iPXE on BIOS: `syslinux.cfg`.
+/// The configuration `syslinux.cfg` of the loader that starts iPXE on BIOS.
 pub fn syslinux(ipxe: &str, script: &str) -> String {
     format!("SERIAL 0\nDEFAULT headwater\nLABEL headwater\n  LINUX /{ipxe}\n  INITRD /{script}\n")
 }

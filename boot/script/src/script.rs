@@ -1,55 +1,55 @@
-//! The iPXE script of one machine.
+//! Writes the iPXE script of one machine.
 //!
-//! A script is read line by line, words are split at blanks, `${name}` is replaced, and `||`, `&&`, quotation marks and `\` mean
-//! something. So a value is written only if all of its characters are plain.
+//! iPXE splits lines into words at blanks, replaces `${name}`, and interprets `||`, `&&`, quotation marks and `\`. So
+//! a value is written only if all of its characters are plain.
 
 use std::net::Ipv4Addr;
 
-/// The longest options of the kernel; x86 takes 2,048 bytes, and the loader adds some.
+/// The longest kernel command line. x86 accepts 2,048 bytes, and the loader adds some.
 pub const OPTIONS_BYTES_MAX: usize = 1800;
-/// How long a machine waits before it tries again, in seconds.
+/// The pause before a machine tries again, in seconds.
 pub(crate) const RETRY_S: u32 = 5;
 
 /// Why a script cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScriptError {
-    /// A character that means something to iPXE, or that is not to be seen.
-    #[error("{what} has the character '{}', which cannot stand in a boot script", .character.escape_debug())]
+    /// A character that iPXE interprets, or that is not printable.
+    #[error("{what} has the character '{}', which is not allowed in a boot script", .character.escape_debug())]
     Character {
         /// Which value.
         what: &'static str,
         /// The character.
         character: char,
     },
-    /// More than a kernel takes.
-    #[error("the kernel's options have {0} bytes; at most {OPTIONS_BYTES_MAX} can be given")]
+    /// The kernel command line is too long.
+    #[error("the kernel command line has {0} bytes; the maximum is {OPTIONS_BYTES_MAX}")]
     Long(usize),
 }
 
-/// What a machine boots.
+/// The values in the boot script of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Boot {
     /// The machine's name.
     pub machine: String,
-    /// What it boots, for people.
+    /// The version that it boots, as text for people.
     pub version: String,
-    /// The boot server.
+    /// The address of the boot server.
     pub server: Ipv4Addr,
     /// The port of its HTTP server.
     pub port: u16,
-    /// Path of this script there.
+    /// The path of this script on the HTTP server.
     pub script: String,
-    /// Path of the kernel.
+    /// The path of the kernel.
     pub kernel: String,
-    /// Path of its initramfs.
+    /// The path of the initramfs.
     pub initrd: String,
-    /// Path of the machine's settings.
+    /// The path of the machine's settings.
     pub settings: String,
-    /// The kernel's options, of the image.
+    /// The kernel command line, of the image.
     pub options: String,
 }
 
-/// The script that boots a machine. When something fails, the machine asks for its script again.
+/// The script that boots a machine. If a step fails, the machine fetches its script again.
 pub fn script(boot: &Boot) -> Result<String, ScriptError> {
     let machine = word("the name of the machine", &boot.machine)?;
     let version = word("the name of the version", &boot.version)?;
@@ -72,7 +72,7 @@ pub fn script(boot: &Boot) -> Result<String, ScriptError> {
     ))
 }
 
-/// The script of a machine that cannot boot as things are: it says why, and asks again.
+/// The script of a machine that cannot boot now. It shows the reason, waits, and fetches the script again.
 pub fn refusal(
     machine: &str,
     why: &str,
@@ -101,7 +101,7 @@ fn again_after(what: &str, base: &str, path: &str) -> String {
     )
 }
 
-/// Options of a kernel that can stand in a script: words of plain characters, with single blanks in between.
+/// A kernel command line as it is written in a script: words of plain characters, separated by single blanks.
 pub fn check_options(options: &str) -> Result<String, ScriptError> {
     if options.len() > OPTIONS_BYTES_MAX {
         return Err(ScriptError::Long(options.len()));
@@ -117,13 +117,13 @@ pub(crate) fn word(what: &'static str, text: &str) -> Result<String, ScriptError
     }
 }
 
-/// No blank, no quotation mark, nothing that iPXE or a shell gives a meaning.
+/// Whether neither iPXE nor a shell interprets the character.
 const fn is_plain(character: char) -> bool {
     character.is_ascii_alphanumeric()
         || matches!(character, '.' | ',' | ':' | '=' | '/' | '@' | '+' | '-' | '_' | '%')
 }
 
-/// Text for people, with anything that is not plain replaced.
+/// Text for people, with other than plain characters replaced by `?`.
 pub(crate) fn plain(text: &str) -> String {
     let mut shown: String =
         text.chars().take(300).map(|c| if is_plain(c) || c == ' ' { c } else { '?' }).collect();
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_means_something_to_ipxe_is_refused() {
+    fn a_value_with_ipxe_syntax_is_refused() {
         for bad in [
             "a b",
             "a||b",
@@ -201,14 +201,14 @@ mod tests {
         let why = script(&options).unwrap_err().to_string();
         assert_eq!(
             why,
-            "an option of the kernel has the character '\\\"', which cannot stand in a boot script"
+            "an option of the kernel has the character '\\\"', which is not allowed in a boot script"
         );
         let long = Boot { options: "x".repeat(OPTIONS_BYTES_MAX + 1), ..boot() };
         assert_eq!(script(&long), Err(ScriptError::Long(1801)));
     }
 
     #[test]
-    fn a_reason_is_shown_without_what_ipxe_would_act_on() {
+    fn a_reason_is_shown_without_ipxe_syntax() {
         let text = refusal("pc-1", "no ${x} || shell\nreboot", Ipv4Addr::LOCALHOST, 80, "/b").unwrap();
         assert!(text.contains("echo headwater: pc-1: no ??x? ?? shell?reboot\n:failed\n"), "{text}");
         assert!(refusal("pc 1", "x", Ipv4Addr::LOCALHOST, 80, "/b").is_err());

@@ -1,4 +1,5 @@
-//! Addresses of network interfaces, from the C library's list: no safe library in this project offers it.
+//! IPv4 addresses of network interfaces, from the C library's `getifaddrs`: no safe library in this project offers
+//! them.
 #![expect(unsafe_code, reason = "getifaddrs gives a list of pointers")]
 
 use std::ffi::CStr;
@@ -24,18 +25,18 @@ pub(crate) fn of(interface: &str) -> io::Result<Option<Ipv4Addr>> {
         }
         at = entry.ifa_next;
     }
-    // SAFETY: the list came from getifaddrs, and nothing of it is used any more.
+    // SAFETY: the list came from getifaddrs, and no pointer into it is used any more.
     unsafe { libc::freeifaddrs(list) };
     Ok(found)
 }
 
 fn ipv4(address: *const libc::sockaddr) -> Option<Ipv4Addr> {
-    // SAFETY: the pointer is null, as for an interface without an address, or points to an address of some family.
+    // SAFETY: the pointer is null (an interface without an address), or points to an address of some family.
     let family = unsafe { address.as_ref() }?.sa_family;
     if i32::from(family) != libc::AF_INET {
         return None;
     }
-    // SAFETY: an address of this family is a `sockaddr_in`; it may lie at any place, so it is copied.
+    // SAFETY: an address of this family is a `sockaddr_in`; it may be unaligned, so it is copied.
     let address = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
     Some(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)))
 }

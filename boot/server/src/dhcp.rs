@@ -1,4 +1,4 @@
-//! Ports 67 and 4011: packets in, what `headwater-dhcp` decides out.
+//! Sockets on the DHCP ports 67 and 4011: receives packets, and sends the answers that `headwater-dhcp` decides on.
 //!
 //! ```text
 //!   the packet's network is in the table of --boot-dhcp?   yes: Addresses --> OFFER, ACK, NAK, with a loader for firmware
@@ -22,22 +22,22 @@ use tokio::net::UdpSocket;
 use crate::leases::Addresses;
 use crate::targets::{Known, Targets};
 
-/// So many unknown machines are remembered, so that each is logged once; then all are forgotten.
+/// The most unknown machines that are remembered, so that each is logged once. When the set is full, it is emptied.
 pub const UNKNOWN_MAX: usize = 1000;
 
-/// How often it is said that a network has no free address.
+/// The shortest time between two log lines about a network without a free address.
 const FULL_EVERY: Duration = Duration::from_secs(60);
 
-/// So many addresses are probed for one request. The client asks again.
+/// The most addresses that are probed for one DISCOVER. The client repeats its DISCOVER if none was found.
 const PROBES_OF_ONE_MAX: usize = 4;
 
-/// Whether a packet that no relay sent comes from another address than that of its client.
+/// Whether a packet that came without a relay has a source address other than its client's.
 fn is_foreign(asked: &Packet, from: SocketAddr) -> bool {
     let std::net::IpAddr::V4(from) = from.ip() else { return true };
     asked.giaddr.is_unspecified() && !from.is_unspecified() && from != asked.ciaddr
 }
 
-/// What both ports share.
+/// The state that both ports share.
 pub(crate) struct Dhcp {
     pub(crate) targets: Arc<dyn Targets>,
     pub(crate) server: Server,
@@ -59,12 +59,12 @@ impl Dhcp {
         Self { targets, server, addresses, histories, unknown, full_said, started }
     }
 
-    /// What is remembered of machines.
+    /// The histories of the machines.
     pub(crate) fn histories(&self) -> Arc<Mutex<Histories>> {
         Arc::clone(&self.histories)
     }
 
-    /// Answers what comes to one of the ports, without end.
+    /// Answers packets on one of the ports, without end.
     pub(crate) async fn serve(self: Arc<Self>, socket: UdpSocket, port: Port) {
         let socket = Arc::new(socket);
         let mut buffer = [0; PACKET_BYTES_MAX];
@@ -73,19 +73,20 @@ impl Dhcp {
             let (len, from) = match received {
                 Ok(received) => received,
                 Err(error) => {
-                    tracing::debug!(%error, "a DHCP packet cannot be received");
+                    tracing::debug!(%error, "cannot receive a DHCP packet");
                     continue;
                 }
             };
             let Ok(asked) = Packet::parse(buffer.get(..len).unwrap_or_default()) else { continue };
             let outcome = match &self.addresses {
-                // A client sends from no address or from its own one: others speak for somebody else, or from another network.
+                // A client sends from the zero address or from its own. Any other source speaks for another host, or
+                // comes from another network.
                 Some(_) if port == Port::Dhcp && is_foreign(&asked, from) => continue,
                 Some(addresses) if port == Port::Dhcp => addresses.handle(&asked),
                 _ => Outcome::Silent(Silence::Network),
             };
             match outcome {
-                // Another server gives addresses there.
+                // Another server gives the addresses in that network.
                 Outcome::Silent(Silence::Network) => self.propose(&socket, &asked, port, from).await,
                 Outcome::Silent(reason) => self.explain_silence(&asked, reason),
                 Outcome::Answer(answer, to) => self.give(&socket, &asked, *answer, to).await,
@@ -97,14 +98,14 @@ impl Dhcp {
         }
     }
 
-    /// Answers beside another server.
+    /// Names a boot file in addition to another server's answer (proxy DHCP).
     async fn propose(&self, socket: &UdpSocket, asked: &Packet, port: Port, from: SocketAddr) {
         if let Some((bytes, to)) = self.answer(asked, port, from).await {
             send(socket, asked, &bytes, to).await;
         }
     }
 
-    /// Finds an address that nobody uses, and offers it.
+    /// Finds an address that no host uses, and offers it.
     async fn probe_and_give(&self, socket: &UdpSocket, asked: &Packet, mut address: Ipv4Addr) {
         let Some(addresses) = &self.addresses else { return };
         for _ in 0..PROBES_OF_ONE_MAX {
@@ -116,11 +117,11 @@ impl Dhcp {
         }
         tracing::error!(
             mac = %asked.mac,
-            "{PROBES_OF_ONE_MAX} addresses in a row are in use by others: look for a host that answers for all addresses"
+            "{PROBES_OF_ONE_MAX} addresses in a row are already in use: check whether a host answers for all addresses"
         );
     }
 
-    /// Sends an answer with an address, and tells firmware and loaders what to load.
+    /// Sends an answer with an address. An answer to firmware or a loader also names the boot file.
     async fn give(&self, socket: &UdpSocket, asked: &Packet, mut answer: Packet, to: SocketAddrV4) {
         let message = answer.message_type();
         tracing::debug!(mac = %asked.mac, address = %answer.yiaddr, ?message, "answered with an address");
@@ -128,7 +129,7 @@ impl Dhcp {
             let known = match self.targets.find(asked.mac).await {
                 Ok(known) => known,
                 Err(error) => {
-                    tracing::error!(mac = %asked.mac, error, "a machine that boots cannot be looked up");
+                    tracing::error!(mac = %asked.mac, error, "cannot look up a machine that asks for an address");
                     None
                 }
             };
@@ -155,7 +156,7 @@ impl Dhcp {
             *said = Some(Instant::now());
             tracing::error!(
                 mac = %asked.mac, relay = %asked.giaddr,
-                "no address is free, and a client gets none: make the range longer or the leases shorter in the file of --boot-dhcp"
+                "no address is free for a client: enlarge the range or shorten the leases in the file of --boot-dhcp"
             );
         }
     }
@@ -167,7 +168,7 @@ impl Dhcp {
         let known = match self.targets.find(asked.mac).await {
             Ok(known) => known,
             Err(error) => {
-                tracing::error!(mac = %asked.mac, error, "a machine that boots cannot be looked up");
+                tracing::error!(mac = %asked.mac, error, "cannot look up a machine that asks for a boot server");
                 return None;
             }
         };
@@ -200,14 +201,15 @@ impl Dhcp {
         let mut histories = self.histories.lock();
         match loader {
             Loader::Script => histories.gave_script(mac, now_ms),
-            // Offers that are repeated are one, and so are an offer and what is asked of port 4011 after it.
+            // Only the first offer of an exchange counts: not a repeated offer, and not the answer on port 4011 after
+            // it.
             Loader::Bios | Loader::EfiX64 | Loader::EfiX64Http => {
                 let is_first = port == Port::Dhcp && histories.request(mac, now_ms).repeats == 0;
                 if is_first && histories.gave_loader(mac, now_ms) {
                     tracing::error!(
                         machine = name, %mac,
-                        "the machine loads loader after loader and never asks for its script: it gets no answer for 5 minutes. Look \
-                         whether another DHCP server names a boot file"
+                        "the machine loads loader after loader and never fetches its script: it gets no answer for 5 minutes. \
+                         Check whether another DHCP server names a boot file"
                     );
                 }
             }
@@ -220,7 +222,7 @@ impl Dhcp {
         match reason {
             Reason::NotForUs | Reason::Looping => {}
             Reason::Architecture(number) => {
-                tracing::warn!(machine = name, %mac, number, "the machine's architecture has no loader");
+                tracing::warn!(machine = name, %mac, number, "there is no loader for the machine's architecture");
             }
             Reason::Unknown => {
                 let mut unknown = self.unknown.lock();
@@ -230,7 +232,7 @@ impl Dhcp {
                 if unknown.insert(mac) {
                     tracing::info!(
                         %mac,
-                        "a machine that nobody registered looks for a boot server, and gets no answer; 'headwater machine create NAME \
+                        "a machine that is not registered looks for a boot server and gets no answer; 'headwater machine create NAME \
                          IMAGE --boot network --mac {mac}' registers it"
                     );
                 }
@@ -245,6 +247,6 @@ impl Dhcp {
 
 async fn send(socket: &UdpSocket, asked: &Packet, bytes: &[u8], to: SocketAddr) {
     if let Err(error) = socket.send_to(bytes, to).await {
-        tracing::warn!(mac = %asked.mac, %to, %error, "a DHCP answer cannot be sent");
+        tracing::warn!(mac = %asked.mac, %to, %error, "cannot send a DHCP answer");
     }
 }

@@ -1,12 +1,13 @@
-//! What a loader for UEFI says of itself: its architecture, its SBAT entries, who signed it, whether it has HTTP.
+//! Inspects a UEFI loader: its architecture, its SBAT entries, the names in its signatures, and whether it supports
+//! HTTP.
 //!
 //! ```text
 //!   "MZ" .. 3c: --> "PE\0\0" machine, sections, optional header --> data directory 4: signatures (PKCS #7, names in it)
 //!                                     .sbat: lines "component,generation,vendor,..,version"
 //! ```
-//! Signatures are not verified: firmware does that. The names are shown to people.
+//! Signatures are not verified here, because the firmware verifies them. The names are only shown to people.
 
-/// The architecture that is served.
+/// The architecture of the loaders: 64-bit x86.
 const X64: u16 = 0x8664;
 const OPTIONAL_64: u16 = 0x20b;
 const SECTION_BYTES: usize = 40;
@@ -15,25 +16,25 @@ const COMMON_NAME: [u8; 3] = [0x55, 0x04, 0x03];
 /// DER: UTF8String and PrintableString.
 const TEXTS: [u8; 2] = [0x0c, 0x13];
 
-/// A loader.
+/// The result of an inspection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Efi {
     /// Its SBAT entries: component, generation, version.
     pub sbat: Vec<(String, u32, String)>,
-    /// Common names in its signatures, each once, in their order.
+    /// Distinct common names in its signatures, in order of appearance.
     pub names: Vec<String>,
     /// Whether it can fetch files over HTTP.
     pub has_http: bool,
 }
 
-/// Why a file is no loader that can be served.
+/// Why a file cannot be served as a loader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EfiError {
-    /// Not a program of UEFI.
-    #[error("it is no program for UEFI")]
+    /// Not a UEFI program.
+    #[error("it is not a UEFI program")]
     NotPe,
-    /// For another architecture, by its number.
-    #[error("it is for another architecture ({0:#06x}) than 64-bit x86")]
+    /// Built for another architecture, given by its number.
+    #[error("it is built for architecture {0:#06x}, not for 64-bit x86")]
     Architecture(u16),
     /// No signature.
     #[error("it has no signature, so firmware with Secure Boot refuses it")]
@@ -44,7 +45,8 @@ pub enum EfiError {
 }
 
 impl Efi {
-    /// Looks through a signed loader. shim itself needs no `.sbat` that it would check, but has one.
+    /// Inspects a signed loader. Every loader must have an `.sbat` section, although firmware does not check that of
+    /// shim.
     pub fn inspect(bytes: &[u8]) -> Result<Self, EfiError> {
         if bytes.get(..2) != Some(b"MZ") {
             return Err(EfiError::NotPe);
@@ -82,7 +84,7 @@ impl Efi {
         self.sbat.iter().find(|(name, ..)| name == component).map(|(.., version)| version.as_str())
     }
 
-    /// Its SBAT entries as people write them: `grub,5 grub.debian,5`.
+    /// Its SBAT entries as text: `grub,5 grub.debian,5`.
     pub fn levels(&self) -> String {
         let own = self.sbat.iter().filter(|(name, ..)| name != "sbat");
         own.map(|(name, generation, _)| format!("{name},{generation}")).collect::<Vec<_>>().join(" ")
@@ -95,7 +97,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<usize> {
     usize::try_from(value).ok()
 }
 
-/// A part of the file that two numbers name: its place and length, or its length and place.
+/// The part of the file whose offset and length are stored at `at`, in the order that `is_length_first` says.
 fn part(bytes: &[u8], at: usize, is_length_first: bool) -> Option<&[u8]> {
     let (first, second) = (number::<4>(bytes, at)?, number::<4>(bytes, at.checked_add(4)?)?);
     let (place, len) = if is_length_first { (second, first) } else { (first, second) };
@@ -132,7 +134,7 @@ fn names(signatures: &[u8]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// The smallest file that has all parts.
+    /// The smallest valid loader.
     fn loader() -> Vec<u8> {
         let mut bytes = vec![0; 0x400];
         let mut put = |at: usize, what: &[u8]| bytes[at..at + what.len()].copy_from_slice(what);
@@ -155,14 +157,14 @@ mod tests {
     }
 
     #[test]
-    fn a_loader_says_its_version_level_and_signer() {
+    fn a_loader_names_its_version_level_and_signer() {
         let efi = Efi::inspect(&loader()).unwrap();
         assert_eq!((efi.version("grub"), efi.levels().as_str()), (Some("2.12"), "grub,5"));
         assert_eq!((efi.names.as_slice(), efi.has_http), (&["Test".to_owned()][..], true));
     }
 
     #[test]
-    fn what_firmware_would_refuse_is_refused_before() {
+    fn loaders_that_firmware_would_refuse_are_refused() {
         let refused = |change: fn(&mut Vec<u8>)| {
             let mut bytes = loader();
             change(&mut bytes);
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn no_file_makes_the_inspection_fail_otherwise() {
+    fn arbitrary_files_cause_no_panic() {
         let whole = loader();
         for at in 0..whole.len() {
             for value in [0, 0x7f, 0xff] {

@@ -1,11 +1,11 @@
-//! Why the boot server cannot serve.
+//! Errors for which the boot server cannot start.
 
 use std::path::PathBuf;
 
-/// What failed, on what, and why.
+/// An error of the boot server.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    /// A socket cannot be had.
+    /// A socket cannot be opened.
     #[error("cannot listen for {what} on {interface}")]
     Listen {
         /// Which protocol and port.
@@ -15,18 +15,18 @@ pub enum BootError {
         /// Why.
         source: std::io::Error,
     },
-    /// The interface has no address, or is not there.
-    #[error("cannot serve boots on {interface}, which has no IPv4 address or is not there")]
+    /// The interface has no IPv4 address, or does not exist.
+    #[error("cannot serve network boot on {interface}: it has no IPv4 address, or it does not exist")]
     Interface {
         /// Its name.
         interface: String,
         /// Why.
         source: std::io::Error,
     },
-    /// A loader is missing.
-    #[error("cannot serve boots: there is no {what} ({paths}); install the Debian package ipxe")]
+    /// A loader is not installed.
+    #[error("cannot serve network boot: there is no {what} ({paths}); install the Debian package ipxe")]
     Loader {
-        /// What for.
+        /// The purpose of the loader.
         what: &'static str,
         /// The paths that were tried.
         paths: String,
@@ -47,9 +47,9 @@ pub enum BootError {
         /// Why.
         source: crate::efi::EfiError,
     },
-    /// GRUB without HTTP.
+    /// GRUB was built without HTTP.
     #[error(
-        "cannot serve {}: this GRUB has no HTTP; Debian 13 has one in the package grub-efi-amd64-signed, whose files --boot-signed takes from a directory",
+        "cannot serve {}: this GRUB cannot load files over HTTP; unpack grub-efi-amd64-signed of Debian 13 and give its directory with --boot-signed",
         .path.display()
     )]
     OldGrub {
@@ -57,7 +57,7 @@ pub enum BootError {
         path: PathBuf,
     },
     /// The file of leases cannot be read or written.
-    #[error("cannot give addresses: the leases in {} cannot be read and written", .path.display())]
+    #[error("cannot give addresses: cannot read and write the lease file {}", .path.display())]
     Leases {
         /// The file.
         path: PathBuf,
@@ -66,7 +66,7 @@ pub enum BootError {
     },
     /// The file of leases is damaged.
     #[error(
-        "cannot give addresses: line {line} of {} is no lease; correct or remove that line, or remove the file",
+        "cannot give addresses: line {line} of the lease file {} is not a lease; correct or remove that line, or remove the file",
         .path.display()
     )]
     DamagedLeases {

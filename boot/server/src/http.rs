@@ -1,11 +1,12 @@
-//! HTTP for loaders: scripts, kernels, initramfs, settings. No redirects, no bodies without a length, paths without an escape.
+//! HTTP server for loaders: scripts, kernels, initramfs and settings. It sends no redirects and no bodies without a
+//! length, and paths contain no escapes.
 //!
-//! | path | what |
+//! | path | content |
 //! |---|---|
 //! | `/b/MAC/boot.ipxe`, `/b/MAC/grub.cfg` | the script of a machine, for iPXE or GRUB |
-//! | `/l/NAME`, `/grub/NAME` | a loader, for firmware that boots from URLs; the first configuration of GRUB |
-//! | `/a/MANIFEST/kernel`, `/a/MANIFEST/initrd` | files of a version that a script named |
-//! | `/t/TOKEN/settings.cpio` | the settings of the machine that the token was made for; once |
+//! | `/l/NAME`, `/grub/NAME` | a loader, for firmware that boots from URLs; or GRUB's first configuration |
+//! | `/a/MANIFEST/kernel`, `/a/MANIFEST/initrd` | kernel or initramfs of a version |
+//! | `/t/TOKEN/settings.cpio` | the settings of the machine that the token was made for; each token is valid once |
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -33,32 +34,33 @@ use crate::loaders::Loaders;
 use crate::targets::{Artefact, Boot, Targets};
 use crate::tokens::Tokens;
 
-/// So many connections at a time; more wait to be accepted.
+/// The most connections at a time; further connections wait to be accepted.
 pub const CONNECTIONS_MAX: usize = 1024;
-/// How long a client may take to ask.
+/// How long a client may take to send a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a connection lasts at most: an initramfs over a slow line.
+/// The longest duration of a connection: an initramfs over a slow line.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(3600);
-/// The pause after a connection could not be accepted: there are too many open files.
+/// The pause after a connection could not be accepted, for example because too many files are open.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How much of a file is read at a time.
+/// Files are read in pieces of this size.
 const PIECE_BYTES: usize = 256 << 10;
 
 type Body = BoxBody<Bytes, std::io::Error>;
 
-/// What is answered.
+/// The state of the HTTP server.
 pub(crate) struct Http {
     pub(crate) targets: Arc<dyn Targets>,
     pub(crate) server: Server,
     loaders: Loaders,
     histories: Arc<Mutex<Histories>>,
     tokens: Mutex<Tokens<Boot>>,
-    /// Settings whose length was asked for, by their used token.
+    /// Settings whose length a client has asked for (HEAD), by the token that this used up. A GET with the token gets
+    /// them from here.
     asked_about: Mutex<Tokens<Bytes>>,
     started: Instant,
 }
 
-/// Which loader a script is for.
+/// The loader that a script is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Language {
     Ipxe,
@@ -80,11 +82,11 @@ impl Language {
         }
     }
 
-    /// The answer for a machine that nobody registered. GRUB carries out what comes with an error, too.
+    /// The answer for a machine that is not registered. GRUB runs the body of an error answer, too.
     fn unknown(self, mac: Mac) -> String {
         match self {
-            Self::Ipxe => "nobody registered this machine\n".to_owned(),
-            Self::Grub => format!("echo \"headwater: nobody registered {mac}\"\n"),
+            Self::Ipxe => "this machine is not registered\n".to_owned(),
+            Self::Grub => format!("echo \"headwater: {mac} is not registered\"\n"),
         }
     }
 
@@ -96,7 +98,7 @@ impl Language {
     }
 }
 
-/// What a path means.
+/// The meaning of a request's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Target<'a> {
     Script(Language, Mac),
@@ -108,7 +110,7 @@ enum Target<'a> {
 impl<'a> Target<'a> {
     fn of(path: &'a str) -> Option<Self> {
         let mut parts = path.strip_prefix('/')?.split('/');
-        // GRUB looks beside the loader, or below the root.
+        // GRUB looks for its files next to the loader, or below the root.
         if path.starts_with("/l/") || path.starts_with("/grub/") {
             return Some(Self::Loader(path.strip_prefix("/l").unwrap_or(path)));
         }
@@ -143,7 +145,7 @@ impl Http {
         }
     }
 
-    /// Answers connections, without end.
+    /// Accepts connections, without end.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) {
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
@@ -157,7 +159,7 @@ impl Http {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection of a machine that boots");
+                    tracing::warn!(%error, "cannot accept an HTTP connection of a booting machine");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -175,9 +177,9 @@ impl Http {
         match tokio::time::timeout(CONNECTION_TIMEOUT, connection).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::debug!(%client, %error, "a connection of a machine that boots broke off")
+                tracing::debug!(%client, %error, "an HTTP connection of a booting machine broke off")
             }
-            Err(_) => tracing::debug!(%client, "a connection of a machine that boots took too long"),
+            Err(_) => tracing::debug!(%client, "an HTTP connection of a booting machine took too long"),
         }
     }
 
@@ -188,11 +190,11 @@ impl Http {
         }
         let path = request.uri().path();
         match Target::of(path) {
-            None => text(StatusCode::NOT_FOUND, "there is nothing of this name\n".into()),
+            None => text(StatusCode::NOT_FOUND, "there is no such path\n".into()),
             Some(Target::Script(language, mac)) => self.script(language, mac, client).await,
             Some(Target::File(manifest, which)) => match self.targets.artefact(manifest, which) {
                 Some(file) => send_file(&file, is_head).await,
-                None => text(StatusCode::NOT_FOUND, "the version is not ready to boot\n".into()),
+                None => text(StatusCode::NOT_FOUND, "no kernel or initramfs of this version has been extracted\n".into()),
             },
             Some(Target::Loader(name)) => match self.loaders.find(name) {
                 Some(loader) => send_loader(&loader, is_head),
@@ -207,7 +209,7 @@ impl Http {
             Ok(Some(known)) => known,
             Ok(None) => return text(StatusCode::NOT_FOUND, language.unknown(mac)),
             Err(error) => {
-                tracing::error!(%mac, error, "a machine that boots cannot be looked up");
+                tracing::error!(%mac, error, "cannot look up a booting machine");
                 return text(StatusCode::SERVICE_UNAVAILABLE, "the machine cannot be looked up\n".into());
             }
         };
@@ -225,8 +227,8 @@ impl Http {
         match made {
             Ok(made) => text(StatusCode::OK, made),
             Err(error) => {
-                tracing::error!(machine = known.name, %mac, %error, "a machine cannot be told why it does not boot");
-                text(StatusCode::INTERNAL_SERVER_ERROR, "no script can be written\n".into())
+                tracing::error!(machine = known.name, %mac, %error, "cannot write the script that shows why a machine does not boot");
+                text(StatusCode::INTERNAL_SERVER_ERROR, "the script cannot be written\n".into())
             }
         }
     }
@@ -238,7 +240,7 @@ impl Http {
         path: &str,
         client: IpAddr,
     ) -> Result<String, String> {
-        let token = self.targets.token().map_err(|e| format!("there is no token: {e}"))?;
+        let token = self.targets.token().map_err(|e| format!("cannot make a token: {e}"))?;
         let manifest = boot.manifest.clone();
         let mut parts = script::Boot {
             machine: boot.machine.clone(),
@@ -267,8 +269,8 @@ impl Http {
         }
         let boot = self.tokens.lock().take(token, client, self.started.elapsed());
         let Some(boot) = boot else {
-            tracing::warn!(%client, "settings are asked for with a token that is used, too old, of another address or none at all");
-            return text(StatusCode::FORBIDDEN, "this token cannot be used\n".into());
+            tracing::warn!(%client, "refused a request for settings: its token is used, expired, invalid, or belongs to another address");
+            return text(StatusCode::FORBIDDEN, "this token is not valid\n".into());
         };
         match self.targets.settings(&boot).await {
             Ok(archive) => {
@@ -281,8 +283,8 @@ impl Http {
                 whole(StatusCode::OK, "application/octet-stream", archive)
             }
             Err(why) => {
-                tracing::error!(machine = boot.machine, why, "a machine that boots cannot have its settings");
-                text(StatusCode::SERVICE_UNAVAILABLE, "there are no settings\n".into())
+                tracing::error!(machine = boot.machine, why, "cannot prepare the settings of a booting machine");
+                text(StatusCode::SERVICE_UNAVAILABLE, "the settings cannot be prepared\n".into())
             }
         }
     }
@@ -322,7 +324,7 @@ async fn send_file(path: &Path, is_head: bool) -> Response<Body> {
     let (file, len) = match opened.await {
         Ok(opened) => opened,
         Err(error) => {
-            tracing::error!(path = %path.display(), %error, "a file of a version cannot be read");
+            tracing::error!(path = %path.display(), %error, "cannot read the kernel or initramfs of a version");
             return text(StatusCode::INTERNAL_SERVER_ERROR, "the file cannot be read\n".into());
         }
     };

@@ -1,4 +1,4 @@
-//! Sockets on one interface, and the address that it has.
+//! Opens sockets on one network interface, and finds its IPv4 address.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -7,7 +7,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::addresses;
 
-/// A UDP socket on this interface. It may send to all.
+/// A UDP socket on this interface. It may send broadcasts.
 pub fn udp(interface: &str, port: u16) -> io::Result<std::net::UdpSocket> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
     socket.set_reuse_address(true)?;

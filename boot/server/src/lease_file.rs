@@ -1,10 +1,11 @@
-//! The file of leases: a line for each change, written before its answer is sent.
+//! The file of DHCP leases: one line for each change, written before the answer is sent.
 //!
 //! ```text
 //!   10.77.0.100 52:54:00:77:00:01 bound 1764447000        address, card, state, until (seconds since 1970)
 //! ```
-//! Later lines count. The file is rewritten at each start, and after many lines. It is not synced: after
-//! a power cut of the server the newest leases can be missing, and then the probe keeps their addresses from being given twice.
+//! A later line replaces earlier lines of the same address. The file is rewritten at each start, and after
+//! [`NEW_LINES_MAX`] lines. It is not synced: after a power failure the newest leases may be missing. Then probes
+//! keep their addresses from being given twice.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,22 +17,22 @@ use headwater_dhcp::{Leases, Record};
 
 use crate::error::BootError;
 
-/// After so many lines the file is rewritten.
+/// The number of lines after which the file is rewritten.
 const NEW_LINES_MAX: usize = 100_000;
 
-/// The open file.
+/// The open lease file.
 #[derive(Debug)]
 pub(crate) struct LeaseFile {
     path: PathBuf,
     file: File,
-    /// Lines since it was rewritten.
+    /// Lines written since the file was rewritten.
     new_lines: usize,
     /// A write failed, perhaps in the middle of a line.
     is_torn: bool,
 }
 
 impl LeaseFile {
-    /// Reads the file, if there is one, and rewrites it without old lines.
+    /// Reads the file, if it exists, and rewrites it without outdated lines.
     pub(crate) fn open(path: &Path, leases: &mut Leases) -> Result<Self, BootError> {
         let failed = |source| BootError::Leases { path: path.to_owned(), source };
         let text = match std::fs::read_to_string(path) {
@@ -39,20 +40,20 @@ impl LeaseFile {
             read => read.map_err(failed)?,
         };
         let (mut number, mut dropped) = (0, 0);
-        // A last line without its end was not written whole, so its answer was not sent.
+        // A last line without a line end was not written completely, so its answer was not sent.
         for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
             number += 1;
             let damaged = || BootError::DamagedLeases { path: path.to_owned(), line: number };
             dropped += usize::from(!leases.restore(record(line).ok_or_else(damaged)?));
         }
         if dropped > 0 {
-            tracing::info!(path = %path.display(), dropped, "leases of networks that are no longer served are dropped");
+            tracing::info!(path = %path.display(), dropped, "dropped leases of networks that are no longer configured");
         }
         let file = write(path, &leases.records()).map_err(failed)?;
         Ok(Self { path: path.to_owned(), file, new_lines: 0, is_torn: false })
     }
 
-    /// Keeps what has changed.
+    /// Writes the changed records.
     pub(crate) fn keep(&mut self, leases: &mut Leases) -> io::Result<()> {
         let changes = leases.take_changes();
         if changes.is_empty() && !self.is_torn {
@@ -72,7 +73,7 @@ impl LeaseFile {
     }
 }
 
-/// Writes a file that replaces the old one when it is whole.
+/// Writes a new file, and replaces the old one when the new one is complete.
 fn write(path: &Path, records: &[Record]) -> io::Result<File> {
     let new = path.with_extension("new");
     let mut file = File::create(&new)?;
@@ -138,13 +139,13 @@ mod tests {
             assert!(matches!(before.handle(&renewal(number), 1000), Outcome::Answer(..)));
             file.keep(&mut before).unwrap();
         }
-        // It was killed in the middle of a line.
+        // The server was killed in the middle of a line.
         std::fs::write(&path, std::fs::read_to_string(&path).unwrap() + "10.77.1.9 02:00").unwrap();
         let mut after = leases();
         let mut file = LeaseFile::open(&path, &mut after).unwrap();
         assert_eq!(after.records(), before.records());
         assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 250);
-        // What is written next begins on a line of its own.
+        // The next record begins on a line of its own.
         after.handle(&renewal(7), 1100);
         file.keep(&mut after).unwrap();
         let last = std::fs::read_to_string(&path).unwrap().lines().last().map(str::to_owned);

@@ -1,4 +1,4 @@
-//! Full DHCP: the table of networks, its leases, their file, and probes.
+//! Full DHCP: combines the configured networks, the leases, the lease file and the probes.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -12,21 +12,21 @@ use crate::error::BootError;
 use crate::lease_file::LeaseFile;
 use crate::probe;
 
-/// So many addresses are probed at a time; more wait.
+/// The most addresses that are probed at a time; further probes wait.
 pub const PROBES_MAX: usize = 256;
 
-/// Which addresses to give, and where leases are kept.
+/// The configuration of a server that gives addresses.
 #[derive(Clone, Debug)]
 pub struct AddressOptions {
     /// The networks.
     pub subnets: Subnets,
     /// The file of leases.
     pub leases: PathBuf,
-    /// Seconds since 1970, in which leases are kept.
+    /// The clock: seconds since 1970.
     pub now_s: fn() -> u64,
 }
 
-/// The addresses that are given.
+/// The state of a server that gives addresses.
 pub(crate) struct Addresses {
     kept: Mutex<(Leases, LeaseFile)>,
     now_s: fn() -> u64,
@@ -36,7 +36,7 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// Reads the leases. `server` is the address that answers name.
+    /// Reads the lease file. `server` is the server's address in answers.
     pub(crate) fn open(
         options: AddressOptions,
         server: Ipv4Addr,
@@ -56,25 +56,25 @@ impl Addresses {
         })
     }
 
-    /// Handles a packet. Changes are in the file before this returns.
+    /// Handles a packet. Changes are written to the lease file before this returns.
     pub(crate) fn handle(&self, asked: &Packet) -> Outcome {
         self.change(|leases| leases.handle(asked, (self.now_s)()))
     }
 
-    /// Probes an address, and goes on.
+    /// Probes an address, and continues the DISCOVER with the result.
     pub(crate) async fn probe(&self, asked: &Packet, address: Ipv4Addr) -> Outcome {
         let permit = self.probes.acquire().await;
         let number = self.number.fetch_add(1, Ordering::Relaxed);
         let is_in_use = probe::is_in_use(&self.interface, address, number).await.unwrap_or_else(|error| {
-            // An address that cannot be reached is used by nobody who could be.
-            tracing::debug!(%address, %error, "an address cannot be probed");
+            // An address that cannot be reached is not used by a reachable host.
+            tracing::debug!(%address, %error, "cannot probe an address");
             false
         });
         drop(permit);
         if is_in_use {
             tracing::warn!(
                 %address, mac = %asked.mac,
-                "somebody uses an address that was given to nobody: it is left out for an hour"
+                "a host uses an address without a lease: the address is given to no client for an hour"
             );
         }
         self.change(|leases| leases.probed(asked, address, is_in_use, (self.now_s)()))
@@ -87,7 +87,7 @@ impl Addresses {
         match file.keep(leases) {
             Ok(()) => outcome,
             Err(error) => {
-                tracing::error!(%error, "a lease cannot be kept, so the client gets no answer");
+                tracing::error!(%error, "cannot write a lease to its file, so the client gets no answer");
                 Outcome::Silent(headwater_dhcp::leases::Silence::NotForUs)
             }
         }

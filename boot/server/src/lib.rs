@@ -1,5 +1,5 @@
-//! The boot server: DHCP answers beside the site's own server or in its place, TFTP for loaders, HTTP for scripts, kernels and
-//! settings.
+//! The boot server: DHCP answers in addition to the site's own DHCP server or instead of it, TFTP for loaders, HTTP
+//! for scripts, kernels and settings.
 //!
 //! ```text
 //!   firmware --67, 4011--> dhcp ---+
@@ -10,15 +10,15 @@
 //! decide how each packet is answered.
 //!
 //! # Guarantees
-//! - Only machines that [`Targets`] knows get an answer. Each unknown machine is logged once.
+//! - Only machines that [`Targets`] knows get a boot file. Each unknown machine is logged once.
 //! - A token for settings is valid for one use, by the address that fetched the script, within [`tokens::TOKEN_LIFE`].
 //! - It listens on one interface only.
-//! - A lease is in its file before it is confirmed.
+//! - A lease is written to its file before it is confirmed to the client.
 //!
-//! # Limits
-//! [`tftp::TRANSFERS_MAX`] transfers, [`tftp::TRANSFERS_OF_ADDRESS_MAX`] of one address; [`http::CONNECTIONS_MAX`]
-//! connections; [`dhcp::UNKNOWN_MAX`] unknown machines are remembered, [`tokens::TOKENS_MAX`] tokens;
-//! [`leases::PROBES_MAX`] addresses are probed at a time.
+//! - [`tftp::TRANSFERS_MAX`] TFTP transfers at a time, [`tftp::TRANSFERS_OF_ADDRESS_MAX`] to one address
+//! - [`http::CONNECTIONS_MAX`] HTTP connections
+//! - [`dhcp::UNKNOWN_MAX`] unknown machines that are remembered, [`tokens::TOKENS_MAX`] unused tokens
+//! - [`leases::PROBES_MAX`] probes of addresses at a time
 //!
 //! # Errors
 //! [`BootError`] if the server cannot serve at all. A machine whose image cannot boot gets a script that says why.

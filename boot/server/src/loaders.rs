@@ -1,11 +1,12 @@
-//! The loaders: files of installed packages, read into memory and looked through. None is shipped.
+//! Reads the loaders from installed packages into memory, and inspects them. Headwater ships no loader.
 //!
 //! | machines with | load |
 //! |---|---|
 //! | BIOS | iPXE (`undionly.kpxe`) |
 //! | UEFI | Debian's signed shim and GRUB, with Secure Boot or without; or iPXE, which has no signature |
 //!
-//! The name of the loader for UEFI is [`EFI_NAME`] in both cases, so that the DHCP server of a site need not know which it is.
+//! The loader for UEFI has the name [`EFI_NAME`] in both cases, so that the site's DHCP server need not know which
+//! loader it is.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,14 +16,14 @@ use crate::error::BootError;
 
 /// The name of iPXE for BIOS on the TFTP server.
 pub const BIOS_NAME: &str = "undionly.kpxe";
-/// The name of the loader for UEFI there.
+/// The name of the loader for UEFI on the TFTP server.
 pub const EFI_NAME: &str = "headwater.efi";
-/// What shim loads, from where it came from itself.
+/// The file that shim loads, from the server that shim itself came from.
 const GRUB_NAME: &str = "grubx64.efi";
-/// Where GRUB looks for its configuration.
+/// The paths at which GRUB looks for its configuration.
 const GRUB_START: [&str; 2] = ["grub/x86_64-efi/grub.cfg", "grub/grub.cfg"];
 
-/// Where Debian has them: 12, then 13.
+/// Paths in Debian 12, then 13.
 const BIOS_PATHS: &[&str] = &["/usr/lib/ipxe/undionly.kpxe"];
 const EFI_PATHS: &[&str] = &["/usr/lib/ipxe/ipxe.efi", "/usr/lib/ipxe/ipxe-amd64.efi"];
 const SHIM_DIR: &str = "/usr/lib/shim";
@@ -30,13 +31,13 @@ const GRUB_DIR: &str = "/usr/lib/grub/x86_64-efi-signed";
 const SHIM_FILE: &str = "shimx64.efi.signed";
 const GRUB_FILE: &str = "grubnetx64.efi.signed";
 
-/// The SBAT generation of GRUB that shim 16.1 demands.
+/// The lowest SBAT generation of GRUB that shim 16.1 accepts.
 const GRUB_GENERATION_MIN: u32 = 5;
 
-/// Which loader UEFI machines get.
+/// The loader for UEFI machines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Uefi {
-    /// shim and GRUB if they are installed and can be used, else iPXE.
+    /// shim and GRUB if they are installed and can be served, else iPXE.
     #[default]
     Auto,
     /// shim and GRUB.
@@ -45,7 +46,7 @@ pub enum Uefi {
     Ipxe,
 }
 
-/// The loaders, by the names that answers give.
+/// The loaders, by the file names in answers.
 #[derive(Clone, Debug)]
 pub struct Loaders {
     bios: Arc<[u8]>,
@@ -53,7 +54,7 @@ pub struct Loaders {
     grub: Option<Grub>,
 }
 
-/// What shim starts.
+/// GRUB, which shim starts.
 #[derive(Clone, Debug)]
 struct Grub {
     file: Arc<[u8]>,
@@ -66,12 +67,12 @@ struct Grub {
 pub struct SignedFiles {
     /// shim.
     pub shim: PathBuf,
-    /// GRUB for networks.
+    /// GRUB's network image.
     pub grub: PathBuf,
 }
 
 impl SignedFiles {
-    /// Those of a directory, or of Debian's packages.
+    /// The files in a directory, or those of Debian's packages.
     pub fn find(dir: Option<&Path>) -> Self {
         Self {
             shim: dir.unwrap_or(Path::new(SHIM_DIR)).join(SHIM_FILE),
@@ -81,7 +82,8 @@ impl SignedFiles {
 }
 
 impl Loaders {
-    /// Those of Debian's packages `ipxe`, `shim-signed` and `grub-efi-amd64-signed`; the signed files of a directory, if one is given.
+    /// Loaders from Debian's packages `ipxe`, `shim-signed` and `grub-efi-amd64-signed`. `signed`: a directory with
+    /// shim and GRUB instead of the packages' files.
     pub fn installed(uefi: Uefi, signed: Option<&Path>) -> Result<Self, BootError> {
         let bios = first("iPXE for BIOS", BIOS_PATHS)?;
         let signed_files = || Self::signed(&bios, &SignedFiles::find(signed));
@@ -98,7 +100,7 @@ impl Loaders {
         }
     }
 
-    /// iPXE, of two files.
+    /// Two iPXE files: one for BIOS, one for UEFI.
     pub fn read(bios: &Path, efi: &Path) -> Result<Self, BootError> {
         Ok(Self { bios: file(bios)?, efi: file(efi)?, grub: None })
     }
@@ -117,14 +119,14 @@ impl Loaders {
         if generation.is_none_or(|generation| generation < GRUB_GENERATION_MIN) {
             tracing::warn!(
                 path = %grub.display(), generation,
-                "machines with a current shim refuse this GRUB, whose SBAT generation is below {GRUB_GENERATION_MIN}: install a newer one"
+                "machines with a current shim refuse this GRUB, because its SBAT generation is below {GRUB_GENERATION_MIN}: install a newer GRUB"
             );
         }
         let start = Arc::default();
         Ok(Self { bios: file(bios)?, efi: shim_file, grub: Some(Grub { file: grub_file, start }) })
     }
 
-    /// With this as the first configuration of GRUB.
+    /// Sets GRUB's first configuration.
     #[must_use]
     pub fn with_start(mut self, text: &str) -> Self {
         if let Some(grub) = &mut self.grub {
@@ -133,7 +135,7 @@ impl Loaders {
         self
     }
 
-    /// The file of a name; some firmware writes a `/` before it.
+    /// The loader with this file name. Some firmware puts a `/` in front of the name.
     pub fn find(&self, name: &str) -> Option<Arc<[u8]>> {
         let name = name.trim_start_matches('/');
         match (name, &self.grub) {

@@ -1,4 +1,4 @@
-//! Whether somebody uses an address: an echo request, and half a second for its answer.
+//! Probes whether a host uses an address: sends an ICMP echo request and waits half a second for the answer.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -8,11 +8,11 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tokio::net::UdpSocket;
 
 /// How long an answer may take. A client waits at least a second for its offer.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 const ECHO_REQUEST: u8 = 8;
 const ECHO_REPLY: u8 = 0;
 
-/// A socket for echo requests on this interface. It needs the right to use raw sockets.
+/// A socket for echo requests on this interface. It needs the capability `CAP_NET_RAW`.
 pub(crate) fn socket(interface: &str) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4))?;
     socket.bind_device(Some(interface.as_bytes()))?;
@@ -20,12 +20,12 @@ pub(crate) fn socket(interface: &str) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Whether an address answers. `number` tells this probe from others.
+/// Whether the address answers. `number` distinguishes this probe from others.
 pub(crate) async fn is_in_use(interface: &str, address: Ipv4Addr, number: u32) -> io::Result<bool> {
     let socket = socket(interface)?;
-    // Only what comes from there is received.
+    // After this, only packets from that address are received.
     socket.connect(&SockAddr::from(SocketAddrV4::new(address, 0)))?;
-    // Tokio waits for a raw socket like for one of UDP.
+    // Tokio can wait for a raw socket as for a UDP socket.
     let socket = UdpSocket::from_std(socket.into())?;
     socket.send(&echo_request(number)).await?;
     let answered = async {
@@ -37,7 +37,7 @@ pub(crate) async fn is_in_use(interface: &str, address: Ipv4Addr, number: u32) -
             }
         }
     };
-    match tokio::time::timeout(PATIENCE, answered).await {
+    match tokio::time::timeout(TIMEOUT, answered).await {
         Ok(result) => result.map(|()| true),
         Err(_) => Ok(false),
     }
@@ -49,7 +49,7 @@ fn echo_request(number: u32) -> [u8; 8] {
     [ECHO_REQUEST, 0, high, low, a, b, c, d]
 }
 
-/// Whether a packet with its IP header is the answer.
+/// Whether a packet, with its IP header, is the answer to the probe.
 fn is_reply(packet: &[u8], number: u32) -> bool {
     let Some(&first) = packet.first() else { return false };
     let header_bytes = usize::from(first & 0xf) * 4;
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_told_from_other_packets() {
+    fn an_answer_is_distinguished_from_other_packets() {
         let mut answer = [&[0x45; 20][..], &echo_request(7)].concat();
         assert!(!is_reply(&answer, 7), "a request");
         answer[20] = ECHO_REPLY;

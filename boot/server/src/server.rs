@@ -1,4 +1,5 @@
-//! All ports together: opened at once, so that what cannot be served is known before anything is answered.
+//! Opens all ports of the boot server, and serves them. They are opened together, so that an error is known before
+//! any packet is answered.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -17,16 +18,16 @@ use crate::loaders::{BIOS_NAME, EFI_NAME, Loaders};
 use crate::targets::Targets;
 use crate::{interface, tftp};
 
-/// Its ports. 0 means any port that is free.
+/// The port numbers. 0 means any free port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ports {
-    /// DHCP; 67.
+    /// DHCP; default 67.
     pub dhcp: u16,
-    /// What firmware asks after an offer; 4011.
+    /// PXE boot server, which firmware asks after an offer in BINL form; default 4011.
     pub boot_server: u16,
-    /// TFTP; 69.
+    /// TFTP; default 69.
     pub tftp: u16,
-    /// HTTP; 80.
+    /// HTTP; default 80.
     pub http: u16,
 }
 
@@ -36,7 +37,7 @@ impl Default for Ports {
     }
 }
 
-/// How it serves.
+/// The configuration of a boot server.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The interface of the machines' network.
@@ -45,11 +46,11 @@ pub struct Options {
     pub ports: Ports,
     /// The loaders.
     pub loaders: Loaders,
-    /// Addresses that it gives; without these another DHCP server does.
+    /// The addresses that it gives to clients. `None`: another DHCP server gives addresses.
     pub addresses: Option<AddressOptions>,
 }
 
-/// A boot server whose ports are open. It ends with [`BootServer::run`]'s end.
+/// A boot server whose ports are open. The ports close when [`BootServer::run`] returns.
 pub struct BootServer {
     server: Server,
     interface: String,
@@ -110,7 +111,7 @@ impl BootServer {
         self.tftp.local_addr()
     }
 
-    /// Serves until `stop` says true.
+    /// Serves until `stop` becomes true.
     pub async fn run(self, targets: Arc<dyn Targets>, mut stop: watch::Receiver<bool>) {
         let started = Instant::now();
         let dhcp = Dhcp::new(Arc::clone(&targets), self.server.clone(), self.addresses, started);
@@ -121,7 +122,7 @@ impl BootServer {
         tasks.spawn(dhcp.serve(self.boot_server, Port::BootServer));
         tasks.spawn(tftp::serve(self.tftp, self.interface, self.loaders));
         tasks.spawn(http.serve(self.http));
-        // Machines that are in the middle of a transfer ask again, here or elsewhere.
+        // Interrupted transfers need no care: the machines try again, here or at another server.
         let _ = stop.wait_for(|stop| *stop).await;
         tasks.shutdown().await;
     }

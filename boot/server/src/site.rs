@@ -1,4 +1,4 @@
-//! Configuration for DHCP servers of sites, with the names of the loaders here.
+//! Generates configuration for a site's DHCP server, with the file names of this server's loaders.
 
 pub use headwater_dhcp::Server;
 pub use headwater_dhcp::site::{Product, configuration};

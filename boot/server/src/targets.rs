@@ -1,4 +1,5 @@
-//! What the boot server asks of the rest of the program: who is registered, and what it boots.
+//! The interface through which the boot server asks the rest of the program which machines are registered and what
+//! they boot.
 
 use std::path::PathBuf;
 
@@ -23,7 +24,7 @@ pub struct Boot {
     pub version: String,
     /// The hash of its manifest.
     pub manifest: String,
-    /// Options of its kernel.
+    /// The kernel command line.
     pub options: String,
     /// The partition with its root file system; 0 is the whole disk.
     pub root_partition: u32,
@@ -34,25 +35,26 @@ pub struct Boot {
 pub enum Artefact {
     /// Its kernel.
     Kernel,
-    /// The initramfs of that.
+    /// The initramfs that belongs to the kernel.
     Initrd,
 }
 
-/// The registered machines. Errors are for people: they are shown on the machine's screen and logged.
+/// The registered machines. Errors are text for people: the machine's screen and the log show them.
 #[async_trait]
 pub trait Targets: Send + Sync + 'static {
-    /// The machine with this card, if it boots from the network.
+    /// The machine with this hardware address, if it boots from the network.
     async fn find(&self, mac: Mac) -> Result<Option<Known>, String>;
 
-    /// What a machine boots now; makes its kernel and initramfs ready, which can take seconds.
+    /// The version that a machine boots now. Extracts its kernel and initramfs if necessary, which can take seconds.
     async fn boot(&self, mac: Mac) -> Result<Boot, String>;
 
-    /// The file of a version that was made ready. `manifest` comes from the network.
+    /// The path of an extracted file of a version. `manifest` comes from the network, so it can be any text.
     fn artefact(&self, manifest: &str, which: Artefact) -> Option<PathBuf>;
 
-    /// The settings of a machine that boots, as a cpio archive. From here on it may read the image, and counts as booting.
+    /// The settings of a machine as a cpio archive. After this call the machine may read the image, and counts as
+    /// booting.
     async fn settings(&self, boot: &Boot) -> Result<Vec<u8>, String>;
 
-    /// A number that nobody can guess.
+    /// A random token that cannot be guessed.
     fn token(&self) -> std::io::Result<[u8; 16]>;
 }

@@ -1,4 +1,4 @@
-//! Port 69: loaders for firmware. Each transfer has a socket and a task of its own.
+//! TFTP server (port 69): sends loaders to firmware. Each transfer has its own socket and task.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,30 +13,30 @@ use tokio::net::UdpSocket;
 use crate::interface;
 use crate::loaders::Loaders;
 
-/// So many transfers at a time; more are refused.
+/// The most transfers at a time; further requests are refused.
 pub const TRANSFERS_MAX: usize = 256;
-/// Of which so many are for one address.
+/// The most transfers to one address at a time.
 pub const TRANSFERS_OF_ADDRESS_MAX: usize = 4;
 
-/// Transfers under way, and who they are for.
+/// Active transfers, by the address and port of the client.
 #[derive(Default)]
 struct UnderWay(Mutex<HashMap<SocketAddr, ()>>);
 
-/// A transfer's place among those under way.
-struct Place {
+/// Registration of an active transfer. Dropping it ends the registration.
+struct Registration {
     all: Arc<UnderWay>,
     client: SocketAddr,
 }
 
-impl Drop for Place {
+impl Drop for Registration {
     fn drop(&mut self) {
         self.all.0.lock().remove(&self.client);
     }
 }
 
 impl UnderWay {
-    /// `None`: the request came twice, or there are too many.
-    fn take(self: &Arc<Self>, client: SocketAddr) -> Option<Place> {
+    /// `None`: the client already has a transfer (a repeated request), or the limit is reached.
+    fn take(self: &Arc<Self>, client: SocketAddr) -> Option<Registration> {
         let mut all = self.0.lock();
         let of_address = |address: IpAddr| all.keys().filter(|other| other.ip() == address).count();
         let is_free = all.len() < TRANSFERS_MAX
@@ -44,7 +44,7 @@ impl UnderWay {
             && !all.contains_key(&client);
         is_free.then(|| {
             all.insert(client, ());
-            Place { all: Arc::clone(self), client }
+            Registration { all: Arc::clone(self), client }
         })
     }
 }
@@ -57,7 +57,7 @@ pub(crate) async fn serve(socket: UdpSocket, interface: String, loaders: Loaders
         let (len, client) = match socket.recv_from(&mut buffer).await {
             Ok(received) => received,
             Err(error) => {
-                tracing::debug!(%error, "a TFTP request cannot be received");
+                tracing::debug!(%error, "cannot receive a TFTP request");
                 continue;
             }
         };
@@ -66,10 +66,10 @@ pub(crate) async fn serve(socket: UdpSocket, interface: String, loaders: Loaders
                 Ok(()) => continue,
                 Err(refused) => refused,
             },
-            Ok(Packet::Write) => refusal(ErrorCode::AccessViolation, "files are only read here"),
-            Ok(_) | Err(_) => refusal(ErrorCode::IllegalOperation, "this is no request"),
+            Ok(Packet::Write) => refusal(ErrorCode::AccessViolation, "files can only be read"),
+            Ok(_) | Err(_) => refusal(ErrorCode::IllegalOperation, "not a request"),
         };
-        // A client that does not get it asks again.
+        // A client that does not receive the refusal repeats its request.
         let _ = socket.send_to(&refused, client).await;
     }
 }
@@ -82,22 +82,22 @@ fn start(
     loaders: &Loaders,
 ) -> Result<(), Vec<u8>> {
     if request.mode != "octet" {
-        return Err(refusal(ErrorCode::IllegalOperation, "files are sent as octets only"));
+        return Err(refusal(ErrorCode::IllegalOperation, "only the mode octet is supported"));
     }
     let Some(file) = loaders.find(&request.file) else {
-        // Loaders ask for files that do not exist, and wait long if nobody answers.
+        // Loaders ask for files that do not exist, and wait long if they get no answer.
         tracing::debug!(%client, file = request.file, "there is no such loader");
         return Err(refusal(ErrorCode::NotFound, "there is no such file"));
     };
     let Some(place) = under_way.take(client) else { return Ok(()) };
     let (transfer, step) = Transfer::start(request, file);
     let socket = interface::udp(interface, 0).and_then(UdpSocket::from_std);
-    let socket = socket.map_err(|e| refusal(ErrorCode::Undefined, &format!("there is no socket: {e}")))?;
+    let socket = socket.map_err(|e| refusal(ErrorCode::Undefined, &format!("cannot open a socket: {e}")))?;
     let name = request.file.clone();
     tokio::spawn(async move {
         match send(&socket, client, transfer, step).await {
             Ok(true) => tracing::debug!(%client, file = name, "a loader was sent"),
-            Ok(false) => tracing::debug!(%client, file = name, "a client ended a transfer, or has gone"),
+            Ok(false) => tracing::debug!(%client, file = name, "a client ended a transfer, or stopped answering"),
             Err(error) => tracing::debug!(%client, file = name, %error, "a transfer broke off"),
         }
         drop(place);
@@ -105,7 +105,7 @@ fn start(
     Ok(())
 }
 
-/// Whether all arrived.
+/// Sends a file. Returns whether the client received all of it.
 async fn send(
     socket: &UdpSocket,
     client: SocketAddr,
@@ -131,7 +131,7 @@ async fn send(
                 Ok(packet) => transfer.received(&packet),
                 Err(_) => Step::Wait,
             },
-            Err(_) => transfer.again(),
+            Err(_) => transfer.timed_out(),
         };
     }
 }

@@ -11,7 +11,7 @@ pub const TOKEN_LIFE: Duration = Duration::from_secs(600);
 /// The most unused tokens. A further token replaces the oldest.
 pub const TOKENS_MAX: usize = 4096;
 
-/// Unused tokens, each with what it is for.
+/// Unused tokens, each with the value that it gives access to.
 #[derive(Debug)]
 pub struct Tokens<T> {
     waiting: HashMap<String, Waiting<T>>,
@@ -52,7 +52,7 @@ impl<T> Tokens<T> {
         self.waiting.insert(token.to_owned(), Waiting { what, address, made: now });
     }
 
-    /// Uses a token. A request from another address does not use it up.
+    /// Uses up a token and returns its value. A request from another address leaves the token unused.
     pub fn take(&mut self, token: &str, address: IpAddr, now: Duration) -> Option<T> {
         let waiting = self.waiting.get(token)?;
         if waiting.address != address || waiting.is_over(now) {

@@ -1,14 +1,15 @@
-//! Promises about every datagram that comes to a TFTP server: for the fuzzers in `fuzz/`, and for a bounded test.
+//! Fuzzing oracle for TFTP: properties that hold for every datagram that reaches a TFTP server. The fuzzers in
+//! `fuzz/` and a bounded test run it.
 
 use std::sync::Arc;
 
 use crate::packet::{Packet, Request};
 use crate::transfer::{BLOCK_BYTES_MAX, Step, Transfer, WINDOW_MAX};
 
-/// What a fuzzer or a test feeds with bytes.
+/// An oracle: takes arbitrary bytes, and panics if a property is violated.
 pub type Oracle = fn(&[u8]);
 
-/// All of them, with their names and bytes to begin with.
+/// All oracles, each with its name and seed inputs.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     let options = [("tsize", "0"), ("blksize", "1468"), ("windowsize", "4")];
     let options = options.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
@@ -17,17 +18,18 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
         Packet::Read(request.clone()),
         Packet::Ack { block: 1 },
         Packet::Data { block: 2, bytes: vec![1, 2, 3] },
-        Packet::OptionsTaken(request.options),
+        Packet::OptionsAccepted(request.options),
     ];
     vec![("tftp_packet", tftp_packet, samples.map(|packet| packet.bytes()).to_vec())]
 }
 
-/// A datagram: it survives writing, and whatever is sent for it fits into a frame and ends.
+/// The oracle for one datagram. A parsed packet survives writing and parsing; each answer fits into a frame, and the
+/// transfer ends.
 pub fn tftp_packet(bytes: &[u8]) {
     let Ok(packet) = Packet::parse(bytes) else { return };
-    // Text that is no UTF-8 is only shown; an option without a value is dropped.
+    // Two exceptions: error text that is not UTF-8 is replaced, and an option without a value is dropped.
     if !matches!(packet, Packet::Error { .. }) {
-        assert_eq!(Packet::parse(&packet.bytes()).as_ref(), Ok(&packet), "it changes when it is written");
+        assert_eq!(Packet::parse(&packet.bytes()).as_ref(), Ok(&packet), "the packet changes when it is written");
     }
     let Packet::Read(request) = packet else { return };
     let file: Arc<[u8]> = (0..20_000u32).map(|at| at.to_le_bytes()[0]).collect();
@@ -44,14 +46,14 @@ pub fn tftp_packet(bytes: &[u8]) {
                     got.extend(bytes);
                     ack = block;
                 }
-                Ok(Packet::OptionsTaken(_)) => {}
+                Ok(Packet::OptionsAccepted(_)) => {}
                 other => panic!("{other:?} is sent"),
             }
         }
         step = transfer.received(&Packet::Ack { block: ack });
     }
     assert_eq!(step, Step::Done);
-    assert!(got == *file, "the file does not arrive as it is");
+    assert!(got == *file, "the file arrives changed");
 }
 
 #[cfg(test)]

@@ -1,19 +1,19 @@
-//! TFTP for network boot (RFC 1350, with the options of RFC 2348, 2349 and 7440): the codec, and one transfer as a
-//! state machine.
+//! TFTP for network boot (RFC 1350, with the options of RFC 2348, 2349 and 7440): packet parser and writer, and one
+//! transfer as a state machine.
 //!
 //! ```text
 //!   datagram --Packet::parse--> Request --Transfer::start--> datagrams to send
 //!                               Ack ------Transfer::received> datagrams to send, or done
-//!                               silence --Transfer::again--> the same datagrams again, or given up
+//!                               silence --Transfer::timed_out--> the same datagrams again, or given up
 //! ```
 //!
 //! # Guarantees
-//! - No sockets, no clock, no panic. Only reads are understood; a write is refused.
+//! - No sockets, no clock, no panic. Only reads are supported; a write is refused.
 //! - Block numbers roll over to 0: a file may have more than 65,535 blocks.
 //! - A duplicate acknowledgement causes no duplicate data.
 //!
 //! # Limits
-//! [`BLOCK_BYTES_MAX`] for a block, [`WINDOW_MAX`] blocks in flight, [`TRIES_MAX`] repetitions without an answer,
+//! [`BLOCK_BYTES_MAX`] for a block, [`WINDOW_MAX`] blocks in flight, [`TRIES_MAX`] retransmissions without an answer,
 //! [`REQUEST_BYTES_MAX`] for a request.
 //!
 //! # Errors

@@ -1,22 +1,22 @@
-//! TFTP packets: bytes to fields and back.
+//! Parses and writes TFTP packets.
 
-/// The longest request that is read.
+/// The longest request that is accepted.
 pub const REQUEST_BYTES_MAX: usize = 1024;
 
-/// The code of an error, for a client.
+/// The error code that a client gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCode {
-    /// See the text.
+    /// Not defined; the error text explains it.
     Undefined,
     /// There is no such file.
     NotFound,
-    /// Reading is all that is allowed.
+    /// The client tried to write.
     AccessViolation,
-    /// The packet makes no sense here.
+    /// The packet is not allowed in this state.
     IllegalOperation,
-    /// An option is refused; sent by clients that only asked for the size.
+    /// An option is refused. Clients send this code after they only asked for the file's size.
     Refused,
-    /// Another one, by its number.
+    /// Another code, by its number.
     Other(u16),
 }
 
@@ -44,42 +44,42 @@ impl ErrorCode {
     }
 }
 
-/// Why bytes are no packet.
+/// Why bytes are not a TFTP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PacketError {
-    /// Shorter than its kind needs.
-    #[error("it is too short")]
+    /// Shorter than its type requires.
+    #[error("the packet is too short")]
     Short,
-    /// A request that nobody needs to be so long.
-    #[error("it has {0} bytes; a request has at most {REQUEST_BYTES_MAX}")]
+    /// The request is longer than [`REQUEST_BYTES_MAX`].
+    #[error("the request has {0} bytes; the maximum is {REQUEST_BYTES_MAX}")]
     Long(usize),
-    /// A text without its end, or that is no ASCII.
-    #[error("a text in it has no end, or is not ASCII")]
+    /// A text is not terminated, or is not ASCII.
+    #[error("a text in the packet is not terminated, or is not ASCII")]
     Text,
-    /// An operation that there is not.
-    #[error("it has the operation {0}, which there is not")]
+    /// The operation code is unknown.
+    #[error("the packet has the unknown operation {0}")]
     Operation(u16),
 }
 
-/// What a client wants to read, and how.
+/// A request to read a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// The name of the file.
     pub file: String,
-    /// How its bytes are sent; only `octet` is.
+    /// The transfer mode; only `octet` is supported.
     pub mode: String,
-    /// Options as they came, their names in lower case.
+    /// Options in their original order, with names in lower case.
     pub options: Vec<(String, String)>,
 }
 
 impl Request {
-    /// The number of an option.
+    /// The numeric value of an option.
     pub fn number(&self, name: &str) -> Option<u64> {
         self.options.iter().find(|(found, _)| found == name).and_then(|(_, value)| value.parse().ok())
     }
 }
 
-/// A packet.
+/// A TFTP packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Packet {
     /// A client wants to read.
@@ -93,24 +93,24 @@ pub enum Packet {
         /// Its bytes.
         bytes: Vec<u8>,
     },
-    /// A block has come.
+    /// The acknowledgement of a block.
     Ack {
         /// Its number, modulo 65,536.
         block: u16,
     },
-    /// The transfer ends.
+    /// The end of the transfer.
     Error {
-        /// Why.
+        /// The reason.
         code: ErrorCode,
-        /// Why, for people.
+        /// The reason, as text for people.
         text: String,
     },
-    /// The options that the server takes.
-    OptionsTaken(Vec<(String, String)>),
+    /// The options that the server accepts (OACK).
+    OptionsAccepted(Vec<(String, String)>),
 }
 
 impl Packet {
-    /// Reads a packet.
+    /// Parses a packet.
     pub fn parse(bytes: &[u8]) -> Result<Self, PacketError> {
         let (operation, rest) = number(bytes)?;
         match operation {
@@ -132,7 +132,7 @@ impl Packet {
                     text: String::from_utf8_lossy(text).into_owned(),
                 })
             }
-            6 => Ok(Self::OptionsTaken(pairs(texts(rest)?.into_iter()))),
+            6 => Ok(Self::OptionsAccepted(pairs(texts(rest)?.into_iter()))),
             other => Err(PacketError::Operation(other)),
         }
     }
@@ -150,7 +150,7 @@ impl Packet {
             Self::Error { code, text } => {
                 (5, [&code.number().to_be_bytes()[..], text.as_bytes(), &[0]].concat())
             }
-            Self::OptionsTaken(options) => {
+            Self::OptionsAccepted(options) => {
                 (6, joined(options.iter().flat_map(|(name, value)| [name, value])))
             }
         };
@@ -164,7 +164,7 @@ fn number(bytes: &[u8]) -> Result<(u16, &[u8]), PacketError> {
 }
 
 fn texts(bytes: &[u8]) -> Result<Vec<String>, PacketError> {
-    // Some firmware sends more zeros than one after the last text.
+    // Some firmware sends extra zeros after the last text.
     let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     let (all, after) = bytes.split_at_checked(end).ok_or(PacketError::Text)?;
     if all.is_empty() {
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_request_of_firmware_is_read_with_its_options() {
         let bytes = b"\x00\x01ipxe.efi\0octet\0tsize\x000\0BLKSIZE\x001468\0windowsize\x004\0";
-        let Ok(Packet::Read(request)) = Packet::parse(bytes) else { panic!("it is no request") };
+        let Ok(Packet::Read(request)) = Packet::parse(bytes) else { panic!("not a request") };
         assert_eq!((request.file.as_str(), request.mode.as_str()), ("ipxe.efi", "octet"));
         assert_eq!((request.number("blksize"), request.number("tsize")), (Some(1468), Some(0)));
         assert_eq!(request.number("timeout"), None);
@@ -221,14 +221,14 @@ mod tests {
             Packet::Data { block: 65_535, bytes: vec![1, 2, 0] },
             Packet::Ack { block: 0 },
             Packet::Error { code: ErrorCode::NotFound, text: "no such file".into() },
-            Packet::OptionsTaken(request.options),
+            Packet::OptionsAccepted(request.options),
         ] {
             assert_eq!(Packet::parse(&packet.bytes()), Ok(packet));
         }
     }
 
     #[test]
-    fn what_is_no_packet_is_refused_with_its_reason() {
+    fn malformed_packets_are_refused_with_a_reason() {
         for (bytes, why) in [
             (&b"\x00"[..], PacketError::Short),
             (b"\x00\x01file\0", PacketError::Short),

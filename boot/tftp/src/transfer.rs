@@ -1,46 +1,47 @@
-//! One transfer: what is sent when it starts, when an acknowledgement comes, and when none does.
+//! The state machine of one transfer: which packets the server sends at the start, after an acknowledgement, and
+//! after a timeout.
 //!
 //! ```text
 //!            start                    ack of all that was sent             ack of the last block
-//!   request ------> OptionsTaken --ack 0--> Data 1 .. window --ack--> .. --------------------> done
+//!   request ------> OptionsAccepted --ack 0--> Data 1 .. window --ack--> .. --------------------> done
 //!                   or Data 1                     |    ^
 //!                                    part acked,  +----+ from the first block that did not come
 //!                                    or silence
 //! ```
-//! Blocks are counted from 1 without end here; on the wire the lowest 16 bits are sent.
+//! Block numbers count from 1 without bound here; a packet carries their lowest 16 bits.
 
 use std::sync::Arc;
 
 use crate::packet::{ErrorCode, Packet, Request};
 
-/// The longest block: what fits into a frame of Ethernet with its headers.
+/// The longest block: an Ethernet frame without its headers.
 pub const BLOCK_BYTES_MAX: usize = 1468;
-/// The shortest block that may be asked for.
+/// The shortest block that a client may ask for.
 const BLOCK_BYTES_MIN: u64 = 8;
-/// A block, unless the client asks for another length.
+/// The block length, unless the client asks for another.
 const BLOCK_BYTES: usize = 512;
-/// The most blocks that are sent before an acknowledgement must come.
+/// The most blocks that are sent before an acknowledgement must arrive.
 pub const WINDOW_MAX: u64 = 16;
-/// How often the same is sent without an answer before the transfer is given up.
+/// The number of retransmissions without an answer after which the transfer is given up.
 pub const TRIES_MAX: u32 = 6;
-/// How long an answer is waited for, in seconds, unless the client says so.
+/// The timeout for an answer, in seconds, unless the client sets another.
 const TIMEOUT_S: u64 = 1;
 const TIMEOUT_MAX_S: u64 = 10;
 
-/// What is to be done.
+/// What the caller must do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Send these and wait for an answer.
+    /// Send these datagrams, and wait for an answer.
     Send(Vec<Vec<u8>>),
-    /// Wait on: the datagram changes nothing.
+    /// Continue to wait: the datagram changes nothing.
     Wait,
-    /// All has arrived.
+    /// The client has received the whole file.
     Done,
-    /// The client has gone, or ended the transfer.
+    /// The client stopped answering, or ended the transfer.
     GivenUp,
 }
 
-/// A file on its way to a client.
+/// A transfer of one file.
 #[derive(Debug)]
 pub struct Transfer {
     file: Arc<[u8]>,
@@ -49,15 +50,15 @@ pub struct Transfer {
     timeout_s: u64,
     /// The answer to the client's options, until the client acknowledges it.
     options: Option<Packet>,
-    /// The last block that arrived.
+    /// The number of the last block that the client acknowledged.
     arrived: u64,
-    /// The last block that was sent.
+    /// The number of the last block that was sent.
     sent: u64,
     tries: u32,
 }
 
 impl Transfer {
-    /// Begins to send a file. The second part is the first step.
+    /// Starts a transfer. Returns it together with the first step.
     pub fn start(request: &Request, file: Arc<[u8]>) -> (Self, Step) {
         let mut taken = Vec::new();
         let mut take = |name: &str, value: u64| {
@@ -68,7 +69,7 @@ impl Transfer {
         let block_bytes = block_bytes.map(|bytes| take("blksize", bytes.min(BLOCK_BYTES_MAX as u64)));
         let window = request.number("windowsize").filter(|blocks| *blocks >= 1);
         let window = window.map(|blocks| take("windowsize", blocks.min(WINDOW_MAX)));
-        // A time is taken as it is or not at all.
+        // A timeout option is accepted as it is or not at all.
         let timeout_s = request.number("timeout").filter(|seconds| (1..=TIMEOUT_MAX_S).contains(seconds));
         let timeout_s = timeout_s.map(|seconds| take("timeout", seconds));
         if request.options.iter().any(|(name, _)| name == "tsize") {
@@ -79,7 +80,7 @@ impl Transfer {
             block_bytes: block_bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(BLOCK_BYTES),
             window: window.unwrap_or(1),
             timeout_s: timeout_s.unwrap_or(TIMEOUT_S),
-            options: (!taken.is_empty()).then_some(Packet::OptionsTaken(taken)),
+            options: (!taken.is_empty()).then_some(Packet::OptionsAccepted(taken)),
             arrived: 0,
             sent: 0,
             tries: 0,
@@ -88,12 +89,12 @@ impl Transfer {
         (transfer, step)
     }
 
-    /// How long an answer is waited for, in seconds: longer each time that none comes.
+    /// The timeout for the next answer, in seconds. It grows with each retransmission.
     pub fn timeout_s(&self) -> u64 {
         (self.timeout_s << self.tries.min(3)).min(TIMEOUT_MAX_S)
     }
 
-    /// A datagram of the client.
+    /// Handles a datagram of the client.
     pub fn received(&mut self, packet: &Packet) -> Step {
         match packet {
             Packet::Ack { block } => self.ack(*block),
@@ -102,8 +103,8 @@ impl Transfer {
         }
     }
 
-    /// Nothing came in time.
-    pub fn again(&mut self) -> Step {
+    /// Handles a timeout.
+    pub fn timed_out(&mut self) -> Step {
         self.tries += 1;
         if self.tries > TRIES_MAX { Step::GivenUp } else { self.send() }
     }
@@ -117,14 +118,14 @@ impl Transfer {
             self.tries = 0;
             return self.send();
         }
-        // How many blocks this is after the last one that arrived. An acknowledgement of a block that was never sent is stale.
+        // The number of newly acknowledged blocks. If the block was never sent, the acknowledgement is stale.
         let newer = u64::from(block.wrapping_sub(self.arrived.low_16()));
         let arrived = self.arrived + newer;
         if arrived > self.sent {
             return Step::Wait;
         }
-        // One block at a time: an acknowledgement that came twice would have all others sent twice. In a window it says that the
-        // first block was lost.
+        // Without a window, a duplicate acknowledgement is ignored: otherwise every later block would be sent twice.
+        // With a window, it means that the first block of the window was lost.
         if newer == 0 && self.window == 1 {
             return Step::Wait;
         }
@@ -135,7 +136,7 @@ impl Transfer {
         if self.arrived >= self.blocks() { Step::Done } else { self.send() }
     }
 
-    /// How many blocks the file has. The last one is shorter than the others, and may be empty.
+    /// The number of blocks. The last block is shorter than the others, and may be empty.
     fn blocks(&self) -> u64 {
         (self.file.len() / self.block_bytes.max(1)) as u64 + 1
     }
@@ -169,7 +170,7 @@ impl Low16 for u64 {
     }
 }
 
-/// The answer to a client that asks for something else than to read a file.
+/// The answer to a request that is not supported.
 pub fn refusal(code: ErrorCode, text: &str) -> Vec<u8> {
     Packet::Error { code, text: text.to_owned() }.bytes()
 }
@@ -187,7 +188,7 @@ mod tests {
         (0..len).map(|at| (at % 251) as u8).collect()
     }
 
-    /// A client that loses each datagram for which `lost` says so, and what it got in the end.
+    /// A client that loses each datagram for which `lost` returns true. Returns the bytes that it received.
     fn fetch(options: &[(&str, &str)], file: &Arc<[u8]>, mut lost: impl FnMut(u64) -> bool) -> Vec<u8> {
         let (mut transfer, mut step) = Transfer::start(&request(options), Arc::clone(file));
         let (mut got, mut expected, mut datagrams) = (Vec::new(), 1u16, 0);
@@ -205,7 +206,7 @@ mod tests {
                     continue;
                 }
                 match Packet::parse(&datagram).unwrap() {
-                    Packet::OptionsTaken(taken) => {
+                    Packet::OptionsAccepted(taken) => {
                         let taken = Request { options: taken, ..request(&[]) };
                         block_bytes = taken.number("blksize").unwrap_or(512) as usize;
                         ack = Some(0);
@@ -223,17 +224,17 @@ mod tests {
             }
             step = match ack {
                 Some(block) => transfer.received(&Packet::Ack { block }),
-                None => transfer.again(),
+                None => transfer.timed_out(),
             };
-            // A client that sees nothing new waits until it is sent the same again.
+            // A client that sees nothing new waits for a retransmission.
             if step == Step::Wait {
-                step = transfer.again();
+                step = transfer.timed_out();
             }
         }
     }
 
     #[test]
-    fn a_file_arrives_whole_whatever_its_length_and_options() {
+    fn a_file_of_any_length_arrives_with_any_options() {
         for len in [0, 1, 511, 512, 513, 1024, 100_000] {
             let file = file(len);
             assert_eq!(fetch(&[], &file, |_| false), *file, "{len}");
@@ -246,7 +247,7 @@ mod tests {
 
     #[test]
     fn block_numbers_roll_over_to_zero() {
-        // 65,537 blocks and a short one.
+        // 65,537 full blocks and a short one.
         let file = file(8 * 65_537 + 3);
         assert_eq!(fetch(&[("blksize", "8")], &file, |_| false), *file);
         assert_eq!(fetch(&[("blksize", "8"), ("windowsize", "7")], &file, |number| number % 5 == 0), *file);
@@ -261,7 +262,7 @@ mod tests {
         let taken = Packet::parse(&sent[0]).unwrap();
         let expected = [("blksize", "1468"), ("windowsize", "16"), ("tsize", "77")];
         let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-        assert_eq!(taken, Packet::OptionsTaken(expected));
+        assert_eq!(taken, Packet::OptionsAccepted(expected));
     }
 
     #[test]
@@ -269,21 +270,21 @@ mod tests {
         let (mut transfer, _) = Transfer::start(&request(&[]), file(5000));
         assert!(matches!(transfer.received(&Packet::Ack { block: 1 }), Step::Send(_)));
         assert_eq!(transfer.received(&Packet::Ack { block: 1 }), Step::Wait);
-        // Of blocks that were never sent.
+        // Acknowledgement of a block that was never sent.
         assert_eq!(transfer.received(&Packet::Ack { block: 9 }), Step::Wait);
     }
 
     #[test]
-    fn a_client_that_is_gone_is_given_up() {
+    fn a_silent_client_is_given_up() {
         let (mut transfer, _) = Transfer::start(&request(&[]), file(5000));
         let waits: Vec<u64> = (0..TRIES_MAX)
             .map(|_| {
-                assert!(matches!(transfer.again(), Step::Send(_)));
+                assert!(matches!(transfer.timed_out(), Step::Send(_)));
                 transfer.timeout_s()
             })
             .collect();
         assert_eq!(waits, [2, 4, 8, 8, 8, 8]);
-        assert_eq!(transfer.again(), Step::GivenUp);
+        assert_eq!(transfer.timed_out(), Step::GivenUp);
         let (mut transfer, _) = Transfer::start(&request(&[("tsize", "0")]), file(1));
         let enough = Packet::Error { code: ErrorCode::Refused, text: "only the size".into() };
         assert_eq!(transfer.received(&enough), Step::GivenUp);

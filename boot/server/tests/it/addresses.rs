@@ -1,4 +1,4 @@
-//! Full DHCP with real clients: busybox's udhcpc in a network namespace.
+//! Tests full DHCP with real clients: busybox's udhcpc in a network namespace.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -20,7 +20,7 @@ fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
 }
 
-/// Serves until the sender goes, and the task is over.
+/// Serves until the sender is dropped; then the task ends.
 fn serve(dir: &Path) -> (watch::Sender<bool>, JoinHandle<()>) {
     let at = |last| Ipv4Addr::new(10, 77, 0, last);
     let subnet = Subnet {
@@ -62,7 +62,7 @@ impl Clients {
         Self { far: Far::connect(), script }
     }
 
-    /// The answer to a client with this hardware address. `None`: the client gives up.
+    /// Runs a client with this hardware address, and returns its lease. `None`: the client gives up.
     async fn ask(&self, mac: Mac, arguments: &[&str]) -> Option<String> {
         let mac = mac.to_string();
         run(self.far.command("ip").args(["link", "set", FAR, "down"]));
@@ -94,22 +94,22 @@ async fn udhcpc_gets_addresses_that_outlive_the_server() {
     );
     let first = clients.ask(mac(1), &[]).await.unwrap();
     assert!(first.starts_with("got 10.77.0.10"), "{first}");
-    // Firmware of a registered machine gets its loader, too.
+    // Firmware of a registered machine gets its loader with the address.
     let boots = clients.ask(crate::MAC, &["-V", "PXEClient:Arch:00000:UNDI:002001"]).await.unwrap();
     assert!(boots.ends_with("next 10.77.0.2 file undionly.kpxe."), "{boots}");
-    // Both addresses are taken.
+    // Both addresses are leased.
     assert_eq!(clients.ask(mac(2), &[]).await, None);
     drop(stop);
     over.await.unwrap();
     let (_stop, _over) = serve(dir.path());
     assert_eq!(clients.ask(mac(1), &[]).await.unwrap(), first);
     assert_eq!(clients.ask(mac(2), &[]).await, None);
-    // A client that gives its address back makes it free.
+    // A client that releases its address makes it free.
     clients.ask(mac(1), &["-R"]).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_that_somebody_uses_is_not_offered() {
+async fn an_address_in_use_is_not_offered() {
     if !enter("addresses::an_address_that_somebody_uses_is_not_offered") {
         return;
     }

@@ -1,4 +1,5 @@
-//! TFTP and HTTP of the boot server with curl, on the loopback interface; DHCP with real servers and clients in network namespaces.
+//! Tests TFTP and HTTP of the boot server with curl on the loopback interface, and DHCP with real servers and clients
+//! in network namespaces.
 
 mod addresses;
 mod namespace;
@@ -16,7 +17,7 @@ use tokio::sync::watch;
 const MAC: Mac = Mac([0x52, 0x54, 0, 1, 2, 3]);
 const MANIFEST: &str = "00ff";
 
-/// One machine, of which everything can be had.
+/// Targets with one registered machine.
 struct One {
     dir: PathBuf,
     problem: Mutex<Option<String>>,
@@ -70,7 +71,7 @@ struct Running {
     _stop: watch::Sender<bool>,
 }
 
-/// `len` bytes that repeat with no power of two.
+/// `len` bytes with a period that is not a power of two.
 fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at % 251) as u8).collect()
 }
@@ -97,7 +98,7 @@ fn start() -> Running {
     Running { dir, targets, url, tftp, _stop: stop }
 }
 
-/// Runs curl: its exit code, and the bytes that it gets.
+/// Runs curl. Returns its exit code and output.
 async fn curl(arguments: &[&str]) -> (i32, Vec<u8>) {
     let mut command = Command::new("curl");
     command.args(["--silent", "--show-error", "--max-time", "60"]).args(arguments);
@@ -129,7 +130,7 @@ async fn curl_reads_both_loaders_by_tftp_with_and_without_options() {
             assert!(got == file(running.dir.path(), source), "{name} {options:?}: {} bytes", got.len());
         }
     }
-    // 68: no such file.
+    // Exit code 68: no such file.
     let (code, _) = curl(&[&format!("{}/revocations.efi", running.tftp)]).await;
     assert_eq!(code, 68);
 }
@@ -149,7 +150,7 @@ async fn a_script_leads_to_kernel_initramfs_and_settings_once() {
         assert!(got == file(running.dir.path(), source), "{source}: {} bytes", got.len());
     }
     let settings = named("--name settings");
-    // A question for the length does not use the token up.
+    // A HEAD request does not use up the token.
     let (code, head) = curl(&["--head", &settings]).await;
     assert!(code == 0 && String::from_utf8_lossy(&head).contains("content-length: 16"), "{head:?}");
     assert_eq!(get(&settings).await, ("200".into(), "settings of pc-1".into()));
@@ -159,7 +160,7 @@ async fn a_script_leads_to_kernel_initramfs_and_settings_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn grub_is_led_to_the_same_files() {
+async fn grub_gets_the_same_files() {
     let running = start();
     let (status, script) = get(&format!("{}/b/52:54:00:01:02:03/grub.cfg", running.url)).await;
     assert_eq!(status, "200");
@@ -172,7 +173,7 @@ async fn grub_is_led_to_the_same_files() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_machine_that_cannot_boot_is_told_why() {
+async fn a_machine_that_cannot_boot_shows_the_reason() {
     let running = start();
     *running.targets.problem.lock().unwrap() = Some("no image 'debian' || reboot".into());
     let (status, script) = get(&format!("{}/b/52-54-00-01-02-03/boot.ipxe", running.url)).await;

@@ -1,9 +1,10 @@
-//! Two network namespaces with a cable between them, for tests of real DHCP servers and clients.
+//! Two network namespaces connected by a virtual cable, for tests with real DHCP servers and clients.
 //!
 //! ```text
 //!   the test: near0 10.77.0.2/24 ======= far0 (10.77.0.1/24 if a server runs there): programs of `Far::command`
 //! ```
-//! A test begins with [`enter`]. It starts itself again in a namespace of its own, so that nothing of the host is touched.
+//! A test begins with [`enter`], which runs the test again in a new namespace, so that the host's network is not
+//! touched.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::process::{Child, Command, Stdio};
@@ -11,20 +12,20 @@ use std::time::Duration;
 
 use headwater_dhcp::Packet;
 
-/// Set in the namespace.
+/// Environment variable that is set inside the namespace.
 const INSIDE: &str = "HEADWATER_TEST_NAMESPACE";
-/// The test's end.
+/// The test's end of the cable.
 pub const NEAR: &str = "near0";
-/// The other end.
+/// The other end of the cable.
 pub const FAR: &str = "far0";
 
-/// Whether the test runs in its namespace already. If not, it is run there now.
+/// Returns `true` inside the namespace. Otherwise runs the test again inside a new one, and returns `false`.
 pub fn enter(test: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
     }
     let mut command = Command::new("unshare");
-    // SAFETY of the host: who is not root becomes root of a namespace of users.
+    // A user other than root becomes root of a user namespace.
     if !is_root() {
         command.args(["--user", "--map-root-user"]);
     }
@@ -41,7 +42,7 @@ fn is_root() -> bool {
     status.lines().any(|line| line.starts_with("Uid:\t0\t"))
 }
 
-/// Runs a program to its end.
+/// Runs a program to its end, and returns its output.
 pub fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
@@ -49,16 +50,16 @@ pub fn run(command: &mut Command) -> String {
     said.into_owned()
 }
 
-/// The other namespace. It ends with this.
+/// The other namespace. Dropping it removes the namespace.
 pub struct Far(Child);
 
 impl Far {
-    /// Makes it, and the cable.
+    /// Makes the other namespace, and the cable.
     pub fn connect() -> Self {
         let mut child = Command::new("unshare");
         child.args(["--net", "sh", "-c", "echo; exec sleep infinity"]).stdout(Stdio::piped());
         let mut child = child.spawn().unwrap();
-        // It has its namespace when it has written a line.
+        // The namespace exists as soon as the process has written a line.
         let mut line = [0];
         std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut line).unwrap();
         let far = Self(child);
@@ -72,14 +73,14 @@ impl Far {
         far
     }
 
-    /// A program there.
+    /// A command that runs in the other namespace.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.0.id().to_string(), "--net", "--", program]).stdin(Stdio::null());
         command
     }
 
-    /// Gives the other end an address.
+    /// Gives the other end of the cable an address.
     pub fn set_address(&self, address: &str) {
         run(self.command("ip").args(["address", "add", address, "dev", FAR]));
     }
@@ -92,7 +93,7 @@ impl Drop for Far {
     }
 }
 
-/// A program that is killed at the end of a test.
+/// A background program that is killed at the end of a test.
 pub struct Background(pub Child);
 
 impl Drop for Background {
@@ -102,11 +103,11 @@ impl Drop for Background {
     }
 }
 
-/// A client that sends packets of its own.
+/// A DHCP client that sends hand-made packets.
 pub struct Client(UdpSocket);
 
 impl Client {
-    /// Its socket, at the near end.
+    /// Opens the client's socket at the test's end of the cable.
     pub fn new() -> Self {
         let socket = headwater_boot_server::interface::udp(NEAR, 68).unwrap();
         socket.set_nonblocking(false).unwrap();
@@ -114,7 +115,7 @@ impl Client {
         Self(socket)
     }
 
-    /// Asks, again and again, until there is an answer.
+    /// Sends the packet repeatedly until an answer arrives.
     pub fn ask(&self, asked: &Packet) -> Packet {
         let to = SocketAddr::from((Ipv4Addr::BROADCAST, 67));
         let mut buffer = [0; 1500];

@@ -1,4 +1,4 @@
-//! DHCP servers of sites with the configuration that is generated for them: each kind of client gets its loader.
+//! Tests DHCP servers of sites with the generated configuration: each kind of client gets its loader.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -28,7 +28,7 @@ fn firmware(number: u8, class: &str, arch: u16) -> Packet {
     packet.with(option::VENDOR_CLASS, class).with(option::ARCHITECTURE, arch.to_be_bytes())
 }
 
-/// Asks as each kind of client.
+/// Sends a request as each kind of client, and checks the answer.
 fn check(client: &Client) {
     let told = |asked: &Packet| {
         let answer = client.ask(asked);
@@ -61,7 +61,7 @@ fn start(command: &mut Command) -> Background {
 }
 
 #[test]
-fn dnsmasq_tells_each_client_what_to_load() {
+fn dnsmasq_names_the_loader_for_each_client() {
     if !enter("site::dnsmasq_tells_each_client_what_to_load") {
         return;
     }
@@ -80,14 +80,14 @@ fn dnsmasq_tells_each_client_what_to_load() {
     check(&Client::new());
 }
 
-/// Where `boot/test` has the programs of Debian's packages.
+/// The directory into which `boot/test` unpacked the DHCP servers of Debian.
 fn programs() -> PathBuf {
     std::env::var_os("HEADWATER_SITE_PROGRAMS").expect("boot/test sets HEADWATER_SITE_PROGRAMS").into()
 }
 
 #[test]
 #[ignore = "needs isc-dhcp-server, which boot/test unpacks"]
-fn isc_dhcp_tells_each_client_what_to_load() {
+fn isc_dhcp_names_the_loader_for_each_client() {
     if !enter("site::isc_dhcp_tells_each_client_what_to_load") {
         return;
     }
@@ -108,7 +108,7 @@ fn isc_dhcp_tells_each_client_what_to_load() {
 
 #[test]
 #[ignore = "needs kea-dhcp4-server, which boot/test unpacks"]
-fn kea_tells_each_client_what_to_load() {
+fn kea_names_the_loader_for_each_client() {
     if !enter("site::kea_tells_each_client_what_to_load") {
         return;
     }
@@ -116,7 +116,7 @@ fn kea_tells_each_client_what_to_load() {
     far.set_address("10.77.0.1/24");
     let file = dir.path().join("kea.conf");
     let subnet = "\"subnet\": \"10.77.0.0/24\", \"pools\": [ { \"pool\": \"10.77.0.50 - 10.77.0.99\" } ]";
-    // A cable takes a second to be up.
+    // A new virtual cable takes a second to come up.
     let interfaces = format!(
         "\"interfaces\": [ \"{FAR}\" ], \"service-sockets-max-retries\": 40, \"service-sockets-retry-wait-time\": 250"
     );
