@@ -1,4 +1,5 @@
-//! Which sizes of a table hold an OS disk, and why the others do not.
+//! Splits the sizes of a table into those that can hold an OS disk and the others, with the reasons against the
+//! others.
 
 use serde::Serialize;
 
@@ -7,30 +8,30 @@ use crate::question::{Question, QuestionError};
 use crate::size::MachineSize;
 use crate::table::SizeTable;
 
-/// The answer for a whole table.
+/// The advice for a whole table.
 #[derive(Debug, Serialize)]
 pub struct Advice<'a> {
-    /// Sizes that hold it, the smallest first.
+    /// Sizes that can hold the disk, the smallest first.
     pub fitting: Vec<Fitting<'a>>,
-    /// Sizes that do not, in the order of the table.
+    /// Sizes that cannot hold the disk, in the order of the table.
     pub others: Vec<Other<'a>>,
 }
 
-/// A size that holds the disk.
+/// A size that can hold the disk.
 #[derive(Debug, Serialize)]
 pub struct Fitting<'a> {
     /// The size.
     pub size: &'a MachineSize,
-    /// Where on it.
+    /// The place of the disk on that size.
     pub placement: Placement,
 }
 
-/// A size that does not.
+/// A size that cannot hold the disk.
 #[derive(Debug, Serialize)]
 pub struct Other<'a> {
     /// The name of the size.
     pub size: &'a str,
-    /// Why not.
+    /// The reasons.
     pub reasons: NotPlaced,
 }
 
@@ -43,10 +44,10 @@ pub struct Group<'a> {
     pub sizes: Vec<&'a str>,
 }
 
-/// Asks each size of a table.
+/// Asks for each size of a table whether it can hold the OS disk.
 ///
 /// # Errors
-/// [`QuestionError`]: the question makes no sense.
+/// [`QuestionError`]: the question contradicts itself.
 pub fn advise<'a>(table: &'a SizeTable, question: &Question) -> Result<Advice<'a>, QuestionError> {
     question.check()?;
     let mut advice = Advice { fitting: Vec::new(), others: Vec::new() };
@@ -56,13 +57,13 @@ pub fn advise<'a>(table: &'a SizeTable, question: &Question) -> Result<Advice<'a
             Err(reasons) => advice.others.push(Other { size: &size.name, reasons }),
         }
     }
-    // Stable: equal sizes stay in the order of the table.
+    // A stable sort: equal sizes stay in the order of the table.
     advice.fitting.sort_by_key(|fitting| (fitting.size.vcpus_available, fitting.size.memory_bytes));
     Ok(advice)
 }
 
 impl<'a> Advice<'a> {
-    /// The others by their main reason, the most frequent first.
+    /// The sizes that cannot hold the disk, grouped by their main reason, the largest group first.
     pub fn groups(&self) -> Vec<Group<'a>> {
         let mut groups: Vec<Group<'a>> = Vec::new();
         for other in &self.others {
@@ -77,7 +78,7 @@ impl<'a> Advice<'a> {
     }
 }
 
-/// The first reason of the size, or that of the place which came nearest to a fit.
+/// The first reason against the size itself, or else the reason against the place that came nearest to a fit.
 fn main_reason(reasons: &NotPlaced) -> &'static str {
     if let Some(refusal) = reasons.size.first() {
         return match refusal {
@@ -90,14 +91,14 @@ fn main_reason(reasons: &NotPlaced) -> &'static str {
     }
     match reasons.places.iter().map(|refusal| &refusal.why).max() {
         Some(PlaceReason::NotEphemeral) => "no ephemeral OS disks",
-        Some(PlaceReason::NotOffered) => "the cloud does not offer these places there",
-        Some(PlaceReason::AboveLimit { .. }) => "the disk is larger than any OS disk there",
+        Some(PlaceReason::NotOffered) => "the cloud does not offer these places on the size",
+        Some(PlaceReason::AboveLimit { .. }) => "the disk is larger than any OS disk at these places",
         Some(PlaceReason::NotPublished) => "the space of the place is not published",
         Some(PlaceReason::ManagedHasNoFullCopy) => "a full copy needs a local place",
         Some(PlaceReason::FullCopyNeedsVcpus { .. }) => "a full copy needs 8 vCPUs",
         Some(PlaceReason::FullCopyNotDocumented) => "no full copy in this series",
         Some(PlaceReason::TooSmall { .. }) => "every place is too small",
         Some(PlaceReason::TooLittleLeft { .. }) => "too little temp space is left",
-        None => "no place was asked for",
+        None => "the question names no place",
     }
 }

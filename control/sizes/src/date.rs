@@ -1,4 +1,4 @@
-//! A day, as tables write it: `2026-09-30`.
+//! Calendar dates as tables write them: `2026-09-30`.
 
 use serde::{Serialize, Serializer};
 
@@ -9,12 +9,12 @@ pub struct Date {
 }
 
 impl Date {
-    /// The day of a time in seconds since 1970 UTC.
+    /// The day that contains a time in seconds since 1970 UTC.
     pub fn of_seconds(seconds: u64) -> Self {
         Self { days: i64::try_from(seconds / 86_400).unwrap_or(i64::MAX) }
     }
 
-    /// Reads `YYYY-MM-DD`. `None` if it is no day of the years 1970 to 9999.
+    /// Parses `YYYY-MM-DD`. `None` if the text is not a day of the years 1970 to 9999.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('-');
         let mut number = |length: usize| {
@@ -28,7 +28,7 @@ impl Date {
             return None;
         }
         let date = Self { days: days_of(year, month, day) };
-        // 31 April counts as 1 May, and so reads differently.
+        // Rejects dates such as 31 April: it counts as 1 May, so its text differs.
         (date.to_string() == text).then_some(date)
     }
 

@@ -1,4 +1,4 @@
-//! Sizes of virtual machines in a cloud, and where the OS disk of a machine goes on each of them.
+//! Sizes of virtual machines in a cloud, and the placement of a machine's OS disk on each size.
 //!
 //! ```text
 //!   azure-sizes.csv, or --sizes FILE --> SizeTable      (table)
@@ -9,24 +9,26 @@
 //! ```
 //!
 //! # Guarantees
-//! - The place is decided here, from bytes. It is never left to the cloud.
-//! - A place without published space is never chosen, even if the cloud lists it. Unknown is not zero.
-//! - A place that was not asked for is never chosen. If no place holds the disk, every place says why.
-//! - A broken table is an error with its line and character. No line is skipped.
+//! - The place of the OS disk is decided here, from published numbers of bytes. It is never left to the cloud.
+//! - A place whose space is not published is never chosen, even if the cloud lists it: unknown does not count as zero
+//!   or as enough.
+//! - A place that the question does not name is never chosen. If no place can hold the disk, the answer has the
+//!   reason for each place.
+//! - An invalid table is an error with line and character. No line is skipped.
 //!
 //! # Limits
 //! - [`table::MAX_SIZES`] sizes in a table of at most [`table::MAX_TABLE_BYTES`];
 //!   [`scheme::MAX_SCHEME_BYTES`] in the file of a scheme, [`scheme::MAX_BACKUP_SIZES`] backup sizes.
-//! - Azure's: [`place::EPHEMERAL_MAX_BYTES`] for an ephemeral OS disk, [`place::MANAGED_MAX_BYTES`] for a managed one,
-//!   [`place::FULL_COPY_MIN_VCPUS`] for a full copy.
+//! - Azure's own limits: [`place::EPHEMERAL_MAX_BYTES`] for an ephemeral OS disk, [`place::MANAGED_MAX_BYTES`] for a
+//!   managed one, [`place::FULL_COPY_MIN_VCPUS`] for a full copy.
 //!
 //! # Errors
-//! [`TableError`], [`QuestionError`] and [`SchemeError`] say what is wrong with the input. That a disk has no place is no error
-//! but an answer: [`NotPlaced`].
+//! [`TableError`], [`QuestionError`] and [`SchemeError`] say what is wrong with the input. A disk that fits nowhere
+//! is not an error but an answer: [`NotPlaced`].
 //!
 //! # Not here
-//! No I/O and no clock: the caller reads the files and says which day it is. No prices, except those of a table that has them. No
-//! quota, no capacity, no zones, no rights: they need a connection to the cloud, which does not exist yet.
+//! No I/O and no clock: the caller reads the files and passes the date. Prices only if the table has them. Quota,
+//! capacity, zones and access rights are not checked, because that needs a connection to the cloud.
 //!
 //! Start reading at [`place`].
 

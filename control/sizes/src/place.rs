@@ -1,6 +1,6 @@
-//! Placement: the place of a machine's OS disk on one size, and the space that is left there.
+//! Finds the place of a machine's OS disk on one size, and computes the space that is left on the size.
 //!
-//! Pure: what it knows is in its arguments. The first place of the question's order that fits is taken.
+//! The functions are pure. The first place in the question's order that can hold the disk is chosen.
 //!
 //! ```text
 //!   required, local:  OS disk (+ 1 GiB for trusted launch), inclusive
@@ -21,10 +21,10 @@ pub const EPHEMERAL_MAX_BYTES: u64 = 2040 * GIB;
 /// The largest managed OS disk in Azure.
 pub const MANAGED_MAX_BYTES: u64 = 4095 * GIB;
 
-/// A full copy is offered from so many processors on.
+/// The fewest vCPUs with which Azure offers a full copy.
 pub const FULL_COPY_MIN_VCPUS: u32 = 8;
 
-/// What trusted launch keeps beside the OS disk.
+/// Space that trusted launch needs in addition to the OS disk.
 const TRUSTED_LAUNCH_BYTES: u64 = GIB;
 
 /// The place of an OS disk on a size.
@@ -32,91 +32,91 @@ const TRUSTED_LAUNCH_BYTES: u64 = GIB;
 pub struct Placement {
     /// The place.
     pub place: OsDiskPlace,
-    /// The space of that place; `None` for a managed disk, which takes nothing of the size.
+    /// The space of that place; `None` for a managed disk, which uses no space of the size.
     pub capacity_bytes: Option<u64>,
-    /// The part of that space which the machine takes. On NVMe these are whole disks.
+    /// The part of that space that the OS disk occupies. On NVMe it is rounded up to whole disks.
     pub taken_bytes: u64,
-    /// The space that is left for page file and scratch.
+    /// The local space that is left for page file and scratch.
     pub left: Left,
-    /// The most that the size reads at that place.
+    /// The highest read rate of the size at that place.
     pub read: Rate,
-    /// And writes.
+    /// The highest write rate of the size at that place.
     pub write: Rate,
 }
 
 /// The local space that a machine has beside its OS disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Left {
-    /// Of the temp disk; `None` if its size is not published. With 0 there is no temp disk.
+    /// Free space of the temp disk; `None` if its size is not published, 0 without a temp disk.
     pub temp_bytes: Option<u64>,
-    /// NVMe disks that are left whole.
+    /// The number of NVMe disks that the OS disk does not use.
     pub nvme_disks: u64,
-    /// And their space together.
+    /// The total size of these NVMe disks.
     pub nvme_bytes: u64,
 }
 
 impl Left {
-    /// Whether so much is left on the temp disk, or on the NVMe disks together.
+    /// Whether the temp disk, or the free NVMe disks together, have this much space.
     fn holds(&self, wanted_bytes: u64) -> bool {
         self.temp_bytes.unwrap_or(0).max(self.nvme_bytes) >= wanted_bytes
     }
 
-    /// Whether there is any device for page file and scratch.
+    /// Whether no device is left for page file and scratch.
     pub fn is_nothing(&self) -> bool {
         !self.holds(1)
     }
 }
 
-/// Why the size itself is refused, whatever the place.
+/// A reason against the size itself, independent of the place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum SizeRefusal {
-    /// It can no longer be had.
+    /// The size is retired.
     Retired {
-        /// Since when.
+        /// The day on which it was retired.
         on: crate::Date,
     },
-    /// The image is for other processors.
+    /// The image is built for another processor architecture.
     OtherArchitecture {
-        /// Of the image.
+        /// The architecture of the image.
         image: Architecture,
-        /// Of the size.
+        /// The architecture of the size.
         size: Architecture,
     },
-    /// The image does not boot on it.
+    /// The size does not boot the image's generation.
     OtherGeneration {
         /// The generation of the image.
         image: Generation,
         /// The generations that the size boots.
         size: Vec<Generation>,
     },
-    /// Too few processors.
+    /// Too few vCPUs.
     TooFewVcpus {
-        /// The processors that the guest gets.
+        /// The vCPUs that the guest gets.
         has: u32,
-        /// The least that was asked for.
+        /// The fewest vCPUs that the question demands.
         wanted: u32,
     },
     /// Too little memory.
     TooLittleMemory {
         /// The size's memory.
         has_bytes: u64,
-        /// The least that was asked for.
+        /// The least memory that the question demands.
         wanted_bytes: u64,
     },
 }
 
-/// Why one place is refused.
+/// The reason why one place is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PlaceRefusal {
     /// The place.
     pub place: OsDiskPlace,
-    /// Why.
+    /// The reason.
     #[serde(flatten)]
     pub why: PlaceReason,
 }
 
-/// Why one place is refused, in the order of the checks: a later reason is nearer to a fit.
+/// A reason against one place, in the order of the checks: a later reason is nearer to a fit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum PlaceReason {
@@ -124,18 +124,18 @@ pub enum PlaceReason {
     NotEphemeral,
     /// The cloud does not offer this place on this size.
     NotOffered,
-    /// The disk is larger than the cloud makes such disks.
+    /// The disk is larger than the cloud allows there.
     AboveLimit {
-        /// The largest.
+        /// The largest disk that the cloud allows.
         max_bytes: u64,
     },
     /// The space of the place is not published.
     NotPublished,
-    /// A managed disk is complete in itself.
+    /// A managed disk is always complete, so a full copy of it makes no sense.
     ManagedHasNoFullCopy,
-    /// A full copy needs more processors.
+    /// The size has too few vCPUs for a full copy.
     FullCopyNeedsVcpus {
-        /// The size's processors.
+        /// The size's vCPUs.
         has: u32,
     },
     /// A full copy is not documented for the size.
@@ -146,31 +146,31 @@ pub enum PlaceReason {
         has_bytes: u64,
         /// The least space that is needed.
         needs_bytes: u64,
-        /// Whether it must be more than that.
+        /// Whether the space must be larger than `needs_bytes`; otherwise `needs_bytes` suffices.
         is_exclusive: bool,
     },
-    /// The disk fits, and too little is left beside it.
+    /// The disk fits, but leaves too little local space.
     TooLittleLeft {
-        /// Of the temp disk or the NVMe disks, whichever is more.
+        /// The free space of the temp disk or of the NVMe disks, whichever is larger.
         left_bytes: u64,
-        /// The least that was asked for.
+        /// The least space that the question demands.
         wanted_bytes: u64,
     },
 }
 
-/// Why a size is refused: all reasons, of the size and of each place that was asked for.
+/// Why a size is refused: the reasons against the size itself, and against each place of the question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NotPlaced {
-    /// Of the size itself.
+    /// Reasons against the size itself.
     pub size: Vec<SizeRefusal>,
-    /// Of places, in the order of the question. Places that fit are not among them.
+    /// Reasons against places, in the order of the question. A place that fits is not in the list.
     pub places: Vec<PlaceRefusal>,
 }
 
-/// Says where the OS disk of a machine goes on this size, or why it cannot be there.
+/// The placement of a machine's OS disk on this size.
 ///
 /// # Errors
-/// [`NotPlaced`]: the size is refused, or no place of the question fits.
+/// [`NotPlaced`]: the size is refused, or no place of the question can hold the disk.
 pub fn place(size: &MachineSize, question: &Question) -> Result<Placement, NotPlaced> {
     let refusals = size_refusals(size, question);
     let mut places = Vec::new();
@@ -255,7 +255,7 @@ fn on_local_disk(
     if os_disk_bytes > EPHEMERAL_MAX_BYTES {
         return Err(PlaceReason::AboveLimit { max_bytes: EPHEMERAL_MAX_BYTES });
     }
-    // A figure that is not published must not pass for zero, nor for enough.
+    // A figure that is not published counts neither as zero nor as enough.
     let capacity_bytes = size.capacity_bytes(place).ok_or(PlaceReason::NotPublished)?;
     if question.full_copy && size.vcpus < FULL_COPY_MIN_VCPUS {
         return Err(PlaceReason::FullCopyNeedsVcpus { has: size.vcpus });
@@ -275,7 +275,7 @@ fn on_local_disk(
     Ok(taken(size, place, capacity_bytes, wanted_bytes))
 }
 
-/// A placement of `wanted_bytes`, which fit.
+/// The placement of `wanted_bytes`, which must fit.
 fn taken(size: &MachineSize, place: OsDiskPlace, capacity_bytes: u64, wanted_bytes: u64) -> Placement {
     let mut left = all_of(size);
     let (mut read, mut write) = (size.cached_temp, size.cached_temp);
@@ -286,7 +286,7 @@ fn taken(size: &MachineSize, place: OsDiskPlace, capacity_bytes: u64, wanted_byt
             taken_bytes = used.saturating_mul(disks.each_bytes);
             left.nvme_disks = disks.count - used;
             left.nvme_bytes = left.nvme_disks.saturating_mul(disks.each_bytes);
-            // The OS disk has what the disks do that it takes.
+            // The OS disk has the rate of the disks that it occupies.
             read = size.nvme_read.share(used, disks.count);
             write = size.nvme_write.share(used, disks.count);
         }
@@ -306,7 +306,7 @@ impl std::fmt::Display for SizeRefusal {
         match self {
             Self::Retired { on } => write!(f, "retired on {on}"),
             Self::OtherArchitecture { image, size } => {
-                write!(f, "its processors are {size}, the image is {image}")
+                write!(f, "its processors are {size}, but the image is for {image}")
             }
             Self::OtherGeneration { image, size } => {
                 let boots: Vec<String> = size.iter().map(Generation::to_string).collect();
@@ -325,9 +325,9 @@ impl std::fmt::Display for PlaceReason {
         match self {
             Self::NotEphemeral => f.write_str("no ephemeral OS disks"),
             Self::NotOffered => f.write_str("not offered"),
-            Self::AboveLimit { max_bytes } => write!(f, "the largest OS disk there has {}", gib(*max_bytes)),
+            Self::AboveLimit { max_bytes } => write!(f, "the largest OS disk at this place has {}", gib(*max_bytes)),
             Self::NotPublished => f.write_str("its space is not published"),
-            Self::ManagedHasNoFullCopy => f.write_str("a full copy is local"),
+            Self::ManagedHasNoFullCopy => f.write_str("a full copy needs a local place"),
             Self::FullCopyNeedsVcpus { has } => {
                 write!(f, "a full copy needs {FULL_COPY_MIN_VCPUS} vCPUs, it has {has}")
             }
@@ -350,7 +350,7 @@ impl std::fmt::Display for PlaceRefusal {
 }
 
 impl std::fmt::Display for NotPlaced {
-    /// All reasons in one line. If the size is refused, its places do not matter.
+    /// All reasons on one line. The places are left out if the size itself is refused.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let reasons: Vec<String> = match self.size.is_empty() {
             true => self.places.iter().map(PlaceRefusal::to_string).collect(),

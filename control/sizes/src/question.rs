@@ -1,18 +1,19 @@
-//! A question to a size: the disk, the places in their order, and what must be left.
+//! A question about the sizes of a table: the OS disk, the allowed places in order of preference, and the space that
+//! must be left.
 
 use serde::Serialize;
 
 use crate::date::Date;
 use crate::size::{Architecture, GIB, Generation, OsDiskPlace, gib};
 
-/// The facts of the image that a machine boots.
+/// Properties of the image that a machine boots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ImageFacts {
-    /// The size of its OS disk.
+    /// The size of the OS disk.
     pub os_disk_bytes: u64,
-    /// The hardware that it boots on. `None` if nothing was said of it: then no size is refused for it.
+    /// The generation of virtual hardware that it boots on. `None`: unknown, and no size is refused because of it.
     pub generation: Option<Generation>,
-    /// The processors that it runs on.
+    /// The processor architecture that it runs on.
     pub architecture: Architecture,
 }
 
@@ -21,29 +22,29 @@ pub struct ImageFacts {
 pub struct Question {
     /// The image.
     pub image: ImageFacts,
-    /// The places that may be taken, the best first.
+    /// The allowed places, in order of preference.
     pub places: Vec<OsDiskPlace>,
-    /// Whether all of the image must be copied to the local disk, so that the machine no longer needs remote storage.
+    /// Whether the whole image must be copied to the local disk, so that the machine no longer needs remote storage.
     pub full_copy: bool,
-    /// Whether it boots with trusted launch, which takes 1 GiB beside the OS disk and needs generation 2.
+    /// Whether the machine boots with trusted launch, which needs generation 2 and 1 GiB in addition to the OS disk.
     pub trusted_launch: bool,
-    /// The least that must be left of the temp disk, or of the NVMe disks together.
+    /// The space that must be left on the temp disk, or on the NVMe disks together.
     pub temp_left_bytes: u64,
-    /// The guest gets at least so many processors.
+    /// The fewest vCPUs for the guest.
     pub vcpus_min: u32,
-    /// And so much memory.
+    /// The least memory for the guest.
     pub memory_min_bytes: u64,
-    /// The day on which it is asked: sizes are retired.
+    /// Today's date, because sizes are retired on a date.
     pub today: Date,
 }
 
-/// A question that makes no sense.
+/// A question that contradicts itself.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuestionError {
-    /// Azure counts in GiB.
-    #[error("the OS disk has {0} bytes, and disks in Azure have whole GiB")]
+    /// The disk's size is not a multiple of 1 GiB, as Azure demands.
+    #[error("the OS disk has {0} bytes, but disks in Azure have whole GiB")]
     NotWholeGib(u64),
-    /// There is no place to look at.
+    /// The question names no place.
     #[error("no place is named")]
     NoPlace,
     /// A place is named twice.
@@ -58,13 +59,13 @@ pub enum QuestionError {
 }
 
 impl QuestionError {
-    /// Advice: how to ask instead.
+    /// Advice: how to change the question.
     pub fn advice(&self) -> String {
         match self {
             Self::NotWholeGib(bytes) => format!("write for instance {}G", bytes.div_ceil(GIB).max(1)),
             Self::NoPlace => "write for instance cache,temp,nvme,managed".to_owned(),
             Self::PlaceTwice(_) => "name each place once, the best first".to_owned(),
-            Self::FullCopyOfManaged => "add cache, temp or nvme, or leave the full copy out".to_owned(),
+            Self::FullCopyOfManaged => "add cache, temp or nvme to the places, or leave out the full copy (--full-copy)".to_owned(),
             Self::TrustedLaunchNeedsUefi => {
                 "leave trusted launch out, or use an image that boots by UEFI".to_owned()
             }
@@ -73,7 +74,7 @@ impl QuestionError {
 }
 
 impl Question {
-    /// A question about an OS disk of this size, and nothing else: any place, any size.
+    /// A question about an OS disk of this size, with all places and no other conditions.
     pub fn about(os_disk_bytes: u64, today: Date) -> Self {
         Self {
             image: ImageFacts { os_disk_bytes, generation: None, architecture: Architecture::X64 },
@@ -87,7 +88,7 @@ impl Question {
         }
     }
 
-    /// Says what makes no sense in it, if anything.
+    /// Checks the question for contradictions.
     pub fn check(&self) -> Result<(), QuestionError> {
         let os_disk_bytes = self.image.os_disk_bytes;
         if os_disk_bytes == 0 || !os_disk_bytes.is_multiple_of(GIB) {
@@ -116,7 +117,7 @@ impl Question {
         if self.trusted_launch { Some(Generation::Two) } else { self.image.generation }
     }
 
-    /// The places in words: `cache, temp`.
+    /// The places as text: `cache, temp`.
     pub fn places_text(&self) -> String {
         let words: Vec<&str> = self.places.iter().map(|place| place.word()).collect();
         words.join(", ")
@@ -124,7 +125,7 @@ impl Question {
 }
 
 impl std::fmt::Display for Question {
-    /// What is asked, in words: `an OS disk of 127 GiB as a full copy on cache, temp or nvme`.
+    /// The question as text: `an OS disk of 127 GiB as a full copy on cache, temp or nvme`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "an OS disk of {}", gib(self.image.os_disk_bytes))?;
         if self.full_copy {

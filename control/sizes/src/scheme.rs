@@ -1,7 +1,8 @@
-//! Schemes: how the machines of a catalog in a cloud are made, and what is wrong with one before anything is made.
+//! Provisioning schemes: how the machines of a catalog are made in a cloud. A scheme is checked before any machine is
+//! made.
 //!
-//! A scheme is checked for each of its sizes alone: the first size, and each backup size that is tried if the cloud has none of the
-//! sizes before it.
+//! Each size of a scheme is checked by itself: the first size, and each backup size, which is tried if the cloud has
+//! no machine of the earlier sizes.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,10 +20,10 @@ pub const MAX_SCHEME_BYTES: u64 = 64 << 10;
 /// The most backup sizes.
 pub const MAX_BACKUP_SIZES: usize = 16;
 
-/// The zones of a region.
+/// The availability zones of a region.
 const ZONES: std::ops::RangeInclusive<u8> = 1..=3;
 
-/// A scheme, in the words of the command line.
+/// A provisioning scheme. Its fields have the names of the command's options.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Scheme {
@@ -31,19 +32,20 @@ pub struct Scheme {
     /// Sizes that are tried in this order if the cloud has none of `size`.
     #[serde(default)]
     pub backup_size: Vec<String>,
-    /// Whether disks are managed by the cloud.
+    /// Whether the cloud manages the disks.
     #[serde(default)]
     pub managed_disks: bool,
-    /// Whether machines come from a version in an image gallery.
+    /// Whether machines are made from a version in an image gallery.
     #[serde(default)]
     pub gallery: bool,
-    /// Whether the OS disk is on the host and lost with it. Needs the two above.
+    /// Whether the OS disk is on the host, and lost with the host. Needs `managed_disks` and `gallery`.
     #[serde(default)]
     pub ephemeral: bool,
-    /// The places that the OS disk may have, the best place first. All places if the OS disk is ephemeral, else `managed`.
+    /// The allowed places of the OS disk, in order of preference. By default, all places if the OS disk is ephemeral,
+    /// else `managed`.
     #[serde(default)]
     pub places: Vec<OsDiskPlace>,
-    /// Whether all of the image is copied to the host.
+    /// Whether the whole image is copied to the host.
     #[serde(default)]
     pub full_copy: bool,
     /// Whether machines boot with trusted launch.
@@ -64,17 +66,17 @@ pub struct Scheme {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PageFile {
-    /// On the temp disk, or the NVMe disks that are left.
+    /// On the temp disk, or on NVMe disks that the OS disk does not use.
     Temp,
     /// On the OS disk.
     Os,
-    /// Nowhere.
+    /// No page file.
     #[default]
     None,
 }
 
 impl PageFile {
-    /// Its words.
+    /// The words for the choices.
     pub const WORDS: [&str; 3] = ["temp", "os", "none"];
 
     /// The choice with this word.
@@ -83,7 +85,7 @@ impl PageFile {
             "temp" => Ok(Self::Temp),
             "os" => Ok(Self::Os),
             "none" => Ok(Self::None),
-            _ => Err(format!("a page file cannot be on '{word}': write temp, os or none")),
+            _ => Err(format!("there is no place '{word}' for a page file: write temp, os or none")),
         }
     }
 }
@@ -92,15 +94,15 @@ impl PageFile {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scratch {
-    /// On the temp disk, or the NVMe disks that are left.
+    /// On the temp disk, or on NVMe disks that the OS disk does not use.
     Temp,
-    /// Nowhere.
+    /// No scratch space.
     #[default]
     None,
 }
 
 impl Scratch {
-    /// Its words.
+    /// The words for the choices.
     pub const WORDS: [&str; 2] = ["temp", "none"];
 
     /// The choice with this word.
@@ -108,20 +110,20 @@ impl Scratch {
         match word {
             "temp" => Ok(Self::Temp),
             "none" => Ok(Self::None),
-            _ => Err(format!("scratch space cannot be on '{word}': write temp or none")),
+            _ => Err(format!("there is no place '{word}' for scratch space: write temp or none")),
         }
     }
 }
 
-/// A file that is no scheme.
+/// A file that cannot be read as a scheme.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SchemeError {
-    /// It cannot be read as one.
+    /// The file is not TOML, or has an unknown key or an invalid value.
     #[error("line {line}, character {character}: {why}")]
     Toml {
-        /// From 1.
+        /// The line, from 1.
         line: usize,
-        /// From 1.
+        /// The character, from 1.
         character: usize,
         /// What is wrong.
         why: String,
@@ -131,25 +133,25 @@ pub enum SchemeError {
 /// The outcome of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SchemeReport {
-    /// The places of machines: on the size first, then on each backup size. Empty if the scheme contradicts itself.
+    /// The result for each size: first the main size, then each backup size. Empty if the scheme contradicts itself.
     pub landings: Vec<Landing>,
-    /// Remarks that are no reason to refuse the scheme.
+    /// Warnings, which do not refuse the scheme.
     pub warnings: Vec<String>,
-    /// Why it is refused.
+    /// The reasons why the scheme is refused.
     pub refusals: Vec<SchemeRefusal>,
 }
 
-/// The place of a machine of one size.
+/// The placement of the OS disk on one size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Landing {
     /// The name of the size.
     pub size: String,
     /// Whether it is a backup size.
     pub is_backup: bool,
-    /// The place; absent if there is none.
+    /// The place; absent if the size cannot hold the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<Placement>,
-    /// The reasons why there is no place.
+    /// The reasons why the size cannot hold the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasons: Option<NotPlaced>,
 }
@@ -161,16 +163,16 @@ pub struct SchemeRefusal {
     pub what: String,
     /// Advice: how to change the scheme.
     pub advice: String,
-    /// Whether it names a size that the table does not have.
+    /// Whether the reason is a size that the table does not have.
     #[serde(skip)]
     pub is_not_found: bool,
 }
 
 impl Scheme {
-    /// Reads a scheme in TOML.
+    /// Parses a scheme in TOML.
     ///
     /// # Errors
-    /// [`SchemeError`]: it is no TOML, or has words that schemes do not have.
+    /// [`SchemeError`]: the text is not TOML, or has keys that schemes do not have.
     pub fn parse(text: &str) -> Result<Self, SchemeError> {
         toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start);
@@ -182,7 +184,7 @@ impl Scheme {
         })
     }
 
-    /// The places that it means.
+    /// The allowed places, with the default.
     fn places(&self) -> Vec<OsDiskPlace> {
         match (self.places.is_empty(), self.ephemeral) {
             (false, _) => self.places.clone(),
@@ -191,7 +193,7 @@ impl Scheme {
         }
     }
 
-    /// The question to each of its sizes.
+    /// The question about each of its sizes.
     fn question(&self, image: ImageFacts, today: Date) -> Question {
         Question {
             image,
@@ -202,11 +204,11 @@ impl Scheme {
         }
     }
 
-    /// Checks it for an image: contradictions, the places of its machines, and warnings.
+    /// Checks the scheme for an image: contradictions, the placement on each size, and warnings.
     pub fn check(&self, image: ImageFacts, table: &SizeTable, today: Date) -> SchemeReport {
         let mut report = SchemeReport { refusals: self.contradictions(), ..SchemeReport::default() };
         let question = self.question(image, today);
-        // The scheme's own contradictions say more than the question's.
+        // The scheme's own contradictions are clearer than the question's.
         if let Some(wrong) = question.check().err().filter(|_| report.refusals.is_empty()) {
             report.refusals.push(SchemeRefusal::new(wrong.to_string(), wrong.advice()));
         }
@@ -231,13 +233,13 @@ impl Scheme {
         report
     }
 
-    /// Its sizes in the table, and refusals for those that are not there.
+    /// The scheme's sizes in the table, and a refusal for each size that the table does not have.
     fn sizes<'a>(&self, table: &'a SizeTable) -> (Vec<&'a MachineSize>, Vec<SchemeRefusal>) {
         let (mut sizes, mut missing) = (Vec::<&MachineSize>::new(), Vec::new());
         for name in std::iter::once(&self.size).chain(&self.backup_size) {
             match table.size(name) {
                 Some(size) if sizes.iter().any(|other| other.name == size.name) => {
-                    let what = format!("the size {} is there twice", size.name);
+                    let what = format!("the size {} is named twice", size.name);
                     missing.push(SchemeRefusal::new(what, "name each size once"));
                 }
                 Some(size) => sizes.push(size),
@@ -247,7 +249,7 @@ impl Scheme {
         (sizes, missing)
     }
 
-    /// Words that do not go together.
+    /// Options that exclude each other or lack another option.
     fn contradictions(&self) -> Vec<SchemeRefusal> {
         let mut refusals = Vec::new();
         let mut refuse = |is_wrong: bool, what: &str, advice: &str| {
@@ -274,7 +276,7 @@ impl Scheme {
         );
         refuse(
             !self.ephemeral && !self.gallery && !self.managed_disks,
-            "it has no managed disks, and no machine can be made without them",
+            "managed-disks is missing, and no machine can be made without it",
             "add managed-disks",
         );
         refuse(
@@ -284,7 +286,7 @@ impl Scheme {
         );
         refuse(
             self.ephemeral && !self.places.is_empty() && !has_local,
-            "ephemeral needs a place on the host, and places has only managed",
+            "ephemeral needs a place on the host, but places has only managed",
             "add cache, temp or nvme to places, or leave ephemeral out",
         );
         refuse(
@@ -295,13 +297,13 @@ impl Scheme {
         let is_once = |zone: &u8| self.zones.iter().filter(|other| *other == zone).count() == 1;
         refuse(
             !self.zones.iter().all(|zone| ZONES.contains(zone) && is_once(zone)),
-            "zones are 1, 2 and 3, and each is named once",
+            "zones are 1, 2 and 3, and each may be named once",
             "write for instance 1,2,3",
         );
         refuse(
             self.backup_size.len() > MAX_BACKUP_SIZES,
-            &format!("it has {} backup sizes, and {MAX_BACKUP_SIZES} are the most", self.backup_size.len()),
-            "leave some out",
+            &format!("there are {} backup sizes; the maximum is {MAX_BACKUP_SIZES}", self.backup_size.len()),
+            "leave out some of them",
         );
         refusals
     }
@@ -317,10 +319,10 @@ fn unknown_size(name: &str, table: &SizeTable) -> SchemeRefusal {
     let similar = table.similar(name);
     let advice = match similar.is_empty() {
         true => {
-            "'headwater size advise --os-disk SIZE' lists sizes; bring a table of others with --sizes FILE"
+            "'headwater size advise --os-disk SIZE' lists sizes; for other sizes, give a table with --sizes FILE"
                 .to_owned()
         }
-        false => format!("similar sizes: {}; bring a table of others with --sizes FILE", similar.join(", ")),
+        false => format!("similar sizes: {}; for other sizes, give a table with --sizes FILE", similar.join(", ")),
     };
     SchemeRefusal {
         is_not_found: true,
@@ -328,7 +330,7 @@ fn unknown_size(name: &str, table: &SizeTable) -> SchemeRefusal {
     }
 }
 
-/// Why a size is refused, with what to do about the main reason.
+/// The refusal of a size, with advice about the main reason.
 fn not_placed(
     size: &MachineSize,
     is_backup: bool,
@@ -336,8 +338,8 @@ fn not_placed(
     question: &Question,
 ) -> SchemeRefusal {
     let role = if is_backup { "backup size" } else { "size" };
-    let what = format!("the {role} {} does not hold {question}: {reasons}", size.name);
-    let other = format!("choose another {role}; 'headwater size advise' lists sizes that hold it");
+    let what = format!("the {role} {} cannot hold {question}: {reasons}", size.name);
+    let other = format!("choose another {role}; 'headwater size advise' lists sizes that can hold it");
     let tried = |wanted: fn(&PlaceReason) -> bool| reasons.places.iter().any(|refusal| wanted(&refusal.why));
     let advice = match reasons.size.first() {
         Some(SizeRefusal::OtherGeneration { image: Generation::One, .. }) => {

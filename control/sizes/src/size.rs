@@ -1,4 +1,4 @@
-//! The facts of one size of virtual machine.
+//! The properties of one size of virtual machine.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,21 +11,21 @@ pub const GIB: u64 = 1 << 30;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OsDiskPlace {
-    /// In the cache of the host's SSD. Azure says `CacheDisk`.
+    /// In the cache on the host's SSD. Azure's name is `CacheDisk`.
     Cache,
-    /// On the temp disk. Azure says `ResourceDisk`.
+    /// On the temp disk. Azure's name is `ResourceDisk`.
     Temp,
-    /// On local NVMe disks, in whole disks. Azure says `NvmeDisk`.
+    /// On local NVMe disks, rounded up to whole disks. Azure's name is `NvmeDisk`.
     Nvme,
-    /// On a managed disk, across the network.
+    /// On a managed disk, over the network.
     Managed,
 }
 
 impl OsDiskPlace {
-    /// All of them, in the order in which they are tried by default.
+    /// All places, in the default order of preference.
     pub const ALL: [Self; 4] = [Self::Cache, Self::Temp, Self::Nvme, Self::Managed];
 
-    /// Its word.
+    /// The word for the place on the command line and in schemes.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Cache => "cache",
@@ -43,7 +43,7 @@ impl OsDiskPlace {
             .ok_or_else(|| format!("there is no place '{word}': write cache, temp, nvme or managed"))
     }
 
-    /// Whether the disk is on the host and is lost with it.
+    /// Whether the disk is on the host, and lost with the host.
     pub const fn is_local(self) -> bool {
         !matches!(self, Self::Managed)
     }
@@ -105,79 +105,80 @@ impl std::fmt::Display for Architecture {
     }
 }
 
-/// The most that a size does at a place; `None` if that is not published.
+/// The highest rates of a size at a place; `None` if not published.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Rate {
-    /// Operations a second.
+    /// Operations per second.
     pub iops: Option<u64>,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_second: Option<u64>,
 }
 
 impl Rate {
-    /// The rate of `some` disks, if this is the rate of `all` disks and the disks are equal.
+    /// The rate of `some` out of `all` equal disks, if this is the rate of all of them.
     pub(crate) fn share(self, some: u64, all: u64) -> Self {
         let part = |value: Option<u64>| value.and_then(|value| value.checked_mul(some)?.checked_div(all));
         Self { iops: part(self.iops), bytes_per_second: part(self.bytes_per_second) }
     }
 }
 
-/// Local NVMe disks, which are equal.
+/// Local NVMe disks, all of equal size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct NvmeDisks {
-    /// How many.
+    /// The number of disks.
     pub count: u64,
-    /// The size of each.
+    /// The size of each disk.
     pub each_bytes: u64,
 }
 
 impl NvmeDisks {
-    /// All of them together.
+    /// The size of all disks together.
     pub const fn total_bytes(self) -> u64 {
         self.count.saturating_mul(self.each_bytes)
     }
 }
 
-/// One size, as a table or the cloud describes it. `None` means that the figure is not published, and never zero.
+/// The properties of a size, as a table or the cloud lists them. `None` means that the figure is not published; it
+/// never means zero.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MachineSize {
-    /// `Standard_D8ds_v5`.
+    /// The name, such as `Standard_D8ds_v5`.
     pub name: String,
-    /// `Ddsv5`. Quota is counted for each series.
+    /// The series, such as `Ddsv5`. Azure counts quota for each series.
     pub series: String,
-    /// Virtual processors.
+    /// Virtual CPUs.
     pub vcpus: u32,
-    /// How many of them the guest gets.
+    /// The vCPUs that the guest gets.
     pub vcpus_available: u32,
     /// Memory.
     pub memory_bytes: u64,
     /// The architecture of its processors.
     pub architecture: Architecture,
-    /// Space of the cache.
+    /// Space of the cache on the host's SSD.
     pub cache_bytes: Option<u64>,
-    /// The temp disk.
+    /// Space of the temp disk.
     pub temp_bytes: Option<u64>,
     /// Local NVMe disks.
     pub nvme: Option<NvmeDisks>,
-    /// The rate of cache and temp disk together.
+    /// The rate of the cache and the temp disk together.
     pub cached_temp: Rate,
-    /// The rate of reading of all NVMe disks together.
+    /// The read rate of all NVMe disks together.
     pub nvme_read: Rate,
-    /// The rate of writing of all NVMe disks together.
+    /// The write rate of all NVMe disks together.
     pub nvme_write: Rate,
-    /// The rate of managed disks together.
+    /// The rate of all managed disks together.
     pub uncached: Rate,
-    /// Whether an ephemeral OS disk can be had at all.
+    /// Whether the size supports ephemeral OS disks.
     pub ephemeral: bool,
-    /// The local places that the cloud offers for it.
+    /// The local places for an OS disk that the cloud offers on the size.
     pub places: Vec<OsDiskPlace>,
-    /// Whether a full copy is documented for it.
+    /// Whether a full copy is documented for the size.
     pub full_copy: bool,
     /// The generations that it boots.
     pub generations: Vec<Generation>,
     /// The day on which it is retired.
     pub retired: Option<Date>,
-    /// Its price, in millionths of a US dollar.
+    /// The price per hour, in millionths of a US dollar.
     pub micro_usd_per_hour: Option<u64>,
     /// The source of the figures.
     pub source: String,
@@ -186,7 +187,7 @@ pub struct MachineSize {
 }
 
 impl MachineSize {
-    /// The space that it has at a local place.
+    /// The space that the size has at a local place.
     pub fn capacity_bytes(&self, place: OsDiskPlace) -> Option<u64> {
         match place {
             OsDiskPlace::Cache => self.cache_bytes,
@@ -196,14 +197,14 @@ impl MachineSize {
         }
     }
 
-    /// Its generations in words: `1, 2`.
+    /// Its generations as text: `1, 2`.
     pub fn generations_text(&self) -> String {
         let words: Vec<String> = self.generations.iter().map(Generation::to_string).collect();
         words.join(", ")
     }
 }
 
-/// A size in GiB, as a cloud's tables say it: `127 GiB`, `3.5 GiB`.
+/// A number of bytes in GiB, as in a cloud's tables: `127 GiB`, `3.5 GiB`.
 pub fn gib(bytes: u64) -> String {
     let thousandths = u128::from(bytes % GIB) * 1000 / u128::from(GIB);
     let fraction = format!(".{thousandths:03}");

@@ -1,4 +1,5 @@
-//! Tables of sizes as text: comma-separated, one size a line, the names of the columns in the first line that is no comment.
+//! Parses tables of sizes: comma-separated text, one size on each line, with the column names on the first line that
+//! is not a comment.
 
 use crate::date::Date;
 use crate::size::{Architecture, GIB, Generation, MachineSize, NvmeDisks, OsDiskPlace, Rate};
@@ -10,13 +11,13 @@ use self::fields::{Row, header};
 /// The most sizes in a table.
 pub const MAX_SIZES: usize = 10_000;
 
-/// The longest table.
+/// The longest table, in bytes.
 pub const MAX_TABLE_BYTES: u64 = 4 << 20;
 
-/// The table that is part of the program.
+/// The table that is compiled into the program.
 const BUILT_IN: &str = include_str!("azure-sizes.csv");
 
-/// Columns that each table has, in any order.
+/// The required columns, in any order.
 const COLUMNS: [&str; 26] = [
     "size",
     "series",
@@ -46,27 +47,27 @@ const COLUMNS: [&str; 26] = [
     "note",
 ];
 
-/// A column that a table may have besides.
+/// An optional column.
 const PRICE: &str = "usd_per_hour";
 
-/// Sizes, and where they are from.
+/// A table of sizes, with its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SizeTable {
     /// In the order of the text; names are unique.
     pub sizes: Vec<MachineSize>,
-    /// What the line `# source: ...` says.
+    /// The text of the comment `# source: ...`.
     pub source: Option<String>,
-    /// The day of the line `# date: YYYY-MM-DD`.
+    /// The date of the comment `# date: YYYY-MM-DD`.
     pub date: Option<Date>,
 }
 
-/// A table that cannot be read.
+/// Why a table is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// One line is wrong.
     #[error("line {line}: {why}")]
     Line {
-        /// From 1.
+        /// The line, from 1.
         line: usize,
         /// The mistake, and advice.
         why: String,
@@ -74,7 +75,7 @@ pub enum TableError {
     /// One field is wrong.
     #[error("line {line}, character {character} ({column}): {why}")]
     Field {
-        /// From 1.
+        /// The line, from 1.
         line: usize,
         /// The first character of the field, from 1.
         character: usize,
@@ -83,28 +84,28 @@ pub enum TableError {
         /// The mistake, and advice.
         why: String,
     },
-    /// There is nothing in it.
-    #[error("it has no sizes: write a line with the names of the columns, and one line for each size")]
+    /// The table has no sizes.
+    #[error("the table has no sizes: write a line with the names of the columns, and one line for each size")]
     Empty,
-    /// There is too much in it.
-    #[error("it has more than {MAX_SIZES} sizes: leave out the sizes that you do not use")]
+    /// The table has more than [`MAX_SIZES`] sizes.
+    #[error("the table has more than {MAX_SIZES} sizes: remove the sizes that you do not use")]
     TooMany,
 }
 
 impl SizeTable {
-    /// The table that is part of the program. It says its source and its date.
+    /// The table that is compiled into the program. It has a source and a date.
     pub fn built_in() -> Self {
         match Self::parse(BUILT_IN) {
             Ok(table) => table,
-            // A test reads it.
+            // A test parses the built-in table.
             Err(why) => unreachable!("the built-in table of sizes: {why}"),
         }
     }
 
-    /// Reads a table.
+    /// Parses a table.
     ///
     /// # Errors
-    /// [`TableError`]: the first thing that is wrong, with its place.
+    /// [`TableError`]: the first mistake, with its line.
     pub fn parse(text: &str) -> Result<Self, TableError> {
         let mut table = Self { sizes: Vec::new(), source: None, date: None };
         let mut columns = None;
@@ -124,7 +125,7 @@ impl SizeTable {
             let row = Row::parse(number, line, columns)?;
             let size = size_of(&row)?;
             if table.size(&size.name).is_some() {
-                let why = format!("the size '{}' is there already: leave one of the two lines", size.name);
+                let why = format!("the size '{}' is already in the table: remove one of the two lines", size.name);
                 return Err(row.wrong("size", why));
             }
             table.sizes.push(size);
@@ -136,7 +137,7 @@ impl SizeTable {
         if let Some(source) = comment.strip_prefix("source:") {
             self.source = Some(source.trim().to_owned());
         } else if let Some(date) = comment.strip_prefix("date:").map(str::trim) {
-            let why = format!("'{date}' is no day: write for instance 2026-11-28");
+            let why = format!("'{date}' is not a date: write it like 2026-11-28");
             self.date = Some(Date::parse(date).ok_or(TableError::Line { line, why })?);
         }
         Ok(())
@@ -152,7 +153,7 @@ impl SizeTable {
         self.sizes.iter().find(|size| short(&size.name) == wanted)
     }
 
-    /// Names of sizes that differ from this one only in a part, for an error that names none.
+    /// Names of sizes that differ from this name only in one part; for the message about an unknown size.
     pub fn similar(&self, name: &str) -> Vec<&str> {
         let word = |name: &str| name.to_ascii_lowercase().replace("standard_", "");
         let wanted = word(name);
@@ -167,7 +168,7 @@ fn size_of(row: &Row<'_>) -> Result<MachineSize, TableError> {
     let vcpus_available = row.required("vcpus_available", count)?;
     if vcpus_available > vcpus {
         return Err(
-            row.wrong("vcpus_available", format!("the size has {vcpus} vCPUs, and not {vcpus_available}"))
+            row.wrong("vcpus_available", format!("the size has only {vcpus} vCPUs, not {vcpus_available}"))
         );
     }
     let rate = |iops, mbps| {
@@ -235,7 +236,7 @@ fn nvme_of(row: &Row<'_>) -> Result<Option<NvmeDisks>, TableError> {
         }
     };
     if each_bytes == 0 || count.checked_mul(each_bytes) != Some(total) {
-        let why = "it is not nvme_disks times nvme_gib_each".to_owned();
+        let why = "the value is not nvme_disks times nvme_gib_each".to_owned();
         return Err(row.wrong("nvme_gib_total", why));
     }
     Ok(Some(NvmeDisks { count, each_bytes }))
@@ -246,23 +247,23 @@ fn word(text: &str) -> Result<String, String> {
     if text.chars().all(is_word) && text.len() <= 64 {
         return Ok(text.to_owned());
     }
-    Err(format!("'{text}' is no name: write at most 64 of A-Z, a-z, 0-9, '_', '-' and '.'"))
+    Err(format!("'{text}' is not a name: write at most 64 characters of A-Z, a-z, 0-9, '_', '-' and '.'"))
 }
 
 fn whole(text: &str) -> Result<u64, String> {
     let is_digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|number| is_digits && *number <= 1_000_000_000);
-    number.ok_or_else(|| format!("'{text}' is no whole number up to 1,000,000,000"))
+    number.ok_or_else(|| format!("'{text}' is not a whole number up to 1,000,000,000"))
 }
 
 fn count(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|number| (1..=65_536).contains(number));
-    number.ok_or_else(|| format!("'{text}' is no number from 1 to 65,536"))
+    number.ok_or_else(|| format!("'{text}' is not a number from 1 to 65,536"))
 }
 
-/// A number with at most three decimals (six if the unit has so many), in units of `unit`.
+/// A number with at most three decimal places (six if `unit` has six), in units of `unit`.
 fn decimal(text: &str, unit: u64) -> Result<u64, String> {
-    let wrong = || format!("'{text}' is no number such as 300 or 218.75, up to 1,000,000,000");
+    let wrong = || format!("'{text}' is not a number up to 1,000,000,000, such as 300 or 218.75");
     let (whole_part, fraction) = text.split_once('.').unwrap_or((text, "0"));
     let is_digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     if !is_digits(whole_part) || !is_digits(fraction) || fraction.len() > 6 {
@@ -292,5 +293,5 @@ fn architecture(text: &str) -> Result<Architecture, String> {
 }
 
 fn day(text: &str) -> Result<Date, String> {
-    Date::parse(text).ok_or_else(|| format!("'{text}' is no day: write for instance 2026-09-30"))
+    Date::parse(text).ok_or_else(|| format!("'{text}' is not a date: write it like 2026-09-30"))
 }

@@ -71,7 +71,7 @@ fn advice_for_programs_has_each_size_and_reason() {
 #[test]
 fn a_disk_that_no_size_holds_is_refused_after_the_reasons() {
     let ran = advise(&["--os-disk", "2041G"]);
-    assert!(ran.out.contains("the disk is larger than any OS disk there"), "{ran:?}");
+    assert!(ran.out.contains("the disk is larger than any OS disk at these places"), "{ran:?}");
     ran.fails(
         2,
         &["no size of the table holds an OS disk of 2041 GiB, on cache, temp or nvme", "more places"],

@@ -1,11 +1,11 @@
-//! Warnings about a scheme, which do not refuse it.
+//! Warnings about a scheme. They do not refuse the scheme.
 
 use super::{Landing, PageFile, Scheme, Scratch};
 use crate::place::Placement;
 use crate::question::Question;
 use crate::size::{Generation, MachineSize, OsDiskPlace};
 
-/// A size that is retired within so many days gets a warning.
+/// A size gets a warning if it is retired within this many days.
 const RETIREMENT_NOTICE_DAYS: i64 = 180;
 
 /// All warnings: of each size in turn, then of the scheme as a whole.
@@ -25,7 +25,7 @@ pub fn of(scheme: &Scheme, question: &Question, sizes: &[&MachineSize], landings
         && backups.iter().all(|size| size.series == first.series)
     {
         warnings.push(format!(
-            "all sizes are of the series {}: quota is counted for each series, so add a backup size of another series",
+            "all sizes belong to the series {}, and quota is counted for each series: add a backup size of another series",
             first.series
         ));
     }
@@ -40,12 +40,12 @@ fn of_size(scheme: &Scheme, question: &Question, size: &MachineSize, placement: 
     let name = &size.name;
     let mut warnings = Vec::new();
     if let Some(on) = size.retired.filter(|on| question.today.days_until(*on) <= RETIREMENT_NOTICE_DAYS) {
-        warnings.push(format!("{name} is retired on {on}: choose another size before"));
+        warnings.push(format!("{name} is retired on {on}: choose another size before that day"));
     }
     if question.generation().is_none() && size.generations.len() == 1 {
         let only = size.generations.first().map(Generation::to_string).unwrap_or_default();
         warnings.push(format!(
-            "{name} boots only images of generation {only}: say the image's with --generation to have that checked"
+            "{name} boots only images of generation {only}: give the image's generation with --generation to check it"
         ));
     }
     if size.vcpus_available < size.vcpus {
@@ -53,7 +53,7 @@ fn of_size(scheme: &Scheme, question: &Question, size: &MachineSize, placement: 
     }
     if scheme.ephemeral && placement.place == OsDiskPlace::Managed {
         warnings.push(format!(
-            "the OS disk is on a managed disk on {name}, because no place on the host holds it"
+            "the OS disk is on a managed disk on {name}, because no place on the host can hold it"
         ));
     }
     if placement.left.is_nothing() {
@@ -77,13 +77,13 @@ fn of_size(scheme: &Scheme, question: &Question, size: &MachineSize, placement: 
     warnings
 }
 
-/// How a backup size differs from the size that is wanted.
+/// Warns if the OS disk is slower on a backup size than on the first size.
 fn of_backup(size: &MachineSize, placement: &Placement, first: &Placement) -> Option<String> {
     let (has, wanted) = (placement.read.iops?, first.read.iops?);
-    (has < wanted).then(|| format!("the backup size {} has {has} IOPS there, and not {wanted}", size.name))
+    (has < wanted).then(|| format!("the backup size {} has {has} IOPS for the OS disk instead of {wanted}", size.name))
 }
 
 fn not_checked(scheme: &Scheme) -> String {
     let zones = if scheme.zones.is_empty() { "" } else { "zones, " };
-    format!("not checked without a connection to the cloud: {zones}region, capacity, quota, rights, price")
+    format!("not checked, because that needs a connection to the cloud: {zones}region, capacity, quota, rights, price")
 }

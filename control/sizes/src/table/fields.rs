@@ -1,13 +1,13 @@
-//! The fields of one line of a table, by the names of their columns.
+//! Splits a line of a table into fields, and finds a field by the name of its column.
 
 use std::borrow::Cow;
 
 use super::TableError;
 
-/// The most characters in a line.
+/// The longest line, in bytes.
 const MAX_LINE_BYTES: usize = 64 << 10;
 
-/// One line. Quotes are as in RFC 4180, but a field does not go over a line's end.
+/// One line. Quotes follow RFC 4180, except that a field must not contain a line end.
 pub struct Row<'a> {
     line: usize,
     columns: &'a [String],
@@ -16,11 +16,11 @@ pub struct Row<'a> {
 
 struct Field<'a> {
     text: Cow<'a, str>,
-    /// Its first character, from 1.
+    /// The position of its first character, from 1.
     character: usize,
 }
 
-/// Reads the names of the columns: each of `known` once, and each of `extra` at most once.
+/// Parses the column names: each of `known` exactly once, and each of `extra` at most once.
 pub fn header(line: usize, text: &str, known: &[&str], extra: &[&str]) -> Result<Vec<String>, TableError> {
     let fields = split(line, text)?;
     let mut names: Vec<String> = Vec::new();
@@ -36,7 +36,7 @@ pub fn header(line: usize, text: &str, known: &[&str], extra: &[&str]) -> Result
             return Err(wrong(format!("there is no column '{name}': the columns are {}", known.join(","))));
         }
         if names.iter().any(|other| other == name) {
-            return Err(wrong(format!("the column '{name}' is there twice")));
+            return Err(wrong(format!("the column '{name}' occurs twice")));
         }
         names.push(name.to_owned());
     }
@@ -50,11 +50,11 @@ pub fn header(line: usize, text: &str, known: &[&str], extra: &[&str]) -> Result
 }
 
 impl<'a> Row<'a> {
-    /// Takes a line apart.
+    /// Splits a line into fields.
     pub fn parse(line: usize, text: &'a str, columns: &'a [String]) -> Result<Self, TableError> {
         let fields = split(line, text)?;
         if fields.len() != columns.len() {
-            let why = format!("it has {} fields, and there are {} columns", fields.len(), columns.len());
+            let why = format!("the line has {} fields, but there are {} columns", fields.len(), columns.len());
             return Err(TableError::Line { line, why });
         }
         Ok(Self { line, columns, fields })
@@ -65,7 +65,7 @@ impl<'a> Row<'a> {
         self.fields.get(at)
     }
 
-    /// The field; empty if there is no such column.
+    /// The text of the field; empty if there is no such column.
     pub fn text(&self, column: &str) -> &str {
         self.field(column).map_or("", |field| field.text.trim())
     }
@@ -76,19 +76,19 @@ impl<'a> Row<'a> {
         TableError::Field { line: self.line, character, column: column.to_owned(), why }
     }
 
-    /// A field that must be there.
+    /// Parses a field that must not be empty.
     pub fn required<T>(
         &self,
         column: &str,
         read: impl Fn(&str) -> Result<T, String>,
     ) -> Result<T, TableError> {
         match self.text(column) {
-            "" => Err(self.wrong(column, "it is empty, and must be known".to_owned())),
+            "" => Err(self.wrong(column, "the field is empty, but must have a value".to_owned())),
             text => read(text).map_err(|why| self.wrong(column, why)),
         }
     }
 
-    /// A field that is empty if the figure is not published.
+    /// Parses a field that may be empty, because the figure is not published.
     pub fn optional<T>(
         &self,
         column: &str,
@@ -100,7 +100,7 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// A field with several values, `|` between them, each once.
+    /// Parses a field with several values, separated by `|`, each at most once.
     pub fn list<T: PartialEq>(
         &self,
         column: &str,
@@ -110,7 +110,7 @@ impl<'a> Row<'a> {
         for text in self.text(column).split('|') {
             let value = read(text.trim()).map_err(|why| self.wrong(column, why))?;
             if values.contains(&value) {
-                return Err(self.wrong(column, format!("'{text}' is there twice")));
+                return Err(self.wrong(column, format!("'{text}' occurs twice")));
             }
             values.push(value);
         }
@@ -118,10 +118,10 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Splits a line at its commas.
+/// Splits a line at its commas, except inside quotes.
 fn split(line: usize, text: &str) -> Result<Vec<Field<'_>>, TableError> {
     if text.len() > MAX_LINE_BYTES {
-        return Err(TableError::Line { line, why: format!("it is longer than {MAX_LINE_BYTES} bytes") });
+        return Err(TableError::Line { line, why: format!("the line is longer than {MAX_LINE_BYTES} bytes") });
     }
     let mut fields = Vec::new();
     let mut rest = text;
@@ -139,7 +139,7 @@ fn split(line: usize, text: &str) -> Result<Vec<Field<'_>>, TableError> {
     }
 }
 
-/// The first field, and how many bytes it takes with its quotes.
+/// The first field, and the number of bytes that it occupies with its quotes.
 fn first_field(rest: &str) -> Result<(Cow<'_, str>, usize), &'static str> {
     let Some(quoted) = rest.strip_prefix('"') else {
         let end = rest.find(',').unwrap_or(rest.len());
@@ -160,15 +160,15 @@ fn first_field(rest: &str) -> Result<(Cow<'_, str>, usize), &'static str> {
             at.next();
             text.push('"');
         } else {
-            // One quote before it, and this one.
+            // The opening quote, the text, and this closing quote.
             let taken_bytes = index + 2;
             let is_at_end =
                 rest.get(taken_bytes..).is_some_and(|after| after.is_empty() || after.starts_with(','));
             return match is_at_end {
                 true => Ok((Cow::Owned(text), taken_bytes)),
-                false => Err("there is text behind the closing quote of a field"),
+                false => Err("there is text after the closing quote of a field"),
             };
         }
     }
-    Err("a quote is not closed: a field ends on its own line")
+    Err("a quote is not closed: a field must not contain a line end")
 }

@@ -1,4 +1,4 @@
-//! The tests of this crate as one program.
+//! Tests of this crate, in one program.
 
 mod advice;
 mod oracle;
@@ -13,7 +13,7 @@ fn today() -> Date {
     Date::parse("2026-11-28").expect("a day")
 }
 
-/// A question about a disk of so many GiB.
+/// A question about a disk of this many GiB.
 fn question(os_disk_gib: u64) -> Question {
     Question::about(os_disk_gib * GIB, today())
 }

@@ -1,4 +1,4 @@
-//! The function of placement beside a second implementation, in Python, on each size of the table and a grid of questions.
+//! Compares placement with a second implementation, in Python, for each size of the table and a grid of questions.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use headwater_sizes::{
     Architecture, Date, Generation, ImageFacts, OsDiskPlace, Placement, Question, SizeTable, place, size::GIB,
 };
 
-/// A row of the grid: the question.
+/// Converts a row of the grid to a question.
 fn question(words: &[&str]) -> Question {
     let [os, full, trusted, places, generation, temp_left, vcpus, memory, today] = words else {
         panic!("an odd question: {words:?}")
@@ -28,7 +28,7 @@ fn question(words: &[&str]) -> Question {
     }
 }
 
-/// A placement in the words of the oracle.
+/// A placement in the notation of the Python program.
 fn words(placement: &Placement) -> String {
     let whole = |bytes: u64| {
         assert!(bytes.is_multiple_of(GIB), "{placement:?}");
@@ -68,7 +68,7 @@ fn placement_agrees_with_a_second_implementation_on_the_whole_table() {
         lines += 1;
         placed += usize::from(found.is_ok());
     }
-    // Each size was asked, and both answers are frequent.
+    // Each size occurred, and both outcomes are frequent.
     assert_eq!((table.sizes.len(), lines % 135), (135, 0));
     assert!(lines > 200_000 && placed > 50_000 && lines - placed > 50_000, "{placed} of {lines}");
 }

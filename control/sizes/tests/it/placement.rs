@@ -1,4 +1,4 @@
-//! Placement: a table of sizes and disks with their place, and every reason why a place is refused.
+//! Tests placement: a table of sizes, disks and expected places, and every reason why a place is refused.
 
 use headwater_sizes::place::{PlaceReason, SizeRefusal};
 use headwater_sizes::size::{GIB, NvmeDisks};
@@ -7,7 +7,7 @@ use headwater_sizes::{Generation, MachineSize, NotPlaced, OsDiskPlace, Question,
 use crate::{question, size};
 use OsDiskPlace::{Cache, Managed, Nvme, Temp};
 
-/// Asks one size.
+/// Places a disk on one size.
 fn on(
     name: &str,
     change: impl FnOnce(&mut Question),
@@ -45,22 +45,22 @@ fn each_size_holds_a_disk_where_its_figures_say() {
         ("Standard_D8ds_v5", 127, (Temp, Some(173), 0, Some(38_000))),
         ("Standard_D2ds_v5", 75, (Temp, Some(0), 0, Some(9000))),
         ("Standard_D2ds_v5", 76, (Managed, Some(75), 0, Some(3750))),
-        // The cache has 30 GiB. The temp disk holds it, and not a managed disk.
+        // The cache has 30 GiB. The temp disk can hold the disk, so no managed disk is used.
         ("Standard_B20ms", 128, (Temp, Some(32), 0, Some(10_800))),
         ("Standard_B20ms", 30, (Cache, Some(160), 0, Some(10_800))),
-        // A cache is offered, and its space is not published.
+        // A cache is offered, but its space is not published.
         ("Standard_E4d_v5", 30, (Temp, Some(120), 0, Some(19_000))),
-        // Whole disks are taken, with their part of the rate.
+        // Whole disks are used, with their share of the rate.
         ("Standard_D2ads_v6", 30, (Nvme, Some(0), 0, Some(37_500))),
         ("Standard_D16ads_v6", 127, (Nvme, Some(0), 1, Some(150_000))),
         ("Standard_D16ads_v6", 441, (Nvme, Some(0), 0, Some(300_000))),
-        // NVMe disks are there and cannot hold the OS disk.
+        // The NVMe disks exist, but cannot hold the OS disk.
         ("Standard_NC24ads_A100_v4", 257, (Managed, Some(64), 1, None)),
         ("Standard_L8s_v3", 100, (Managed, Some(80), 1, Some(12_800))),
-        // Rates of a cache that is not there.
+        // The size lists cache rates, but has no cache.
         ("Standard_D2_v5", 30, (Managed, Some(0), 0, None)),
         ("Standard_D4s_v4", 30, (Managed, Some(0), 0, Some(6400))),
-        // A temp disk, and no ephemeral OS disks.
+        // A temp disk, but no ephemeral OS disks.
         ("Standard_D2_v2", 30, (Managed, Some(100), 0, None)),
     ] {
         let found = on(name, |_| {}, os_disk_gib).unwrap_or_else(|why| panic!("{name}: {why}"));
@@ -102,7 +102,7 @@ fn a_full_copy_needs_more_than_twice_the_disk_and_a_gib() {
     let small =
         |needs| PlaceReason::TooSmall { has_bytes: 300 * GIB, needs_bytes: needs * GIB, is_exclusive: true };
     assert_eq!(reason(on("Standard_D8ds_v5", full, 150), Temp), small(301));
-    // Exactly twice and 1 GiB is not more.
+    // Exactly twice the disk and 1 GiB is not enough.
     let mut odd = size("Standard_D8ds_v5");
     odd.temp_bytes = Some(301 * GIB);
     let mut asked = question(150);
@@ -110,7 +110,7 @@ fn a_full_copy_needs_more_than_twice_the_disk_and_a_gib() {
     assert!(place(&odd, &asked).is_err());
     odd.temp_bytes = Some(301 * GIB + 1);
     assert!(place(&odd, &asked).is_ok());
-    // On NVMe, twice the disk decides how many disks are taken.
+    // On NVMe, the number of disks is computed from twice the OS disk.
     let found = on("Standard_D16ds_v6", full, 230).expect("it fits");
     assert_eq!((found.taken_bytes, found.left.nvme_disks), (880 * GIB, 0));
     let found = on("Standard_D16ds_v6", full, 220).expect("it fits");
@@ -118,11 +118,11 @@ fn a_full_copy_needs_more_than_twice_the_disk_and_a_gib() {
 }
 
 #[test]
-fn a_full_copy_is_refused_where_it_is_not_offered() {
+fn a_full_copy_is_refused_if_it_is_not_offered() {
     assert_eq!(reason(on("Standard_D4ds_v5", full, 30), Temp), PlaceReason::FullCopyNeedsVcpus { has: 4 });
     assert_eq!(reason(on("Standard_D8s_v3", full, 30), Cache), PlaceReason::FullCopyNotDocumented);
     let with_managed = |asked: &mut Question| asked.full_copy = true;
-    // It does not become a managed disk without a full copy.
+    // It does not fall back to a managed disk without a full copy.
     assert_eq!(reason(on("Standard_D4ds_v5", with_managed, 30), Managed), PlaceReason::ManagedHasNoFullCopy);
 }
 
@@ -159,7 +159,7 @@ fn an_image_boots_only_on_sizes_of_its_generation_and_processor() {
     assert!(on("Standard_D8ds_v6", of(Generation::Two), 30).is_ok());
     assert!(on("Standard_D8ds_v5", of(Generation::One), 30).is_ok());
     let why = on("Standard_D16plds_v5", |_| {}, 30).expect_err("Arm");
-    assert_eq!(why.to_string(), "its processors are arm64, the image is x64");
+    assert_eq!(why.to_string(), "its processors are arm64, but the image is for x64");
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn a_disk_above_the_clouds_limit_has_no_place() {
 fn a_place_that_leaves_too_little_is_passed_over() {
     let left = |gib: u64| move |asked: &mut Question| asked.temp_left_bytes = gib * GIB;
     assert_eq!(on("Standard_B20ms", left(32), 128).expect("32 are left").place, Temp);
-    // The temp disk would do, and leaves 32 GiB: the next place of the order is taken.
+    // The temp disk can hold the disk but leaves only 32 GiB, so the next place is chosen.
     assert_eq!(on("Standard_B20ms", left(33), 128).expect("managed").place, Managed);
     let only_local = |asked: &mut Question| {
         local(asked);
@@ -185,9 +185,9 @@ fn a_place_that_leaves_too_little_is_passed_over() {
     };
     let why = reason(on("Standard_B20ms", only_local, 128), Temp);
     assert_eq!(why, PlaceReason::TooLittleLeft { left_bytes: 32 * GIB, wanted_bytes: 33 * GIB });
-    // The cache leaves the temp disk alone.
+    // The cache uses no space of the temp disk.
     assert_eq!(on("Standard_D8s_v3", left(64), 127).expect("64 are left").place, Cache);
-    // NVMe disks that are left whole count, those that the OS disk takes do not.
+    // NVMe disks that the OS disk does not use count as free, the others do not.
     assert_eq!(on("Standard_D16ds_v6", left(440), 30).expect("one disk is left").place, Nvme);
     assert_eq!(on("Standard_D8ds_v6", left(1), 30).expect("managed").place, Managed);
 }
@@ -216,7 +216,7 @@ fn a_refusal_names_each_place_with_what_it_has_and_needs() {
         asked.vcpus_min = 8;
         asked.memory_min_bytes = 300 * GIB;
     };
-    // A guest gets 2 of its 8 processors.
+    // The guest gets 2 of the 8 vCPUs.
     let refused = on("Standard_M8-2ms", demanding, 30).expect_err("too few");
     assert_eq!(refused.to_string(), "2 of 8 vCPUs; 218.75 GiB of 300 GiB memory");
 }
@@ -229,7 +229,7 @@ fn space_that_is_not_published_is_never_enough() {
     unknown.temp_bytes = None;
     let mut asked = question(30);
     assert_eq!(place(&unknown, &asked).expect("in the cache").left.temp_bytes, None);
-    // Nor is it left.
+    // Unpublished space does not count as left either.
     asked.temp_left_bytes = GIB;
     assert!(place(&unknown, &asked).is_err());
 }
@@ -249,7 +249,7 @@ fn figures_at_the_end_of_the_range_do_not_overflow() {
 }
 
 #[test]
-fn questions_without_sense_are_refused() {
+fn contradictory_questions_are_refused() {
     let wrong = |change: fn(&mut Question)| {
         let mut asked = question(127);
         change(&mut asked);

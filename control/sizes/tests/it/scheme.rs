@@ -1,11 +1,11 @@
-//! Schemes: where machines of their sizes would be, warnings, and combinations that are refused.
+//! Tests schemes: the placement on each size, warnings, and combinations that are refused.
 
 use headwater_sizes::size::GIB;
 use headwater_sizes::{Architecture, Generation, ImageFacts, OsDiskPlace, Scheme, SchemeReport, SizeTable};
 
 use crate::today;
 
-/// A scheme with an ephemeral OS disk, with more lines.
+/// Checks a scheme with an ephemeral OS disk and these additional lines.
 fn check(more: &str, os_disk_gib: u64, generation: Option<Generation>) -> SchemeReport {
     let size = if more.contains("size = \"") && !more.starts_with("backup") {
         ""
@@ -30,7 +30,7 @@ fn warns(report: &SchemeReport, words: &str) -> bool {
 }
 
 #[test]
-fn a_scheme_says_where_each_size_puts_its_machines() {
+fn a_scheme_reports_the_placement_on_each_size() {
     let backups = "backup-size = ['Standard_D8ads_v5', 'standard_d8ds_v6', 'D4s_v3']\nfull-copy = false\n";
     let report = check(backups, 127, Some(Generation::Two));
     assert_eq!(report.refusals, []);
@@ -49,13 +49,13 @@ fn a_scheme_says_where_each_size_puts_its_machines() {
     ];
     assert_eq!(landed, expected);
     assert!(warns(&report, "on a managed disk on Standard_D4s_v3"), "{report:?}");
-    assert!(warns(&report, "Standard_D4s_v3 has 6400 IOPS there, and not 38000"), "{report:?}");
-    assert!(warns(&report, "not checked without a connection"), "{report:?}");
+    assert!(warns(&report, "Standard_D4s_v3 has 6400 IOPS for the OS disk instead of 38000"), "{report:?}");
+    assert!(warns(&report, "needs a connection to the cloud"), "{report:?}");
     assert!(!warns(&report, "quota is counted"), "{report:?}");
 }
 
 #[test]
-fn what_is_left_for_page_file_and_scratch_is_warned_of() {
+fn missing_space_for_page_file_and_scratch_is_warned_of() {
     let temp = "page-file = 'temp'\nscratch = 'temp'\n";
     let report = check(temp, 300, None);
     assert!(
@@ -73,8 +73,8 @@ fn what_is_left_for_page_file_and_scratch_is_warned_of() {
 #[test]
 fn sizes_that_share_a_quota_are_warned_of() {
     let same = check("backup-size = ['Standard_D16ds_v5']\n", 127, None);
-    assert!(warns(&same, "all sizes are of the series Ddsv5"), "{same:?}");
-    assert!(!warns(&check("", 127, None), "all sizes are of the series"));
+    assert!(warns(&same, "all sizes belong to the series Ddsv5"), "{same:?}");
+    assert!(!warns(&check("", 127, None), "all sizes belong to the series"));
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn combinations_that_cannot_be_are_refused_with_what_to_do() {
         ),
         ("ephemeral = true\ngallery = true", "ephemeral needs managed-disks", "add managed-disks, or"),
         ("gallery = true", "gallery needs managed-disks", "add managed-disks"),
-        ("", "it has no managed disks", "add managed-disks"),
+        ("", "managed-disks is missing", "add managed-disks"),
         (
             "managed-disks = true\nplaces = ['cache', 'managed']",
             "places on the host need ephemeral",
@@ -118,10 +118,10 @@ fn combinations_that_cannot_be_are_refused_with_what_to_do() {
         ),
         ("managed-disks = true\nfull-copy = true", "full-copy needs ephemeral", "add ephemeral"),
         ("managed-disks = true\nzones = [1, 4]", "zones are 1, 2 and 3", "1,2,3"),
-        ("managed-disks = true\nzones = [1, 1]", "each is named once", "1,2,3"),
+        ("managed-disks = true\nzones = [1, 1]", "each may be named once", "1,2,3"),
         (
             "managed-disks = true\nbackup-size = ['D8ds_v5']",
-            "the size Standard_D8ds_v5 is there twice",
+            "the size Standard_D8ds_v5 is named twice",
             "each size once",
         ),
         (
@@ -142,7 +142,7 @@ fn combinations_that_cannot_be_are_refused_with_what_to_do() {
     );
     let many: Vec<String> = (0..17).map(|n| format!("'S{n}'")).collect();
     let report = raw(&format!("{size}managed-disks = true\nbackup-size = [{}]", many.join(",")), 127, None);
-    assert!(report.refusals[0].what.contains("17 backup sizes, and 16 are the most"), "{report:?}");
+    assert!(report.refusals[0].what.contains("17 backup sizes; the maximum is 16"), "{report:?}");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn sizes_that_do_not_hold_the_disk_are_refused_with_what_to_do() {
             .iter()
             .any(|refusal| refusal.what.contains(what) && refusal.advice.contains(advice));
         assert!(found, "{more}: {report:?}");
-        // The places of all sizes are reported all the same.
+        // The other sizes are reported nevertheless.
         assert!(report.landings.iter().any(|landing| landing.reasons.is_some()), "{report:?}");
     };
     refused("size = \"D8ds_v6\"\n", 30, Some(Generation::One), "boots only generation 2", "UEFI");
@@ -172,7 +172,7 @@ fn sizes_that_do_not_hold_the_disk_are_refused_with_what_to_do() {
         "temp: has 300 GiB, needs 301 GiB",
         "add managed to places",
     );
-    refused("", 4096, None, "the largest OS disk there has 4095 GiB", "make the OS disk smaller");
+    refused("", 4096, None, "the largest OS disk at this place has 4095 GiB", "make the OS disk smaller");
     refused(
         "backup-size = ['D16plds_v5']\n",
         30,
@@ -198,7 +198,7 @@ fn an_unknown_size_is_refused_with_similar_names() {
 }
 
 #[test]
-fn a_file_that_is_no_scheme_is_refused_with_line_and_character() {
+fn an_invalid_file_is_refused_with_line_and_character() {
     for (text, place) in [
         ("size = 'x'\nephemerl = true\n", "line 2, character 1: unknown field `ephemerl`"),
         ("size = 'x'\nplaces = ['cache', 'tape']\n", "line 2, character 20: unknown variant `tape`"),
