@@ -1,5 +1,5 @@
-//! Uploads a fixed VHD to a blob whose URL with a signature is in a file, and says what was sent. With a number it ends
-//! in the middle, after so many bytes were worked on, as if it were killed.
+//! Uploads a fixed VHD to a blob, and prints how much was sent. The blob's URL with its signature is read from a
+//! file. With STOP_AFTER_BYTES, the upload stops after that many bytes, as if the process were killed.
 //!
 //!     upload_vhd VHD URL_FILE [STOP_AFTER_BYTES]
 
@@ -18,7 +18,7 @@ use headwater_azure::{
     HostClock, HttpClient, Pacer, PacerOptions, PageBlob, PageSource, UploadOptions, upload,
 };
 
-/// A disk in a file, whose holes are known to the file system.
+/// A disk in a file; the file system knows its holes.
 struct Vhd {
     file: File,
     data_bytes: u64,

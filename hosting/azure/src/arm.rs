@@ -1,15 +1,18 @@
-//! Resources of Azure's management (ARM): make, find and delete them by name, so that each call may be repeated.
+//! Creates, finds and deletes resources of Azure Resource Manager (ARM) by name. Each call may be repeated safely.
 //!
 //! ```text
 //!   make: journal: begin --> PUT --> journal: accepted --> poll the operation --> GET --> journal: end
 //!            |                |              |                   |
-//!            killed here: nothing is there, or the resource is there with our tags, or its operation goes on.
-//!            A new client reads the journal, asks for the resource by name, and goes on from there.
+//!            killed here: no resource exists, or the resource exists with our tags, or its operation is in progress.
+//!            A new client reads the journal, requests the resource by name, and continues from there.
 //! ```
-//! - A name follows from the purpose of the resource, so a second attempt has the same name. So a second `PUT` cannot make a second resource.
-//! - A resource is ours if its tags name our owner and the hash of the body. Resources of others are never changed.
-//! - Nothing is looked for in lists, because lists lag behind.
-//! - After a 201, a 404 is believed only when five looks within a minute have seen it.
+//!
+//! - The name of a resource is derived from its purpose, so a second attempt has the same name, and a second `PUT`
+//!   cannot create a second resource.
+//! - A resource is ours if its tags contain our owner identifier and the hash of the request body. Resources of
+//!   others are never changed.
+//! - Resources are never searched in lists, because Azure updates lists late.
+//! - After an accepted `PUT`, a resource counts as missing only if five requests within a minute got 404.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,31 +45,32 @@ pub const OWNER_TAG: &str = "headwater-owner";
 /// The tag with the hash of the body.
 pub const BODY_TAG: &str = "headwater-body";
 
-/// How often a 404 has to be seen right after a resource was made, and how long between two looks.
-const LOOKS: u32 = 5;
-const LOOK_INTERVAL: Duration = Duration::from_secs(12);
+/// The number of requests that must get 404 before a new resource counts as missing, and the pause between them.
+const FIND_ATTEMPTS: u32 = 5;
+const FIND_INTERVAL: Duration = Duration::from_secs(12);
 
-/// An operation is looked at so often, unless Azure says another interval. It allows 15 looks a minute.
+/// The interval for polling an operation, unless Azure names another. Azure allows 15 polls a minute.
 const POLL_INTERVAL: Duration = Duration::from_secs(4);
 const POLL_INTERVAL_MAX: Duration = Duration::from_secs(60);
 
-/// An operation that takes longer is given up; it goes on in Azure, and a later call finds it.
+/// An operation that takes longer is given up. It continues in Azure, and a later call finds its result.
 const OPERATION_MAX: Duration = Duration::from_secs(6 * 3600);
 
-/// A resource that is to be there.
+/// A resource that should exist.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resource {
-    /// Its path, from `/subscriptions/` on.
+    /// Its path, beginning with `/subscriptions/`.
     pub path: String,
-    /// The version of the interface that its kind needs.
+    /// The API version for resources of its kind.
     pub api_version: &'static str,
-    /// Its body, without our tags.
+    /// The request body, without our tags.
     pub body: Value,
     /// Whether Azure honours `If-None-Match: *` for its kind.
     pub is_conditional: bool,
 }
 
-/// A client of the management of one subscription in one region: those share limits, so they share a pacer.
+/// A client of Azure Resource Manager for one subscription in one region. All its requests share Azure's rate limits,
+/// so they share a pacer.
 #[derive(Debug)]
 pub struct Arm {
     http: Arc<HttpClient>,
@@ -79,7 +83,7 @@ pub struct Arm {
 }
 
 impl Arm {
-    /// A client for the owner with this identifier, which all its resources carry as a tag.
+    /// A client for the owner with this identifier. All its resources have a tag with the identifier.
     pub fn new(
         http: Arc<HttpClient>,
         pacer: Arc<Pacer>,
@@ -92,9 +96,9 @@ impl Arm {
         Self { http, pacer, clock, tokens, journal, management, owner }
     }
 
-    /// The resource, or nothing if it does not exist. One look.
+    /// The resource, or `None` if it does not exist. One request.
     pub async fn find(&self, path: &str, api_version: &str) -> Result<Option<Value>, AzureError> {
-        let action = format!("cannot look at {path}");
+        let action = format!("cannot read {path}");
         let answer = self.send(&action, Method::GET, &self.url(path, api_version), None, false).await?;
         match answer.status {
             StatusCode::OK => Ok(Some(parsed(&action, &answer)?)),
@@ -103,18 +107,18 @@ impl Arm {
         }
     }
 
-    /// Makes a resource, or finds the one that an earlier call has made, and waits until Azure has finished it.
+    /// Creates a resource, or finds the one that an earlier call has created, and waits until Azure has finished it.
     pub async fn make(&self, resource: &Resource) -> Result<Value, AzureError> {
         let (path, action) = (&resource.path, format!("cannot make {}", resource.path));
         let body = self.tagged(resource);
-        // Without a condition Azure would change what somebody else has made under this name.
+        // Without this check, a `PUT` would change a resource of another owner with this name.
         if let Some(there) = self.find(path, resource.api_version).await? {
             self.check_is_ours(&there, &body, &action)?;
             let there = self.settled(resource.path.as_str(), resource.api_version, there, &action).await?;
-            // It may have been in use since, so it is not deleted whatever its state is.
+            // The resource may have been in use since, so it is not deleted, whatever its state.
             if is_failed(&there) {
                 let error = failed(&action, &there);
-                return Err(error.advise("it was made earlier and has failed since; look at it, and delete it to have it made again"));
+                return Err(error.advise("it was created earlier and has failed since; inspect it, and delete it so that it is created again"));
             }
             self.journal.end(path).await.map_err(|error| error.during(&action))?;
             return Ok(there);
@@ -124,7 +128,8 @@ impl Arm {
         self.put(resource, &body, &action).await
     }
 
-    /// Goes on after a resource was begun: by another client that was killed, or by a request whose answer was lost.
+    /// Sends the `PUT`, and waits for the result. Also handles a lost answer, and a resource that an earlier attempt
+    /// has created.
     async fn put(&self, resource: &Resource, body: &Value, action: &str) -> Result<Value, AzureError> {
         let path = &resource.path;
         let text = Bytes::from(body.to_string());
@@ -145,7 +150,7 @@ impl Arm {
                     self.journal.accepted(path, &url).await.map_err(|error| error.during(action))?;
                     if let Err(error) = self.wait_for(&url, action).await {
                         if is_half_made(error.kind()) {
-                            // It holds nothing yet, and its name is needed.
+                            // The failed resource contains nothing yet, and its name must become free.
                             self.delete(path, resource.api_version).await?;
                         }
                         return Err(error);
@@ -155,7 +160,7 @@ impl Arm {
                     self.find_made(path, resource.api_version).await?.ok_or_else(|| vanished(action))?;
                 self.finish(resource, body, there).await
             }
-            // It is there: made by an attempt whose answer was lost, or by somebody else.
+            // The resource exists: created by an attempt whose answer was lost, or by another owner.
             409 | 412 => match self.find_made(path, resource.api_version).await? {
                 Some(there) => {
                     self.check_is_ours(&there, body, action)?;
@@ -167,7 +172,7 @@ impl Arm {
         }
     }
 
-    /// Azure has refused, so nothing is there, and nothing is to be found later.
+    /// Ends the journal entry after Azure has refused the request: nothing was created.
     async fn give_up(&self, path: &str, error: AzureError) -> AzureError {
         match self.journal.end(path).await {
             Ok(()) => error,
@@ -175,7 +180,7 @@ impl Arm {
         }
     }
 
-    /// Waits until a resource that was made just now is finished. If Azure cannot finish it, what there is of it is removed.
+    /// Waits until a new resource is finished. If Azure cannot finish it, the incomplete resource is deleted.
     async fn finish(&self, resource: &Resource, body: &Value, there: Value) -> Result<Value, AzureError> {
         let action = format!("cannot make {}", resource.path);
         let there = self.settled(&resource.path, resource.api_version, there, &action).await?;
@@ -188,7 +193,7 @@ impl Arm {
         Ok(there)
     }
 
-    /// Waits until Azure does nothing with a resource.
+    /// Waits until no operation of Azure changes the resource.
     async fn settled(
         &self,
         path: &str,
@@ -209,7 +214,7 @@ impl Arm {
         }
     }
 
-    /// Deletes a resource if it is there and ours.
+    /// Deletes a resource if it exists and is ours.
     pub async fn delete(&self, path: &str, api_version: &str) -> Result<(), AzureError> {
         let action = format!("cannot delete {path}");
         let Some(there) = self.find(path, api_version).await? else {
@@ -234,7 +239,7 @@ impl Arm {
         self.journal.end(path).await.map_err(|error| error.during(&action))
     }
 
-    /// Does something with a resource, and gives what the operation brings.
+    /// Calls an action of a resource, and returns the result of the operation.
     pub async fn act(
         &self,
         path: &str,
@@ -255,16 +260,17 @@ impl Arm {
         }
     }
 
-    /// The work that a killed client has begun: each entry is ended, and says which resource to look at again. What was made
-    /// and is ours stays for the next [`Arm::make`]; what was to be deleted is deleted.
+    /// Completes the work that a killed client has begun. Ends and returns all journal entries. A created resource
+    /// that is ours stays for the next [`Arm::make`]; a resource that was to be deleted is deleted.
     pub async fn recover(&self) -> Result<Vec<Entry>, AzureError> {
         let open = self.journal.open().await?;
         for entry in &open {
-            let action = format!("cannot go on with {}", entry.path);
+            let action = format!("cannot complete the interrupted request for {}", entry.path);
             if let Some(url) = &entry.operation {
                 match self.wait_for(url, &action).await {
                     Ok(_) => {}
-                    // Azure forgets an operation after a day or so. The state of the resource says how it ended.
+                    // Azure forgets an operation after about a day. The state of the resource then shows how it
+                    // ended.
                     Err(error) if error.kind() == AzureErrorKind::NotFound || is_half_made(error.kind()) => {}
                     Err(error) => return Err(error),
                 }
@@ -277,7 +283,7 @@ impl Arm {
                 (_, None) => false,
                 (_, Some(there)) if owner_of(&there) != Some(self.owner.as_str()) => false,
                 (Verb::Delete, Some(_)) => true,
-                // The entry says that it was not finished, so it holds nothing yet.
+                // The journal entry means that the resource was not finished, so it contains nothing yet.
                 (Verb::Make, Some(there)) => {
                     is_failed(&self.settled(&entry.path, &entry.api_version, there, &action).await?)
                 }
@@ -290,20 +296,20 @@ impl Arm {
         Ok(open)
     }
 
-    /// Looks until the resource is seen, or was missing five times.
+    /// Requests the resource until it is found, or was missing [`FIND_ATTEMPTS`] times.
     async fn find_made(&self, path: &str, api_version: &str) -> Result<Option<Value>, AzureError> {
-        for look in 1..=LOOKS {
+        for look in 1..=FIND_ATTEMPTS {
             if let Some(there) = self.find(path, api_version).await? {
                 return Ok(Some(there));
             }
-            if look < LOOKS {
-                self.clock.sleep(LOOK_INTERVAL).await;
+            if look < FIND_ATTEMPTS {
+                self.clock.sleep(FIND_INTERVAL).await;
             }
         }
         Ok(None)
     }
 
-    /// Polls an operation until it is over. The answer's `properties.output`, or the answer.
+    /// Polls an operation until it has ended. Returns `properties.output` of the answer, or the whole answer.
     async fn wait_for(&self, url: &str, action: &str) -> Result<Value, AzureError> {
         let begun = self.clock.now();
         loop {
@@ -323,7 +329,7 @@ impl Arm {
                         }
                         Some("Failed" | "Canceled") => return Err(failed(action, &said)),
                         Some(_) => {}
-                        // `Location` answers with the result itself.
+                        // The URL in `Location` returns the result itself.
                         None => return Ok(said),
                     }
                 }
@@ -350,7 +356,7 @@ impl Arm {
         body: Option<Bytes>,
         is_conditional: bool,
     ) -> Result<Answer, AzureError> {
-        // A token goes to the management service alone, whatever URL an answer names.
+        // The token is sent to the management service only, even if an answer names another URL.
         if !url.strip_prefix(&self.management).is_some_and(|rest| rest.starts_with('/')) {
             let what = format!("{action}: an answer names another server than {}", self.management);
             return Err(AzureError::new(AzureErrorKind::Invalid, what));
@@ -361,10 +367,10 @@ impl Arm {
             let odd = |what: &str| AzureError::new(AzureErrorKind::Invalid, format!("{action}: {what}"));
             let mut request = Request::new(Full::new(body.clone().unwrap_or_default()));
             *request.method_mut() = method.clone();
-            *request.uri_mut() = url.parse().map_err(|_| odd("the name makes no URL"))?;
+            *request.uri_mut() = url.parse().map_err(|_| odd("the path is not a valid URL"))?;
             let headers = request.headers_mut();
             let mut shown =
-                HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| odd("the token is odd"))?;
+                HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| odd("the token is not a valid header value"))?;
             shown.set_sensitive(true);
             headers.insert(AUTHORIZATION, shown);
             if body.is_some() {
@@ -401,7 +407,7 @@ impl Arm {
         }
         if body_tag(there) != body_tag(body) {
             let what =
-                format!("{action}: a resource of this name is there, and was made from another description");
+                format!("{action}: a resource of this name exists, but was created from another description");
             return Err(
                 AzureError::new(AzureErrorKind::Exists, what).advise("remove it first, or use another name")
             );
@@ -422,7 +428,7 @@ fn is_failed(there: &Value) -> bool {
     matches!(state_of(there), Some("Failed" | "Canceled"))
 }
 
-/// Whether Azure has begun it and given up, so that half of it may be there.
+/// Whether Azure has begun the operation and given up, so that an incomplete resource may exist.
 const fn is_half_made(kind: AzureErrorKind) -> bool {
     matches!(kind, AzureErrorKind::Failed | AzureErrorKind::Quota | AzureErrorKind::Capacity)
 }
@@ -433,23 +439,23 @@ fn body_tag(body: &Value) -> String {
 }
 
 fn foreign(action: &str) -> AzureError {
-    let what = format!("{action}: a resource of this name is there that this controller has not made");
+    let what = format!("{action}: a resource of this name exists that this controller has not created");
     AzureError::new(AzureErrorKind::Exists, what).advise("nothing was changed; use another resource group")
 }
 
 fn vanished(action: &str) -> AzureError {
-    let what = format!("{action}: Azure has accepted it, and does not find it after five looks");
-    AzureError::new(AzureErrorKind::Unknown, what).advise("try again later; if it is there then, it is used")
+    let what = format!("{action}: Azure has accepted the request, but does not find the resource in five attempts");
+    AzureError::new(AzureErrorKind::Unknown, what).advise("try again later; if the resource exists by then, it is used")
 }
 
 fn late(action: &str) -> AzureError {
-    let what = format!("{action}: it was not finished within six hours");
+    let what = format!("{action}: Azure has not finished it within six hours");
     AzureError::new(AzureErrorKind::Unavailable, what)
-        .advise("try again later; what was done is not done again")
+        .advise("try again later; completed steps are not repeated")
 }
 
 fn parsed(action: &str, answer: &Answer) -> Result<Value, AzureError> {
     serde_json::from_slice(&answer.body).map_err(|error| {
-        AzureError::new(AzureErrorKind::Invalid, format!("{action}: the answer is no JSON: {error}"))
+        AzureError::new(AzureErrorKind::Invalid, format!("{action}: Azure's answer is not JSON: {error}"))
     })
 }

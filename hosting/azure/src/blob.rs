@@ -1,7 +1,8 @@
-//! One page blob behind a URL with a shared access signature (SAS): create it, write, clear and read pages, list them.
+//! Accesses one page blob through a URL with a shared access signature (SAS): creates it, writes, clears, reads and
+//! lists pages.
 //!
-//! The same calls write to a blob of a storage account and to a managed disk that was made for an upload; the disk is there
-//! already.
+//! The same calls write to a blob of a storage account and to a managed disk that was created for an upload. Such a
+//! disk exists already, so it is not created here.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,26 +25,26 @@ use crate::pacer::Pacer;
 /// The unit of a page blob.
 pub const PAGE_BYTES: u64 = 512;
 
-/// The most that Azure takes in one write.
+/// The largest write that Azure accepts.
 pub const WRITE_MAX_BYTES: u64 = 4 << 20;
 
-/// The version of the interface.
+/// The API version.
 const API_VERSION: &str = "2021-12-02";
 
-/// The name of the metadata that says which disk the blob is to hold.
+/// Metadata of the blob that identifies the disk whose contents it receives.
 const CONTENT_HEADER: &str = "x-ms-meta-headwaterversion";
 
-/// The most pieces of a list of pages that are read; a list with more is refused.
+/// The most list segments that are read; a longer list is refused.
 const LIST_PIECES_MAX: usize = 10_000;
 
-/// Gives URLs with a signature for a blob.
+/// Provides URLs with a signature for a blob.
 #[async_trait]
 pub trait SignedUrl: Send + Sync {
-    /// A URL with a signature. The first time there is no `refused`; after that, Azure has refused that URL.
+    /// A URL with a signature. `refused`: the URL that Azure has refused; `None` at the first call.
     async fn signed(&self, refused: Option<&Uri>) -> Result<Uri, AzureError>;
 }
 
-/// A URL that somebody has given, and that cannot be replaced.
+/// A fixed URL, which cannot be renewed.
 #[derive(Clone)]
 pub struct GivenUrl(pub Uri);
 
@@ -55,7 +56,7 @@ impl SignedUrl for GivenUrl {
             Some(uri) => {
                 let why = format!("Azure refuses the signature of {}", without_query(uri));
                 Err(AzureError::new(AzureErrorKind::Denied, why).advise(
-                    "it has expired, or has no right to read, write and create: make a new one, and repeat the command",
+                    "the signature has expired, or does not allow to read, write and create: make a new one and repeat the command",
                 ))
             }
         }
@@ -67,9 +68,9 @@ impl SignedUrl for GivenUrl {
 pub struct BlobFacts {
     /// Its length.
     pub len_bytes: u64,
-    /// Whether it consists of pages.
+    /// Whether it is a page blob.
     pub has_pages: bool,
-    /// Which disk it is to hold, if it was made by [`PageBlob::create`].
+    /// The identifier of its disk, if [`PageBlob::create`] created it.
     pub content: Option<String>,
 }
 
@@ -82,7 +83,7 @@ pub struct PageBlob {
 }
 
 impl std::fmt::Debug for PageBlob {
-    /// Without the signature.
+    /// Omits the signature.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PageBlob").finish_non_exhaustive()
     }
@@ -91,12 +92,12 @@ impl std::fmt::Debug for PageBlob {
 type Headers<'a> = &'a [(&'static str, &'a str)];
 
 impl PageBlob {
-    /// Nothing is sent yet.
+    /// Sends no request yet.
     pub fn new(http: Arc<HttpClient>, pacer: Arc<Pacer>, urls: Box<dyn SignedUrl>) -> Self {
         Self { http, pacer, urls, current: Mutex::default() }
     }
 
-    /// Makes an empty blob, unless there is one. `content` names the disk that it is to hold.
+    /// Creates an empty blob, unless one exists. `content` identifies the disk whose contents it receives.
     pub async fn create(&self, len_bytes: u64, content: &str) -> Result<(), AzureError> {
         let len = len_bytes.to_string();
         let headers: Headers<'_> = &[
@@ -104,21 +105,22 @@ impl PageBlob {
             ("x-ms-blob-content-length", len.as_str()),
             (CONTENT_HEADER, content),
         ];
-        let action = "cannot make a page blob";
+        let action = "cannot create the page blob";
         let made = self.send(action, Method::PUT, "", headers, &Bytes::new()).await?;
         match made.status {
             StatusCode::CREATED => Ok(()),
-            // Also after an answer was lost: the caller asks what is there.
+            // Also the result if an earlier attempt succeeded but its answer was lost: the caller then checks the
+            // existing blob.
             StatusCode::CONFLICT | StatusCode::PRECONDITION_FAILED => {
-                Err(AzureError::new(AzureErrorKind::Exists, "there is a blob of this name"))
+                Err(AzureError::new(AzureErrorKind::Exists, "a blob of this name exists"))
             }
             _ => Err(refused(action, &made)),
         }
     }
 
-    /// What is there, or nothing.
+    /// The properties of the blob; `None` if it does not exist.
     pub async fn facts(&self) -> Result<Option<BlobFacts>, AzureError> {
-        let action = "cannot ask for the blob";
+        let action = "cannot read the properties of the blob";
         let answer = self.send(action, Method::HEAD, "", &[], &Bytes::new()).await?;
         match answer.status {
             StatusCode::OK => Ok(Some(BlobFacts {
@@ -131,7 +133,7 @@ impl PageBlob {
         }
     }
 
-    /// Writes pages from this offset. Azure compares the body with its MD5.
+    /// Writes pages at this offset. Azure verifies the body with its MD5.
     pub async fn write(&self, at: u64, bytes: &Bytes) -> Result<(), AzureError> {
         let range = checked(at, bytes.len() as u64)?;
         let md5 = base64::engine::general_purpose::STANDARD.encode(Md5::digest(bytes));
@@ -151,7 +153,7 @@ impl PageBlob {
         if answer.status == StatusCode::CREATED { Ok(()) } else { Err(refused(&action, &answer)) }
     }
 
-    /// Reads pages.
+    /// Reads a range of pages.
     pub async fn read(&self, pages: Range<u64>) -> Result<Bytes, AzureError> {
         let len = pages.end.saturating_sub(pages.start);
         let range = checked(pages.start, len)?;
@@ -170,7 +172,7 @@ impl PageBlob {
         }
     }
 
-    /// The pages that were written and not cleared, in order, as ranges of bytes.
+    /// The ranges of bytes that were written and not cleared, in order.
     pub async fn pages(&self) -> Result<Vec<Range<u64>>, AzureError> {
         let action = "cannot list the pages of the blob";
         let mut found: Vec<Range<u64>> = Vec::new();
@@ -200,7 +202,7 @@ impl PageBlob {
                 Some(next) => marker = next,
             }
         }
-        Err(AzureError::new(AzureErrorKind::Invalid, format!("{action}: the list does not end")))
+        Err(AzureError::new(AzureErrorKind::Invalid, format!("{action}: the list has too many segments")))
     }
 
     async fn send(
@@ -222,7 +224,7 @@ impl PageBlob {
             if !matches!(answer.status, StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED) {
                 return Ok(answer);
             }
-            // Another request may have renewed it meanwhile.
+            // Another request may have renewed the URL in the meantime.
             let current = self.url().await?;
             if current == url {
                 if is_renewed {
@@ -260,8 +262,8 @@ fn request(
         url_text.push(if url.query().is_some() { '&' } else { '?' });
         url_text.push_str(query);
     }
-    // Its error says nothing of the URL.
-    let uri: Uri = url_text.parse().map_err(|_| format!("the URL {} is odd", without_query(url)))?;
+    // The parser's error does not contain the URL.
+    let uri: Uri = url_text.parse().map_err(|_| format!("the URL {} is invalid", without_query(url)))?;
     let mut request = Request::new(Full::new(body.clone()));
     *request.method_mut() = method.clone();
     *request.uri_mut() = uri;
@@ -271,7 +273,7 @@ fn request(
         into.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
     }
     for &(name, value) in headers {
-        let value = HeaderValue::from_str(value).map_err(|_| format!("the value of {name} is odd"))?;
+        let value = HeaderValue::from_str(value).map_err(|_| format!("the value of the header {name} is invalid"))?;
         into.insert(HeaderName::from_static(name), value);
     }
     if headers.iter().any(|(name, _)| *name == "x-ms-blob-type") {
@@ -280,7 +282,7 @@ fn request(
     Ok(request)
 }
 
-/// The text of a range that Azure takes.
+/// The text of a range, if Azure accepts the range.
 fn checked(at: u64, len: u64) -> Result<String, AzureError> {
     let is_whole = at.is_multiple_of(PAGE_BYTES) && len.is_multiple_of(PAGE_BYTES);
     match at.checked_add(len) {
@@ -289,12 +291,12 @@ fn checked(at: u64, len: u64) -> Result<String, AzureError> {
         }
         _ => Err(AzureError::new(
             AzureErrorKind::Invalid,
-            format!("{len} bytes at {at} are not whole pages of at most 4 MiB"),
+            format!("{len} bytes at {at} are not a range of whole pages of at most 4 MiB"),
         )),
     }
 }
 
-/// The error of an answer that was not expected.
+/// The error for an unexpected answer.
 fn refused(action: &str, answer: &Answer) -> AzureError {
     let code = answer.header("x-ms-error-code").unwrap_or("no error code");
     let kind = match answer.status.as_u16() {
@@ -307,13 +309,13 @@ fn refused(action: &str, answer: &Answer) -> AzureError {
     match kind {
         AzureErrorKind::Denied => error.advise("the signature needs the rights to read, write and create"),
         AzureErrorKind::Busy => {
-            error.advise("see whether another program has a lease on the blob, or writes it")
+            error.advise("check whether another program has a lease on the blob, or writes to it")
         }
         _ => error,
     }
 }
 
-/// The ranges of `<PageList>`, and where the list goes on. Ranges in `<ClearRange>` are not written pages.
+/// The ranges of `<PageList>`, and the marker of the next segment. Ranges in `<ClearRange>` are not written pages.
 fn page_list(xml: &[u8]) -> Result<(Vec<Range<u64>>, Option<String>), String> {
     let text = std::str::from_utf8(xml).map_err(|_| "the list is not text".to_owned())?;
     let mut reader = Reader::from_str(text.trim_start_matches('\u{feff}'));
@@ -321,7 +323,7 @@ fn page_list(xml: &[u8]) -> Result<(Vec<Range<u64>>, Option<String>), String> {
     let (mut name, mut start) = (Vec::new(), None);
     let mut in_range = false;
     loop {
-        match reader.read_event().map_err(|error| format!("the list is no XML: {error}"))? {
+        match reader.read_event().map_err(|error| format!("the list is not XML: {error}"))? {
             Event::Start(element) => {
                 name = element.name().as_ref().to_vec();
                 in_range |= name == b"PageRange";
@@ -343,7 +345,7 @@ fn page_list(xml: &[u8]) -> Result<(Vec<Range<u64>>, Option<String>), String> {
                             || !start.is_multiple_of(PAGE_BYTES)
                             || !end.is_multiple_of(PAGE_BYTES)
                         {
-                            return Err(format!("the range from {start} to {end} is odd"));
+                            return Err(format!("the range from {start} to {end} is invalid"));
                         }
                         ranges.push(start..end);
                     }
@@ -358,7 +360,7 @@ fn page_list(xml: &[u8]) -> Result<(Vec<Range<u64>>, Option<String>), String> {
 }
 
 fn number(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| format!("'{text}' is no offset"))
+    text.parse().map_err(|_| format!("'{text}' is not an offset"))
 }
 
 #[cfg(test)]

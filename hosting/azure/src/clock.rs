@@ -1,26 +1,26 @@
-//! The time, as a parameter, so that a test of waits and of expiry does not wait.
+//! An interface to the clock, so that tests of waits and expiry need not wait.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
-/// A clock that only goes forward.
+/// A monotonic clock.
 #[async_trait]
 pub trait Clock: Debug + Send + Sync {
-    /// The time since some instant.
+    /// The time since an arbitrary instant.
     fn now(&self) -> Duration;
 
-    /// Waits.
+    /// Waits for this time.
     async fn sleep(&self, duration: Duration);
 }
 
-/// The clock of this host.
+/// The monotonic clock of this host.
 #[derive(Clone, Copy, Debug)]
 pub struct HostClock(Instant);
 
 impl HostClock {
-    /// It begins now.
+    /// A clock that starts at zero now.
     pub fn start() -> Self {
         Self(Instant::now())
     }

@@ -1,31 +1,31 @@
-//! Errors of Azure. Two errors differ only if a caller acts differently on them.
+//! Errors of Azure. Two kinds differ only if a caller acts differently on them.
 
-/// The action that an error calls for.
+/// What kind of failure it was, and so what the caller can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AzureErrorKind {
-    /// The request is wrong, and is wrong again when it is repeated.
+    /// The request is wrong; a retry fails too.
     Invalid,
     /// The signature, secret or right is missing, wrong or expired.
     Denied,
-    /// There is no such thing.
+    /// The object does not exist.
     NotFound,
-    /// A thing of this name is there already.
+    /// An object of this name exists already.
     Exists,
-    /// Somebody else changes the thing at the moment.
+    /// Another client is changing the object now.
     Busy,
-    /// Azure asked to wait, or failed, as often as was tried.
+    /// Azure was unavailable or throttled the request in every attempt.
     Unavailable,
-    /// The answer was lost. The request may have been carried out.
+    /// The answer was lost. Azure may have executed the request.
     Unknown,
-    /// Azure has begun it and could not finish it.
+    /// Azure began the operation and could not finish it.
     Failed,
-    /// The subscription has used up what it may have of something.
+    /// The subscription's quota is used up.
     Quota,
-    /// Azure has no room for it there at the moment.
+    /// Azure has no free capacity there now.
     Capacity,
-    /// The data that was read back differs from the data that was sent.
+    /// Data that was read back differs from the data that was sent.
     Damaged,
-    /// The disk that is uploaded could not be read.
+    /// The disk that is being uploaded could not be read.
     Source,
 }
 
@@ -44,21 +44,21 @@ impl AzureError {
         Self { kind, message: message.into(), advice: None }
     }
 
-    /// With what to do.
+    /// Adds advice.
     #[must_use]
     pub fn advise(mut self, advice: &'static str) -> Self {
         self.advice = Some(advice);
         self
     }
 
-    /// With the action before the reason.
+    /// Puts the failed action in front of the message.
     #[must_use]
     pub fn during(mut self, action: &str) -> Self {
         self.message = format!("{action}: {}", self.message);
         self
     }
 
-    /// The action that it calls for.
+    /// The kind of the failure.
     pub const fn kind(&self) -> AzureErrorKind {
         self.kind
     }

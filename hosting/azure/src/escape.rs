@@ -1,6 +1,6 @@
-//! Text as a part of a URL or of a form.
+//! Percent-encodes text for a URL or a form.
 
-/// Everything but letters, digits and `-._~` as `%XX`.
+/// Encodes every byte except letters, digits and `-._~` as `%XX`.
 pub(crate) fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes()

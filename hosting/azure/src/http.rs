@@ -1,5 +1,5 @@
-//! A client for HTTP/1.1 with TLS and connections that are kept. It follows no redirect and repeats nothing, except a request
-//! that a kept connection did not take.
+//! An HTTP/1.1 client with TLS and persistent connections. It follows no redirects and does not retry, except if a
+//! persistent connection was closed before the request was sent.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -24,19 +24,19 @@ use crate::error::{AzureError, AzureErrorKind};
 /// The longest answer.
 pub const ANSWER_MAX_BYTES: usize = 8 << 20;
 
-/// How long a connection may take, with TLS.
+/// Timeout for a connection, including the TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long an answer may take, with its body.
+/// Timeout for an answer, including its body.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The most connections to one server that are kept while nobody uses them.
+/// The most idle connections that are kept for one server.
 const IDLE_MAX: usize = 16;
 
-/// The address at which Azure answers its own machines, without TLS.
+/// The address of Azure's instance metadata service, which has no TLS.
 const METADATA_HOST: &str = "169.254.169.254";
 
-/// An answer as a whole.
+/// A complete answer.
 #[derive(Clone)]
 pub struct Answer {
     /// Its status.
@@ -48,30 +48,30 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The text of a header.
+    /// The value of a header as text.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// How long the server asks to wait.
+    /// The time that the server asks the client to wait.
     pub fn retry_after(&self) -> Option<Duration> {
         self.header("retry-after").and_then(|text| text.trim().parse().ok()).map(Duration::from_secs)
     }
 }
 
 impl fmt::Debug for Answer {
-    /// Without the body and the headers, which may hold a secret.
+    /// Omits the body and the headers, which may contain a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Answer").field("status", &self.status).finish_non_exhaustive()
     }
 }
 
-/// A request without an answer.
+/// A failed request.
 #[derive(Debug)]
 pub struct SendError {
-    /// Whether the server may have carried it out.
+    /// Whether the server may have executed the request.
     pub may_be_done: bool,
-    /// Why there is no answer.
+    /// The reason.
     pub why: String,
 }
 
@@ -83,7 +83,7 @@ impl SendError {
 
 type Sender = SendRequest<Full<Bytes>>;
 
-/// Sends requests, each over a connection of its own, which is kept for the next one.
+/// Sends each request over an idle connection or a new one.
 pub struct HttpClient {
     tls: TlsConnector,
     idle: Mutex<HashMap<String, Vec<Sender>>>,
@@ -96,20 +96,20 @@ impl fmt::Debug for HttpClient {
 }
 
 impl HttpClient {
-    /// A client that believes the authorities of this host.
+    /// A client that trusts the certificate authorities of this host.
     pub fn new() -> Result<Arc<Self>, AzureError> {
         let mut roots = RootCertStore::empty();
-        // An authority that cannot be parsed is left out, as other programs do.
+        // A certificate that cannot be parsed is skipped, as in other programs.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_safe_default_protocol_versions()
-            .map_err(|error| AzureError::new(AzureErrorKind::Invalid, format!("cannot speak TLS: {error}")))?
+            .map_err(|error| AzureError::new(AzureErrorKind::Invalid, format!("cannot set up TLS: {error}")))?
             .with_root_certificates(roots)
             .with_no_client_auth();
         Ok(Arc::new(Self { tls: TlsConnector::from(Arc::new(config)), idle: Mutex::default() }))
     }
 
-    /// Sends a request whose URI has a scheme and a host, and reads the whole answer.
+    /// Sends a request, and reads the whole answer. The request's URI must have a scheme and a host.
     pub async fn send(&self, request: Request<Full<Bytes>>) -> Result<Answer, SendError> {
         let origin = Origin::of(request.uri()).map_err(SendError::not_sent)?;
         let (mut parts, body) = request.into_parts();
@@ -123,7 +123,7 @@ impl HttpClient {
             match tokio::time::timeout(ANSWER_TIMEOUT, sender.try_send_request(request)).await {
                 Err(_) => return Err(late()),
                 Ok(Ok(answer)) => return self.read(&origin.key, sender, answer).await,
-                // The server closed the connection meanwhile, and the request was not sent.
+                // The server has closed the idle connection, and the request was not sent.
                 Ok(Err(mut failed)) => match failed.take_message() {
                     Some(again) => request = again,
                     None => return Err(lost(failed.error())),
@@ -132,7 +132,7 @@ impl HttpClient {
         }
         let connecting = tokio::time::timeout(CONNECT_TIMEOUT, self.connect(&origin));
         let connected =
-            connecting.await.map_err(|_| SendError::not_sent("it does not answer within 15 s"))?;
+            connecting.await.map_err(|_| SendError::not_sent("no connection within 15 s"))?;
         let mut sender = connected.map_err(SendError::not_sent)?;
         match tokio::time::timeout(ANSWER_TIMEOUT, sender.send_request(request)).await {
             Err(_) => Err(late()),
@@ -166,7 +166,7 @@ impl HttpClient {
     async fn connect(&self, origin: &Origin) -> Result<Sender, String> {
         let text = |error: &dyn fmt::Display| error.to_string();
         let stream = TcpStream::connect((origin.host.as_str(), origin.port)).await.map_err(|e| text(&e))?;
-        // Without it, only the latency of small requests is worse.
+        // If this fails, only the latency of small requests is worse.
         let _ = stream.set_nodelay(true);
         if !origin.is_encrypted {
             let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|e| text(&e))?;
@@ -189,13 +189,13 @@ fn late() -> SendError {
     SendError { may_be_done: true, why: "no answer within 60 s".to_owned() }
 }
 
-/// A URL without its query, which may hold a signature.
+/// A URL without its query, which may contain a signature.
 pub fn without_query(uri: &Uri) -> String {
     let scheme = uri.scheme_str().unwrap_or("https");
     format!("{scheme}://{}{}", uri.authority().map_or("", |it| it.as_str()), uri.path())
 }
 
-/// The address that a request goes to.
+/// The server that a request goes to.
 struct Origin {
     key: String,
     authority: String,
@@ -214,8 +214,8 @@ impl Origin {
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
         let is_encrypted = match uri.scheme_str() {
             Some("https") => true,
-            Some("http") if is_near(&host) => false,
-            _ => return Err(format!("{shown} is not https, and secrets would be seen on the way")),
+            Some("http") if is_on_this_machine(&host) => false,
+            _ => return Err(format!("{shown} is not https, so secrets would be readable on the network")),
         };
         let port = authority.port_u16().unwrap_or(if is_encrypted { 443 } else { 80 });
         let key = format!("{is_encrypted} {authority}");
@@ -223,8 +223,8 @@ impl Origin {
     }
 }
 
-/// Whether what is sent there stays on this host.
-fn is_near(host: &str) -> bool {
+/// Whether a request to the host stays on this machine.
+fn is_on_this_machine(host: &str) -> bool {
     matches!(host, "localhost" | "127.0.0.1" | "::1") || host == METADATA_HOST
 }
 

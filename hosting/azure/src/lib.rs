@@ -1,4 +1,5 @@
-//! Talks to Azure: uploads disks as page blobs, gets the tokens of its management, and makes resources by name.
+//! A client of Azure: uploads disks as page blobs, gets tokens for Azure Resource Manager, and creates resources by
+//! name.
 //!
 //! ```text
 //!   PageSource (a version) --> upload --> blob (one request each) --> pacer (waits, retries) --> http --> Azure
@@ -6,19 +7,21 @@
 //! ```
 //!
 //! Guarantees
-//! - Only pages that differ from what the blob holds are sent. A page blob reads as zeroes where nothing was sent.
-//! - An upload that was cut off at any request is continued by the same call. Pages that the blob has are read back and compared.
-//! - The service checks each write by its MD5. A disk is complete when its footer is there, which is written last.
-//! - A URL's query, which holds the signature, a secret and a token are never in an error, a log or a debug output. Secrets are
-//!   sent over TLS only, except to this host and to the metadata service of the machine.
+//! - Only pages that differ from the blob's contents are sent. Pages that were never written read as zeroes.
+//! - An upload that was interrupted at any point is continued by the same call. Pages that the blob already has are
+//!   read back and compared.
+//! - Azure verifies each write with its MD5. The footer of the disk is written last, so a disk with a footer is
+//!   complete.
+//! - Secrets, tokens and the query of a URL, which contains a signature, never appear in errors, logs or debug
+//!   output. Secrets are sent over TLS only, except to this host and to the metadata service of the machine.
 //!
 //! Limits
 //! - 4 MiB a write and a read ([`blob::WRITE_MAX_BYTES`]): Azure's limit.
-//! - [`upload::UploadOptions::in_flight`] requests at a time; each has 8 MiB of memory at most.
-//! - An answer has at most 8 MiB ([`http::ANSWER_MAX_BYTES`]) and 60 s; a connection, 15 s.
-//! - [`pacer::PacerOptions`]: how often a request is repeated, and for how long.
+//! - [`upload::UploadOptions::in_flight`] requests at a time; each uses at most 8 MiB of memory.
+//! - At most 8 MiB ([`http::ANSWER_MAX_BYTES`]) and 60 s for an answer, 15 s for a connection.
+//! - [`pacer::PacerOptions`]: how many times a request is sent, and for how long it is retried.
 //!
-//! Errors: [`error::AzureErrorKind`] has a kind for each way in which a caller acts.
+//! Errors: [`error::AzureErrorKind`] has one kind for each way in which a caller reacts.
 //!
 //! Not done here: HTTP proxies, HTTP/2, redirects.
 //!

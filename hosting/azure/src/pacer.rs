@@ -1,13 +1,14 @@
-//! Repeats requests that Azure could not answer, and makes all requests of a group wait while Azure asks one of them to wait.
+//! Retries requests that failed temporarily. If Azure asks one request of a group to wait, all requests of the group
+//! wait.
 //!
-//! | answer | what happens |
+//! | answer | reaction |
 //! |---|---|
-//! | 429, 503 with `Retry-After` | all requests of the group wait so long, at most 5 minutes |
-//! | 429 without it | all wait: 4 s, doubled with each time up to 2 minutes |
-//! | 408, 500, 502, 503, 504, no answer | this request waits as long, the others go on |
-//! | anything else | is given to the caller |
+//! | 429 or 503 with `Retry-After` | all requests of the group wait for that time, at most 5 minutes |
+//! | 429 without `Retry-After` | all requests of the group wait for 4 s, doubled with each attempt up to 2 minutes |
+//! | 408, 500, 502, 503, 504, or no answer | only this request waits, for the same times |
+//! | any other | the answer is returned to the caller |
 //!
-//! Up to a quarter is added to a wait, so that several programs do not come back at one instant.
+//! A random part of up to a quarter is added to each wait, so that several programs do not retry at the same instant.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +20,7 @@ use crate::clock::Clock;
 use crate::error::{AzureError, AzureErrorKind};
 use crate::http::{Answer, SendError};
 
-/// How requests are repeated.
+/// The parameters of retries.
 #[derive(Clone, Debug)]
 pub struct PacerOptions {
     /// The first wait without `Retry-After`.
@@ -28,14 +29,14 @@ pub struct PacerOptions {
     pub longest_wait: Duration,
     /// The longest wait that Azure may ask for.
     pub retry_after_max: Duration,
-    /// How often a request is sent.
+    /// The most attempts for one request.
     pub attempts: u32,
-    /// The seed of the random numbers.
+    /// The seed of the random parts of waits.
     pub seed: u64,
 }
 
 impl PacerOptions {
-    /// What Azure's documents advise.
+    /// The values that Azure's documentation recommends.
     pub const fn new(seed: u64) -> Self {
         Self {
             first_wait: Duration::from_secs(4),
@@ -47,7 +48,7 @@ impl PacerOptions {
     }
 }
 
-/// Of one group of requests, such as those of a subscription in a region.
+/// The pacer of one group of requests, such as those of a subscription in a region.
 #[derive(Debug)]
 pub struct Pacer {
     options: PacerOptions,
@@ -57,23 +58,22 @@ pub struct Pacer {
 
 #[derive(Debug)]
 struct State {
-    /// Nothing is sent before.
+    /// No request of the group is sent before this time.
     not_before: Duration,
-    /// The next random number comes from this one.
+    /// The state of the random number generator.
     random: u64,
 }
 
 impl Pacer {
-    /// A pacer of a group that has not sent anything yet.
+    /// A pacer for a group that has sent no request yet.
     pub fn new(options: PacerOptions, clock: Arc<dyn Clock>) -> Self {
         let state = State { not_before: Duration::ZERO, random: options.seed };
         Self { options, clock, state: Mutex::new(state) }
     }
 
-    /// Sends a request until there is an answer that is not to be repeated. `action` begins the error.
+    /// Sends a request until its answer is not a temporary failure. `action` is the beginning of the error message.
     ///
-    /// The request must have the same effect whether it is carried out once or twice, because it is repeated after a lost
-    /// answer.
+    /// The request must have the same effect if it is executed twice, because it is repeated after a lost answer.
     pub async fn send<F>(&self, action: &str, mut request: impl FnMut() -> F) -> Result<Answer, AzureError>
     where
         F: Future<Output = Result<Answer, SendError>>,
@@ -96,14 +96,14 @@ impl Pacer {
             let holds_all = is_throttled || asked.is_some();
             let delay = self.delay(attempt, asked);
             if holds_all {
-                // Also if this request is given up: Azure has asked all to wait.
+                // Even if this request is given up, because Azure has asked the whole group to wait.
                 self.hold(delay);
             }
             if attempt >= self.options.attempts {
                 let kind = if may_be_done { AzureErrorKind::Unknown } else { AzureErrorKind::Unavailable };
                 let times = if attempt == 1 { "once".to_owned() } else { format!("{attempt} times") };
-                let what = format!("{action}: tried {times}; the last time: {why}");
-                let advice = "try again later; what was done is not done again";
+                let what = format!("{action}: tried {times}; the last attempt: {why}");
+                let advice = "try again later; completed steps are not repeated";
                 return Err(AzureError::new(kind, what).advise(advice));
             }
             if !holds_all {
@@ -112,7 +112,7 @@ impl Pacer {
         }
     }
 
-    /// How long to wait after the attempt of this number.
+    /// The wait after this attempt. `asked`: the wait that Azure asks for.
     fn delay(&self, attempt: u32, asked: Option<Duration>) -> Duration {
         let delay = match asked {
             Some(asked) => asked.min(self.options.retry_after_max),
@@ -122,7 +122,7 @@ impl Pacer {
             }
         };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // Knuth's generator, of which the upper bits are taken.
+        // Knuth's linear congruential generator; its upper bits are used.
         state.random =
             state.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let part = u32::try_from(state.random >> 48).unwrap_or_default();
@@ -135,7 +135,8 @@ impl Pacer {
         state.not_before = state.not_before.max(until);
     }
 
-    /// Waits until the group may send. Another request may be told to wait meanwhile, so it looks again.
+    /// Waits until the group may send. Another request may prolong the wait meanwhile, so the time is checked again
+    /// afterwards.
     async fn wait(&self) {
         loop {
             let until = self.state.lock().unwrap_or_else(PoisonError::into_inner).not_before;
@@ -159,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// A wait is over at once, and the clock shows that it was.
+    /// A clock whose waits end at once; the clock advances by the wait.
     #[derive(Debug, Default)]
     struct Fast(Mutex<Duration>);
 
@@ -189,7 +190,8 @@ mod tests {
 
     type Answering = fn() -> Result<Answer, SendError>;
 
-    /// Gives these answers, the last of them from then on. The result, and the seconds at which each was asked for.
+    /// Answers with these in turn, and then always with the last one. Returns the result, and the second of each
+    /// request.
     async fn run(
         (pacer, clock): &(Pacer, Arc<Fast>),
         answers: &[Answering],
@@ -204,7 +206,7 @@ mod tests {
         (sent, asked)
     }
 
-    /// Up to a quarter is added to each.
+    /// Each gap may be longer by a quarter.
     fn assert_gaps(times: &[u64], expected: &[u64]) {
         let gaps: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
         assert_eq!(gaps.len(), expected.len(), "{times:?}");
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn waits_are_those_that_azure_asks_for_or_doubled() {
+    async fn waits_follow_retry_after_or_are_doubled() {
         let asked: [Answering; 3] =
             [|| answer(429, Some("7")), || answer(503, Some("86400")), || answer(201, None)];
         let (sent, times) = run(&pacer(), &asked).await;
@@ -233,7 +235,7 @@ mod tests {
         let refused = || Err(SendError { may_be_done: false, why: "nobody listens".to_owned() });
         assert_eq!(run(&pacer(), &[lost, refused]).await.0, Err(AzureErrorKind::Unknown));
         assert_eq!(run(&pacer(), &[refused]).await.0, Err(AzureErrorKind::Unavailable));
-        // A refused request is not repeated.
+        // A refused request is not retried.
         assert_eq!(run(&pacer(), &[|| answer(403, None)]).await, (Ok(403), vec![0]));
     }
 
@@ -245,7 +247,7 @@ mod tests {
         assert_eq!(run(&both, &[|| answer(429, Some("40"))]).await.1, [0]);
         let (sent, times) = run(&both, &[|| answer(200, None)]).await;
         assert!(sent == Ok(200) && times[0] >= 40, "{times:?}");
-        // A server that has failed once does not stop the others.
+        // A server error of one request does not delay the others.
         assert_eq!(run(&both, &[|| answer(500, None)]).await.1, times);
         assert_eq!(run(&both, &[|| answer(200, None)]).await.1, times);
     }

@@ -1,13 +1,13 @@
-//! Tokens for Azure's management: of a client secret, of a managed identity, or of a workload identity.
+//! Gets tokens for Azure Resource Manager with a client secret, a managed identity or a workload identity.
 //!
-//! | flow | asks | shows |
+//! | flow | asks | authenticates with |
 //! |---|---|---|
-//! | client secret | `AUTHORITY/TENANT/oauth2/v2.0/token` | the secret, read from its file each time |
-//! | workload identity | the same | the token in the file that the cluster keeps new, read each time |
-//! | managed identity | the metadata service of the machine | nothing: Azure knows the machine |
+//! | client secret | `AUTHORITY/TENANT/oauth2/v2.0/token` | the secret, read from its file for each request |
+//! | workload identity | the same URL | the token in the file that the cluster renews, read for each request |
+//! | managed identity | the metadata service of the machine | nothing: Azure recognises the machine |
 //!
-//! A token is kept until five minutes before it expires. Of callers that need a new token at one time, one asks. A secret or
-//! token is never in an error, a log or a debug output.
+//! A token is reused until five minutes before it expires. If several callers need a new token at the same time, only
+//! one request is sent. A secret or token never appears in errors, logs or debug output.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -30,25 +30,25 @@ use crate::pacer::Pacer;
 /// The longest file of a secret or token.
 const SECRET_MAX_BYTES: usize = 64 << 10;
 
-/// A token is replaced so long before it expires, because a clock may be wrong and a request takes time.
+/// A token is replaced this long before it expires, because a clock may be wrong and a request takes time.
 const EXPIRES_EARLY: Duration = Duration::from_secs(300);
 
 /// The path and API version of a machine's metadata service.
 const METADATA_PATH: &str = "/metadata/identity/oauth2/token?api-version=2018-02-01";
 
-/// Where Azure is. There are other clouds than the public one.
+/// URLs of Azure's services. Clouds other than the public one have other URLs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoints {
-    /// The login service, without a slash at the end.
+    /// The login service, without a trailing slash.
     pub authority: String,
-    /// The management service, without a slash at the end.
+    /// The management service, without a trailing slash.
     pub management: String,
-    /// The metadata service, without a slash at the end.
+    /// The metadata service, without a trailing slash.
     pub metadata: String,
 }
 
 impl Default for Endpoints {
-    /// Those of the public cloud.
+    /// The URLs of the public cloud.
     fn default() -> Self {
         Self {
             authority: "https://login.microsoftonline.com".to_owned(),
@@ -58,41 +58,41 @@ impl Default for Endpoints {
     }
 }
 
-/// How this program shows who it is.
+/// The identity of this program in Azure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credential {
     /// An application and its secret.
     ClientSecret {
-        /// The directory of the application: an UUID or a domain.
+        /// The tenant of the application: a UUID or a domain.
         tenant: String,
-        /// The application.
+        /// The client ID of the application.
         client: String,
         /// The file with the secret.
         secret_file: PathBuf,
     },
-    /// An application that trusts the tokens of a cluster.
+    /// An application that trusts tokens of a Kubernetes cluster.
     WorkloadIdentity {
-        /// The directory of the application: an UUID or a domain.
+        /// The tenant of the application: a UUID or a domain.
         tenant: String,
-        /// The application.
+        /// The client ID of the application.
         client: String,
-        /// The file with the cluster's token, usually that of `AZURE_FEDERATED_TOKEN_FILE`.
+        /// The file with the cluster's token; usually `AZURE_FEDERATED_TOKEN_FILE` contains its path.
         token_file: PathBuf,
     },
     /// The machine on which this program runs.
     ManagedIdentity {
-        /// The identity, if the machine has several.
+        /// The client ID of the identity, if the machine has several.
         client: Option<String>,
     },
 }
 
 struct Token {
     text: Arc<str>,
-    /// By the clock of the source.
+    /// Expiry, by the clock of the source.
     good_until: Duration,
 }
 
-/// Gives tokens.
+/// Provides valid tokens.
 pub struct TokenSource {
     http: Arc<HttpClient>,
     pacer: Pacer,
@@ -103,13 +103,13 @@ pub struct TokenSource {
 }
 
 impl fmt::Debug for TokenSource {
-    /// Without the token.
+    /// Omits the token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TokenSource").field("credential", &self.credential).finish_non_exhaustive()
     }
 }
 
-/// An answer with a token. Numbers are texts in answers of the metadata service.
+/// A successful answer. The metadata service sends numbers as text.
 #[derive(Deserialize)]
 struct Granted {
     access_token: String,
@@ -123,7 +123,7 @@ enum Number {
     Text(String),
 }
 
-/// An answer that refuses.
+/// A refusal.
 #[derive(Default, Deserialize)]
 struct Refused {
     #[serde(default)]
@@ -133,7 +133,7 @@ struct Refused {
 }
 
 impl TokenSource {
-    /// Nothing is asked yet.
+    /// Sends no request yet.
     pub fn new(
         http: Arc<HttpClient>,
         pacer: Pacer,
@@ -144,12 +144,12 @@ impl TokenSource {
         Self { http, pacer, clock, endpoints, credential, kept: Mutex::default() }
     }
 
-    /// The management service, for which the tokens are.
+    /// The URL of the management service that the tokens are for.
     pub fn management(&self) -> &str {
         &self.endpoints.management
     }
 
-    /// A token that is good for at least some minutes.
+    /// A token that is valid for at least a few minutes.
     pub async fn token(&self) -> Result<Arc<str>, AzureError> {
         let mut kept = self.kept.lock().await;
         if let Some(token) = kept.as_ref().filter(|token| self.clock.now() < token.good_until) {
@@ -163,7 +163,7 @@ impl TokenSource {
             return Err(self.refused(&action, &answer));
         }
         // The parser's error may quote the token, so it is not shown.
-        let odd = || AzureError::new(AzureErrorKind::Invalid, format!("{action}: the answer holds no token"));
+        let odd = || AzureError::new(AzureErrorKind::Invalid, format!("{action}: the answer contains no token"));
         let granted: Granted = serde_json::from_slice(&answer.body).map_err(|_| odd())?;
         let expires_in_s = match granted.expires_in {
             Number::Plain(seconds) => seconds,
@@ -174,7 +174,7 @@ impl TokenSource {
         }
         let good_for = Duration::from_secs(expires_in_s).saturating_sub(EXPIRES_EARLY);
         let text: Arc<str> = granted.access_token.into();
-        // A day is more than Azure gives, and does not overflow.
+        // At most a day: more than Azure grants, and no overflow.
         *kept = Some(Token {
             text: text.clone(),
             good_until: asked_at + good_for.min(Duration::from_secs(86_400)),
@@ -182,7 +182,7 @@ impl TokenSource {
         Ok(text)
     }
 
-    /// Forgets a token that Azure has refused, so that the next call asks for another one.
+    /// Discards a token that Azure has refused, so that the next call gets another.
     pub async fn forget(&self, refused: &str) {
         let mut kept = self.kept.lock().await;
         if kept.as_ref().is_some_and(|token| *token.text == *refused) {
@@ -238,7 +238,8 @@ impl TokenSource {
                 let url = format!("{}{METADATA_PATH}&resource={resource}{client}", self.endpoints.metadata);
                 let mut request = Request::new(Full::default());
                 *request.uri_mut() = parsed(action, &url)?;
-                // Without it the service refuses: a request that was forwarded by mistake does not have it.
+                // The service refuses requests without this header, because a request that was forwarded by mistake
+                // lacks it.
                 request.headers_mut().insert("metadata", HeaderValue::from_static("true"));
                 Ok(request)
             }
@@ -262,31 +263,31 @@ impl TokenSource {
         Ok(request)
     }
 
-    /// The error of a refusal. The service's own text is left out, because it may quote what was sent; its code tells the
-    /// reasons apart.
+    /// The error for a refusal. The service's own text is omitted, because it may quote the secret; the code
+    /// distinguishes the reasons.
     fn refused(&self, action: &str, answer: &Answer) -> AzureError {
         let refused: Refused = serde_json::from_slice(&answer.body).unwrap_or_default();
         let code = refused.error_codes.first().copied().unwrap_or_default();
         let (why, advice) = match code {
             7_000_222 => (
                 "its secret has expired (AADSTS7000222)".to_owned(),
-                "make a new secret of the application, and write it to the file",
+                "create a new secret for the application, and write its Value to the file",
             ),
             7_000_215 => (
                 "its secret is wrong (AADSTS7000215)".to_owned(),
-                "write the value of the secret to the file; its ID is something else",
+                "write the secret's Value (shown once by Azure) to the file, not its Secret ID",
             ),
             90_002 | 900_023 => (
                 format!("there is no such tenant (AADSTS{code})"),
-                "name the directory in which the application is, as an UUID or a domain",
+                "give the tenant of the application as a UUID or a domain",
             ),
             700_016 => (
                 "the tenant has no such application (AADSTS700016)".to_owned(),
-                "see whether tenant and application belong together",
+                "check that the application belongs to the tenant",
             ),
             700_024 => (
                 "the cluster's token has expired (AADSTS700024)".to_owned(),
-                "see whether the cluster still writes new tokens to the file, and whether the clocks are right",
+                "check that the cluster still renews the token in the file, and that the clocks are right",
             ),
             70_021 | 700_213 => (
                 format!("the application does not trust the cluster's token (AADSTS{code})"),
@@ -294,7 +295,7 @@ impl TokenSource {
             ),
             0 if matches!(self.credential, Credential::ManagedIdentity { .. }) => (
                 format!("the metadata service answers {}", answer.status),
-                "give the machine an identity, and name it if there are several",
+                "assign an identity to the machine, and name it if the machine has several",
             ),
             _ => {
                 let known = [
@@ -307,7 +308,7 @@ impl TokenSource {
                 let error = known.iter().find(|known| **known == refused.error).unwrap_or(&"another error");
                 (
                     format!("the login service answers {} ({error}, AADSTS{code})", answer.status),
-                    "look the code up at https://login.microsoftonline.com/error",
+                    "look up the code at https://login.microsoftonline.com/error",
                 )
             }
         };
@@ -317,23 +318,23 @@ impl TokenSource {
 
 fn parsed(action: &str, url: &str) -> Result<Uri, AzureError> {
     url.parse().map_err(|_| {
-        AzureError::new(AzureErrorKind::Invalid, format!("{action}: an address of the connection is no URL"))
+        AzureError::new(AzureErrorKind::Invalid, format!("{action}: an endpoint of the connection is not a valid URL"))
     })
 }
 
 fn read_secret(action: &str, path: &std::path::Path) -> Result<String, AzureError> {
     let invalid = |why: &dyn fmt::Display| {
         let what = format!("{action}: cannot read {}: {why}", path.display());
-        AzureError::new(AzureErrorKind::Denied, what).advise("write the secret alone to the file")
+        AzureError::new(AzureErrorKind::Denied, what).advise("write only the secret to the file")
     };
     let length = std::fs::metadata(path).map_err(|error| invalid(&error))?.len();
     if length > SECRET_MAX_BYTES as u64 {
-        return Err(invalid(&"it is too long for a secret"));
+        return Err(invalid(&"the file is too long for a secret"));
     }
     let text = std::fs::read_to_string(path).map_err(|error| invalid(&error))?;
     let secret = text.trim();
     if secret.is_empty() {
-        return Err(invalid(&"it is empty"));
+        return Err(invalid(&"the file is empty"));
     }
     Ok(secret.to_owned())
 }

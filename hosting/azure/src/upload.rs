@@ -1,14 +1,14 @@
-//! Uploads a disk into a page blob: what differs is written, what is equal is not.
+//! Uploads a disk to a page blob: writes only the pages that differ from the blob's contents.
 //!
 //! ```text
 //!   for each window of 4 MiB, several at a time:
 //!     wanted = the bytes of the disk, or zeroes where it has no data
-//!     there  = the pages that the blob has, read back; zeroes where it has none
-//!     write the pages that differ; clear those that are to be zeroes
-//!   then the footer, and a look at the list of pages
-//! ```
-//! So an upload that was cut off goes on with the same call, and one over other contents gives the same blob. Nothing is
-//! read back from a blob that is new.
+//!     wanted = the bytes of the disk, or zeroes in its holes
+//!     there  = the pages that the blob has, read back, or zeroes in its holes
+//!     write the pages that differ; clear those that must become zero
+//!   then write the footer, and check the list of pages
+//! So the same call continues an interrupted upload, and an upload over other contents gives the same blob. Nothing
+//! is read back from a new blob.
 
 use std::io;
 use std::ops::Range;
@@ -22,52 +22,56 @@ use futures_util::stream;
 use crate::blob::{PAGE_BYTES, PageBlob, WRITE_MAX_BYTES};
 use crate::error::{AzureError, AzureErrorKind};
 
-/// Equal pages between two pages that are sent are sent too, if there are not more of them: a request costs more.
+/// A gap of equal pages between two changed ranges is sent too if it is not longer than this, because an additional
+/// request would cost more.
 const GAP_BYTES: usize = 32 << 10;
 
 const PAGE: usize = 512;
 
-/// A disk that is uploaded.
+/// A disk to upload.
 #[async_trait]
 pub trait PageSource: Send + Sync {
-    /// The first range at or after `from` that may have other bytes than zero. Its ends need not be on pages.
+    /// The first range at or after `from` that may contain bytes other than zero. Its ends need not be page
+    /// boundaries.
     async fn next_data(&self, from: u64) -> io::Result<Option<Range<u64>>>;
 
-    /// The bytes of a range of whole pages, which may go beyond the end of the disk: there are zeroes.
+    /// The bytes of a range of whole pages. Bytes beyond the end of the disk are zeroes.
     async fn read(&self, range: Range<u64>) -> io::Result<Bytes>;
 }
 
-/// What is uploaded, and how.
+/// The parameters of an upload.
 #[derive(Clone, Debug)]
 pub struct UploadOptions {
-    /// The length of the disk in the blob, in whole pages; the footer follows.
+    /// The length of the disk in the blob, in bytes; a multiple of the page size. The footer follows.
     pub data_bytes: u64,
-    /// The last page.
+    /// The last page of the blob.
     pub footer: [u8; 512],
-    /// Which disk this is, such as the hash of a version. A blob of another content is refused.
+    /// An identifier of the disk's contents, such as the hash of a version. A blob with another identifier is
+    /// refused.
     pub content: String,
-    /// Whether the blob is made. Else it must be there, as a managed disk that waits for an upload.
+    /// Whether the upload creates the blob. If not, the blob must exist, as a managed disk that waits for an upload.
     pub is_created: bool,
-    /// How many windows are worked on at a time.
+    /// The most windows at a time.
     pub in_flight: usize,
-    /// Whether all pages are read back at the end, and compared. Azure compares each write with its MD5 anyway.
+    /// Whether all pages are read back and compared at the end, in addition to Azure's MD5 check of each write.
     pub read_back: bool,
 }
 
-/// What was done.
+/// The result of an upload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UploadReport {
-    /// The pages that were sent.
+    /// Bytes of pages that were written.
     pub sent_bytes: u64,
-    /// The pages that were there already, with the right bytes.
+    /// Bytes of pages that the blob already had.
     pub kept_bytes: u64,
-    /// The pages that were there and are to be zeroes.
+    /// Bytes of pages that the blob had and that were cleared.
     pub cleared_bytes: u64,
-    /// The pages that the blob has at the end.
+    /// Bytes of pages that the blob has at the end.
     pub stored_bytes: u64,
 }
 
-/// Brings the blob to hold the disk. `progress` gets the end of the last window, and the length of the blob.
+/// Makes the contents of the blob equal to the disk. `progress` gets the end of the last finished window, and the
+/// length of the blob.
 pub async fn upload(
     blob: &PageBlob,
     source: &dyn PageSource,
@@ -83,7 +87,7 @@ pub async fn upload(
     let work = Work { blob, source, there: &there, only_compares: false, counts: Counts::default() };
     progress(0, total_bytes);
     work.all(options, &|at| progress(at, total_bytes)).await?;
-    // The last page makes a disk of the blob, so everything else is there before.
+    // The footer is written last: a blob with a footer is a complete disk.
     work.bring(options.data_bytes, Bytes::copy_from_slice(&options.footer)).await?;
     let stored = blob.pages().await?;
     check(blob, source, &stored, options).await?;
@@ -97,7 +101,7 @@ pub async fn upload(
     })
 }
 
-/// Makes the blob or finds it, and gives its pages.
+/// Creates or finds the blob, and lists its pages.
 async fn prepare(
     blob: &PageBlob,
     options: &UploadOptions,
@@ -112,7 +116,7 @@ async fn prepare(
     }
     let missing = || {
         let why = "there is no blob or disk at this URL";
-        AzureError::new(AzureErrorKind::NotFound, why).advise("make the disk for an upload first")
+        AzureError::new(AzureErrorKind::NotFound, why).advise("create the disk for the upload first")
     };
     let facts = blob.facts().await?.ok_or_else(missing)?;
     let other = |why: String| {
@@ -120,21 +124,21 @@ async fn prepare(
         Err(error.advise("nothing was changed; name another blob, or remove this blob first"))
     };
     if !facts.has_pages {
-        return other("the blob that is there is no page blob".to_owned());
+        return other("the existing blob is not a page blob".to_owned());
     }
     if facts.len_bytes != total_bytes {
         return other(format!(
-            "the blob that is there has {} bytes instead of {total_bytes}",
+            "the existing blob has {} bytes instead of {total_bytes}",
             facts.len_bytes
         ));
     }
     if options.is_created && facts.content.as_ref() != Some(&options.content) {
-        return other("the blob that is there was made for something else".to_owned());
+        return other("the existing blob was created for another disk".to_owned());
     }
     blob.pages().await
 }
 
-/// Sees that the footer is there, and compares all pages with the disk if that is wanted.
+/// Checks that the footer exists, and if requested compares all pages with the disk.
 async fn check(
     blob: &PageBlob,
     source: &dyn PageSource,
@@ -156,7 +160,7 @@ async fn check(
 fn differs(at: u64) -> AzureError {
     let why = format!("the blob differs from the disk at byte {at} after the upload");
     AzureError::new(AzureErrorKind::Damaged, why)
-        .advise("repeat the upload, and see whether another program writes to the blob")
+        .advise("repeat the upload, and check whether another program writes to the blob")
 }
 
 #[derive(Debug, Default)]
@@ -166,19 +170,19 @@ struct Counts {
     cleared: AtomicU64,
 }
 
-/// One pass over the disk.
+/// One pass over the disk that writes or compares.
 struct Work<'a> {
     blob: &'a PageBlob,
     source: &'a dyn PageSource,
-    /// The pages of the blob.
+    /// The pages that the blob had at the start.
     there: &'a [Range<u64>],
-    /// A difference is an error instead of a reason to write.
+    /// If set, a difference is an error and is not written.
     only_compares: bool,
     counts: Counts,
 }
 
 impl Work<'_> {
-    /// All windows of the disk in which it or the blob has data.
+    /// Processes all windows in which the disk or the blob has data.
     async fn all(
         &self,
         options: &UploadOptions,
@@ -191,7 +195,7 @@ impl Work<'_> {
             self.window(window).await?;
             Ok::<_, AzureError>(end)
         });
-        // In the order of the disk: everything before the reported position is done.
+        // In order of the disk, so that everything before the reported position is finished.
         let mut working = std::pin::pin!(working.buffered(options.in_flight.max(1)));
         while let Some(end) = working.next().await {
             reached(end?);
@@ -199,11 +203,11 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// The next window at or after `at`, and where the one after it is looked for.
+    /// The next window at or after `at`, and the position at which the search continues.
     async fn next_window(&self, at: u64, data_bytes: u64) -> Option<(Result<Range<u64>, AzureError>, u64)> {
         let data = match self.source.next_data(at).await {
             Ok(data) => data.map(|data| data.start.max(at)),
-            // Nothing is looked for after an error.
+            // After an error the search ends.
             Err(error) => return Some((Err(unread(at, &error)), data_bytes)),
         };
         let next = self.there.partition_point(|pages| pages.end <= at);
@@ -226,7 +230,7 @@ impl Work<'_> {
         self.bring(window.start, wanted).await
     }
 
-    /// Makes the blob hold these bytes from this offset.
+    /// Makes the blob contain these bytes at this offset.
     async fn bring(&self, at: u64, wanted: Bytes) -> Result<(), AzureError> {
         let end = at.saturating_add(wanted.len() as u64);
         let there = self.read_back(at, end).await?;
@@ -250,7 +254,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// The pages of the blob in a window. `None`: no page.
+    /// The blob's bytes in a window. `None`: the blob has no pages there.
     async fn read_back(&self, at: u64, end: u64) -> Result<Option<Vec<u8>>, AzureError> {
         let first = self.there.partition_point(|pages| pages.end <= at);
         let mut bytes = None;
@@ -279,16 +283,16 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
 }
 
-/// What is to be changed in a window.
+/// The changes that a window needs.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Changes {
-    /// Ranges of whole pages, each of zeroes alone or with pages that are not.
+    /// Ranges of whole pages: each is either cleared or written.
     changes: Vec<Range<usize>>,
-    /// Pages other than zero that are right already.
+    /// Bytes of non-zero pages that are already right.
     kept_bytes: u64,
 }
 
-/// Compares pages. Without `there` all pages of the blob are zeroes.
+/// Compares pages. `there` is `None` if the blob has only zeroes.
 fn changes(wanted: &[u8], there: Option<&[u8]>) -> Changes {
     let mut found = Changes::default();
     let mut last_is_zero = false;
@@ -305,7 +309,7 @@ fn changes(wanted: &[u8], there: Option<&[u8]>) -> Changes {
         }
         let end = start + page.len();
         match found.changes.last_mut() {
-            // Pages of zeroes are cleared and others written, so a gap is closed between two written ranges only.
+            // Zero pages are cleared and others written, so a gap is closed only between two ranges of the same kind.
             Some(last) if last_is_zero == page_is_zero && start - last.end <= gap(page_is_zero) => {
                 last.end = end
             }
@@ -316,7 +320,7 @@ fn changes(wanted: &[u8], there: Option<&[u8]>) -> Changes {
     found
 }
 
-/// The longest gap that is written or cleared together with what is on both sides of it.
+/// The longest gap that is written or cleared together with the ranges on both sides.
 const fn gap(is_zero: bool) -> usize {
     if is_zero { 0 } else { GAP_BYTES }
 }
@@ -329,7 +333,7 @@ mod tests {
         text.bytes().flat_map(|page| [if page == b'.' { 0 } else { page }; PAGE]).collect()
     }
 
-    /// In pages.
+    /// Ranges are counted in pages.
     fn found(wanted: &str, there: Option<&str>) -> (Vec<(usize, usize)>, u64) {
         let found = changes(&pages(wanted), there.map(pages).as_deref());
         let ranges = found.changes.iter().map(|range| (range.start / PAGE, range.end / PAGE)).collect();
@@ -341,7 +345,7 @@ mod tests {
         assert_eq!(found("....", None), (vec![], 0));
         assert_eq!(found(".ab.", None), (vec![(1, 3)], 0));
         assert_eq!(found("abcd", Some("abxd")), (vec![(2, 3)], 3));
-        // A short gap is sent, a long gap is not.
+        // A short gap is sent; a long gap is not.
         assert_eq!(found("a..b", None), (vec![(0, 4)], 0));
         let long = format!("a{}b", ".".repeat(GAP_BYTES / PAGE + 1));
         assert_eq!(found(&long, None), (vec![(0, 1), (66, 67)], 0));

@@ -1,14 +1,14 @@
-//! Answers of Azure's management that are no success.
+//! Converts refusals and failures of Azure Resource Manager to errors with advice.
 
 use serde_json::Value;
 
 use crate::error::{AzureError, AzureErrorKind};
 use crate::http::Answer;
 
-/// The longest text of Azure that is shown.
+/// The longest text of Azure that is shown, in characters.
 const MESSAGE_MAX_CHARS: usize = 400;
 
-/// The URL at which an operation is polled: the first of these headers.
+/// The URL for polling an operation: the first of these headers that the answer has.
 pub(super) fn operation_url(answer: &Answer) -> Option<String> {
     let header = answer.header("azure-asyncoperation").or_else(|| answer.header("location"));
     header.map(str::to_owned)
@@ -29,7 +29,7 @@ pub(super) fn refused(action: &str, answer: &Answer) -> AzureError {
 
 /// The error of an operation or a resource that has failed.
 pub(super) fn failed(action: &str, said: &Value) -> AzureError {
-    explained(action, AzureErrorKind::Failed, "Azure has not finished it", said)
+    explained(action, AzureErrorKind::Failed, "Azure could not finish it", said)
 }
 
 fn explained(action: &str, kind: AzureErrorKind, what: &str, body: &Value) -> AzureError {
@@ -54,13 +54,13 @@ fn explained(action: &str, kind: AzureErrorKind, what: &str, body: &Value) -> Az
         }
         "AuthorizationFailed" => (
             AzureErrorKind::Denied,
-            Some("give the identity the role on the resource group that the message names"),
+            Some("give the identity the role that the message names, on the resource group"),
         ),
         "SubscriptionNotFound" | "InvalidSubscriptionId" => (
             AzureErrorKind::NotFound,
-            Some("see whether the subscription belongs to the tenant, and whether the identity sees it"),
+            Some("check that the subscription belongs to the tenant, and that the identity has a role in it"),
         ),
-        "ResourceGroupNotFound" => (AzureErrorKind::NotFound, Some("make the resource group first")),
+        "ResourceGroupNotFound" => (AzureErrorKind::NotFound, Some("create the resource group first")),
         _ => (kind, None),
     };
     let code = if code.is_empty() { "no error code" } else { code };

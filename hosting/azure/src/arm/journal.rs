@@ -1,31 +1,31 @@
-//! The journal of what is asked of Azure. It is written before the request, so that a new client finds what one that was killed
-//! may have made.
+//! The journal of requests to Azure. An entry is written before the request, so that a new client can find resources
+//! that a killed client may have created.
 
 use async_trait::async_trait;
 
 use crate::error::AzureError;
 
-/// What is to be done with a resource.
+/// The operation on a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// It is made.
+    /// The resource is created.
     Make,
-    /// It is deleted.
+    /// The resource is deleted.
     Delete,
 }
 
-/// What was begun, of one resource.
+/// An operation that was begun on one resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What is to be done.
+    /// The operation.
     pub verb: Verb,
-    /// The resource, and the key of the entry.
+    /// The path of the resource. It is the key of the entry.
     pub path: String,
-    /// The version of the interface.
+    /// The API version.
     pub api_version: String,
-    /// The hash of the body; empty of a deletion.
+    /// The hash of the request body; empty for a deletion.
     pub body_hash: String,
-    /// Where Azure says how the operation goes, once it has accepted it. It may be 4 KiB long.
+    /// The URL for polling the operation, after Azure has accepted the request. At most about 4 KiB long.
     pub operation: Option<String>,
 }
 
@@ -35,18 +35,18 @@ impl Entry {
     }
 }
 
-/// Keeps entries durably. Each call is durable when it returns.
+/// Stores journal entries. Each call is durable when it returns.
 #[async_trait]
 pub trait Journal: std::fmt::Debug + Send + Sync {
-    /// Adds an entry, or replaces that of the same path.
+    /// Adds an entry. Replaces the entry of the same path.
     async fn begin(&self, entry: &Entry) -> Result<(), AzureError>;
 
-    /// Notes the URL of the operation.
+    /// Stores the URL for polling the operation in the entry.
     async fn accepted(&self, path: &str, operation: &str) -> Result<(), AzureError>;
 
-    /// Removes an entry, if there is one.
+    /// Removes the entry of the path, if it exists.
     async fn end(&self, path: &str) -> Result<(), AzureError>;
 
-    /// All entries, in the order in which they were begun.
+    /// All entries, in the order of `begin`.
     async fn open(&self) -> Result<Vec<Entry>, AzureError>;
 }

@@ -1,5 +1,5 @@
-//! The resources that an image needs in Azure: a disk for an upload, a definition and a version in a gallery. Names are
-//! determined by the image and its version.
+//! Describes the resources that an image needs in Azure: a disk for an upload, and a definition and a version in a
+//! gallery. Their names are derived from the image and its version.
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use crate::error::{AzureError, AzureErrorKind};
 const DISK_API: &str = "2025-01-02";
 const GALLERY_API: &str = "2024-03-03";
 
-/// Where resources are.
+/// The scope of resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope {
     /// The subscription's UUID.
@@ -28,13 +28,13 @@ impl Scope {
         )
     }
 
-    /// The path of the disk for an upload.
+    /// The path of the disk that receives an upload.
     pub fn disk_path(&self, name: &str) -> String {
         self.compute("disks", name)
     }
 }
 
-/// What the firmware of a machine starts.
+/// The generation of virtual hardware that an image boots on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Generation {
     /// BIOS.
@@ -52,7 +52,7 @@ impl Generation {
     }
 }
 
-/// A disk that waits for an upload of a fixed VHD of this length.
+/// A disk that waits for an upload of a fixed VHD with this file length.
 pub fn disk_for_upload(
     scope: &Scope,
     name: &str,
@@ -62,7 +62,7 @@ pub fn disk_for_upload(
     const MIN_BYTES: u64 = (20 << 20) + 512;
     if file_bytes < MIN_BYTES || file_bytes % (1 << 20) != 512 {
         let why = format!(
-            "cannot make a disk for a VHD of {file_bytes} bytes: Azure takes whole MiB and 512 bytes, at least 20 MiB"
+            "cannot create a disk for a VHD of {file_bytes} bytes: Azure accepts a multiple of 1 MiB plus 512 bytes, at least 20 MiB"
         );
         return Err(AzureError::new(AzureErrorKind::Invalid, why));
     }
@@ -82,7 +82,7 @@ pub fn disk_for_upload(
     })
 }
 
-/// A gallery. Its name has no `-`.
+/// A gallery. Its name must not contain `-`.
 pub fn gallery(scope: &Scope, name: &str) -> Resource {
     Resource {
         path: scope.compute("galleries", name),
@@ -119,8 +119,8 @@ pub fn definition(
     }
 }
 
-/// A version of an image in a gallery, made from a disk. It is never the newest one for others, because a channel of Headwater
-/// says which version boots.
+/// A version of an image in a gallery, made from a disk. Azure's `latest` never selects it, because a channel of
+/// Headwater decides which version boots.
 pub fn version(
     scope: &Scope,
     gallery: &str,

@@ -1,5 +1,5 @@
-//! A management service that makes and deletes resources, with faults, written from Microsoft's documents. Operations take two
-//! looks, and a new resource may not be seen at once.
+//! A fake Azure Resource Manager that creates and deletes resources and injects faults, written from Microsoft's
+//! documentation. An operation ends at its second poll, and a new resource may not be visible at first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,17 +16,17 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
-/// What happens to one request.
+/// The fault that one request meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArmFault {
     /// 429 with `Retry-After: 3`.
     Throttled,
     Unavailable,
-    /// It is carried out, and the connection ends without an answer.
+    /// The request is executed, and the connection ends without an answer.
     CutAfter,
     /// The token is refused.
     Unauthorized,
-    /// The client is killed before it is carried out, or after.
+    /// The client is killed before the request is executed, or after.
     KillBefore,
     KillAfter,
 }
@@ -34,15 +34,15 @@ pub enum ArmFault {
 #[derive(Default)]
 pub struct Management {
     pub resources: BTreeMap<String, Value>,
-    /// How often each was new.
+    /// How many times each resource was created.
     pub created: BTreeMap<String, usize>,
-    /// How often one that was there was changed.
+    /// How many times an existing resource was changed.
     pub changed: usize,
     pub requests: usize,
     pub faults: HashMap<usize, ArmFault>,
-    /// A new resource is not seen at the first so many looks.
+    /// A new resource is not visible in the first `lag` requests.
     pub lag: usize,
-    /// Creations end with this error code and message.
+    /// Creations fail with this error code and message.
     pub failure: Option<(&'static str, &'static str)>,
     unseen: BTreeMap<String, usize>,
     operations: Vec<Operation>,
@@ -82,7 +82,7 @@ impl ArmServer {
                         let (management, killed, url) = (management.clone(), killed.clone(), url.clone());
                         answer(management, killed, url, request)
                     });
-                    // A cut ends it with an error.
+                    // A cut connection ends it with an error.
                     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
                 });
             }
@@ -226,7 +226,7 @@ impl Management {
         }
     }
 
-    /// An operation is over at the second look at it or at its resource.
+    /// An operation ends at the second poll of the operation or of its resource.
     fn advance(&mut self, number: usize) -> bool {
         let operation = &mut self.operations[number];
         operation.looks += 1;
@@ -242,5 +242,5 @@ impl Management {
 }
 
 fn missing() -> Reply {
-    reply(404, &json!({"error": {"code": "ResourceNotFound", "message": "it is not there"}}))
+    reply(404, &json!({"error": {"code": "ResourceNotFound", "message": "it does not exist"}}))
 }

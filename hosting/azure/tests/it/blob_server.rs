@@ -1,5 +1,6 @@
-//! A server of one page blob with faults, written from Azure's documents. It is stricter than Azurite: it refuses writes of more
-//! than 4 MiB, bodies with another MD5, and requests without a valid signature.
+//! A fake server of one page blob that injects faults, written from Azure's documentation. It is stricter than the
+//! emulator Azurite: it refuses writes longer than 4 MiB, bodies with a wrong MD5, and requests without a valid
+//! signature.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,22 +19,22 @@ use tokio::net::TcpListener;
 
 const PAGE: u64 = 512;
 
-/// What happens to one request.
+/// The fault that one request meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// This status, and nothing is done.
+    /// This status; the request is not executed.
     Status(u16),
     /// 429 with `Retry-After: 0`.
     Throttled,
-    /// The connection ends, and nothing is done.
+    /// The connection ends; the request is not executed.
     CutBefore,
-    /// The request is carried out, and the connection ends without an answer.
+    /// The request is executed, and the connection ends without an answer.
     CutAfter,
     /// From now on only the next signature is valid.
     Expire,
 }
 
-/// One request that came.
+/// A received request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub method: String,
@@ -43,22 +44,22 @@ pub struct Seen {
 
 #[derive(Default)]
 pub struct Blob {
-    /// Its length and what it is to hold, once it is made.
+    /// The blob's length and content identifier, after it was created.
     pub made: Option<(u64, String)>,
     /// Pages that were written and not cleared.
     pub pages: BTreeMap<u64, Vec<u8>>,
     pub is_block_blob: bool,
-    /// By the number of the request.
+    /// Faults by the number of the request.
     pub faults: HashMap<usize, Fault>,
     pub seen: Vec<Seen>,
-    /// Valid signatures are of this number and later.
+    /// The number of the oldest valid signature.
     pub signature: usize,
     /// The most ranges in one list of pages.
     pub list_max: usize,
 }
 
 impl Blob {
-    /// All bytes.
+    /// The contents of the blob.
     pub fn bytes(&self) -> Vec<u8> {
         let len = self.made.as_ref().map_or(0, |made| made.0);
         let mut bytes = vec![0; usize::try_from(len).unwrap()];
@@ -77,7 +78,7 @@ impl Blob {
     }
 }
 
-/// The server, until it is dropped.
+/// The running server. Dropping it ends it.
 pub struct BlobServer {
     pub url: String,
     blob: Arc<Mutex<Blob>>,
@@ -102,7 +103,7 @@ impl BlobServer {
                 let blob = shared.clone();
                 tokio::spawn(async move {
                     let service = service_fn(move |request| answer(blob.clone(), request));
-                    // A cut ends it with an error.
+                    // A cut connection ends it with an error.
                     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
                 });
             }
@@ -120,7 +121,7 @@ impl BlobServer {
     }
 }
 
-/// The error ends the connection.
+/// An error that cuts the connection.
 #[derive(Debug)]
 struct Cut;
 
@@ -207,7 +208,7 @@ fn carry_out(
     });
     match (method, range) {
         (&Method::PUT, None) => {
-            assert_eq!(header("if-none-match").as_deref(), Some("*"), "it would empty the blob");
+            assert_eq!(header("if-none-match").as_deref(), Some("*"), "the request would empty the blob");
             reply(409, "BlobAlreadyExists", Bytes::new())
         }
         (&Method::PUT, Some((start, end))) if is("comp=page") => {
@@ -250,7 +251,7 @@ fn carry_out(
     }
 }
 
-/// So many ranges at a time; the marker is the offset of the next one.
+/// At most `list_max` ranges in one answer; the marker is the offset of the next range.
 fn list(blob: &Blob, query: &str) -> Bytes {
     let from =
         query.split('&').find_map(|part| part.strip_prefix("marker=")).map_or(0, |it| it.parse().unwrap());

@@ -1,4 +1,4 @@
-//! A login service and the metadata service of a machine in one, written from Microsoft's documents.
+//! A fake login service and instance metadata service, written from Microsoft's documentation.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -15,18 +15,18 @@ use tokio::net::TcpListener;
 
 pub const TENANT: &str = "contoso.example";
 pub const CLIENT: &str = "11111111-2222-3333-4444-555555555555";
-/// Each character that a form has to escape.
+/// Contains each character that a form must escape.
 pub const SECRET: &str = "s3cret~+/=&%x y";
 pub const ASSERTION: &str = "eyJ.cluster-token.sig";
 
 #[derive(Default)]
 pub struct Login {
-    /// How many tokens were given.
+    /// How many tokens were granted.
     pub given: usize,
-    /// What is answered next, instead of looking at the request: status and AADSTS code.
+    /// The next answers, which do not depend on the request: status and AADSTS code.
     pub next: Vec<(u16, u64)>,
     pub is_expired: bool,
-    /// The query that a metadata request had.
+    /// The query of the last metadata request.
     pub metadata_query: String,
 }
 
@@ -143,7 +143,7 @@ fn grant(login: &mut Login, as_text: bool) -> Reply {
     Response::new(Full::new(Bytes::from(body)))
 }
 
-/// As the service does, with the secret in its text.
+/// Quotes the secret in its text, as the real service does.
 fn refusal(status: u16, code: u64) -> Reply {
     let body = format!(
         "{{\"error\":\"invalid_client\",\"error_description\":\"AADSTS{code}: not with '{SECRET}'\",\"error_codes\":[{code}]}}"

@@ -1,4 +1,4 @@
-//! The client beside servers of page blobs, of tokens and of resources that the tests own.
+//! Tests the Azure client with fake servers of page blobs, tokens and resources.
 
 mod arm_server;
 mod blob_server;

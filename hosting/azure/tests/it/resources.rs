@@ -1,4 +1,4 @@
-//! Resources are made once, whatever fails and whenever the client is killed.
+//! Tests that resources are created exactly once, whatever fails and whenever the client is killed.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::arm_server::{ArmFault, ArmServer};
 
-/// A wait is over at once, and the clock shows that it was.
+/// A clock whose waits end at once; the clock advances by the wait.
 #[derive(Debug, Default)]
 struct Fast(Mutex<Duration>);
 
@@ -29,7 +29,7 @@ impl Clock for Fast {
     }
 }
 
-/// A journal that outlives its clients, as the database does.
+/// A journal in memory that outlives the clients.
 #[derive(Debug, Default)]
 struct Kept(Mutex<Vec<Entry>>);
 
@@ -44,7 +44,7 @@ impl Journal for Kept {
 
     async fn accepted(&self, path: &str, operation: &str) -> Result<(), AzureError> {
         let mut entries = self.0.lock().unwrap();
-        let entry = entries.iter_mut().find(|it| it.path == path).expect("it is begun before it is asked");
+        let entry = entries.iter_mut().find(|it| it.path == path).expect("an entry is begun before its request");
         entry.operation = Some(operation.to_owned());
         Ok(())
     }
@@ -59,7 +59,7 @@ impl Journal for Kept {
     }
 }
 
-/// What outlives a client: the server, the journal, and which machines are made.
+/// The state that outlives a client: the server, the journal, and the number of created machines.
 struct World {
     server: ArmServer,
     journal: Arc<Kept>,
@@ -99,7 +99,7 @@ impl World {
         Arm::new(http, Arc::new(pacer()), self.clock.clone(), Arc::new(tokens), self.journal.clone(), owner)
     }
 
-    /// Goes on after the last client.
+    /// Continues the work of the last client.
     async fn make_all(&self, count: usize) -> Result<(), AzureError> {
         let client = self.client();
         client.recover().await?;
@@ -113,7 +113,7 @@ impl World {
         }
     }
 
-    /// Clients one after the other, each until it is killed. How many there were.
+    /// Runs clients one after the other, each until it is killed. Returns the number of clients.
     async fn make_all_though_killed(&self, count: usize) -> usize {
         for clients in 1.. {
             tokio::select! {
@@ -124,7 +124,7 @@ impl World {
                 () = self.server.killed.notified() => {}
             }
         }
-        unreachable!("a client was not killed, and has not made all")
+        unreachable!("a client was not killed, but has not created all resources")
     }
 
     fn assert_each_is_there_once(&self, count: usize, when: &str) {
@@ -143,7 +143,7 @@ impl World {
     }
 }
 
-/// Each second one has a kind for which Azure honours a condition.
+/// Every second resource has a kind for which Azure honours `If-None-Match`.
 fn resource(number: usize) -> Resource {
     let scope = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Network/networkInterfaces";
     Resource {
@@ -199,7 +199,7 @@ async fn faults_of_the_service_change_nothing_but_the_time() {
 }
 
 #[tokio::test]
-async fn what_somebody_else_has_made_is_left_alone() {
+async fn resources_of_others_are_left_alone() {
     let world = World::new().await;
     let theirs =
         json!({"tags": {"headwater-owner": "owner-b"}, "properties": {"provisioningState": "Succeeded"}});
@@ -207,10 +207,10 @@ async fn what_somebody_else_has_made_is_left_alone() {
     world.server.management().resources.insert(path.clone(), theirs.clone());
     let client = world.client();
     let error = client.make(&resource(0)).await.unwrap_err();
-    assert!(error.kind() == AzureErrorKind::Exists && error.to_string().contains("has not made"), "{error}");
+    assert!(error.kind() == AzureErrorKind::Exists && error.to_string().contains("has not created"), "{error}");
     assert_eq!(client.delete(&path, "2024-05-01").await.unwrap_err().kind(), AzureErrorKind::Exists);
     assert_eq!(world.server.management().resources[&path], theirs);
-    // The same name for another description.
+    // The same name with another description.
     client.make(&resource(1)).await.unwrap();
     let mut other = resource(1);
     other.body = json!({"location": "northeurope", "properties": {}});
@@ -222,7 +222,7 @@ async fn what_somebody_else_has_made_is_left_alone() {
 }
 
 #[tokio::test]
-async fn what_azure_cannot_finish_is_removed_and_explained() {
+async fn failed_resources_are_deleted_and_explained() {
     for (code, message, kind) in [
         ("QuotaExceeded", "cores", AzureErrorKind::Quota),
         ("OperationNotAllowed", "exceeds the approved Quota of 10", AzureErrorKind::Quota),

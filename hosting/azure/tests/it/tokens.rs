@@ -1,4 +1,4 @@
-//! Tokens by all three flows, and what is said if there is none.
+//! Tests tokens of all three flows, and the errors if no token is granted.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -33,7 +33,7 @@ impl Files {
     }
 }
 
-/// Goes only when the test says so.
+/// A clock that advances only when the test says so.
 #[derive(Debug, Default)]
 struct TestClock(Mutex<Duration>);
 
@@ -127,13 +127,13 @@ async fn a_machine_asks_its_metadata_service() {
         server.login().metadata_query,
         format!("api-version=2018-02-01&{resource}&client_id={CLIENT}")
     );
-    // The service is not ready yet, as after a start.
+    // The service is not ready yet, as it is right after a start of the machine.
     server.login().next = vec![(503, 0), (429, 0)];
     assert_eq!(&*source(&server, identity(None)).token().await.unwrap(), "token-3");
     server.login().next = vec![(400, 0)];
     let error = source(&server, identity(None)).token().await.unwrap_err();
     assert!(error.to_string().contains("metadata service answers 400"), "{error}");
-    assert!(error.advice().unwrap().contains("give the machine an identity"));
+    assert!(error.advice().unwrap().contains("assign an identity to the machine"));
 }
 
 #[tokio::test]
@@ -153,10 +153,10 @@ async fn refusals_say_what_to_do_and_no_secret() {
     server.login().is_expired = true;
     for (credential, parts) in [
         (files.client_secret(), ["AADSTS7000222", "has expired", "make a new secret"]),
-        (wrong.client_secret(), ["AADSTS7000215", "is wrong", "value of the secret"]),
-        (elsewhere, ["AADSTS90002", "tenant fabrikam.example", "name the directory"]),
+        (wrong.client_secret(), ["AADSTS7000215", "is wrong", "secret's Value"]),
+        (elsewhere, ["AADSTS90002", "tenant fabrikam.example", "give the tenant"]),
         (stranger, ["AADSTS700016", "application somebody", "belong together"]),
-        (Files::with(" \n").client_secret(), ["cannot log in", "cannot read", "write the secret alone"]),
+        (Files::with(" \n").client_secret(), ["cannot log in", "cannot read", "write only the secret"]),
     ] {
         let source = source(&server, credential);
         let error = source.token().await.unwrap_err();

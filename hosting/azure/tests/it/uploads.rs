@@ -1,4 +1,4 @@
-//! Uploads, whole and cut off, beside a plain copy of the disk.
+//! Tests complete and interrupted uploads against a plain copy of the disk.
 
 use std::io;
 use std::iter;
@@ -18,7 +18,7 @@ use hyper::Uri;
 
 use crate::blob_server::{BlobServer, Fault};
 
-/// A disk in memory, with the ranges that may have data.
+/// A disk in memory, with the ranges that may contain data.
 struct Disk {
     bytes: Vec<u8>,
     data: Vec<Range<u64>>,
@@ -37,7 +37,7 @@ impl Disk {
         Self::new(to_usize(len), &iter::once(0..len).collect::<Vec<_>>(), seed)
     }
 
-    /// A disk of a few MiB. Some parts have data, and some data is zeroes.
+    /// A disk of a few MiB with data in some ranges; some of the data is zeroes.
     fn random(rng: &mut Rng) -> Self {
         let len = (rng.between(1, 40) << 18) + rng.below(512);
         let (mut at, mut data) = (0, Vec::new());
@@ -117,7 +117,8 @@ async fn run(server: &BlobServer, disk: &Disk) -> Result<UploadReport, AzureErro
 #[tokio::test]
 async fn only_pages_with_data_are_sent_and_read_back_equal() {
     let server = BlobServer::start().await;
-    // The second range is data of zeroes with another end. The last range goes to the disk's odd end.
+    // The second range is zeroes that count as data. The last range ends at the disk's end, which is not a page
+    // boundary.
     let mut disk =
         Disk::new((40 << 20) + 300, &[0..700, (9 << 20)..(23 << 20), (40 << 20)..(40 << 20) + 300], 1);
     disk.bytes[9 << 20..22 << 20].fill(0);
@@ -151,8 +152,8 @@ async fn dense_disks_are_sent_in_writes_of_at_most_four_mebibytes() {
     assert!(server.blob().bytes() == disk.expected());
 }
 
-/// The upload ends at each request in turn, before or after it is carried out, and is started again: the blob holds
-/// the disk, and an upload that is over sends nothing.
+/// Each request in turn is cut, before or after it is executed, and the upload is repeated. Then the blob equals the
+/// disk, and a further upload sends nothing.
 #[tokio::test]
 async fn an_upload_cut_at_each_request_is_continued() {
     let disk = Disk::new((9 << 20) + 100, &[0..300_000, (5 << 20)..(6 << 20), (9 << 20)..(9 << 20) + 100], 3);
@@ -164,7 +165,7 @@ async fn an_upload_cut_at_each_request_is_continued() {
         for fault in [Fault::CutBefore, Fault::CutAfter] {
             let server = BlobServer::start().await;
             server.blob().faults.insert(cut, fault);
-            // One request at a time, so that none is under way when the upload ends.
+            // One request at a time, so that no request is in flight when the upload ends.
             let mut options = disk.options();
             options.in_flight = 1;
             let error = upload(&blob_of(&server, 1), &disk, &options, &|_, _| {}).await.unwrap_err();
@@ -179,7 +180,7 @@ async fn an_upload_cut_at_each_request_is_continued() {
     }
 }
 
-/// Random disks over what an upload of another disk has left, with random faults.
+/// Uploads random disks over the remains of other uploads, with random faults.
 #[tokio::test]
 async fn a_blob_holds_the_last_disk_whatever_it_held_and_failed() {
     let mut rng = Rng::new(4);
@@ -206,7 +207,7 @@ async fn a_blob_holds_the_last_disk_whatever_it_held_and_failed() {
     }
 }
 
-/// Gives a new signature each time.
+/// Provides a new signature at each call.
 struct Renewed(String, Mutex<usize>);
 
 #[async_trait]
@@ -219,7 +220,7 @@ impl SignedUrl for Renewed {
 }
 
 #[tokio::test]
-async fn an_expired_signature_is_replaced_or_named() {
+async fn an_expired_signature_is_replaced_or_reported() {
     let disk = Disk::dense(6 << 20, 5);
     for number in 0..4 {
         let server = BlobServer::start().await;
@@ -238,7 +239,7 @@ async fn an_expired_signature_is_replaced_or_named() {
 }
 
 #[tokio::test]
-async fn a_blob_of_something_else_is_left_alone() {
+async fn a_blob_of_another_disk_is_left_alone() {
     let server = BlobServer::start().await;
     let disk = Disk::dense(2 << 20, 6);
     run(&server, &disk).await.unwrap();
@@ -250,7 +251,7 @@ async fn a_blob_of_something_else_is_left_alone() {
         options
     };
     for (options, why) in [
-        (other(|it| it.content = "version-b".to_owned()), "made for something else"),
+        (other(|it| it.content = "version-b".to_owned()), "created for another disk"),
         (other(|it| it.data_bytes += 1 << 20), "has 2097664 bytes instead of 3146240"),
     ] {
         let error = upload(&blob_of(&server, 1), &disk, &options, &|_, _| {}).await.unwrap_err();
@@ -258,10 +259,10 @@ async fn a_blob_of_something_else_is_left_alone() {
     }
     server.blob().is_block_blob = true;
     let error = run(&server, &disk).await.unwrap_err();
-    assert!(error.to_string().contains("no page blob"), "{error}");
+    assert!(error.to_string().contains("not a page blob"), "{error}");
     assert!(server.blob().bytes() == before);
     assert_eq!(server.blob().writes(), writes);
-    // A disk that waits for an upload is not made.
+    // A disk that waits for an upload is not created.
     let empty = BlobServer::start().await;
     let error =
         upload(&blob_of(&empty, 1), &disk, &other(|it| it.is_created = false), &|_, _| {}).await.unwrap_err();
