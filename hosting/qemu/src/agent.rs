@@ -67,13 +67,13 @@ expedite";
 /// First and longest pause between two status queries of a command that runs in the guest.
 const POLL_FIRST: Duration = Duration::from_millis(20);
 const POLL_LONGEST: Duration = Duration::from_millis(500);
-/// The shortest timeout for starting a command, and for the last status query after a command's time is over.
-const LEAST_PATIENCE: Duration = Duration::from_secs(1);
-/// How long a caller waits for the agent to kill a command whose time is over. The requests to the agent continue after
-/// that.
-const KILL_PATIENCE: Duration = Duration::from_secs(5);
-/// How often the agent is asked to kill a command.
-const KILL_TRIES: u32 = 2;
+/// The shortest timeout for starting a command, and for the last status query after the command's timeout.
+const LEAST_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a caller waits until the agent has taken the request to kill a command after its timeout. The requests
+/// continue in the background.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// The most requests to kill a command.
+const KILL_ATTEMPTS: u32 = 2;
 
 /// The longest answer that is accepted, in bytes.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
@@ -123,7 +123,7 @@ pub struct Agent {
     /// A thaw was not answered; it is repeated until it is answered. Cleared only while holding the connection.
     owes_thaw: Arc<AtomicBool>,
     /// How long an answer may take.
-    patience: Duration,
+    timeout: Duration,
 }
 
 /// An answer of the agent.
@@ -162,20 +162,20 @@ impl Agent {
             connection: Arc::default(),
             is_frozen: watch::Sender::new(false),
             owes_thaw: Arc::default(),
-            patience: ANSWER_TIMEOUT,
+            timeout: ANSWER_TIMEOUT,
         }
     }
 
-    /// Whether the agent answers, within `patience`.
-    pub async fn ping(&self, patience: Duration) -> Result<()> {
-        self.call_within::<Value>("guest-ping", json!({}), MAX_ANSWER_BYTES, patience).await.map(drop)
+    /// Whether the agent answers, within `timeout`.
+    pub async fn ping(&self, timeout: Duration) -> Result<()> {
+        self.call_within::<Value>("guest-ping", json!({}), MAX_ANSWER_BYTES, timeout).await.map(drop)
     }
 
     /// Prepares a freeze: the running guest writes out, and expedites its RCU grace periods, so that the freeze is
-    /// short. An error if the agent does not answer within `patience`. A guest without `sync`, or whose `sync` takes
+    /// short. An error if the agent does not answer within `timeout`. A guest without `sync`, or whose `sync` takes
     /// long, is not an error.
-    pub async fn write_file_systems_out(&self, patience: Duration) -> Result<()> {
-        self.ping(patience).await?;
+    pub async fn write_file_systems_out(&self, timeout: Duration) -> Result<()> {
+        self.ping(timeout).await?;
         let command = ["sh", "-c", WRITE_OUT].map(str::to_owned).to_vec();
         let prepare = Exec { command, input: Vec::new(), timeout: SYNC_TIMEOUT };
         if let Err(error) = self.exec(&prepare).await {
@@ -188,10 +188,10 @@ impl Agent {
     pub async fn exec(&self, exec: &Exec) -> Result<ExecOutput> {
         let (agent, exec) = (self.clone(), exec.clone());
         let (_waits, given_up) = oneshot::channel();
-        // In its own task, because the number of the process to kill is known only after the agent has answered.
+        // In its own task, because the PID to kill is known only after the agent has answered.
         let work = tokio::spawn(async move { agent.exec_unless(given_up, &exec).await });
         work.await
-            .unwrap_or_else(|error| Err(Error::Gone(format!("it is not known how a command ended: {error}"))))
+            .unwrap_or_else(|error| Err(Error::Gone(format!("cannot tell how a command in the guest ended: {error}"))))
     }
 
     async fn exec_unless(&self, mut given_up: oneshot::Receiver<()>, exec: &Exec) -> Result<ExecOutput> {
@@ -202,28 +202,28 @@ impl Agent {
         if let (false, Some(map)) = (exec.input.is_empty(), request.as_object_mut()) {
             map.insert("input-data".into(), BASE64.encode(&exec.input).into());
         }
-        let pid = self.begin(program, request, self.patience.min(exec.timeout.max(LEAST_PATIENCE))).await?;
+        let pid = self.start_exec(program, request, self.timeout.min(exec.timeout.max(LEAST_TIMEOUT))).await?;
         let deadline = Instant::now() + exec.timeout;
         let mut pause = POLL_FIRST;
         let mut is_unsure = false;
         loop {
             let asked = json!({ "pid": pid });
-            let left = deadline.saturating_duration_since(Instant::now()).max(LEAST_PATIENCE);
-            let patience = self.patience.min(left);
-            let looked = self.call_within("guest-exec-status", asked, MAX_OUTPUT_BYTES, patience);
+            let left = deadline.saturating_duration_since(Instant::now()).max(LEAST_TIMEOUT);
+            let timeout = self.timeout.min(left);
+            let looked = self.call_within("guest-exec-status", asked, MAX_OUTPUT_BYTES, timeout);
             match looked.await {
                 Ok(status @ Status { exited: true, .. }) => return output(status),
                 Ok(_) => {}
                 // The guest is under load, or frozen: the command continues, and a later query may be
                 // answered.
                 Err(error) if may_answer_later(&error) => {
-                    tracing::debug!(%error, pid, "it is not known yet whether a command in the guest has ended");
+                    tracing::debug!(%error, pid, "cannot tell yet whether a command in the guest has ended");
                     is_unsure = true;
                 }
-                // The agent does not know the process, so its number may belong to another process by now.
+                // The agent does not know the PID, so it may belong to another process by now.
                 Err(Error::Agent { command, description }) => {
                     let lost =
-                        if is_unsure { " (it has ended, and the answer that said how was lost)" } else { "" };
+                        if is_unsure { " (the command has ended, but the answer with its result was lost)" } else { "" };
                     return Err(Error::Agent { command, description: description + lost });
                 }
                 Err(error) => {
@@ -242,7 +242,7 @@ impl Agent {
                 () = tokio::time::sleep_until((Instant::now() + pause).min(deadline)) => {}
                 _ = &mut given_up => {
                     self.kill_in_guest(pid).await;
-                    return Err(Error::Gone(format!("nobody waits for command '{program}'")));
+                    return Err(Error::Gone(format!("the caller of command '{program}' has gone")));
                 }
             }
             pause = (pause * 2).min(POLL_LONGEST);
@@ -250,20 +250,20 @@ impl Agent {
     }
 
     async fn kill_in_guest(&self, pid: i64) {
-        let _ = timeout(KILL_PATIENCE, self.begin_to_kill(pid)).await;
+        let _ = timeout(KILL_TIMEOUT, self.begin_to_kill(pid)).await;
     }
 
     /// Kills in its own task, because a busy agent may take the request only after the caller has stopped waiting.
     fn begin_to_kill(&self, pid: i64) -> JoinHandle<()> {
         let agent = self.clone();
         tokio::spawn(async move {
-            for left in (0..KILL_TRIES).rev() {
+            for left in (0..KILL_ATTEMPTS).rev() {
                 let request = json!({ "path": "kill", "arg": ["-KILL", pid.to_string()] });
                 match agent.call(EXEC, request).await {
                     Ok(_) => return,
                     Err(error) if left > 0 && may_answer_later(&error) => {}
                     Err(error) => {
-                        tracing::warn!(%error, pid, "a command could not be killed in the guest");
+                        tracing::warn!(%error, pid, "cannot kill a command in the guest");
                         return;
                     }
                 }
@@ -271,9 +271,9 @@ impl Agent {
         })
     }
 
-    /// One command of the agent.
+    /// Executes one command of the agent.
     pub async fn call(&self, command: &str, arguments: Value) -> Result<Value> {
-        self.call_within(command, arguments, MAX_ANSWER_BYTES, self.patience).await
+        self.call_within(command, arguments, MAX_ANSWER_BYTES, self.timeout).await
     }
 
     async fn call_within<T: DeserializeOwned>(
@@ -281,12 +281,12 @@ impl Agent {
         command: &str,
         arguments: Value,
         max_bytes: usize,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<T> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let timed_out =
-            || Error::Timeout { what: format!("guest agent command '{command}'"), after: patience };
-        let slot = timeout_at(deadline, self.turn(command)).await.map_err(|_| timed_out())?;
+            || Error::Timeout { what: format!("guest agent command '{command}'"), after: timeout };
+        let slot = timeout_at(deadline, self.lock(command)).await.map_err(|_| timed_out())?;
         timeout_at(deadline, self.converse(slot, command, arguments, max_bytes))
             .await
             .map_err(|_| timed_out())?
@@ -317,7 +317,7 @@ impl Agent {
 
     /// Locks the connection. While file systems are frozen, only the thaw may lock it, so that it never waits for
     /// another call. A call that came before the answer to the freeze checks again.
-    async fn turn(&self, command: &str) -> MutexGuard<'_, Option<Connection>> {
+    async fn lock(&self, command: &str) -> MutexGuard<'_, Option<Connection>> {
         if command == THAW {
             // Cleared even after an error: other calls must not wait for a thaw that is never answered.
             let slot = self.connection.lock().await;
@@ -562,7 +562,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_that_nobody_waits_for_is_killed() {
+    async fn a_command_whose_caller_is_gone_is_killed() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -572,7 +572,7 @@ mod tests {
         stream.write_all(&answer_to_sync(id)).await.unwrap();
         let mut line = String::new();
         stream.read_line(&mut line).await.unwrap();
-        // The number of the process is not known yet.
+        // The PID is not known yet.
         waiting.abort();
         waiting.await.unwrap_err();
         stream.write_all(b"{\"return\": {\"pid\": 7}}\n").await.unwrap();
@@ -609,7 +609,7 @@ mod tests {
             stream.write_all(&answer_to_sync(id)).await.unwrap();
             answer(&mut stream, &[r#"{"return": {"exited": true, "exitcode": 3}}"#]).await;
         });
-        let agent = Agent { patience: Duration::from_secs(20), ..Agent::new(&socket) };
+        let agent = Agent { timeout: Duration::from_secs(20), ..Agent::new(&socket) };
         assert_eq!(agent.exec(&command("sleep")).await.unwrap().exit_code, 3);
         player.await.unwrap();
     }
@@ -632,7 +632,7 @@ mod tests {
             stream.read_line(&mut asked).await.unwrap();
             asked
         });
-        let agent = Agent { patience: Duration::from_secs(600), ..Agent::new(&socket) };
+        let agent = Agent { timeout: Duration::from_secs(600), ..Agent::new(&socket) };
         // Long enough for its start on a busy host.
         let exec = Exec { timeout: Duration::from_secs(3), ..command("sleep") };
         let error = agent.exec(&exec).await.unwrap_err();

@@ -92,8 +92,8 @@ impl Bridge {
 /// The MTU of a bridge, from the output of `ip`.
 fn parse(name: &str, shown: &[u8]) -> std::result::Result<u64, String> {
     let links: Value =
-        serde_json::from_slice(shown).map_err(|error| format!("'ip' shows no JSON: {error}"))?;
-    let link = links.get(0).ok_or("'ip' shows nothing of it")?;
+        serde_json::from_slice(shown).map_err(|error| format!("the output of 'ip' is not JSON: {error}"))?;
+    let link = links.get(0).ok_or("'ip' does not list the interface")?;
     if link.pointer("/linkinfo/info_kind").and_then(Value::as_str) != Some("bridge") {
         return Err(format!(
             "'{name}' is an interface, but not a bridge of the Linux kernel; 'ip link show type bridge' lists these"
@@ -103,7 +103,7 @@ fn parse(name: &str, shown: &[u8]) -> std::result::Result<u64, String> {
     if !is_up {
         return Err(format!("it is down; 'ip link set {name} up' brings it up"));
     }
-    link.get("mtu").and_then(Value::as_u64).ok_or_else(|| "'ip' does not tell its MTU".to_owned())
+    link.get("mtu").and_then(Value::as_u64).ok_or_else(|| "'ip' does not show its MTU".to_owned())
 }
 
 /// Whether a QEMU that this process starts may make tap interfaces.
@@ -142,7 +142,7 @@ async fn ip(bridge: &str, arguments: &[&str]) -> Result<Output> {
     }
 }
 
-/// It is not in the `PATH` of every user.
+/// `ip` is often in a directory that is not in the `PATH` of ordinary users.
 fn find_ip() -> Result<PathBuf> {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     path.push(":/usr/sbin:/sbin");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// The text that a console prints when the system is up.
 const PROMPT: &[u8] = b"login:";
 
-/// The texts that firmware and boot sectors print when they find nothing to boot and stop.
+/// Texts of firmware and boot sectors that find nothing to boot and stop.
 const NO_BOOT: [&[u8]; 5] = [
     b"No bootable device",
     b"This is not a bootable disk",
@@ -16,13 +16,14 @@ const NO_BOOT: [&[u8]; 5] = [
     b"No bootable option or device was found",
 ];
 
-/// The line that OVMF prints for a loader that Secure Boot does not let run has both.
+/// Both parts occur in the line that OVMF prints if Secure Boot refuses a loader.
 const REFUSED: [&str; 2] = ["BdsDxe: failed to load ", ": Access Denied"];
 
-/// What is said of that.
+/// The message for that case.
 const REFUSED_SAID: &str = "Access Denied: Secure Boot does not trust the loader";
 
-/// Bytes at the end of each read that are kept for the next read: no searched text is longer, nor a line of OVMF.
+/// Bytes at the end of each read that are searched again with the next read. No searched text and no line of OVMF is
+/// longer.
 const TAIL_BYTES: usize = 512;
 
 /// When a log is longer than this, in bytes, it is moved to `NAME.log.old`. A guest that prints without end, or that
@@ -54,7 +55,7 @@ impl ConsoleLog {
         self.no_boot = None;
     }
 
-    /// The firmware's message that it found nothing to boot.
+    /// The firmware's message that it found nothing to boot, if it printed one.
     pub(crate) fn no_boot(&self) -> Option<&str> {
         self.no_boot.as_deref()
     }
@@ -89,7 +90,7 @@ impl ConsoleLog {
     }
 }
 
-/// The text of firmware that finds nothing to boot.
+/// The first message of firmware that found nothing to boot.
 fn no_boot(seen: &[u8]) -> Option<String> {
     // First, because OVMF also says afterwards that there is nothing to boot.
     let is_refused = String::from_utf8_lossy(seen)
@@ -230,7 +231,7 @@ mod tests {
         log.write_all(b"login: ").unwrap();
         assert!(look(&mut console));
         assert_eq!(path.metadata().unwrap().len(), 0);
-        assert!(old(&path).symlink_metadata().is_err(), "what was begun of the copy is left");
+        assert!(old(&path).symlink_metadata().is_err(), "the partial copy is left");
         // Following the log continues from there.
         log.write_all(b"login: ").unwrap();
         assert!(look(&mut console));

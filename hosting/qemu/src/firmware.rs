@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::spec::RunFiles;
 
-/// Code and empty variables without Secure Boot, where distributions have them, newest layout first.
+/// Paths of code and empty variables without Secure Boot in the packages of distributions, newest layout first.
 const PLACES: [(&str, &str); 4] = [
     // Debian, Ubuntu.
     ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),
@@ -23,7 +23,7 @@ const PLACES: [(&str, &str); 4] = [
     ("/usr/share/qemu/ovmf-x86_64-code.bin", "/usr/share/qemu/ovmf-x86_64-vars.bin"),
 ];
 
-/// The same with Secure Boot and Microsoft's keys.
+/// The same paths for Secure Boot with Microsoft's keys.
 const SECURE_PLACES: [(&str, &str); 3] = [
     // Debian, Ubuntu.
     ("/usr/share/OVMF/OVMF_CODE_4M.ms.fd", "/usr/share/OVMF/OVMF_VARS_4M.ms.fd"),
@@ -33,7 +33,7 @@ const SECURE_PLACES: [(&str, &str); 3] = [
     ("/usr/share/qemu/ovmf-x86_64-smm-ms-code.bin", "/usr/share/qemu/ovmf-x86_64-smm-ms-vars.bin"),
 ];
 
-/// The packages that have them, by distribution.
+/// The packages with these files, by distribution.
 const PACKAGES: &str = "Debian and Ubuntu: 'apt-get install ovmf', Fedora and Arch: package edk2-ovmf, openSUSE: \
                         package qemu-ovmf-x86_64";
 
@@ -70,8 +70,8 @@ fn find_below(root: &Path, secure_boot: bool) -> Result<UefiFiles> {
         .ok_or_else(|| Error::NotInstalled { what: what.to_owned(), packages: PACKAGES })
 }
 
-/// Prepares the firmware of a machine that is about to start. Its variables are new, or those at `kept` if the machine
-/// has run with these before.
+/// Prepares the firmware of a machine that is about to start. Its variables are a copy of the empty ones, or the file
+/// `kept` if the machine has run with it before.
 pub fn prepare(files: &RunFiles, kept: Option<&Path>, secure_boot: bool) -> Result<UefiFiles> {
     std::fs::create_dir_all(&files.dir).map_err(Error::io("create the run directory", &files.dir))?;
     let UefiFiles { code, variables: empty, .. } = find(secure_boot)?;
@@ -88,7 +88,7 @@ pub fn prepare(files: &RunFiles, kept: Option<&Path>, secure_boot: bool) -> Resu
             Ok(found) if found.len() == size_bytes => return Ok(UefiFiles { code, variables, secure_boot }),
             Ok(found) => {
                 let why = format!(
-                    "it has {} bytes, and the firmware of this host needs {size_bytes}: it is that of another build; move the file \
+                    "it has {} bytes, but the firmware of this host needs {size_bytes}, so it belongs to another build; move the file \
                      away, and the next start makes new variables: the disk stays as it is",
                     found.len()
                 );
@@ -103,7 +103,7 @@ pub fn prepare(files: &RunFiles, kept: Option<&Path>, secure_boot: bool) -> Resu
     Ok(UefiFiles { code, variables, secure_boot })
 }
 
-/// Writes a file as a whole: a crash leaves no partial file that the next start would use.
+/// Writes a file atomically: a crash leaves no partial file that the next start would use.
 fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let new = path.with_extension("new");
     // An earlier start may have left the file with another mode.
@@ -142,7 +142,7 @@ mod tests {
         let found = find_below(dir.path(), false).unwrap();
         let (code, variables) = (at(places.0), at(places.1));
         assert_eq!(found, UefiFiles { code, variables, secure_boot: false });
-        // A firmware without Secure Boot does not stand in for the other.
+        // A firmware without Secure Boot is no substitute for one with it.
         assert!(find_below(dir.path(), true).is_err());
     }
 

@@ -1,4 +1,4 @@
-//! One running machine: start it, watch it, stop it.
+//! One running machine: starts it, watches it and stops it.
 //!
 //! ```text
 //!   start --> Booting --agent answers or "login:" on the console--> Up
@@ -119,7 +119,7 @@ impl std::fmt::Display for Exit {
             ExitReason::Crashed => "QEMU ended unexpectedly",
         };
         write!(f, "{what} ({})", self.status)?;
-        // KVM's error line comes before registers and code, so the last line would say nothing.
+        // KVM prints the error before registers and code, so the last line would not help.
         let telling = self.last_output.iter().find(|line| line.starts_with("KVM internal error"));
         if let (ExitReason::Crashed, Some(line)) = (self.reason, telling.or(self.last_output.last())) {
             write!(f, ": {line}")?;
@@ -296,7 +296,7 @@ impl Guest {
         let mut stderr = supervise::last_lines(&files.qemu_log()).join("; ");
         if spec.tpm.is_some() {
             // QEMU says only that the TPM failed.
-            let _ = write!(stderr, "; swtpm: {}", tpm::last_words(files));
+            let _ = write!(stderr, "; swtpm: {}", tpm::last_output(files));
         }
         Err(Error::StartFailed { machine: spec.name.clone(), status: status.to_string(), stderr })
     }
@@ -368,12 +368,12 @@ impl Guest {
     }
 
     /// Waits until the guest's system is up.
-    pub async fn wait_booted(&self, patience: Duration) -> Result<Boot> {
+    pub async fn wait_booted(&self, timeout: Duration) -> Result<Boot> {
         let mut state = self.state.clone();
         let ready = state.wait_for(|state| state.boot.is_some() || state.exit.is_some());
         let timed_out =
-            || Error::Timeout { what: format!("boot of machine '{}'", self.name), after: patience };
-        let seen = tokio::time::timeout(patience, ready).await.map_err(|_| timed_out())?;
+            || Error::Timeout { what: format!("boot of machine '{}'", self.name), after: timeout };
+        let seen = tokio::time::timeout(timeout, ready).await.map_err(|_| timed_out())?;
         let state = seen.map_err(|_| unsupervised())?;
         match (&state.exit, state.boot) {
             (Some(exit), _) => Err(Error::Gone(exit.to_string())),
@@ -395,9 +395,9 @@ impl Guest {
         }
     }
 
-    /// Waits until the guest leaves one processor idle for a moment. Returns `true` if `patience` ends first.
-    pub async fn was_busy(&self, patience: Duration) -> bool {
-        idle_window::was_busy(self.process.pid, self.cpus, patience).await
+    /// Waits until the guest leaves one processor idle for a moment. Returns `true` if `timeout` ends first.
+    pub async fn was_busy(&self, timeout: Duration) -> bool {
+        idle_window::was_busy(self.process.pid, self.cpus, timeout).await
     }
 
     /// Waits until QEMU has ended.

@@ -15,13 +15,13 @@ const MOMENT: Duration = Duration::from_millis(20);
 /// The load of an idle guest in eighths of one processor: its ticks, and QEMU's own work.
 const IDLE_EIGHTHS: u32 = 1;
 
-/// Waits for an idle window of a process with `cpus` virtual processors. Returns `true` if `patience` ends first. If
+/// Waits for an idle window of a process with `cpus` virtual processors. Returns `true` if `timeout` ends first. If
 /// the process is gone, or the kernel has no accounting, returns `false` at once.
-pub async fn was_busy(pid: u32, cpus: u32, patience: Duration) -> bool {
+pub async fn was_busy(pid: u32, cpus: u32, timeout: Duration) -> bool {
     let begin = Instant::now();
     let Some(mut before) = threads(pid) else { return false };
     let mut since = begin;
-    while begin.elapsed() < patience {
+    while begin.elapsed() < timeout {
         tokio::time::sleep(MOMENT).await;
         let Some(now) = threads(pid) else { return false };
         if leaves_one(wanted(&before, &now, since.elapsed()), since.elapsed(), cpus) {
@@ -111,14 +111,13 @@ mod tests {
     fn a_wait_that_is_not_over_counts() {
         let thread = |wanted_ms: u32, is_runnable| Thread { wanted: wanted_ms * MS, is_runnable };
         for (then, now, expected_ms) in [
-            // It sleeps; it ran, and sleeps.
+            // It sleeps. Between the two samples it slept, or ran and went back to sleep.
             ((5, false), (5, false), 0),
             ((5, true), (7, false), 2),
-            // It waits since it woke up; it was woken up, and ran.
+            // It has waited since it woke up, or it was woken up and ran.
             ((5, false), (5, true), 20),
             ((5, false), (7, true), 2),
-            // It had its processor for a moment, and waits again; it ran all the time; what it waited before is counted
-            // now.
+            // It ran for a moment and waits again; or it ran all the time, and an earlier wait is counted only now.
             ((5, true), (6, true), 20),
             ((5, true), (25, true), 20),
             ((5, true), (95, true), 90),

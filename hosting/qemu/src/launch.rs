@@ -25,7 +25,7 @@ use tokio::sync::{OnceCell, oneshot};
 
 use crate::binary;
 
-/// The program that asks the kernel to end it with its parent, and then becomes another program.
+/// The program that asks the kernel to kill it together with its parent, and then executes another program.
 const WRAPPER: &str = "setpriv";
 
 /// Its arguments in front of the other program.
@@ -64,7 +64,7 @@ pub(crate) async fn command(qemu: &Path, lifetime: Lifetime) -> Command {
     }
 }
 
-/// A command without the daemon's own variables.
+/// A command whose environment lacks the daemon's own variables.
 pub(crate) fn program(path: &Path) -> Command {
     let mut command = Command::new(path);
     without_own_variables(command.as_std_mut());
@@ -104,7 +104,7 @@ async fn wrapper(known: &OnceCell<Option<PathBuf>>, qemu: &Path, path: &OsStr) -
             Err(Unusable::ForGood(reason)) => {
                 tracing::warn!(
                     reason,
-                    "machines would outlive a daemon that is killed, until it starts again"
+                    "if the daemon is killed, its machines keep running until it starts again"
                 );
                 Ok(None)
             }
@@ -116,7 +116,7 @@ async fn wrapper(known: &OnceCell<Option<PathBuf>>, qemu: &Path, path: &OsStr) -
         Err(reason) => {
             tracing::warn!(
                 reason,
-                "this machine would outlive a daemon that is killed, until it starts again"
+                "if the daemon is killed, this machine keeps running until it starts again"
             );
             None
         }
@@ -145,14 +145,14 @@ pub(crate) async fn spawn(command: Command) -> std::io::Result<Child> {
     static THREAD: Mutex<Option<Sender<Job>>> = Mutex::new(None);
     let (answer, outcome) = oneshot::channel();
     let job = Job { command, runtime: Handle::current(), answer };
-    let thread = kept(&THREAD, start_thread)?;
+    let thread = cached(&THREAD, start_thread)?;
     let ended = || std::io::Error::other("the thread that starts processes has ended");
     thread.send(job).map_err(|_| ended())?;
     outcome.await.map_err(|_| ended())?
 }
 
-/// Makes a value once. If that fails, the next caller tries again.
-fn kept<T: Clone>(made: &Mutex<Option<T>>, make: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
+/// Returns a cached value, or makes and caches it. If making it fails, the next caller tries again.
+fn cached<T: Clone>(made: &Mutex<Option<T>>, make: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
     let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
     match &*made {
         Some(made) => Ok(made.clone()),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wrapper_that_cannot_do_it_is_not_used() {
+    async fn a_wrapper_without_the_option_is_not_used() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().as_os_str();
         let missing = find_and_try(Path::new("/bin/true"), path).await.unwrap_err();
@@ -224,10 +224,10 @@ mod tests {
     #[test]
     fn the_next_caller_makes_a_value_that_failed_before() {
         let made = Mutex::new(None);
-        let error = kept(&made, || Err::<u8, _>(std::io::ErrorKind::WouldBlock.into())).unwrap_err();
+        let error = cached(&made, || Err::<u8, _>(std::io::ErrorKind::WouldBlock.into())).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
-        assert_eq!(kept(&made, || Ok(1)).unwrap(), 1);
-        assert_eq!(kept(&made, || Ok(2)).unwrap(), 1);
+        assert_eq!(cached(&made, || Ok(1)).unwrap(), 1);
+        assert_eq!(cached(&made, || Ok(2)).unwrap(), 1);
     }
 
     #[tokio::test]

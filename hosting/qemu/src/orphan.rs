@@ -1,4 +1,5 @@
-//! QEMU processes that outlived the daemon that started them: those that `launch` could not tie to it.
+//! Finds and ends QEMU processes that outlived the daemon that started them, because `launch` could not tie them to
+//! it.
 //!
 //! An orphan is recognised by its pid file (process number and start time) and by its command line, which has the path
 //! of its monitor socket in the run directory. If either does not match, the process is never touched.
@@ -32,10 +33,10 @@ use crate::tpm;
 const GRACE: Duration = Duration::from_secs(2);
 
 /// How long examining one process may take.
-const LOOK_PATIENCE: Duration = Duration::from_secs(1);
+const EXAMINE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long it is waited for that machines are gone that were killed.
-const KILL_PATIENCE: Duration = Duration::from_secs(15);
+/// How long to wait until killed machines have ended.
+const KILL_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// An orphan that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +54,7 @@ pub struct Orphan {
 /// data directory, and must not have started any machine.
 pub async fn sweep_orphans(run_root: &Path, adopted: &[String]) -> Result<Vec<Orphan>> {
     let (root, adopted) = (run_root.to_path_buf(), adopted.to_vec());
-    let describe = Error::io("look for left-over machines in", run_root);
+    let describe = Error::io("look for orphaned machines in", run_root);
     tokio::task::spawn_blocking(move || sweep(&root, &adopted))
         .await
         .unwrap_or_else(|error| Err(std::io::Error::other(error)))
@@ -65,46 +66,46 @@ pub async fn sweep_orphans(run_root: &Path, adopted: &[String]) -> Result<Vec<Or
 /// Another host is about to start these machines. So a process that hangs, or a disk that does not answer, must not delay the end of
 /// the others: each machine has a thread of its own, and no file is written or removed.
 pub async fn kill_machines(run_root: &Path, names: &[String]) -> Vec<Orphan> {
-    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
     let machines: Vec<RunFiles> = names.iter().map(|name| RunFiles::new(&run_root.join(name))).collect();
     for files in machines.clone() {
-        let told = told.clone();
+        let sender = sender.clone();
         std::thread::spawn(move || {
             if let Some(id) = left_process(&files) {
-                // Nobody listens any more if that took too long.
-                let _ = told.send(killed(&files, id));
+                // If that took too long, the receiver is gone.
+                let _ = sender.send(killed(&files, id));
             }
         });
     }
-    // Those whose pid file is missing, or names another process.
+    // Also kills processes whose pid file is missing or names another process.
     std::thread::spawn(move || {
-        for Process { id, command_line, .. } in look_at_processes(&HashSet::new()).processes {
+        for Process { id, command_line, .. } in examine_processes(&HashSet::new()).processes {
             let is_its = |files: &&RunFiles| {
                 let marker = socket_chardev("qmp", &files.monitor_socket());
                 command_line.iter().any(|argument| argument == OsStr::new(&marker))
                     && is_in(&files.dir, id.pid)
             };
             if let Some(files) = machines.iter().find(is_its).cloned() {
-                let told = told.clone();
-                std::thread::spawn(move || told.send(killed(&files, id)));
+                let sender = sender.clone();
+                std::thread::spawn(move || sender.send(killed(&files, id)));
             }
         }
     });
     let mut orphans: Vec<Orphan> = Vec::new();
-    let hearing = async {
-        while let Some(orphan) = heard.recv().await {
+    let collecting = async {
+        while let Some(orphan) = receiver.recv().await {
             if orphans.iter().all(|other| other.pid != orphan.pid) {
                 orphans.push(orphan);
             }
         }
     };
     // Threads that hang in the kernel are left behind.
-    let _ = tokio::time::timeout(KILL_PATIENCE, hearing).await;
+    let _ = tokio::time::timeout(KILL_TIMEOUT, collecting).await;
     orphans
 }
 
 fn killed(files: &RunFiles, id: ProcessId) -> Orphan {
-    // After an error the process may go on.
+    // After an error the process may still run.
     let ended = id.end(Duration::ZERO).unwrap_or(false);
     Orphan { run_dir: files.dir.clone(), pid: id.pid, ended }
 }
@@ -130,7 +131,7 @@ fn sweep(run_root: &Path, adopted: &[String]) -> std::io::Result<Vec<Orphan>> {
         return Ok(orphans);
     }
     let named: HashSet<u32> = machines.iter().filter_map(|(_, named)| named.map(|it| it.pid)).collect();
-    let Seen { processes, skipped } = look_at_processes(&named);
+    let Seen { processes, skipped } = examine_processes(&named);
     for (files, named) in machines {
         let marker = socket_chardev("qmp", &files.monitor_socket());
         let is_ours = |seen: &&Process| {
@@ -177,12 +178,12 @@ struct Seen<T> {
 }
 
 /// Examines the QEMU processes of this host, and the processes that pid files name, once for all machines.
-fn look_at_processes(named: &HashSet<u32>) -> Seen<Process> {
+fn examine_processes(named: &HashSet<u32>) -> Seen<Process> {
     let number = |entry: DirEntry| entry.file_name().to_str().and_then(|name| name.parse().ok());
     let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(number).collect();
     let user = rustix::process::geteuid();
     let named = named.clone();
-    look_at_all(pids, move |pid| {
+    examine_all(pids, move |pid| {
         // This user can neither have started nor end a process of another user.
         let owner = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
         if !user.is_root() && owner != user.as_raw() {
@@ -199,7 +200,7 @@ fn look_at_processes(named: &HashSet<u32>) -> Seen<Process> {
 
 /// Examines all processes, and skips those that take too long: a process that is stuck in the kernel can block the
 /// thread that examines it. That thread is left behind until it is unblocked.
-fn look_at_all<T: Send + 'static>(
+fn examine_all<T: Send + 'static>(
     pids: Vec<u32>,
     look: impl Fn(u32) -> Option<T> + Send + Sync + 'static,
 ) -> Seen<T> {
@@ -207,19 +208,19 @@ fn look_at_all<T: Send + 'static>(
     let mut seen = Seen { processes: Vec::new(), skipped: Vec::new() };
     let mut rest = pids;
     while !rest.is_empty() {
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let (looking, there) = (Arc::clone(&look), rest.clone());
-        std::thread::spawn(move || there.into_iter().all(|pid| tell.send(looking(pid)).is_ok()));
+        std::thread::spawn(move || there.into_iter().all(|pid| sender.send(looking(pid)).is_ok()));
         let mut done = 0;
         while let Some(&pid) = rest.get(done) {
             done += 1;
-            if let Ok(found) = told.recv_timeout(LOOK_PATIENCE) {
+            if let Ok(found) = receiver.recv_timeout(EXAMINE_TIMEOUT) {
                 seen.processes.extend(found);
                 continue;
             }
             tracing::warn!(
                 pid,
-                "skipped a process that cannot be looked at: it seems to be stuck in the kernel"
+                "skipped a process that cannot be examined: it seems to be stuck in the kernel"
             );
             seen.skipped.push(pid);
             break;
@@ -254,8 +255,8 @@ fn is_in(dir: &Path, pid: u32) -> bool {
     }
 }
 
-/// The QEMU that an earlier daemon started in this directory and that still runs. `None` if no process is certainly the
-/// machine's.
+/// The QEMU that an earlier daemon started in this directory and that still runs. `None` if no process certainly
+/// belongs to the machine.
 pub(crate) fn left_process(files: &RunFiles) -> Option<ProcessId> {
     let line = std::fs::read_to_string(files.pid_file()).ok()?;
     let id = ProcessId::from_line(&line)?;
@@ -286,7 +287,7 @@ mod tests {
     fn a_stuck_process_does_not_prevent_examining_others() {
         let (_held, stuck) = mpsc::channel::<()>();
         let stuck = std::sync::Mutex::new(stuck);
-        let seen = look_at_all(vec![1, 2, 3, 4], move |pid| {
+        let seen = examine_all(vec![1, 2, 3, 4], move |pid| {
             if pid == 2 {
                 let _ = stuck.lock().unwrap().recv();
             }

@@ -130,7 +130,7 @@ async fn run_probe() -> Result<Probe> {
             }
         }
     };
-    tracing::info!(%acceleration, sandbox, "how machines are run");
+    tracing::info!(%acceleration, sandbox, "determined how machines run");
     Ok(Probe { acceleration, sandbox, version })
 }
 
@@ -141,11 +141,11 @@ async fn version_of(qemu: &Path) -> Result<Version> {
         |status: String| Error::StartFailed { machine: "probe".into(), status, stderr: String::new() };
     let output = tokio::time::timeout(TCG_TIMEOUT, command.output())
         .await
-        .map_err(|_| failed(format!("it did not tell its version within {} s", TCG_TIMEOUT.as_secs())))?
+        .map_err(|_| failed(format!("it did not print its version within {} s", TCG_TIMEOUT.as_secs())))?
         .map_err(Error::io("run", qemu))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let told = || text.lines().next().unwrap_or_default();
-    Version::parse(&text).ok_or_else(|| failed(format!("it does not tell its version, but '{}'", told())))
+    let first_line = || text.lines().next().unwrap_or_default();
+    Version::parse(&text).ok_or_else(|| failed(format!("it printed '{}' instead of its version", first_line())))
 }
 
 const NO_PROCESSOR: &str = "/dev/kvm opens, but the processor has neither VMX nor SVM (/proc/cpuinfo): a KVM that does \

@@ -47,14 +47,14 @@ impl ProcessId {
     /// Ends the process: `SIGTERM`, then `SIGKILL` after `grace`. Returns whether it is gone. Blocks.
     pub fn end(&self, grace: Duration) -> std::io::Result<bool> {
         let Some(handle) = self.open()? else { return Ok(true) };
-        for (signal, patience) in [(Signal::TERM, grace), (Signal::KILL, Duration::from_secs(10))] {
+        for (signal, timeout) in [(Signal::TERM, grace), (Signal::KILL, Duration::from_secs(10))] {
             match rustix::process::pidfd_send_signal(&handle, signal) {
                 Err(rustix::io::Errno::SRCH) => return Ok(true),
                 other => other?,
             }
             let limit = rustix::event::Timespec {
-                tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: patience.subsec_nanos().into(),
+                tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: timeout.subsec_nanos().into(),
             };
             // The handle becomes readable when the process ends.
             let mut fds = [PollFd::new(&handle, PollFlags::IN)];

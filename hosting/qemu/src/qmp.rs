@@ -100,7 +100,7 @@ impl Qmp {
         let _ = reading.changed().await;
     }
 
-    /// Carries a command out and returns what QEMU answered.
+    /// Executes a command, and returns QEMU's answer.
     pub async fn execute(&self, command: &str, arguments: Value) -> Result<Value> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (tx, rx) = oneshot::channel();

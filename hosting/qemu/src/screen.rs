@@ -28,7 +28,7 @@ pub(crate) fn read_as_png(path: &Path) -> Result<Vec<u8>> {
     picture.to_png().map_err(describe())
 }
 
-/// A picture of three bytes a pixel.
+/// A picture with three bytes per pixel.
 #[derive(Debug, PartialEq, Eq)]
 struct Picture<'a> {
     width: u32,
@@ -39,7 +39,7 @@ struct Picture<'a> {
 impl<'a> Picture<'a> {
     /// Reads a PPM as QEMU writes it: `P6`, width and height, and the largest value 255, each followed by white space.
     fn parse(bytes: &'a [u8]) -> std::result::Result<Self, String> {
-        let odd = || "it is not a PPM with 8 bits a colour".to_owned();
+        let odd = || "it is not a PPM with 8 bits per colour".to_owned();
         let mut rest = bytes;
         let mut word = || -> Option<&str> {
             let end = rest.iter().position(u8::is_ascii_whitespace)?;
@@ -56,7 +56,7 @@ impl<'a> Picture<'a> {
         };
         let want = u64::from(width).saturating_mul(u64::from(height)).saturating_mul(3);
         if want == 0 || want != u64::try_from(rest.len()).unwrap_or(u64::MAX) {
-            return Err(format!("it is of {width} x {height} pixels and has {} bytes for them", rest.len()));
+            return Err(format!("it has {} bytes of data for {width} x {height} pixels", rest.len()));
         }
         Ok(Self { width, height, pixels: rest })
     }
@@ -66,13 +66,13 @@ impl<'a> Picture<'a> {
         let mut header = Vec::new();
         header.extend_from_slice(&self.width.to_be_bytes());
         header.extend_from_slice(&self.height.to_be_bytes());
-        // Eight bits a colour, red, green and blue; the standard compression and filters, no interlacing.
+        // Eight bits per colour, RGB; standard compression and filters, no interlacing.
         header.extend_from_slice(&[8, 2, 0, 0, 0]);
         chunk(&mut png, *b"IHDR", &header);
         let mut packed = ZlibEncoder::new(Vec::new(), Compression::default());
         let row_bytes = usize::try_from(self.width).unwrap_or(usize::MAX).saturating_mul(3);
         for row in self.pixels.chunks(row_bytes) {
-            // No filter.
+            // Filter type 0: the line is not filtered.
             packed.write_all(&[0])?;
             packed.write_all(row)?;
         }
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_picture_is_an_error() {
+    fn an_invalid_picture_is_an_error() {
         let good = b"P6\n1 1\n255\nabc";
         assert_eq!(Picture::parse(good), Ok(Picture { width: 1, height: 1, pixels: b"abc" }));
         for bad in [

@@ -21,24 +21,24 @@ use crate::tpm;
 
 /// Pauses between two reads of the logs: while the guest boots or prints much, and once it is up. An idle machine
 /// should cost almost no processor time.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
-const LOOK_AGAIN_IDLE: Duration = Duration::from_secs(5);
+const CHECK_PAUSE: Duration = Duration::from_millis(200);
+const CHECK_PAUSE_IDLE: Duration = Duration::from_secs(5);
 
 /// If the logs grow by more than this between two reads, in bytes, the guest prints much.
 const MUCH_BYTES: u64 = 1 << 20;
 
-/// Pause before a machine that ran out of space tries again.
+/// The pause before a machine that ran out of space continues.
 const SPACE_RETRY: Duration = Duration::from_secs(2);
 
 /// How long one ping of the agent may take while booting.
-const PING_PATIENCE: Duration = Duration::from_secs(5);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Pause between two pings.
 const PING_PAUSE: Duration = Duration::from_millis(500);
 
 /// How long the monitor's connection may outlive QEMU. QEMU's last messages are already in the socket, so reading them
 /// takes no time. But a child of QEMU could hold the other end open.
-const LAST_EVENTS_PATIENCE: Duration = Duration::from_secs(2);
+const LAST_EVENTS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long QEMU may outlive its TPM, which it ends first.
 const TPM_LEAD: Duration = Duration::from_secs(5);
@@ -91,7 +91,7 @@ pub(crate) struct Supervisor {
     /// Start of the current boot.
     boot_started: Instant,
     agent_answers: JoinHandle<()>,
-    /// Orders so far; they tell a stop from a crash.
+    /// Orders so far; they distinguish a requested stop from a crash.
     asked_to_stop: bool,
     asked_to_end: bool,
     /// The reason in QEMU's `SHUTDOWN` event.
@@ -104,22 +104,22 @@ pub(crate) struct Supervisor {
     cutting: Option<JoinHandle<()>>,
 }
 
-/// Counts disk errors, so that one line stands for many.
+/// Counts disk errors, so that one log line summarises many.
 #[derive(Debug, Default)]
 struct DiskErrors {
     /// Since the last line.
-    unsaid: u64,
-    said_at: Option<Instant>,
+    unlogged: u64,
+    logged_at: Option<Instant>,
 }
 
 impl DiskErrors {
     /// Counts one error. If a log line is due, returns the number of errors that it stands for.
     fn count(&mut self, now: Instant) -> Option<u64> {
-        self.unsaid += 1;
-        let due = self.said_at.is_none_or(|at| now.saturating_duration_since(at) >= DISK_ERROR_INTERVAL);
+        self.unlogged += 1;
+        let due = self.logged_at.is_none_or(|at| now.saturating_duration_since(at) >= DISK_ERROR_INTERVAL);
         due.then(|| {
-            self.said_at = Some(now);
-            std::mem::take(&mut self.unsaid)
+            self.logged_at = Some(now);
+            std::mem::take(&mut self.unlogged)
         })
     }
 }
@@ -168,16 +168,16 @@ impl Supervisor {
                 ended = process.wait() => break ended,
                 event = events.recv(), if listening => match event {
                     Ok(event) => {
-                        self.hear(&event);
+                        self.handle_event(&event);
                         if self.is_booting() {
-                            look_at = look_at.min(Instant::now() + LOOK_AGAIN);
+                            look_at = look_at.min(Instant::now() + CHECK_PAUSE);
                         }
                     }
                     Err(broadcast::error::RecvError::Lagged(_)) => {}
                     Err(broadcast::error::RecvError::Closed) => listening = false,
                 },
                 order = orders.recv(), if handles => match order {
-                    Some(order) => self.obey(order, &mut process),
+                    Some(order) => self.execute(order, &mut process),
                     None => handles = false,
                 },
                 () = tpm_ended(&mut tpm) => {
@@ -186,19 +186,19 @@ impl Supervisor {
                 }
                 () = sleep_until(tpm_lost_at.unwrap_or(look_at)), if tpm_lost_at.is_some() => {
                     tpm_lost_at = None;
-                    tracing::error!(machine = self.name, "its TPM ended, and fails in the guest until the next start");
+                    tracing::error!(machine = self.name, "its TPM has ended; the guest has no TPM until the next start");
                 }
                 () = sleep_until(look_at) => look_at = Instant::now() + self.look(),
                 () = sleep_until(self.retry_at.unwrap_or(look_at)), if self.retry_at.is_some() => self.retry(),
             }
         };
         // The end may be seen before the reader has taken the last event, the reason of the shutdown, from the socket.
-        if tokio::time::timeout(LAST_EVENTS_PATIENCE, self.monitor.ended()).await.is_err() {
-            tracing::warn!(machine = self.name, "QEMU ended and its monitor's connection did not");
+        if tokio::time::timeout(LAST_EVENTS_TIMEOUT, self.monitor.ended()).await.is_err() {
+            tracing::warn!(machine = self.name, "QEMU has ended, but its monitor connection is still open");
         }
         loop {
             match events.try_recv() {
-                Ok(event) => self.hear(&event),
+                Ok(event) => self.handle_event(&event),
                 Err(broadcast::error::TryRecvError::Lagged(_)) => {}
                 Err(_) => break,
             }
@@ -210,7 +210,7 @@ impl Supervisor {
         self.finish(ended);
     }
 
-    fn hear(&mut self, event: &Event) {
+    fn handle_event(&mut self, event: &Event) {
         let text = |key: &str| event.data.get(key).and_then(Value::as_str).unwrap_or("");
         let flag = |key: &str| event.data.get(key).and_then(Value::as_bool).unwrap_or(false);
         match event.name.as_str() {
@@ -220,12 +220,12 @@ impl Supervisor {
             }
             // The guest, or a client of the monitor, caused it.
             "RESET" => self.guest_restarted(),
-            "STOP" => self.end_if_it_cannot_go_on(),
+            "STOP" => self.end_if_unrecoverable(),
             "BLOCK_IO_ERROR" if flag("nospace") && text("action") == "stop" => {
                 if self.retry_at.is_none() {
                     tracing::warn!(
                         machine = self.name,
-                        "paused: its disk has no room; it goes on when there is some"
+                        "paused: its disk has no free space; it continues when there is some"
                     );
                 }
                 self.retry_at = Some(Instant::now() + SPACE_RETRY);
@@ -248,7 +248,7 @@ impl Supervisor {
 
     /// If KVM cannot carry out an instruction, QEMU stops the guest and keeps running. Such a guest cannot continue, so
     /// QEMU is ended.
-    fn end_if_it_cannot_go_on(&self) {
+    fn end_if_unrecoverable(&self) {
         let monitor = Arc::clone(&self.monitor);
         let name = self.name.clone();
         tokio::spawn(async move {
@@ -256,7 +256,7 @@ impl Supervisor {
                 Ok(status) if status.get("status").and_then(Value::as_str) == Some(INTERNAL_ERROR) => {
                     tracing::error!(
                         machine = name,
-                        "KVM could not carry out an instruction of the guest; the machine is ended"
+                        "KVM could not execute an instruction of the guest; the machine is ended"
                     );
                     // QEMU may end before it answers.
                     let _ = monitor.execute("quit", json!({})).await;
@@ -279,7 +279,7 @@ impl Supervisor {
         });
     }
 
-    fn obey(&mut self, order: Order, process: &mut Watched) {
+    fn execute(&mut self, order: Order, process: &mut Watched) {
         self.state.send_if_modified(|state| enter(state, Phase::Stopping));
         let command = match order {
             Order::PowerButton => {
@@ -309,7 +309,7 @@ impl Supervisor {
             match monitor.execute(command, json!({})).await {
                 // QEMU may end before it answers.
                 Ok(_) | Err(crate::Error::Gone(_)) => {}
-                Err(error) => tracing::warn!(machine = name, %error, "QEMU did not carry out an order"),
+                Err(error) => tracing::warn!(machine = name, %error, "QEMU did not execute a command"),
             }
         });
     }
@@ -330,7 +330,7 @@ impl Supervisor {
                 Ok(false) => {}
                 Err(error) => tracing::warn!(machine = self.name, %error, "the console log cannot be read"),
             }
-            self.hear_firmware();
+            self.read_firmware_message();
             // Only after the prompt was searched in it.
             is_console_long = self.console.is_long();
         }
@@ -342,7 +342,7 @@ impl Supervisor {
         pause(self.is_booting().then(|| self.boot_started.elapsed()), grown_bytes)
     }
 
-    fn hear_firmware(&mut self) {
+    fn read_firmware_message(&mut self) {
         let said = self.console.no_boot().map(str::to_owned);
         self.state.send_if_modified(|state| {
             let is_new = state.no_boot != said;
@@ -359,7 +359,7 @@ impl Supervisor {
         }
     }
 
-    /// Clears `out_of_space` and lets the guest go on. If there is still no space, the next disk error sets it again.
+    /// Clears `out_of_space` and continues the guest. If there is still no space, the next disk error sets it again.
     fn retry(&mut self) {
         self.retry_at = None;
         self.state.send_if_modified(|state| std::mem::replace(&mut state.out_of_space, false));
@@ -384,10 +384,10 @@ impl Supervisor {
             exit_reason(clean, self.asked_to_stop, self.asked_to_end, self.shutdown_reason.as_deref());
         let exit =
             Exit { reason, status: ended.to_string(), last_output: last_lines(&self.files.qemu_log()) };
-        if self.disk_errors.unsaid > 0 {
+        if self.disk_errors.unlogged > 0 {
             tracing::warn!(
                 machine = self.name,
-                errors = self.disk_errors.unsaid,
+                errors = self.disk_errors.unlogged,
                 "more disk errors until its end"
             );
         }
@@ -420,9 +420,9 @@ async fn tpm_ended(tpm: &mut Option<Watched>) {
 /// often.
 fn pause(booting_for: Option<Duration>, grown_bytes: u64) -> Duration {
     match booting_for {
-        _ if grown_bytes > MUCH_BYTES => LOOK_AGAIN,
-        Some(booting_for) => (booting_for / 100).clamp(LOOK_AGAIN, LOOK_AGAIN_IDLE),
-        None => LOOK_AGAIN_IDLE,
+        _ if grown_bytes > MUCH_BYTES => CHECK_PAUSE,
+        Some(booting_for) => (booting_for / 100).clamp(CHECK_PAUSE, CHECK_PAUSE_IDLE),
+        None => CHECK_PAUSE_IDLE,
     }
 }
 
@@ -449,7 +449,7 @@ fn exit_reason(clean: bool, stop: bool, end: bool, shutdown: Option<&str>) -> Ex
 fn wait_for_agent(agent: &Arc<Agent>) -> JoinHandle<()> {
     let agent = Arc::clone(agent);
     tokio::spawn(async move {
-        while agent.ping(PING_PATIENCE).await.is_err() {
+        while agent.ping(PING_TIMEOUT).await.is_err() {
             tokio::time::sleep(PING_PAUSE).await;
         }
     })
@@ -533,11 +533,11 @@ mod tests {
         let seconds = Duration::from_secs;
         assert_eq!(
             [0, 10, 100, 3600].map(|s| pause(Some(seconds(s)), 0)),
-            [LOOK_AGAIN, LOOK_AGAIN, seconds(1), LOOK_AGAIN_IDLE]
+            [CHECK_PAUSE, CHECK_PAUSE, seconds(1), CHECK_PAUSE_IDLE]
         );
-        assert_eq!(pause(None, MUCH_BYTES), LOOK_AGAIN_IDLE);
+        assert_eq!(pause(None, MUCH_BYTES), CHECK_PAUSE_IDLE);
         // Otherwise its logs would grow without limit until the next check.
-        assert_eq!(pause(None, MUCH_BYTES + 1), LOOK_AGAIN);
+        assert_eq!(pause(None, MUCH_BYTES + 1), CHECK_PAUSE);
     }
 
     /// A stand-in for QEMU, whose guest boots, prints without end, and restarts.
@@ -599,7 +599,7 @@ mod tests {
         assert_eq!(errors.count(start), Some(1));
         let said = (1..25_000).filter_map(|ms| errors.count(start + Duration::from_millis(ms)));
         assert_eq!(said.collect::<Vec<_>>(), [10_000, 10_000]);
-        assert_eq!(errors.unsaid, 4_999);
+        assert_eq!(errors.unlogged, 4_999);
     }
 
     #[test]

@@ -34,10 +34,10 @@ const PACKAGES: &str = "Debian and Ubuntu: 'apt-get install swtpm', Fedora, Arch
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pause between two checks whether the socket is open.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const CHECK_PAUSE: Duration = Duration::from_millis(5);
 
 /// How long swtpm may take to end after QEMU.
-const END_PATIENCE: Duration = Duration::from_secs(2);
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The error if this host cannot give a machine a TPM.
 pub fn check() -> Result<()> {
@@ -97,18 +97,18 @@ async fn until_ready(machine: &str, files: &RunFiles, child: &mut Child) -> Resu
     while !files.tpm_socket().exists() {
         let ended = child.try_wait().map_err(Error::io("wait for the TPM of", &files.dir))?;
         if ended.is_none() && Instant::now() < deadline {
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(CHECK_PAUSE).await;
             continue;
         }
         let status = ended
             .map_or_else(|| format!("no socket within {} s", START_TIMEOUT.as_secs()), |it| it.to_string());
-        return Err(Error::TpmFailed { machine: machine.to_owned(), status, output: last_words(files) });
+        return Err(Error::TpmFailed { machine: machine.to_owned(), status, output: last_output(files) });
     }
     Ok(())
 }
 
-/// What swtpm printed last.
-pub(crate) fn last_words(files: &RunFiles) -> String {
+/// The last lines of swtpm's log.
+pub(crate) fn last_output(files: &RunFiles) -> String {
     supervise::last_lines(&files.tpm_log()).join("; ")
 }
 
@@ -138,13 +138,12 @@ pub(crate) fn left(files: &RunFiles) -> Option<Watched> {
     if is_marked { Watched::adopt(process).ok().flatten() } else { None }
 }
 
-/// Waits for the end of a TPM whose QEMU has ended, and kills it if it does not end: its state must be free for the
-/// next run.
+/// Waits for the end of a TPM whose QEMU has ended, and kills it after a timeout: the next run needs its state.
 pub(crate) async fn end(machine: &str, mut tpm: Watched) {
-    if tokio::time::timeout(END_PATIENCE, tpm.wait()).await.is_ok() {
+    if tokio::time::timeout(END_TIMEOUT, tpm.wait()).await.is_ok() {
         return;
     }
-    tracing::warn!(machine, "the TPM did not end with QEMU, and is killed");
+    tracing::warn!(machine, "the TPM did not end with QEMU, so it is killed");
     if let Err(error) = tpm.kill() {
         tracing::warn!(machine, %error, "the TPM cannot be killed");
     } else {

@@ -1,4 +1,4 @@
-//! A real Debian guest: boot, identity, commands through the agent, power button, restart.
+//! Tests with a real Debian guest: boot, identity, commands through the agent, power button, restart.
 //!
 //! It is built by `guest/build`, which `make test` runs before the tests.
 
@@ -23,7 +23,7 @@ fn image() -> PathBuf {
     image
 }
 
-/// Serves the image; what is written is thrown away with the server.
+/// Serves the image; writes are discarded when the server ends.
 struct Server(Child);
 
 impl Server {
@@ -119,7 +119,7 @@ async fn a_debian_guest_has_its_identity_runs_commands_and_stops() {
     let waited = "for i in $(seq 600); do test -e /root/user-data-ran && break; sleep 1; done; cat /root/user-data-ran";
     assert_eq!(sh(&guest, waited).await, "it is lab-1");
     assert_eq!(sh(&guest, "cat /sys/class/net/en*/address").await, "52:54:00:00:00:07");
-    // The disk's space can be given back from inside.
+    // The guest can give disk space back (discard).
     assert_ne!(sh(&guest, "cat /sys/block/vda/queue/discard_max_bytes").await, "0");
 
     commands(&guest).await;
@@ -134,16 +134,16 @@ async fn a_debian_guest_has_its_identity_runs_commands_and_stops() {
     guest.agent().ping(PATIENCE).await.unwrap();
     assert_eq!(sh(&guest, "ls /root/here").await, "/root/here");
 
-    // As while it comes up: the first time nobody in it sees the power button.
+    // While a guest comes up, no program in it handles the first press of the power button.
     sh(&guest, "systemctl stop systemd-logind; (sleep 5; systemctl start systemd-logind) >/dev/null 2>&1 &")
         .await;
     let exit = guest.stop(PATIENCE).await.unwrap();
     assert_eq!(exit.reason, ExitReason::Stopped, "{exit}");
 }
 
-/// They are expedited before file systems are frozen, and for a while only.
+/// RCU grace periods are expedited before file systems are frozen, and only for a short time.
 async fn grace_periods(guest: &Guest) {
-    // What is there, and each change of it, until it is as usual again.
+    // Records the setting at the start and each change of it, until it is 0 again.
     let record = "\
         f=/sys/kernel/rcu_expedited last= i=0
         while [ $i -lt 600 ]; do
@@ -167,7 +167,7 @@ async fn grace_periods(guest: &Guest) {
     let (recorded, ()) = tokio::join!(recording, write_out_twice);
     let recorded = String::from_utf8(recorded.unwrap().stdout).unwrap();
     let seen: Vec<u32> = recorded.lines().map(|line| line.parse().unwrap()).collect();
-    assert!(seen.iter().any(|number| *number > 1), "grace periods are as usual: {seen:?}");
+    assert!(seen.iter().any(|number| *number > 1), "grace periods were not expedited: {seen:?}");
     assert_eq!(seen.last(), Some(&0), "grace periods stay expedited: {seen:?}");
 }
 

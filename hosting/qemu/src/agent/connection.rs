@@ -1,4 +1,5 @@
-//! One connection to the guest agent. It first synchronises with the agent, whatever data earlier connections left in
+//! One connection to the guest agent. It first discards stale data of earlier connections by a sync
+//! (`guest-sync-delimited`).
 //! the port.
 
 use std::path::Path;

@@ -44,7 +44,7 @@ impl Agent {
         match self.call(THAW, json!({})).await {
             Err(error) if !matches!(error, Error::Agent { .. }) => {
                 if !self.owes_thaw.swap(true, Ordering::Relaxed) {
-                    self.go_on_thawing();
+                    self.thaw_in_background();
                 }
                 Err(error)
             }
@@ -52,7 +52,7 @@ impl Agent {
         }
     }
 
-    fn go_on_thawing(&self) {
+    fn thaw_in_background(&self) {
         let alive = Arc::downgrade(&self.connection);
         let agent = Self { connection: Arc::default(), ..self.clone() };
         tokio::spawn(async move {
@@ -60,7 +60,7 @@ impl Agent {
                 tokio::time::sleep(THAW_AGAIN).await;
                 let Some(connection) = alive.upgrade() else { return };
                 let agent = Self { connection, ..agent.clone() };
-                match timeout(agent.patience, agent.thaw_if_owed()).await {
+                match timeout(agent.timeout, agent.thaw_if_owed()).await {
                     Ok(Ok(true)) => tracing::info!("the guest's file systems are thawed now"),
                     Ok(Err(error @ Error::Agent { .. })) => {
                         tracing::warn!(%error, "file systems of the guest may be frozen");
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_guest_that_freezes_after_everybody_has_given_up_is_thawed() {
+    async fn a_guest_that_freezes_after_all_timeouts_is_thawed() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -129,15 +129,15 @@ mod tests {
         });
         let agent = Agent::new(&socket);
         agent.ping(Duration::from_secs(60)).await.unwrap();
-        let agent = Agent { patience: Duration::from_millis(200), ..agent };
+        let agent = Agent { timeout: Duration::from_millis(200), ..agent };
         let error = agent.freeze_file_systems().await.unwrap_err();
         assert!(matches!(error, Error::Timeout { .. }), "{error}");
-        let asked = timeout(Duration::from_secs(60), player).await.expect("nobody thaws it").unwrap();
+        let asked = timeout(Duration::from_secs(60), player).await.expect("it was not thawed").unwrap();
         assert!(asked.contains(THAW), "{asked}");
     }
 
     #[tokio::test]
-    async fn a_guest_that_says_anything_but_a_count_to_a_freeze_is_thawed() {
+    async fn a_guest_with_an_invalid_answer_to_a_freeze_is_thawed() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         let listener = UnixListener::bind(&socket).unwrap();

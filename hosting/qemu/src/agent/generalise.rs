@@ -31,16 +31,16 @@ pub enum Generalised {
 
 impl Agent {
     /// Removes the identity of the machine with this host name, and the files in `also` (paths that may have
-    /// wildcards). An error if the agent does not answer within `patience`, or if a step failed in the guest; all other
+    /// wildcards). An error if the agent does not answer within `timeout`, or if a step failed in the guest; all other
     /// items are removed then.
     pub async fn generalise(
         &self,
         host_name: &str,
         also: &[String],
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Generalised> {
-        self.ping(patience).await?;
-        let asked = self.call_within::<Value>("guest-get-osinfo", json!({}), MAX_ANSWER_BYTES, self.patience);
+        self.ping(timeout).await?;
+        let asked = self.call_within::<Value>("guest-get-osinfo", json!({}), MAX_ANSWER_BYTES, self.timeout);
         match asked.await {
             Ok(system) if system.get("id").and_then(Value::as_str) == Some(WINDOWS) => {
                 return Ok(Generalised::Windows);
@@ -112,9 +112,9 @@ mod tests {
         dir
     }
 
-    /// Windows cannot be run here; its agent answers like this.
+    /// Windows cannot run in this test; its agent answers like this.
     #[tokio::test]
-    async fn a_windows_is_recognised_and_nothing_is_run_in_it() {
+    async fn windows_is_recognised_and_runs_no_script() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent");
         let listener = tokio::net::UnixListener::bind(&socket).unwrap();

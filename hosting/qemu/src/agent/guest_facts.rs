@@ -1,4 +1,4 @@
-//! Questions to the agent about its guest: its addresses, and who is logged in.
+//! Asks the agent for facts about its guest: its IP addresses, and how many users are logged in.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use serde_json::json;
 use super::{Agent, Exec, MAX_ANSWER_BYTES};
 use crate::error::{Error, Result};
 
-/// The most addresses that are read from an answer.
+/// The most addresses that are accepted from one answer.
 const ADDRESSES_MAX: usize = 16;
 
-/// Prints how many sessions of users systemd knows, or the word of a guest without systemd.
+/// Prints the number of user sessions that systemd knows, or `no-systemd`.
 const SESSIONS: &str = "\
 command -v grep >/dev/null || exit 1
 [ -d /run/systemd/sessions ] || { echo no-systemd; exit 0; }
@@ -22,7 +22,7 @@ for s in /run/systemd/sessions/*; do
 done
 echo $n";
 
-/// A network card, of which only the addresses matter.
+/// A network card; fields other than the addresses are ignored.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Interface {
@@ -36,7 +36,7 @@ struct Address {
     ip_address: String,
 }
 
-/// A session in the guest.
+/// A login session in the guest.
 #[derive(Deserialize)]
 struct User {
     #[expect(dead_code, reason = "an answer without it is another answer")]
@@ -44,29 +44,30 @@ struct User {
 }
 
 impl Agent {
-    /// The addresses by which others can reach the guest, those of IPv4 first. None yet if it has not configured its network.
-    pub async fn addresses(&self, patience: Duration) -> Result<Vec<IpAddr>> {
+    /// The addresses by which other hosts can reach the guest, IPv4 first. Empty if the guest has not configured its
+    /// network yet.
+    pub async fn addresses(&self, timeout: Duration) -> Result<Vec<IpAddr>> {
         let asked = "guest-network-get-interfaces";
         let interfaces: Vec<Interface> =
-            self.call_within(asked, json!({}), MAX_ANSWER_BYTES, patience).await?;
+            self.call_within(asked, json!({}), MAX_ANSWER_BYTES, timeout).await?;
         Ok(reachable(interfaces))
     }
 
-    /// How many users are logged in, each as often as they are.
-    pub async fn users(&self, patience: Duration) -> Result<usize> {
-        let asked = self.call_within::<Vec<User>>("guest-get-users", json!({}), MAX_ANSWER_BYTES, patience);
+    /// The number of login sessions. A user with several sessions counts several times.
+    pub async fn users(&self, timeout: Duration) -> Result<usize> {
+        let asked = self.call_within::<Vec<User>>("guest-get-users", json!({}), MAX_ANSWER_BYTES, timeout);
         let known = asked.await.map(|users| users.len());
         if matches!(known, Ok(1..)) {
             return known;
         }
-        // The agent reads utmp, which newer systems do not have.
+        // The agent reads utmp, which newer systems no longer have.
         let command = ["sh", "-c", SESSIONS].map(str::to_owned).to_vec();
-        let output = self.exec(&Exec { command, input: Vec::new(), timeout: patience }).await?;
+        let output = self.exec(&Exec { command, input: Vec::new(), timeout }).await?;
         let said = String::from_utf8_lossy(&output.stdout);
         match said.trim() {
             "no-systemd" if output.exit_code == 0 => known,
             said => said.parse().ok().filter(|_| output.exit_code == 0).ok_or_else(|| Error::Protocol {
-                peer: "the script that counts sessions",
+                peer: "the script that counts login sessions",
                 detail: format!("it ended with {}", output.exit_code),
             }),
         }
@@ -82,7 +83,7 @@ fn reachable(interfaces: Vec<Interface>) -> Vec<IpAddr> {
             IpAddr::V6(v6) => !(v6.is_loopback() || v6.is_unicast_link_local() || v6.is_unspecified()),
         })
         .collect();
-    // Stable: the order of the guest within each.
+    // A stable sort keeps the guest's order within IPv4 and IPv6.
     found.sort_by_key(IpAddr::is_ipv6);
     found.truncate(ADDRESSES_MAX);
     found
@@ -94,7 +95,7 @@ mod tests {
 
     #[test]
     fn addresses_of_the_guest_itself_are_left_out() {
-        // What qemu-ga 9.2 answers in a Debian guest.
+        // The answer of qemu-ga 9.2 in a Debian guest.
         let answer = r#"[
             {"name":"lo","ip-addresses":[{"ip-address-type":"ipv4","ip-address":"127.0.0.1","prefix":8},
                 {"ip-address-type":"ipv6","ip-address":"::1","prefix":128}],"hardware-address":"00:00:00:00:00:00"},

@@ -4,14 +4,14 @@
 //!   sector 0      1 .. 12   13 .. 24   25 .. 32         33 ..
 //!   boot sector   FAT       its copy   root directory   clusters 2, 3, ... (files, each in one run)
 //! ```
-//! Every file has a long name; the short names only fill the place that the format demands.
+//! Every file has a long name. The short names are only there because the format demands them.
 
 const SECTOR_BYTES: usize = 512;
 const SECTORS_PER_CLUSTER: u8 = 4;
 const CLUSTER_BYTES: usize = SECTOR_BYTES * 4;
-/// From 4085 clusters on a file system is FAT16 by definition.
+/// A file system with 4085 or more clusters is FAT16 by definition.
 const MAX_CLUSTERS: usize = 4084;
-/// Smaller disks confuse some tools.
+/// Some tools do not accept smaller disks.
 const MIN_CLUSTERS: usize = 180;
 /// 1.5 bytes for each cluster and for the two reserved entries.
 const FAT_SECTORS: u16 = 12;

@@ -51,7 +51,7 @@ impl std::fmt::Debug for SshHostKey {
 pub struct Identity {
     /// Its host name: letters, digits and hyphens, and dots between its parts.
     pub hostname: String,
-    /// cloud-init sets a guest up again when this changes.
+    /// cloud-init repeats the setup of a guest if this value changes.
     pub instance_id: String,
     /// 32 hexadecimal digits, for `/etc/machine-id`.
     pub machine_id: String,
@@ -95,7 +95,7 @@ impl Identity {
         let name = &self.hostname;
         if name.len() > MAX_HOST_NAME_BYTES || !name.split('.').all(is_label) {
             return refuse(format!(
-                "'{name}' is no host name: it takes parts of 1 to 63 letters, digits and hyphens, no hyphen at their ends, with dots between \
+                "'{name}' is not a host name: it consists of parts of 1 to 63 letters, digits and hyphens, without a hyphen at their ends, and dots between \
                  them, {MAX_HOST_NAME_BYTES} characters at most"
             ));
         }
@@ -110,7 +110,7 @@ impl Identity {
             if key.kind.is_empty() || !key.kind.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit())
             {
                 return refuse(format!(
-                    "'{}' is no type of SSH host key; one is for instance ed25519",
+                    "'{}' is not a type of SSH host key, such as ed25519",
                     key.kind
                 ));
             }
@@ -118,7 +118,7 @@ impl Identity {
         if let Some(data) = &self.user_data {
             if data.len() > MAX_USER_DATA_BYTES {
                 let len = data.len();
-                return refuse(format!("the user data has {len} bytes; possible are {MAX_USER_DATA_BYTES}"));
+                return refuse(format!("the user data has {len} bytes; the maximum is {MAX_USER_DATA_BYTES}"));
             }
             if !USER_DATA_STARTS.iter().any(|start| data.starts_with(start)) {
                 return refuse(

@@ -3,7 +3,7 @@
 //! It is a FAT file system with the label `CIDATA`, so cloud-init finds it by itself and anything else
 //! can mount it. It holds:
 //!
-//! | file | for | holds |
+//! | file | read by | contents |
 //! |---|---|---|
 //! | `meta-data` | cloud-init | instance id, host name |
 //! | `vendor-data` | cloud-init | `#cloud-config` with the machine-id and the SSH host keys |

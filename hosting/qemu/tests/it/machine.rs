@@ -1,4 +1,4 @@
-//! Machines under the real QEMU. Their "system" is a boot sector, so a boot takes a moment.
+//! Tests machines under the real QEMU. Their operating system is a boot sector, so a boot takes a moment.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -125,7 +125,7 @@ pub(crate) fn is_alive(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
 
-/// Whether the mapping of a process that has just so many bytes stays out of core dumps.
+/// Whether the only mapping of a process with exactly this many bytes is excluded from core dumps.
 fn stays_out_of_core_dumps(pid: u32, bytes: u64) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
     let mut lines = maps.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -207,7 +207,7 @@ async fn a_crash_of_qemu_is_noticed() {
     assert!(!guest.files().pid_file().exists());
 }
 
-/// The kernel takes the thread that launched a process for its parent.
+/// The kernel regards the thread that launched a process as its parent.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_outlives_the_thread_that_asked_for_it() {
     let setup = Setup::new(LOGIN);
@@ -234,7 +234,7 @@ async fn a_start_that_fails_says_why_and_leaves_nothing_running() {
     assert!(matches!(error, Error::Spec { .. }), "{error}");
 }
 
-/// Starts QEMU as a daemon would that is killed in the next moment: nobody watches the process.
+/// Starts QEMU like a daemon that is killed right afterwards: no process watches QEMU.
 fn abandon(spec: &GuestSpec) -> Child {
     std::fs::create_dir_all(&spec.run_dir).unwrap();
     // The version matters for disks over vhost-user only.
@@ -251,7 +251,7 @@ fn pid_line(pid: u32) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn orphans_are_ended_and_nobody_else() {
+async fn only_orphans_are_ended() {
     let setup = Setup::new(LOGIN);
     let other = Setup::new(LOGIN);
     let specs = ["with-file", "without-file", "reused-number"].map(|name| setup.spec(name));
@@ -272,7 +272,7 @@ async fn orphans_are_ended_and_nobody_else() {
     for orphan in &mut orphans {
         orphan.wait().unwrap();
     }
-    assert!(bystander.try_wait().unwrap().is_none(), "a stranger was ended");
+    assert!(bystander.try_wait().unwrap().is_none(), "an unrelated process was ended");
     assert!(!specs[0].files().pid_file().exists() && !specs[0].files().monitor_socket().exists());
     assert!(sweep_orphans(&setup.run_root(), &[]).await.unwrap().is_empty());
     assert!(sweep_orphans(&setup.dir.path().join("missing"), &[]).await.unwrap().is_empty());
@@ -286,7 +286,7 @@ async fn machines_are_killed_and_their_files_stay() {
     let specs = ["with-file", "without-file", "not-named"].map(|name| setup.spec(name));
     let mut machines = specs.each_ref().map(abandon);
     std::fs::write(specs[0].files().pid_file(), pid_line(machines[0].id())).unwrap();
-    // A QEMU that stands still does not hear SIGTERM.
+    // A stopped QEMU does not react to SIGTERM.
     let stopped = Command::new("kill").args(["-STOP", &machines[0].id().to_string()]).status().unwrap();
     assert!(stopped.success());
 
@@ -300,7 +300,7 @@ async fn machines_are_killed_and_their_files_stay() {
         machine.wait().unwrap();
     }
     assert!(machines[2].try_wait().unwrap().is_none(), "a machine was ended that was not named");
-    // To remove them, the disk would have to answer.
+    // Removing them would need a disk that answers.
     assert!(specs[0].files().pid_file().exists() && specs[1].files().monitor_socket().exists());
     assert!(kill_machines(&setup.run_root(), &named).await.is_empty());
     machines[2].kill().unwrap();
@@ -314,10 +314,10 @@ async fn a_qemu_with_another_directory_at_the_path_is_spared() {
     let (elsewhere, link) = (setup.dir.path().join("elsewhere"), setup.dir.path().join("link"));
     std::fs::create_dir_all(&spec.run_dir).unwrap();
     std::fs::create_dir(&elsewhere).unwrap();
-    // A link of the whole path, which is to be followed as it leads there.
+    // A symbolic link to the whole path must be followed.
     std::os::unix::fs::symlink(setup.run_root(), &link).unwrap();
     let real = std::mem::replace(&mut spec.run_dir, link.join("same"));
-    // As in a container: with mounts of its own, also where this is not run by root.
+    // As in a container: with a mount namespace of its own, even if the test does not run as root.
     let user: &[&str] =
         if std::fs::metadata("/proc/self").unwrap().uid() == 0 { &[] } else { &["--map-root-user"] };
     let child = Command::new("unshare")
