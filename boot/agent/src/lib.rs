@@ -80,7 +80,8 @@ fn serve() -> anyhow::Result<()> {
     })?;
     let settings = Settings::from_json(&bytes).with_context(|| format!("cannot use {}", file.display()))?;
     console::say(&format!("{} boots {}", settings.machine, settings.version));
-    process::take_files(&settings_dir, Path::new(RUN_DIR)).context("cannot move the settings to /run/headwater")?;
+    process::take_files(&settings_dir, Path::new(RUN_DIR))
+        .context("cannot move the settings to /run/headwater")?;
     let card = network::find_card(&settings.mac)?;
     let lease = network::configure(&card)?;
     process::set_clock(settings.now_ms);

@@ -177,10 +177,16 @@ pub(crate) fn keep(card: Card, lease: Lease) {
                     );
                 }
                 Ok(None) => {
-                    tracing::warn!("no DHCP server renews the lease of {}; the machine keeps the address", lease.address);
+                    tracing::warn!(
+                        "no DHCP server renews the lease of {}; the machine keeps the address",
+                        lease.address
+                    );
                     pause /= 2;
                 }
-                Err(error) => tracing::warn!("cannot renew the DHCP lease of {}; the machine keeps the address: {error}", lease.address),
+                Err(error) => tracing::warn!(
+                    "cannot renew the DHCP lease of {}; the machine keeps the address: {error}",
+                    lease.address
+                ),
             }
         }
     };

@@ -64,7 +64,10 @@ pub(crate) fn set_clock(now_ms: u64) {
         return;
     }
     match clock_settime(ClockId::Realtime, Timespec { tv_sec: server_s, tv_nsec: 0 }) {
-        Ok(()) => tracing::warn!("the clock was wrong by {} s; it was set to the boot server's time", now_s.abs_diff(server_s)),
+        Ok(()) => tracing::warn!(
+            "the clock was wrong by {} s; it was set to the boot server's time",
+            now_s.abs_diff(server_s)
+        ),
         Err(why) => {
             tracing::warn!("the clock is wrong by {} s and cannot be set: {why}", now_s.abs_diff(server_s))
         }

@@ -48,7 +48,8 @@ pub(crate) fn prepare(settings: &Settings, card: &Card, lease: &Lease) -> anyhow
     let (root, run) = (Path::new(ROOT), Path::new(RUN));
     identity(root, settings).context("cannot write the host name and machine-id")?;
     names(root, lease).context("cannot write /etc/resolv.conf")?;
-    leave_alone(run, card).context("cannot write the configuration that keeps network managers off the card")?;
+    leave_alone(run, card)
+        .context("cannot write the configuration that keeps network managers off the card")?;
     for target in SLEEP {
         link(&run.join("systemd/system").join(target)).context("cannot mask the sleep targets of systemd")?;
     }

@@ -167,7 +167,12 @@ impl Kept {
 
     /// Writes to a temporary directory and renames it, so that all files of a version appear at once.
     fn store(&self, hash: &str, files: &[(&str, &[u8])]) -> std::io::Result<()> {
-        let wrong = || std::io::Error::new(ErrorKind::InvalidInput, "the hash of the version is not 64 hexadecimal digits");
+        let wrong = || {
+            std::io::Error::new(
+                ErrorKind::InvalidInput,
+                "the hash of the version is not 64 hexadecimal digits",
+            )
+        };
         let dir = self.of(hash).ok_or_else(wrong)?;
         fs::create_dir_all(&self.dir)?;
         self.remove_oldest();

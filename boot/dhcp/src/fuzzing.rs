@@ -124,8 +124,8 @@ const COMPARED: [u8; 6] = [
 /// Compares the header with dhcproto's, and the message type if dhcproto can parse all options.
 fn compare(bytes: &[u8], packet: &Packet) {
     let header = [bytes.get(..240).unwrap_or_default(), &[option::END]].concat();
-    let other =
-        Message::decode(&mut Decoder::new(&header)).unwrap_or_else(|e| panic!("dhcproto refuses the header: {e}"));
+    let other = Message::decode(&mut Decoder::new(&header))
+        .unwrap_or_else(|e| panic!("dhcproto refuses the header: {e}"));
     assert_eq!(other.xid(), packet.xid);
     assert_eq!((other.ciaddr(), other.yiaddr()), (packet.ciaddr, packet.yiaddr));
     assert_eq!((other.siaddr(), other.giaddr()), (packet.siaddr, packet.giaddr));

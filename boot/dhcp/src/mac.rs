@@ -42,9 +42,10 @@ impl std::str::FromStr for Mac {
         match (pairs.next(), bytes) {
             (Some(_), _) => Err(wrong()),
             // The lowest bit of the first byte marks a multicast address.
-            (None, [first, ..]) if first & 1 == 1 || bytes == [0; 6] => {
-                Err(format!("{} is a group address or zero, not the address of one network card", Self(bytes)))
-            }
+            (None, [first, ..]) if first & 1 == 1 || bytes == [0; 6] => Err(format!(
+                "{} is a group address or zero, not the address of one network card",
+                Self(bytes)
+            )),
             (None, bytes) => Ok(Self(bytes)),
         }
     }

@@ -194,7 +194,10 @@ impl Http {
             Some(Target::Script(language, mac)) => self.script(language, mac, client).await,
             Some(Target::File(manifest, which)) => match self.targets.artefact(manifest, which) {
                 Some(file) => send_file(&file, is_head).await,
-                None => text(StatusCode::NOT_FOUND, "no kernel or initramfs of this version has been extracted\n".into()),
+                None => text(
+                    StatusCode::NOT_FOUND,
+                    "no kernel or initramfs of this version has been extracted\n".into(),
+                ),
             },
             Some(Target::Loader(name)) => match self.loaders.find(name) {
                 Some(loader) => send_loader(&loader, is_head),
@@ -283,7 +286,11 @@ impl Http {
                 whole(StatusCode::OK, "application/octet-stream", archive)
             }
             Err(why) => {
-                tracing::error!(machine = boot.machine, why, "cannot prepare the settings of a booting machine");
+                tracing::error!(
+                    machine = boot.machine,
+                    why,
+                    "cannot prepare the settings of a booting machine"
+                );
                 text(StatusCode::SERVICE_UNAVAILABLE, "the settings cannot be prepared\n".into())
             }
         }

@@ -97,7 +97,9 @@ fn start(
     tokio::spawn(async move {
         match send(&socket, client, transfer, step).await {
             Ok(true) => tracing::debug!(%client, file = name, "a loader was sent"),
-            Ok(false) => tracing::debug!(%client, file = name, "a client ended a transfer, or stopped answering"),
+            Ok(false) => {
+                tracing::debug!(%client, file = name, "a client ended a transfer, or stopped answering")
+            }
             Err(error) => tracing::debug!(%client, file = name, %error, "a transfer broke off"),
         }
         drop(place);

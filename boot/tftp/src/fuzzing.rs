@@ -29,7 +29,11 @@ pub fn tftp_packet(bytes: &[u8]) {
     let Ok(packet) = Packet::parse(bytes) else { return };
     // Two exceptions: error text that is not UTF-8 is replaced, and an option without a value is dropped.
     if !matches!(packet, Packet::Error { .. }) {
-        assert_eq!(Packet::parse(&packet.bytes()).as_ref(), Ok(&packet), "the packet changes when it is written");
+        assert_eq!(
+            Packet::parse(&packet.bytes()).as_ref(),
+            Ok(&packet),
+            "the packet changes when it is written"
+        );
     }
     let Packet::Read(request) = packet else { return };
     let file: Arc<[u8]> = (0..20_000u32).map(|at| at.to_le_bytes()[0]).collect();

@@ -325,7 +325,9 @@ impl std::fmt::Display for PlaceReason {
         match self {
             Self::NotEphemeral => f.write_str("no ephemeral OS disks"),
             Self::NotOffered => f.write_str("not offered"),
-            Self::AboveLimit { max_bytes } => write!(f, "the largest OS disk at this place has {}", gib(*max_bytes)),
+            Self::AboveLimit { max_bytes } => {
+                write!(f, "the largest OS disk at this place has {}", gib(*max_bytes))
+            }
             Self::NotPublished => f.write_str("its space is not published"),
             Self::ManagedHasNoFullCopy => f.write_str("a full copy needs a local place"),
             Self::FullCopyNeedsVcpus { has } => {

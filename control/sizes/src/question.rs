@@ -65,7 +65,9 @@ impl QuestionError {
             Self::NotWholeGib(bytes) => format!("write for instance {}G", bytes.div_ceil(GIB).max(1)),
             Self::NoPlace => "write for instance cache,temp,nvme,managed".to_owned(),
             Self::PlaceTwice(_) => "name each place once, the best first".to_owned(),
-            Self::FullCopyOfManaged => "add cache, temp or nvme to the places, or leave out the full copy (--full-copy)".to_owned(),
+            Self::FullCopyOfManaged => {
+                "add cache, temp or nvme to the places, or leave out the full copy (--full-copy)".to_owned()
+            }
             Self::TrustedLaunchNeedsUefi => {
                 "leave trusted launch out, or use an image that boots by UEFI".to_owned()
             }

@@ -125,7 +125,8 @@ impl SizeTable {
             let row = Row::parse(number, line, columns)?;
             let size = size_of(&row)?;
             if table.size(&size.name).is_some() {
-                let why = format!("the size '{}' is already in the table: remove one of the two lines", size.name);
+                let why =
+                    format!("the size '{}' is already in the table: remove one of the two lines", size.name);
                 return Err(row.wrong("size", why));
             }
             table.sizes.push(size);

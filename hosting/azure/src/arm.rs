@@ -369,8 +369,8 @@ impl Arm {
             *request.method_mut() = method.clone();
             *request.uri_mut() = url.parse().map_err(|_| odd("the path is not a valid URL"))?;
             let headers = request.headers_mut();
-            let mut shown =
-                HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| odd("the token is not a valid header value"))?;
+            let mut shown = HeaderValue::from_str(&format!("Bearer {token}"))
+                .map_err(|_| odd("the token is not a valid header value"))?;
             shown.set_sensitive(true);
             headers.insert(AUTHORIZATION, shown);
             if body.is_some() {
@@ -444,8 +444,10 @@ fn foreign(action: &str) -> AzureError {
 }
 
 fn vanished(action: &str) -> AzureError {
-    let what = format!("{action}: Azure has accepted the request, but does not find the resource in five attempts");
-    AzureError::new(AzureErrorKind::Unknown, what).advise("try again later; if the resource exists by then, it is used")
+    let what =
+        format!("{action}: Azure has accepted the request, but does not find the resource in five attempts");
+    AzureError::new(AzureErrorKind::Unknown, what)
+        .advise("try again later; if the resource exists by then, it is used")
 }
 
 fn late(action: &str) -> AzureError {

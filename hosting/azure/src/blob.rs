@@ -273,7 +273,8 @@ fn request(
         into.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
     }
     for &(name, value) in headers {
-        let value = HeaderValue::from_str(value).map_err(|_| format!("the value of the header {name} is invalid"))?;
+        let value =
+            HeaderValue::from_str(value).map_err(|_| format!("the value of the header {name} is invalid"))?;
         into.insert(HeaderName::from_static(name), value);
     }
     if headers.iter().any(|(name, _)| *name == "x-ms-blob-type") {

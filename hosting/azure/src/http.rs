@@ -131,8 +131,7 @@ impl HttpClient {
             }
         }
         let connecting = tokio::time::timeout(CONNECT_TIMEOUT, self.connect(&origin));
-        let connected =
-            connecting.await.map_err(|_| SendError::not_sent("no connection within 15 s"))?;
+        let connected = connecting.await.map_err(|_| SendError::not_sent("no connection within 15 s"))?;
         let mut sender = connected.map_err(SendError::not_sent)?;
         match tokio::time::timeout(ANSWER_TIMEOUT, sender.send_request(request)).await {
             Err(_) => Err(late()),

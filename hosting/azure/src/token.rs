@@ -163,7 +163,8 @@ impl TokenSource {
             return Err(self.refused(&action, &answer));
         }
         // The parser's error may quote the token, so it is not shown.
-        let odd = || AzureError::new(AzureErrorKind::Invalid, format!("{action}: the answer contains no token"));
+        let odd =
+            || AzureError::new(AzureErrorKind::Invalid, format!("{action}: the answer contains no token"));
         let granted: Granted = serde_json::from_slice(&answer.body).map_err(|_| odd())?;
         let expires_in_s = match granted.expires_in {
             Number::Plain(seconds) => seconds,
@@ -318,7 +319,10 @@ impl TokenSource {
 
 fn parsed(action: &str, url: &str) -> Result<Uri, AzureError> {
     url.parse().map_err(|_| {
-        AzureError::new(AzureErrorKind::Invalid, format!("{action}: an endpoint of the connection is not a valid URL"))
+        AzureError::new(
+            AzureErrorKind::Invalid,
+            format!("{action}: an endpoint of the connection is not a valid URL"),
+        )
     })
 }
 

@@ -127,10 +127,7 @@ async fn prepare(
         return other("the existing blob is not a page blob".to_owned());
     }
     if facts.len_bytes != total_bytes {
-        return other(format!(
-            "the existing blob has {} bytes instead of {total_bytes}",
-            facts.len_bytes
-        ));
+        return other(format!("the existing blob has {} bytes instead of {total_bytes}", facts.len_bytes));
     }
     if options.is_created && facts.content.as_ref() != Some(&options.content) {
         return other("the existing blob was created for another disk".to_owned());

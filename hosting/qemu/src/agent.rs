@@ -190,8 +190,9 @@ impl Agent {
         let (_waits, given_up) = oneshot::channel();
         // In its own task, because the PID to kill is known only after the agent has answered.
         let work = tokio::spawn(async move { agent.exec_unless(given_up, &exec).await });
-        work.await
-            .unwrap_or_else(|error| Err(Error::Gone(format!("cannot tell how a command in the guest ended: {error}"))))
+        work.await.unwrap_or_else(|error| {
+            Err(Error::Gone(format!("cannot tell how a command in the guest ended: {error}")))
+        })
     }
 
     async fn exec_unless(&self, mut given_up: oneshot::Receiver<()>, exec: &Exec) -> Result<ExecOutput> {
@@ -202,7 +203,8 @@ impl Agent {
         if let (false, Some(map)) = (exec.input.is_empty(), request.as_object_mut()) {
             map.insert("input-data".into(), BASE64.encode(&exec.input).into());
         }
-        let pid = self.start_exec(program, request, self.timeout.min(exec.timeout.max(LEAST_TIMEOUT))).await?;
+        let pid =
+            self.start_exec(program, request, self.timeout.min(exec.timeout.max(LEAST_TIMEOUT))).await?;
         let deadline = Instant::now() + exec.timeout;
         let mut pause = POLL_FIRST;
         let mut is_unsure = false;
@@ -222,8 +224,11 @@ impl Agent {
                 }
                 // The agent does not know the PID, so it may belong to another process by now.
                 Err(Error::Agent { command, description }) => {
-                    let lost =
-                        if is_unsure { " (the command has ended, but the answer with its result was lost)" } else { "" };
+                    let lost = if is_unsure {
+                        " (the command has ended, but the answer with its result was lost)"
+                    } else {
+                        ""
+                    };
                     return Err(Error::Agent { command, description: description + lost });
                 }
                 Err(error) => {

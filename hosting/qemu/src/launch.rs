@@ -152,7 +152,10 @@ pub(crate) async fn spawn(command: Command) -> std::io::Result<Child> {
 }
 
 /// Returns a cached value, or makes and caches it. If making it fails, the next caller tries again.
-fn cached<T: Clone>(made: &Mutex<Option<T>>, make: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
+fn cached<T: Clone>(
+    made: &Mutex<Option<T>>,
+    make: impl FnOnce() -> std::io::Result<T>,
+) -> std::io::Result<T> {
     let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
     match &*made {
         Some(made) => Ok(made.clone()),

@@ -145,7 +145,8 @@ async fn version_of(qemu: &Path) -> Result<Version> {
         .map_err(Error::io("run", qemu))?;
     let text = String::from_utf8_lossy(&output.stdout);
     let first_line = || text.lines().next().unwrap_or_default();
-    Version::parse(&text).ok_or_else(|| failed(format!("it printed '{}' instead of its version", first_line())))
+    Version::parse(&text)
+        .ok_or_else(|| failed(format!("it printed '{}' instead of its version", first_line())))
 }
 
 const NO_PROCESSOR: &str = "/dev/kvm opens, but the processor has neither VMX nor SVM (/proc/cpuinfo): a KVM that does \

@@ -80,10 +80,13 @@ fn of_size(scheme: &Scheme, question: &Question, size: &MachineSize, placement: 
 /// Warns if the OS disk is slower on a backup size than on the first size.
 fn of_backup(size: &MachineSize, placement: &Placement, first: &Placement) -> Option<String> {
     let (has, wanted) = (placement.read.iops?, first.read.iops?);
-    (has < wanted).then(|| format!("the backup size {} has {has} IOPS for the OS disk instead of {wanted}", size.name))
+    (has < wanted)
+        .then(|| format!("the backup size {} has {has} IOPS for the OS disk instead of {wanted}", size.name))
 }
 
 fn not_checked(scheme: &Scheme) -> String {
     let zones = if scheme.zones.is_empty() { "" } else { "zones, " };
-    format!("not checked, because that needs a connection to the cloud: {zones}region, capacity, quota, rights, price")
+    format!(
+        "not checked, because that needs a connection to the cloud: {zones}region, capacity, quota, rights, price"
+    )
 }

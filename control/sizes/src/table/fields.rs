@@ -54,7 +54,8 @@ impl<'a> Row<'a> {
     pub fn parse(line: usize, text: &'a str, columns: &'a [String]) -> Result<Self, TableError> {
         let fields = split(line, text)?;
         if fields.len() != columns.len() {
-            let why = format!("the line has {} fields, but there are {} columns", fields.len(), columns.len());
+            let why =
+                format!("the line has {} fields, but there are {} columns", fields.len(), columns.len());
             return Err(TableError::Line { line, why });
         }
         Ok(Self { line, columns, fields })
@@ -121,7 +122,10 @@ impl<'a> Row<'a> {
 /// Splits a line at its commas, except inside quotes.
 fn split(line: usize, text: &str) -> Result<Vec<Field<'_>>, TableError> {
     if text.len() > MAX_LINE_BYTES {
-        return Err(TableError::Line { line, why: format!("the line is longer than {MAX_LINE_BYTES} bytes") });
+        return Err(TableError::Line {
+            line,
+            why: format!("the line is longer than {MAX_LINE_BYTES} bytes"),
+        });
     }
     let mut fields = Vec::new();
     let mut rest = text;

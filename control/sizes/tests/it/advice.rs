@@ -50,5 +50,8 @@ fn the_reason_nearest_to_a_fit_is_the_main_one() {
     let cache = |asked: &mut headwater_sizes::Question| asked.places = vec![OsDiskPlace::Cache];
     assert_eq!(main(&cache, "Standard_E4d_v5"), Some("the space of the place is not published"));
     let nvme = |asked: &mut headwater_sizes::Question| asked.places = vec![OsDiskPlace::Nvme];
-    assert_eq!(main(&nvme, "Standard_NC24ads_A100_v4"), Some("the cloud does not offer these places on the size"));
+    assert_eq!(
+        main(&nvme, "Standard_NC24ads_A100_v4"),
+        Some("the cloud does not offer these places on the size")
+    );
 }

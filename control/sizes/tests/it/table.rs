@@ -90,11 +90,7 @@ fn a_wrong_field_is_named_with_line_character_and_column() {
         ("Standard_D8ds_v6", "D8 ds", "line 3, character 1 (size): 'D8 ds' is not a name"),
         (",8,8,32,", ",8,32,", "line 3: the line has 25 fields, but there are 26 columns"),
         ("Standard_D8ds_v6", "\"Standard_D8ds_v6", "line 3: character 1: a quote is not closed"),
-        (
-            "Standard_D8ds_v6",
-            "\"Standard\"_D8",
-            "line 3: character 1: there is text after the closing quote",
-        ),
+        ("Standard_D8ds_v6", "\"Standard\"_D8", "line 3: character 1: there is text after the closing quote"),
         (",x64,", ",x\"64,", "line 3: character 31: a quote in the middle"),
     ] {
         let changed = good.replacen(from, to, 1);

@@ -44,7 +44,8 @@ impl Journal for Kept {
 
     async fn accepted(&self, path: &str, operation: &str) -> Result<(), AzureError> {
         let mut entries = self.0.lock().unwrap();
-        let entry = entries.iter_mut().find(|it| it.path == path).expect("an entry is begun before its request");
+        let entry =
+            entries.iter_mut().find(|it| it.path == path).expect("an entry is begun before its request");
         entry.operation = Some(operation.to_owned());
         Ok(())
     }
@@ -207,7 +208,10 @@ async fn resources_of_others_are_left_alone() {
     world.server.management().resources.insert(path.clone(), theirs.clone());
     let client = world.client();
     let error = client.make(&resource(0)).await.unwrap_err();
-    assert!(error.kind() == AzureErrorKind::Exists && error.to_string().contains("has not created"), "{error}");
+    assert!(
+        error.kind() == AzureErrorKind::Exists && error.to_string().contains("has not created"),
+        "{error}"
+    );
     assert_eq!(client.delete(&path, "2024-05-01").await.unwrap_err().kind(), AzureErrorKind::Exists);
     assert_eq!(world.server.management().resources[&path], theirs);
     // The same name with another description.

@@ -50,9 +50,8 @@ impl Agent {
             connection.give_up();
             *slot = Some(connection);
             self.listen_in_background();
-            let what = format!(
-                "starting command '{program}' in the guest (if it starts later, it is killed)"
-            );
+            let what =
+                format!("starting command '{program}' in the guest (if it starts later, it is killed)");
             return Err(Error::Timeout { what, after: timeout });
         };
         let answer = answer?;

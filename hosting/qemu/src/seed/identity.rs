@@ -109,16 +109,15 @@ impl Identity {
         for key in &self.ssh_host_keys {
             if key.kind.is_empty() || !key.kind.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit())
             {
-                return refuse(format!(
-                    "'{}' is not a type of SSH host key, such as ed25519",
-                    key.kind
-                ));
+                return refuse(format!("'{}' is not a type of SSH host key, such as ed25519", key.kind));
             }
         }
         if let Some(data) = &self.user_data {
             if data.len() > MAX_USER_DATA_BYTES {
                 let len = data.len();
-                return refuse(format!("the user data has {len} bytes; the maximum is {MAX_USER_DATA_BYTES}"));
+                return refuse(format!(
+                    "the user data has {len} bytes; the maximum is {MAX_USER_DATA_BYTES}"
+                ));
             }
             if !USER_DATA_STARTS.iter().any(|start| data.starts_with(start)) {
                 return refuse(
