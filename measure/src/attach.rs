@@ -1,4 +1,4 @@
-//! A volume as a block device of the kernel, in a guest: ublk beside the kernel's NBD client, on the same work.
+//! Compares ublk with the kernel's NBD client, each as block device of a guest's kernel, on the same volume and load.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -12,21 +12,21 @@ use crate::{Plan, interrupt};
 
 /// Name for `--only`.
 pub const NAME: &str = "attach";
-/// What it shows.
+/// Title of the case.
 pub const TITLE: &str =
     "as a block device of a guest's kernel: 4 KiB random, depth 16, ublk beside kernel NBD";
 
-/// What boots the guest, from the root of the source tree.
+/// The script that boots the guest, relative to the root of the source tree.
 const SCRIPT: &str = "guest/attach-test";
-/// How many times as fast as the kernel's NBD client ublk has to be.
+/// The factor by which ublk must be faster than the kernel's NBD client.
 const GOAL: f64 = 1.5;
-/// For booting, and for what comes before each measurement, under emulation.
+/// Time limits for the boot, and for the preparation of each measurement, under emulation.
 const BOOT_S: u64 = 300;
 const PREPARATION_S: u64 = 60;
-/// Lines of the guest that are shown where it fails.
+/// Lines of the guest's output that are shown after a failure.
 const SHOWN_LINES: usize = 30;
 
-/// What the guest measured once.
+/// One measurement in the guest.
 #[derive(Clone, Debug, PartialEq)]
 struct Speed {
     way: String,
@@ -35,7 +35,7 @@ struct Speed {
 }
 
 impl Speed {
-    /// From a line `SPEED ublk randread 11400`.
+    /// Parses a line such as `SPEED ublk randread 11400`.
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.strip_prefix("SPEED ")?.split_whitespace().map(str::to_owned);
         let (way, work, iops) = (words.next()?, words.next()?, words.next()?.parse().ok()?);
@@ -43,22 +43,21 @@ impl Speed {
     }
 }
 
-/// Boots the guest, which measures both in turn in every round.
+/// Boots the guest, which measures both ways in each round.
 pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
     println!("\n{NAME}: {TITLE}");
     if !Path::new(SCRIPT).is_file() {
-        let text = format!(
-            "there is no {SCRIPT} here, which boots the guest; start this at the root of the source tree"
-        );
+        let text =
+            format!("there is no {SCRIPT}, which boots the guest; run this at the root of the source tree");
         return Err(Unavailable(text).into());
     }
     compared(&measured(plan)?, plan.rounds)
 }
 
-/// What the guest printed, while it is shown.
+/// Runs the guest, prints its output, and returns its measurements.
 fn measured(plan: &Plan) -> Result<Vec<Speed>> {
     let rounds = u64::try_from(plan.rounds).unwrap_or(u64::MAX);
-    // Reading and writing, with each of the two.
+    // Reading and writing, each with ublk and with NBD.
     let patience_s = rounds
         .saturating_mul(u64::from(plan.seconds).saturating_mul(4).saturating_add(2 * PREPARATION_S))
         .saturating_add(BOOT_S);
@@ -73,7 +72,7 @@ fn measured(plan: &Plan) -> Result<Vec<Speed>> {
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot start {SCRIPT}"))?;
-    interrupt::note_started(script.id());
+    interrupt::register(script.id());
     let mut lines: Vec<String> = Vec::new();
     let mut speeds: Vec<Speed> = Vec::new();
     if let Some(stdout) = script.stdout.take() {
@@ -92,26 +91,28 @@ fn measured(plan: &Plan) -> Result<Vec<Speed>> {
         }
     }
     let status = script.wait();
-    interrupt::note_ended(script.id());
-    let status = status.context("cannot wait for it")?;
+    interrupt::unregister(script.id());
+    let status = status.context("cannot wait for the guest's script")?;
     if !status.success() {
         return Err(failed(&status.to_string(), &lines));
     }
     Ok(speeds)
 }
 
-/// Why the script failed. Before the guest is up it prints nothing here: what it lacks it has said on standard error.
+/// Why the script failed. Before the guest boots it prints nothing to standard output; its own messages are on
+/// standard error.
 fn failed(status: &str, guest_said: &[String]) -> anyhow::Error {
     if guest_said.is_empty() {
-        let text = format!("{SCRIPT} booted no guest ({status}); it needs root, QEMU and Debian's packages");
+        let text =
+            format!("{SCRIPT} did not boot a guest ({status}); it needs root, QEMU and Debian's packages");
         return Unavailable(text).into();
     }
     let last = guest_said.iter().skip(guest_said.len().saturating_sub(SHOWN_LINES));
     let said = last.map(String::as_str).collect::<Vec<_>>().join("\n");
-    anyhow::anyhow!("{SCRIPT} ended ({status}); the guest's last words:\n{said}")
+    anyhow::anyhow!("{SCRIPT} ended ({status}); the guest's last lines:\n{said}")
 }
 
-/// Ours is ublk; what there is without it is the peer.
+/// Converts the measurements to comparisons. Ublk is ours; the kernel's NBD client is the peer.
 fn compared(speeds: &[Speed], rounds: usize) -> Result<Vec<Comparison>> {
     let mut found = Vec::new();
     for (work, figure) in [("randread", "IOPS, reads"), ("randwrite", "IOPS, writes")] {
@@ -121,7 +122,7 @@ fn compared(speeds: &[Speed], rounds: usize) -> Result<Vec<Comparison>> {
         let (ours, theirs) = (of("ublk"), of("nbd"));
         if ours.len() != rounds || theirs.len() != rounds {
             let (ublk, nbd) = (ours.len(), theirs.len());
-            bail!("of {rounds} rounds of {work} the guest told {ublk} figures of ublk and {nbd} of NBD");
+            bail!("in {rounds} rounds of {work}, the guest printed {ublk} figures of ublk and {nbd} of NBD");
         }
         let peer = "kernel NBD".into();
         found.push(Comparison { case: NAME, figure, ours, peer, theirs, goal: Goal::AtLeast(GOAL) });
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_never_booted_leaves_the_case_out_and_one_that_failed_does_not() {
+    fn a_guest_that_never_booted_skips_the_case() {
         let is_left_out = |said: &[String]| failed("exit status: 1", said).is::<Unavailable>();
         assert!(is_left_out(&[]));
         let said: Vec<String> = (0..100).map(|line| format!("line {line}")).collect();

@@ -1,4 +1,4 @@
-//! Runs one case: start, fill, rounds in rotated order, stop.
+//! Runs one case: starts the systems, fills their disks, measures rounds in rotated order, and stops the systems.
 
 use std::time::{Duration, Instant};
 
@@ -11,25 +11,25 @@ use crate::systems::{Running, System};
 use crate::targets::Unavailable;
 use crate::{Plan, process, statistics};
 
-/// One measurement of one system.
+/// One measurement of one system in one round.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Sample {
-    /// What fio saw.
+    /// The figures of fio.
     pub fio: Measured,
-    /// CPU seconds of the serving process, user and system.
+    /// CPU seconds (user and system) of the serving process.
     pub cpu_seconds: Option<f64>,
-    /// Bytes that the serving process had written to disks, where the kernel counts them.
+    /// Bytes that the serving process wrote to disks; `None` if the kernel does not count them.
     pub disk_written_bytes: Option<u64>,
 }
 
 impl Sample {
-    /// CPU of the server for each operation: fair also where one system did more of them.
+    /// CPU time of the server per operation. It stays comparable if one system performs more operations.
     pub fn cpu_us_per_operation(&self) -> Option<f64> {
         let operations = u32::try_from(self.fio.operations).ok().filter(|count| *count > 0)?;
         self.cpu_seconds.map(|seconds| seconds * 1e6 / f64::from(operations))
     }
 
-    /// Bytes that reached the disk for each byte that was written to the volume.
+    /// Bytes written to the disk per byte written to the volume.
     pub fn write_amplification(&self) -> Option<f64> {
         let mib = |bytes: u64| u32::try_from(bytes >> 20).ok().map(f64::from);
         statistics::ratio(mib(self.disk_written_bytes?), mib(self.fio.written_bytes))
@@ -41,19 +41,19 @@ impl Sample {
 pub struct SystemResult {
     /// Its name.
     pub system: &'static str,
-    /// One for each round.
+    /// One sample for each round.
     pub samples: Vec<Sample>,
-    /// The most memory that the server had resident.
+    /// The highest resident memory of the server.
     pub peak_resident_bytes: Option<u64>,
 }
 
 impl SystemResult {
-    /// What `figure` takes from the sample of each round.
+    /// The value of `figure` in each round.
     pub fn figures(&self, figure: impl Fn(&Sample) -> Option<f64>) -> Vec<f64> {
         self.samples.iter().filter_map(figure).collect()
     }
 
-    /// Reads and writes a second.
+    /// Reads and writes per second, in each round.
     pub fn iops(&self) -> Vec<f64> {
         self.figures(|sample| Some(sample.fio.iops))
     }
@@ -64,29 +64,29 @@ impl SystemResult {
 pub struct CaseResult {
     /// Its name.
     pub name: &'static str,
-    /// What it shows.
+    /// The title of the case.
     pub title: &'static str,
-    /// Bytes that were read and written.
+    /// Size of the working set, in bytes.
     pub set_bytes: u64,
     /// Requests in flight.
     pub depth: u32,
-    /// Share of random offsets.
+    /// Percentage of random offsets.
     pub percentage_random: u8,
-    /// Ours first.
+    /// The results: Headwater first, then its peers.
     pub systems: Vec<SystemResult>,
 }
 
 impl CaseResult {
-    /// The figures of one system.
+    /// The results of one system.
     pub fn system(&self, name: &str) -> Option<&SystemResult> {
         self.systems.iter().find(|system| system.system == name)
     }
 }
 
-/// Measures a case.
+/// Measures one case.
 pub fn run(plan: &Plan, case: &Case) -> Result<CaseResult> {
     println!("\n{}: {}", case.name, case.title);
-    // What earlier cases left in the page cache must not be written back during this one.
+    // Dirty pages of earlier cases must not be written back during this case.
     rustix::fs::sync();
     check_space(plan, wanted_bytes(case, plan.quick, plan.work_dir.join("raw.img").exists()))?;
     let mut results: Vec<SystemResult> = Vec::new();
@@ -116,7 +116,7 @@ pub fn run(plan: &Plan, case: &Case) -> Result<CaseResult> {
     Ok(CaseResult { name, title, set_bytes, depth, percentage_random, systems: results })
 }
 
-/// One measurement; starts and fills the system first where `slot` is empty.
+/// Measures one system once. Starts and fills the system first if `slot` is empty.
 fn measure(
     plan: &Plan,
     case: &Case,
@@ -147,15 +147,15 @@ fn start(plan: &Plan, case: &Case, system: System) -> Result<Running> {
     let running = system.start(plan, device_bytes(plan.quick))?;
     let is_raw = system == System::RawDisk;
     if !running.is_filled && (case.state == State::Filled || is_raw) {
-        println!("  writing the set once: {}", system.name());
-        // The raw file serves later cases too, so all of it is written.
+        println!("  writing the working set once: {}", system.name());
+        // Later cases use the raw file too, so all of it is written.
         let bytes = if is_raw { device_bytes(plan.quick) } else { case.set_bytes_of(system, plan.quick) };
-        fio::run(&running.target, bytes, Job::Fill, 0).context("writing the set")?;
+        fio::run(&running.target, bytes, Job::Fill, 0).context("writing the working set")?;
     }
     Ok(running)
 }
 
-/// Waits until a server has finished what it does in the background, for ten seconds at most.
+/// Waits until a server is idle, at most ten seconds.
 fn settle(pid: Option<u32>) -> Result<()> {
     const STEP: Duration = Duration::from_millis(250);
     let Some(pid) = pid else { return Ok(()) };
@@ -172,7 +172,7 @@ fn settle(pid: Option<u32>) -> Result<()> {
     Ok(())
 }
 
-/// Disk that a case may need. Our server wants as much as it may take to be free when it starts.
+/// Disk space that a case may need. At its start, our server demands that its whole disk limit is free.
 fn wanted_bytes(case: &Case, quick: bool, has_raw_disk: bool) -> u64 {
     let mut wanted_bytes: u64 = 1 << 30;
     for system in &case.systems {
@@ -189,13 +189,14 @@ fn wanted_bytes(case: &Case, quick: bool, has_raw_disk: bool) -> u64 {
     wanted_bytes
 }
 
-/// Refuses to start what would fill the disk.
+/// Fails if the disk does not have enough space for the case.
 pub fn check_space(plan: &Plan, wanted_bytes: u64) -> Result<()> {
-    let space = rustix::fs::statvfs(&plan.work_dir).context("cannot ask for the free space")?;
+    let space =
+        rustix::fs::statvfs(&plan.work_dir).context("cannot read the free space of the work directory")?;
     let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
     if free_bytes < wanted_bytes {
         let text = format!(
-            "{} has {} free and this case may need {}; free some, name another disk with --work-dir, or try --quick",
+            "{} has {} free, but this case may need {}; free some space, choose another disk with --work-dir, or use --quick",
             plan.work_dir.display(),
             headwater_block::size::format(free_bytes),
             headwater_block::size::format(wanted_bytes)

@@ -1,4 +1,8 @@
-//! What is measured: each case is one piece of work and the systems that do it in turn.
+//! Defines the cases: each is one load and the systems that run it in turn.
+//!
+//! Words: the *working set* (short: set) is the part of the disk that a case reads and writes. The *VDI mix* is 4 KiB
+//! requests, 80 % writes, 80 % at random offsets and the others in sequence; in its random variant, all offsets are
+//! random.
 
 use crate::fio::{Job, Requests};
 use crate::systems::{Cache, System};
@@ -6,38 +10,39 @@ use crate::systems::{Cache, System};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// What a system holds when it is measured.
+/// The contents of a system's disk when it is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// The whole set has been written once. Systems run from the first round to the last.
+    /// The whole working set has been written once. The systems run from the first to the last round.
     Filled,
-    /// Nothing has been written: a machine that just booted. Each round starts the systems again.
+    /// Nothing has been written, as after a machine's boot. The systems are started again for each round.
     Fresh,
 }
 
-/// One piece of work.
+/// One load, and the systems that run it.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// Name for `--only` and for results.
     pub name: &'static str,
-    /// What it shows, for people.
+    /// The title of the case.
     pub title: &'static str,
-    /// Bytes that are read and written.
+    /// Size of the working set, in bytes.
     pub set_bytes: u64,
     /// Requests in flight.
     pub depth: u32,
-    /// Where requests begin, and how long they are.
+    /// Alignment and length of requests.
     pub requests: Requests,
-    /// 80: the VDI mix; 100: its random variant.
+    /// Percentage of random offsets: 80 for the VDI mix, 100 for its random variant.
     pub percentage_random: u8,
-    /// What the systems hold beforehand.
+    /// The state of the disks at the start.
     pub state: State,
-    /// Ours first, then the peers.
+    /// The systems: Headwater first, then its peers.
     pub systems: Vec<System>,
 }
 
 impl Case {
-    /// Bytes that a system reads and writes: one that is there to show what a set costs that fits has such a set.
+    /// The size of a system's working set. [`System::HeadwaterFits`] uses a set that fits in RAM; all others use the
+    /// case's set.
     pub fn set_bytes_of(&self, system: System, quick: bool) -> u64 {
         match system {
             System::HeadwaterFits(_) => fitting_set_bytes(quick),
@@ -45,7 +50,8 @@ impl Case {
         }
     }
 
-    /// The case as a job of fio, for a system: one that is there to show what aligned requests cost has such.
+    /// The fio job of the case for a system. [`System::HeadwaterAligned`] gets block-aligned requests; all others get
+    /// the case's requests.
     pub fn job_of(&self, system: System, seconds: u32) -> Job {
         let requests = match system {
             System::HeadwaterAligned(_) => Requests::Blocks,
@@ -55,12 +61,13 @@ impl Case {
     }
 }
 
-/// The overflow disk of a case with room, by the set. Cleaning starts where it is full. By arithmetic, from 80 to 120 k IOPS of which four of
-/// five write, rounds of ten seconds write 3 to 4 GB: twice the set would be full in the third or fourth of five, three times leave all of them room. Four
-/// times would ask 50 GiB of everybody.
-const ROOM: u64 = 3;
+/// Size of the overflow disk as a multiple of the working set, for cases in which the disk must not become full.
+/// Segment cleaning starts when it is full. At 80,000 to 120,000 IOPS with 80 % writes, a round of 10 s writes 3 to 4
+/// GB: twice the set would be full in round 3 or 4 of 5, three times never is. Four times would need 50 GiB of disk
+/// space on every host.
+const DISK_FACTOR: u64 = 3;
 
-/// Bytes of the disk that systems offer, of which a case may use a part.
+/// Size of the disk that systems offer. A case may use only a part of it.
 pub fn device_bytes(quick: bool) -> u64 {
     if quick { GIB } else { 10 * GIB }
 }
@@ -74,8 +81,9 @@ pub fn all(quick: bool) -> Vec<Case> {
     ];
     let device = device_bytes(quick);
     let (small, large) = if quick { (16 * MIB, 410 * MIB) } else { (64 * MIB, 4 * GIB) };
-    let with = |ram_bytes| Cache { mode: "ram+disk", ram_bytes: Some(ram_bytes), disk_bytes: ROOM * device };
-    let on_disk = Cache { mode: "disk", ram_bytes: None, disk_bytes: ROOM * device };
+    let with =
+        |ram_bytes| Cache { mode: "ram+disk", ram_bytes: Some(ram_bytes), disk_bytes: DISK_FACTOR * device };
+    let on_disk = Cache { mode: "disk", ram_bytes: None, disk_bytes: DISK_FACTOR * device };
     let tight = Cache { disk_bytes: device / 4 * 5, ..with(small) };
     let mut against_disk = |name: &'static str, title, cache, percentage_random, state| {
         let ours = if name.starts_with(VHOST) { System::HeadwaterVhost } else { System::Headwater };
@@ -114,11 +122,11 @@ pub fn all(quick: bool) -> Vec<Case> {
     all
 }
 
-/// Names of cases whose requests begin at any sector end like this.
+/// Suffix of the names of cases whose requests may begin at any sector.
 pub const UNALIGNED: &str = "-512";
 
-/// Cases whose requests begin at any sector. A set of 1 GiB, which all of them write several times over; with room for what rounds of
-/// ten seconds write, as above.
+/// Cases whose requests may begin at any sector. The set is only 1 GiB, so every round writes it several times; the
+/// overflow disk has space for the writes of rounds of ten seconds, as above.
 fn unaligned(quick: bool) -> Vec<Case> {
     let set_bytes = fitting_set_bytes(quick);
     let ram_bytes = if quick { 16 * MIB } else { 64 * MIB };
@@ -190,18 +198,18 @@ fn unaligned(quick: bool) -> Vec<Case> {
     all
 }
 
-/// A set that fits, with room to spare, in the RAM of [`fitting`].
+/// The size of a set that fits in the RAM of [`fitting`], with some space left.
 fn fitting_set_bytes(quick: bool) -> u64 {
     if quick { 256 * MIB } else { GIB }
 }
 
-/// Twice what [`fitting_set_bytes`] takes.
+/// A write cache with twice the RAM of [`fitting_set_bytes`].
 fn fitting(quick: bool) -> Cache {
     let ram_bytes = Some(2 * fitting_set_bytes(quick));
-    Cache { mode: "ram+disk", ram_bytes, disk_bytes: ROOM * fitting_set_bytes(quick) }
+    Cache { mode: "ram+disk", ram_bytes, disk_bytes: DISK_FACTOR * fitting_set_bytes(quick) }
 }
 
-/// Cases over vhost-user begin like this.
+/// Prefix of the names of cases over vhost-user.
 pub const VHOST: &str = "vhost-";
 
 fn vhost_fits(name: &'static str, title: &'static str, depth: u32, quick: bool) -> Case {
@@ -254,7 +262,7 @@ mod tests {
             let cache = case.systems[0].cache().expect("ours is first");
             let ram = cache.ram_bytes.unwrap_or(0);
             assert_eq!(ram > case.set_bytes, case.name.contains("fits"), "{}", case.name);
-            // Beside it, in the same rounds.
+            // The same case also measures a set that fits, in the same rounds.
             let fits = case.systems.iter().find(|system| system.name() == HEADWATER_FITS);
             assert_eq!(fits.is_some(), case.name == "overflow-4g", "{}", case.name);
             if let Some(fits) = fits {

@@ -1,4 +1,4 @@
-//! fio: the command line of a job, and what its JSON says.
+//! Runs fio: builds the command line of a job, and parses the JSON result.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -6,86 +6,86 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-/// Where fio sends its requests.
+/// The device under test.
 #[derive(Clone, Debug)]
 pub enum Target {
     /// An NBD server on a unix socket.
     Nbd(PathBuf),
-    /// A vhost-user-blk server, which our own driver sends requests to.
+    /// A vhost-user-blk server. fio cannot drive it; our own client sends the same requests.
     VhostUser(PathBuf),
-    /// A file, past the page cache.
+    /// A file, opened with O_DIRECT.
     File(PathBuf),
 }
 
-/// Where requests of the mix begin, and how long they are.
+/// Alignment and length of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requests {
-    /// 4 KiB, at multiples of that.
+    /// 4 KiB, aligned to 4 KiB.
     Blocks,
-    /// 4 KiB, at any sector of 512 bytes: most of them end one block and begin the next.
+    /// 4 KiB, aligned to 512 bytes only: most requests span two blocks.
     Sectors,
-    /// 512 bytes to 64 KiB, at any sector, as a guest with databases on a partition that is not aligned sends them.
+    /// 512 bytes to 64 KiB, aligned to 512 bytes, like a guest with databases on an unaligned partition.
     Sizes,
 }
 
 /// Sizes of [`Requests::Sizes`], with their shares in percent.
 const SIZES: &str = "512/10:1k/5:2k/5:4k/50:8k/10:16k/10:64k/10";
 
-/// What fio does.
+/// The load.
 #[derive(Clone, Copy, Debug)]
 pub enum Job {
-    /// The VDI mix: 80 % writes, `percentage_random` of all at random offsets.
+    /// The VDI mix: 80 % writes, `percentage_random` of all requests at random offsets.
     Mix {
-        /// Where they begin, and how long they are.
+        /// Alignment and length of requests.
         requests: Requests,
         /// 80 for the VDI mix, 100 for its random variant.
         percentage_random: u8,
         /// Requests in flight.
         depth: u32,
-        /// How long.
+        /// The duration, in seconds.
         seconds: u32,
     },
-    /// Writes every block of the set once, in order.
+    /// Writes every block of the working set once, in order.
     Fill,
     /// Writes `total_bytes` in 4 KiB blocks at random offsets.
     RandomWrites {
-        /// How much in all.
+        /// Bytes in total.
         total_bytes: u64,
     },
-    /// The mix in requests of [`LARGE_BYTES`] at random offsets, by several clients.
+    /// The mix with requests of [`LARGE_BYTES`] at random offsets, by several clients.
     Large {
-        /// How many, each on a connection of its own.
+        /// The number of clients, each on a connection of its own.
         clients: u32,
-        /// Requests that each has in flight.
+        /// Requests in flight for each client.
         depth: u32,
-        /// How much in all.
+        /// Bytes in total.
         total_bytes: u64,
     },
 }
 
-/// Bytes of a request of [`Job::Large`].
+/// Length of a request of [`Job::Large`], in bytes.
 pub const LARGE_BYTES: u64 = 1 << 20;
 
-/// One fio run, summed over reads and writes.
+/// The result of one fio run. `iops` and `operations` are the sums of reads and writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Measured {
-    /// Reads and writes a second.
+    /// Reads and writes per second.
     pub iops: f64,
-    /// Reads and writes in all.
+    /// Number of reads and writes.
     pub operations: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Seconds of the run.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Mean latency of a write, microseconds.
+    /// Mean latency of writes, in microseconds.
     pub write_mean_us: f64,
-    /// 99 % of the writes were faster, microseconds.
+    /// 99th percentile of write latency, in microseconds.
     pub write_p99_us: f64,
-    /// 99 % of the reads were faster, microseconds.
+    /// 99th percentile of read latency, in microseconds.
     pub read_p99_us: f64,
 }
 
-/// Runs a job on the first `set_bytes` of the target. `seed` makes the offsets repeatable.
+/// Runs a job on the first `set_bytes` of the target. An equal `seed` gives equal offsets.
 pub fn run(target: &Target, set_bytes: u64, job: Job, seed: usize) -> Result<Measured> {
     if let Target::VhostUser(socket) = target {
         return crate::vhost::Client::connect(socket)?.run(set_bytes, job, seed);
@@ -98,12 +98,12 @@ pub fn run(target: &Target, set_bytes: u64, job: Job, seed: usize) -> Result<Mea
     let stdout = String::from_utf8_lossy(&output.stdout);
     let stderr = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
-        bail!("fio failed ({}): {}", output.status, last_words(&stderr, &stdout));
+        bail!("fio failed ({}): {}", output.status, last_line(&stderr, &stdout));
     }
-    parse(&stdout).with_context(|| format!("fio said: {}", last_words(&stderr, &stdout)))
+    parse(&stdout).with_context(|| format!("fio printed: {}", last_line(&stderr, &stdout)))
 }
 
-/// Which engine works for files here: io_uring, or libaio where containers forbid the former.
+/// fio's engine for files on this host: io_uring, or libaio if a container forbids io_uring.
 pub fn file_engine(probe: &Path) -> &'static str {
     static ENGINE: std::sync::OnceLock<&str> = std::sync::OnceLock::new();
     ENGINE.get_or_init(|| {
@@ -122,28 +122,28 @@ pub fn file_engine(probe: &Path) -> &'static str {
             .stderr(Stdio::null())
             .status();
         let works = status.is_ok_and(|status| status.success());
-        // A probe that cannot be removed goes with the work directory.
+        // If the probe file cannot be removed here, it is removed with the work directory.
         let _ = std::fs::remove_file(probe);
         if works { "io_uring" } else { "libaio" }
     })
 }
 
-/// Reads of an image over NBD.
+/// A read load on an image over NBD.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
-    /// Bytes of a request.
+    /// Length of a request, in bytes.
     pub block_bytes: u64,
-    /// Who read at the same time, each on a connection of its own.
+    /// Number of concurrent readers, each on a connection of its own.
     pub readers: u32,
-    /// Requests that each has in flight.
+    /// Requests in flight for each reader.
     pub depth: u32,
-    /// At random offsets, rather than from the first byte to the last.
+    /// Whether offsets are random; otherwise each reader reads from the first byte to the last.
     pub random: bool,
-    /// How long; without it each reads everything once.
+    /// The duration in seconds; `None`: each reader reads everything once.
     pub seconds: Option<u32>,
 }
 
-/// What was read.
+/// The result of a read load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReadRate {
     bytes: u64,
@@ -152,23 +152,23 @@ pub struct ReadRate {
 }
 
 impl ReadRate {
-    /// Millions of bytes.
+    /// Megabytes (10^6 bytes) that were read.
     pub fn megabytes(&self) -> f64 {
         u32::try_from(self.bytes / 1000).map_or(f64::MAX, |kilobytes| f64::from(kilobytes) / 1e3)
     }
 
-    /// Millions of bytes a second.
+    /// Megabytes (10^6 bytes) per second.
     pub fn megabytes_per_s(&self) -> f64 {
         self.megabytes() / self.seconds
     }
 
-    /// Requests a second.
+    /// Requests per second.
     pub fn iops(&self) -> f64 {
         u32::try_from(self.operations).map_or(f64::MAX, f64::from) / self.seconds
     }
 }
 
-/// Reads the first `set_bytes` of what an NBD server offers.
+/// Reads the first `set_bytes` of an NBD export.
 pub fn read(uri: &str, set_bytes: u64, reading: Reading) -> Result<ReadRate> {
     let mut command = Command::new("fio");
     command.args([
@@ -192,14 +192,14 @@ pub fn read(uri: &str, set_bytes: u64, reading: Reading) -> Result<ReadRate> {
     let stdout = String::from_utf8_lossy(&output.stdout);
     let stderr = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
-        bail!("fio failed ({}): {}", output.status, last_words(&stderr, &stdout));
+        bail!("fio failed ({}): {}", output.status, last_line(&stderr, &stdout));
     }
-    let job = job_of(&stdout).with_context(|| format!("fio said: {}", last_words(&stderr, &stdout)))?;
+    let job = job_of(&stdout).with_context(|| format!("fio printed: {}", last_line(&stderr, &stdout)))?;
     let seconds = std::time::Duration::from_millis(job.read.runtime).as_secs_f64();
     Ok(ReadRate { bytes: job.read.io_bytes, operations: job.read.total_ios, seconds })
 }
 
-fn last_words<'a>(stderr: &'a str, stdout: &'a str) -> &'a str {
+fn last_line<'a>(stderr: &'a str, stdout: &'a str) -> &'a str {
     let said = |text: &'a str| text.lines().rev().find(|line| !line.trim().is_empty());
     said(stderr).or_else(|| said(stdout)).unwrap_or("nothing")
 }
@@ -212,7 +212,7 @@ fn arguments(target: &Target, set_bytes: u64, job: Job, seed: usize) -> Vec<Stri
             add("--ioengine=nbd".into());
             add(format!("--uri=nbd+unix:///?socket={}", socket.display()));
         }
-        // Not fio's: `run` has sent it elsewhere.
+        // Handled in `run`: fio does not drive this target.
         Target::VhostUser(_) => {}
         Target::File(path) => {
             add(format!("--ioengine={}", file_engine(&path.with_extension("probe"))));
@@ -223,7 +223,7 @@ fn arguments(target: &Target, set_bytes: u64, job: Job, seed: usize) -> Vec<Stri
     }
     add(format!("--size={set_bytes}"));
     add(format!("--randseed={}", seed + 1));
-    // New random data in each buffer: nothing in it for a packer.
+    // New random data in each buffer, so that compression gains nothing.
     add("--refill_buffers=1".into());
     match job {
         Job::Mix { requests, percentage_random, depth, seconds } => {
@@ -303,19 +303,20 @@ impl Latency {
     }
 }
 
-/// Reads fio's JSON, which may stand behind lines of chatter.
+/// Parses fio's JSON. Other lines may come before it.
 fn job_of(output: &str) -> Result<JobReport> {
     let start = output.find("\n{").map(|at| at + 1).or_else(|| output.starts_with('{').then_some(0));
     let json = &output[start.context("fio printed no JSON")?..];
     let mut documents = serde_json::Deserializer::from_str(json).into_iter::<Report>();
-    let report = documents.next().context("fio printed no JSON")?.context("fio's JSON has another form")?;
+    let report =
+        documents.next().context("fio printed no JSON")?.context("fio's JSON has an unexpected form")?;
     let jobs = report.jobs.len();
     let Ok([job]) = <[JobReport; 1]>::try_from(report.jobs) else { bail!("fio reported {jobs} jobs, not 1") };
     if job.error != 0 {
         bail!("fio reports error {}", job.error);
     }
     if job.read.total_ios + job.write.total_ios == 0 {
-        bail!("fio did no operation");
+        bail!("fio performed no operation");
     }
     Ok(job)
 }

@@ -1,4 +1,5 @@
-//! The volume as a file (FUSE), beside `qemu-storage-daemon` with nothing behind it, with a file and with a qcow2 overlay.
+//! Compares our FUSE file with those of `qemu-storage-daemon`: without storage, on a raw file, and on a qcow2
+//! overlay.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,28 +15,28 @@ use crate::{Plan, process};
 
 /// Name for `--only`.
 pub const NAME: &str = "fuse";
-/// What it shows.
+/// Title of the case.
 pub const TITLE: &str = "as a file (FUSE): 4 KiB random direct, 80 % writes, set fits in RAM, depth 16";
 
-/// The peer with nothing behind it.
+/// The peer without storage: it discards writes.
 const NULL: &str = "qemu-storage-daemon, null-co";
-/// The peer with a file in the page cache.
+/// The peer with a raw file in the page cache.
 const FILE: &str = "qemu-storage-daemon, raw file";
 /// The peer with an overlay of changed blocks.
 const OVERLAY: &str = "qemu-storage-daemon, qcow2";
 
-/// One system's figures.
+/// The results of one system.
 #[derive(Clone, Debug, Serialize)]
 pub struct FuseResult {
-    /// Who.
+    /// The name of the system.
     pub system: &'static str,
-    /// Reads and writes a second; one for each round.
+    /// Reads and writes per second, in each round.
     pub iops: Vec<f64>,
-    /// CPU of the server for each, in microseconds; one for each round.
+    /// CPU time of the server per operation in microseconds, in each round.
     pub cpu_us: Vec<f64>,
 }
 
-/// A file and who serves it.
+/// A served file, and its server process.
 struct Served {
     process: Option<Process>,
     file: PathBuf,
@@ -44,7 +45,7 @@ struct Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // Unmounts.
+        // Ending the process unmounts the file system.
         drop(self.process.take());
         if let Err(error) = std::fs::remove_dir_all(&self.folder) {
             eprintln!("cannot remove {}: {error}", self.folder.display());
@@ -52,20 +53,21 @@ impl Drop for Served {
     }
 }
 
-/// Measures all in turn, in every round.
+/// Measures all systems in turn, in each round.
 pub fn run(plan: &Plan) -> Result<Vec<FuseResult>> {
     println!("\n{NAME}: {TITLE}");
     if !Path::new("/dev/fuse").exists() {
-        return Err(Unavailable("there is no /dev/fuse here; modprobe fuse".into()).into());
+        return Err(Unavailable("there is no /dev/fuse; 'modprobe fuse' loads the driver".into()).into());
     }
-    // Found out here, because no file can be made beside the one that is measured.
+    // The engine is probed in another directory, because no file can be created next to the measured one.
     fio::file_engine(&plan.work_dir.join("fuse.probe"));
     let bytes: u64 = if plan.quick { 256 << 20 } else { 1 << 30 };
     let mut systems = Vec::new();
     for name in ["headwater", NULL, FILE, OVERLAY] {
         let served = start(plan, name, bytes).with_context(|| format!("starting {name}"))?;
-        println!("  writing the set once: {name}");
-        fio::run(&Target::File(served.file.clone()), bytes, Job::Fill, 0).context("writing the set")?;
+        println!("  writing the working set once: {name}");
+        fio::run(&Target::File(served.file.clone()), bytes, Job::Fill, 0)
+            .context("writing the working set")?;
         systems.push((name, served));
     }
     let mut results: Vec<FuseResult> = systems
@@ -76,7 +78,7 @@ pub fn run(plan: &Plan) -> Result<Vec<FuseResult>> {
         for turn in 0..systems.len() {
             let index = (round + turn) % systems.len();
             let (name, served) = &systems[index];
-            let pid = served.process.as_ref().context("it has a process")?.pid();
+            let pid = served.process.as_ref().context("the server has a process")?.pid();
             let before = process::cpu_seconds(pid)?;
             let job = Job::Mix {
                 requests: Requests::Blocks,
@@ -112,7 +114,7 @@ fn start(plan: &Plan, name: &'static str, bytes: u64) -> Result<Served> {
         command.args(["--ram", &(bytes * 2).to_string()]);
         command.arg("--fuse").arg(folder.join("mount"));
     } else {
-        // The peer mounts on a file.
+        // The peer mounts onto an existing file.
         std::fs::File::create(&file)?;
         command = Command::new("qemu-storage-daemon");
         let node = match name {
@@ -137,7 +139,7 @@ fn start(plan: &Plan, name: &'static str, bytes: u64) -> Result<Served> {
     let begun = Instant::now();
     while std::fs::metadata(&file).map_or(0, |metadata| metadata.len()) != bytes {
         if begun.elapsed() > Duration::from_secs(30) {
-            bail!("the file was not there after 30 s: {}", process.last_words());
+            bail!("the file did not appear within 30 s: {}", process.last_line());
         }
         std::thread::sleep(Duration::from_millis(50));
     }

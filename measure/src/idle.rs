@@ -1,4 +1,4 @@
-//! Many machines in one process that do nothing: what they cost in CPU and memory.
+//! Measures CPU time and memory of one process that serves many idle machines.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,30 +13,30 @@ use crate::{Plan, process};
 
 /// Name for `--only`.
 pub const NAME: &str = "idle-64";
-/// What it shows.
+/// Title of the case.
 pub const TITLE: &str = "64 machines over vhost-user in one process, each having read a block and idle since";
 
-/// Machines in the process.
+/// Number of machines.
 pub const MACHINES: u32 = 64;
 
-/// Seconds that are left to the threads to fall asleep before it is measured.
+/// Time for the threads to become idle before the measurement.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// CPU is counted in ticks of 10 ms: a shorter time would say nothing about one percent.
+/// CPU time is counted in ticks of 10 ms, so a shorter measurement could not resolve one percent.
 const LEAST_SECONDS: u32 = 10;
 
-/// What was found out.
+/// The result.
 #[derive(Clone, Debug, Serialize)]
 pub struct IdleResult {
-    /// Machines in the process.
+    /// Number of machines.
     pub machines: u32,
-    /// CPU of the process while nothing was asked, in percent of one processor.
+    /// CPU use of the idle process, in percent of one processor.
     pub cpu_percent: f64,
-    /// What the process had resident, without the memory of the machines themselves.
+    /// Resident memory of the process, without the memory of the machines themselves.
     pub resident_bytes: u64,
 }
 
-/// Starts one process with many machines, connects them all, and leaves them alone.
+/// Starts one process with many machines, connects to all, and sends no further requests.
 pub fn run(plan: &Plan) -> Result<IdleResult> {
     println!("\n{NAME}: {TITLE}");
     let folder = plan.work_dir.join(NAME);
@@ -53,7 +53,7 @@ pub fn run(plan: &Plan) -> Result<IdleResult> {
     let begun = Instant::now();
     while !sockets.iter().all(|socket| socket.exists()) {
         if begun.elapsed() > Duration::from_secs(30) {
-            bail!("not all sockets were there after 30 s: {}", server.last_words());
+            bail!("not all sockets appeared within 30 s: {}", server.last_line());
         }
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -1,4 +1,4 @@
-//! Importing an image and exporting it again, beside qemu-img doing the same with a compressed qcow2.
+//! Compares importing and exporting an image with the same conversions by qemu-img, through a compressed qcow2.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,30 +13,31 @@ use crate::systems::{Process, make_file, own_dir};
 
 /// Name for `--only`.
 pub const NAME: &str = "import";
-/// What it shows.
+/// Title of the case.
 pub const TITLE: &str =
     "importing the Debian guest, exporting it to raw and qcow2, beside qemu-img and a zstd-compressed qcow2";
 
-/// One way of making a compressed image, and a raw and an uncompressed qcow2 one of that.
+/// The results of one system: importing an image into compressed form, and exporting it to raw and to uncompressed
+/// qcow2.
 #[derive(Clone, Debug, Serialize)]
 pub struct ImportResult {
-    /// Who.
+    /// The name of the system.
     pub system: &'static str,
-    /// Of making it; one for each round.
+    /// Seconds of the import, in each round.
     pub seconds: Vec<f64>,
-    /// What it takes on disk.
+    /// Size of the compressed image on disk.
     pub size_bytes: u64,
-    /// Of making a raw file of it; one for each round.
+    /// Seconds of the export to raw, in each round.
     pub export_seconds: Vec<f64>,
-    /// Of making an uncompressed qcow2 file of it; one for each round.
+    /// Seconds of the export to uncompressed qcow2, in each round.
     pub qcow2_seconds: Vec<f64>,
     /// Bytes of the raw file that are not in holes.
     pub data_bytes: u64,
-    /// Of writing as many bytes to the disk itself, past the page cache; one for each round, beside ours.
+    /// Seconds for writing as many bytes to the disk with O_DIRECT, in each round; measured for our results only.
     pub disk_seconds: Vec<f64>,
 }
 
-/// What one round of one system gave.
+/// The result of one system in one round.
 struct Round {
     import: Duration,
     size_bytes: u64,
@@ -45,10 +46,10 @@ struct Round {
     data_bytes: u64,
 }
 
-/// The peers: options of `qemu-img convert` in front of the formats.
+/// The peers: name, and options of `qemu-img convert`.
 const PEERS: [(&str, &[&str]); 2] = [("qemu-img", &[]), ("qemu-img -m 16 -W", &["-m", "16", "-W"])];
 
-/// Imports the plan's image in every round.
+/// Imports and exports the plan's image in each round.
 pub fn run(plan: &Plan) -> Result<Vec<ImportResult>> {
     println!("\n{NAME}: {TITLE}");
     crate::streaming::need_guest(plan)?;
@@ -64,7 +65,7 @@ pub fn run(plan: &Plan) -> Result<Vec<ImportResult>> {
             disk_seconds: Vec::new(),
         })
         .collect();
-    // Everybody reads from the page cache, so that the first one does not pay for the disk.
+    // All systems read from the page cache, so that the first does not wait for the disk.
     std::io::copy(&mut std::fs::File::open(&plan.image)?, &mut std::io::sink())?;
     for round in 0..plan.rounds {
         for turn in 0..results.len() {
@@ -97,7 +98,7 @@ pub fn run(plan: &Plan) -> Result<Vec<ImportResult>> {
     Ok(results)
 }
 
-/// Starts a daemon on an empty data directory, imports and exports through it, as a user does.
+/// Starts a daemon on an empty data directory, and imports and exports through it, as a user would.
 fn ours(plan: &Plan) -> Result<Round> {
     let data_dir = plan.work_dir.join("import");
     own_dir(&data_dir)?;
@@ -122,7 +123,7 @@ fn ours(plan: &Plan) -> Result<Round> {
     Ok(Round { import, size_bytes, export, qcow2, data_bytes })
 }
 
-/// How long the disk itself takes for a new file of so many bytes.
+/// The time for writing a new file of this size directly to the disk.
 fn bare_disk(plan: &Plan, bytes: u64, round: usize) -> Result<f64> {
     let path = plan.work_dir.join("disk.limit");
     make_file(&path, bytes, false)?;
@@ -153,7 +154,7 @@ fn wait_for(socket: &Path, daemon: &Process) -> Result<()> {
     let start = Instant::now();
     while std::os::unix::net::UnixStream::connect(socket).is_err() {
         if start.elapsed() > Duration::from_secs(30) {
-            bail!("headwater serve was not ready after 30 s: {}", daemon.last_words());
+            bail!("headwater serve was not ready within 30 s: {}", daemon.last_line());
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -185,7 +186,7 @@ fn qemu_img(plan: &Plan, options: &[&str]) -> Result<Round> {
     Ok(Round { import, size_bytes, export, qcow2, data_bytes })
 }
 
-/// Bytes of all files below a directory.
+/// Total size of the files below a directory.
 fn tree_bytes(folder: &Path) -> Result<u64> {
     let mut bytes = 0;
     for entry in std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM: end the processes that were started here, remove the work directory, exit.
+//! Handles Ctrl-C and SIGTERM: ends the processes that this program started, removes the work directory, and exits.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -8,16 +8,16 @@ use rustix::process::{Pid, Signal, kill_process};
 
 static STARTED: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
-/// Exit code of a program that ended on SIGINT, as shells print it.
+/// Exit code of shells for a program that was ended by SIGINT.
 const INTERRUPTED: i32 = 130;
 
-/// Notes a process that an interrupt ends.
-pub fn note_started(pid: u32) {
+/// Registers a process that an interrupt must end.
+pub fn register(pid: u32) {
     lock().push(pid);
 }
 
-/// Forgets it once it has been waited for.
-pub fn note_ended(pid: u32) {
+/// Unregisters a process after it was waited for.
+pub fn unregister(pid: u32) {
     lock().retain(|started| *started != pid);
 }
 
@@ -25,16 +25,19 @@ fn lock() -> std::sync::MutexGuard<'static, Vec<u32>> {
     STARTED.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// The directories of this run's disks and of its sockets, removed at the end.
+/// The directories of this run for disks and for sockets. Dropping this removes them.
 pub struct WorkDir([PathBuf; 2]);
 
 impl WorkDir {
-    /// Creates both, empty. A work directory that this program did not make is refused.
+    /// Creates both directories, empty. Fails if the work directory exists and was not made by this program.
     pub fn create(path: &Path, sockets: &Path) -> Result<Self> {
         const MARK: &str = ".headwater-measure";
         if path.exists() {
             if !path.join(MARK).exists() && std::fs::read_dir(path)?.next().is_some() {
-                bail!("the work directory {} is in use by something else; name an empty one", path.display());
+                bail!(
+                    "the work directory {} contains files of another program; choose an empty directory",
+                    path.display()
+                );
             }
             std::fs::remove_dir_all(path).with_context(|| format!("cannot empty {}", path.display()))?;
         }
@@ -71,9 +74,9 @@ fn clean_up_on_signals(folders: [PathBuf; 2]) -> Result<()> {
                 return;
             };
             tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-            eprintln!("\ninterrupted: ending what was started, removing its files");
+            eprintln!("\ninterrupted: ending the processes and removing their files");
             for pid in lock().iter() {
-                // A process that is gone already is what is wanted.
+                // The process may have ended already.
                 let _ = i32::try_from(*pid)
                     .ok()
                     .and_then(Pid::from_raw)
@@ -93,11 +96,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_of_somebody_else_is_left_alone() {
+    fn a_foreign_directory_is_not_removed() {
         let parent = tempfile::tempdir().unwrap();
         std::fs::write(parent.path().join("precious"), "x").unwrap();
         let error = WorkDir::create(parent.path(), &parent.path().join("s")).err().unwrap();
-        assert!(error.to_string().contains("in use by something else"), "{error}");
+        assert!(error.to_string().contains("contains files of another program"), "{error}");
         assert!(parent.path().join("precious").exists());
         let own = parent.path().join("own");
         drop(WorkDir::create(&own, &parent.path().join("s")).unwrap());

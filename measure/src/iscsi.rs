@@ -1,6 +1,7 @@
-//! Random reads over iSCSI, by libiscsi's `iscsi-perf`, beside tgt with a file in the page cache and with its null store.
+//! Compares random reads over iSCSI with tgt, on a file in the page cache and on its null store. The client is
+//! libiscsi's `iscsi-perf`.
 //!
-//! Reads only: `iscsi-perf` writes nothing.
+//! Reads only, because `iscsi-perf` does not write.
 
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -17,29 +18,29 @@ use crate::{Plan, process};
 
 /// Name for `--only`.
 pub const NAME: &str = "iscsi";
-/// What it shows.
+/// Title of the case.
 pub const TITLE: &str = "over iSCSI: 4 KiB random reads, set fits in RAM, depth 16";
 
 const DEPTH: &str = "16";
 const TARGET: &str = "iqn.2026-01.org.example:measured";
 
-/// tgt with a file.
+/// The peer tgt on a file.
 pub const TGT_FILE: &str = "tgt, file in page cache";
-/// tgt with nothing behind it.
+/// The peer tgt without storage.
 pub const TGT_NULL: &str = "tgt, null store";
 
-/// One system's figures.
+/// The results of one system.
 #[derive(Clone, Debug, Serialize)]
 pub struct IscsiResult {
-    /// Who.
+    /// The name of the system.
     pub system: &'static str,
-    /// Reads a second; one for each round.
+    /// Reads per second, in each round.
     pub iops: Vec<f64>,
-    /// CPU of the server for each read, in microseconds; one for each round.
+    /// CPU time of the server per read in microseconds, in each round.
     pub cpu_us: Vec<f64>,
 }
 
-/// Measures all in turn, in every round.
+/// Measures all systems in turn, in each round.
 pub fn run(plan: &Plan) -> Result<Vec<IscsiResult>> {
     println!("\n{NAME}: {TITLE}");
     for (program, package) in [("iscsi-perf", "libiscsi-bin"), ("tgtd", "tgt")] {
@@ -82,7 +83,7 @@ pub fn run(plan: &Plan) -> Result<Vec<IscsiResult>> {
     Ok(results)
 }
 
-/// Ours, with the set written over its NBD side.
+/// Headwater's server. The working set was written over NBD.
 struct Ours {
     process: Process,
     folder: PathBuf,
@@ -113,12 +114,12 @@ fn start_ours(plan: &Plan, bytes: u64) -> Result<Ours> {
     command.args(["--iscsi", &format!("tcp:127.0.0.1:{port}"), "--iscsi-target", TARGET]);
     let ours = Ours { process: Process::start(&mut command, "headwater")?, folder, port };
     wait_for_port(port, &ours.process)?;
-    println!("  writing the set once: headwater");
-    fio::run(&Target::Nbd(socket), bytes, Job::Fill, 0).context("writing the set")?;
+    println!("  writing the working set once: headwater");
+    fio::run(&Target::Nbd(socket), bytes, Job::Fill, 0).context("writing the working set")?;
     Ok(ours)
 }
 
-/// tgt with one target: LUN 1 is a file, LUN 2 nothing.
+/// tgt with one target: LUN 1 is a file, LUN 2 has no storage.
 struct Tgt {
     process: Process,
     folder: PathBuf,
@@ -131,19 +132,19 @@ impl Tgt {
         let folder = plan.work_dir.join("tgt");
         std::fs::create_dir_all(&folder)?;
         let port = free_port()?;
-        // Another tgtd of this machine has its own control socket.
+        // An own control socket, so that another tgtd on this host is not disturbed.
         let control = (port % 30_000 + 1_000).to_string();
         let mut command = Command::new("tgtd");
         command.args(["-f", "-C", &control, "--iscsi", &format!("portal=127.0.0.1:{port}")]);
         let tgt = Self { process: Process::start(&mut command, "tgtd")?, folder, port, control };
         wait_for_port(port, &tgt.process)
-            .map_err(|error| Unavailable(format!("tgtd does not start here: {error:#}")))?;
+            .map_err(|error| Unavailable(format!("tgtd does not start on this host: {error:#}")))?;
         let file = tgt.folder.join("disk.raw").display().to_string();
-        println!("  writing the set once: tgt");
+        println!("  writing the working set once: tgt");
         let set = Target::File(PathBuf::from(&file));
         std::fs::File::create(&file)?.set_len(bytes)?;
-        fio::run(&set, bytes, Job::Fill, 0).context("writing the set")?;
-        // Read once, so that it is in the page cache.
+        fio::run(&set, bytes, Job::Fill, 0).context("writing the working set")?;
+        // Read once, so that the file is in the page cache.
         std::io::copy(&mut std::fs::File::open(&file)?, &mut std::io::sink())?;
         let file = Path::new(&file).canonicalize()?.display().to_string();
         tgt.admin(&["--op", "new", "--mode", "target", "--tid", "1", "-T", TARGET])?;
@@ -171,7 +172,7 @@ impl Tgt {
 
 impl Drop for Tgt {
     fn drop(&mut self) {
-        // It does not end on SIGTERM while it has a target.
+        // tgtd ignores SIGTERM while it has a target.
         let _ = self.admin(&["--op", "delete", "--force", "--mode", "target", "--tid", "1"]);
         let _ =
             Command::new("tgtadm").args(["-C", &self.control, "--op", "delete", "--mode", "system"]).output();
@@ -185,34 +186,34 @@ fn remove(folder: &Path) {
     }
 }
 
-/// A TCP port of the loopback address that nobody listens on.
+/// A free TCP port of the loopback address.
 pub fn free_port() -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").context("no free port")?;
     Ok(listener.local_addr()?.port())
 }
 
-/// Waits until a process listens there.
+/// Waits until a process listens on the port.
 pub fn wait_for_port(port: u16, process: &Process) -> Result<()> {
     let start = Instant::now();
     while TcpStream::connect(("127.0.0.1", port)).is_err() {
         if start.elapsed() > Duration::from_secs(30) {
-            bail!("port {port} was not ready after 30 s: {}", process.last_words());
+            bail!("no process listens on port {port} after 30 s: {}", process.last_line());
         }
         std::thread::sleep(Duration::from_millis(50));
     }
     Ok(())
 }
 
-/// Reads a second.
+/// Measures reads per second.
 fn perf(url: &str, seconds: u32) -> Result<f64> {
     let mut command = Command::new("iscsi-perf");
     command.args(["-r", "-b", "8", "-m", DEPTH, "-t", &seconds.to_string(), url]);
     let output = command.output().context("cannot run iscsi-perf; apt-get install libiscsi-bin")?;
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    parse(&text).with_context(|| format!("iscsi-perf gave no figure: {}", text.trim()))
+    parse(&text).with_context(|| format!("iscsi-perf printed no result: {}", text.trim()))
 }
 
-/// The figure of `iops average 161066 (629 MB/s)`, the last of them.
+/// The number in the last `iops average 161066 (629 MB/s)`.
 fn parse(text: &str) -> Option<f64> {
     let (_, rest) = text.rsplit_once("iops average")?;
     rest.split_whitespace().next()?.parse().ok()

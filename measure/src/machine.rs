@@ -1,4 +1,4 @@
-//! What the figures were measured on.
+//! Describes the host on which the figures were measured.
 
 use std::process::Command;
 
@@ -20,7 +20,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// One line for people.
+    /// The description on one line.
     pub fn summary(&self) -> String {
         format!(
             "{} x {}, {} memory, Linux {}; {}",
@@ -33,7 +33,7 @@ impl Machine {
     }
 }
 
-/// Asks the system.
+/// Reads the description from the system.
 pub fn describe() -> Machine {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let processor = field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| "unknown processor".into());

@@ -1,4 +1,4 @@
-//! `headwater-measure`: Headwater and its peers on the same work, in the same minutes.
+//! `headwater-measure` measures Headwater and its peers with the same loads in the same run.
 //!
 //! ```text
 //!   cases --> bench: start systems -> fill -> rounds of fio, alternating -> stop --> samples
@@ -9,13 +9,14 @@
 //! ```
 //!
 //! # Guarantees
-//! - Systems of a case run in turn, in every round, in rotated order; a figure is the median of the rounds,
-//!   and a ratio compares only figures of the same run.
-//! - Data is incompressible. Sets are written once before they are measured, unless a case says "fresh".
-//! - Only processes that were started here are ended, and the work directory is removed, also on Ctrl-C.
+//! - The systems of a case are measured in turn in each round, in rotated order. A figure is the median of the
+//!   rounds, and a ratio compares only figures of the same run.
+//! - Data is incompressible. Working sets are written once before the measurement, unless a case says "fresh".
+//! - Only processes that this program started are ended. The work directory is removed, even after Ctrl-C.
 //!
 //! # Not here
-//! The engine without a protocol (`make bench`), and tests: a slow machine makes a row say "no", not fail.
+//! Measuring the write cache without a protocol (`make bench`). Tests: on a slow host a goal is reported as missed,
+//! but nothing fails.
 //!
 //! Start reading at [`cases`].
 
@@ -47,7 +48,7 @@ use clap::Parser;
 
 use crate::targets::Results;
 
-/// Measure Headwater beside nbdkit, QEMU and the raw disk.
+/// Measure Headwater and its peers: nbdkit, QEMU and the raw disk.
 #[derive(Parser, Debug)]
 #[command(name = "headwater-measure", version, args_override_self = true)]
 struct Arguments {
@@ -57,42 +58,45 @@ struct Arguments {
     /// Seconds of each measurement.
     #[arg(long, default_value_t = 10)]
     seconds: u32,
-    /// One round of three seconds on sets of 256 MiB and 1 GiB: shows that everything runs, not how fast.
+    /// One round of three seconds on working sets of 256 MiB and 1 GiB: shows that everything runs, not how fast it
+    /// is.
     #[arg(long)]
     quick: bool,
     /// Only cases whose name contains this; may be given several times. `--list` shows the names.
     #[arg(long)]
     only: Vec<String>,
-    /// List the cases and stop.
+    /// List the cases and exit.
     #[arg(long)]
     list: bool,
-    /// The headwater program to measure [default: the one beside this program].
+    /// The headwater program to measure [default: the program in the same directory as this one].
     #[arg(long)]
     headwater: Option<PathBuf>,
-    /// Directory on the disk to measure; needs about 45 GiB free for all cases.
+    /// Directory on the disk to measure; all cases together need about 45 GiB of free space.
     #[arg(long, default_value = "build/compare/work")]
     work_dir: PathBuf,
-    /// Where the results go.
+    /// Directory for the results.
     #[arg(long, default_value = "build/compare")]
     out: PathBuf,
-    /// Only send the VDI mix to this vhost-user-blk socket, on its first GiB, and say what came of it
+    /// Only send the VDI mix to the first GiB of this vhost-user-blk socket, and print the result
     #[arg(long, value_name = "SOCKET")]
     drive: Option<PathBuf>,
     /// Requests in flight with --drive
     #[arg(long, default_value_t = 16, requires = "drive")]
     depth: u32,
-    /// End with exit code 1 if a target is not reached, nor within what a decision accepts of it, or if a case gave no figure
+    /// Exit with code 1 if a goal is missed by more than its decision accepts, or if a case gave no result
     #[arg(long)]
     check: bool,
-    /// Only relay TCP between LISTEN=TARGET, each byte later by --delay-ms: an end of the slow line
+    /// Only relay TCP from LISTEN to TARGET (LISTEN=TARGET), with each byte delayed by --delay-ms; used for the slow
+    /// line
     #[arg(long, value_name = "LISTEN=TARGET", hide = true)]
     relay: Option<String>,
     #[arg(long, value_name = "MS", requires = "relay", default_value_t = 0, hide = true)]
     delay_ms: u64,
-    /// Only read from this NBD server what standard input lists, OFFSET LENGTH each, and say how long it took: from an end of the slow line
+    /// Only read the ranges on standard input (OFFSET LENGTH on each line) from this NBD server, and print the time;
+    /// used for the slow line
     #[arg(long, value_name = "URI", hide = true)]
     read_over: Option<String>,
-    /// Raw image of the guest; without one the comparisons that need it are left out, and say so.
+    /// Raw image of the guest; if it is missing, comparisons that need it are skipped with a message.
     #[arg(long, default_value = "build/guest/guest.raw")]
     image: PathBuf,
 }
@@ -100,7 +104,7 @@ struct Arguments {
 /// The part of a disk that --drive uses.
 const DRIVEN_BYTES: u64 = 1 << 30;
 
-/// What every measurement needs to know.
+/// The configuration that all measurements share.
 struct Plan {
     rounds: usize,
     seconds: u32,
@@ -114,7 +118,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// Whether a case was asked for.
+    /// Whether the user selected the case.
     fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|part| name.contains(part.as_str()))
     }
@@ -142,7 +146,9 @@ fn main() -> Result<ExitCode> {
     let mut results = Results { machine: machine::describe(), quick: plan.quick, ..Results::default() };
     println!("{}", results.machine.summary());
     if plan.quick {
-        println!("quick: one short round on small sets; the figures show that it runs, not how fast it is");
+        println!(
+            "quick: one short round on small working sets; the figures show that everything runs, not how fast it is"
+        );
     }
     measure(&arguments, &plan, &mut results)?;
     let names = names();
@@ -152,7 +158,7 @@ fn main() -> Result<ExitCode> {
     println!("wrote {0}/results.json and {0}/index.html", arguments.out.display());
     let failures = results.failures();
     println!(
-        "{} targets, {} not reached as a decision accepts, {} failures",
+        "{} goals, {} missed within the bound of a decision, {} failures",
         results.rows.len(),
         results.accepted(),
         failures.len()
@@ -162,7 +168,8 @@ fn main() -> Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Runs all cases that were asked for. One that cannot run here is left out, and what was measured is written after each: a run takes hours.
+/// Runs the selected cases. A case that cannot run on this host is skipped. Results are written after each case,
+/// because a run takes hours.
 fn measure(arguments: &Arguments, plan: &Plan, results: &mut Results) -> Result<()> {
     for case in cases::all(plan.quick).iter().filter(|case| plan.wants(case.name)) {
         let found = results.or_left_out(case.name, bench::run(plan, case).map(Some))?;
@@ -221,7 +228,8 @@ fn names() -> Vec<(&'static str, &'static str)> {
 
 fn plan(arguments: &Arguments) -> Result<Plan> {
     let beside = std::env::current_exe().ok().and_then(|path| Some(path.parent()?.join("headwater")));
-    let headwater = arguments.headwater.clone().or(beside).context("cannot tell where this program lies")?;
+    let headwater =
+        arguments.headwater.clone().or(beside).context("cannot find the directory of this program")?;
     if !headwater.is_file() {
         bail!(
             "there is no program {}; build it with `cargo build --release -p headwater`, or name one with \

@@ -1,4 +1,4 @@
-//! How much memory `headwater export` has resident while far more than its RAM budget is written.
+//! Measures the resident memory of `headwater export` while much more data is written than its RAM budget.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -10,39 +10,39 @@ use crate::systems::{Cache, System};
 use crate::{Plan, process};
 
 const MIB: u64 = 1 << 20;
-/// Of the case with large requests.
+/// For the case with large requests.
 const CLIENTS: u32 = 4;
 const DEPTH: u32 = 16;
 
-/// One budget.
+/// One case: a RAM budget and a load.
 pub struct MemoryCase {
     /// Name for `--only`.
     pub name: &'static str,
-    /// What it shows.
+    /// Title of the case.
     pub title: &'static str,
     ram_bytes: u64,
-    /// In large requests by several clients, rather than in blocks by one.
+    /// Whether several clients send large requests; otherwise one client writes 4 KiB blocks.
     is_large: bool,
 }
 
-/// Peak of one budget.
+/// The result of one case.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryResult {
     /// Name of the case.
     pub name: &'static str,
-    /// What it shows.
+    /// Title of the case.
     pub title: &'static str,
-    /// The budget.
+    /// The RAM budget.
     pub ram_bytes: u64,
-    /// What was written, and read.
+    /// Bytes that were written and read.
     pub written_bytes: u64,
-    /// Data of the requests that clients had under way, where these are large.
+    /// Bytes of all requests in flight if they are large, else 0.
     pub in_flight_bytes: u64,
-    /// The most that was resident.
+    /// The highest resident memory.
     pub peak_resident_bytes: u64,
 }
 
-/// The budgets that are measured.
+/// The cases.
 pub fn cases(quick: bool) -> Vec<MemoryCase> {
     let large = if quick { 256 * MIB } else { 1024 * MIB };
     vec![
@@ -73,7 +73,7 @@ pub fn cases(quick: bool) -> Vec<MemoryCase> {
     ]
 }
 
-/// Writes ten times the large budget and asks the kernel for the peak.
+/// Writes ten times the large budget, and reads the peak of resident memory from the kernel.
 pub fn run(plan: &Plan, case: &MemoryCase) -> Result<MemoryResult> {
     println!("\n{}: {}", case.name, case.title);
     let total_bytes = device_bytes(plan.quick);

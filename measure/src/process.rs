@@ -1,4 +1,4 @@
-//! What the kernel says about a process: CPU time, resident memory, bytes sent to disks.
+//! Reads the kernel's figures of a process: CPU time, resident memory, bytes written to disks.
 
 use anyhow::{Context, Result};
 
@@ -8,20 +8,20 @@ pub fn is_installed(program: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// Seconds of CPU, user and system, of all threads of a process.
+/// CPU seconds (user and system) of all threads of a process.
 pub fn cpu_seconds(pid: u32) -> Result<f64> {
     let stat = read(pid, "stat")?;
-    let ticks = parse_cpu_ticks(&stat).context("/proc/PID/stat has another form")?;
+    let ticks = parse_cpu_ticks(&stat).context("/proc/PID/stat has an unexpected form")?;
     let per_second = u32::try_from(rustix::param::clock_ticks_per_second()).unwrap_or(100);
     Ok(f64::from(ticks) / f64::from(per_second))
 }
 
-/// The most memory a process has had resident, in bytes.
+/// The highest resident memory of a process, in bytes.
 pub fn peak_resident_bytes(pid: u32) -> Result<u64> {
     parse_field(&read(pid, "status")?, "VmHWM:").map(|kib| kib * 1024).context("no VmHWM in /proc/PID/status")
 }
 
-/// What a process has resident besides memory that it shares with others, in bytes.
+/// Resident memory of a process without shared memory, in bytes.
 pub fn private_resident_bytes(pid: u32) -> Result<u64> {
     let status = read(pid, "status")?;
     let field = |name| parse_field(&status, name).map(|kib| kib * 1024);
@@ -29,12 +29,12 @@ pub fn private_resident_bytes(pid: u32) -> Result<u64> {
     private.context("no VmRSS and RssShmem in /proc/PID/status")
 }
 
-/// Bytes that a process has had written to disks. `None` where the kernel does not count them.
+/// Bytes that a process has written to disks. `None` if the kernel does not count them.
 pub fn disk_written_bytes(pid: u32) -> Option<u64> {
     parse_field(&read(pid, "io").ok()?, "write_bytes:")
 }
 
-/// Bytes that a process has read, from wherever they came.
+/// Bytes that a process has read, including pipes, sockets and the page cache.
 pub fn read_bytes(pid: u32) -> Result<u64> {
     parse_field(&read(pid, "io")?, "rchar:").context("no rchar in /proc/PID/io")
 }
@@ -44,7 +44,7 @@ fn read(pid: u32, file: &str) -> Result<String> {
         .with_context(|| format!("cannot read /proc/{pid}/{file}; has the process ended?"))
 }
 
-/// Fields 14 and 15, counted behind the name, which may hold blanks and brackets.
+/// Fields 14 and 15, counted after the name, which may contain blanks and parentheses.
 fn parse_cpu_ticks(stat: &str) -> Option<u32> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_whitespace().skip(11);
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(parse_field(io, "write_bytes:"), Some(4096));
     }
 
-    /// The kernel adds up each processor's part of a process's memory only now and then.
+    /// The kernel sums up each processor's part of a process's memory only from time to time.
     const KERNEL_COUNTS_LATE: u64 = 4 << 20;
 
     #[test]
@@ -86,7 +86,7 @@ mod tests {
         let pid = std::process::id();
         assert!(cpu_seconds(pid).unwrap() >= 0.0);
         assert!(peak_resident_bytes(pid).unwrap() > 100_000);
-        // Other tests take memory at the same time: first what is there, then the most that was.
+        // Other tests allocate memory concurrently, so the present value is read before the peak.
         let now = private_resident_bytes(pid).unwrap();
         assert!((100_000..=peak_resident_bytes(pid).unwrap() + KERNEL_COUNTS_LATE).contains(&now), "{now}");
         assert!(cpu_seconds(u32::MAX).unwrap_err().to_string().contains("cannot read"));

@@ -1,4 +1,4 @@
-//! Results for people: a table for the terminal and a page with plots.
+//! Reports results as a table for the terminal and as a page with plots.
 
 pub mod html;
 pub mod svg;

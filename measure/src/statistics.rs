@@ -1,6 +1,6 @@
 //! Medians and ratios of a few samples.
 
-/// The median; the mean of the two middle values for an even number, `None` for no value.
+/// The median: for an even count the mean of the two middle values, `None` for no value.
 pub fn median(samples: &[f64]) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -12,14 +12,14 @@ pub fn median(samples: &[f64]) -> Option<f64> {
     }
 }
 
-/// Least and greatest value.
+/// Minimum and maximum.
 pub fn range(samples: &[f64]) -> Option<(f64, f64)> {
     let least = samples.iter().copied().min_by(f64::total_cmp)?;
     let greatest = samples.iter().copied().max_by(f64::total_cmp)?;
     Some((least, greatest))
 }
 
-/// `ours / theirs`, where both are there and theirs is not nothing.
+/// `ours / theirs`; `None` if one of them is missing or `theirs` is zero.
 pub fn ratio(ours: Option<f64>, theirs: Option<f64>) -> Option<f64> {
     let theirs = theirs.filter(|value| *value > 0.0)?;
     Some(ours? / theirs)

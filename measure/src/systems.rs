@@ -1,4 +1,4 @@
-//! The systems: how each is started, and how it is ended.
+//! Starts and stops the systems under test: Headwater and its peers.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -22,53 +22,54 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 pub struct Cache {
     /// `ram`, `ram+disk` or `disk`.
     pub mode: &'static str,
-    /// RAM limit; the mode's own default where there is none.
+    /// RAM limit; `None`: the default of the mode.
     pub ram_bytes: Option<u64>,
     /// Limit of the overflow disk.
     pub disk_bytes: u64,
 }
 
-/// Name of ours with a set that fits, beside ours with one that does not.
+/// Name of Headwater with a working set that fits in RAM, in a case whose set does not fit.
 pub const HEADWATER_FITS: &str = "headwater, set fits";
 
-/// Name of ours with requests of whole blocks, beside ours with others.
+/// Name of Headwater with block-aligned requests, in a case with unaligned requests.
 pub const HEADWATER_ALIGNED: &str = "headwater, aligned";
 
-/// Something that offers a disk.
+/// A server of a disk, or a raw disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
     /// `headwater export --nbd`.
     Headwater(Cache),
     /// `headwater export --vhost-user`.
     HeadwaterVhost(Cache),
-    /// `headwater export` over NBD on a set that fits in RAM, beside one that does not.
+    /// `headwater export` over NBD with a working set that fits in RAM, in a case whose set does not fit.
     HeadwaterFits(Cache),
-    /// `headwater export` over NBD with requests of whole blocks, beside one whose requests are not.
+    /// `headwater export` over NBD with block-aligned requests, in a case with unaligned requests.
     HeadwaterAligned(Cache),
     /// `headwater export --persistent` over NBD.
     HeadwaterKept(Cache),
-    /// Throws writes away: the limit of fio's NBD path.
+    /// nbdkit's null plugin, which discards writes: the limit of fio's NBD client.
     NbdkitNull,
-    /// A sparse array in memory.
+    /// nbdkit's sparse array in memory.
     NbdkitMemory,
-    /// A file below an overlay of changed blocks.
+    /// nbdkit's overlay of changed blocks above a file.
     NbdkitCow,
-    /// A qcow2 overlay in the page cache.
+    /// qemu-nbd with a qcow2 overlay, through the page cache.
     QemuNbdWriteback,
-    /// A qcow2 overlay past the page cache.
+    /// qemu-nbd with a qcow2 overlay, without the page cache.
     QemuNbdDirect,
-    /// Throws writes away: the limit of the vhost-user path. It copies no data.
+    /// qemu-storage-daemon's null device over vhost-user, which discards writes and copies no data: the limit of the
+    /// vhost-user path.
     QsdNull,
-    /// A qcow2 overlay in the page cache, over vhost-user.
+    /// qemu-storage-daemon with a qcow2 overlay through the page cache, over vhost-user.
     QsdQcow2,
-    /// A raw file in memory (the kernel's tmpfs), over vhost-user.
+    /// qemu-storage-daemon with a raw file in memory (tmpfs), over vhost-user.
     QsdMemory,
-    /// A file by fio itself, past the page cache.
+    /// A file that fio writes itself, without the page cache.
     RawDisk,
 }
 
 impl System {
-    /// Name in results.
+    /// The name in results.
     pub fn name(self) -> &'static str {
         match self {
             System::Headwater(_) | System::HeadwaterVhost(_) | System::HeadwaterKept(_) => "headwater",
@@ -86,7 +87,7 @@ impl System {
         }
     }
 
-    /// The write cache, where it is ours.
+    /// The settings of the write cache, if the system is Headwater.
     pub fn cache(self) -> Option<Cache> {
         match self {
             System::Headwater(cache)
@@ -102,7 +103,7 @@ impl System {
         matches!(self, System::HeadwaterVhost(_) | System::QsdNull | System::QsdQcow2 | System::QsdMemory)
     }
 
-    /// Starts it with a disk of `device_bytes`; ready for requests when this returns.
+    /// Starts the system with a disk of `device_bytes`. It is ready for requests when this returns.
     pub fn start(self, plan: &Plan, device_bytes: u64) -> Result<Running> {
         let name = self.name();
         if self == System::RawDisk {
@@ -120,17 +121,17 @@ impl System {
         let folder = plan.work_dir.join(name.replace([' ', '+', ','], "-"));
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let socket = plan.sockets.join(format!("{}.sock", name.replace([' ', '+', ','], "-")));
-        // One left by a process that was killed keeps the next from binding.
+        // A socket that a killed process left would prevent the bind.
         let _ = std::fs::remove_file(&socket);
         let memory = (self == System::QsdMemory).then(|| memory_file(device_bytes)).transpose()?;
         let mut command = self.command(plan, &folder, &socket, device_bytes)?;
         if let Some(file) = &memory {
-            // Opened by way of this process, so that it needs no name, and goes with us.
+            // The path leads through this process, so the file needs no name and vanishes with the process.
             let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
             storage_daemon(&mut command, &socket, &format!("driver=file,filename={path}"));
         }
         let process = Process::start(&mut command, name)?;
-        // Kept from here on, so that a failure below ends the process and removes its files.
+        // `Running` owns the process from here on, so an error below ends the process and removes its files.
         let target = if self.is_vhost_user() {
             Target::VhostUser(socket.clone())
         } else {
@@ -152,7 +153,7 @@ impl System {
             System::QsdNull | System::QsdQcow2 | System::QsdMemory => Command::new("qemu-storage-daemon"),
             System::NbdkitNull | System::NbdkitMemory | System::NbdkitCow => Command::new("nbdkit"),
             System::QemuNbdWriteback | System::QemuNbdDirect => Command::new("qemu-nbd"),
-            _ => bail!("{} has no other server", self.name()),
+            _ => bail!("{} needs no server process", self.name()),
         };
         match self {
             System::NbdkitNull | System::NbdkitMemory => {
@@ -165,7 +166,7 @@ impl System {
                 make_file(&base, device_bytes, false)?;
                 command.args(["--exit-with-parent", "--filter=cow", "-U"]).arg(socket);
                 command.arg("file").arg(base.canonicalize()?);
-                // Where the overlay goes.
+                // The directory of the overlay.
                 command.env("TMPDIR", folder.canonicalize()?);
             }
             System::QemuNbdWriteback | System::QemuNbdDirect => {
@@ -215,7 +216,7 @@ impl System {
     }
 }
 
-/// A disk with a thread of its own that polls as long as QEMU's do by default.
+/// A disk with an I/O thread that polls for QEMU's default time.
 fn storage_daemon(command: &mut Command, socket: &Path, disk: &str) {
     let export = format!(
         "type=vhost-user-blk,id=export,node-name=disk,writable=on,num-queues=1,iothread=thread,\
@@ -237,7 +238,7 @@ pub fn make_file(path: &Path, bytes: u64, is_allocated: bool) -> Result<()> {
     made.with_context(|| format!("cannot make {} of {bytes} bytes", path.display()))
 }
 
-/// A sparse file of the kernel's own tmpfs, which needs no mount and is limited by memory alone.
+/// A sparse file in the kernel's tmpfs, limited only by memory; no mount is needed.
 fn memory_file(bytes: u64) -> Result<OwnedFd> {
     let made = rustix::fs::memfd_create("headwater-measure", rustix::fs::MemfdFlags::CLOEXEC);
     let file = made.and_then(|file| rustix::fs::ftruncate(&file, bytes).map(|()| file));
@@ -262,14 +263,14 @@ fn qcow2_overlay(folder: &Path, device_bytes: u64) -> Result<PathBuf> {
 
 /// A system that is ready for requests. Dropping it ends its process and removes its files.
 pub struct Running {
-    /// Where to send requests.
+    /// The device under test.
     pub target: Target,
-    /// The serving process; the raw disk has none.
+    /// The server process; `None` for the raw disk.
     pub process: Option<Process>,
-    /// Whether the set has been written before, by an earlier case.
+    /// Whether an earlier case has written the working set.
     pub is_filled: bool,
     folder: Option<PathBuf>,
-    /// The disk, where it is memory; freed when this and the process let go of it.
+    /// The disk, if it is in memory. It is freed when this and the process have closed it.
     #[expect(dead_code, reason = "held for as long as it is open")]
     memory: Option<OwnedFd>,
 }
@@ -280,10 +281,10 @@ impl Running {
         let start = Instant::now();
         while UnixStream::connect(socket).is_err() {
             if let Some(status) = process.child.try_wait()? {
-                bail!("{} ended ({status}) before it was ready: {}", process.name, process.last_words());
+                bail!("{} ended ({status}) before it was ready: {}", process.name, process.last_line());
             }
             if start.elapsed() > START_TIMEOUT {
-                bail!("{} was not ready after {} s", process.name, START_TIMEOUT.as_secs());
+                bail!("{} was not ready within {} s", process.name, START_TIMEOUT.as_secs());
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -302,20 +303,20 @@ impl Drop for Running {
     }
 }
 
-/// A process started here, ended when dropped: SIGTERM, then SIGKILL.
+/// A process that is ended when dropped: SIGTERM, then SIGKILL after a timeout.
 pub struct Process {
     name: &'static str,
     child: Child,
     output: std::sync::Arc<std::sync::Mutex<Vec<String>>>,
 }
 
-/// Makes a directory for the data of a daemon, which takes none that others can write to.
+/// Creates a directory for a daemon's data. The daemon refuses a directory that other users can write to.
 pub fn own_dir(dir: &Path) -> std::io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 impl Process {
-    /// Starts it; what it prints is kept for error messages.
+    /// Starts a process. Its output is kept for error messages.
     pub fn start(command: &mut Command, name: &'static str) -> Result<Self> {
         let mut child = command
             .stdin(Stdio::null())
@@ -323,7 +324,7 @@ impl Process {
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot start {name} ({})", command.get_program().display()))?;
-        interrupt::note_started(child.id());
+        interrupt::register(child.id());
         let output = std::sync::Arc::default();
         if let Some(stdout) = child.stdout.take() {
             keep_lines(stdout, &output);
@@ -334,13 +335,13 @@ impl Process {
         Ok(Self { name, child, output })
     }
 
-    /// Its number.
+    /// Its PID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Waits until it printed a line with this in it, and returns that.
-    pub fn wait_until_said(&mut self, part: &str, limit: Duration) -> Result<String> {
+    /// Waits until the process has printed a line that contains `part`, and returns the line.
+    pub fn wait_for_output(&mut self, part: &str, limit: Duration) -> Result<String> {
         let start = Instant::now();
         loop {
             let said = {
@@ -351,32 +352,37 @@ impl Process {
                 return Ok(line);
             }
             if let Some(status) = self.child.try_wait()? {
-                bail!("{} ended ({status}) before it said '{part}': {}", self.name, self.last_words());
+                bail!("{} ended ({status}) before it printed '{part}': {}", self.name, self.last_line());
             }
             if start.elapsed() > limit {
                 let limit_s = limit.as_secs();
-                bail!("{} did not say '{part}' within {limit_s} s, but {}", self.name, self.last_words());
+                bail!(
+                    "{} did not print '{part}' within {limit_s} s; its last line: {}",
+                    self.name,
+                    self.last_line()
+                );
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the process.
     pub fn signal(&self, signal: Signal) -> Result<()> {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("it has a number")?;
+        let pid =
+            i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("the process has no PID")?;
         kill_process(pid, signal).with_context(|| format!("cannot send a signal to {}", self.name))
     }
 
-    /// The last line that it printed.
-    pub fn last_words(&self) -> String {
-        // Its pipes may still hold what it said.
+    /// The last line that the process printed.
+    pub fn last_line(&self) -> String {
+        // The pipes may still contain its last output.
         std::thread::sleep(Duration::from_millis(100));
         let lines = self.output.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        lines.last().cloned().unwrap_or_else(|| "it said nothing".into())
+        lines.last().cloned().unwrap_or_else(|| "it printed nothing".into())
     }
 }
 
-/// Reads to the end, so that the process never waits for its reader; keeps the last lines.
+/// Reads until the end, so that the process never blocks on a full pipe. Keeps the last lines.
 fn keep_lines(from: impl Read + Send + 'static, into: &std::sync::Arc<std::sync::Mutex<Vec<String>>>) {
     const KEPT_LINES: usize = 20;
     let into = into.clone();
@@ -394,7 +400,7 @@ fn keep_lines(from: impl Read + Send + 'static, into: &std::sync::Arc<std::sync:
 impl Drop for Process {
     fn drop(&mut self) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
-        // Not waited for yet, so the number cannot belong to another process.
+        // The process was not waited for yet, so its PID cannot belong to another process.
         let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
         let start = Instant::now();
         while matches!(self.child.try_wait(), Ok(None)) {
@@ -406,7 +412,7 @@ impl Drop for Process {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        interrupt::note_ended(self.child.id());
+        interrupt::unregister(self.child.id());
     }
 }
 
@@ -420,8 +426,8 @@ mod tests {
         command.args(["-c", "echo first; echo last; exec sleep 60"]);
         let process = Process::start(&mut command, "sh").unwrap();
         let pid = process.pid();
-        let words = std::fmt::from_fn(|f| write!(f, "its last words: {}", process.last_words()));
-        headwater_testkit::wait_until(words, || process.last_words() == "last");
+        let words = std::fmt::from_fn(|f| write!(f, "its last words: {}", process.last_line()));
+        headwater_testkit::wait_until(words, || process.last_line() == "last");
         drop(process);
         assert!(!Path::new(&format!("/proc/{pid}")).exists());
     }

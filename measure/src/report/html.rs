@@ -1,4 +1,4 @@
-//! One page that stands alone: the rows as a table, and a plot for each case.
+//! Writes one self-contained HTML page: all rows as a table, and a plot for each case.
 
 use std::fmt::Write;
 
@@ -18,7 +18,7 @@ svg{width:100%;height:auto}svg text{font-size:12px;fill:currentColor}svg .label{
 .ours{fill:var(--ours)}.peer{fill:var(--peer)}.spread{stroke:currentColor;stroke-width:1.5}\
 .quiet{opacity:.75}";
 
-/// The page.
+/// Writes the page.
 pub fn render(results: &Results) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\">\
@@ -59,7 +59,7 @@ fn rows(results: &Results) -> String {
     text.push_str("</table>\n");
     for left in &results.left_out {
         let (case, reason) = (escape(&left.case), escape(&left.reason));
-        let _ = writeln!(text, "<p class=\"NO\">{case} was left out: {reason}</p>");
+        let _ = writeln!(text, "<p class=\"NO\">{case} was skipped: {reason}</p>");
     }
     text
 }
@@ -73,7 +73,7 @@ fn chart(case: &CaseResult) -> String {
     if case.systems.iter().filter(|system| !system.figures(Sample::cpu_us_per_operation).is_empty()).count()
         > 1
     {
-        text.push_str("<h3>CPU of the server, microseconds an operation</h3>\n");
+        text.push_str("<h3>CPU of the server, microseconds per operation</h3>\n");
         text.push_str(&plot(case, Sample::cpu_us_per_operation));
     }
     text
@@ -114,7 +114,7 @@ mod tests {
         );
         assert!(page.contains("class=\"NO\">NO"));
         assert!(page.contains("class=\"known\">known") && page.contains("decision 15"), "{page}");
-        assert!(page.contains("slow-link was left out: no &lt;line&gt;"));
+        assert!(page.contains("slow-link was skipped: no &lt;line&gt;"));
         assert!(page.contains("&lt;raw&gt;"));
         assert!(!page.contains("http") && !page.contains("<script"));
     }

@@ -1,16 +1,16 @@
-//! Horizontal bars with their spread, as SVG.
+//! Draws horizontal bars with error ranges as SVG.
 
 use std::fmt::Write;
 
 /// One bar.
 pub struct Bar<'a> {
-    /// What it is.
+    /// Its label.
     pub label: &'a str,
     /// Its length: the median.
     pub value: f64,
-    /// Least and greatest of the rounds.
+    /// Minimum and maximum of the rounds.
     pub range: (f64, f64),
-    /// Whether it is drawn in the colour of ours.
+    /// Whether it has the colour of Headwater's results.
     pub is_ours: bool,
 }
 
@@ -19,7 +19,7 @@ const LABEL: f64 = 190.0;
 const FIGURE: f64 = 90.0;
 const ROW: f64 = 26.0;
 
-/// A chart of bars from zero to the greatest value.
+/// A bar chart from zero to the largest value.
 pub fn bars(bars: &[Bar<'_>]) -> String {
     let greatest = bars.iter().map(|bar| bar.range.1.max(bar.value)).fold(0.0, f64::max);
     let scale = if greatest > 0.0 { (WIDTH - LABEL - FIGURE) / greatest } else { 0.0 };
@@ -51,7 +51,7 @@ pub fn bars(bars: &[Bar<'_>]) -> String {
     format!("<svg viewBox=\"0 0 {WIDTH:.0} {height:.0}\" role=\"img\">\n{body}</svg>\n")
 }
 
-/// Text as it may stand in HTML and SVG.
+/// Escapes text for HTML and SVG.
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_no_division_by_zero() {
+    fn an_empty_chart_divides_by_nothing() {
         let svg = bars(&[Bar { label: "x", value: 0.0, range: (0.0, 0.0), is_ours: true }]);
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     }

@@ -1,4 +1,4 @@
-//! The rows as text in columns.
+//! Formats the rows as a text table.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use crate::targets::{Results, Row, Verdict};
 
 const HEAD: [&str; 9] = ["case", "figure", "ours", "rounds", "peer", "theirs", "ratio", "goal", "reached"];
 
-/// All rows, columns as wide as they need, and what was left out.
+/// Formats all rows with columns of the necessary width, and lists the skipped cases.
 pub fn render(results: &Results) -> String {
     let mut lines = vec![HEAD.map(str::to_owned)];
     lines.extend(results.rows.iter().map(cells));
@@ -31,7 +31,7 @@ pub fn render(results: &Results) -> String {
     }
     for left in &results.left_out {
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "{} was left out: {}", left.case, left.reason);
+        let _ = writeln!(text, "{} was skipped: {}", left.case, left.reason);
     }
     text
 }
@@ -70,7 +70,7 @@ pub fn cells(row: &Row) -> [String; 9] {
     ]
 }
 
-/// Three or more significant digits.
+/// A number with three or more significant digits.
 pub fn number(value: Option<f64>) -> String {
     match value {
         None => "-".into(),
@@ -106,7 +106,7 @@ mod tests {
                 "overflow-64m  IOPS     99000  1                    raw disk   90000   1.10  {goal}  known"
             ),
             format!("overflow-64m  IOPS     81000  1                    raw disk   90000   0.90  {goal}  NO"),
-            "slow-link was left out: no line".to_owned(),
+            "slow-link was skipped: no line".to_owned(),
             String::new(),
         ];
         assert_eq!(text, lines.join("\n"));

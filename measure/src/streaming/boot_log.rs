@@ -1,4 +1,4 @@
-//! What the guest reads while it boots, request by request: nbdkit's log of a boot under QEMU.
+//! Records every read request of a booting guest, from nbdkit's log of a boot under QEMU.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,19 +9,19 @@ use anyhow::{Context, Result, bail};
 use crate::Plan;
 use crate::systems::Process;
 
-/// Until the guest asks for a name. In emulation it takes a quarter of a minute.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// How long the boot may take until the login prompt. An emulated boot takes about 15 s.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A request of the guest.
+/// A read request of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
-    /// Where.
+    /// Offset in bytes.
     pub offset: u64,
-    /// How much.
+    /// Length in bytes.
     pub len: usize,
 }
 
-/// Boots the plan's image once, without a network, and returns what it read in order.
+/// Boots the plan's image once, without a network. Returns the read requests in order.
 pub fn record(plan: &Plan) -> Result<Vec<Read>> {
     println!("  recording a boot of {}", plan.image.display());
     let (socket, log) = (plan.sockets.join("boot.sock"), plan.sockets.join("boot.log"));
@@ -33,8 +33,8 @@ pub fn record(plan: &Plan) -> Result<Vec<Read>> {
     let nbdkit = Process::start(&mut command, "nbdkit")?;
     let start = Instant::now();
     while !socket.exists() {
-        if start.elapsed() > PATIENCE {
-            bail!("nbdkit was not ready: {}", nbdkit.last_words());
+        if start.elapsed() > BOOT_TIMEOUT {
+            bail!("nbdkit was not ready: {}", nbdkit.last_line());
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -49,7 +49,10 @@ pub fn record(plan: &Plan) -> Result<Vec<Read>> {
     drop((qemu, nbdkit));
     let reads = parse(&std::fs::read_to_string(&log).context("nbdkit wrote no log")?);
     if reads.len() < 100 {
-        bail!("the guest read only {} times while it booted; the log's form may have changed", reads.len());
+        bail!(
+            "the guest read only {} times while it booted; nbdkit's log format may have changed",
+            reads.len()
+        );
     }
     Ok(reads)
 }
@@ -61,14 +64,19 @@ fn wait_for_login(console: &Path, qemu: &Process) -> Result<()> {
         if said.windows(6).any(|part| part == b"login:") {
             return Ok(());
         }
-        if start.elapsed() > PATIENCE {
-            bail!("the guest did not come up within {} s: {}", PATIENCE.as_secs(), qemu.last_words());
+        if start.elapsed() > BOOT_TIMEOUT {
+            bail!(
+                "the guest showed no login prompt within {} s: {}",
+                BOOT_TIMEOUT.as_secs(),
+                qemu.last_line()
+            );
         }
         std::thread::sleep(Duration::from_millis(100));
     }
 }
 
-/// Lines such as `.. connection=1 Read id=7 offset=0x1000 count=0x200 ...`; those of answers have dots in front.
+/// Parses lines such as `.. connection=1 Read id=7 offset=0x1000 count=0x200 ...`. Lines of answers begin with dots
+/// instead of the request's name.
 fn parse(log: &str) -> Vec<Read> {
     let number = |line: &str, name: &str| {
         let (_, rest) = line.split_once(name)?;

@@ -1,5 +1,5 @@
-//! Measures a whole guest: its boot over a slow line, its boot while a server fails, and the pause when a version is
-//! made of it while it runs.
+//! Measures whole guests: the boot over a slow line, the boot while a server fails, and the pause of a running guest
+//! whose disk is sealed as a version.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,24 +20,24 @@ use crate::systems::{Process, own_dir};
 use crate::targets::Goal;
 
 const DELAY_MS: u64 = 2;
-const PATIENCE: Duration = Duration::from_secs(300);
-/// The most rounds: an emulated boot takes a quarter of a minute.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
+/// The most rounds: an emulated boot takes about 15 s.
 const ROUNDS_MAX: usize = 3;
-/// When a guest has read this many bytes, it is booting.
+/// A guest that has read this many bytes has begun to boot.
 const BOOTING_BYTES: f64 = 3e6;
-/// A server reads more than this only for an answer with chunks.
+/// More bytes than a request that returns no chunks causes a server to read.
 const ANSWER_BYTES: u64 = 16 << 10;
 /// The longest permitted stall of a boot.
 const STALL_MAX_S: f64 = 2.0;
 
 /// Name of the case for `--only`.
 pub const SEAL_PAUSE: &str = "seal-pause";
-/// The longest permitted pause of a guest when a version is made of it.
+/// The longest permitted pause of a guest while a version is made of its disk.
 const PAUSE_MAX_MS: f64 = 50.0;
-/// A seal takes a second, and the long pauses are rare.
+/// A seal takes a second, and long pauses are rare, so each round has several seals.
 const SEALS_OF_A_ROUND: usize = 10;
 
-/// `headwater run` of one machine.
+/// A machine that `headwater run` runs.
 struct Machine {
     process: Process,
     data_dir: PathBuf,
@@ -46,12 +46,12 @@ struct Machine {
 
 impl Machine {
     fn start(plan: &Plan, mut command: Command, from: &str, more: &[&str]) -> Result<Self> {
-        // The directory holds sockets, and a socket's path may have 107 bytes.
+        // The directory contains sockets, and the path of a socket may have at most 107 bytes.
         let data_dir = plan.sockets.join("data");
         let _ = std::fs::remove_dir_all(&data_dir);
         own_dir(&data_dir)?;
         command
-            // With the version: `guest` alone would mean a file of that name if one exists.
+            // The name includes the version: `guest` alone would mean a file of this name, if it exists.
             .args(["run", "guest@1", "--from", from, "--ram", "64M", "--disk", "2G", "--data-dir"])
             .arg(&data_dir)
             .args(more);
@@ -59,18 +59,19 @@ impl Machine {
         Ok(Self { process, data_dir, headwater: plan.headwater.clone() })
     }
 
-    /// Seconds until the guest was up, as the command prints them.
+    /// The boot time in seconds, as the command prints it.
     fn booted(&mut self) -> Result<f64> {
-        let line = self.process.wait_until_said("is running, booted in", PATIENCE)?;
+        let line = self.process.wait_for_output("is running, booted in", BOOT_TIMEOUT)?;
         let text = line.rsplit_once("booted in ").and_then(|(_, text)| text.split_whitespace().next());
-        text.and_then(|text| text.parse().ok()).with_context(|| format!("'{line}' has no boot time"))
+        text.and_then(|text| text.parse().ok())
+            .with_context(|| format!("the line '{line}' contains no boot time"))
     }
 
-    /// Waits until the guest reads. Opening the store makes requests too, so it waits for more bytes than that takes.
+    /// Waits until the guest reads. Opening the store causes requests too, so it waits for more bytes than those.
     fn has_begun(&self) -> Result<()> {
         let begun = Instant::now();
         while self.metric("headwater_image_read_bytes_total").unwrap_or(0.0) < BOOTING_BYTES {
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > BOOT_TIMEOUT {
                 bail!("the machine read nothing");
             }
             std::thread::sleep(Duration::from_millis(100));
@@ -90,7 +91,8 @@ impl Machine {
     /// A metric of the host.
     fn metric(&self, name: &str) -> Result<f64> {
         let stats = self.ask(&["stats"])?;
-        let samples = stats.get("samples").and_then(Value::as_array).context("it has samples")?;
+        let samples =
+            stats.get("samples").and_then(Value::as_array).context("the statistics have no samples")?;
         let found = samples.iter().find(|sample| sample.get("metric").and_then(Value::as_str) == Some(name));
         found
             .and_then(|sample| sample.get("value")?.as_f64())
@@ -106,15 +108,16 @@ impl Drop for Machine {
     }
 }
 
-/// The guest's boot time over the line with a trace of earlier boots, beside the boot time from a store on this host.
+/// Compares the guest's boot over the line, with a trace of earlier boots, with its boot from a store on this host.
 pub fn slow_link(plan: &Plan) -> Result<Vec<Comparison>> {
     need_guest(plan)?;
     let mut line = Line::start()?;
     let made = Made::import(plan, "guest-slow", &plan.image, "guest")?;
     let here = made.store().display().to_string();
-    // The first boot is recorded. It also brings the guest's image into the page cache, for the boots from this host.
+    // The first boot records the trace. It also reads the guest's image into the page cache, for the boots from this
+    // host.
     let first = Machine::start(plan, line.near(&plan.headwater), &here, &[])?.booted()?;
-    println!("  a first boot was recorded, {first:.1} s");
+    println!("  the first boot was recorded; it took {first:.1} s");
     let traces = made.store().join("traces");
     if std::fs::read_dir(&traces).map_or(0, Iterator::count) != 1 {
         bail!("the first boot left no trace in {}", traces.display());
@@ -155,16 +158,17 @@ pub fn slow_link(plan: &Plan) -> Result<Vec<Comparison>> {
     Ok(rounds.0)
 }
 
-/// How a server fails in the middle of a boot.
+/// The way in which a server fails during a boot.
 #[derive(Clone, Copy)]
-enum Trouble {
-    /// Its process is killed: connections end, and new connections are refused at once.
+enum Failure {
+    /// Its process is killed: connections end, and new connections are refused immediately.
     Dies,
-    /// It stops answering, like a host that loses its power.
+    /// It stops answering, like a host after a power failure.
     Hangs,
 }
 
-/// One of two servers fails while the guest boots. The guest boots without a trace, so that it reads all the time.
+/// One of two servers fails while the guest boots. The guest boots without a trace, so that it reads throughout the
+/// boot.
 pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
     need_guest(plan)?;
     let mut line = Line::start()?;
@@ -173,19 +177,19 @@ pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
     let ca = tls.authority.display().to_string();
     let more = ["--ca", ca.as_str(), "--boot-trace", "off"];
     let mut rounds = Rounds::new();
-    // `true`: the server that is answering at that moment fails.
-    let troubles = [
-        ("server in use killed", true, Trouble::Dies),
-        ("other server killed", false, Trouble::Dies),
-        ("server in use hangs", true, Trouble::Hangs),
-        ("other server hangs", false, Trouble::Hangs),
+    // `true`: the server that is just answering fails.
+    let failures = [
+        ("server in use killed", true, Failure::Dies),
+        ("other server killed", false, Failure::Dies),
+        ("server in use hangs", true, Failure::Hangs),
+        ("other server hangs", false, Failure::Hangs),
     ];
     let mut longest = 0f64;
     let count = plan.rounds.min(ROUNDS_MAX);
     for round in 0..count {
         println!("  round {}/{count}", round + 1);
         let (mut undisturbed, mut killed) = (None, 0.0);
-        for (name, answers, trouble) in troubles {
+        for (name, answers, trouble) in failures {
             let mut offers = Vec::new();
             let mut urls = Vec::new();
             for _ in 0..2 {
@@ -206,8 +210,8 @@ pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
             machine.has_begun()?;
             std::thread::sleep(Duration::from_secs_f64(half));
             let signal = match trouble {
-                Trouble::Dies => Signal::KILL,
-                Trouble::Hangs => Signal::STOP,
+                Failure::Dies => Signal::KILL,
+                Failure::Hangs => Signal::STOP,
             };
             let answering = answering_server(&offers)?;
             let victim = offers.iter().enumerate().find(|(at, _)| (*at == answering) == answers);
@@ -217,29 +221,29 @@ pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
             let stall = machine.metric("headwater_image_longest_read_seconds")?;
             let went_on = machine.metric("headwater_image_failovers_total")?;
             longest = longest.max(stall);
-            if matches!(trouble, Trouble::Dies) {
+            if matches!(trouble, Failure::Dies) {
                 killed += went_on;
             }
             println!("  {name:<21} {seconds:>5.1} s, longest stall {stall:.3} s, {went_on} failovers");
-            if matches!(trouble, Trouble::Hangs) {
+            if matches!(trouble, Failure::Hangs) {
                 victim.process().signal(Signal::CONT)?;
             }
             rounds.add(of_failover("boot, seconds", seconds, "undisturbed", half * 2.0, Goal::None));
             rounds.add(of_failover("longest stall of a boot, s", stall, "2 s", STALL_MAX_S, Goal::None));
         }
-        // The failure of a server that was not being read from proves nothing.
-        let figure = "reads that went on, of killed";
+        // If the server was not being read from, its failure proves nothing.
+        let figure = "failovers, of servers killed in use";
         rounds.add(of_failover(figure, killed, "1", 1.0, Goal::AtLeast(1.0)));
     }
     rounds.add(of_failover("longest stall of all, s", longest, "2 s", STALL_MAX_S, Goal::AtMost(1.0)));
     Ok(rounds.0)
 }
 
-/// Waits until one of the servers has read part of an answer, and returns its index. The line takes longer for the
-/// answer than this check.
+/// Waits until one of the servers has read part of an answer, and returns its index. Sending the answer over the line
+/// takes longer than this check.
 fn answering_server(offers: &[Offer]) -> Result<usize> {
     let read = || offers.iter().map(|offer| read_bytes(offer.process().pid())).collect::<Result<Vec<u64>>>();
-    let (mut before, until) = (read()?, Instant::now() + PATIENCE);
+    let (mut before, until) = (read()?, Instant::now() + BOOT_TIMEOUT);
     while Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
         let now = read()?;
@@ -249,7 +253,7 @@ fn answering_server(offers: &[Offer]) -> Result<usize> {
         }
         before = now;
     }
-    bail!("no server is read from while the guest boots")
+    bail!("the booting guest reads from neither server")
 }
 
 fn of_failover(figure: &'static str, ours: f64, peer: &str, theirs: f64, goal: Goal) -> Comparison {
@@ -263,8 +267,8 @@ fn of_failover(figure: &'static str, ours: f64, peer: &str, theirs: f64, goal: G
     }
 }
 
-/// Makes versions of a running guest. The longest pause is judged besides the median, because a median does not help a
-/// machine.
+/// Seals the disk of a running guest repeatedly. The longest pause is judged in addition to the median, because one
+/// long pause is enough to disturb a guest.
 pub fn seal_pause(plan: &Plan) -> Result<Vec<Comparison>> {
     need_guest(plan)?;
     let made = Made::import(plan, SEAL_PAUSE, &plan.image, "guest")?;
@@ -275,11 +279,14 @@ pub fn seal_pause(plan: &Plan) -> Result<Vec<Comparison>> {
     let seals = plan.rounds * SEALS_OF_A_ROUND;
     for seal in 1..=seals {
         let sealed = machine.ask(&["machine", "seal", "guest-1"])?;
-        let pause = sealed.get("pause").context("the answer has no pause")?;
+        let pause = sealed.get("pause").context("the answer of the seal has no pause")?;
         let Some(guest_ms) = pause.get("guest_ms").and_then(Value::as_f64) else {
             bail!("the guest's file systems were not frozen: {pause}");
         };
-        let disk_us = pause.get("disk_us").and_then(Value::as_f64).context("no pause of the disk")?;
+        let disk_us = pause
+            .get("disk_us")
+            .and_then(Value::as_f64)
+            .context("the answer of the seal has no pause of the disk")?;
         println!("  seal {seal}/{seals}  guest {guest_ms} ms, disk {disk_us} us");
         guests_ms.push(guest_ms);
         disks_ms.push(disk_us / 1e3);

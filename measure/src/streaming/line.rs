@@ -1,13 +1,13 @@
-//! A slow line: two network namespaces of our own, a pair of virtual cards between them that let so much through,
-//! and relays of the test kit that make it long.
+//! Simulates a slow line: two network namespaces, a pair of virtual network cards between them with limited
+//! bandwidth, and TCP relays that add delay.
 //!
 //! ```text
-//!   near: who boots                         far: who serves
+//!   near: the booting machine                far: the server
 //!   10.77.0.1 == tbf 100 Mbit/s == veth ==  10.77.0.2 -- relay, 2 ms each way -- 127.0.0.1
 //! ```
 //!
-//! The kernels that this is for have no netem, hence the relay. The bucket of tbf holds a few packets, so that
-//! short answers take their time on the line as well.
+//! The relay adds the delay, because some kernels lack netem. The token bucket (tbf) is only a few packets long, so
+//! that short answers are slowed down too.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -21,31 +21,34 @@ use crate::iscsi::free_port;
 use crate::systems::Process;
 use crate::targets::Unavailable;
 
-/// The server's end.
+/// Address of the server's end.
 pub const FAR: &str = "10.77.0.2";
 const NEAR: &str = "10.77.0.1";
 const RATE: [&str; 6] = ["rate", "100mbit", "burst", "16kb", "latency", "100ms"];
-const PATIENCE: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The line. It goes with its namespaces when this is dropped.
+/// The line. Dropping it removes the namespaces.
 pub struct Line {
     relays: Vec<Process>,
     far: Process,
     near: Process,
-    /// Not root: namespaces of users make us root in them.
+    /// Whether user namespaces are used, because this user is not root.
     is_user: bool,
 }
 
 impl Line {
-    /// Sets it up. [`Unavailable`] where namespaces are forbidden.
+    /// Sets up the line. [`Unavailable`] if namespaces are forbidden on this host.
     pub fn start() -> Result<Self> {
         let is_user = !rustix::process::geteuid().is_root();
         let mut first = Command::new("unshare");
         first.args(if is_user { &["--user", "--map-root-user"][..] } else { &[] });
         let near = hold(first).map_err(|e| {
-            Unavailable(format!("a slow line needs namespaces of its own, which are forbidden here: {e:#}"))
+            Unavailable(format!(
+                "a slow line needs network namespaces, which are forbidden on this host: {e:#}"
+            ))
         })?;
-        // Both belong to the same user namespace, if there is one: who is root in it may join them.
+        // Both network namespaces belong to the same user namespace, if there is one, so that its root may enter
+        // both.
         let mut second = Command::new(if is_user { "nsenter" } else { "unshare" });
         if is_user {
             let target = near.pid().to_string();
@@ -54,12 +57,12 @@ impl Line {
         let far = hold(second)?;
         let line = Self { relays: Vec::new(), far, near, is_user };
         line.connect().map_err(|e| {
-            Unavailable(format!("a slow line needs veth and tbf, and this kernel has not both: {e:#}"))
+            Unavailable(format!("a slow line needs veth and tbf, but this kernel lacks one of them: {e:#}"))
         })?;
         Ok(line)
     }
 
-    /// Lays it between the two ends.
+    /// Connects the two ends.
     fn connect(&self) -> Result<()> {
         let line = self;
         let far_pid = line.far.pid().to_string();
@@ -91,16 +94,16 @@ impl Line {
         let mut command = Command::new("nsenter");
         command.args(["--target", &holder.pid().to_string(), "--net"]);
         command.args(if self.is_user { &["--user", "--preserve-credentials"][..] } else { &[] });
-        // Where Debian keeps ip and tc, which are not in every user's path.
+        // Debian's directories of ip and tc, which are not in every user's PATH.
         let path = std::env::var("PATH").unwrap_or_default();
         command.env("PATH", format!("{path}:/usr/sbin:/sbin")).arg(program);
         command
     }
 
-    /// Relays from a port of [`FAR`] to one of the loopback address there; returns the former.
+    /// Starts a relay from a port of [`FAR`] to a loopback port at the far end. Returns the port of [`FAR`].
     pub fn relay(&mut self, port: u16, delay_ms: u64) -> Result<u16> {
         let at = free_port()?;
-        let program = std::env::current_exe().context("cannot tell where this program lies")?;
+        let program = std::env::current_exe().context("cannot find the path of this program")?;
         let mut command = self.far(&program);
         command.args([
             "--relay",
@@ -109,17 +112,17 @@ impl Line {
             &delay_ms.to_string(),
         ]);
         let mut relay = Process::start(&mut command, "relay")?;
-        relay.wait_until_said("relaying", PATIENCE)?;
+        relay.wait_for_output("relaying", START_TIMEOUT)?;
         self.relays.push(relay);
         Ok(at)
     }
 }
 
-/// A process that keeps a new network namespace.
+/// A process that keeps a new network namespace alive.
 fn hold(mut command: Command) -> Result<Process> {
     command.args(["--net", "sh", "-c", "echo held; exec sleep 1000000"]);
     let mut holder = Process::start(&mut command, "unshare")?;
-    holder.wait_until_said("held", PATIENCE)?;
+    holder.wait_for_output("held", START_TIMEOUT)?;
     Ok(holder)
 }
 
@@ -131,7 +134,7 @@ fn check(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// What `--relay LISTEN=TARGET` does, until it is ended.
+/// Implements `--relay LISTEN=TARGET`; runs until it is killed.
 pub fn relay(between: &str, delay_ms: u64) -> Result<()> {
     let (at, target) = between.split_once('=').context("--relay takes LISTEN=TARGET")?;
     let address =

@@ -1,12 +1,13 @@
-//! Images that are read: by many at a time, across a network, over a slow line, by guests that boot.
+//! Benchmarks of reading images: by many readers, over a network, over a slow line, and by booting guests. Each
+//! module measures one claim.
 //!
-//! | case | of the promise |
+//! | module | claim |
 //! |---|---|
-//! | [`storm`] | many readers cost the store one reading, and the server no more than a plain file does |
-//! | [`remote`] | a server across TLS is as fast as a disk |
-//! | [`versions`] | 200 versions are read as fast as one |
-//! | [`replay`] | a boot trace makes the best of a slow line |
-//! | [`guests`] | a guest boots over it, and when a server dies; and it hardly notices that a version is made of it |
+//! | [`storm`] | many readers cause the store to read the image once, and cost the server no more CPU than a plain file |
+//! | [`remote`] | reading from a server over TLS is as fast as from a disk |
+//! | [`versions`] | an image with 200 versions is read as fast as an image with one |
+//! | [`replay`] | with a boot trace, a boot over a slow line takes hardly longer than transferring its data |
+//! | [`guests`] | a guest boots over a slow line; it continues to boot if one of two servers fails; it pauses only briefly while its disk is sealed as a version |
 
 mod boot_log;
 mod guests;
@@ -28,34 +29,34 @@ use crate::targets::{Goal, Unavailable};
 pub use line::relay;
 pub use over_nbd::read_over;
 
-/// Figures of ours beside those of somebody else, or beside what is to be reached.
+/// Our results, and a peer's results or a target value.
 #[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
     /// The case.
     pub case: &'static str,
-    /// What is compared, with its unit.
+    /// The figure that is compared, with its unit.
     pub figure: &'static str,
-    /// Ours; one for each round.
+    /// Our results, one for each round.
     pub ours: Vec<f64>,
-    /// With what.
+    /// The name of the peer or target.
     pub peer: String,
-    /// Theirs; one for each round, or the limit.
+    /// The peer's results, one for each round, or the target value.
     pub theirs: Vec<f64>,
-    /// What the ratio of the medians has to be.
+    /// The goal for the ratio of the medians.
     pub goal: Goal,
 }
 
-/// A case of this family.
+/// One case of this module.
 pub struct StreamCase {
     /// Name for `--only`.
     pub name: &'static str,
-    /// What it shows.
+    /// Title of the case.
     pub title: &'static str,
-    /// Measures it. [`Unavailable`] where what it needs is not there.
+    /// Measures the case. [`Unavailable`] if this host lacks something that it needs.
     pub run: fn(&Plan) -> Result<Vec<Comparison>>,
 }
 
-/// All of them.
+/// All cases of this module.
 pub const CASES: [StreamCase; 8] = [
     StreamCase {
         name: "storm-cold",
@@ -64,27 +65,27 @@ pub const CASES: [StreamCase; 8] = [
     },
     StreamCase {
         name: "storm-warm",
-        title: "16 readers of a 2 GiB image over NBD on TCP, in the chunk cache, beside nbdkit and qemu-nbd with a file in the page cache",
+        title: "16 readers of a 2 GiB image over NBD on TCP, in the chunk cache, against nbdkit and qemu-nbd with a file in the page cache",
         run: storm::warm,
     },
     StreamCase {
         name: "remote-tls",
-        title: "one reader in order of an image on a server across TLS, nothing cached",
+        title: "one sequential reader of an image on a server over TLS, nothing cached",
         run: remote::run,
     },
     StreamCase {
         name: "versions-200",
-        title: "4 KiB random reads of an image with 200 versions, beside the same bytes as one version",
+        title: "4 KiB random reads of an image with 200 versions, against the same bytes as one version",
         run: versions::run,
     },
     StreamCase {
         name: "slow-link",
-        title: "what the guest reads while it boots, without its pauses, over 100 Mbit/s and 2 ms each way",
+        title: "the reads of a booting guest without pauses in between, over 100 Mbit/s and 2 ms each way",
         run: replay::run,
     },
     StreamCase {
         name: "guest-slow-link",
-        title: "the guest boots over 100 Mbit/s and 2 ms each way, beside an image on this host",
+        title: "the guest boots over 100 Mbit/s and 2 ms each way, against an image on this host",
         run: guests::slow_link,
     },
     StreamCase {
@@ -94,12 +95,12 @@ pub const CASES: [StreamCase; 8] = [
     },
     StreamCase {
         name: guests::SEAL_PAUSE,
-        title: "a version is made of the guest while it runs: how long its file systems stand still, at most",
+        title: "the disk of a running guest is sealed as a version: how long its file systems are frozen",
         run: guests::seal_pause,
     },
 ];
 
-/// Adds a figure of one round to the comparison of this name.
+/// Collects the figures of several rounds, by the name of the figure.
 struct Rounds(Vec<Comparison>);
 
 impl Rounds {
@@ -119,12 +120,12 @@ impl Rounds {
     }
 }
 
-/// Bytes as MiB, for figures.
+/// Bytes in MiB, for figures.
 pub fn mib(bytes: u64) -> f64 {
     u32::try_from(bytes >> 10).map_or(f64::MAX, |kib| f64::from(kib) / 1024.0)
 }
 
-/// Refuses where the guest's image is not there.
+/// Fails if the guest's image is missing.
 pub fn need_guest(plan: &Plan) -> Result<(), Unavailable> {
     if plan.image.is_file() {
         return Ok(());

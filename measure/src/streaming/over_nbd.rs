@@ -1,4 +1,4 @@
-//! A boot's reads over the slow line as peers serve them: NBD from nbdkit, a request at a time.
+//! Sends a boot's recorded reads over the slow line to a peer: nbdkit over NBD, one request at a time.
 
 use std::io::{Read as _, Write};
 use std::path::Path;
@@ -14,19 +14,19 @@ use super::line::{FAR, Line};
 use crate::iscsi::free_port;
 use crate::systems::Process;
 
-/// What it is called in the results.
+/// The peer's name in the results.
 pub const PEER: &str = "on demand, nbdkit file";
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// nbdkit with the disk as a file at the far end.
+/// nbdkit with the disk as a file, at the far end of the line.
 pub struct Nbdkit {
     _process: Process,
     port: u16,
 }
 
 impl Nbdkit {
-    /// Starts it.
+    /// Starts nbdkit.
     pub fn start(line: &Line, disk: &Path) -> Result<Self> {
         let port = free_port()?;
         let mut command = line.far("nbdkit".as_ref());
@@ -43,7 +43,7 @@ impl Nbdkit {
         Ok(Self { _process: Process::start(&mut command, "nbdkit")?, port })
     }
 
-    /// Its port of the loopback address there.
+    /// Its loopback port at the far end.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -51,7 +51,7 @@ impl Nbdkit {
 
 /// Seconds from connecting to the last answer, through this port of the line.
 pub fn seconds(line: &Line, port: u16, reads: &[Read]) -> Result<f64> {
-    let program = std::env::current_exe().context("cannot tell where this program lies")?;
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
     let mut command = line.near(&program);
     command.args(["--read-over", &format!("nbd://{FAR}:{port}/")]);
     let mut child = command
@@ -61,8 +61,8 @@ pub fn seconds(line: &Line, port: u16, reads: &[Read]) -> Result<f64> {
         .spawn()
         .context("cannot read over NBD at the near end")?;
     let list: String = reads.iter().map(|read| format!("{} {}\n", read.offset, read.len)).collect();
-    // It reads all of it before it begins.
-    child.stdin.take().context("it has an input")?.write_all(list.as_bytes())?;
+    // The child reads the whole list before it sends the first request.
+    child.stdin.take().context("the child has no standard input")?.write_all(list.as_bytes())?;
     let output = child.wait_with_output()?;
     let said = String::from_utf8_lossy(&output.stdout);
     match said.trim().parse() {
@@ -71,18 +71,18 @@ pub fn seconds(line: &Line, port: u16, reads: &[Read]) -> Result<f64> {
     }
 }
 
-/// What `--read-over URI` does.
+/// Implements `--read-over URI`.
 pub fn read_over(uri: &str) -> Result<()> {
     let mut list = String::new();
     std::io::stdin().read_to_string(&mut list)?;
     let reads = parse(&list)?;
-    // The server may only be starting.
+    // The server may still be starting.
     let begun = Instant::now();
     let (start, disk) = loop {
         let start = Instant::now();
         match Client::open(uri) {
             Ok(disk) => break (start, disk),
-            Err(_) if begun.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(50)),
+            Err(_) if begun.elapsed() < CONNECT_TIMEOUT => std::thread::sleep(Duration::from_millis(50)),
             Err(error) => return Err(error).with_context(|| format!("cannot connect to {uri}")),
         }
     };

@@ -1,4 +1,4 @@
-//! One reader that goes through an image on a server, across TLS on the loopback interface.
+//! Measures one sequential reader of an image on a server, over TLS on the loopback interface.
 
 use std::process::Command;
 use std::time::Instant;
@@ -13,11 +13,11 @@ use crate::Plan;
 use crate::iscsi::free_port;
 use crate::targets::Goal;
 
-/// What is to be reached.
+/// The target value.
 const GOAL_MB_PER_S: f64 = 600.0;
 const READ_BYTES: usize = 1 << 20;
 
-/// Reads the guest's data, without its holes, which would cost nothing.
+/// Reads the guest's data but not its holes, which would cost nothing.
 pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
     need_guest(plan)?;
     let raw = plan.work_dir.join("dense.raw");
@@ -48,7 +48,7 @@ pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
         let megabytes = super::mib(bytes) * 1.048_576;
         let received = headwater_block::size::format(export.counters()?.get("received_bytes")?);
         println!(
-            "  round {}/{}  {megabytes:.0} MB in {seconds:.3} s, {:.0} MB/s; {received} came across the network",
+            "  round {}/{}  {megabytes:.0} MB in {seconds:.3} s, {:.0} MB/s; {received} received over the network",
             round + 1,
             plan.rounds,
             megabytes / seconds

@@ -20,24 +20,24 @@ use crate::Plan;
 use crate::iscsi::free_port;
 use crate::targets::Goal;
 
-/// Delays of the line in each direction: the judged one, and half of it.
+/// Delays of the line in each direction: the first is judged by the goal, the second is half of it.
 const DELAYS_MS: [(u64, &str); 2] = [(2, "seconds"), (1, "seconds at 1 ms each way")];
 
-/// How the reads are served: name, options.
+/// The ways in which the reads are served: name, options.
 const WAYS: [(&str, &[&str]); 3] = [
     ("by boot trace", &[]),
     ("on demand", &["--boot-trace", "off", "--readahead", "off"]),
     ("on demand, with readahead", &["--boot-trace", "off"]),
 ];
 
-/// The figures of one way.
+/// The results of one way.
 struct Replayed {
     seconds: f64,
     store_bytes: u64,
     received_bytes: u64,
 }
 
-/// Measures all ways, and the bare line.
+/// Measures all ways, and the time of a plain transfer over the line.
 pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
     need_guest(plan)?;
     let mut line = Line::start()?;
@@ -77,7 +77,7 @@ pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
                 plan.rounds,
                 over_nbd::PEER
             );
-            // Without readahead exactly the chunks that the boot needs are fetched.
+            // Without readahead, only the chunks that the boot needs are fetched.
             let needed = demand.store_bytes;
             let url = format!("{from}/{}", made.largest_object()?.display());
             let bare = bare_line(&line, &url, &ca, needed)?;
@@ -85,7 +85,7 @@ pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
                 "  round {}/{}, {delay_ms} ms each way  {:<26}{bare:>7.3} s{:>7.1} MiB",
                 round + 1,
                 plan.rounds,
-                "the line alone",
+                "plain transfer",
                 mib(needed)
             );
             let is_case = delay_ms == DELAYS_MS[0].0;
@@ -101,17 +101,17 @@ pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
             rounds.add(like(figure, trace.seconds, WAYS[1].0, demand.seconds, goal(Goal::AtMost(1.0 / 3.0))));
             rounds.add(like(figure, trace.seconds, over_nbd::PEER, peer, goal(Goal::AtMost(1.0 / 3.0))));
             rounds.add(like(figure, trace.seconds, WAYS[2].0, readahead.seconds, Goal::None));
-            rounds.add(like(figure, trace.seconds, "the line alone", bare, goal(Goal::AtMost(1.15))));
+            rounds.add(like(figure, trace.seconds, "plain transfer", bare, goal(Goal::AtMost(1.15))));
             if is_case {
                 let (ours, theirs) = (mib(trace.received_bytes), mib(needed));
-                rounds.add(like("MiB received", ours, "what the boot needs", theirs, Goal::AtMost(1.2)));
+                rounds.add(like("MiB received", ours, "needed by the boot", theirs, Goal::AtMost(1.2)));
             }
         }
     }
     Ok(rounds.0)
 }
 
-/// Stores a trace of these reads, as a boot on a host with the store does.
+/// Records a trace of these reads, like a boot on the host of the store.
 fn record_trace(plan: &Plan, made: &Made, reads: &[Read]) -> Result<()> {
     let from = made.store().display().to_string();
     let what = Exported { image: "guest", from: &from, nbd: None, more: &[] };
@@ -147,7 +147,7 @@ fn replay(plan: &Plan, command: Command, what: &Exported<'_>, reads: &[Read]) ->
     })
 }
 
-/// Seconds that the line needs for so many bytes in one answer, from the request to the last byte.
+/// Seconds from a request to the last byte of an answer with this many bytes, over the line.
 fn bare_line(line: &Line, url: &str, authority: &str, bytes: u64) -> Result<f64> {
     let mut curl = line.near("curl".as_ref());
     curl.args([

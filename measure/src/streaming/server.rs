@@ -1,4 +1,4 @@
-//! `headwater export` of an image and `headwater store serve`, on this host or at an end of a line.
+//! Runs `headwater export` of an image and `headwater store serve`, on this host or at an end of the slow line.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::systems::Process;
 use crate::{Plan, process};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An image that is served over NBD.
 pub struct Export {
@@ -23,20 +23,21 @@ pub struct Export {
     uri: String,
 }
 
-/// What to export, and how.
+/// The options of an export.
 pub struct Exported<'a> {
     /// The image.
     pub image: &'a str,
-    /// A store's directory or servers.
+    /// The store: a directory, or URLs of servers.
     pub from: &'a str,
-    /// `unix:PATH` or `tcp:HOST:PORT`; without one a socket of its own.
+    /// `unix:PATH` or `tcp:HOST:PORT`; `None`: a new socket.
     pub nbd: Option<String>,
-    /// More options.
+    /// Additional options.
     pub more: &'a [&'a str],
 }
 
 impl Export {
-    /// Starts one; ready when this returns. `program` is a command that runs the program after its own arguments.
+    /// Starts an export, and waits until it is ready. `program` is a command that may run the program through another
+    /// one, such as `nsenter`.
     pub fn start(plan: &Plan, mut command: Command, what: &Exported<'_>) -> Result<Self> {
         static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -46,7 +47,7 @@ impl Export {
         command.args(["export", what.image, "--from", what.from, "--cache", "ram", "--ram", "64M"]);
         command.arg("--stats").arg(&stats).args(["--nbd", &nbd]).args(what.more);
         let mut process = Process::start(&mut command, "headwater")?;
-        let uri = process.wait_until_said("nbd", PATIENCE)?;
+        let uri = process.wait_for_output("nbd", START_TIMEOUT)?;
         Ok(Self { process, stats, uri })
     }
 
@@ -55,19 +56,19 @@ impl Export {
         &self.uri
     }
 
-    /// A connection to it.
+    /// Opens a connection to it.
     pub fn connect(&self) -> Result<Arc<Client>> {
         Client::open(&self.uri).with_context(|| format!("cannot connect to {}", self.uri))
     }
 
-    /// CPU seconds that it used so far.
+    /// CPU seconds that it has used.
     pub fn cpu_seconds(&self) -> Result<f64> {
         process::cpu_seconds(self.process.pid())
     }
 
-    /// Its counters of the image, by name.
+    /// Its counters of the image.
     pub fn counters(&self) -> Result<Counters> {
-        std::fs::remove_file(&self.stats).context("its counters are not there")?;
+        std::fs::remove_file(&self.stats).context("cannot remove the export's file of counters")?;
         self.process.signal(Signal::USR1)?;
         let start = Instant::now();
         loop {
@@ -75,8 +76,8 @@ impl Export {
                 let stats: Value = serde_json::from_str(&text)?;
                 return Ok(Counters(stats.get("image").cloned().unwrap_or(Value::Null)));
             }
-            if start.elapsed() > PATIENCE {
-                bail!("it wrote no counters: {}", self.process.last_words());
+            if start.elapsed() > START_TIMEOUT {
+                bail!("the export wrote no counters: {}", self.process.last_line());
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -87,25 +88,25 @@ impl Export {
 pub struct Counters(Value);
 
 impl Counters {
-    /// One of them.
+    /// The value of one counter.
     pub fn get(&self, name: &str) -> Result<u64> {
         self.0.get(name).and_then(Value::as_u64).with_context(|| format!("there is no counter {name}"))
     }
 }
 
-/// A store that is offered over TLS.
+/// A store that is served over TLS.
 pub struct Offer {
     process: Process,
     port: u16,
 }
 
 impl Offer {
-    /// Offers a store's directory at this port of the loopback address that `command` runs at.
+    /// Serves a store's directory on this loopback port, in the namespace in which `command` runs.
     pub fn start(mut command: Command, store: &Path, port: u16, tls: &Tls) -> Result<Self> {
         command.args(["store", "serve"]).arg(store).args(["--listen", &format!("127.0.0.1:{port}")]);
         command.arg("--tls-cert").arg(&tls.certificate).arg("--tls-key").arg(&tls.key);
         let mut process = Process::start(&mut command, "headwater store serve")?;
-        process.wait_until_said("https://", PATIENCE)?;
+        process.wait_for_output("https://", START_TIMEOUT)?;
         Ok(Self { process, port })
     }
 
@@ -120,16 +121,16 @@ impl Offer {
     }
 }
 
-/// Certificates in files.
+/// Certificates and keys in files.
 pub struct Tls {
-    /// The authority.
+    /// The file of the authority's certificate.
     pub authority: PathBuf,
     certificate: PathBuf,
     key: PathBuf,
 }
 
 impl Tls {
-    /// New ones for a server of these names, in a directory.
+    /// Makes new certificates for a server with these names, in a directory.
     pub fn make(dir: &Path, names: &[&str]) -> Result<Self> {
         let made = TestTls::of(names);
         let write = |name: &str, text: &str| {

@@ -1,4 +1,4 @@
-//! Stores to read from: raw disks made up here, imported by a daemon as a user does it.
+//! Makes stores to read from: generated raw disks that a daemon imports, as for a user.
 
 use std::io::{BufWriter, Write};
 use std::os::unix::net::UnixStream;
@@ -12,20 +12,20 @@ use headwater_testkit::Rng;
 use crate::Plan;
 use crate::systems::{Process, own_dir};
 
-/// A store in a directory of the work directory, removed when this is dropped.
+/// A store in the work directory. Dropping it removes the store.
 pub struct Made {
     dir: PathBuf,
 }
 
 impl Made {
-    /// An empty directory of this name for a daemon's data.
+    /// Creates an empty data directory of this name for a daemon.
     pub fn new(plan: &Plan, name: &str) -> Result<Self> {
         let dir = plan.work_dir.join(name);
         own_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         Ok(Self { dir: dir.canonicalize()? })
     }
 
-    /// A store with a raw disk as the image `image`.
+    /// Creates a store that contains a raw disk as image `image`.
     pub fn import(plan: &Plan, name: &str, raw: &Path, image: &str) -> Result<Self> {
         let made = Self::new(plan, name)?;
         println!("  importing {} ({})", image, headwater_block::size::format(std::fs::metadata(raw)?.len()));
@@ -33,7 +33,7 @@ impl Made {
         Ok(made)
     }
 
-    /// A daemon on it, until the answer is dropped.
+    /// Starts a daemon on the data directory. Dropping the result ends the daemon.
     pub fn daemon(&self, plan: &Plan) -> Result<Importer> {
         let mut command = Command::new(&plan.headwater);
         command.arg("serve").arg("--data-dir").arg(&self.dir);
@@ -41,19 +41,19 @@ impl Made {
         let start = Instant::now();
         while UnixStream::connect(self.dir.join("api.sock")).is_err() {
             if start.elapsed() > Duration::from_secs(30) {
-                bail!("headwater serve was not ready after 30 s: {}", daemon.last_words());
+                bail!("headwater serve was not ready within 30 s: {}", daemon.last_line());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(Importer { _daemon: daemon, dir: self.dir.clone(), headwater: plan.headwater.clone() })
     }
 
-    /// The directory of the store itself.
+    /// The directory of the store.
     pub fn store(&self) -> PathBuf {
         self.dir.join("store")
     }
 
-    /// Bytes of all its data objects.
+    /// Total size of its data objects.
     pub fn objects_bytes(&self) -> Result<u64> {
         let mut bytes = 0;
         for entry in walk(&self.store().join("objects"))? {
@@ -62,7 +62,7 @@ impl Made {
         Ok(bytes)
     }
 
-    /// The largest data object, below the store's root.
+    /// The path of the largest data object, relative to the store's root.
     pub fn largest_object(&self) -> Result<PathBuf> {
         let objects = walk(&self.store().join("objects"))?;
         let largest = objects
@@ -81,7 +81,7 @@ impl Drop for Made {
     }
 }
 
-/// A daemon that imports.
+/// A running daemon that imports images.
 pub struct Importer {
     _daemon: Process,
     dir: PathBuf,
@@ -89,7 +89,7 @@ pub struct Importer {
 }
 
 impl Importer {
-    /// Makes a version.
+    /// Imports a raw disk as a new version.
     pub fn import(&self, raw: &Path, image: &str) -> Result<()> {
         let mut command = Command::new(&self.headwater);
         command.args(["image", "import"]).arg(raw.canonicalize()?).args(["--name", image]);
@@ -118,11 +118,11 @@ fn walk(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Blocks of 4 KiB of which half does not compress, all different.
+/// Generates distinct 4 KiB blocks, half of whose bytes are incompressible.
 pub struct Blocks(Rng);
 
 impl Blocks {
-    /// The same seed gives the same blocks.
+    /// Equal seeds give equal blocks.
     pub fn new(seed: u64) -> Self {
         Self(Rng::new(seed))
     }
@@ -135,7 +135,7 @@ impl Blocks {
     }
 }
 
-/// Makes a raw disk of such blocks.
+/// Writes a raw disk of such blocks.
 pub fn make_disk(path: &Path, bytes: u64, seed: u64) -> Result<()> {
     let mut file = BufWriter::with_capacity(1 << 20, std::fs::File::create(path)?);
     let mut blocks = Blocks::new(seed);
@@ -146,7 +146,7 @@ pub fn make_disk(path: &Path, bytes: u64, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Copies what of a raw disk is no hole to a disk that has nothing else.
+/// Copies the data of a raw disk, without its holes, to a new file.
 pub fn without_holes(from: &Path, to: &Path) -> Result<u64> {
     use std::os::unix::fs::FileExt;
     let (source, mut target) = (std::fs::File::open(from)?, BufWriter::new(std::fs::File::create(to)?));
@@ -171,14 +171,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_differ_and_come_again_from_their_seed() {
+    fn blocks_differ_and_are_repeatable_by_seed() {
         let (mut one, mut same, mut other) = (Blocks::new(1), Blocks::new(1), Blocks::new(2));
         let first = one.next_block();
         assert!(first == same.next_block() && first != other.next_block() && first != one.next_block());
     }
 
     #[test]
-    fn only_what_is_no_hole_is_copied() {
+    fn holes_are_not_copied() {
         use std::os::unix::fs::FileExt;
         let dir = tempfile::tempdir().unwrap();
         let (from, to) = (dir.path().join("from"), dir.path().join("to"));

@@ -1,4 +1,5 @@
-//! Many readers of one image: what the store has to read, and what it costs beside a plain file.
+//! Measures many readers of one image: how much the store must read, and the CPU time compared with servers of a
+//! plain file.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,7 +19,7 @@ use crate::{Plan, process};
 const COLD_READERS: u32 = 32;
 const WARM_READERS: u32 = 16;
 
-/// All readers start at once, on an empty chunk cache.
+/// Many readers start at the same time with an empty chunk cache.
 pub fn cold(plan: &Plan) -> Result<Vec<Comparison>> {
     let bytes: u64 = if plan.quick { 64 << 20 } else { 300_000_000 / 65_536 * 65_536 };
     let raw = plan.work_dir.join("storm.raw");
@@ -29,7 +30,7 @@ pub fn cold(plan: &Plan) -> Result<Vec<Comparison>> {
     let from = made.store().display().to_string();
     let mut rounds = Rounds::new();
     for round in 0..plan.rounds {
-        // Started anew: its memory holds nothing of the image.
+        // Started again for each round, so that its memory contains nothing of the image.
         let what = Exported {
             image: "storm",
             from: &from,
@@ -43,7 +44,7 @@ pub fn cold(plan: &Plan) -> Result<Vec<Comparison>> {
         let counters = export.counters()?;
         let from_store = counters.get("store_bytes")?;
         println!(
-            "  round {}/{}  {COLD_READERS} readers got {:.0} MB/s; the store read {} of {}",
+            "  round {}/{}  {COLD_READERS} readers got {:.0} MB/s; {} of {} were read from the store",
             round + 1,
             plan.rounds,
             read.megabytes_per_s(),
@@ -62,7 +63,7 @@ pub fn cold(plan: &Plan) -> Result<Vec<Comparison>> {
     Ok(rounds.0)
 }
 
-/// The image is in memory on both sides.
+/// Many readers of an image that is in memory, for Headwater and for the peers.
 pub fn warm(plan: &Plan) -> Result<Vec<Comparison>> {
     let bytes: u64 = if plan.quick { 256 << 20 } else { 2 << 30 };
     let raw = plan.work_dir.join("storm.raw");
@@ -73,7 +74,8 @@ pub fn warm(plan: &Plan) -> Result<Vec<Comparison>> {
         image: "storm",
         from: &from,
         nbd: Some(format!("tcp:127.0.0.1:{}", free_port()?)),
-        // A quarter more than the image, or half of a small one: parts of the cache are not filled evenly.
+        // A quarter more than the image, or half more for a small image, because the parts of the cache fill
+        // unevenly.
         more: &["--chunk-memory", if plan.quick { "384M" } else { "2560M" }, "--boot-trace", "off"],
     };
     let ours = Export::start(plan, Command::new(&plan.headwater), &what)?;
@@ -82,7 +84,7 @@ pub fn warm(plan: &Plan) -> Result<Vec<Comparison>> {
     let systems: Vec<_> = std::iter::once(("headwater", ours.uri())).chain(others).collect();
     for (name, uri) in &systems {
         let once = Reading { block_bytes: 1 << 20, readers: 1, depth: 4, random: false, seconds: None };
-        fio::read(uri, bytes, once).with_context(|| format!("reading all of it once: {name}"))?;
+        fio::read(uri, bytes, once).with_context(|| format!("reading the image once: {name}"))?;
     }
     let mut rounds = Rounds::new();
     for round in 0..plan.rounds {
@@ -136,7 +138,7 @@ pub fn warm(plan: &Plan) -> Result<Vec<Comparison>> {
 /// A server of the same bytes.
 struct Peer {
     name: &'static str,
-    /// It moves no data, and shows what the protocol and the client take.
+    /// Whether the peer moves no data; it shows the cost of the protocol and the client alone.
     is_limit: bool,
     command: fn(&Path, u64, &str) -> Command,
 }
@@ -156,7 +158,7 @@ const PEERS: [Peer; 3] = [
         is_limit: false,
         command: |raw, _, port| {
             let mut command = Command::new("qemu-nbd");
-            // For as many clients as come, until it is ended.
+            // `--shared=0`: any number of clients.
             command.args(["--read-only", "--persistent", "--shared=0", "--format=raw", "--bind=127.0.0.1"]);
             command.args(["--port", port]).arg(raw);
             command
@@ -179,7 +181,7 @@ fn nbdkit(port: &str) -> Command {
     command
 }
 
-/// A peer that serves.
+/// A running peer.
 struct Served {
     peer: &'static Peer,
     process: Process,
@@ -192,7 +194,7 @@ impl Served {
         let mut command = (peer.command)(&raw.canonicalize()?, bytes, &port.to_string());
         let process = Process::start(&mut command, peer.name)?;
         wait_for_port(port, &process)?;
-        // The connection that was tried is closed by now.
+        // Gives the peer time to close the connection that tested it.
         std::thread::sleep(Duration::from_millis(50));
         Ok(Self { peer, process, uri: format!("nbd://127.0.0.1:{port}") })
     }

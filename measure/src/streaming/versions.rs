@@ -1,4 +1,5 @@
-//! An image with many versions beside the same bytes as one version: a lookup does not walk through them.
+//! Compares an image with many versions with the same bytes as one version: a lookup must not search the versions one
+//! by one.
 
 use std::os::unix::fs::FileExt;
 use std::process::Command;
@@ -15,7 +16,7 @@ use crate::targets::Goal;
 const MANY: u64 = 200;
 const IMAGE_BYTES: u64 = 128 << 20;
 
-/// Each version changes one part in 200 of the image, so that the newest is spread over all of them.
+/// Each version changes 1/200 of the image, so that the data of the newest version is spread over all versions.
 pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
     let versions = if plan.quick { 20 } else { MANY };
     let raw = plan.work_dir.join("versions.raw");
@@ -37,7 +38,7 @@ pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
     let one = Made::import(plan, "versions-one", &raw, "one")?;
     std::fs::remove_file(&raw)?;
     let mut rounds = Rounds::new();
-    // In memory a lookup is what counts; with the least memory most reads go to the store.
+    // With much memory the lookup dominates; with little memory most reads go to the store.
     for (memory, figure) in [("256M", "IOPS from memory"), ("16M", "IOPS from the store")] {
         let start = |made: &Made, image| {
             let from = made.store().display().to_string();

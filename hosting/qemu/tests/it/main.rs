@@ -1,4 +1,5 @@
-//! The tests of this crate as one program, since each costs its linking; those that need a process for themselves lie beside it.
+//! Tests of this crate in one program, because linking each program takes time. A test that needs a process of its
+//! own is a separate program.
 
 mod machine;
 mod seed_disk;

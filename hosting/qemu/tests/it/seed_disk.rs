@@ -1,4 +1,4 @@
-//! The seed disk, read back with the tools that others read it with.
+//! Tests the seed disk by reading it with other programs (mtools, fsck, cloud-init's formats).
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The TPM of a machine: the firmware finds it, and it ends with its machine, however that ends.
+//! Tests the TPM of a machine: the firmware finds it, and it ends with its machine in every case.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use headwater_testkit::wait_until;
 
 use crate::machine::{LOGIN, PATIENCE, Setup, is_alive, kill_9, names, when_listening};
 
-/// Prints "login:" if the firmware says that there is a TPM, and nothing else.
+/// Prints "login:" only if the firmware reports a TPM.
 fn login_with_tpm() -> Vec<u8> {
     #[rustfmt::skip]
     let ask = [
@@ -19,7 +19,7 @@ fn login_with_tpm() -> Vec<u8> {
         0x75, 0xfe,       // jnz here
     ];
     let mut login = LOGIN.to_vec();
-    // The text lies behind these instructions.
+    // The text follows these instructions.
     login[8] += u8::try_from(ask.len()).unwrap();
     [&ask[..], &login].concat()
 }
@@ -34,7 +34,7 @@ async fn a_guest_has_a_tpm_that_ends_with_its_machine() {
     let setup = Setup::new(&login_with_tpm());
     let mut spec = setup.spec("one");
     spec.tpm = Some(spec.files().tpm_state());
-    // What an earlier run left, which no TPM could read.
+    // An invalid state that an earlier run left.
     std::fs::create_dir_all(spec.files().tpm_state()).unwrap();
     std::fs::write(spec.files().tpm_state().join("tpm2-00.permall"), "not a state").unwrap();
     let guest = Guest::start(&spec).await.unwrap();
@@ -59,7 +59,7 @@ async fn a_guest_has_a_tpm_that_ends_with_its_machine() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_tpm_that_is_kept_is_used_again() {
+async fn a_persistent_tpm_is_used_again() {
     let setup = Setup::new(LOGIN);
     let mut spec = setup.spec("kept");
     let state = setup.dir.path().join("kept-tpm");
@@ -67,7 +67,7 @@ async fn a_tpm_that_is_kept_is_used_again() {
     Guest::start(&spec).await.unwrap().kill().await.unwrap();
     assert!(names(&state).contains(&"tpm2-00.permall".to_owned()));
     Guest::start(&spec).await.unwrap().kill().await.unwrap();
-    // The next start uses this file, and nothing remains of a start that failed.
+    // The next start must use this file, and a failed start must leave nothing running.
     std::fs::write(state.join("tpm2-00.permall"), "not a state").unwrap();
     let error = Guest::start(&spec).await.unwrap_err();
     assert!(matches!(&error, Error::StartFailed { .. }), "{error}");
@@ -76,7 +76,7 @@ async fn a_tpm_that_is_kept_is_used_again() {
     assert!(state.exists());
 }
 
-/// Ends a machine that nobody owns, if its test fails.
+/// Ends a machine without an owner if its test fails.
 struct Unowned(PathBuf);
 
 impl Drop for Unowned {
@@ -110,7 +110,7 @@ async fn the_tpm_of_an_adopted_machine_ends_with_it() {
     assert!(!is_alive(tpm) && !spec.files().tpm_state().exists());
 }
 
-/// Starts a TPM as a daemon would that is killed before QEMU runs.
+/// Starts a TPM like a daemon that is killed before QEMU runs.
 fn abandon(run_dir: &Path) -> std::process::Child {
     std::fs::create_dir_all(run_dir.join("tpm")).unwrap();
     let socket = run_dir.join("tpm.sock");
@@ -139,7 +139,7 @@ async fn a_tpm_without_a_machine_is_ended_and_no_other_tpm() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_machine_goes_on_when_its_tpm_is_killed() {
+async fn a_machine_continues_if_its_tpm_is_killed() {
     let setup = Setup::new(LOGIN);
     let mut spec = setup.spec("alone");
     spec.tpm = Some(spec.files().tpm_state());
