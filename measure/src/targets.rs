@@ -1,4 +1,4 @@
-//! What is to be reached, and whether it was: one row for each promise.
+//! Judges results: compares each figure with a peer or target value, and decides whether its goal is reached.
 
 use serde::Serialize;
 
@@ -15,44 +15,44 @@ use crate::statistics;
 use crate::streaming::{Comparison, mib};
 use crate::systems::{HEADWATER_ALIGNED, HEADWATER_FITS};
 
-/// Everything that one run found out; `results.json` is this.
+/// All results of one run; `results.json` contains this.
 #[derive(Debug, Default, Serialize)]
 pub struct Results {
-    /// What it ran on.
+    /// The host.
     pub machine: Machine,
-    /// Whether this was one short round on small sets, whose figures say nothing about speed.
+    /// Whether this was one short round on small working sets, whose figures say nothing about speed.
     pub quick: bool,
-    /// Ours beside the peers.
+    /// The comparisons.
     pub rows: Vec<Row>,
-    /// Cases that were asked for and gave no figure.
+    /// Selected cases that gave no result.
     pub left_out: Vec<LeftOut>,
     /// The samples behind the rows.
     pub cases: Vec<CaseResult>,
     /// Resident memory.
     pub memory: Vec<MemoryResult>,
-    /// Over iSCSI; ours first.
+    /// Results over iSCSI; Headwater first.
     pub iscsi: Vec<IscsiResult>,
-    /// As a file (FUSE); ours first.
+    /// Results of FUSE files; Headwater first.
     pub fuse: Vec<FuseResult>,
-    /// As a block device of a guest's kernel.
+    /// Results of block devices in a guest's kernel.
     pub attach: Vec<Comparison>,
-    /// Many machines that do nothing.
+    /// The result of many idle machines.
     pub idle: Option<IdleResult>,
-    /// Imports; empty where there was no image.
+    /// Results of imports and exports; empty without an image.
     pub import: Vec<ImportResult>,
-    /// Images that are read by many, across networks and by guests that boot.
+    /// Results of reading images ([`crate::streaming`]).
     pub streaming: Vec<Comparison>,
 }
 
-/// What a ratio `ours / peer` has to be.
+/// The goal for a ratio `ours / theirs`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Goal {
-    /// At least this; more is better.
+    /// At least this value; larger is better.
     AtLeast(f64),
-    /// At most this; less is better.
+    /// At most this value; smaller is better.
     AtMost(f64),
-    /// Reported only.
+    /// No goal; the ratio is only reported.
     None,
 }
 
@@ -76,19 +76,19 @@ impl std::fmt::Display for Goal {
     }
 }
 
-/// What became of a goal.
+/// The judgement of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// The figure is where it has to be.
+    /// The goal is reached.
     Reached,
-    /// It is not, but within what a decision accepts.
+    /// The goal is missed, but the bound that a decision accepts is kept.
     Accepted,
-    /// It is not.
+    /// The goal is missed.
     Missed,
     /// There is no figure.
     NotMeasured,
-    /// There is no goal.
+    /// The row has no goal.
     Reported,
 }
 
@@ -101,26 +101,26 @@ pub struct Row {
     pub figure: &'static str,
     /// Our median.
     pub ours: Option<f64>,
-    /// Of how many rounds.
+    /// The number of rounds.
     pub rounds: usize,
-    /// Their least and greatest.
+    /// Minimum and maximum of the rounds.
     pub range: Option<(f64, f64)>,
-    /// With whom.
+    /// The name of the peer or target.
     pub peer: String,
-    /// Their median.
+    /// The peer's median.
     pub theirs: Option<f64>,
     /// `ours / theirs`.
     pub ratio: Option<f64>,
-    /// What the ratio has to be.
+    /// The goal for the ratio.
     pub goal: Goal,
-    /// What it has to be all the same where the goal is known to be missed.
+    /// The accepted bound, if the goal is known to be missed.
     pub accepted: Option<Accepted>,
-    /// Whether it is.
+    /// The judgement.
     pub verdict: Verdict,
 }
 
 impl Row {
-    /// Medians of the rounds of both, and how they are judged.
+    /// A row with the medians of both, the ratio and the judgement.
     pub fn new(
         case: &str,
         figure: &'static str,
@@ -145,7 +145,7 @@ impl Row {
         Self { case, figure, ours, rounds, range, peer, theirs, ratio, goal, accepted, verdict }
     }
 
-    /// Whether it keeps a run from passing. What has a goal has to have a figure.
+    /// Whether the row makes a run with `--check` fail. A row with a goal must have a figure.
     fn fails(&self) -> bool {
         match self.verdict {
             Verdict::Missed => true,
@@ -159,16 +159,16 @@ impl Row {
     }
 }
 
-/// A case that was asked for and gave no figure.
+/// A selected case that gave no result.
 #[derive(Clone, Debug, Serialize)]
 pub struct LeftOut {
     /// The case.
     pub case: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// Why a case cannot be measured here: an error that leaves out this case, and goes on with the others.
+/// The error of a case that cannot be measured on this host. The case is skipped, and the run continues.
 #[derive(Debug)]
 pub struct Unavailable(pub String);
 
@@ -181,7 +181,7 @@ impl std::fmt::Display for Unavailable {
 impl std::error::Error for Unavailable {}
 
 impl Results {
-    /// Takes down why a case was left out, where that is what its error says.
+    /// If the outcome is [`Unavailable`], records the reason and returns the default value.
     pub fn or_left_out<T: Default>(&mut self, case: &str, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
         let error = match outcome {
             Ok(found) => return Ok(found),
@@ -190,34 +190,34 @@ impl Results {
         let Some(Unavailable(reason)) = error.downcast_ref() else {
             return Err(error.context(format!("case {case}")));
         };
-        println!("  left out: {reason}");
+        println!("  skipped: {reason}");
         self.left_out.push(LeftOut { case: case.into(), reason: reason.clone() });
         Ok(T::default())
     }
 
-    /// Makes the rows. A case that was asked for, gave nothing and did not say why is left out as well.
+    /// Makes the rows. A selected case without a result and without a reason counts as skipped.
     pub fn judge<'a>(&mut self, asked: impl Iterator<Item = &'a str>) {
         self.rows = rows(self);
         for case in asked {
             let is_known = self.rows.iter().any(|row| row.case == case)
                 || self.left_out.iter().any(|left| left.case == case);
             if !is_known {
-                self.left_out.push(LeftOut { case: case.into(), reason: "it gave no figure".into() });
+                self.left_out.push(LeftOut { case: case.into(), reason: "it gave no result".into() });
             }
         }
     }
 
-    /// What keeps this run from passing, a line each.
+    /// The reasons why a run with `--check` fails, one on each line.
     pub fn failures(&self) -> Vec<String> {
         let rows = self.rows.iter().filter(|row| row.fails()).map(|row| {
             let what = if row.is(Verdict::NotMeasured) { "no figure" } else { "not reached" };
             format!("{}, {} beside {}: {what}", row.case, row.figure, row.peer)
         });
-        rows.chain(self.left_out.iter().map(|left| format!("{}: left out, {}", left.case, left.reason)))
+        rows.chain(self.left_out.iter().map(|left| format!("{}: skipped, {}", left.case, left.reason)))
             .collect()
     }
 
-    /// How many rows are short of their goals by no more than a decision accepts.
+    /// The number of rows that miss their goals within an accepted bound.
     pub fn accepted(&self) -> usize {
         self.rows.iter().filter(|row| row.is(Verdict::Accepted)).count()
     }
@@ -227,7 +227,7 @@ const OURS: &str = "headwater";
 const IOPS: &str = "IOPS";
 const CPU: &str = "us CPU/op";
 
-/// Rows of everything that was measured.
+/// The rows for all results.
 pub fn rows(results: &Results) -> Vec<Row> {
     let mut rows = Vec::new();
     for case in &results.cases {
@@ -263,7 +263,7 @@ fn fits_rows(case: &CaseResult, rows: &mut Vec<Row>) {
     let Some(ours) = case.system(OURS) else { return };
     for peer in case.systems.iter().filter(|system| system.system != OURS) {
         rows.push(Row::new(case.name, IOPS, &ours.iops(), peer.system, &peer.iops(), Goal::AtLeast(1.0)));
-        // CPU only beside the one that does nothing: the others do more for each operation than it.
+        // CPU time is compared only with the null server, because the other peers do more work per operation.
         if peer.system == "nbdkit null" {
             let cpu = |system: &SystemResult| system.figures(Sample::cpu_us_per_operation);
             rows.push(Row::new(case.name, CPU, &cpu(ours), peer.system, &cpu(peer), Goal::AtMost(0.6)));
@@ -271,7 +271,8 @@ fn fits_rows(case: &CaseResult, rows: &mut Vec<Row>) {
     }
 }
 
-/// Beside a server that throws writes away, an overlay, and a file in memory. At depth 1 a request's time is what counts.
+/// Rows against a server that discards writes, an overlay, and a file in memory. At depth 1 the latency of a request
+/// decides.
 fn vhost_fits_rows(case: &CaseResult, rows: &mut Vec<Row>) {
     let Some(ours) = case.system(OURS) else { return };
     for peer in case.systems.iter().filter(|system| system.system != OURS) {
@@ -300,11 +301,11 @@ fn disk_rows(case: &CaseResult, rows: &mut Vec<Row>) {
         _ => 1.0,
     };
     rows.push(Row::new(case.name, IOPS, &ours.iops(), raw.system, &raw.iops(), Goal::AtLeast(goal)));
-    // A large RAM cache that does not hold everything, beside one that does.
+    // A large RAM cache that does not hold the whole working set, against one that does.
     if let Some(fits) = case.system(HEADWATER_FITS) {
         rows.push(Row::new(case.name, IOPS, &ours.iops(), fits.system, &fits.iops(), Goal::AtLeast(0.8)));
     }
-    // In a cache with room, a block is written to the disk once; a nearly full one has to clean.
+    // If the disk has free space, a block is written to it once; a nearly full disk must clean segments.
     let amplification = match case.name {
         "overflow-64m"
         | "overflow-64m-random"
@@ -319,7 +320,7 @@ fn disk_rows(case: &CaseResult, rows: &mut Vec<Row>) {
     rows.push(Row::new(case.name, "bytes to disk/byte", &written, "written once", &[1.0], amplification));
 }
 
-/// Beside the plain disk with the same requests, and for a set that fits beside the same with whole blocks.
+/// Rows against the raw disk with the same requests, and, for a set that fits, against aligned requests.
 fn unaligned_rows(case: &CaseResult, rows: &mut Vec<Row>) {
     let Some(ours) = case.system(OURS) else { return };
     for (peer, goal) in [("raw disk", 1.2), (HEADWATER_ALIGNED, 0.95)] {
@@ -342,7 +343,7 @@ fn memory_row(memory: &MemoryResult, rows: &mut Vec<Row>) {
     let goal = Goal::AtMost(1.0);
     rows.push(Row::new(memory.name, "MiB resident", &[ours], "RAM x 1.03 + 32 MiB", &[limit], goal));
     if memory.in_flight_bytes > 0 {
-        // What clients have under way is in memory of the server while it waits, and not in the budget.
+        // Data of requests in flight is in the server's memory, but not in the budget.
         let (peer, limit) = ("the same + requests in flight", limit + mib(memory.in_flight_bytes));
         rows.push(Row::new(memory.name, "MiB resident", &[ours], peer, &[limit], goal));
     }
@@ -360,7 +361,7 @@ fn iscsi_rows(iscsi: &[IscsiResult], rows: &mut Vec<Row>) {
 fn fuse_rows(fuse: &[FuseResult], rows: &mut Vec<Row>) {
     let Some((ours, peers)) = fuse.split_first() else { return };
     for peer in peers {
-        // Also against one that keeps nothing of what is written, which we do.
+        // Also compared with a server that discards writes, although ours stores them.
         rows.push(Row::new("fuse", IOPS, &ours.iops, peer.system, &peer.iops, Goal::AtLeast(1.0)));
         rows.push(Row::new("fuse", CPU, &ours.cpu_us, peer.system, &peer.cpu_us, Goal::None));
     }
@@ -375,13 +376,14 @@ fn idle_rows(idle: &IdleResult, rows: &mut Vec<Row>) {
     rows.push(Row::new(name, "MiB each", &[each], "2 MiB each", &[2.0], goal));
 }
 
-/// What an export is measured by: `accepted.rs` names it too.
+/// The target of an export. `accepted.rs` uses the same name.
 const EXPORT_LIMIT: &str = "1 GB/s, or the disk";
 
 fn import_rows(import: &[ImportResult], rows: &mut Vec<Row>) {
     let Some((ours, peers)) = import.split_first() else { return };
     for peer in peers {
-        // 1.5 times the speed of the plain one, 0.9 times that with more threads than we use and out of order.
+        // Goals: 1.5 times the speed of plain qemu-img, and 0.9 times its speed with more threads than ours and
+        // writes out of order.
         let goal = if peer.system == "qemu-img" { 1.0 / 1.5 } else { 1.0 / 0.9 };
         let goal = Goal::AtMost(goal);
         rows.push(Row::new("import", "seconds", &ours.seconds, peer.system, &peer.seconds, goal));
@@ -394,7 +396,7 @@ fn import_rows(import: &[ImportResult], rows: &mut Vec<Row>) {
     }
     let gigabytes = mib(ours.data_bytes) * 1.048_576e-3;
     let rates = |of: &[f64]| -> Vec<f64> { of.iter().map(|seconds| gigabytes / seconds).collect() };
-    // Nobody writes faster than the disk.
+    // No program can write faster than the disk.
     let limit: Vec<f64> = rates(&ours.disk_seconds).iter().map(|rate| rate.min(1.0)).collect();
     let rate = rates(&ours.export_seconds);
     let figure = "export to raw, GB/s of data";
@@ -406,7 +408,7 @@ mod tests {
     use super::*;
     use crate::fio::Measured;
 
-    /// A system with these IOPS in its rounds, each operation taking a microsecond of CPU.
+    /// A system with these IOPS in its rounds, and one microsecond of CPU time per operation.
     pub fn system(name: &'static str, iops: &[f64]) -> SystemResult {
         let sample = |iops: &f64| Sample {
             fio: Measured {
@@ -469,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn write_amplification_has_a_goal_that_depends_on_the_room() {
+    fn the_goal_of_write_amplification_depends_on_free_space() {
         let pair = || vec![system("headwater", &[70.0]), system("raw disk", &[50.0])];
         let cases = vec![case("overflow-64m", pair()), case("overflow-64m-tight", pair())];
         let results = Results { cases, ..Results::default() };
@@ -507,7 +509,7 @@ mod tests {
             let results = Results { import: import(disk_seconds), ..Results::default() };
             verdict(&results, "import", "export to raw, GB/s of data")[0]
         };
-        // 2 GB/s, beside a disk that could do 4, and one that could do 0.8.
+        // An export of 2 GB/s, on a disk that can do 4, and on one that can do 0.8.
         for (disk_seconds, expected) in [(1.0, 2.0), (5.0, 2.5)] {
             let (ratio, verdict) = rate(disk_seconds);
             assert!(ratio.is_some_and(|ratio| (ratio - expected).abs() < 0.01), "{ratio:?}");
@@ -532,13 +534,13 @@ mod tests {
         assert_eq!((results.failures(), results.accepted()), (Vec::new(), 1));
         let results = Results { rows: [0.45, 0.55].map(row).into(), ..Results::default() };
         assert_eq!(results.failures(), ["slow-link, seconds beside on demand: not reached"]);
-        // The same figure of a row that has no goal is no known miss.
+        // A row without a goal with the same figure has no accepted bound.
         let told = Row::new("slow-link", "seconds", &[0.9], "on demand", &[1.0], Goal::None);
         assert_eq!((told.verdict, told.accepted), (Verdict::Reported, None));
     }
 
     #[test]
-    fn what_was_asked_for_and_gave_no_figure_fails() {
+    fn a_selected_case_without_a_result_fails() {
         let disk = case("vhost-disk", vec![system("headwater", &[1.0]), system("raw disk", &[])]);
         let mut results = Results { cases: vec![disk], ..Results::default() };
         let gone: anyhow::Result<Vec<Comparison>> = Err(Unavailable("there is no guest".into()).into());
@@ -546,8 +548,8 @@ mod tests {
         results.judge(["vhost-disk", "slow-link", "seal-pause"].into_iter());
         let expected = [
             "vhost-disk, IOPS beside raw disk: no figure",
-            "slow-link: left out, there is no guest",
-            "seal-pause: left out, it gave no figure",
+            "slow-link: skipped, there is no guest",
+            "seal-pause: skipped, it gave no result",
         ];
         assert_eq!(results.failures(), expected);
         let broken: anyhow::Result<()> = Err(anyhow::anyhow!("fio failed"));

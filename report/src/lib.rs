@@ -1,7 +1,7 @@
-//! Figures of repeated measurements, and how they are shown: statistics, and pages of tables and plots without script.
+//! Statistics of repeated measurements, and HTML pages with tables and plots, without scripts.
 //!
-//! The crate knows no study and no device. A page stands alone: its style and its plots are in it, and it is
-//! well-formed XML too, so that any parser of either can check it.
+//! The crate does not depend on a study or device. A page is self-contained: it includes its style and plots. It is
+//! also well-formed XML, so that HTML and XML parsers can check it.
 
 pub mod number;
 pub mod page;

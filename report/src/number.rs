@@ -1,6 +1,6 @@
-//! Numbers as people read them.
+//! Formats numbers for people.
 
-/// A whole number with separators: 28,412.
+/// An integer with thousands separators: 28,412.
 pub fn grouped(value: f64) -> String {
     let digits = format!("{:.0}", value.abs());
     let mut text = String::with_capacity(digits.len() + digits.len() / 3 + 1);
@@ -16,7 +16,7 @@ pub fn grouped(value: f64) -> String {
     text
 }
 
-/// Microseconds with a unit and two or three digits that count: 34 us, 1.2 ms.
+/// A number of microseconds with a unit and two or three significant digits: 34 us, 1.2 ms.
 pub fn latency(us: f64) -> String {
     match us {
         us if us < 10.0 => format!("{us:.1} us"),

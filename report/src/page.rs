@@ -1,4 +1,4 @@
-//! One HTML page that stands alone: paragraphs, tiles, tables and plots, in the order in which they are added.
+//! Writes one self-contained HTML page: paragraphs, tiles, tables and plots, in the order in which they are added.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use crate::svg::escape;
 
 const STYLE: &str = include_str!("page.css");
 
-/// How a paragraph looks.
+/// The style of a paragraph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
     /// Text.
@@ -17,14 +17,14 @@ pub enum Tone {
     Warning,
 }
 
-/// A figure in large type.
+/// A figure in large type with explanations.
 #[derive(Clone, Debug)]
 pub struct Tile {
     /// The figure.
     pub value: String,
-    /// What it is.
+    /// The name of the figure.
     pub label: String,
-    /// What it is compared with.
+    /// The value that it is compared with.
     pub note: String,
 }
 
@@ -38,7 +38,7 @@ pub enum Column {
 }
 
 impl Column {
-    /// What is above it.
+    /// The heading of the column.
     pub fn title(self) -> &'static str {
         match self {
             Self::Text(title) | Self::Figure(title) => title,
@@ -53,7 +53,7 @@ impl Column {
     }
 }
 
-/// A page that is being written. Writing to its string cannot fail.
+/// A page under construction. Writing to its string cannot fail.
 pub struct Page(String);
 
 impl Page {
@@ -129,20 +129,20 @@ impl Page {
         self.0.push_str("</tbody></table></div>\n");
     }
 
-    /// Adds a plot: an element that a chart of [`crate::svg`] made.
+    /// Adds a plot: an SVG element of a chart in [`crate::svg`].
     pub fn plot(&mut self, caption: &str, svg: &str) {
         let caption = escape(caption);
         let _ = writeln!(self.0, "<figure>{svg}<figcaption>{caption}</figcaption></figure>");
     }
 
-    /// The text of the page.
+    /// Completes the page, and returns its text.
     pub fn finish(mut self) -> String {
         self.0.push_str("</body></html>\n");
         self.0
     }
 }
 
-/// The same table as text, with columns of one width.
+/// Formats the same table as text, with aligned columns.
 pub fn text_table(head: &[Column], rows: &[Vec<String>]) -> String {
     let titles = head.iter().map(|column| column.title().to_owned()).collect::<Vec<String>>();
     let mut text = String::new();
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_stands_alone_and_escapes_what_it_shows() {
+    fn a_page_is_self_contained_and_escaped() {
         let mut page = Page::new("k", "a & b");
         page.paragraph(Tone::Warning, "x < y");
         page.table("t", &[Column::Text("case")], &[vec!["<raw>".into()]]);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_table_has_figures_at_the_right() {
+    fn a_text_table_aligns_figures_at_the_right() {
         let head = [Column::Text("a"), Column::Figure("bb")];
         assert_eq!(text_table(&head, &[vec!["long".into(), "1".into()]]), "a     bb\nlong   1\n");
     }

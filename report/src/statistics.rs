@@ -1,4 +1,4 @@
-//! Medians, and their confidence intervals by bootstrap.
+//! Computes medians, and their confidence intervals by bootstrap.
 
 /// Number of bootstrap resamples for one interval.
 const RESAMPLES: usize = 2000;
@@ -24,14 +24,14 @@ pub fn median(samples: &[f64]) -> Option<f64> {
     }
 }
 
-/// The median with its interval: medians of samples drawn with replacement. The same seed gives the same interval.
+/// The median with its interval, from medians of samples drawn with replacement. Equal seeds give equal intervals.
 pub fn estimate(samples: &[f64], seed: u64) -> Option<Estimate> {
     let mut draws = Draws(seed);
     let medians = (0..RESAMPLES).filter_map(|_| median(&draws.of(samples))).collect();
     Some(Estimate { median: median(samples)?, interval: interval(medians)? })
 }
 
-/// The mean with its interval, as [`estimate`] has it for the median.
+/// The mean with its interval, by the same method as [`estimate`].
 pub fn estimate_mean(samples: &[f64], seed: u64) -> Option<Estimate> {
     let mean =
         |samples: &[f64]| (!samples.is_empty()).then(|| samples.iter().sum::<f64>() / samples.len() as f64);
@@ -40,7 +40,7 @@ pub fn estimate_mean(samples: &[f64], seed: u64) -> Option<Estimate> {
     Some(Estimate { median: mean(samples)?, interval: interval(means)? })
 }
 
-/// The median of `ours` as a multiple of that of `theirs`, which were measured apart, with its interval.
+/// The ratio of the median of `ours` to the median of `theirs`, with its interval. The samples are not paired.
 pub fn estimate_ratio(ours: &[f64], theirs: &[f64], seed: u64) -> Option<Estimate> {
     let ratio = |ours: &[f64], theirs: &[f64]| {
         let (ours, theirs) = (median(ours)?, median(theirs)?);
@@ -51,7 +51,7 @@ pub fn estimate_ratio(ours: &[f64], theirs: &[f64], seed: u64) -> Option<Estimat
     Some(Estimate { median: ratio(ours, theirs)?, interval: interval(ratios)? })
 }
 
-/// The interval in which 95 % of these lie.
+/// The interval that contains 95 % of the values.
 fn interval(mut values: Vec<f64>) -> Option<(f64, f64)> {
     values.sort_by(f64::total_cmp);
     let last = values.len().checked_sub(1)? as f64;
@@ -79,7 +79,8 @@ fn mixed(state: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// `ours / theirs` of each round that has both: ratios are paired, because a round's runs share its disturbances.
+/// `ours / theirs` for each round that has both. Ratios are paired, because disturbances affect all measurements of a
+/// round.
 pub fn paired_ratios(ours: &[(usize, f64)], theirs: &[(usize, f64)]) -> Vec<f64> {
     ours.iter()
         .filter_map(|(round, value)| {

@@ -1,4 +1,5 @@
-//! What a study that measures leaves: tables for the terminal, `results.json` with each sample, the page, and each second.
+//! Writes the report of a study that measures: text tables, `results.json` with all samples, an HTML page, and files
+//! with per-second values.
 
 use std::path::Path;
 
@@ -18,10 +19,10 @@ use crate::run::{Plan, Results, Sample};
 use crate::series;
 use crate::study::{Case, Source, Variant};
 
-/// Numbers the shape of `results.json`.
+/// The format version of `results.json`.
 const SCHEMA: u32 = 1;
 
-/// Columns of the table of a variant.
+/// The columns of a variant's table.
 const HEAD: [Column; 8] = [
     Column::Text("Case"),
     Column::Figure("Printed IOPS"),
@@ -33,37 +34,37 @@ const HEAD: [Column; 8] = [
     Column::Figure("p99"),
 ];
 
-/// Those of [`HEAD`] that show the publication.
+/// The columns of [`HEAD`] with published values.
 const PRINTED: [usize; 2] = [1, 2];
 
-/// All that a report is made of.
+/// The contents of a report.
 pub struct Report<'a> {
-    /// What was to be run.
+    /// The plan of the study.
     pub plan: &'a Plan,
-    /// What was measured.
+    /// The measurements.
     pub results: &'a Results,
     /// The machine.
     pub machine: Machine,
-    /// Why the study ended early, if it failed.
+    /// The error that ended the study early, if any.
     pub failure: Option<String>,
-    /// Whether the sizes are small.
+    /// Whether this is a quick run with small sizes.
     pub is_quick: bool,
-    /// Tables beside those of the cases.
+    /// Additional tables.
     pub tables: Vec<Table>,
-    /// What was left out, and why.
+    /// Skipped parts, with reasons.
     pub left_out: Vec<String>,
-    /// Releases of other programs that were measured.
+    /// Versions of the measured peers.
     pub programs: Vec<String>,
-    /// The file whose blocks writes bring, if it is not random bytes.
+    /// The file whose blocks are written; `None`: random data.
     pub data: Option<String>,
-    /// Jobs of fio.
+    /// Results of fio jobs.
     pub fio: Vec<Done>,
 }
 
 /// A table of a report.
 #[derive(Clone, Debug)]
 pub struct Table {
-    /// What is above it.
+    /// Its caption.
     pub caption: String,
     /// Its columns.
     pub head: Vec<Column>,
@@ -106,21 +107,21 @@ struct JsonCase {
     printed_ratio: Option<f64>,
 }
 
-/// Makes the output directory. Refuses a directory that has something in it.
+/// Creates the output directory. Fails if it exists and is not empty.
 pub fn prepare(out: &Path) -> Result<()> {
     check_unused(out)?;
     std::fs::create_dir_all(out)
         .with_context(|| format!("cannot create the output directory {}", out.display()))
 }
 
-/// Refuses a directory that has something in it.
+/// Fails if the output directory exists and is not empty.
 pub fn check_unused(out: &Path) -> Result<()> {
     if out.exists() {
         let mut entries = std::fs::read_dir(out)
-            .with_context(|| format!("the output directory {} cannot be read", out.display()))?;
+            .with_context(|| format!("cannot read the output directory {}", out.display()))?;
         if entries.next().is_some() {
             bail!(
-                "the output directory {} is in use: it is not empty; name another one with --out",
+                "the output directory {} is in use: it is not empty; choose another with --out",
                 out.display()
             );
         }
@@ -133,7 +134,7 @@ impl Report<'_> {
         self.results.samples.iter().filter(move |s| s.case == case && s.variant == variant.name)
     }
 
-    /// IOPS of one case by round.
+    /// IOPS of one case in each round.
     fn iops(&self, case: &str, variant: &Variant) -> Vec<(usize, f64)> {
         self.samples(case, variant).map(|sample| (sample.round, sample.outcomes.iops)).collect()
     }
@@ -143,7 +144,7 @@ impl Report<'_> {
         headwater_report::statistics::median(&figures)
     }
 
-    /// Ratios to the raw disk, one for each round.
+    /// Ratios to the raw disk in each round.
     fn ratios(&self, case: &Case, variant: &Variant) -> Vec<f64> {
         paired_ratios(&self.iops(case.name, variant), &self.iops(self.plan.study.baseline, variant))
     }
@@ -152,7 +153,7 @@ impl Report<'_> {
         estimate(&self.ratios(case, variant), self.plan.seed)
     }
 
-    /// A table of one case as a share of another, which is not the baseline: for each variant, beside the printed share.
+    /// A table of one case as a share of another case, for each variant, with the published share.
     pub fn shares(&self, caption: &str, (case, of): (&str, &str)) -> Table {
         let study = &self.plan.study;
         let printed = |name: &str| study.case(name)?.printed;
@@ -200,7 +201,8 @@ impl Report<'_> {
         ]
     }
 
-    /// Whether a case is faster than the raw disk, here and in print. An interval that holds 1 says neither.
+    /// Whether a case is faster than the raw disk, here and in the publication. If the interval contains 1, the
+    /// answer is open.
     fn verdict(&self, case: &Case, ratio: Option<Estimate>) -> String {
         if case.name == self.plan.study.baseline {
             return self.plan.study.against.into();
@@ -216,7 +218,7 @@ impl Report<'_> {
         if printed == ours { format!("{ours}, as printed") } else { format!("{ours}; printed: {printed}") }
     }
 
-    /// The table of a variant. A study without a publication has no printed columns.
+    /// The table of a variant. A study without a publication has no columns for published values.
     fn table(&self, variant: &Variant) -> (Vec<Column>, Vec<Vec<String>>) {
         let is_shown = |column: usize| self.plan.study.is_published() || !PRINTED.contains(&column);
         let head =
@@ -228,32 +230,35 @@ impl Report<'_> {
         (head.collect(), self.plan.study.cases.iter().map(row).collect())
     }
 
-    /// Warnings that stand before the figures.
+    /// Warnings, which are printed before the figures.
     fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if self.is_quick {
             warnings.push(
-                "Quick run: short runs, on sets and RAM limits that are much smaller than the names say. \
+                "Quick run: short runs, with working sets and RAM limits that are much smaller than the names say. \
                  The figures say nothing about speed."
                     .into(),
             );
         }
         if let Some(failure) = &self.failure {
-            warnings.push(format!("The study failed: {failure}. The report has what was measured before."));
+            warnings.push(format!(
+                "The study failed: {failure}. The report contains the measurements up to then."
+            ));
         } else if self.results.interrupted {
-            warnings.push("The study was interrupted. The report has what was measured before.".into());
+            warnings
+                .push("The study was interrupted. The report contains the measurements up to then.".into());
         }
         if self.results.is_quiet() == Some(false) {
             let probes: Vec<String> = self.results.probes_iops.iter().copied().map(grouped).collect();
             warnings.push(format!(
-                "Unquiet machine: the disk alone did {} IOPS before and after, which differ by more than 15 %.",
+                "Unquiet machine: the raw disk reached {} IOPS before and after the study; the values differ by more than 15 %.",
                 probes.join(" and ")
             ));
         }
         warnings
     }
 
-    /// The tables for a terminal.
+    /// The tables as text.
     pub fn text(&self) -> String {
         let mut text = String::new();
         for variant in &self.plan.study.variants {
@@ -265,16 +270,16 @@ impl Report<'_> {
             text.push_str(&format!("\n{}\n{}", table.caption, text_table(&table.head, &table.rows)));
         }
         self.warnings().iter().for_each(|warning| text.push_str(&format!("\n{warning}\n")));
-        self.left_out.iter().for_each(|line| text.push_str(&format!("\nLeft out: {line}.\n")));
+        self.left_out.iter().for_each(|line| text.push_str(&format!("\nSkipped: {line}.\n")));
         text
     }
 
-    /// The disk below, in a word.
+    /// The storage below the volumes, in a word.
     fn storage(&self) -> String {
         self.plan.storage.map_or("real".into(), |model| model.to_string())
     }
 
-    /// The page.
+    /// The HTML page.
     pub fn html(&self) -> String {
         let study = &self.plan.study;
         let mut page = Page::new(&format!("Headwater study {}", study.number), study.title);
@@ -293,7 +298,7 @@ impl Report<'_> {
             page.heading("Latency");
             page.plot(
                 &format!(
-                    "Share of requests that were answered within a time, {}, in the round with the median IOPS of each case.",
+                    "Share of requests that were answered within a given time, {}, in the round with the median IOPS of each case.",
                     first.title
                 ),
                 &self.curves(first),
@@ -312,15 +317,15 @@ impl Report<'_> {
              holds 1 means: as fast."
                 .into(),
         );
-        notes.extend(self.left_out.iter().map(|line| format!("Left out: {line}.")));
+        notes.extend(self.left_out.iter().map(|line| format!("Skipped: {line}.")));
         if let Some(model) = self.plan.storage {
             notes.push(format!(
-                "The disk is a model, {model}: operations on the local disk are answered no faster than it would, and the local disk must be faster."
+                "The disk is a model, {model}: operations of the local disk are delayed to the model's latency, so the local disk must be faster than the model."
             ));
         }
         if self.plan.over != Over::InProcess {
             notes.push(format!(
-                "Volumes are reached over {}, by one client in this program; the raw disk is not.",
+                "Volumes are accessed over {}, by one client in this program; the raw disk is accessed directly.",
                 self.plan.over
             ));
         }
@@ -330,7 +335,7 @@ impl Report<'_> {
         page.finish()
     }
 
-    /// The headline cases of a variant in large type.
+    /// The main cases of a variant in large type.
     fn tiles(&self, variant: &Variant) -> Vec<Tile> {
         let study = &self.plan.study;
         let cases = study.headlines.iter().filter_map(|name| study.case(name));
@@ -357,7 +362,7 @@ impl Report<'_> {
                 samples: self.ratios(case, variant),
             }
         };
-        // The baseline is the line at 1.
+        // The baseline is the reference line at 1.
         let cases = study.cases.iter().filter(|case| case.name != study.baseline);
         let groups = cases.map(|case| {
             let (label, note) = case.title.split_once(", ").unwrap_or((case.title, ""));
@@ -396,10 +401,10 @@ impl Report<'_> {
             self.results.probes_iops.iter().map(|iops| format!("{} IOPS", grouped(*iops))).collect();
         let runs = format!("{} rounds of {:.1} s in rotated order", plan.rounds, plan.run_ms as f64 / 1000.0);
         let mut facts = self.machine.facts();
-        facts.push(("Disk alone, before and after".into(), probes.join(", ")));
+        facts.push(("Raw disk, before and after".into(), probes.join(", ")));
         facts.push(("Runs of each case".into(), runs));
         facts.push(("Storage".into(), self.storage()));
-        facts.push(("Volumes are reached".into(), plan.over.to_string()));
+        facts.push(("Access to volumes".into(), plan.over.to_string()));
         facts.push(("Seed".into(), plan.seed.to_string()));
         facts.extend(self.data.iter().map(|file| ("Data of writes".into(), format!("blocks of {file}"))));
         if !self.programs.is_empty() {
@@ -409,7 +414,7 @@ impl Report<'_> {
         facts.into_iter().map(|(what, value)| vec![what, value]).collect()
     }
 
-    /// The samples, and all that is needed to repeat them.
+    /// All samples, and the parameters that are needed to repeat the study.
     pub fn json(&self) -> Result<String> {
         let study = &self.plan.study;
         let cases = study.cases.iter().map(|case| JsonCase {
@@ -442,17 +447,17 @@ impl Report<'_> {
             variants: &study.variants,
             results: self.results,
         };
-        serde_json::to_string_pretty(&json).context("the results cannot be written as JSON")
+        serde_json::to_string_pretty(&json).context("cannot write the results as JSON")
     }
 
-    /// Files of the report.
+    /// The files of the report.
     pub fn files(&self) -> Result<Files> {
         let series = series::packed(&self.results.series)?;
         Ok(Files::new(self.json()?, self.html()).with("series.csv.zst", series))
     }
 }
 
-/// An estimate with its interval.
+/// An estimate with its interval, as text.
 fn shown(estimate: Option<Estimate>, number: fn(f64) -> String) -> String {
     match estimate {
         Some(Estimate { median, interval: (low, high) }) => {
@@ -540,7 +545,8 @@ mod tests {
         report(|report| {
             let page = report.html();
             let figures = page.find("class=\"tiles\"").unwrap();
-            for warning in ["Quick run", "was interrupted", "Unquiet machine: the disk alone did 100 and 50"]
+            for warning in
+                ["Quick run", "was interrupted", "Unquiet machine: the raw disk reached 100 and 50"]
             {
                 assert!(page.find(warning).unwrap() < figures, "{warning}");
                 assert!(report.text().contains(warning), "{warning}");

@@ -1,4 +1,4 @@
-//! `compare A B`: two reports of one study beside each other.
+//! Implements `compare A B`: compares two reports of the same study.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use headwater_report::page::{Column, text_table};
 use headwater_report::statistics::{Estimate, estimate, estimate_ratio};
 use serde_json::Value;
 
-/// A figure of a report: what it is, and its samples.
+/// A figure of a report: its name and its samples.
 struct Figure {
     name: String,
     samples: Vec<f64>,
@@ -21,31 +21,31 @@ const HEAD: [Column; 5] = [
     Column::Text("Differs?"),
 ];
 
-/// The columns if the loads differ: no ratio, and no verdict.
+/// The columns if the loads differ: without ratio and verdict.
 const HEAD_OF_OTHER_LOADS: [Column; 3] = [HEAD[0], HEAD[1], HEAD[2]];
 
-/// The shape of `results.json` that this program reads.
+/// The format version of `results.json` that this program reads.
 const SCHEMA: u64 = 1;
 
-/// Names that are listed at most.
+/// The most names in a list.
 const LISTED: usize = 6;
 
-/// Parts of a load that are one value each. Reports whose loads differ are not compared.
+/// Fields that are part of the load. Figures of reports with different loads are not compared.
 const LOAD: [(&str, &str); 11] = [
     ("/is_quick", "quick run"),
-    ("/is_guest", "a guest in place of the model"),
+    ("/is_guest", "a guest instead of the model"),
     ("/guest_work", "work of the guest"),
     ("/is_emulated", "an emulated processor of the guest"),
     ("/image_sha256", "image of the guest"),
     ("/seed", "seed"),
     ("/data", "data of writes"),
     ("/speed", "speed of the model"),
-    ("/interval_us", "time between two looks, in us"),
+    ("/interval_us", "interval between two samples, in us"),
     ("/loops", "loops of a session"),
     ("/users", "users"),
 ];
 
-/// Facts of both reports that change what a difference means.
+/// Fields that are not part of the load, but can explain a difference.
 const CONDITIONS: [(&str, &str); 7] = [
     ("/rounds", "rounds"),
     ("/run_ms", "length of a run, in ms"),
@@ -56,7 +56,7 @@ const CONDITIONS: [(&str, &str); 7] = [
     ("/version", "version of the program"),
 ];
 
-/// The table of two reports, and what makes them hard to compare.
+/// Compares two reports: a table, and the facts that limit the comparison.
 pub fn text(a: &Path, b: &Path) -> Result<String> {
     let (left, right) = (results(a)?, results(b)?);
     let study = |of: &Value| text_of(&of["study"]).to_owned();
@@ -75,7 +75,11 @@ pub fn text(a: &Path, b: &Path) -> Result<String> {
         .filter_map(|figure| Some((figure, of_b.iter().find(|other| other.name == figure.name)?)))
         .collect();
     if both.is_empty() {
-        bail!("{} and {} have no figure in common: was one of them interrupted?", a.display(), b.display());
+        bail!(
+            "{} and {} have no figure in common; perhaps one of them was interrupted",
+            a.display(),
+            b.display()
+        );
     }
     let mut lines = vec![format!("Study {}: A is {}, B is {}", study(&left), a.display(), b.display())];
     for (name, of) in [("A", &left), ("B", &right)] {
@@ -103,10 +107,10 @@ pub fn text(a: &Path, b: &Path) -> Result<String> {
     Ok(format!("{}\n\n{table}", lines.join("\n")))
 }
 
-/// The results of a report.
+/// Reads `results.json` of a report.
 fn results(dir: &Path) -> Result<Value> {
     let path = dir.join("results.json");
-    let cannot = || format!("{} is no report of headwater-study", dir.display());
+    let cannot = || format!("{} is not a report of headwater-study", dir.display());
     let text = std::fs::read_to_string(&path)
         .with_context(|| format!("cannot read {}", path.display()))
         .with_context(cannot)?;
@@ -114,28 +118,28 @@ fn results(dir: &Path) -> Result<Value> {
         .with_context(|| format!("{} is broken", path.display()))
         .with_context(cannot)?;
     if results["study"].as_str().is_none() {
-        return Err(anyhow!("{} does not say which study it is of", path.display())).with_context(cannot);
+        return Err(anyhow!("{} does not name its study", path.display())).with_context(cannot);
     }
     match results["schema"].as_u64() {
         Some(SCHEMA) => Ok(results),
         found => {
             let found = found.map_or("none".into(), |found| found.to_string());
             bail!(
-                "{} has schema {found}, and this program reads schema {SCHEMA}: compare with the program that wrote it",
+                "{} has schema {found}, but this program reads schema {SCHEMA}: compare with the program that wrote the report",
                 path.display()
             )
         }
     }
 }
 
-/// Why the figures of a report may mean less than they say.
+/// Reasons to distrust the figures of a report.
 fn faults(name: &str, of: &Value) -> Vec<String> {
     let mut faults = Vec::new();
     if let Some(failure) = of["failure"].as_str() {
-        faults.push(format!("{name} failed, and has only the figures from before: {failure}."));
+        faults.push(format!("{name} failed, and contains only the figures up to then: {failure}."));
     }
     if of["interrupted"] == true {
-        faults.push(format!("{name} was interrupted, and has only the figures from before."));
+        faults.push(format!("{name} was interrupted, and contains only the figures up to then."));
     }
     if of["is_quiet"] == false {
         faults.push(format!("{name} was measured on an unquiet machine."));
@@ -143,17 +147,17 @@ fn faults(name: &str, of: &Value) -> Vec<String> {
     faults
 }
 
-/// A value that differs: its name, and what each report has.
+/// A different value: its name, and the value in each report.
 fn different(left: &Value, right: &Value, pointer: &str, what: &str) -> Option<String> {
     let (left, right) = (left.pointer(pointer), right.pointer(pointer));
     let shown = |value: Option<&Value>| value.map_or("unknown".into(), Value::to_string);
-    // A fact that only one program writes is false in the other's report.
+    // A field that only one of the programs wrote counts as false in the other report.
     let is_same = left == right || (left.is_none() && right == Some(&Value::Bool(false)));
     let is_same = is_same || (right.is_none() && left == Some(&Value::Bool(false)));
     (!is_same).then(|| format!("{what}: {} and {}", shown(left), shown(right)))
 }
 
-/// Entries of a list in both reports, by their names.
+/// Pairs of list entries with the same name in both reports.
 fn named<'a>(
     left: &'a Value,
     right: &'a Value,
@@ -166,7 +170,7 @@ fn named<'a>(
     })
 }
 
-/// How the loads of two reports differ.
+/// The differences between the loads of two reports.
 fn different_loads(left: &Value, right: &Value) -> Vec<String> {
     let mut found: Vec<String> =
         LOAD.iter().filter_map(|(pointer, what)| different(left, right, pointer, what)).collect();
@@ -208,7 +212,7 @@ fn different_models(left: &Value, right: &Value) -> Vec<String> {
         .collect()
 }
 
-/// Whether sizings are of different traces: these are known by their desktops' requests.
+/// Whether two sizings used different traces. Traces are recognised by the number of requests of each desktop.
 fn different_traces(left: &Value, right: &Value) -> Option<String> {
     let desktops = |of: &Value| -> Vec<(Value, Value)> {
         list(of, "desktops").map(|of| (of["requests"].clone(), of["written_bytes"].clone())).collect()
@@ -223,7 +227,8 @@ fn different_traces(left: &Value, right: &Value) -> Option<String> {
     })
 }
 
-/// Machines of study 000 that ran: their figures are by machine, so more machines make them only more certain.
+/// The number of machines in study 000, as a condition: figures are per machine, so more machines only make them more
+/// precise.
 fn different_counts(left: &Value, right: &Value) -> Vec<String> {
     let counts = named(left, right, "machines", "title");
     let differences = counts.filter_map(|(title, ours, theirs)| {
@@ -232,7 +237,7 @@ fn different_counts(left: &Value, right: &Value) -> Vec<String> {
     differences.map(|difference| format!("Different {difference}.")).collect()
 }
 
-/// Figures that only one report has.
+/// Figures that only one report contains.
 fn only_in(name: &str, of: &[Figure], other: &[Figure]) -> Option<String> {
     let lone: Vec<&str> = of
         .iter()
@@ -256,7 +261,7 @@ fn row(a: &Figure, b: &Figure) -> Vec<String> {
     };
     let ratio = estimate_ratio(&b.samples, &a.samples, SEED);
     let verdict = match ratio {
-        // One sample has no interval.
+        // A single sample has no interval.
         _ if a.samples.len() < 2 || b.samples.len() < 2 => "one sample each",
         Some(Estimate { interval: (low, high), .. }) if low <= 1.0 && high >= 1.0 => "no",
         Some(Estimate { median, .. }) if median > 1.0 => "B is higher",
@@ -272,7 +277,7 @@ fn row(a: &Figure, b: &Figure) -> Vec<String> {
     ]
 }
 
-/// Three digits that count.
+/// A number with three significant digits.
 fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => headwater_report::number::grouped(value),
@@ -282,7 +287,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// The figures of a report, whatever study it is of.
+/// The figures of a report of any study.
 fn figures(of: &Value) -> Vec<Figure> {
     let mut all = measured(of);
     all.extend(modelled(of));
@@ -303,7 +308,7 @@ fn text_of(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// IOPS, ratios to the baseline and latencies of each case and variant.
+/// IOPS, ratios to the baseline and latencies for each case and variant.
 fn measured(of: &Value) -> Vec<Figure> {
     let mut figures: Vec<Figure> = Vec::new();
     let mut add = |name: String, sample: Option<f64>| {
@@ -331,7 +336,7 @@ fn measured(of: &Value) -> Vec<Figure> {
     figures
 }
 
-/// Of study 000: IOPS of users at work, and percentiles.
+/// Study 000: IOPS of active users, and percentiles.
 fn modelled(of: &Value) -> Vec<Figure> {
     let steady = list(of, "measured").filter_map(|measured| {
         let name =
@@ -352,7 +357,7 @@ fn modelled(of: &Value) -> Vec<Figure> {
     steady.chain(percentiles).collect()
 }
 
-/// Of study 003: the operations of the storage, a mean of each run, and the sums of a guest's session.
+/// Study 003: operations of the storage (the mean of each run), and the sums of a guest's session.
 fn copies(of: &Value) -> Vec<Figure> {
     let mut figures: Vec<Figure> = Vec::new();
     let mut add = |name: String, sample: f64| match figures.iter_mut().find(|figure| figure.name == name) {
@@ -363,7 +368,7 @@ fn copies(of: &Value) -> Vec<Figure> {
         let title = text_of(&outcome["title"]);
         for name in ["storage_writes", "storage_reads"] {
             match outcome["totals"][name].as_f64() {
-                // Guests take different times for the same work.
+                // Guests take different times for the same work, so sums are compared instead of rates.
                 Some(total) => add(format!("{title}: {name} of the session"), total),
                 None => {
                     let samples = numbers(&outcome[name]);
@@ -379,7 +384,7 @@ fn copies(of: &Value) -> Vec<Figure> {
     figures
 }
 
-/// Of a sizing: the advice.
+/// Sizing: the recommended values.
 fn sized(of: &Value) -> Vec<Figure> {
     let advised = of["advised_bytes"].as_f64();
     let figure = |bytes: f64| Figure { name: "RAM advised, MiB".into(), samples: vec![bytes / 1_048_576.0] };
@@ -410,7 +415,7 @@ mod tests {
         })
     }
 
-    /// What is said of two reports.
+    /// The comparison of two reports as text.
     fn compared(left: &Value, right: &Value) -> String {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (dir.path().join("a"), dir.path().join("b"));
@@ -419,7 +424,7 @@ mod tests {
         text(&a, &b).unwrap()
     }
 
-    /// A report with one value changed.
+    /// A copy of a report with one value changed.
     fn with(of: &Value, pointer: &str, value: Value) -> Value {
         let mut of = of.clone();
         *of.pointer_mut(pointer).unwrap() = value;
@@ -427,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_that_differ_are_told_from_those_that_do_not() {
+    fn significant_differences_are_marked() {
         let left = measured_report(1, [100.0, 101.0, 102.0]);
         let mut right = measured_report(1, [200.0, 203.0, 201.0]);
         right["rounds"] = json!(3);
@@ -460,7 +465,7 @@ mod tests {
             let row = text.lines().find(|line| line.starts_with("ours, v: IOPS")).unwrap();
             assert_eq!(row.matches("101 [100, 102]").count(), 2, "{row}");
         }
-        // The title of a variant is no load.
+        // The title of a variant is not part of the load.
         let text = compared(&left, &with(&left, "/variants/0/title", json!("other")));
         assert!(text.contains("B / A") && !text.contains("different loads"), "{text}");
     }
@@ -483,7 +488,7 @@ mod tests {
             let text = compared(&left, &with(&left, pointer, value));
             assert!(text.contains(&format!("- {said}")) && !text.contains("B / A"), "{text}");
         }
-        // As many machines as the RAM holds: the load of each is the same.
+        // The number of machines that fit in RAM: the load of each machine is the same.
         let text = compared(&left, &with(&left, "/machines/0/count", json!(20)));
         assert!(text.contains("Different number of machines, Desktops: 40 and 20."), "{text}");
         assert!(text.contains("B / A"), "{text}");
@@ -534,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_of_reports_and_figures_of_one_alone_are_said() {
+    fn faults_and_unpaired_figures_are_reported() {
         let left = measured_report(1, [100.0, 101.0, 102.0]);
         let mut right = left.clone();
         right["failure"] = json!("the disk is full");
@@ -543,7 +548,7 @@ mod tests {
         right["samples"].as_array_mut().unwrap().retain(|sample| sample["case"] == "raw");
         let text = compared(&left, &right);
         for said in [
-            "B failed, and has only the figures from before: the disk is full.",
+            "B failed, and contains only the figures up to then: the disk is full.",
             "B was interrupted",
             "B was measured on an unquiet machine.",
             "Only in A: ours, v: IOPS; ours, v: ratio; ours, v: p99 in us.",
@@ -560,18 +565,18 @@ mod tests {
         report(&a, &measured_report(1, [1.0, 1.0, 1.0]));
         let refused = || format!("{:#}", text(&a, &b).unwrap_err());
         let missing = refused();
-        assert!(missing.contains("b is no report") && missing.contains("results.json"), "{missing}");
+        assert!(missing.contains("b is not a report") && missing.contains("results.json"), "{missing}");
         report(&b, &json!({"study": "002", "schema": 1}));
         let other = refused();
         assert!(other.contains("study 001") && other.contains("study 002"), "{other}");
         report(&b, &json!({"study": "001", "schema": 1, "samples": []}));
         assert!(refused().contains("have no figure in common"), "{}", refused());
         report(&b, &json!({"study": "001", "schema": 9}));
-        assert!(refused().contains("has schema 9, and this program reads schema 1"), "{}", refused());
+        assert!(refused().contains("has schema 9, but this program reads schema 1"), "{}", refused());
         for broken in ["{", "[]", "{\"schema\": 1}"] {
             std::fs::write(b.join("results.json"), broken).unwrap();
             let said = refused();
-            assert!(said.contains("b is no report") && said.contains("results.json"), "{said}");
+            assert!(said.contains("b is not a report") && said.contains("results.json"), "{said}");
         }
     }
 }

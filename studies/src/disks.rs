@@ -1,4 +1,4 @@
-//! What a study runs on: a raw file, and volumes in this process over an empty disk.
+//! Opens the devices under test: a raw file, a null device, or a volume over an empty disk.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -39,7 +39,7 @@ fn refused() -> IoError {
     IoError::new(IoErrorKind::Unsupported, "a study's disk is read and written only")
 }
 
-/// A disk of zeroes, without memory of its own.
+/// A disk of zeroes that uses no memory.
 struct Empty(u64);
 
 impl Device for Empty {
@@ -72,7 +72,7 @@ impl Device for Empty {
     }
 }
 
-/// A disk that takes all writes at once and keeps none of them.
+/// A null device that accepts writes and discards them.
 struct Sink(u64);
 
 impl Device for Sink {
@@ -96,22 +96,22 @@ impl Device for Sink {
     }
 }
 
-/// A disk that costs nothing: what sending requests costs by itself is seen on it.
+/// A null device, which shows the cost of sending requests alone.
 pub fn sink(size_bytes: u64) -> Arc<dyn Device> {
     Arc::new(Sink(size_bytes))
 }
 
-/// A file without a name, past the page cache, through the I/O engine that the write cache uses too.
+/// A file without a name, opened with O_DIRECT, accessed through the same I/O engine as the write cache's overflow.
 pub struct RawDisk {
     file: Arc<File>,
     engine: Arc<dyn IoEngine>,
     size_bytes: u64,
-    /// Buffers that no request uses: as many as were ever in flight. Mapping memory for each request would slow the disk down.
+    /// Free buffers: as many as were ever in flight. Mapping memory for each request would slow the disk down.
     spare: Arc<Mutex<Vec<AlignedBuffer>>>,
     done: Done,
 }
 
-/// Requests and bytes of both directions.
+/// Numbers of requests and bytes in both directions.
 #[derive(Default)]
 struct Done {
     reads: AtomicU64,
@@ -121,20 +121,20 @@ struct Done {
 }
 
 impl RawDisk {
-    /// A file of `size_bytes`, whose space is reserved. It is gone when this is dropped.
+    /// A file of `size_bytes` with reserved space. It is deleted when this is dropped.
     pub fn create(dir: &Path, size_bytes: u64, engine: Arc<dyn IoEngine>) -> Result<Self> {
         let flags = libc::O_TMPFILE | libc::O_DIRECT;
         let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(dir);
         let file = file.with_context(|| {
             let dir = dir.display();
-            format!("cannot create a file for direct I/O in {dir}; name a directory of a local file system with --work-dir")
+            format!("cannot create a file for direct I/O in {dir}; choose a directory on a local file system with --work-dir")
         })?;
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size_bytes)
             .with_context(|| format!("cannot reserve {size_bytes} bytes in {}", dir.display()))?;
         Ok(Self { file: Arc::new(file), engine, size_bytes, spare: Arc::default(), done: Done::default() })
     }
 
-    /// What was done so far: each request is an operation of the disk.
+    /// The counts so far. Each request is one operation of the disk.
     fn counts(&self) -> Counts {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (reads, writes) = (load(&self.done.reads), load(&self.done.writes));
@@ -189,7 +189,8 @@ impl Device for RawDisk {
                 back.copy_from_slice(&buffer[..len]);
             }
             spare.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
-            let failed = |error| IoError::with_source(IoErrorKind::Device, "the disk failed", error);
+            let failed =
+                |error| IoError::with_source(IoErrorKind::Device, "the disk reported an error", error);
             done.complete(result.map_err(failed), back);
         });
         self.engine.submit(IoOp {
@@ -211,23 +212,23 @@ impl Device for RawDisk {
     }
 }
 
-/// A system that is open.
+/// An open device under test.
 pub struct Opened {
-    /// The device that the load goes to.
+    /// The device that gets the load.
     pub device: Arc<dyn Device>,
-    /// The volume, if the device is one.
+    /// The volume below the device, if it is one.
     pub volume: Option<Arc<Volume>>,
-    /// The raw disk, if the device is one.
+    /// The raw disk below the device, if it is one.
     raw: Option<Arc<RawDisk>>,
-    /// What is between the load and the volume, if anything is.
+    /// The protocol server and client between the load and the volume, if any.
     front: Option<Front>,
-    /// The process of a peer. It ends after its device, which is its only client.
+    /// The server process of a peer. It is dropped after the device, which is its only client.
     _peer: Option<Started>,
     _host: Option<Host>,
 }
 
 impl Opened {
-    /// What was done so far. `None`: another program does not say.
+    /// The counts so far. `None`: a peer, which has no counters.
     pub fn counts(&self) -> Option<Counts> {
         match (&self.volume, &self.raw) {
             (Some(volume), _) => Some(Counts::from(&volume.counters())),
@@ -236,10 +237,10 @@ impl Opened {
     }
 }
 
-/// A cache that has not written for so long has nothing more to write.
+/// A cache that has written nothing for this time counts as idle.
 const SETTLED: Duration = Duration::from_millis(100);
 
-/// Waits until a volume writes nothing more, and returns its counters. A disk that does not come to rest is waited for 10 seconds.
+/// Waits until a volume writes nothing more, at most 10 seconds, and returns its counters.
 pub fn settled(volume: &Volume) -> VolumeCounters {
     let mut counters = volume.counters();
     for _ in 0..100 {
@@ -256,7 +257,7 @@ pub fn settled(volume: &Volume) -> VolumeCounters {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // The client goes before its server, and that before the volume.
+        // Order: the client is closed before its server, and the server before the volume.
         if let Some(front) = self.front.take() {
             self.device = sink(0);
             front.stop();
@@ -267,36 +268,37 @@ impl Drop for Opened {
     }
 }
 
-/// Space that the overflow of a set may take.
+/// The overflow limit for a working set.
 pub fn overflow_bytes(set_bytes: u64) -> u64 {
     set_bytes + set_bytes / 4 + (64 << 20)
 }
 
-/// The engine of the disk, slowed down to a model if there is one, whose time is `speed` times as fast as ours.
+/// The I/O engine, slowed down to the model's speed if there is a model. The model's time runs `speed` times as fast
+/// as real time.
 pub fn engine(model: Option<Model>, speed: f64) -> Result<Arc<dyn IoEngine>> {
     let real = open_engine().context("cannot start the I/O engine")?;
     let Some(model) = model else { return Ok(real) };
     Ok(Arc::new(ModelEngine::start(model, speed, real).context("cannot start the model disk")?))
 }
 
-/// A write cache over an empty disk.
+/// The configuration of a write cache over an empty disk.
 #[derive(Clone, Debug)]
 pub struct VolumeSpec {
-    /// For messages.
+    /// Name in messages.
     pub name: String,
     /// Size of the disk.
     pub size_bytes: u64,
-    /// Where writes go.
+    /// The mode of the write cache.
     pub mode: CacheMode,
-    /// The limit of RAM.
+    /// The RAM limit.
     pub ram_bytes: u64,
-    /// The limit of the overflow.
+    /// The overflow limit.
     pub disk_bytes: u64,
-    /// Whether the overflow goes past the page cache.
+    /// Whether the overflow is opened with O_DIRECT.
     pub buffering: Buffering,
 }
 
-/// Opens a write cache with a host of its own.
+/// Opens a write cache on a host of its own.
 pub fn open_volume(spec: &VolumeSpec, dir: &Path, engine: Arc<dyn IoEngine>) -> Result<Opened> {
     let host = Host::with_engine(u64::MAX, engine)
         .map_err(|error| anyhow!("cannot start a host of volumes: {error}"))?;
@@ -305,7 +307,7 @@ pub fn open_volume(spec: &VolumeSpec, dir: &Path, engine: Arc<dyn IoEngine>) -> 
     Ok(Opened { device, volume: Some(volume), raw: None, front: None, _peer: None, _host: Some(host) })
 }
 
-/// Opens a write cache on a host.
+/// Opens a write cache on an existing host.
 pub fn volume_of(spec: &VolumeSpec, dir: &Path, host: &Host) -> Result<Arc<Volume>> {
     let options = VolumeOptions {
         name: spec.name.clone(),
@@ -323,7 +325,8 @@ pub fn volume_of(spec: &VolumeSpec, dir: &Path, host: &Host) -> Result<Arc<Volum
     Volume::open(&options, host).with_context(|| format!("cannot open the volume of {}", spec.name))
 }
 
-/// Opens the system of a case. `storage`: a model of the disk, if the case has none. `in_flight`: requests that the load keeps in flight.
+/// Opens the device of a case. `storage`: a model of the disk, if the case has none. `in_flight`: requests that the
+/// load keeps in flight.
 pub fn open(
     case: &Case,
     dir: &Path,
@@ -368,7 +371,7 @@ pub fn open(
     };
     let mut opened = open_volume(&spec, dir, engine)?;
     if let Some((front, client)) = Front::open(over, &opened.device, in_flight)
-        .with_context(|| format!("cannot reach the volume of {} over {over}", case.name))?
+        .with_context(|| format!("cannot connect to the volume of {} over {over}", case.name))?
     {
         (opened.front, opened.device) = (Some(front), client);
     }
@@ -381,8 +384,8 @@ mod tests {
     use headwater_block::blocking;
 
     #[test]
-    fn the_raw_disk_keeps_what_is_written_at_sectors() {
-        // Not in memory: tmpfs has no direct I/O.
+    fn the_raw_disk_stores_writes_of_single_sectors() {
+        // Not in /tmp, because tmpfs may have no direct I/O.
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let disk = RawDisk::create(dir.path(), 1 << 20, engine(None, 1.0).unwrap()).unwrap();
         let data = headwater_testkit::Rng::new(1).bytes(4096);

@@ -1,4 +1,4 @@
-//! The files of a report.
+//! Writes the files of a report.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -7,23 +7,23 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use aws_lc_rs::digest::{SHA256, digest};
 
-/// Names and contents of a report's files.
+/// The names and contents of a report's files.
 #[derive(Clone, Debug, Default)]
 pub struct Files(Vec<(Cow<'static, str>, Vec<u8>)>);
 
 impl Files {
-    /// What all reports have: the results, and the page.
+    /// The files that every report has: results and page.
     pub fn new(json: String, page: String) -> Self {
         Self(vec![("results.json".into(), json.into_bytes()), ("index.html".into(), page.into_bytes())])
     }
 
-    /// The same with one more file.
+    /// Adds a file.
     pub fn with(mut self, name: impl Into<Cow<'static, str>>, contents: Vec<u8>) -> Self {
         self.0.push((name.into(), contents));
         self
     }
 
-    /// Writes the files, and `SHA256SUMS`, which `sha256sum --check` reads.
+    /// Writes the files, and `SHA256SUMS` for `sha256sum --check`.
     pub fn write(&self, out: &Path) -> Result<()> {
         let mut sums = String::new();
         for (name, contents) in &self.0 {

@@ -1,11 +1,11 @@
-//! How long requests took, counted in classes that are a sixteenth of their value wide.
+//! A histogram of latencies. The width of each bucket is 1/16 of its value.
 
 use std::time::Duration;
 
-/// Classes of each power of two.
-const CLASSES: u64 = 16;
+/// Buckets for each power of two.
+const BUCKETS: u64 = 16;
 
-/// Counts of requests by the time that they took.
+/// Numbers of requests by latency.
 pub struct Latencies {
     counts: Vec<u64>,
     total: u64,
@@ -14,31 +14,31 @@ pub struct Latencies {
 
 impl Default for Latencies {
     fn default() -> Self {
-        Self { counts: vec![0; class(u64::MAX) + 1], total: 0, sum_ns: 0 }
+        Self { counts: vec![0; bucket(u64::MAX) + 1], total: 0, sum_ns: 0 }
     }
 }
 
 impl Latencies {
-    /// Counts a request.
+    /// Adds a request.
     pub fn add(&mut self, took: Duration) {
         let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.counts[class(ns)] += 1;
+        self.counts[bucket(ns)] += 1;
         self.total += 1;
         self.sum_ns += u128::from(ns);
     }
 
-    /// Requests in all.
+    /// The number of requests.
     pub fn count(&self) -> u64 {
         self.total
     }
 
-    /// Mean in microseconds; 0 where there was none.
+    /// The mean in microseconds; 0 without requests.
     pub fn mean_us(&self) -> f64 {
         let mean = self.sum_ns.checked_div(self.total.into()).unwrap_or(0);
         micros(u64::try_from(mean).unwrap_or(u64::MAX))
     }
 
-    /// 99 % took no longer, microseconds: the upper end of the class.
+    /// The 99th percentile in microseconds: the upper end of its bucket.
     pub fn p99_us(&self) -> f64 {
         let wanted = self.total - self.total / 100;
         let mut seen = 0;
@@ -46,7 +46,7 @@ impl Latencies {
             seen += count;
             seen >= wanted
         });
-        found.filter(|_| self.total > 0).map_or(0.0, |class| micros(upper_end_ns(class)))
+        found.filter(|_| self.total > 0).map_or(0.0, |bucket| micros(upper_end_ns(bucket)))
     }
 }
 
@@ -54,19 +54,19 @@ fn micros(ns: u64) -> f64 {
     Duration::from_nanos(ns).as_secs_f64() * 1e6
 }
 
-fn class(ns: u64) -> usize {
-    let exponent = u64::from(ns.max(CLASSES).ilog2()) - u64::from(CLASSES.ilog2());
-    usize::try_from(exponent * CLASSES + (ns >> exponent)).unwrap_or(usize::MAX)
+fn bucket(ns: u64) -> usize {
+    let exponent = u64::from(ns.max(BUCKETS).ilog2()) - u64::from(BUCKETS.ilog2());
+    usize::try_from(exponent * BUCKETS + (ns >> exponent)).unwrap_or(usize::MAX)
 }
 
-fn upper_end_ns(class: usize) -> u64 {
-    let class = u64::try_from(class).unwrap_or(u64::MAX);
-    if class < 2 * CLASSES {
-        return class;
+fn upper_end_ns(bucket: usize) -> u64 {
+    let bucket = u64::try_from(bucket).unwrap_or(u64::MAX);
+    if bucket < 2 * BUCKETS {
+        return bucket;
     }
-    let exponent = class / CLASSES - 1;
+    let exponent = bucket / BUCKETS - 1;
     let width = 1_u64 << exponent;
-    let first = (class - exponent * CLASSES) << exponent;
+    let first = (bucket - exponent * BUCKETS) << exponent;
     first.saturating_add(width - 1)
 }
 
@@ -75,16 +75,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_follow_each_other_and_are_narrow() {
+    fn buckets_are_adjacent_and_narrow() {
         let mut before = 0;
         for ns in 0..100_000 {
-            let class = class(ns);
-            assert!(class == before || class == before + 1, "{ns}");
-            let end = upper_end_ns(class);
+            let bucket = bucket(ns);
+            assert!(bucket == before || bucket == before + 1, "{ns}");
+            let end = upper_end_ns(bucket);
             assert!(end >= ns && end - ns <= ns / 16, "{ns} {end}");
-            before = class;
+            before = bucket;
         }
-        assert_eq!(upper_end_ns(class(u64::MAX)), u64::MAX);
+        assert_eq!(upper_end_ns(bucket(u64::MAX)), u64::MAX);
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! Buffers that the server reads and writes by itself.
+//! Buffers in memory that this process shares with the server.
 //!
 //! # Why `unsafe`
-//! The driver takes raw buffers: the server writes to them while a request is in flight, which a slice must not be lent for. A
-//! buffer belongs to one request at a time, and this process looks at none while it is in flight.
+//! The driver takes raw pointers: the server writes to a buffer while a request is in flight, so there must be no
+//! slice of it. A buffer belongs to one request at a time, and this process does not access it while the request is
+//! in flight.
 #![expect(unsafe_code, reason = "buffers are shared with another process by address")]
 
 use std::fs::File;
@@ -14,29 +15,29 @@ use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use virtio_driver::{VirtioBlkQueue, VirtioBlkTransport};
 
-/// Which way data goes.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the disk.
+    /// From the disk to the buffer.
     Read,
-    /// To the disk.
+    /// From the buffer to the disk.
     Write,
 }
 
 /// A request for the queue.
 pub struct Request {
-    /// Its buffer.
+    /// The number of its buffer.
     pub slot: usize,
-    /// Which way.
+    /// Its direction.
     pub direction: Direction,
-    /// The first byte on the disk.
+    /// Offset of its first byte on the disk.
     pub at: u64,
-    /// What a write changes in its buffer.
+    /// The value that a write puts into its buffer, so that its data is new.
     pub stamp: u64,
 }
 
-/// As many buffers as there are requests in flight. They stay mapped until the process ends, because the transport
-/// keeps them mapped for the server.
+/// One buffer for each request in flight. They stay mapped until the process ends, because the transport has mapped
+/// them for the server.
 pub struct Buffers {
     first: NonNull<u8>,
     bytes: usize,
@@ -44,25 +45,25 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Makes `count` buffers of `bytes`, full of random data, and shares them.
+    /// Makes `count` buffers of `bytes` with random data, and shares them with the server.
     pub fn share(transport: &mut VirtioBlkTransport, count: usize, bytes: usize, seed: u64) -> Result<Self> {
         let all = count * bytes;
         let file: File = rustix::fs::memfd_create("measure", MemfdFlags::CLOEXEC)?.into();
         file.set_len(u64::try_from(all)?)?;
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping at an address of the kernel's choice, never unmapped.
+        // SAFETY: a new mapping at an address that the kernel chooses; it is never unmapped.
         let first = unsafe { rustix::mm::mmap(std::ptr::null_mut(), all, protection, flags, &file, 0) }?;
         let first: NonNull<u8> = NonNull::new(first.cast()).context("no memory for buffers")?;
         let mut random = super::Random(seed | 1);
         for word in 0..all / 8 {
-            // SAFETY: inside of the mapping, and aligned.
+            // SAFETY: inside the mapping, and aligned.
             unsafe { first.cast::<u64>().add(word).write(random.next()) };
         }
         transport.map_mem_region(first.as_ptr() as usize, all, file.as_raw_fd(), 0)?;
         Ok(Self { first, bytes, count })
     }
 
-    /// Puts a request for a slot, which no request uses now, into the queue.
+    /// Queues a request. Its buffer must not be in use.
     pub fn queue<C>(
         &mut self,
         queue: &mut VirtioBlkQueue<'static, C>,
@@ -71,10 +72,10 @@ impl Buffers {
     ) -> Result<()> {
         let Request { slot, direction, at, stamp } = request;
         assert!(slot < self.count);
-        // SAFETY: inside of the mapping.
+        // SAFETY: inside the mapping.
         let buffer = unsafe { self.first.add(slot * self.bytes) };
         let queued = match direction {
-            // SAFETY: the slot is the request's own until it is completed.
+            // SAFETY: the buffer belongs to this request until it is completed.
             Direction::Read => unsafe { queue.read_raw(at, buffer.as_ptr(), self.bytes, context) },
             Direction::Write => {
                 // SAFETY: as above, and buffers are whole pages.
@@ -84,6 +85,6 @@ impl Buffers {
                 }
             }
         };
-        queued.context("the queue has no room")
+        queued.context("the queue is full")
     }
 }

@@ -1,8 +1,8 @@
-//! A driver for vhost-user-blk disks that does the same work as fio does elsewhere.
+//! A client of vhost-user-blk disks that sends the same load as fio does to other devices.
 //!
-//! It watches the used ring and never sleeps, so that what is measured is the server. Buffers hold random data from the
-//! start, and each write changes a part of its buffer, so that nothing is equal to what is there or can be packed. It does
-//! not touch what it has read.
+//! It polls the used ring and never sleeps, so that the server is the bottleneck. Buffers contain random data, and
+//! each write changes a part of its buffer, so that data is neither equal to existing data nor compressible. Read
+//! data is not examined.
 
 mod latencies;
 mod memory;
@@ -17,21 +17,21 @@ use crate::fio::{Job, Measured, Requests};
 use latencies::Latencies;
 use memory::{Buffers, Direction, Request};
 
-/// Entries of the queue; a request takes three.
+/// Entries of the queue; a request uses three.
 const QUEUE_ENTRIES: u16 = 256;
 
-/// Most requests in flight that the queue has room for.
+/// The most requests in flight that the queue can hold.
 pub const MOST_DEPTH: u32 = QUEUE_ENTRIES as u32 / 3;
 
-/// Features of a block device that are of use here: multi-queue, flush.
+/// The block device features that are negotiated: multi-queue, flush.
 const BLOCK_FEATURES: u64 = 1 << 12 | 1 << 9;
 
 const BLOCK_BYTES: usize = 4096;
 const SECTOR_BYTES: usize = 512;
 const FILL_BYTES: usize = 256 << 10;
 
-/// A request that takes longer has been lost.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// A request without an answer in this time counts as lost.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A connected disk with one queue.
 pub struct Client {
@@ -40,7 +40,7 @@ pub struct Client {
     transport: Box<VirtioBlkTransport>,
 }
 
-/// What is known of a request in flight.
+/// The state of a request in flight.
 #[derive(Clone, Copy)]
 struct Ticket {
     slot: usize,
@@ -49,9 +49,9 @@ struct Ticket {
 }
 
 impl Client {
-    /// Connects.
+    /// Connects to the server.
     pub fn connect(socket: &Path) -> Result<Self> {
-        let path = socket.to_str().context("the socket's path is no text")?;
+        let path = socket.to_str().context("the socket's path is not valid UTF-8")?;
         let features = (VirtioFeatureFlags::VERSION_1 | VirtioFeatureFlags::RING_EVENT_IDX).bits();
         let transport = VhostUser::new(path, features | BLOCK_FEATURES);
         let transport = transport.map_err(|e| anyhow::anyhow!("cannot connect to {path}: {e}"))?;
@@ -62,7 +62,7 @@ impl Client {
         Ok(Self { queue, notifier, transport })
     }
 
-    /// Does a job on the first `set_bytes` of the disk.
+    /// Runs a job on the first `set_bytes` of the disk.
     pub fn run(&mut self, set_bytes: u64, job: Job, seed: usize) -> Result<Measured> {
         self.carry_out(Work::new(set_bytes, job, seed)?)
     }
@@ -94,8 +94,8 @@ impl Client {
             }
             now = Instant::now();
             if done.is_empty() {
-                if now.duration_since(last) > PATIENCE {
-                    bail!("no answer for {} s", PATIENCE.as_secs());
+                if now.duration_since(last) > REQUEST_TIMEOUT {
+                    bail!("the server has not answered for {} s", REQUEST_TIMEOUT.as_secs());
                 }
                 std::hint::spin_loop();
                 continue;
@@ -114,7 +114,7 @@ impl Client {
         work.measured(now - started)
     }
 
-    /// Puts the next request into the ring; `false` if there is none.
+    /// Submits the next request; returns `false` if the job has no more requests.
     fn submit(&mut self, work: &mut Work, buffers: &mut Buffers, slot: usize, now: Instant) -> Result<bool> {
         let Some((direction, at)) = work.next() else { return Ok(false) };
         let ticket = Ticket { slot, direction, since: now };
@@ -131,19 +131,19 @@ impl Client {
     }
 }
 
-/// What is still to do, and what was done.
+/// The state of a job: the requests that are left, and the latencies so far.
 struct Work {
     set_blocks: u64,
     depth: usize,
-    /// Bytes of a request.
+    /// Length of a request, in bytes.
     bytes: usize,
-    /// Sectors that one at a random offset may begin at, in each stretch of a request's length.
+    /// The number of sectors at which a random request may begin, within the length of one request.
     shifts: u64,
-    kind: Kind,
+    kind: WorkKind,
     runs_for: Option<Duration>,
     is_over: bool,
     random: Random,
-    /// Where the next sequential request goes, in parts of a request's length.
+    /// Position of the next sequential request, in units of `bytes / shifts`.
     next_part: u64,
     left: u64,
     reads: Latencies,
@@ -151,7 +151,7 @@ struct Work {
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum WorkKind {
     Mix { percentage_random: u64 },
     Sequential,
     Random,
@@ -162,27 +162,27 @@ impl Work {
     fn new(set_bytes: u64, job: Job, seed: usize) -> Result<Self> {
         let (kind, depth, bytes, runs_for, left) = match job {
             Job::Mix { requests: Requests::Sizes, .. } => {
-                bail!("requests of several sizes are sent over NBD")
+                bail!("requests of several sizes are measured over NBD only")
             }
             Job::Mix { percentage_random, depth, seconds, .. } => (
-                Kind::Mix { percentage_random: percentage_random.into() },
+                WorkKind::Mix { percentage_random: percentage_random.into() },
                 depth.min(MOST_DEPTH),
                 BLOCK_BYTES,
                 Some(Duration::from_secs(seconds.into())),
                 u64::MAX,
             ),
-            Job::Fill => (Kind::Sequential, 8, FILL_BYTES, None, set_bytes / FILL_BYTES as u64),
+            Job::Fill => (WorkKind::Sequential, 8, FILL_BYTES, None, set_bytes / FILL_BYTES as u64),
             Job::RandomWrites { total_bytes } => {
-                (Kind::Random, 16, BLOCK_BYTES, None, total_bytes / BLOCK_BYTES as u64)
+                (WorkKind::Random, 16, BLOCK_BYTES, None, total_bytes / BLOCK_BYTES as u64)
             }
-            Job::Large { .. } => bail!("requests of 1 MiB are sent over NBD"),
+            Job::Large { .. } => bail!("requests of 1 MiB are measured over NBD only"),
         };
         let is_shifted = matches!(job, Job::Mix { requests: Requests::Sectors, .. });
         let shifts = if is_shifted { (bytes / SECTOR_BYTES) as u64 } else { 1 };
-        // The last request of a shifted set ends within it.
+        // If requests may be unaligned, the last one must still end within the set.
         let set_blocks = set_bytes / bytes as u64 - u64::from(is_shifted);
         if set_blocks == 0 {
-            bail!("a set of {set_bytes} bytes is smaller than a request");
+            bail!("a working set of {set_bytes} bytes is smaller than a request");
         }
         Ok(Self {
             set_blocks,
@@ -206,7 +206,7 @@ impl Work {
             depth: 1,
             bytes: BLOCK_BYTES,
             shifts: 1,
-            kind: Kind::Read,
+            kind: WorkKind::Read,
             runs_for: None,
             is_over: false,
             random: Random::new(0),
@@ -223,13 +223,13 @@ impl Work {
         }
         self.left -= 1;
         let (random_share, write_share) = match self.kind {
-            Kind::Mix { percentage_random } => (percentage_random, 80),
-            Kind::Sequential => (0, 100),
-            Kind::Random => (100, 100),
-            Kind::Read => (0, 0),
+            WorkKind::Mix { percentage_random } => (percentage_random, 80),
+            WorkKind::Sequential => (0, 100),
+            WorkKind::Random => (100, 100),
+            WorkKind::Read => (0, 0),
         };
         let is_random = self.random.below(100) < random_share;
-        // In parts of a request's length.
+        // In units of `bytes / shifts`.
         let end = self.set_blocks * self.shifts;
         let part = if is_random { self.random.below(end) } else { self.next_part };
         self.next_part = (part + self.shifts) % end;
@@ -250,7 +250,7 @@ impl Work {
         let operations = self.reads.count() + self.writes.count();
         let count = |n: u64| u32::try_from(n).map(f64::from).context("more operations than can be counted");
         if operations == 0 {
-            bail!("no operation was done");
+            bail!("no operation was performed");
         }
         Ok(Measured {
             iops: count(operations)? / took.as_secs_f64(),
@@ -264,7 +264,7 @@ impl Work {
     }
 }
 
-/// A small generator (xorshift64*): the same seed gives the same offsets.
+/// A small random number generator (xorshift64*): equal seeds give equal offsets.
 struct Random(u64);
 
 impl Random {

@@ -1,5 +1,6 @@
-//! Horizontal bars in groups: each group has the value of a publication as a pale bar (the ghost), and a bar of each series with its
-//! interval and its samples. Amounts begin at zero. Ratios begin at 1 and are logarithmic, so 2 and 0.5 are equally far from 1.
+//! Draws groups of horizontal bars. Each group has a pale bar for the published value (the ghost), and a bar for each
+//! series with its interval and samples. Amounts begin at zero. Ratios begin at 1 on a logarithmic axis, so 2 and 0.5
+//! are equally far from 1.
 
 use std::fmt::Write;
 
@@ -23,7 +24,7 @@ pub struct Group {
     pub label: String,
     /// A second line of the label.
     pub note: String,
-    /// What a publication prints for it.
+    /// The published value.
     pub printed: Option<f64>,
     /// A bar of each series.
     pub bars: Vec<Bar>,
@@ -38,22 +39,22 @@ pub enum Scale {
     Ratios,
 }
 
-/// A chart that holds all its values.
+/// The data of a chart.
 #[derive(Clone, Debug)]
 pub struct BarChart {
     /// The meaning of a length.
     pub scale: Scale,
-    /// What the axis shows.
+    /// The title of the axis.
     pub axis: String,
-    /// A line that other values are compared with: its value and its name.
+    /// A reference line: its value and its name.
     pub reference: Option<(f64, String)>,
-    /// The name of the ghosts.
+    /// The name of the ghosts in the legend.
     pub printed: String,
     /// Names of the series.
     pub series: Vec<String>,
     /// The groups, from the top.
     pub groups: Vec<Group>,
-    /// Digits after the point of a value.
+    /// Digits after the decimal point.
     pub digits: usize,
 }
 
@@ -65,7 +66,7 @@ const BAR: f64 = 16.0;
 const PITCH: f64 = 20.0;
 const GAP: f64 = 18.0;
 
-/// Places of values.
+/// Converts values to positions.
 struct Axis {
     scale: Scale,
     low: f64,
@@ -91,7 +92,7 @@ impl Axis {
         LEFT + place * (WIDTH - LEFT - RIGHT)
     }
 
-    /// The place at which bars begin.
+    /// The position at which bars begin.
     fn origin(&self) -> f64 {
         self.x(if self.scale == Scale::Ratios { 1.0 } else { 0.0 })
     }
@@ -109,7 +110,7 @@ impl Axis {
     }
 }
 
-/// A rectangle from one place to another, and the class of its colour.
+/// Draws a rectangle between two positions, in the colour of a class.
 fn bar(svg: &mut String, class: &str, from: f64, to: f64, y: f64) {
     // Writing to a string cannot fail.
     let _ = write!(
@@ -121,7 +122,7 @@ fn bar(svg: &mut String, class: &str, from: f64, to: f64, y: f64) {
 }
 
 impl BarChart {
-    /// The chart as an element.
+    /// The chart as an SVG element.
     pub fn svg(&self) -> String {
         let values = |bar: &Bar| bar.samples.iter().copied().chain(bar.value).collect::<Vec<f64>>();
         let all =
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn an_amount_has_its_length_and_every_sample_a_dot() {
+    fn amounts_have_lengths_and_samples_have_dots() {
         let svg = chart(Scale::Amounts);
         let unit = (WIDTH - LEFT - RIGHT) / (4.0 * 1.04);
         for value in [4.0, 1.0, 0.25] {

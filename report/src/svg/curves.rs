@@ -1,4 +1,4 @@
-//! Lines over a logarithmic axis, such as the distribution of latencies.
+//! Draws curves over a logarithmic axis, such as distributions of latencies.
 
 use std::fmt::Write;
 
@@ -7,20 +7,20 @@ use super::{colour, escape};
 /// One line.
 #[derive(Clone, Debug)]
 pub struct Curve {
-    /// What it is.
+    /// Its label.
     pub label: String,
-    /// Points from left to right. Those at zero or below have no place on the axis and are left out.
+    /// Points from left to right. Points with x <= 0 cannot be drawn on this axis and are skipped.
     pub points: Vec<(f64, f64)>,
-    /// Single measurements: dots without a line between them.
+    /// Whether the points are drawn as dots without a line between them.
     pub is_dots: bool,
 }
 
-/// Lines from 0 to 1.
+/// Curves whose values are between 0 and 1.
 #[derive(Clone, Debug)]
 pub struct CurveChart {
-    /// What the horizontal axis shows.
+    /// The title of the horizontal axis.
     pub axis: String,
-    /// How a value on it is written.
+    /// Formats a value of that axis.
     pub label: fn(f64) -> String,
     /// The lines.
     pub curves: Vec<Curve>,
@@ -33,7 +33,7 @@ const TOP: f64 = 16.0;
 const HEIGHT: f64 = 260.0;
 
 impl CurveChart {
-    /// The chart as an element.
+    /// The chart as an SVG element.
     pub fn svg(&self) -> String {
         let x_values =
             self.curves.iter().flat_map(|curve| &curve.points).map(|(x, _)| *x).filter(|x| *x > 0.0);

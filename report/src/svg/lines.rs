@@ -7,37 +7,37 @@ use super::{colour, escape, tick_label, tick_step};
 /// One line.
 #[derive(Clone, Debug, Default)]
 pub struct Line {
-    /// What it is.
+    /// Its label.
     pub label: String,
     /// Points from left to right.
     pub points: Vec<(f64, f64)>,
-    /// Lower and upper ends of its band, from left to right.
+    /// Its band: x, lower end and upper end, from left to right.
     pub band: Vec<(f64, f64, f64)>,
-    /// Of a publication.
+    /// Whether it is from a publication.
     pub is_printed: bool,
 }
 
-/// A part of the horizontal axis.
+/// A labelled range of the horizontal axis.
 #[derive(Clone, Debug)]
 pub struct Phase {
     /// Its name.
     pub label: String,
-    /// Where it begins.
+    /// Its beginning.
     pub from: f64,
-    /// Where it ends.
+    /// Its end.
     pub to: f64,
 }
 
-/// Lines from zero.
+/// A chart of lines whose vertical axis begins at zero.
 #[derive(Clone, Debug, Default)]
 pub struct LineChart {
-    /// What the horizontal axis shows, with its unit.
+    /// The title of the horizontal axis, with its unit.
     pub x_axis: String,
-    /// What the vertical axis shows, with its unit.
+    /// The title of the vertical axis, with its unit.
     pub y_axis: String,
     /// The lines.
     pub lines: Vec<Line>,
-    /// Every second one is shaded.
+    /// Labelled ranges; every second one is shaded.
     pub phases: Vec<Phase>,
 }
 
@@ -47,7 +47,7 @@ const RIGHT: f64 = 250.0;
 const TOP: f64 = 34.0;
 const HEIGHT: f64 = 220.0;
 
-/// The places of values.
+/// Converts values to positions.
 struct Axes {
     x_end: f64,
     y_end: f64,
@@ -79,7 +79,7 @@ impl LineChart {
         (Axes { x_end, y_end: (y_end / y_step).ceil() * y_step }, x_step, y_step)
     }
 
-    /// The chart as an element.
+    /// The chart as an SVG element.
     pub fn svg(&self) -> String {
         let (axes, x_step, y_step) = self.axes();
         let mut svg = format!(
@@ -89,7 +89,7 @@ impl LineChart {
         );
         self.phases(&mut svg, &axes);
         self.grid(&mut svg, &axes, x_step, y_step);
-        // A line has its colour in all charts of a page, also if another one has no points in this chart.
+        // A line has the same colour in all charts of a page, even if another line has no points in this chart.
         let drawn = self.lines.iter().enumerate().filter(|(_, line)| !line.points.is_empty());
         for (row, (number, series)) in drawn.enumerate() {
             let class = colour(number);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_points_is_not_named_and_keeps_its_colour() {
+    fn a_line_without_points_is_unlabelled_but_keeps_its_colour() {
         let line = |label: &str, points: &[(f64, f64)]| Line {
             label: label.into(),
             points: points.to_vec(),

@@ -1,4 +1,4 @@
-//! Plots as SVG elements of a page, coloured by the page's style: light and dark.
+//! Draws plots as SVG elements. The page's style sets their colours, for light and dark mode.
 
 mod bars;
 mod curves;
@@ -8,20 +8,20 @@ pub use bars::{Bar, BarChart, Group, Scale};
 pub use curves::{Curve, CurveChart};
 pub use lines::{Line, LineChart, Phase};
 
-/// Colours that the style has: a plot repeats them after so many series.
+/// The number of colours in the style. Further series repeat them.
 const COLOURS: usize = 6;
 
-/// Text as HTML, XML and SVG take it.
+/// Escapes text for HTML, XML and SVG.
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// The class of a series' colour.
+/// The CSS class of a series' colour.
 fn colour(series: usize) -> String {
     format!("c{}", series % COLOURS)
 }
 
-/// A step of 1, 2 or 5 times a power of ten that gives at most `most` ticks up to `end`.
+/// The tick distance: 1, 2 or 5 times a power of ten, so that there are at most `most` ticks up to `end`.
 fn tick_step(end: f64, most: f64) -> f64 {
     let rough = (end / most).max(f64::MIN_POSITIVE);
     let power = 10.0_f64.powf(rough.log10().floor());
@@ -29,7 +29,7 @@ fn tick_step(end: f64, most: f64) -> f64 {
     steps.into_iter().find(|step| *step >= rough).unwrap_or(10.0 * power)
 }
 
-/// A tick's value without digits that say nothing.
+/// The label of a tick, without superfluous digits.
 fn tick_label(value: f64, step: f64) -> String {
     let digits = if step >= 1.0 { 0 } else { (-step.log10()).ceil() as usize };
     if value >= 10_000.0 { format!("{:.0}k", value / 1000.0) } else { format!("{value:.digits$}") }

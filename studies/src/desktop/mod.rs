@@ -1,6 +1,6 @@
-//! A desktop as its write cache sees it: requests of a boot, of a logon, and of a session, from published counts.
+//! Simulates the disk requests of a desktop during boot, logon and session, from published rates.
 //!
-//! The parameters are in a file, each with its source and a grade. The same seed gives the same requests.
+//! The parameters are in a file, each with its source and a grade of evidence. Equal seeds give equal requests.
 
 mod files;
 pub mod run;
@@ -17,10 +17,10 @@ use crate::trace::{Kind, Request};
 use files::Files;
 pub use files::USER_BYTES;
 
-/// The parameters that come with the program.
+/// The parameters that are compiled into the program.
 const STANDARD: &str = include_str!("desktop.toml");
 
-/// Requests a device takes are at most so long here.
+/// The longest request of the model, in bytes.
 const LONGEST_BYTES: u64 = 64 << 10;
 
 /// A parameter of the model.
@@ -29,26 +29,26 @@ const LONGEST_BYTES: u64 = 64 << 10;
 pub struct Parameter {
     /// Its value, in the unit that its name ends with.
     pub value: f64,
-    /// R: read in the source; M: measured; D: derived; A: assumption.
+    /// Grade of evidence: R, read in the source; M, measured; D, derived; A, assumed.
     pub grade: String,
-    /// Where it comes from.
+    /// The source of the value.
     pub source: String,
 }
 
-/// All parameters by name.
+/// All parameters, by name.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(transparent)]
 pub struct Profile(BTreeMap<String, Parameter>);
 
 impl Profile {
-    /// The profile that comes with the program.
+    /// The profile that is compiled into the program.
     pub fn standard() -> Result<Self> {
         Self::parse(STANDARD)
     }
 
-    /// One of the user's.
+    /// Reads a profile from a file.
     pub fn load(path: &Path) -> Result<Self> {
-        let failed = || format!("the desktop model {} cannot be used", path.display());
+        let failed = || format!("cannot use the desktop model {}", path.display());
         let text = std::fs::read_to_string(path).with_context(failed)?;
         Self::parse(&text).with_context(failed)
     }
@@ -60,7 +60,7 @@ impl Profile {
             let Some(parameter) = profile.0.get(name) else { bail!("the parameter {name} is missing") };
             let most = if name.ends_with("_share") { 1.0 } else { 1e12 };
             if !(0.0..=most).contains(&parameter.value) {
-                bail!("{name} is {}, and has to be from 0 to {most}", parameter.value);
+                bail!("{name} is {}, but must be from 0 to {most}", parameter.value);
             }
         }
         if let Some(name) = profile.0.keys().find(|name| !standard.contains_key(*name)) {
@@ -70,18 +70,18 @@ impl Profile {
             ["loop_write_iops", "loop_write_bytes", "boot_write_bytes", "logon_write_bytes", "loop_seconds"]
         {
             if profile.get(name) < 1.0 {
-                bail!("{name} has to be at least 1");
+                bail!("{name} must be at least 1");
             }
         }
         Ok(profile)
     }
 
-    /// The value of a parameter; 0 if there is none of this name.
+    /// The value of a parameter; 0 if it does not exist.
     pub fn get(&self, name: &str) -> f64 {
         self.0.get(name).map_or(0.0, |parameter| parameter.value)
     }
 
-    /// All of them: name, value, grade, source.
+    /// All parameters: name, value, grade, source.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let row = |(name, parameter): (&String, &Parameter)| {
             vec![name.clone(), parameter.value.to_string(), parameter.grade.clone(), parameter.source.clone()]
@@ -89,7 +89,7 @@ impl Profile {
         self.0.iter().map(row).collect()
     }
 
-    /// The same with other values, for a quick run.
+    /// The profile with some values replaced, for a quick run.
     pub fn with(mut self, values: &[(&str, f64)]) -> Self {
         for (name, value) in values {
             if let Some(parameter) = self.0.get_mut(*name) {
@@ -100,29 +100,29 @@ impl Profile {
     }
 }
 
-/// The requests of one machine: times of each part begin at 0.
+/// The requests of one machine. The times of each part begin at 0.
 #[derive(Clone, Debug, Default)]
 pub struct Life {
-    /// While it boots.
+    /// The requests of the boot.
     pub boot: Vec<Request>,
-    /// From the logon to the logoff.
+    /// The requests from logon to logoff.
     pub session: Vec<Request>,
 }
 
-/// What happens in sessions.
+/// The parameters of sessions.
 #[derive(Clone, Copy, Debug)]
 pub struct Sessions {
     /// Users of one machine.
     pub users: u32,
-    /// They log on within so many seconds.
+    /// All users log on within this number of seconds.
     pub logons_s: f64,
-    /// Loops of each.
+    /// Loops of work of each user.
     pub loops: u32,
-    /// Whether files are copied at the beginning of each loop.
+    /// Whether each loop begins with copying files.
     pub copies_files: bool,
 }
 
-/// Makes requests of one machine.
+/// Generates the requests of one machine.
 pub struct Generator<'a> {
     profile: &'a Profile,
     random: Random,
@@ -130,7 +130,7 @@ pub struct Generator<'a> {
 
 const SECOND_US: f64 = 1e6;
 
-/// A time with requests of one kind, and the mean rate of its writes.
+/// A part of a session with requests of one kind, and the mean rate of its writes.
 struct Part {
     name: &'static str,
     begin: f64,
@@ -139,12 +139,12 @@ struct Part {
 }
 
 impl<'a> Generator<'a> {
-    /// The machine of a seed.
+    /// A generator with this seed.
     pub fn new(profile: &'a Profile, seed: u64) -> Self {
         Self { profile, random: Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x6465_736b) }
     }
 
-    /// All of its requests.
+    /// Generates all requests of the machine.
     pub fn life(&mut self, sessions: &Sessions) -> Life {
         let mut life = Life::default();
         let mut files = Files::new(0);
@@ -157,7 +157,7 @@ impl<'a> Generator<'a> {
         };
         self.part(&mut life.boot, &mut files, &boot);
         for user in 0..sessions.users {
-            // The first user works over what the boot wrote, too.
+            // The first user's files include those that the boot wrote.
             let mut own = if user == 0 {
                 std::mem::replace(&mut files, Files::new(0))
             } else {
@@ -186,13 +186,13 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Copies files at once, and deletes them later.
+    /// Copies files in one burst, and deletes them later.
     fn copies(&mut self, into: &mut Vec<Request>, files: &mut Files, at: f64) {
         let bytes = self.profile.get("copy_file_bytes") as u64;
         let kept_s = self.profile.get("copy_kept_seconds");
         for number in 0..self.profile.get("copy_files") as u64 {
-            let offset = files.new_place(bytes);
-            // Some 10 MB/s, as a client's disk gives them.
+            let offset = files.temporary_offset(bytes);
+            // About 10 MB/s, the rate of a client's disk.
             let begin = at + number as f64 * bytes as f64 / 1e7;
             let mut done = 0;
             while done < bytes {
@@ -214,14 +214,14 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Requests of a part.
+    /// Generates the requests of a part.
     fn part(&mut self, into: &mut Vec<Request>, files: &mut Files, part: &Part) {
         let Part { name, begin, seconds, rate } = *part;
         let mean_bytes = self.profile.get(&format!("{name}_write_bytes"));
         let reads = self.profile.get(&format!("{name}_read_share"));
         let fresh = if name == "boot" { 0.8 } else { self.profile.get("fresh_share") };
         let (end, mut at) = (begin + seconds, begin);
-        // Reads are a share of all requests.
+        // The rate of all requests, from the rate of writes and the share of reads.
         let rate = rate / (1.0 - reads).max(0.01);
         loop {
             at += self.gap(1.0 / rate.max(1e-6));
@@ -230,7 +230,7 @@ impl<'a> Generator<'a> {
             }
             let time_us = (at * SECOND_US) as u64;
             if self.random.share() < reads {
-                if let Some(offset) = files.old_place(&mut self.random) {
+                if let Some(offset) = files.rewritten_offset(&mut self.random) {
                     let content = Content::Unknown;
                     into.push(Request { time_us, offset, bytes: 4096, kind: Kind::Read, content });
                 }
@@ -238,7 +238,7 @@ impl<'a> Generator<'a> {
             }
             let bytes = self.write_bytes(mean_bytes);
             let is_fresh = self.random.share() < fresh;
-            let offset = match files.old_place(&mut self.random).filter(|_| !is_fresh) {
+            let offset = match files.rewritten_offset(&mut self.random).filter(|_| !is_fresh) {
                 Some(offset) => offset,
                 None => self.fresh(into, files, at, end, bytes),
             };
@@ -249,19 +249,19 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// A new place. Some of them are discarded before the end.
+    /// A new offset. Some of the new files are discarded before the end.
     fn fresh(&mut self, into: &mut Vec<Request>, files: &mut Files, at: f64, end: f64, bytes: u64) -> u64 {
         if self.random.share() >= self.profile.get("temporary_share") {
-            return files.kept_place(bytes);
+            return files.permanent_offset(bytes);
         }
-        let offset = files.new_place(bytes);
+        let offset = files.temporary_offset(bytes);
         let until = at + (end - at) * self.random.share();
         let time_us = (until * SECOND_US) as u64;
         into.push(Request { time_us, offset, bytes, kind: Kind::Discard, content: Content::Unknown });
         offset
     }
 
-    /// The time to the next request: most follow in a burst.
+    /// The time until the next request. Most requests follow in a burst.
     fn gap(&mut self, mean: f64) -> f64 {
         const WITHIN_BURST: f64 = 0.3;
         let burst = self.profile.get("burst_share").min(0.99);
@@ -270,7 +270,7 @@ impl<'a> Generator<'a> {
         -(1.0 - self.random.share()).ln() * mean * factor
     }
 
-    /// A length: 4 KiB mostly, and longer ones so that the mean is right.
+    /// The length of a write: mostly 4 KiB, and some longer writes, so that the mean is right.
     fn write_bytes(&mut self, mean: f64) -> u64 {
         let longer = [(8192_u64, 0.5), (16_384, 0.25), (32_768, 0.15), (65_536, 0.1)];
         let mean_of_longer: f64 = longer.iter().map(|(bytes, share)| *bytes as f64 * share).sum();
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_desktop_and_another_one_another() {
+    fn equal_seeds_give_equal_desktops() {
         assert_eq!(desktop(1).session, desktop(1).session);
         assert_ne!(desktop(1).session, desktop(2).session);
     }
@@ -355,13 +355,13 @@ mod tests {
             |from: &str, to: &str| format!("{:#}", Profile::parse(&STANDARD.replace(from, to)).unwrap_err());
         assert!(refused("[fresh_share]", "[fresh_shape]").contains("fresh_share is missing"));
         assert!(
-            refused("value = 0.6", "value = 1.5").contains("fresh_share is 1.5, and has to be from 0 to 1")
+            refused("value = 0.6", "value = 1.5").contains("fresh_share is 1.5, but must be from 0 to 1")
         );
         assert!(
             refused("value = 9.2", "value = \"x\"").contains("line"),
             "{}",
             refused("value = 9.2", "value = \"x\"")
         );
-        assert!(refused("value = 9.2", "value = 0").contains("loop_write_iops has to be at least 1"));
+        assert!(refused("value = 9.2", "value = 0").contains("loop_write_iops must be at least 1"));
     }
 }

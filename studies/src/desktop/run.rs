@@ -1,5 +1,5 @@
-//! Sends the requests of machines at their times, those of each machine to a write cache of its own, and reads the counters of the caches at
-//! intervals.
+//! Replays the requests of machines at their times, each machine to its own write cache, and samples the counters of
+//! the caches at intervals.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::series::{Counts, Series};
 use crate::sizing::check::Sender;
 use crate::trace::Request;
 
-/// A machine that runs.
+/// A machine that is replayed.
 pub struct Machine {
     device: Arc<dyn Device>,
     cache: Option<Opened>,
@@ -24,7 +24,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine with a write cache of its own, and the requests that it is to send, by time.
+    /// A machine with its own write cache and its requests, sorted by time.
     pub fn open(
         spec: &VolumeSpec,
         requests: Vec<Request>,
@@ -35,7 +35,7 @@ impl Machine {
         Ok(Self { device: Arc::clone(&opened.device), cache: Some(opened), requests })
     }
 
-    /// A machine whose requests cost nothing.
+    /// A machine whose requests go to a null device and cost nothing.
     pub fn without_cache(requests: Vec<Request>) -> Self {
         Self { device: disks::sink(1 << 43), cache: None, requests }
     }
@@ -53,18 +53,18 @@ impl Machine {
     }
 }
 
-/// The counts of a machine at one time.
+/// A sample of a machine's counters.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
-    /// Requests, and operations of the overflow disk.
+    /// Counts of requests, and of operations of the overflow disk.
     pub counts: Counts,
-    /// Blocks read from RAM, packed or not.
+    /// Blocks that were read from RAM, compressed or not.
     pub read_ram_blocks: u64,
-    /// Blocks written to RAM.
+    /// Blocks that were written to RAM.
     pub write_ram_blocks: u64,
 }
 
-/// The looks at a machine as a series of a report. Times are those of the requests.
+/// The samples of a machine as a series of a report. Times are model times.
 pub fn series(case: &str, machine: usize, looks: &[Look], interval_us: u64) -> Series {
     let mut before = Counts::default();
     let intervals = (1..).zip(looks).map(|(number, look): (u64, &Look)| {
@@ -75,41 +75,42 @@ pub fn series(case: &str, machine: usize, looks: &[Look], interval_us: u64) -> S
     Series { variant: "model".into(), case: case.to_owned(), round: machine, intervals: intervals.collect() }
 }
 
-/// Looks at each machine, one at the end of each interval.
+/// The samples of each machine, one at the end of each interval.
 pub type Looks = Vec<Vec<Look>>;
 
-/// How machines are run.
+/// The timing of a replay. *Model time* is the time scale of the requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// 10 means ten times faster than the times of the requests.
+    /// The speed of model time: 10 means ten times real time.
     pub speed: f64,
-    /// The interval between two looks at the counters, in the time of the requests.
+    /// The interval between two samples of the counters, in model time.
     pub interval_us: u64,
-    /// The end, in the time of the requests.
+    /// The end, in model time.
     pub end_us: u64,
 }
 
-/// What came of a run.
+/// The result of a replay.
 #[derive(Debug, Default)]
 pub struct Ran {
-    /// Looks by machine.
+    /// The samples, by machine.
     pub looks: Looks,
-    /// The longest time that a request was sent late, in the time of the requests.
+    /// The longest delay between the time of a request and its submission, in model time.
     pub late_us: u64,
-    /// From the time at which each request was due until its answer. So the latency of a late request has its delay in it.
+    /// Latencies from the time at which a request was due to its answer. So the latency of a late request includes
+    /// its delay.
     pub latencies: Latencies,
     /// Whether `stop` ended the run early.
     pub interrupted: bool,
 }
 
-/// Sends all requests of all machines at their times.
+/// Replays all requests of all machines at their times.
 pub fn run(
     machines: &[Machine],
     pace: Pace,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(f64),
 ) -> Result<Ran> {
-    // All requests by time: machine and number.
+    // All requests sorted by time: time, machine, number.
     let mut order: Vec<(u64, usize, usize)> = Vec::new();
     for (machine, requests) in machines.iter().map(|machine| &machine.requests).enumerate() {
         order.extend(requests.iter().enumerate().map(|(number, request)| (request.time_us, machine, number)));
@@ -152,7 +153,7 @@ pub fn run(
     Ok(ran)
 }
 
-/// Differences from look to look, each as a rate a second.
+/// The differences between successive samples, as rates per second.
 pub fn rates(looks: &[Look], interval_us: u64, of: impl Fn(&Look) -> u64) -> Vec<f64> {
     let seconds = interval_us as f64 / 1e6;
     let mut before = 0;
@@ -181,13 +182,14 @@ mod tests {
             kind: Kind::Write,
             content: Content::Packs(16),
         };
-        // All are due at once, and each has to wait for those before it.
+        // All requests are due at once, and each must wait for those before it.
         let requests = (0..200).map(|number| Request { bytes: 1 << 20, ..request(0, number << 20) });
         let machines = [Machine::without_cache(requests.chain([request(1_000_000, 0)]).collect())];
         let pace = Pace { speed: 10.0, interval_us: 2_000_000, end_us: 2_000_000 };
         let ran = run(&machines, pace, &AtomicBool::new(false), &mut |_| ()).unwrap();
         assert_eq!(ran.latencies.count(), 201);
-        // Each latency begins when its request was due, so the longest is no shorter than the longest delay.
+        // Each latency begins at the time at which the request was due, so the longest latency is at least the
+        // longest delay.
         assert!(ran.latencies.max_us() * pace.speed >= ran.late_us as f64, "{ran:?}");
         assert!(ran.late_us > 0);
     }
