@@ -1,4 +1,5 @@
-//! A real guest under QEMU, whose disk is an export of the product's program: what it does by phase, and what the export counts.
+//! Runs a real guest under QEMU whose disk is served by `headwater export`. Records the phases of the guest and the
+//! counters of the export.
 //!
 //! ```text
 //!   QEMU --vhost-user--> headwater export IMAGE --record --stats --> overflow
@@ -6,8 +7,8 @@
 //!    +------------------ this program ------+
 //! ```
 //!
-//! QEMU, the export and their files are gone when a run ends, fails or is interrupted. After a SIGKILL of this program, files can stay in
-//! the work directory.
+//! QEMU, the export and their files are gone when a run ends, fails or is interrupted. If this program is killed with
+//! SIGKILL, files can stay in the work directory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,39 +33,41 @@ use crate::started::{Directory, Started, is_installed};
 /// Memory of the guest.
 pub const MEMORY_BYTES: u64 = 768 << 20;
 
-/// How long an emulated guest on a busy machine may take to boot.
-const BOOT_PATIENCE: Duration = Duration::from_secs(900);
+/// Timeout for the boot of an emulated guest on a busy host.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// How long a phase may take.
-const PHASE_PATIENCE: Duration = Duration::from_secs(3600);
+/// Timeout for one phase.
+const PHASE_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// How long the export may take to start, to answer, and to end.
-const EXPORT_PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout for the export to start, to answer, and to end.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The work of the guest after its boot.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Work {
-    /// How often files are copied and deleted.
+    /// How many times files are copied and deleted.
     pub segments: u32,
-    /// Files that are copied each time.
+    /// Files that are copied in each segment.
     pub files: u32,
-    /// Length of each.
+    /// Length of each file, in bytes.
     pub file_bytes: u64,
-    /// Seconds of work between the copies and their deletion.
+    /// Seconds of work between copying and deleting.
     pub work_s: u32,
 }
 
-/// Files that are copied are in memory: reading them is no work of the disk. They are random, so they do not pack.
+/// Creates the file that is copied, in memory, so that reading it causes no disk requests. It is random, so it is
+/// incompressible.
 const PREPARE: &str = "set -e\nhead -c @FILE_BYTES@ /dev/urandom >/dev/shm/copied\n";
 
-/// A profile is copied.
+/// Logon: copies a profile.
 const LOGON: &str = "set -e
 mkdir -p /root/profile
 cp -a /etc /usr/lib/systemd /root/profile/
 sync
 ";
 
-/// Files are copied; documents are saved, each as a new file that replaces an old one; an archive is packed; the copies are deleted.
+/// Segment: copies files, saves documents (each as a new file that replaces the old one), packs an archive, and
+/// deletes the copies.
 const SEGMENT: &str = "set -e
 mkdir -p /var/tmp/copies /var/tmp/desk
 i=0
@@ -100,69 +103,69 @@ impl Work {
     }
 }
 
-/// A guest to run.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
     /// The guest's image.
     pub image: &'a Path,
-    /// The program `headwater`.
+    /// The path of the program `headwater`.
     pub program: &'a Path,
     /// The directory of the overflow.
     pub dir: &'a Path,
-    /// The limit of RAM. `None`: a cache on disk.
+    /// The RAM limit. `None`: a cache on disk.
     pub ram_bytes: Option<u64>,
-    /// The limit of the overflow.
+    /// The limit of the overflow, in bytes.
     pub disk_bytes: u64,
-    /// From one look at the counters to the next.
+    /// The interval between two samples of the counters.
     pub interval: Duration,
     /// The work of the guest.
     pub work: Work,
 }
 
-/// A part of a guest's run, in seconds since the recording began.
+/// A phase of a guest's run, in seconds since the recording began.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Phase {
     /// Its name: `boot`, `logon` or `segment N`.
     pub name: String,
-    /// Its beginning.
+    /// The time of its beginning.
     pub from_s: f64,
-    /// Its end.
+    /// The time of its end.
     pub to_s: f64,
 }
 
-/// The counters of the export at one time.
+/// A sample of the export's counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Look {
     /// Seconds since the recording began.
     pub at_s: f64,
-    /// Requests, and operations of the overflow disk.
+    /// Counts of requests, and of operations of the overflow disk.
     pub counts: Counts,
-    /// Blocks read from RAM, packed or not.
+    /// Blocks read from RAM, compressed or not.
     pub read_ram_blocks: u64,
     /// Blocks written to RAM.
     pub write_ram_blocks: u64,
     /// Bytes of all requests.
     pub request_bytes: u64,
-    /// Bytes read of the image.
+    /// Bytes read from the image.
     pub image_read_bytes: u64,
-    /// Processor time of the export, in milliseconds.
+    /// CPU time of the export, in milliseconds.
     pub cpu_ms: f64,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Ran {
-    /// In order.
+    /// The phases, in order.
     pub phases: Vec<Phase>,
-    /// One at the end of each interval, and one between the phases.
+    /// The samples: one at the end of each interval, and one between two phases.
     pub looks: Vec<Look>,
-    /// The recording of its requests, as `headwater export --record` writes it.
+    /// The recording of the disk's requests, in the format of `headwater export --record`.
     pub recording: Vec<u8>,
-    /// KVM, or why not.
+    /// KVM, or the reason why KVM is not used.
     pub acceleration: String,
 }
 
-/// The program `headwater` beside this one, or in the path.
+/// The path of `headwater`: in the directory of this program, or in PATH.
 pub fn find_program() -> Result<PathBuf> {
     let beside = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.join("headwater")));
     if let Some(program) = beside.filter(|program| program.is_file()) {
@@ -171,14 +174,16 @@ pub fn find_program() -> Result<PathBuf> {
     if is_installed("headwater") {
         return Ok("headwater".into());
     }
-    bail!("the program headwater is neither beside this one nor in the path: name it with --headwater FILE")
+    bail!(
+        "the program headwater is neither in the directory of this program nor in PATH: give it with --headwater FILE"
+    )
 }
 
-/// Fails early if a run would fail late.
+/// Checks the preconditions, so that a run does not fail late.
 pub fn check(image: &Path, program: &Path) -> Result<()> {
     if !image.is_file() {
         bail!(
-            "there is no guest at {}: make it with guest/build of the sources, or name the image of a Debian with the QEMU guest agent, \
+            "there is no guest at {}: build it with guest/build of the source tree, or give the image of a Debian with the QEMU guest agent, \
              --guest FILE",
             image.display()
         );
@@ -189,20 +194,20 @@ pub fn check(image: &Path, program: &Path) -> Result<()> {
     let mut version = Command::new(program);
     version.arg("--version");
     let printed = Started::start("headwater", &mut version).and_then(|started| started.output(|| false));
-    printed.with_context(|| format!("{} cannot be run", program.display())).map(drop)
+    printed.with_context(|| format!("cannot run {}", program.display())).map(drop)
 }
 
 /// Runs a guest from its boot to the end of its work. `None`: `stop` ended it.
 pub fn run(options: &Options<'_>, stop: &AtomicBool, progress: &mut dyn FnMut(&str)) -> Result<Option<Ran>> {
     let (files, sockets) = (Directory::new_in(options.dir)?, Directory::new()?);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    let runtime = runtime.context("cannot start the threads that talk to QEMU")?;
-    let acceleration = runtime.block_on(probe_acceleration()).context("QEMU cannot be used")?;
+    let runtime = runtime.context("cannot start the threads that communicate with QEMU")?;
+    let acceleration = runtime.block_on(probe_acceleration()).context("cannot use QEMU")?;
     let (began, began_at) = (Instant::now(), SystemTime::now());
     let socket = sockets.path().join("disk");
     let mut export = start_export(options, files.path(), &socket)?;
     let stats = files.path().join("stats.json");
-    export.wait_for("socket", EXPORT_PATIENCE, || Ok(socket.exists().then_some(())))?;
+    export.wait_for("socket", EXPORT_TIMEOUT, || Ok(socket.exists().then_some(())))?;
     let has_no_counters = AtomicBool::new(false);
     let sampler = Sampler { pid: export.pid(), stats: &stats, began, has_ended: &has_no_counters };
     let (asks, asked) = channel();
@@ -216,12 +221,12 @@ pub fn run(options: &Options<'_>, stop: &AtomicBool, progress: &mut dyn FnMut(&s
             looks.join().unwrap_or_else(|_| Err(anyhow!("the thread that reads the counters failed")));
         (phases, looks)
     });
-    // A guest whose disk is gone fails, too: the disk is the cause.
+    // If the disk is gone, the guest fails too. The disk is the cause, so its error is reported.
     export.check().context("the disk ended before its guest")?;
-    // Without counters, the guest was ended early: they are the cause.
+    // If the counters could not be read, the guest was ended early. The counters' error is the cause.
     let looks = looks?;
     let Some(phases) = ran? else { return Ok(None) };
-    export.stop(EXPORT_PATIENCE);
+    export.stop(EXPORT_TIMEOUT);
     let path = files.path().join("requests.rec");
     let recording = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let later_s = began_later_s(&path, began_at)?;
@@ -239,7 +244,7 @@ pub fn run(options: &Options<'_>, stop: &AtomicBool, progress: &mut dyn FnMut(&s
     Ok(Some(Ran { phases, looks, recording, acceleration }))
 }
 
-/// How much later than a time a recording began. The export starts after this program's clock.
+/// How many seconds after `began_at` the recording began: the export starts after this program's clock.
 fn began_later_s(recording: &Path, began_at: SystemTime) -> Result<f64> {
     let reader = Reader::open(recording).with_context(|| format!("cannot read {}", recording.display()))?;
     let recorded = SystemTime::UNIX_EPOCH + Duration::from_micros(reader.began_unix_us());
@@ -247,7 +252,7 @@ fn began_later_s(recording: &Path, began_at: SystemTime) -> Result<f64> {
 }
 
 fn start_export(options: &Options<'_>, dir: &Path, socket: &Path) -> Result<Started> {
-    // If this program is killed, the kernel ends the export with it.
+    // With setpriv, the kernel ends the export if this program is killed.
     let mut command = if is_installed("setpriv") {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "TERM"]).arg(options.program);
@@ -287,7 +292,7 @@ fn spec(socket: &Path, dir: &Path, acceleration: &Acceleration) -> GuestSpec {
     }
 }
 
-/// Tells times of a run, and asks for looks between phases.
+/// The clock of a run. It also requests samples between phases.
 struct Clock<'a> {
     began: Instant,
     asks: Sender<Sender<()>>,
@@ -299,12 +304,12 @@ impl Clock<'_> {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Has the counters read before the next phase begins, and returns the time of its beginning.
+    /// Requests a sample of the counters before the next phase begins. Returns the time of the phase's beginning.
     fn next_phase(&self) -> f64 {
         let (done, is_done) = channel();
-        // A thread that reads no counters any more has failed: the run says so at its end.
+        // If the sampling thread has failed, the run reports that at its end.
         if self.asks.send(done).is_ok() {
-            let _ = is_done.recv_timeout(EXPORT_PATIENCE);
+            let _ = is_done.recv_timeout(EXPORT_TIMEOUT);
         }
         self.now()
     }
@@ -320,14 +325,14 @@ async fn phases(
 ) -> Result<Option<Vec<Phase>>> {
     progress("the guest boots");
     let from_s = clock.now();
-    let guest = Guest::start(spec).await.context("the guest does not start")?;
+    let guest = Guest::start(spec).await.context("cannot start the guest")?;
     let done = tokio::select! {
         done = in_guest(&guest, work, clock, from_s, progress) => done.map(Some),
         () = raised(stop) => Ok(None),
-        () = raised(clock.has_no_counters) => Err(anyhow!("the counters of the disk cannot be read any more")),
+        () = raised(clock.has_no_counters) => Err(anyhow!("the counters of the disk can no longer be read")),
     };
-    // Its disk is thrown away, so it need not be shut down.
-    let ended = guest.kill().await.context("the guest cannot be ended");
+    // The guest is not shut down, because its disk is discarded.
+    let ended = guest.kill().await.context("cannot end the guest");
     let phases = done?;
     ended?;
     Ok(phases)
@@ -340,10 +345,10 @@ async fn in_guest(
     from_s: f64,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Phase>> {
-    guest.wait_booted(BOOT_PATIENCE).await.context("the guest does not boot")?;
-    guest.agent().ping(BOOT_PATIENCE).await.context("the guest's agent does not answer")?;
+    guest.wait_booted(BOOT_TIMEOUT).await.context("the guest does not boot")?;
+    guest.agent().ping(BOOT_TIMEOUT).await.context("the guest's agent does not answer")?;
     let mut phases = vec![Phase { name: "boot".into(), from_s, to_s: clock.now() }];
-    script(guest, &work.script(PREPARE)).await.context("the files to copy cannot be made")?;
+    script(guest, &work.script(PREPARE)).await.context("cannot create the file to copy in the guest")?;
     let segments = (1..=work.segments).map(|number| (format!("segment {number}"), work.script(SEGMENT)));
     for (name, commands) in std::iter::once(("logon".to_owned(), LOGON.to_owned())).chain(segments) {
         progress(&name);
@@ -358,7 +363,7 @@ async fn in_guest(
 /// Runs a script in the guest.
 async fn script(guest: &Guest, script: &str) -> Result<()> {
     let command = ["sh", "-c", script].map(str::to_owned).to_vec();
-    let output = guest.agent().exec(&Exec { command, input: Vec::new(), timeout: PHASE_PATIENCE }).await?;
+    let output = guest.agent().exec(&Exec { command, input: Vec::new(), timeout: PHASE_TIMEOUT }).await?;
     if output.exit_code != 0 {
         let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         bail!("a script in the guest ended with {}: {words}", output.exit_code);
@@ -366,38 +371,38 @@ async fn script(guest: &Guest, script: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns when the flag is raised.
+/// Returns when the flag is set.
 async fn raised(stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
-/// Reads the counters of an export.
+/// Samples the counters of an export.
 struct Sampler<'a> {
     pid: Pid,
     stats: &'a Path,
     began: Instant,
-    /// Raised when it reads no more.
+    /// Set when the sampler ends.
     has_ended: &'a AtomicBool,
 }
 
 impl Sampler<'_> {
     fn each(&self, interval: Duration, asked: Receiver<Sender<()>>) -> Result<Vec<Look>> {
-        let looks = self.until_all_are_gone(interval, asked);
+        let looks = self.sample_until_end(interval, asked);
         self.has_ended.store(true, Ordering::Relaxed);
         looks
     }
 
-    /// Looks after each interval, when it is asked to, and at the end.
-    fn until_all_are_gone(&self, interval: Duration, asked: Receiver<Sender<()>>) -> Result<Vec<Look>> {
+    /// Samples after each interval, on request, and at the end.
+    fn sample_until_end(&self, interval: Duration, asked: Receiver<Sender<()>>) -> Result<Vec<Look>> {
         let (mut looks, mut next) = (Vec::new(), Instant::now() + interval);
         loop {
             let waited = asked.recv_timeout(next.saturating_duration_since(Instant::now()));
             looks.push(self.look()?);
             match waited {
                 Ok(done) => {
-                    // The asker may have given up.
+                    // The requester may have stopped waiting.
                     let _ = done.send(());
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -408,7 +413,7 @@ impl Sampler<'_> {
     }
 
     fn look(&self) -> Result<Look> {
-        // The export replaces the file as a whole.
+        // The export replaces the file atomically.
         let _ = std::fs::remove_file(self.stats);
         let asked = Instant::now();
         kill_process(self.pid, Signal::USR1).context("the disk of the guest has ended")?;
@@ -416,23 +421,25 @@ impl Sampler<'_> {
             if has_ended(self.pid) {
                 bail!("the disk of the guest has ended");
             }
-            if asked.elapsed() > EXPORT_PATIENCE {
-                bail!("headwater export did not write its counters within {} s", EXPORT_PATIENCE.as_secs());
+            if asked.elapsed() > EXPORT_TIMEOUT {
+                bail!("headwater export did not write its counters within {} s", EXPORT_TIMEOUT.as_secs());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
         let text = std::fs::read_to_string(self.stats).context("cannot read the counters")?;
-        let stats: Value = serde_json::from_str(&text).context("the counters are no JSON")?;
+        let stats: Value = serde_json::from_str(&text).context("the counters are not JSON")?;
         let look = look_of(&stats)?;
         Ok(Look { at_s: self.began.elapsed().as_secs_f64(), cpu_ms: cpu_ms(self.pid)?, ..look })
     }
 }
 
-/// The counters that `--stats` writes.
+/// Parses the counters that `--stats` writes.
 fn look_of(stats: &Value) -> Result<Look> {
     let number = |pointer: &str| {
         let found = stats.pointer(pointer).and_then(Value::as_u64);
-        found.with_context(|| format!("headwater export has no counter {pointer}: is it of another version?"))
+        found.with_context(|| {
+            format!("headwater export has no counter {pointer}; it may be of another version")
+        })
     };
     let served = |name: &str| number(&format!("/reads/{name}"));
     let cache = |name: &str| number(&format!("/cache/{name}"));
@@ -457,37 +464,38 @@ fn look_of(stats: &Value) -> Result<Look> {
     })
 }
 
-/// The fields of a process's status, from its state on.
+/// The fields of a process's status, beginning with its state.
 fn status_of(pid: Pid) -> Result<Vec<String>> {
     let path = format!("/proc/{}/stat", pid.as_raw_nonzero());
     let stat = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    // Behind the name, which may have blanks and brackets in it.
+    // The fields after the name, which may contain blanks and parentheses.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
     Ok(fields.map(str::to_owned).collect())
 }
 
-/// Whether a process of this program has ended. It is a zombie until it is waited for.
+/// Whether a child of this program has ended. It is a zombie until it is waited for.
 fn has_ended(pid: Pid) -> bool {
     status_of(pid).map_or(true, |fields| fields.first().is_none_or(|state| state == "Z" || state == "X"))
 }
 
-/// Processor time of a process, of all its threads.
+/// CPU time of a process with all its threads, in milliseconds.
 fn cpu_ms(pid: Pid) -> Result<f64> {
     let fields = status_of(pid)?;
     let ticks: Vec<u64> = fields.iter().skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
     let [user, system] = ticks[..] else {
-        bail!("the status of process {} has another form", pid.as_raw_nonzero())
+        bail!("the status of process {} has an unexpected form", pid.as_raw_nonzero())
     };
     Ok((user + system) as f64 * 1000.0 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// The phases of a recording as a file beside it has them: a line for each, with name, beginning and end in seconds, separated by tabs.
+/// The phases in the text format of `.phases` files: for each phase a line with name, beginning and end in seconds,
+/// separated by tabs.
 pub fn phases_text(phases: &[Phase]) -> String {
     let line = |phase: &Phase| format!("{}\t{:.3}\t{:.3}\n", phase.name, phase.from_s, phase.to_s);
     phases.iter().map(line).collect()
 }
 
-/// Reads such a file.
+/// Parses that text format.
 pub fn parse_phases(text: &str) -> Result<Vec<Phase>> {
     let mut phases: Vec<Phase> = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -495,7 +503,7 @@ pub fn parse_phases(text: &str) -> Result<Vec<Phase>> {
         let fields: Vec<&str> = line.split('\t').collect();
         let [name, from, to] = fields[..] else {
             bail!(
-                "line {line_number} has {} fields: it has to be NAME, tab, beginning, tab, end",
+                "line {line_number} has {} fields; the format is NAME, tab, beginning, tab, end",
                 fields.len()
             );
         };
@@ -506,13 +514,13 @@ pub fn parse_phases(text: &str) -> Result<Vec<Phase>> {
         let (from_s, to_s) = (seconds(from)?, seconds(to)?);
         if name.is_empty() || to_s <= from_s || phases.last().is_some_and(|last| from_s < last.to_s) {
             bail!(
-                "line {line_number}: a phase has a name, an end after its beginning, and begins after the phase before"
+                "line {line_number}: a phase needs a name, an end after its beginning, and a beginning after the end of the previous phase"
             );
         }
         phases.push(Phase { name: name.to_owned(), from_s, to_s });
     }
     if phases.is_empty() {
-        bail!("it names no phase");
+        bail!("it contains no phase");
     }
     Ok(phases)
 }
@@ -555,7 +563,7 @@ mod tests {
             began: Instant::now(),
             has_ended: &has_ended,
         };
-        // Nobody asks, and the channel stays open: only the end of the disk ends the thread.
+        // There is no requester, and the channel stays open: only the end of the disk ends the thread.
         let (_asks, asked) = channel();
         let error = sampler.each(Duration::from_millis(1), asked).unwrap_err();
         assert_eq!(error.to_string(), "the disk of the guest has ended");
@@ -574,7 +582,7 @@ mod tests {
             began_later_s(&path, began_at).unwrap()
         };
         assert_eq!(later_s(1_002_500_000), 2.5);
-        // The clock of the host was set back meanwhile.
+        // The host's clock was set back in the meantime.
         assert_eq!(later_s(1), 0.0);
         std::fs::write(&path, "no recording").unwrap();
         assert!(began_later_s(&path, began_at).unwrap_err().to_string().contains("cannot read"));

@@ -1,6 +1,6 @@
-//! The results of a configuration as Iometer writes them (`iometer.csv`), which people's spreadsheets read.
+//! Writes results in the format of Iometer (`iometer.csv`), for existing spreadsheets.
 //!
-//! Each system has a section of its own for each step, as each run of Iometer has. Columns without a meaning here are 0, as Iometer
+//! Each system has a section for each step, like a run of Iometer. Columns without a value here are 0, as Iometer
 //! writes them for disks.
 
 use std::fmt::Write;
@@ -8,7 +8,7 @@ use std::fmt::Write;
 use crate::icf::Configuration;
 use crate::load::{Direction, Part};
 
-/// Names of the columns, as Iometer 1.1 has them.
+/// The column names of Iometer 1.1.
 const COLUMNS: &str = "'Target Type,Target Name,Access Specification Name,# Managers,# Workers,# Disks,IOps,Read IOps,Write IOps,\
     MiBps (Binary),Read MiBps (Binary),Write MiBps (Binary),MBps (Decimal),Read MBps (Decimal),Write MBps (Decimal),\
     Transactions per Second,Connections per Second,Average Response Time,Average Read Response Time,Average Write Response Time,\
@@ -22,18 +22,18 @@ const COLUMNS: &str = "'Target Type,Target Name,Access Specification Name,# Mana
     10 to 15 mS,15 to 20 mS,20 to 30 mS,30 to 50 mS,50 to 100 mS,100 to 200 mS,200 to 500 mS,0.5 to 1 S,1 to 2 s,2 to 4.7 s,4.7 to 5 s,\
     5 to 10 s, >= 10 s";
 
-/// One run: a system, the specifications of its workers, and what each worker did.
+/// One run: a system, and the specification and result of each worker.
 #[derive(Clone, Debug)]
 pub struct Run<'a> {
     /// The system.
     pub system: &'a str,
-    /// For people: names of the specifications.
+    /// Names of the specifications, as text for people.
     pub specifications: &'a str,
     /// Each worker.
     pub workers: &'a [Worker],
 }
 
-/// A worker and its part of a run.
+/// A worker and its result in a run.
 #[derive(Clone, Debug)]
 pub struct Worker {
     /// Its name.
@@ -42,20 +42,20 @@ pub struct Worker {
     pub specification: String,
     /// Requests in flight.
     pub depth: usize,
-    /// First sector.
+    /// Its first sector.
     pub first_sector: u64,
-    /// Sectors.
+    /// The number of its sectors.
     pub sectors: u64,
-    /// What it did.
+    /// Its result.
     pub part: Part,
 }
 
-/// The file. `written` is the time of its making, as Iometer shows it.
+/// The text of the file. `written`: the time stamp that Iometer's format contains.
 pub fn text(configuration: &Configuration, runs: &[Run<'_>], written: &str) -> String {
     let mut text = format!("'Version\n1.1.0\n'Time Stamp\n{written}\n");
     specifications(&mut text, configuration);
     for run in runs {
-        // A comment, as Iometer has them.
+        // A comment, in Iometer's format.
         let _ = writeln!(text, "'System\n{}\n'Results\n{COLUMNS}", plain(run.system));
         let mut all = Part::default();
         run.workers.iter().for_each(|worker| all.add(&worker.part));
@@ -82,7 +82,7 @@ pub fn text(configuration: &Configuration, runs: &[Run<'_>], written: &str) -> S
     text
 }
 
-/// A comma would begin another column.
+/// Replaces commas, because a comma would begin another column.
 fn plain(text: &str) -> String {
     text.replace(',', ";")
 }
@@ -117,7 +117,7 @@ struct Row<'a> {
     kind: &'a str,
     name: &'a str,
     specification: &'a str,
-    /// Managers, workers and disks.
+    /// Numbers of managers, workers and disks.
     counts: [&'a str; 3],
     worker: Option<&'a Worker>,
 }
@@ -155,9 +155,9 @@ impl Row<'_> {
         figures.iter().for_each(|figure| {
             let _ = write!(text, ",{figure:.6}");
         });
-        // Errors end a study, so there are none. Then bytes, requests, connections, transactions.
+        // Errors end a study, so their columns are 0. Then follow bytes, requests, connections, transactions.
         let _ = write!(text, ",0,0,0,{},{},{},{},0,0", read.bytes, write.bytes, read.count, write.count);
-        // Raw times, in nanoseconds here, and the time of the run.
+        // Raw times in nanoseconds, and the time of the run.
         let run_ns = (seconds * 1e9) as u64;
         let raw =
             [read.sum_ns, write.sum_ns, 0, 0, read.max_ns.into(), write.max_ns.into(), 0, 0, run_ns.into()];
@@ -170,7 +170,7 @@ impl Row<'_> {
             }
             None => text.push_str(",,,"),
         }
-        // Processors and network are not looked at.
+        // CPU and network use are not measured.
         text.push_str(",,,,,,,,,,,");
         part.bins().iter().for_each(|count| {
             let _ = write!(text, ",{count}");

@@ -1,4 +1,4 @@
-//! The experiments of the field's public studies, as commands that anybody can repeat.
+//! Repeats the experiments of published studies of write caches, as commands that anybody can run.
 //!
 //! ```text
 //!   study (cases, variants, printed figures) --> run: open all, fill, rounds in rotated order --> samples
@@ -8,19 +8,20 @@
 //! ```
 //!
 //! # Guarantees
-//! - What a study needs of RAM and disk is said before the first byte is written.
-//! - The same seed sends the same requests. Ratios are compared within one round. IOPS of another machine are not compared with ours.
-//! - An interrupted study leaves a report of what was done.
-//! - Programs that a study starts, and files with names, are gone when it ends.
+//! - Before the first byte is written, a study prints how much RAM and disk it needs.
+//! - Equal seeds send equal requests. Ratios are computed within one round. IOPS are never compared across machines.
+//! - An interrupted study writes a report with the measurements up to then.
+//! - When a study ends, the programs that it started have ended, and its named files are deleted.
 //!
 //! # Limits
-//! A study's systems are open at the same time, so their RAM and disk add up: [`needs::Needs`] has the sum in bytes.
+//! All systems of a study are open at the same time, so their RAM and disk needs add up: [`needs::Needs`] has the sum
+//! in bytes.
 //!
 //! # Errors
-//! A failed request ends the study. The report has what was measured before, and the reason.
+//! A failed request ends the study. The report contains the measurements up to then, and the reason.
 //!
 //! # Not here
-//! All peers but the overlays of study 002: `make compare` has them.
+//! Peers other than the qcow2 overlays of study 002: `make compare` measures them.
 //!
 //! Start reading at [`study`].
 

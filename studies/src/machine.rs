@@ -1,4 +1,4 @@
-//! What a study ran on.
+//! Describes the host on which a study ran.
 
 use std::path::Path;
 
@@ -15,14 +15,14 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// Release of the kernel.
     pub kernel: String,
-    /// The disk that is measured.
+    /// The disk under test.
     pub disk: String,
-    /// Load averages of one minute, before and after.
+    /// Load averages over one minute, before and after the study.
     pub load_averages: Vec<String>,
 }
 
 impl Machine {
-    /// Asks the system about itself and the disk below a directory.
+    /// Describes the system, and the disk below a directory.
     pub fn describe(dir: &Path) -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let mut machine = Self {
@@ -38,7 +38,7 @@ impl Machine {
         machine
     }
 
-    /// For people: what, and its value.
+    /// Name and value of each fact, as text for people.
     pub fn facts(&self) -> Vec<(String, String)> {
         vec![
             ("Processor".into(), format!("{} x {}", self.processors, self.processor)),
@@ -49,32 +49,32 @@ impl Machine {
         ]
     }
 
-    /// Adds the load average of this moment.
+    /// Adds the present load average.
     pub fn note_load(&mut self) {
         let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
         self.load_averages.extend(text.split_whitespace().next().map(str::to_owned));
     }
 }
 
-/// The block device below a directory, with its model if the kernel knows one.
+/// The block device below a directory, with its model if the kernel knows it.
 fn disk_of(dir: &Path) -> Option<String> {
     let stat = rustix::fs::stat(dir).ok()?;
     let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
     let sysfs = format!("/sys/dev/block/{major}:{minor}");
     let uevent = std::fs::read_to_string(format!("{sysfs}/uevent")).ok()?;
     let name = uevent.lines().find_map(|line| line.strip_prefix("DEVNAME="))?;
-    // A partition's device is that of the whole disk, one directory above.
+    // The sysfs directory of a partition is below that of its disk.
     let models = ["device/model", "../device/model"].map(|path| format!("{sysfs}/{path}"));
     let model = models.iter().find_map(|path| std::fs::read_to_string(path).ok());
     Some(model.map_or_else(|| name.to_owned(), |model| format!("{name} ({})", model.trim())))
 }
 
-/// Memory of the machine.
+/// Installed memory.
 pub fn installed_memory_bytes() -> u64 {
     memory_bytes(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemTotal")
 }
 
-/// Memory that programs may still take.
+/// Memory that programs can still allocate.
 pub fn available_memory_bytes() -> u64 {
     memory_bytes(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable")
 }

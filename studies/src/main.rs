@@ -1,4 +1,4 @@
-//! `headwater-study`: reruns a published experiment on this machine, and prints its table beside ours.
+//! `headwater-study` repeats a published experiment on this host, and prints the published figures next to its own.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -32,19 +32,20 @@ use headwater_studies::study::{Study, System};
 use headwater_studies::trace::Trace;
 use headwater_studies::validate::{self, Recorded};
 
-/// Exit code of a program that ended on SIGINT, as shells print it.
+/// Exit code of shells for a program that was ended by SIGINT.
 const INTERRUPTED: u8 = 130;
 
-/// Rerun a published study of write caches on this machine.
+/// Repeat a published study of write caches on this host.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "headwater-study", version)]
 struct Arguments {
-    /// Which study.
+    /// The study.
     study: StudyName,
-    /// The configuration of `icf`, the traces of `sizing`, the recordings of `validate`, or the two directories of `compare`.
+    /// Files of the study: the configuration for `icf`, the traces for `sizing`, the recordings for `validate`, or
+    /// the two directories for `compare`.
     #[arg(required_if_eq_any([("study", "icf"), ("study", "sizing"), ("study", "validate"), ("study", "compare")]))]
     files: Vec<PathBuf>,
-    /// Short runs on small sets: shows that everything runs, not how fast it is.
+    /// Short runs on small working sets: shows that everything runs, not how fast it is.
     #[arg(long)]
     quick: bool,
     /// Rounds of each case.
@@ -53,53 +54,56 @@ struct Arguments {
     /// Seconds of each run.
     #[arg(long, value_parser = seconds)]
     seconds: Option<Duration>,
-    /// Size of the disk if a configuration uses the whole disk, such as 2G.
+    /// Size of the disk for a configuration that uses the whole disk, such as 2G.
     #[arg(long, value_parser = headwater_block::size::parse)]
     size: Option<u64>,
-    /// Only the arithmetic of 000: nothing is measured.
+    /// Only the calculations of 000, without measurements.
     #[arg(long)]
     arithmetic: bool,
-    /// Desktops that 000 runs [default: as many as half of the RAM holds, 40 at most].
+    /// Number of desktops in 000 [default: as many as half of the RAM can hold, at most 40].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=500))]
     desktops: Option<u32>,
-    /// The desktop model of 000, 003 and validate, as a TOML file [default: the one that comes with the program].
+    /// The desktop model of 000, 003 and validate, as a TOML file [default: the built-in model].
     #[arg(long)]
     profile: Option<PathBuf>,
-    /// Seconds of the boot in recordings that have no file with their phases.
+    /// Seconds of the boot in recordings without a file of their phases.
     #[arg(long, value_parser = seconds)]
     boot_seconds: Option<Duration>,
     /// Run 003 in a real guest, from this image of a Debian with the QEMU guest agent.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "build/guest/guest.qcow2")]
     guest: Option<PathBuf>,
-    /// The program that is the guest's disk [default: headwater beside this program, or in the path].
+    /// The program that serves the guest's disk [default: headwater in the directory of this program, or in PATH].
     #[arg(long, value_name = "FILE", requires = "guest")]
     headwater: Option<PathBuf>,
-    /// Where all random numbers come from.
+    /// The seed of all random numbers.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The disk: real, or a model that the real disk is slowed down to (p10, ephemeral or sas15k:N:raid5). The disk of --work-dir must be faster.
+    /// The disk: real, or a model to whose speed the real disk is slowed down (p10, ephemeral or sas15k:N:raid5). The
+    /// disk of --work-dir must be faster than the model.
     #[arg(long, default_value = "real", value_parser = storage)]
     storage: Storage,
-    /// Writes of 001, 002, 004 and icf bring blocks of this raw file, the disk of a guest for example, in place of random bytes.
+    /// Write blocks of this raw file, for example of a guest's disk, instead of random bytes in 001, 002, 004 and
+    /// icf.
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// How the load reaches write caches in 001, 002, 004 and icf. The raw disk has no protocol.
+    /// How 001, 002, 004 and icf access write caches. The raw disk is always accessed directly.
     #[arg(long, value_enum, default_value_t)]
     over: Over,
     /// An empty or new directory for the report [default: headwater-study-NUMBER].
     #[arg(long)]
     out: Option<PathBuf>,
-    /// A directory on the disk that is measured [default: that of the report]. Files there have no names and are gone afterwards.
+    /// A directory on the disk under test [default: that of the report]. Files there have no names, and are deleted
+    /// at the end.
     #[arg(long)]
     work_dir: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum StudyName {
-    /// Boots, logons and work of desktops, and how many disks the write caches of 500 users need (2014).
+    /// Boots, logons and work of desktops, and the number of disks that the write caches of 500 users need (2014).
     #[value(name = "000")]
     S000,
-    /// Five cases of write caches and the raw disk, 4 KiB, 80 % writes, 80 % random (2015).
+    /// Five configurations of write caches and the raw disk, 4 KiB, 80 % writes, 80 % random (2015).
     #[value(name = "001")]
     S001,
     /// A cache on disk with and without buffering, and the raw disk, 4 KiB, 80 % writes, random (2013).
@@ -108,18 +112,18 @@ enum StudyName {
     /// A desktop that copies files, without a RAM cache and with two sizes of it, as a model or with --guest (2019).
     #[value(name = "003")]
     S003,
-    /// Model disks with the caps of P10 and of an ephemeral disk, plain and with a RAM cache (2020).
+    /// Model disks with the limits of Azure's P10 and of an ephemeral disk, plain and with a RAM cache (2020).
     #[value(name = "004")]
     S004,
-    /// All of the above and a sizing of model desktops, each with a report in a directory of its own.
+    /// All studies above, and a sizing of model desktops; each writes a report to its own directory.
     All,
-    /// The workers and access specifications of a configuration of Iometer.
+    /// The workers and access specifications of an Iometer configuration.
     Icf,
     /// How much RAM a desktop needs, from traces of its requests.
     Sizing,
-    /// Recordings of guests beside the desktop model: by phase, and what the same write cache makes of either.
+    /// Compare recordings of guests with the desktop model, by phase, and the effect of a write cache on both.
     Validate,
-    /// Two reports of one study beside each other: compare DIR-A DIR-B.
+    /// Compare two reports of the same study: compare DIR-A DIR-B.
     Compare,
 }
 
@@ -133,12 +137,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints a line. That nobody reads it is no reason to end.
+/// Prints a line. An error is ignored: if nobody reads the output, the study still continues.
 fn say(to: &mut dyn Write, line: &str) {
     let _ = writeln!(to, "{line}");
 }
 
-/// The model of the disk, if there is one.
+/// The model of the disk, if any.
 #[derive(Clone, Copy, Debug)]
 struct Storage(Option<Model>);
 
@@ -146,25 +150,25 @@ fn storage(text: &str) -> Result<Storage, String> {
     Model::parse(text).map(Storage)
 }
 
-/// The length of a run.
+/// Parses the length of a run.
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.01..=3600.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "it is not a number from 0.01 to 3600".into())
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "it must be a number from 0.01 to 3600".into())
 }
 
-/// Lengths of a run and of the time before it.
+/// The length of a run, and of the time before it whose requests do not count.
 struct Times {
     run: Duration,
     ramp_up: Duration,
 }
 
-/// A study that measures, and how it is run.
+/// A study that measures, with its parameters.
 struct Chosen {
     study: Study,
     times: Times,
-    /// Of Iometer, if the study is that.
+    /// The configuration of Iometer, for `icf`.
     configuration: Option<Configuration>,
-    /// Cases that cannot run here, and why.
+    /// Skipped cases, with reasons.
     left_out: Vec<String>,
 }
 
@@ -177,9 +181,10 @@ fn chosen(arguments: &Arguments) -> Result<Chosen> {
     let study = match (arguments.study, arguments.files.as_slice()) {
         (StudyName::Icf, [file]) => {
             let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-            // Iometer writes the characters of the system that it runs on. Names are shown, and nothing else.
+            // Iometer writes text in the code page of its system. Only names can be affected, and they are only
+            // displayed.
             let configuration = Configuration::parse(&String::from_utf8_lossy(&bytes))
-                .with_context(|| format!("{} cannot be run", file.display()))?;
+                .with_context(|| format!("cannot run the configuration {}", file.display()))?;
             if !quick && arguments.seconds.is_none() {
                 times.ramp_up = Duration::from_secs(configuration.ramp_up_s);
                 times.run = Duration::from_secs(configuration.run_s.max(1));
@@ -197,12 +202,14 @@ fn chosen(arguments: &Arguments) -> Result<Chosen> {
             | StudyName::Validate
             | StudyName::Compare,
             _,
-        ) => bail!("this is not one study that measures"),
+        ) => bail!("this command does not run a study that measures"),
         (StudyName::S001, _) => study_001(quick),
         (StudyName::S002, _) => {
             let mut study = study_002(quick);
             let why = arguments.storage.0.map(|model| {
-                format!("the qcow2 overlays, because another program's disk cannot be slowed down to {model}")
+                format!(
+                    "the qcow2 overlays, because the disk of another program cannot be slowed down to {model}"
+                )
             });
             if let Some(why) = why.or_else(peers::missing) {
                 study.cases.retain(|case| !matches!(case.system, System::Peer(_)));
@@ -252,7 +259,7 @@ fn study(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
-/// Refuses options that a study does not have.
+/// Refuses options that the study does not support.
 fn check_options(arguments: &Arguments) -> Result<()> {
     use StudyName::{All, Compare, S000, S003, S004, Sizing, Validate};
     if arguments.storage.0.is_some() && matches!(arguments.study, S004 | All | Sizing | Validate | Compare) {
@@ -269,7 +276,7 @@ fn check_options(arguments: &Arguments) -> Result<()> {
         }
         if arguments.storage.0.is_some() || arguments.profile.is_some() || arguments.over != Over::InProcess {
             bail!(
-                "--guest takes no --storage, --profile or --over: a guest is no model, and its disk is a program of its own"
+                "--guest cannot be combined with --storage, --profile or --over: the guest is not a model, and another program serves its disk"
             );
         }
     }
@@ -281,7 +288,7 @@ fn check_options(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The most that one of all studies takes: they run one after the other.
+/// The largest needs of all studies, because they run one after the other.
 fn needs_of_all(arguments: &Arguments) -> Result<Needs> {
     let quick = arguments.quick;
     let lives = lifecycle::Setup::new(profile(arguments)?, arguments.desktops, arguments.seed, quick);
@@ -295,9 +302,9 @@ fn needs_of_all(arguments: &Arguments) -> Result<Needs> {
     }))
 }
 
-/// Runs all studies that need nothing from their user. If one fails, the others run.
+/// Runs all studies that need no input files. If one fails, the others still run.
 fn all(arguments: &Arguments) -> Result<ExitCode> {
-    // Before the first of them: the largest is not the first.
+    // Checked before the first study, because the largest is not the first.
     let out_of_all = arguments.out.clone().unwrap_or_else(|| "headwater-studies".into());
     let of_all = Arguments { out: Some(out_of_all), ..arguments.clone() };
     let (out, _) = begin(&of_all, "all", needs_of_all(arguments)?)?;
@@ -328,29 +335,29 @@ fn all(arguments: &Arguments) -> Result<ExitCode> {
     }
     if !failed.is_empty() {
         bail!(
-            "these studies failed: {}; where a report was written, it has what was measured before",
+            "these studies failed: {}; their reports, if written, contain the measurements up to then",
             failed.join(", ")
         );
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sizes the RAM of the desktops in a trace, and writes the report.
+/// Sizes the RAM of the desktops in a trace, and writes a report.
 fn size(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let out = arguments.out.clone().unwrap_or_else(|| "headwater-sizing".into());
     bundle::check_unused(&out)?;
-    // Before anything is made: most mistakes are in the trace.
+    // Read before any directory is created, because most mistakes are in the trace.
     let trace = Trace::load(&arguments.files)?;
     let source = arguments.files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
     size_trace(arguments, &trace, source, &out, stop)
 }
 
-/// The same for desktops of the model, which need no trace.
+/// Sizes the RAM of desktops of the model, without a trace.
 fn size_models(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let out = arguments.out.clone().unwrap_or_else(|| "headwater-sizing".into());
     let (count, loops) = if arguments.quick { (2, 1) } else { (10, 4) };
     let trace = sizing::modelled(&profile(arguments)?, arguments.seed, count, loops);
-    let source = format!("{count} desktops of the model, with {loops} loops each");
+    let source = format!("{count} desktops of the model with {loops} loops each");
     size_trace(arguments, &trace, source, &out, stop)
 }
 
@@ -364,7 +371,7 @@ fn size_trace(
     bundle::prepare(out)?;
     let work_dir = arguments.work_dir.as_deref().unwrap_or(out);
     let progress = |what: &str, done: usize, all: usize| {
-        // Ten lines are enough where each is kept.
+        // If the output is not a terminal, ten lines suffice, because each stays visible.
         if std::io::stderr().is_terminal() || done.is_multiple_of(all.div_ceil(10)) {
             Terminal.show(&format!("{what}: {done} of {all}"));
         }
@@ -376,11 +383,11 @@ fn size_trace(
     concluded(sizing.failure.as_deref(), stop)
 }
 
-/// Compares recordings with the desktop model, and writes the report.
+/// Compares recordings with the desktop model, and writes a report.
 fn validate(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let out = arguments.out.clone().unwrap_or_else(|| "headwater-validation".into());
     bundle::check_unused(&out)?;
-    // Before anything is made: most mistakes are in the files.
+    // Read before any directory is created, because most mistakes are in the files.
     let profile = profile(arguments)?;
     let recorded = Recorded::load(&arguments.files, arguments.boot_seconds.map(|time| time.as_secs_f64()))?;
     let models = validate::modelled(&profile, &recorded, arguments.seed);
@@ -389,7 +396,7 @@ fn validate(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let progress = |what: &str, done: usize, all: usize| Terminal.show(&format!("{what}: {done} of {all}"));
     let validation = validate::run(&recorded, &models, work_dir, stop, &progress);
     let validation = validation.inspect_err(|_| {
-        // It is empty: nothing was begun.
+        // It is empty, because nothing was written.
         let _ = std::fs::remove_dir(&out);
     })?;
     let source = arguments.files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
@@ -406,7 +413,8 @@ fn profile(arguments: &Arguments) -> Result<Profile> {
     arguments.profile.as_deref().map_or_else(Profile::standard, Profile::load)
 }
 
-/// Makes the directory of a report, and says what a study takes. Nothing is left if the machine does not have it.
+/// Creates the directory of a report, and prints the needs of the study. If the host does not meet them, the
+/// directory is removed.
 fn begin(arguments: &Arguments, number: &str, needs: Needs) -> Result<(PathBuf, PathBuf)> {
     let out = arguments.out.clone().unwrap_or_else(|| format!("headwater-study-{number}").into());
     let existed = out.exists();
@@ -464,7 +472,7 @@ fn live(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     concluded(results.failure.as_deref(), stop)
 }
 
-/// Shows each tenth of a part of a study that takes so long in all.
+/// Shows each tenth of a part of a study. `all`: the duration of the whole study.
 fn by_tenths(all: Duration) -> impl FnMut(&str, f64) {
     let minutes = all.as_secs().div_ceil(60).max(1);
     let mut shown = String::new();
@@ -478,20 +486,20 @@ fn by_tenths(all: Duration) -> impl FnMut(&str, f64) {
     }
 }
 
-/// The exit code of a study that wrote its report.
+/// The exit code of a study that has written its report.
 fn ended(stop: &AtomicBool) -> ExitCode {
     if stop.load(Ordering::Relaxed) { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS }
 }
 
-/// The same of a study that may have failed.
+/// The exit code of a study that may have failed.
 fn concluded(failure: Option<&str>, stop: &AtomicBool) -> Result<ExitCode> {
     if let Some(failure) = failure {
-        bail!("the study failed: {failure}; the report has what was measured before");
+        bail!("the study failed: {failure}; the report contains the measurements up to then");
     }
     Ok(ended(stop))
 }
 
-/// Prints the tables, and where the report is.
+/// Prints the tables and the path of the report.
 fn finished(text: &str, out: &Path) {
     if std::io::stderr().is_terminal() {
         say(&mut std::io::stderr(), "");
@@ -500,7 +508,7 @@ fn finished(text: &str, out: &Path) {
     say(&mut std::io::stderr(), &format!("report: {}", out.join("index.html").display()));
 }
 
-/// Runs one study and writes its report.
+/// Runs one study, and writes its report.
 fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     let quick = arguments.quick;
     let Chosen { study, times, configuration, left_out } = chosen(arguments)?;
@@ -536,9 +544,10 @@ fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     };
     if matches!(arguments.study, StudyName::S001) {
         let cases = ("ram-4g-set-10g", "ram-4g-set-1g");
-        report.tables.push(
-            report.shares("4 GB RAM + overflow: the 10 GB set, as a share of the set that fits", cases),
-        );
+        report.tables.push(report.shares(
+            "4 GB RAM + overflow: IOPS on the 10 GB set, as a share of those on a set that fits",
+            cases,
+        ));
     }
     if matches!(arguments.study, StudyName::S004) {
         add_tables_of_004(&mut report, &work_dir, stop);
@@ -553,7 +562,7 @@ fn measure(arguments: &Arguments, stop: &AtomicBool) -> Result<ExitCode> {
     concluded(report.failure.as_deref(), stop)
 }
 
-/// Adds the placement of the OS disk, and the jobs of fio if it is there. A quick run leaves these out.
+/// Adds the placement of the OS disk, and the fio jobs if fio is installed. A quick run skips both.
 fn add_tables_of_004(report: &mut Report<'_>, work_dir: &Path, stop: &AtomicBool) {
     report.tables.push(placement::table());
     if report.is_quick {
@@ -574,7 +583,7 @@ fn now() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// A flag that Ctrl-C and SIGTERM raise. The second one ends the program at once.
+/// A flag that Ctrl-C and SIGTERM set. A second signal ends the program immediately.
 fn stop_on_signals() -> Result<Arc<AtomicBool>> {
     use tokio::signal::unix::{SignalKind, signal};
     let stop = Arc::new(AtomicBool::new(false));
@@ -595,7 +604,7 @@ fn stop_on_signals() -> Result<Arc<AtomicBool>> {
                 if raised.swap(true, Ordering::Relaxed) {
                     started::clean_up_and_exit(INTERRUPTED.into());
                 }
-                say(&mut std::io::stderr(), "\ninterrupted: writing a report of what was done");
+                say(&mut std::io::stderr(), "\ninterrupted: writing a report of the measurements so far");
             }
         });
     });
@@ -603,7 +612,7 @@ fn stop_on_signals() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Progress with the time that is left, in one line of a terminal, else in a line for each step.
+/// Shows progress with the remaining time: on a terminal in one line, otherwise in a new line for each step.
 struct Terminal;
 
 impl Progress for Terminal {

@@ -1,4 +1,4 @@
-//! What a study needs of RAM and disk, and whether it is there: said before the first byte is written.
+//! Computes how much RAM and disk a study needs, and checks that the host has them, before the first byte is written.
 
 use std::path::Path;
 
@@ -11,20 +11,20 @@ use crate::machine::available_memory_bytes;
 use crate::peers;
 use crate::study::{Case, System};
 
-/// RAM besides the limits of the volumes: buffers, and this program.
+/// RAM in addition to the limits of the volumes: buffers, and the program itself.
 const BESIDES_BYTES: u64 = 128 << 20;
 
-/// What a run takes at most.
+/// The largest needs of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// RAM.
+    /// RAM, in bytes.
     pub ram_bytes: u64,
-    /// Disk.
+    /// Disk, in bytes.
     pub disk_bytes: u64,
 }
 
 impl Needs {
-    /// All cases are open at the same time.
+    /// The needs of these cases, which are all open at the same time.
     pub fn of(cases: &[Case]) -> Self {
         let mut needs = Self { ram_bytes: BESIDES_BYTES, disk_bytes: 0 };
         for case in cases {
@@ -43,19 +43,19 @@ impl Needs {
         needs
     }
 
-    /// For people.
+    /// The needs as text for people.
     pub fn summary(&self) -> String {
         format!("{} RAM and {} disk", size::format(self.ram_bytes), size::format(self.disk_bytes))
     }
 
-    /// Fails if the machine does not have it.
+    /// Fails if the host does not meet the needs.
     pub fn check(self, dir: &Path) -> Result<()> {
         let stat = rustix::fs::statvfs(dir)
-            .with_context(|| format!("cannot see how much space is free in {}", dir.display()))?;
+            .with_context(|| format!("cannot read the free space of {}", dir.display()))?;
         let free_bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
         if free_bytes < self.disk_bytes {
             bail!(
-                "not enough disk: the study needs {}, and {} has {} free; name another directory with --work-dir, or run with --quick",
+                "not enough disk: the study needs {}, but {} has {} free; choose another directory with --work-dir, or use --quick",
                 size::format(self.disk_bytes),
                 dir.display(),
                 size::format(free_bytes)
@@ -64,7 +64,7 @@ impl Needs {
         let available_bytes = available_memory_bytes();
         if available_bytes < self.ram_bytes {
             bail!(
-                "not enough RAM: the study needs {}, and {} are available; end other programs, or run with --quick",
+                "not enough RAM: the study needs {}, but {} are available; end other programs, or use --quick",
                 size::format(self.ram_bytes),
                 size::format(available_bytes)
             );
@@ -79,7 +79,7 @@ mod tests {
     use crate::studies::study_001;
 
     #[test]
-    fn a_lack_of_disk_or_ram_is_said_with_sizes() {
+    fn a_lack_of_disk_or_ram_is_reported_with_sizes() {
         let dir = tempfile::tempdir().unwrap();
         let lack = |ram_bytes, disk_bytes| {
             Needs { ram_bytes, disk_bytes }.check(dir.path()).unwrap_err().to_string()

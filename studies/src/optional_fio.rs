@@ -1,4 +1,4 @@
-//! The three fio jobs of study 004 on the local disk, through the page cache and past it, if fio is installed.
+//! Runs the three fio jobs of study 004 on the local disk, with and without the page cache, if fio is installed.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::started::{Directory, Started, is_installed};
 
 const MIB: u64 = 1 << 20;
 
-/// A job of the original: block size, bytes of each worker, workers, depth.
+/// A job of the original study: block size, bytes for each worker, workers, depth.
 #[derive(Clone, Copy, Debug)]
 struct Job {
     title: &'static str,
@@ -30,18 +30,18 @@ const JOBS: [Job; 3] = [
     Job { title: "1 MiB, 1 worker, depth 1", block: "1m", bytes: 16_384 * MIB, workers: 1, depth: 1 },
 ];
 
-/// What a job did.
+/// The result of a job.
 #[derive(Clone, Debug, Serialize)]
 pub struct Done {
     job: &'static str,
     is_direct: bool,
     mib_per_s: f64,
     iops: f64,
-    /// With the flush at the end.
+    /// Duration, including the flush at the end.
     seconds: f64,
 }
 
-/// Runs the jobs for so many seconds each. The text says why a job is missing.
+/// Runs each job for this number of seconds. The text says why jobs are missing.
 pub fn run(
     dir: &Path,
     seconds: u64,
@@ -50,18 +50,20 @@ pub fn run(
 ) -> (Vec<Done>, Option<String>) {
     let mut done = Vec::new();
     if !is_installed("fio") {
-        return (done, Some("fio is not installed, so its three jobs are left out".into()));
+        return (done, Some("fio is not installed, so its three jobs are skipped".into()));
     }
     for job in &JOBS {
         for is_direct in [false, true] {
             if stop.load(Ordering::Relaxed) {
-                return (done, Some("the study was interrupted before all jobs of fio".into()));
+                return (done, Some("the study was interrupted before the last job of fio".into()));
             }
-            let how = if is_direct { "past the page cache" } else { "through the page cache" };
+            let how = if is_direct { "without the page cache" } else { "through the page cache" };
             progress(&format!("fio, {}, {how}", job.title));
             match one(dir, job, is_direct, seconds, stop) {
                 Ok(Some(result)) => done.push(result),
-                Ok(None) => return (done, Some("the study was interrupted before all jobs of fio".into())),
+                Ok(None) => {
+                    return (done, Some("the study was interrupted before the last job of fio".into()));
+                }
                 Err(error) => return (done, Some(format!("fio failed ({}): {error:#}", job.title))),
             }
         }
@@ -70,9 +72,9 @@ pub fn run(
 }
 
 fn one(dir: &Path, job: &Job, is_direct: bool, seconds: u64, stop: &AtomicBool) -> Result<Option<Done>> {
-    let stat = rustix::fs::statvfs(dir).context("cannot see how much space is free")?;
+    let stat = rustix::fs::statvfs(dir).context("cannot read the free space")?;
     let half_bytes = stat.f_bavail.saturating_mul(stat.f_frsize) / 2 / job.workers;
-    // Files with names, because fio opens them by name. They are gone afterwards.
+    // The files have names, because fio opens them by name. They are deleted at the end.
     let files = Directory::new_in(dir)?;
     let mut command = Command::new("fio");
     command
@@ -100,15 +102,15 @@ fn one(dir: &Path, job: &Job, is_direct: bool, seconds: u64, stop: &AtomicBool) 
     }))
 }
 
-/// Bytes, operations and seconds of the writes.
+/// Bytes per second, operations per second and duration of the writes.
 fn parse(output: &str) -> Result<(f64, f64, f64)> {
     let begin = output.find('{').context("fio printed no JSON")?;
-    let json: Value = serde_json::from_str(&output[begin..]).context("fio's JSON has another form")?;
+    let json: Value = serde_json::from_str(&output[begin..]).context("fio's JSON has an unexpected form")?;
     let write = &json["jobs"][0]["write"];
-    let number = |name: &str| write[name].as_f64().with_context(|| format!("fio did not say its {name}"));
+    let number = |name: &str| write[name].as_f64().with_context(|| format!("fio's JSON has no field {name}"));
     let (bytes, operations, runtime_ms) = (number("io_bytes")?, number("total_ios")?, number("runtime")?);
     if runtime_ms <= 0.0 || operations <= 0.0 {
-        bail!("fio did no operation");
+        bail!("fio performed no operation");
     }
     Ok((bytes, operations, runtime_ms / 1000.0))
 }
@@ -125,7 +127,7 @@ pub fn table(done: &[Done]) -> Table {
     let row = |done: &Done| {
         vec![
             done.job.to_owned(),
-            if done.is_direct { "past the page cache" } else { "through the page cache" }.to_owned(),
+            if done.is_direct { "without the page cache" } else { "through the page cache" }.to_owned(),
             format!("{:.1}", done.mib_per_s),
             headwater_report::number::grouped(done.iops),
             format!("{:.1}", done.seconds),
@@ -147,7 +149,7 @@ mod tests {
         let text = "note: both iodepth >= 1\n{\"jobs\": [{\"write\": {\"io_bytes\": 8388608, \"total_ios\": 128, \"runtime\": 2000}}]}";
         assert_eq!(parse(text).unwrap(), (8_388_608.0, 128.0, 2.0));
         for (broken, why) in
-            [("nothing", "no JSON"), ("{}", "did not say"), (&text.replace("128", "0"), "no operation")]
+            [("nothing", "no JSON"), ("{}", "has no field"), (&text.replace("128", "0"), "no operation")]
         {
             assert!(format!("{:#}", parse(broken).unwrap_err()).contains(why), "{broken}");
         }

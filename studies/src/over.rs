@@ -1,4 +1,5 @@
-//! How the load reaches a volume: in this process, or through a protocol and its client on a socket.
+//! Connects the load to a volume: directly in this process, or through a protocol server and its client on a unix
+//! socket.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,22 +12,22 @@ use headwater_nbd::{Address, Client, SingleExport};
 use headwater_testkit::vhost::{Setup, VhostDisk};
 use serde::Serialize;
 
-/// Requests in flight that one queue of the driver takes.
+/// Requests in flight in one queue of the vhost-user client.
 const REQUESTS_OF_A_QUEUE: usize = 16;
 
-/// Most queues of the driver.
+/// The most queues of the vhost-user client.
 const MOST_QUEUES: usize = 16;
 
-/// What is between the load and a volume. A raw disk is always in this process.
+/// The connection between the load and a volume. A raw disk is always accessed directly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Over {
-    /// Nothing.
+    /// Direct access.
     #[default]
     InProcess,
-    /// An NBD server and one connection of a client, on a unix socket.
+    /// An NBD server, and a client with one connection, on a unix socket.
     Nbd,
-    /// A vhost-user-blk server, and a driver with shared memory.
+    /// A vhost-user-blk server, and a client with shared memory.
     VhostUser,
 }
 
@@ -40,7 +41,7 @@ impl fmt::Display for Over {
     }
 }
 
-/// A server in this process, with its socket.
+/// A protocol server in this process, with its socket.
 pub struct Front {
     server: Server,
     _dir: tempfile::TempDir,
@@ -52,7 +53,7 @@ enum Server {
 }
 
 impl Front {
-    /// Serves a device, and connects to it. `None`: nothing is to be between.
+    /// Serves a device, and connects a client to it. `None` for direct access.
     pub fn open(
         over: Over,
         device: &Arc<dyn Device>,
@@ -61,8 +62,8 @@ impl Front {
         if over == Over::InProcess {
             return Ok(None);
         }
-        // A socket's path is short.
-        let dir = tempfile::tempdir().context("cannot make a directory for a socket")?;
+        // In the system's temporary directory, because the path of a socket must be short.
+        let dir = tempfile::tempdir().context("cannot create a directory for a socket")?;
         let (socket, device) = (dir.path().join("disk.sock"), Arc::clone(device));
         let (server, client) = match over {
             Over::InProcess => return Ok(None),
@@ -70,12 +71,15 @@ impl Front {
                 let export = SingleExport::new(device, "study");
                 let address = Address::Unix(socket.clone());
                 let server = headwater_nbd::Server::bind(address, export, headwater_nbd::Limits::default());
-                let server = server.map_err(|error| anyhow!("cannot serve it: {error}"))?;
+                let server = server.map_err(|error| anyhow!("cannot start the NBD server: {error}"))?;
                 let uri = format!("nbd+unix:///?socket={}", socket.display());
                 let options =
                     ClientOptions { commands_in_flight: in_flight.max(64), ..ClientOptions::default() };
-                let client = Client::connect(&uri.parse().context("the socket has an odd name")?, &options);
-                let client = client.map_err(|error| anyhow!("cannot connect: {error}"))?;
+                let client = Client::connect(
+                    &uri.parse().context("the path of the socket is not valid in a URI")?,
+                    &options,
+                );
+                let client = client.map_err(|error| anyhow!("cannot connect the NBD client: {error}"))?;
                 (Server::Nbd(server), client as Arc<dyn Device>)
             }
             Over::VhostUser => {
@@ -88,7 +92,8 @@ impl Front {
                     limits: headwater_vhost_user::Limits::default(),
                 };
                 let server = headwater_vhost_user::Server::bind(&socket, device, options);
-                let server = server.map_err(|error| anyhow!("cannot serve it: {error}"))?;
+                let server =
+                    server.map_err(|error| anyhow!("cannot start the vhost-user server: {error}"))?;
                 let queues = in_flight.div_ceil(REQUESTS_OF_A_QUEUE).clamp(1, MOST_QUEUES);
                 let client = VhostDisk::connect(&socket, Setup { queues, event_idx: true });
                 (Server::VhostUser(server), Arc::new(client) as Arc<dyn Device>)

@@ -1,4 +1,5 @@
-//! Runs a study: opens all systems of a variant, fills their sets, and measures them in rounds of rotated order.
+//! Runs a study: opens all systems of a variant, writes their working sets, and measures them in rounds of rotated
+//! order.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,28 +18,28 @@ use crate::over::Over;
 use crate::series::{self, Series};
 use crate::study::{Case, Study, Variant};
 
-/// How much of a study is run.
+/// The parameters of a study's run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The study.
     pub study: Study,
     /// Rounds of each case.
     pub rounds: usize,
-    /// Time before each run whose requests do not count.
+    /// Time before each run whose requests do not count, in milliseconds.
     pub ramp_up_ms: u64,
-    /// Length of one run.
+    /// Length of one run, in milliseconds.
     pub run_ms: u64,
-    /// Length of a probe of the disk, before and after.
+    /// Length of a measurement of the raw disk before and after the study, in milliseconds.
     pub probe_ms: u64,
-    /// Where all random numbers come from.
+    /// The seed of all random numbers.
     pub seed: u64,
-    /// A model that the disk is slowed down to.
+    /// The model to whose speed the disk is slowed down.
     pub storage: Option<Model>,
-    /// How the load reaches volumes.
+    /// How the load accesses volumes.
     pub over: Over,
 }
 
-/// One run.
+/// One measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sample {
     /// Name of the case.
@@ -47,35 +48,35 @@ pub struct Sample {
     pub variant: String,
     /// Number of the round.
     pub round: usize,
-    /// What was measured.
+    /// The results of the load.
     pub outcomes: Outcomes,
-    /// The volume's counters after the run, of all that it did since it was opened.
+    /// The volume's counters after the run, since the volume was opened.
     pub counters: Option<VolumeCounters>,
 }
 
-/// What a study measured.
+/// The measurements of a study.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Results {
-    /// Each run.
+    /// All measurements.
     pub samples: Vec<Sample>,
-    /// IOPS of the disk alone, before and after.
+    /// IOPS of the raw disk, before and after.
     pub probes_iops: Vec<f64>,
-    /// Whether the study was ended early.
+    /// Whether the study was interrupted.
     pub interrupted: bool,
-    /// What was done in each second of each run.
+    /// The counts of each second of each run.
     #[serde(skip)]
     pub series: Vec<Series>,
 }
 
 impl Results {
-    /// Whether the disk was as fast afterwards as before, within 15 %. `None`: it was not probed twice.
+    /// Whether the raw disk was equally fast before and after, within 15 %. `None`: it was not measured twice.
     pub fn is_quiet(&self) -> Option<bool> {
         is_quiet(&self.probes_iops)
     }
 }
 
 impl Results {
-    /// The run of a case and a variant with the median IOPS.
+    /// The sample of a case and a variant with the median IOPS.
     pub fn median_of(&self, case: &str, variant: &str) -> Option<&Sample> {
         let mut samples: Vec<&Sample> =
             self.samples.iter().filter(|sample| sample.case == case && sample.variant == variant).collect();
@@ -84,13 +85,13 @@ impl Results {
     }
 }
 
-/// Shows how far a study is.
+/// Shows the progress of a study.
 pub trait Progress {
     /// A step begins.
     fn step(&mut self, what: &str, percent: u64, left: Duration);
 }
 
-/// The work that is left, as time: runs have a length, and fills go on as fast as those that were timed.
+/// The remaining time. Runs have a fixed length; fills are assumed to be as fast as those so far.
 struct Remaining {
     started: Instant,
     run_ms: u64,
@@ -100,7 +101,7 @@ struct Remaining {
 }
 
 impl Remaining {
-    /// Speed of fills until the first was timed.
+    /// The assumed speed of fills before the first fill.
     const FILL_BYTES_PER_MS: u64 = 400_000;
 
     fn left(&self) -> Duration {
@@ -129,7 +130,7 @@ struct Running<'a> {
     results: Results,
 }
 
-/// Runs all of it, or until `stop`. The results have what was measured before an error.
+/// Runs the study until its end, or until `stop`. The results contain the measurements up to an error.
 pub fn run(plan: &Plan, dir: &Path, stop: &AtomicBool, progress: &mut dyn Progress) -> (Results, Result<()>) {
     let (cases, variants) = (&plan.study.cases, plan.study.variants.len() as u64);
     let runs = variants * cases.len() as u64 * plan.rounds as u64;
@@ -146,7 +147,7 @@ pub fn run(plan: &Plan, dir: &Path, stop: &AtomicBool, progress: &mut dyn Progre
     (running.results, result)
 }
 
-/// IOPS of the disk alone, on a small set. `None`: it was interrupted.
+/// IOPS of the raw disk, on a small working set. `None`: it was interrupted.
 pub fn probe(
     dir: &Path,
     set_bytes: u64,
@@ -171,7 +172,7 @@ pub fn probe(
     Ok((!outcomes.interrupted).then_some(outcomes.iops))
 }
 
-/// Whether the disk was as fast afterwards as before, within 15 %. `None`: it was not probed twice.
+/// Whether the raw disk was equally fast before and after, within 15 %. `None`: it was not measured twice.
 pub fn is_quiet(probes_iops: &[f64]) -> Option<bool> {
     let [before, after] = probes_iops.first_chunk::<2>()?;
     Some((after - before).abs() <= 0.15 * before.max(*after))
@@ -194,12 +195,12 @@ impl Running<'_> {
         self.progress.step(what, self.remaining.percent(), self.remaining.left());
     }
 
-    /// Measures the disk alone, always in the same way.
+    /// Measures the raw disk, always with the same load.
     fn probe(&mut self) -> Result<()> {
         if self.is_stopped() {
             return Ok(());
         }
-        self.step("probing the disk");
+        self.step("measuring the raw disk");
         let time = Duration::from_millis(self.plan.probe_ms);
         self.results.probes_iops.extend(probe(self.dir, 64 << 20, time, self.plan.seed, self.stop)?);
         self.remaining.run_ms = self.remaining.run_ms.saturating_sub(self.plan.probe_ms);
@@ -243,7 +244,7 @@ impl Running<'_> {
     }
 
     fn measure(&mut self, case: &Case, system: &Opened, variant: &Variant, round: usize) -> Result<()> {
-        // All cases of a round get the same requests if their sets have one size.
+        // All cases of a round get the same requests if their working sets have equal sizes.
         let seed = self.plan.seed.wrapping_add(1 + round as u64);
         let jobs = variant.jobs(case.set_bytes);
         let run_for = |ms, seed| {
@@ -258,7 +259,7 @@ impl Running<'_> {
         let outcomes = outcomes?;
         let took_ms = self.plan.ramp_up_ms + self.plan.run_ms;
         self.remaining.run_ms = self.remaining.run_ms.saturating_sub(took_ms);
-        // A run that was cut short is no sample.
+        // An interrupted run gives no sample.
         if !outcomes.interrupted {
             let (variant_name, case_name) = (variant.name.clone(), case.name.to_owned());
             if system.counts().is_some() {

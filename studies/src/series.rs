@@ -1,4 +1,4 @@
-//! What was done in each second of a run: `series.csv.zst` of a report.
+//! Records the counts of each second of a run, for `series.csv.zst` of a report.
 
 use std::fmt::Write;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -7,29 +7,29 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use headwater_volume::VolumeCounters;
 
-/// From one look to the next.
+/// The interval between two samples.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The operations of a system so far, or between two looks. RAM and disk in use are those of the moment.
+/// Counts since the start, or between two samples. `ram_bytes` and `overflow_bytes` are momentary values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Read requests.
     pub reads: u64,
     /// Write requests.
     pub writes: u64,
-    /// Of the reads: from RAM, from packed RAM, zeroes, from the overflow disk, from the image.
+    /// Reads by source: RAM, compressed RAM, zeroes, overflow disk, image.
     pub served: [u64; 5],
-    /// Reads of the disk.
+    /// Reads of the overflow disk.
     pub disk_reads: u64,
-    /// Their bytes.
+    /// Bytes read from the overflow disk.
     pub disk_read_bytes: u64,
-    /// Writes to the disk.
+    /// Writes to the overflow disk.
     pub disk_writes: u64,
-    /// Their bytes.
+    /// Bytes written to the overflow disk.
     pub disk_write_bytes: u64,
-    /// RAM in use.
+    /// RAM in use, in bytes.
     pub ram_bytes: u64,
-    /// Overflow disk in use.
+    /// Overflow disk in use, in bytes.
     pub overflow_bytes: u64,
 }
 
@@ -51,7 +51,7 @@ impl From<&VolumeCounters> for Counts {
 }
 
 impl Counts {
-    /// What was done since an earlier look.
+    /// The counts since an earlier sample.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             reads: self.reads - before.reads,
@@ -66,20 +66,20 @@ impl Counts {
     }
 }
 
-/// The seconds of one run.
+/// The counts of one run over time.
 #[derive(Clone, Debug, Default)]
 pub struct Series {
-    /// How the load was varied.
+    /// The name of the variant.
     pub variant: String,
-    /// The system.
+    /// The name of the case.
     pub case: String,
-    /// Number of the round, or of the machine.
+    /// The number of the round, or of the machine.
     pub round: usize,
-    /// Ends of the intervals in seconds, and what was done in each.
+    /// The end of each interval in seconds, with the counts of the interval.
     pub intervals: Vec<(f64, Counts)>,
 }
 
-/// Runs something and looks at the counts each second, and at its end.
+/// Calls `run`, and samples the counts each second and at the end.
 pub fn watched<T>(look: impl Fn() -> Counts + Send, run: impl FnOnce() -> T) -> (T, Vec<(f64, Counts)>) {
     let (ended, is_ended) = channel::<()>();
     let (began, mut before) = (Instant::now(), look());
@@ -104,11 +104,11 @@ pub fn watched<T>(look: impl Fn() -> Counts + Send, run: impl FnOnce() -> T) -> 
     })
 }
 
-/// Names of the columns.
+/// The names of the columns.
 const HEAD: &str = "variant,case,round,end_s,reads,writes,reads_ram,reads_packed,reads_zero,reads_overflow,reads_image,\
                     disk_reads,disk_read_bytes,disk_writes,disk_write_bytes,ram_bytes,overflow_bytes\n";
 
-/// All runs as a table, packed with zstd.
+/// All series as a table, compressed with zstd.
 pub fn packed(all: &[Series]) -> Result<Vec<u8>> {
     let mut text = HEAD.to_owned();
     for series in all {
@@ -130,7 +130,7 @@ pub fn packed(all: &[Series]) -> Result<Vec<u8>> {
             );
         }
     }
-    zstd::encode_all(text.as_bytes(), 3).context("cannot pack the series")
+    zstd::encode_all(text.as_bytes(), 3).context("cannot compress the series")
 }
 
 #[cfg(test)]
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn intervals_add_up_to_what_was_done() {
+    fn intervals_add_up_to_the_total() {
         let done = AtomicU64::new(7);
         let look = || {
             let writes = done.load(Ordering::Relaxed);

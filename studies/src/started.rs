@@ -1,6 +1,7 @@
-//! Programs that a study starts, and directories with named files: neither outlives the study.
+//! Runs helper programs of a study, and keeps directories with named files. None of them outlives the study.
 //!
-//! Each is ended or removed when it is dropped. [`clean_up_and_exit`] does that for all of them when the program ends at once.
+//! Dropping a value ends its program or removes its directory. [`clean_up_and_exit`] does that for all of them if the
+//! program must exit immediately.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -13,19 +14,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How much of a program's last words an error shows.
-const LAST_WORDS_BYTES: usize = 2000;
+/// How many bytes of a program's last output an error quotes.
+const LAST_OUTPUT_BYTES: usize = 2000;
 
-/// From one look at a program to the next.
-const LOOK: Duration = Duration::from_millis(20);
+/// The interval between two checks of a program.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long a program may take to end when it is told to.
+/// How long a program may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// The same if this program ends at once.
+/// The same limit if this program exits immediately.
 const SHORT_GRACE: Duration = Duration::from_millis(500);
 
-/// What has to go if the program ends at once.
+/// The programs and directories that exist.
 struct Left {
     processes: Vec<Pid>,
     directories: Vec<PathBuf>,
@@ -37,19 +38,19 @@ fn left() -> MutexGuard<'static, Left> {
     LEFT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends all programs, removes all directories, and ends this program without dropping them.
+/// Ends all programs, removes all directories, and exits without dropping the values.
 pub fn clean_up_and_exit(code: i32) -> ! {
-    // Locked to the end, so that no other thread starts a program or makes a directory.
+    // The lock is held until the exit, so that no other thread starts a program or creates a directory.
     let left = left();
     for pid in &left.processes {
         let _ = kill_process(*pid, Signal::TERM);
     }
     if !left.processes.is_empty() {
-        // fio ends its workers meanwhile.
+        // fio ends its workers in this time.
         std::thread::sleep(SHORT_GRACE);
     }
     for pid in &left.processes {
-        // A program that has ended by itself is what is wanted.
+        // The program may have ended already.
         let _ = kill_process(*pid, Signal::KILL);
     }
     for directory in &left.directories {
@@ -58,26 +59,26 @@ pub fn clean_up_and_exit(code: i32) -> ! {
     std::process::exit(code)
 }
 
-/// Whether a program can be run.
+/// Whether a program is in PATH.
 pub fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// A new directory, removed with all that is in it when this is dropped.
+/// A new directory. Dropping it removes it with its contents.
 #[derive(Debug)]
 pub struct Directory(tempfile::TempDir);
 
 impl Directory {
-    /// Makes it in another directory.
+    /// Creates it inside another directory.
     pub fn new_in(dir: &Path) -> Result<Self> {
         let made = tempfile::tempdir_in(dir);
-        let made = made.with_context(|| format!("cannot make a directory in {}", dir.display()))?;
+        let made = made.with_context(|| format!("cannot create a directory in {}", dir.display()))?;
         left().directories.push(made.path().to_owned());
         Ok(Self(made))
     }
 
-    /// Makes it where temporary files are: a socket's path has to be short.
+    /// Creates it in the directory for temporary files, because the path of a socket must be short.
     pub fn new() -> Result<Self> {
         Self::new_in(&std::env::temp_dir())
     }
@@ -90,14 +91,14 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // Under the lock, so that the directory is not forgotten while it is still there.
+        // Under the lock, so that the directory stays registered until it is removed.
         let mut left = left();
         let _ = std::fs::remove_dir_all(self.0.path());
         left.directories.retain(|directory| directory != self.0.path());
     }
 }
 
-/// A program that runs.
+/// A running program.
 pub struct Started {
     child: Child,
     pid: Pid,
@@ -108,15 +109,15 @@ pub struct Started {
 }
 
 impl Started {
-    /// Starts it. A Ctrl-C in the terminal does not reach it: the study ends it in its own time.
+    /// Starts a program. A Ctrl-C in the terminal does not reach it: the study ends it.
     pub fn start(name: &str, command: &mut Command) -> Result<Self> {
-        let file = || tempfile::tempfile().context("cannot make a temporary file");
+        let file = || tempfile::tempfile().context("cannot create a temporary file");
         let (output, words) = (file()?, file()?);
         command.stdin(Stdio::null());
-        command.stdout(output.try_clone().context("cannot share a file")?);
-        command.stderr(words.try_clone().context("cannot share a file")?);
+        command.stdout(output.try_clone().context("cannot duplicate a file descriptor")?);
+        command.stderr(words.try_clone().context("cannot duplicate a file descriptor")?);
         command.process_group(0);
-        // Under the lock: a program that is started is also noted.
+        // Under the lock, so that every started program is registered.
         let mut left = left();
         let child = command.spawn().with_context(|| format!("cannot run {name}"))?;
         let pid = Pid::from_child(&child);
@@ -124,12 +125,12 @@ impl Started {
         Ok(Self { child, pid, name: name.to_owned(), output, words, ended: None })
     }
 
-    /// Its process number.
+    /// Its PID.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Sends a signal, if it still runs.
+    /// Sends a signal if the program still runs.
     pub fn signal(&mut self, signal: Signal) {
         if matches!(self.status(), Ok(None)) {
             let _ = kill_process(self.pid, signal);
@@ -147,22 +148,22 @@ impl Started {
         Ok(self.ended)
     }
 
-    /// Fails if it has ended.
+    /// Fails if the program has ended.
     pub fn check(&mut self) -> Result<()> {
         match self.status()? {
             None => Ok(()),
             Some(status) => {
-                let words = self.last_words();
+                let words = self.last_output();
                 Err(anyhow!("{} ended ({status}): {words}", self.name))
             }
         }
     }
 
-    /// Waits until something is there that the program makes. `None` from `is_there`: not yet.
+    /// Waits until the program has made something available. `is_there` returns `None` as long as it is not.
     pub fn wait_for<T>(
         &mut self,
         what: &str,
-        patience: Duration,
+        timeout: Duration,
         mut is_there: impl FnMut() -> Result<Option<T>>,
     ) -> Result<T> {
         let began = Instant::now();
@@ -171,41 +172,42 @@ impl Started {
                 return Ok(found);
             }
             self.check()?;
-            if began.elapsed() > patience {
-                let words = self.last_words();
-                return Err(anyhow!("{} has no {what} after {} s: {words}", self.name, patience.as_secs()));
+            if began.elapsed() > timeout {
+                let words = self.last_output();
+                return Err(anyhow!("{} has no {what} after {} s: {words}", self.name, timeout.as_secs()));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(CHECK_INTERVAL);
         }
     }
 
-    /// Waits for its end, and returns what it printed. `None`: `should_stop` was true, and the program was ended.
+    /// Waits until the program ends, and returns its output. `None`: `should_stop` returned true, and the program was
+    /// ended.
     pub fn output(mut self, should_stop: impl Fn() -> bool) -> Result<Option<String>> {
         loop {
             match self.status()? {
                 Some(status) if status.success() => return text_of(&mut self.output).map(Some),
                 Some(_) => return self.check().map(|()| None),
                 None if should_stop() => return Ok(None),
-                None => std::thread::sleep(LOOK),
+                None => std::thread::sleep(CHECK_INTERVAL),
             }
         }
     }
 
-    /// Asks it to end, and waits. A program that takes longer is killed.
-    pub fn stop(mut self, patience: Duration) {
+    /// Ends the program with SIGTERM, and with SIGKILL after `timeout`.
+    pub fn stop(mut self, timeout: Duration) {
         self.signal(Signal::TERM);
         let began = Instant::now();
-        while began.elapsed() < patience && matches!(self.status(), Ok(None)) {
-            std::thread::sleep(LOOK);
+        while began.elapsed() < timeout && matches!(self.status(), Ok(None)) {
+            std::thread::sleep(CHECK_INTERVAL);
         }
     }
 
-    fn last_words(&mut self) -> String {
+    fn last_output(&mut self) -> String {
         let words = text_of(&mut self.words).unwrap_or_default();
         let words = words.trim();
-        let begin = words.len().saturating_sub(LAST_WORDS_BYTES);
+        let begin = words.len().saturating_sub(LAST_OUTPUT_BYTES);
         let begin = (begin..words.len()).find(|begin| words.is_char_boundary(*begin)).unwrap_or(0);
-        if words.is_empty() { "it said nothing".into() } else { words[begin..].to_owned() }
+        if words.is_empty() { "it printed nothing".into() } else { words[begin..].to_owned() }
     }
 }
 
@@ -213,7 +215,7 @@ fn text_of(file: &mut File) -> Result<String> {
     let mut bytes = Vec::new();
     file.rewind()
         .and_then(|()| file.read_to_end(&mut bytes))
-        .context("cannot read what a program printed")?;
+        .context("cannot read the output of a program")?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -222,11 +224,11 @@ impl Drop for Started {
         if self.ended.is_some() {
             return;
         }
-        // fio ends its workers only if it is told to.
+        // fio ends its workers only on SIGTERM.
         let _ = kill_process(self.pid, Signal::TERM);
         let begun = Instant::now();
         while matches!(self.child.try_wait(), Ok(None)) && begun.elapsed() < GRACE {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(CHECK_INTERVAL);
         }
         let mut left = left();
         let _ = self.child.kill();
@@ -271,6 +273,6 @@ mod tests {
         assert!(shell("sleep 1000").output(|| true).unwrap().is_none());
         let mut silent = shell("exit 4");
         let waited = silent.wait_for("socket", Duration::from_secs(60), || Ok(None::<()>));
-        assert!(waited.unwrap_err().to_string().ends_with("it said nothing"));
+        assert!(waited.unwrap_err().to_string().ends_with("it printed nothing"));
     }
 }

@@ -1,4 +1,4 @@
-//! A study: cases with the figures that a publication prints, and variants of the load that each case is run with.
+//! Describes a study: cases with their published figures, and variants of the load for each case.
 
 use headwater_volume::{Buffering, CacheMode};
 use serde::Serialize;
@@ -7,70 +7,70 @@ use crate::load::{Content, Job, Line, Sample};
 use crate::model::Model;
 use crate::peers::Peer;
 
-/// The origin of a figure of the publication.
+/// The origin of a published figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
-    /// The study prints it.
+    /// The publication prints it.
     Printed,
-    /// It follows from printed figures.
+    /// It is computed from published figures.
     Derived,
 }
 
 /// A write cache over an empty disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cache {
-    /// The mode of the cache.
+    /// The mode of the write cache.
     pub mode: CacheMode,
-    /// Its limit of RAM. Mode `disk` has a small limit of its own.
+    /// Its RAM limit. Mode `disk` has a small limit of its own.
     pub ram_bytes: u64,
-    /// Whether its overflow goes past the page cache.
+    /// Whether its overflow uses direct I/O.
     pub buffering: Buffering,
 }
 
-/// What a case measures.
+/// The system under test in a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
     /// The raw disk.
     Raw,
-    /// Our write cache.
+    /// Headwater's write cache.
     Cache(Cache),
-    /// Another program's overlay. It is left out if the program is missing.
+    /// The overlay of another program. The case is skipped if the program is missing.
     Peer(Peer),
 }
 
 /// One case of a study.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Short name, for files.
+    /// Short name for files.
     pub name: &'static str,
-    /// For people.
+    /// Title for people.
     pub title: &'static str,
-    /// What is measured.
+    /// The system under test.
     pub system: System,
-    /// A model that the raw disk or the overflow is slowed down to.
+    /// The model to whose speed the raw disk or the overflow is slowed down.
     pub model: Option<Model>,
-    /// Bytes that are worked on.
+    /// Size of the working set, in bytes.
     pub set_bytes: u64,
-    /// IOPS of the publication, and their origin.
+    /// Published IOPS, and the origin of the figure.
     pub printed: Option<(f64, Source)>,
 }
 
-/// One way to run all cases: what a publication leaves open is run in several.
+/// One variant of the load. Parameters that a publication does not state are run in several variants.
 #[derive(Clone, Debug, Serialize)]
 pub struct Variant {
-    /// Short name, for files.
+    /// Short name for files.
     pub name: String,
-    /// For people.
+    /// Title for people.
     pub title: String,
-    /// Whether the plots show it. All tables do.
+    /// Whether it is plotted. Tables contain all variants.
     pub is_plotted: bool,
-    /// A job of each worker. A job whose set is 0 works on the whole set of a case.
+    /// One job for each worker. A job with a set of 0 bytes uses the whole working set of a case.
     pub jobs: Vec<Job>,
 }
 
 impl Variant {
-    /// One kind of request from alike workers, on the whole set of a case.
+    /// One kind of request from several equal workers, on the whole working set of a case.
     pub fn uniform(
         name: &str,
         title: &str,
@@ -83,7 +83,7 @@ impl Variant {
         Self { name: name.into(), title: title.into(), is_plotted: true, jobs: vec![job; workers] }
     }
 
-    /// The load of a case.
+    /// The jobs for a working set of this size.
     pub fn jobs(&self, set_bytes: u64) -> Vec<Job> {
         let of_case = |job: &Job| Job {
             set_bytes: if job.set_bytes == 0 { set_bytes } else { job.set_bytes },
@@ -92,7 +92,7 @@ impl Variant {
         self.jobs.iter().map(of_case).collect()
     }
 
-    /// Class of the contents that are written.
+    /// The class of the written data.
     pub fn content(&self) -> Content {
         self.jobs.first().map_or(Content::Incompressible, |job| job.content)
     }
@@ -105,26 +105,26 @@ pub struct Study {
     pub number: &'static str,
     /// The publication.
     pub origin: String,
-    /// What it asks.
+    /// Its question.
     pub title: &'static str,
-    /// The load in a sentence.
+    /// The load in one sentence.
     pub load: String,
     /// Facts that a reader needs to judge the figures.
     pub notes: &'static [&'static str],
-    /// The case that all ratios are to.
+    /// The name of the case that is the denominator of all ratios.
     pub baseline: &'static str,
-    /// Name of that case in a sentence.
+    /// The baseline's name in a sentence.
     pub against: &'static str,
-    /// The case in each large figure of the page.
+    /// The cases that the page shows in large type.
     pub headlines: &'static [&'static str],
     /// The cases, in the publication's order.
     pub cases: Vec<Case>,
-    /// Ways to run them.
+    /// The variants of the load.
     pub variants: Vec<Variant>,
 }
 
 impl Study {
-    /// The study with writes that bring blocks of a sample in place of random bytes.
+    /// Replaces random data of writes by blocks of a sample.
     pub fn with_data(mut self, sample: Sample) -> Self {
         for variant in &mut self.variants {
             let jobs = variant.jobs.iter_mut().filter(|job| job.content == Content::Incompressible);
@@ -136,17 +136,17 @@ impl Study {
         self
     }
 
-    /// A case by its name.
+    /// The case with this name.
     pub fn case(&self, name: &str) -> Option<&Case> {
         self.cases.iter().find(|case| case.name == name)
     }
 
-    /// The publication's ratio of a case to its baseline.
+    /// The published ratio of a case to its baseline.
     pub fn printed_ratio(&self, case: &Case) -> Option<f64> {
         Some(case.printed?.0 / self.case(self.baseline)?.printed?.0)
     }
 
-    /// Whether there are printed figures.
+    /// Whether the study has published figures.
     pub fn is_published(&self) -> bool {
         self.cases.iter().any(|case| case.printed.is_some())
     }

@@ -1,4 +1,4 @@
-//! Configurations of Iometer (`.icf`): reads those that drive disks.
+//! Parses configurations of Iometer (`.icf`), as far as they drive disks.
 //!
 //! A line that begins with `'` is a comment and a key: the lines up to the next such line are its values. Keys are
 //! compared by their beginning and without case, because versions of Iometer differ in the rest of the line.
@@ -13,18 +13,18 @@ mod tests;
 #[cfg(test)]
 pub(crate) use tests::TWO_WORKERS;
 
-/// Longest request: that of a device.
+/// The longest request, in bytes: the limit of a device.
 const MAX_REQUEST_BYTES: u64 = 64 << 20;
-/// Longest delay before a burst: an hour.
+/// The longest delay before a burst, in milliseconds: an hour.
 const MAX_DELAY_MS: u64 = 3_600_000;
 const SECTOR_BYTES: u64 = 512;
 
-/// What is wrong, and with which part of the file.
+/// A fault in a configuration, with its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IcfError {
-    /// From 1.
+    /// The line, from 1.
     pub line: usize,
-    /// From 1.
+    /// The column, from 1.
     pub column: usize,
     /// The fault.
     pub message: String,
@@ -43,9 +43,9 @@ impl std::error::Error for IcfError {}
 pub struct Specification {
     /// Its name.
     pub name: String,
-    /// Its lines; their shares sum to 100.
+    /// Its lines; their shares add up to 100.
     pub lines: Vec<Line>,
-    /// Whether workers without a list of their own run it.
+    /// Whether workers without assigned specifications run it.
     is_default: bool,
 }
 
@@ -56,29 +56,29 @@ pub struct WorkerPlan {
     pub name: String,
     /// Requests in flight.
     pub outstanding: usize,
-    /// First byte.
+    /// Offset of the first byte.
     pub start_bytes: u64,
-    /// Bytes that are worked on. 0: the whole disk.
+    /// Length of the used range, in bytes; 0: the whole disk.
     pub size_bytes: u64,
-    /// Names of its specifications, in the order in which they run.
+    /// Names of its specifications, in the order of execution.
     pub specifications: Vec<String>,
 }
 
 /// A configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Configuration {
-    /// Length of a run; 0: until it is ended.
+    /// Length of a run in seconds; 0: until it is stopped.
     pub run_s: u64,
-    /// Time before a run whose requests do not count.
+    /// Time before a run, in seconds, whose requests do not count.
     pub ramp_up_s: u64,
     /// Access specifications.
     pub specifications: Vec<Specification>,
-    /// Workers of all managers.
+    /// The workers of all managers.
     pub workers: Vec<WorkerPlan>,
 }
 
 impl Configuration {
-    /// Reads a configuration.
+    /// Parses a configuration.
     pub fn parse(text: &str) -> Result<Self, IcfError> {
         let lines: Vec<SourceLine<'_>> = text
             .lines()
@@ -90,7 +90,7 @@ impl Configuration {
         match lines.first() {
             Some(first) if first.starts_with("Version") => {}
             first => {
-                let what = "this is no configuration of Iometer: its first line must begin with Version";
+                let what = "this is not a configuration of Iometer: its first line must begin with Version";
                 return Err(first.unwrap_or(&end).error(what));
             }
         }
@@ -101,12 +101,12 @@ impl Configuration {
         parser.finish(lines.last().unwrap_or(&end))
     }
 
-    /// A specification by its name.
+    /// The specification with this name.
     pub fn specification(&self, name: &str) -> Option<&Specification> {
         self.specifications.iter().find(|specification| specification.name == name)
     }
 
-    /// The end of the last byte that a worker uses; `None`: a worker uses the whole disk.
+    /// The end of the last range of all workers; `None`: a worker uses the whole disk.
     pub fn end_bytes(&self) -> Option<u64> {
         let end = |worker: &WorkerPlan| {
             (worker.size_bytes > 0).then(|| worker.start_bytes.saturating_add(worker.size_bytes))
@@ -137,7 +137,7 @@ impl SourceLine<'_> {
         IcfError { line: self.number, column, message: message.to_owned() }
     }
 
-    /// The fields between commas, with their columns.
+    /// The comma-separated fields, with their columns.
     fn fields(&self) -> impl Iterator<Item = (usize, &str)> {
         let mut column = 1;
         self.whole.split(',').map(move |field| {
@@ -147,7 +147,7 @@ impl SourceLine<'_> {
         })
     }
 
-    /// A number in a field.
+    /// Parses a field as a number.
     fn number(&self, index: usize, what: &str, most: u64) -> Result<u64, IcfError> {
         let Some((column, field)) = self.fields().nth(index) else {
             let column = self.whole.len() + 1;
@@ -161,7 +161,7 @@ impl SourceLine<'_> {
     }
 }
 
-/// Each key with its values.
+/// All keys with their values.
 fn keys<'a, 'b>(
     lines: &'b [SourceLine<'a>],
 ) -> impl Iterator<Item = (&'b SourceLine<'a>, &'b [SourceLine<'a>])> {
@@ -175,7 +175,7 @@ fn keys<'a, 'b>(
 
 struct Parser {
     configuration: Configuration,
-    /// Line and column after the last line of each specification, for a wrong sum.
+    /// Line and column after the last line of each specification, for messages about a wrong sum.
     specification_ends: Vec<(usize, usize)>,
 }
 
@@ -193,7 +193,7 @@ impl Parser {
             let value = value()?;
             if !value.starts_with("NORMAL") {
                 return Err(value.error(
-                    "only tests of type NORMAL are run: cycling tests change workers or depth between runs",
+                    "only tests of type NORMAL are supported: cycling tests change workers or depth between runs",
                 ));
             }
         } else if starts("Access specification name") {
@@ -205,7 +205,7 @@ impl Parser {
         } else if starts("Worker type") {
             let value = value()?;
             if !value.starts_with("DISK") {
-                return Err(value.error("only DISK workers are run; remove the others in Iometer"));
+                return Err(value.error("only DISK workers are supported; remove the others in Iometer"));
             }
         } else if starts("Worker") && !starts("Worker Cycling") {
             let name = value()?.text.to_owned();
@@ -245,7 +245,7 @@ impl Parser {
         self.configuration
             .workers
             .last_mut()
-            .ok_or_else(|| key.error("this belongs to a worker, and none was named before"))
+            .ok_or_else(|| key.error("this line belongs to a worker, but no worker was named before it"))
     }
 
     fn run_time(&mut self, value: &SourceLine<'_>) -> Result<(), IcfError> {
@@ -270,7 +270,7 @@ impl Parser {
             (self.configuration.specifications.last_mut(), self.specification_ends.last_mut())
         else {
             return Err(
-                value.error("this line belongs to an access specification, and none was named before")
+                value.error("this line belongs to an access specification, but none was named before it")
             );
         };
         *end = (value.number, 1);
@@ -287,7 +287,7 @@ impl Parser {
         let random_percent = percent(3, "share of random requests")?;
         let delay_ms = value.number(4, "delay", MAX_DELAY_MS)? as u32;
         let burst = value.number(5, "burst", 1 << 20)?.max(1) as u32;
-        // 0 means the sector.
+        // An alignment of 0 means one sector.
         let alignment = value.number(6, "alignment", MAX_REQUEST_BYTES)?.max(SECTOR_BYTES);
         if alignment % SECTOR_BYTES != 0 {
             return fault(6, "the alignment must be a multiple of 512 bytes");

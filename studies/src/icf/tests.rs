@@ -1,8 +1,8 @@
-//! Configurations as Iometer writes them, and faults in them.
+//! Tests configurations as Iometer writes them, and messages about faults in them.
 
 use super::*;
 
-/// A file as Iometer 1.1 saves it, in short: two workers, and a mix of two sizes.
+/// A shortened file of Iometer 1.1: two workers, and a mix of two sizes.
 pub(crate) const TWO_WORKERS: &str = "\
 Version 1.1.0
 'TEST SETUP ====================================================================
@@ -109,7 +109,7 @@ fn a_file_of_iometer_gives_its_workers_and_lines() {
 }
 
 #[test]
-fn a_fault_is_told_with_line_and_column() {
+fn a_fault_is_reported_with_line_and_column() {
     let cases = [
         ("\t4096,75,20,80", "\t4096,75,x,80", "line 22, column 10: the share of reads is \"x\""),
         ("\t4096,75,20,80", "\t4095,75,20,80", "line 22, column 2: the size must be a multiple"),
@@ -128,11 +128,15 @@ fn a_fault_is_told_with_line_and_column() {
         (
             "'Worker type\n\tDISK",
             "'Worker type\n\tNETWORK,TCP",
-            "line 37, column 2: only DISK workers are run",
+            "line 37, column 2: only DISK workers are supported",
         ),
         ("\t0          1          30", "\t0 61 3", "line 7, column 2: the run time must be three numbers"),
         ("\tNORMAL", "\tCYCLE_TARGETS", "line 16, column 2: only tests of type NORMAL"),
-        ("Version 1.1.0\n'TEST", "Versoin\n'TEST", "line 1, column 1: this is no configuration of Iometer"),
+        (
+            "Version 1.1.0\n'TEST",
+            "Versoin\n'TEST",
+            "line 1, column 1: this is not a configuration of Iometer",
+        ),
     ];
     for (good, bad, expected) in cases {
         assert!(TWO_WORKERS.contains(good), "{good}");

@@ -1,5 +1,5 @@
-//! The answers of submitted requests: a worker's thread takes those of its own completion queue, and
-//! sleeps until either that queue or another thread has an answer.
+//! Collects the answers of submitted requests. A worker's thread reads its own completion queue, and sleeps until
+//! either that queue or another thread has an answer.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,23 +14,23 @@ use super::Slot;
 
 struct Arrived {
     answers: Mutex<VecDeque<(Slot, Outcome)>>,
-    /// Readable when another thread has added an answer.
+    /// An eventfd, readable after another thread has added an answer.
     wake: OwnedFd,
     owner: std::thread::ThreadId,
 }
 
-/// Whether a worker sleeps until there is an answer.
+/// Whether the worker sleeps if no answer has arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wait {
-    /// It does not.
+    /// Does not sleep.
     No,
-    /// It does.
+    /// Sleeps until an answer arrives.
     ForAnswer,
-    /// It does, until this time at most.
+    /// Sleeps until an answer arrives, but no longer than until this time.
     Until(Instant),
 }
 
-/// The answers of one worker. It stays on the thread that made it.
+/// The answers of one worker. It must stay on the thread that created it.
 pub(super) struct Answers {
     arrived: Arc<Arrived>,
     queue: Option<Box<dyn CompletionQueue>>,
@@ -45,19 +45,19 @@ impl Answers {
         Ok(Self { arrived, queue: device.completion_queue() })
     }
 
-    /// The completion of a request that is submitted.
+    /// The completion of a submitted request.
     pub(super) fn completion(&self, slot: Slot) -> Completion {
         let arrived = Arc::clone(&self.arrived);
         Completion::new(move |outcome| {
             arrived.answers.lock().unwrap_or_else(PoisonError::into_inner).push_back((slot, outcome));
             if std::thread::current().id() != arrived.owner {
-                // Fails only if the counter is full, and then it is readable.
+                // This fails only if the counter is full; then the eventfd is readable anyway.
                 let _ = rustix::io::write(&arrived.wake, &1_u64.to_ne_bytes());
             }
         })
     }
 
-    /// The answers that are there. Starts what waits in the thread's queue.
+    /// Takes all answers that have arrived. Also submits the requests in the thread's queue.
     pub(super) fn take(&self, wait: Wait) -> Result<VecDeque<(Slot, Outcome)>> {
         loop {
             if let Some(queue) = &self.queue {
@@ -83,7 +83,7 @@ impl Answers {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error).context("cannot wait for answers"),
             }
-            // Cleared before the list is looked at: an answer that is added after this wakes the thread again.
+            // Cleared before the list is read: an answer that is added after this wakes the thread again.
             let _ = rustix::io::read(self.arrived.wake.as_fd(), &mut [0_u8; 8]);
         }
     }

@@ -1,4 +1,4 @@
-//! What a write brings.
+//! Generates the data of writes.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,16 +12,17 @@ use headwater_block::BLOCK_BYTES;
 
 use crate::random::Random;
 
-/// A class of contents.
+/// A class of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Bytes from a random place of 16 MiB of random bytes: no two blocks are equal, and none packs.
+    /// Bytes from random offsets of a pool of 16 MiB of random bytes: no two blocks are equal, and no block is
+    /// compressible.
     Incompressible,
-    /// One pseudo-random buffer for all writes, as Iometer 2006 sent: equal blocks.
+    /// The same pseudo-random buffer in all writes, like Iometer 2006: blocks are equal.
     Reused,
     /// Zeroes.
     Zero,
-    /// Blocks of a file, the disk of a guest for example.
+    /// Blocks of a file, for example of a guest's disk.
     Sample(Sample),
 }
 
@@ -36,7 +37,7 @@ impl Serialize for Content {
     }
 }
 
-/// Parts of a file, read once. They are kept until the program ends.
+/// Parts of a file, read once and kept until the program ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Sample(&'static [u8]);
 
@@ -46,19 +47,19 @@ impl std::fmt::Debug for Sample {
     }
 }
 
-/// Length of a part, which is read as a whole.
+/// Length of a part, in bytes.
 const PART_BYTES: usize = 64 << 10;
 
-/// Parts of a sample: 64 MiB.
+/// The number of parts in a sample: 64 MiB.
 const PARTS: u64 = 1024;
 
-/// A file with fewer parts is no sample: its blocks would repeat, and cost nothing for that.
+/// The fewest parts for a sample. With fewer, blocks would repeat often, and repeated blocks cost a cache nothing.
 const LEAST_PARTS: usize = 256;
 
 impl Sample {
-    /// Reads parts that are spread over the file. Parts of zeroes are left out.
+    /// Reads parts spread over the file. Parts with only zeroes are skipped.
     pub fn read(path: &Path) -> Result<Self> {
-        Self::read_parts(path).with_context(|| format!("{} cannot be the data of writes", path.display()))
+        Self::read_parts(path).with_context(|| format!("cannot use {} as data of writes", path.display()))
     }
 
     fn read_parts(path: &Path) -> Result<Self> {
@@ -66,14 +67,14 @@ impl Sample {
         let mut magic = [0; 4];
         if file.read_exact(&mut magic).is_ok() && &magic == b"QFI\xfb" {
             bail!(
-                "it is a qcow2 file, whose clusters may be packed: convert it with qemu-img convert -O raw"
+                "it is a qcow2 file, whose clusters may be compressed: convert it with qemu-img convert -O raw"
             );
         }
         let len = file.metadata()?.len();
         let all = len / PART_BYTES as u64;
         let mut bytes = Vec::new();
         let mut part = vec![0; PART_BYTES];
-        // In a sparse file most parts are zeroes: more of them are looked at.
+        // In a sparse file most parts are zeroes, so more parts are examined.
         let looked_at = all.min(PARTS * 16);
         for number in 0..looked_at {
             file.read_exact_at(&mut part, number * all / looked_at * PART_BYTES as u64)?;
@@ -86,7 +87,7 @@ impl Sample {
         }
         if bytes.len() < LEAST_PARTS * PART_BYTES {
             bail!(
-                "it has {} of data: at least {} are needed",
+                "it has {} of data, but at least {} are needed",
                 headwater_block::size::format(bytes.len() as u64),
                 headwater_block::size::format((LEAST_PARTS * PART_BYTES) as u64)
             );
@@ -95,20 +96,20 @@ impl Sample {
     }
 }
 
-/// Random bytes that incompressible requests are copied from, beginning anywhere: making new bytes for each request
-/// would take longer than a write to RAM does. As Iometer's pattern "full random".
+/// The pool of random bytes that incompressible requests are copied from, at random offsets. Generating new bytes for
+/// each request would take longer than a write to RAM. Iometer's pattern "full random" does the same.
 const POOL_BYTES: usize = 16 << 20;
 
-/// Fills buffers of one class.
+/// Fills buffers with data of one class.
 pub(super) struct Source {
     content: Content,
     random: Random,
-    /// What is copied from.
+    /// The bytes that are copied.
     bytes: Vec<u8>,
 }
 
 impl Source {
-    /// A source for requests of one length.
+    /// A source for requests of this length.
     pub(super) fn new(content: Content, request_bytes: usize, seed: u64) -> Self {
         let mut random = Random::new(!seed);
         let mut bytes = Vec::new();
@@ -119,7 +120,7 @@ impl Source {
             }
             Content::Reused => {
                 bytes.resize(request_bytes, 0);
-                // The same for every run, as Iometer's.
+                // Equal in every run, like Iometer's buffer.
                 Random::new(1).fill(&mut bytes);
             }
             Content::Zero | Content::Sample(_) => {}
@@ -137,7 +138,7 @@ impl Source {
         buffer.copy_from_slice(&self.bytes[from..from + buffer.len()]);
     }
 
-    /// Copies what begins at a random block of a sample, and goes on at its start after its end.
+    /// Copies from a random block of a sample; after its end, continues at its beginning.
     fn fill_from(&mut self, sample: &[u8], buffer: &mut [u8]) {
         let block_bytes = BLOCK_BYTES as usize;
         let mut from = self.random.below((sample.len() / block_bytes) as u64) as usize * block_bytes;
@@ -156,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_differ_in_what_repeats() {
+    fn classes_differ_in_repeated_blocks() {
         let two = |content| {
             let mut source = Source::new(content, 4096, 5);
             let (mut first, mut second) = (vec![9; 4096], vec![9; 4096]);
@@ -178,7 +179,7 @@ mod tests {
         let file = File::create(&path).unwrap();
         file.set_len(4 << 30).unwrap();
         assert!(format!("{:#}", Sample::read(&path).unwrap_err()).contains("it has 0 B of data"));
-        // Each block has its number, and the data lies in the middle.
+        // Each block contains its number, and the data is in the middle of the file.
         let block = |number: u64| number.to_le_bytes().repeat(512);
         let data: Vec<u8> = (1..=16 * 1024).flat_map(block).collect();
         file.write_all_at(&data, 2 << 30).unwrap();

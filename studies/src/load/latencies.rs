@@ -1,11 +1,11 @@
-//! Latencies of many requests in little memory: buckets a sixteenth of an octave wide.
+//! A histogram of latencies with 16 buckets for each power of two.
 
 use std::time::Duration;
 
 const STEPS: u64 = 16;
 const BUCKETS: usize = 64 * STEPS as usize;
 
-/// Counts by latency.
+/// Numbers of requests by latency.
 #[derive(Clone, Debug)]
 pub struct Latencies {
     buckets: Vec<u64>,
@@ -30,7 +30,7 @@ fn bucket_of(ns: u64) -> usize {
     ((octave - 3) * STEPS + step) as usize
 }
 
-/// The least latency of a bucket.
+/// The lower end of a bucket.
 fn least_ns(bucket: u64) -> f64 {
     if bucket < STEPS {
         return bucket as f64;
@@ -40,7 +40,7 @@ fn least_ns(bucket: u64) -> f64 {
 }
 
 impl Latencies {
-    /// Counts one request.
+    /// Adds one request.
     pub fn count_one(&mut self, latency: Duration) {
         let ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
         if let Some(bucket) = self.buckets.get_mut(bucket_of(ns)) {
@@ -60,22 +60,22 @@ impl Latencies {
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// How many there are.
+    /// The number of requests.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Their mean.
+    /// The mean latency.
     pub fn mean_us(&self) -> f64 {
         self.sum_ns as f64 / 1000.0 / self.count.max(1) as f64
     }
 
-    /// The longest.
+    /// The longest latency.
     pub fn max_us(&self) -> f64 {
         self.max_ns as f64 / 1000.0
     }
 
-    /// A percentile, at most a sixteenth of itself too low.
+    /// A percentile, rounded down by at most 1/16.
     pub fn percentile_us(&self, percent: f64) -> f64 {
         let rank = (percent / 100.0 * self.count as f64).ceil() as u64;
         let mut seen = 0;

@@ -1,7 +1,8 @@
-//! The load engine: workers that keep a number of requests in flight on a device, as Iometer does.
+//! The load generator: workers that keep a number of requests in flight on a device, like Iometer.
 //!
-//! Closed loop by count: a worker has `depth` slots, and a slot that is free is used at once, unless a line has a delay before each burst.
-//! What is sent depends on the job and the seed alone, in that order; how many are sent depends on the device.
+//! The loop is closed: a worker has `depth` slots, and sends a new request as soon as a slot is free, unless the line
+//! has a delay before each burst. The sequence of requests depends only on the job and the seed; how many are sent
+//! depends on the device.
 
 mod answers;
 mod content;
@@ -24,68 +25,68 @@ pub use latencies::Latencies;
 pub use part::{Part, Tally};
 pub use requests::{Direction, Item, Requests};
 
-/// Percentiles of the latency that results have.
+/// The percentiles of latency in results.
 const PERCENTILES: [f64; 19] = [
     0.1, 1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 85.0, 90.0, 95.0, 98.0, 99.0, 99.5, 99.9,
     99.99,
 ];
 
-/// How long a worker that waits for a burst sleeps at most before it looks whether the run is over.
-const LOOK: Duration = Duration::from_millis(50);
+/// How long a worker sleeps at most before it checks again whether the run is over, while it waits for a burst.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A kind of request, and its share of a worker's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Line {
     /// Length of each request.
     pub request_bytes: u32,
-    /// Share among the lines of a job.
+    /// Its share among the lines of a job, in percent.
     pub share_percent: u8,
     /// Offsets of random requests are multiples of this.
     pub alignment_bytes: u32,
-    /// Share of reads.
+    /// Percentage of reads.
     pub read_percent: u8,
-    /// Share of requests that go anywhere. The others begin where the request before ended.
+    /// Percentage of requests at random offsets. The others begin where the previous request ended.
     pub random_percent: u8,
-    /// Requests before a line is drawn again.
+    /// The number of requests before the line is chosen again.
     pub burst: u32,
-    /// Milliseconds that the worker waits before each burst. Requests in flight are answered meanwhile.
+    /// The delay before each burst, in milliseconds. Requests in flight are completed meanwhile.
     pub delay_ms: u32,
 }
 
-/// What one worker sends. It has a thread and a cursor of its own.
+/// The requests of one worker. Each worker has its own thread and its own sequential position.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Job {
-    /// First byte of the set.
+    /// First byte of the working set.
     pub start_bytes: u64,
-    /// The requests lie in so many bytes from there.
+    /// Length of the working set, in bytes.
     pub set_bytes: u64,
-    /// Kinds of requests; their shares sum to 100.
+    /// Kinds of requests; their shares add up to 100.
     pub lines: Vec<Line>,
-    /// Requests in flight; not 0.
+    /// Requests in flight; at least 1.
     pub depth: usize,
-    /// What is written.
+    /// The data of writes.
     pub content: Content,
 }
 
-/// When a run ends.
+/// The end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
     /// After this time.
     Elapsed(Duration),
-    /// After so many requests of each worker.
+    /// After this number of requests by each worker.
     Requests(u64),
 }
 
-/// What came of a run.
+/// The results of a run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Outcomes {
-    /// Requests that were answered.
+    /// Number of answered requests.
     pub requests: u64,
-    /// Of which: reads.
+    /// The number of reads among them.
     pub reads: u64,
     /// From the first request to the last answer, in seconds.
     pub elapsed_s: f64,
-    /// Requests a second.
+    /// Requests per second.
     pub iops: f64,
     /// Mean latency in microseconds.
     pub mean_us: f64,
@@ -95,14 +96,14 @@ pub struct Outcomes {
     pub max_us: f64,
     /// Percentiles of the latency: percent and microseconds.
     pub percentiles_us: Vec<(f64, f64)>,
-    /// The run was interrupted.
+    /// Whether the run was interrupted.
     pub interrupted: bool,
-    /// What each worker did.
+    /// The result of each worker.
     #[serde(skip)]
     pub workers: Vec<Part>,
 }
 
-/// Runs a job of each worker. `stop` ends it early; requests in flight are waited for.
+/// Runs one job on each worker. `stop` ends the run early, after the requests in flight.
 pub fn run(
     device: &Arc<dyn Device>,
     jobs: &[Job],
@@ -110,7 +111,7 @@ pub fn run(
     until: Until,
     stop: &AtomicBool,
 ) -> Result<Outcomes> {
-    // Making contents takes a while: the time begins when all workers have theirs.
+    // Generating data takes a while, so the time begins when all workers are ready.
     let ready = Barrier::new(jobs.len());
     let parts: Vec<Result<Part>> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0_u64..)
@@ -149,7 +150,7 @@ pub fn run(
     })
 }
 
-/// Writes the whole set once, in requests of 64 KiB and at depth 16, as Iometer prepares its file.
+/// Writes the whole working set once, with requests of 64 KiB at depth 16, like Iometer's preparation of its file.
 pub fn fill(
     device: &Arc<dyn Device>,
     set_bytes: u64,
@@ -171,7 +172,7 @@ pub fn fill(
     run(device, &[job], seed, Until::Requests(set_bytes / u64::from(FILL_BYTES)), stop).map(drop)
 }
 
-/// A request that was submitted.
+/// A submitted request.
 struct Slot {
     direction: Direction,
     len: u32,
@@ -183,9 +184,9 @@ struct Worker<'a> {
     job: &'a Job,
     requests: Requests,
     source: Source,
-    /// One for each slot that is free.
+    /// One buffer for each free slot.
     buffers: Vec<Vec<u8>>,
-    /// The first request of a burst, and when it may be sent.
+    /// The first request of a burst, and the earliest time at which it may be sent.
     held: Option<(Item, Instant)>,
     part: Part,
     answers: Answers,
@@ -217,7 +218,7 @@ impl<'a> Worker<'a> {
                     Until::Elapsed(time) => started.elapsed() >= time,
                     Until::Requests(_) => false,
                 };
-            // Requests that must wait are started together, so answers are taken after each `depth` at the latest.
+            // Requests with a delay start together, so answers are taken after at most `depth` requests.
             for _ in 0..self.job.depth {
                 is_over |= self.failure.is_some() || matches!(until, Until::Requests(count) if sent >= count);
                 if is_over || self.buffers.is_empty() {
@@ -235,7 +236,7 @@ impl<'a> Worker<'a> {
             }
             let wait = match self.held {
                 _ if in_flight > 0 && (is_over || self.buffers.is_empty()) => Wait::ForAnswer,
-                Some((_, at)) if !is_over => Wait::Until(at.min(Instant::now() + LOOK)),
+                Some((_, at)) if !is_over => Wait::Until(at.min(Instant::now() + STOP_CHECK_INTERVAL)),
                 _ => Wait::No,
             };
             for (slot, outcome) in self.answers.take(wait)? {
@@ -259,7 +260,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// The next request, unless it has to wait.
+    /// The next request, unless it must wait for its burst.
     fn next_item(&mut self) -> Option<Item> {
         let (item, at) = match self.held.take() {
             Some(held) => held,
@@ -278,13 +279,11 @@ impl<'a> Worker<'a> {
         None
     }
 
-    /// Carries out a request at once, or submits it. A buffer must be free.
+    /// Executes a request immediately, or submits it. A buffer must be free.
     fn send(&mut self, item: Item) -> Result<()> {
         let Item { direction, offset, len, .. } = item;
         let mut buffer = self.buffers.pop().unwrap_or_default();
-        let Some(range) = ByteRange::new(offset, u64::from(len)) else {
-            bail!("a request ends past 64 bits")
-        };
+        let Some(range) = ByteRange::new(offset, u64::from(len)) else { bail!("a request ends beyond 2^64") };
         buffer.resize(len as usize, 0);
         if direction == Direction::Write {
             self.source.fill(&mut buffer);

@@ -1,25 +1,25 @@
-//! What one worker did, or all of them.
+//! The result of one worker, or of several workers together.
 
 use std::time::Duration;
 
 use super::{Direction, Latencies};
 
-/// Upper ends of the latencies that Iometer counts together, in microseconds. The last bin has all others.
+/// Upper ends of Iometer's latency bins, in microseconds. The last bin has no upper end.
 const BIN_ENDS_US: [u64; 20] = [
     50, 100, 200, 500, 1000, 2000, 5000, 10_000, 15_000, 20_000, 30_000, 50_000, 100_000, 200_000, 500_000,
     1_000_000, 2_000_000, 4_700_000, 5_000_000, 10_000_000,
 ];
 
-/// Requests of one direction.
+/// The requests of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// How many.
+    /// The number of requests.
     pub count: u64,
-    /// Their bytes.
+    /// Their total length, in bytes.
     pub bytes: u64,
-    /// Their latencies in all.
+    /// The sum of their latencies.
     pub sum_ns: u128,
-    /// The longest.
+    /// Their longest latency.
     pub max_ns: u64,
 }
 
@@ -33,7 +33,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// Counts a request that was answered.
+    /// Adds an answered request.
     pub fn count_one(&mut self, direction: Direction, bytes: u32, latency: Duration) {
         self.latencies.count_one(latency);
         let ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
@@ -45,7 +45,7 @@ impl Part {
         self.bins[BIN_ENDS_US.partition_point(|end_us| ns >= end_us * 1000)] += 1;
     }
 
-    /// Adds another worker, which ran at the same time.
+    /// Adds the result of another worker that ran at the same time.
     pub fn add(&mut self, other: &Self) {
         for (tally, other) in self.tallies.iter_mut().zip(&other.tallies) {
             tally.count += other.count;
@@ -63,17 +63,17 @@ impl Part {
         self.elapsed = elapsed;
     }
 
-    /// From the first request to the last answer.
+    /// The time from the first request to the last answer.
     pub fn elapsed_s(&self) -> f64 {
         self.elapsed.as_secs_f64()
     }
 
-    /// Requests of a direction.
+    /// The requests of a direction.
     pub fn of(&self, direction: Direction) -> Tally {
         self.tallies[usize::from(direction == Direction::Write)]
     }
 
-    /// Requests by latency, in the bins of Iometer.
+    /// Numbers of requests by latency, in Iometer's bins.
     pub fn bins(&self) -> &[u64; 21] {
         &self.bins
     }

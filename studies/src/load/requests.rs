@@ -1,12 +1,13 @@
-//! Which requests a worker sends, in order: Iometer's rules.
+//! Generates the sequence of a worker's requests by Iometer's rules.
 //!
-//! Each request draws its direction and whether it is random. A random one starts anywhere, rounded up to the alignment; the others go
-//! on where the request before ended, whatever its direction. Past the end of the set a request goes to its start.
+//! For each request, the direction is random, and so is whether the offset is random. A random offset is rounded up
+//! to the alignment. Otherwise the request begins where the previous request ended, in either direction. A request
+//! that would end beyond the working set begins at its start.
 
 use super::{Job, Line};
 use crate::random::Random;
 
-/// Which way.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the device.
@@ -18,33 +19,34 @@ pub enum Direction {
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Which way.
+    /// Its direction.
     pub direction: Direction,
-    /// First byte.
+    /// Its offset.
     pub offset: u64,
     /// Length in bytes.
     pub len: u32,
-    /// Milliseconds before it is sent: the first one of a burst may have to wait.
+    /// The delay before it is sent, in milliseconds; only the first request of a burst can have a delay.
     pub delay_ms: u32,
 }
 
-/// The endless sequence of one worker.
+/// The endless sequence of requests of one worker.
 pub struct Requests {
     job: Job,
     random: Random,
-    /// The end of the request before, from the start of the set.
+    /// The end of the previous request, relative to the start of the working set.
     cursor: u64,
-    /// Index of the line that was drawn, and requests that follow it still.
+    /// The index of the chosen line, and the number of requests that follow with it.
     line: (usize, u32),
 }
 
 impl Requests {
-    /// The sequence of a seed.
+    /// The sequence of this seed.
     pub fn new(job: Job, seed: u64) -> Self {
         Self { job, random: Random::new(seed), cursor: 0, line: (0, 0) }
     }
 
-    /// The line of the next request, and whether a burst begins: drawn after each burst, if there is a choice.
+    /// The line of the next request, and whether a burst begins. If there are several lines, a new one is chosen
+    /// after each burst.
     fn line(&mut self) -> (Line, bool) {
         let (mut index, mut left) = self.line;
         let begins = left == 0;
@@ -62,7 +64,7 @@ impl Requests {
         (self.job.lines[index], begins)
     }
 
-    /// The next request.
+    /// Generates the next request.
     pub fn draw(&mut self) -> Item {
         let (line, begins) = self.line();
         let is_read = self.random.below(100) < u64::from(line.read_percent);

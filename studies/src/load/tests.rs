@@ -1,4 +1,4 @@
-//! What the engine sends to a device, as the device sees it.
+//! Tests which requests the load generator sends to a device.
 
 use std::sync::Mutex;
 
@@ -22,7 +22,7 @@ fn job() -> Job {
     Job { start_bytes: 0, set_bytes: 4 * MIB, lines: vec![line], depth: 16, content: Content::Incompressible }
 }
 
-/// Notes each request in the order in which it comes, and hands it on.
+/// Records each request in order of arrival, and passes it on.
 struct Recorder {
     disk: ReferenceDisk,
     seen: Mutex<Vec<Item>>,
@@ -44,7 +44,7 @@ impl Device for Recorder {
         let (direction, range) = match &op {
             Op::Read { range, .. } => (Direction::Read, *range),
             Op::Write { range, .. } => (Direction::Write, *range),
-            other => panic!("{other:?} was not asked for"),
+            other => panic!("unexpected operation: {other:?}"),
         };
         let len = u32::try_from(range.len()).unwrap();
         self.seen.lock().unwrap().push(Item { direction, offset: range.offset(), len, delay_ms: 0 });
@@ -69,21 +69,21 @@ fn seen(waits: Waits, seed: u64) -> Vec<Item> {
 }
 
 #[test]
-fn one_seed_sends_the_same_requests_whatever_waits() {
+fn equal_seeds_send_equal_requests_if_some_wait() {
     let all = seen(Waits::Never, 7);
     assert_eq!(all, seen(Waits::PerMille(500), 7));
     assert_ne!(all, seen(Waits::Never, 8));
 }
 
 #[test]
-fn a_device_gets_the_shares_that_a_job_asks_for() {
+fn a_device_gets_the_shares_of_the_job() {
     let all = seen(Waits::Never, 7);
     let reads = all.iter().filter(|item| item.direction == Direction::Read).count();
     assert!((340..=460).contains(&reads), "{reads} of 2000 are reads");
     let sequential = all.windows(2).filter(|pair| pair[0].offset + 4096 == pair[1].offset).count();
     assert!((340..=460).contains(&sequential), "{sequential} of 2000 are sequential");
     assert!(all.iter().all(|item| item.offset % 512 == 0 && item.offset + 4096 <= 4 * MIB));
-    assert!(all.iter().any(|item| item.offset % 4096 != 0), "512 is the alignment");
+    assert!(all.iter().any(|item| item.offset % 4096 != 0), "the alignment is 512 bytes");
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_mix_of_sizes_sends_bursts_in_its_part_of_the_disk() {
         burst,
         delay_ms: 0,
     };
-    // Writes of 4 KiB anywhere, and bursts of four sequential reads of 64 KiB.
+    // Writes of 4 KiB at random offsets, and bursts of four sequential reads of 64 KiB.
     let lines = vec![line(4096, 75, 0, 100, 1), line(65536, 25, 100, 0, 4)];
     let mixed = Job { start_bytes: MIB, set_bytes: 2 * MIB, lines, ..job() };
     let recorder = Recorder::new(Waits::PerMille(500));
@@ -141,7 +141,7 @@ fn a_mix_of_sizes_sends_bursts_in_its_part_of_the_disk() {
     let seen = recorder.seen.lock().unwrap().clone();
     assert!(seen.iter().all(|item| item.offset >= MIB && item.offset + u64::from(item.len) <= 3 * MIB));
     assert!(seen.iter().all(|item| (item.direction == Direction::Read) == (item.len == 65536)));
-    // Three draws of four give one write, the fourth gives four reads.
+    // Three of four choices give one write, the fourth gives four reads.
     let writes = seen.iter().filter(|item| item.direction == Direction::Write).count();
     assert!((1550..=1880).contains(&writes), "{writes} of 4000 are writes");
     let runs: Vec<usize> =
@@ -161,7 +161,7 @@ fn a_worker_waits_before_each_burst() {
     let began = Instant::now();
     let outcomes = run(&device, &[job.clone()], 1, Until::Requests(30), &AtomicBool::new(false)).unwrap();
     assert_eq!(outcomes.requests, 30);
-    // Three bursts, each 20 ms after the one before at the earliest.
+    // Three bursts, each at least 20 ms after the previous one.
     assert!(began.elapsed() >= Duration::from_millis(60), "{:?}", began.elapsed());
     let mut requests = Requests::new(job, 1);
     let delays: Vec<u32> = (0..21).map(|_| requests.draw().delay_ms).collect();

@@ -1,30 +1,31 @@
-//! Spindles of 15,000 turns a minute as RAID 5, with seeks.
+//! A model of a RAID 5 array of disks with 15,000 revolutions per minute.
 //!
-//! | operation | of the spindles |
+//! | operation | operations of the spindles |
 //! |---|---|
-//! | read | one read for each stripe unit that it touches |
-//! | write of a whole stripe | one write for each unit, and one of the parity |
+//! | read | one read for each stripe unit in its range |
+//! | write of a whole stripe | one write for each data unit, and one of the parity |
 //! | write of a part of a stripe | reads of the old data and the old parity, then writes of both |
 //!
-//! Each spindle has a queue in the order of arrival. An operation takes a seek and half a turn, unless it begins where the spindle's
-//! last operation ended or shortly behind that, and the time of its bytes. No cache, and no better order.
+//! Each spindle serves its queue in order of arrival. An operation takes a seek and half a revolution, and the
+//! transfer time of its bytes. The seek and half revolution are skipped if the operation begins at or shortly after
+//! the end of the spindle's last operation. There is no cache and no reordering.
 
 /// The most spindles of an array.
 pub const MOST_SPINDLES: u32 = 64;
 
-/// A stripe unit.
+/// Length of a stripe unit, in bytes.
 const UNIT_BYTES: u64 = 64 << 10;
 
-/// A seek of 3.5 ms and half a turn of 2 ms: 180 operations a second.
+/// A seek of 3.5 ms and half a revolution of 2 ms: 180 operations per second.
 const SEEK_NS: u64 = 5_500_000;
 
-/// An operation that begins so far behind the last one needs no seek.
+/// An operation that begins at most this far after the end of the last one needs no seek.
 const NEAR_BYTES: u64 = 64 << 10;
 
-/// Bytes a second of a spindle.
+/// Transfer rate of a spindle, in bytes per second.
 const BYTES_PER_S: u64 = 150_000_000;
 
-/// What the spindles did.
+/// Numbers of operations of all spindles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpindleOperations {
     /// Reads.
@@ -36,7 +37,7 @@ pub struct SpindleOperations {
 #[derive(Clone, Copy, Debug, Default)]
 struct Spindle {
     free_ns: u64,
-    /// The end of its last operation. `None`: it had none.
+    /// The end of its last operation; `None` before the first.
     last_end: Option<u64>,
 }
 
@@ -47,7 +48,7 @@ pub struct Array {
     operations: SpindleOperations,
 }
 
-/// A part of an operation in one stripe: the unit, and the bytes of it.
+/// The part of an operation in one stripe unit: the unit, and the range in it.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     unit: u64,
@@ -62,7 +63,7 @@ impl Array {
         Self { spindles, operations: SpindleOperations::default() }
     }
 
-    /// What the spindles did so far.
+    /// The numbers of operations so far.
     pub fn operations(&self) -> SpindleOperations {
         self.operations
     }
@@ -71,7 +72,7 @@ impl Array {
         self.spindles.len() as u64 - 1
     }
 
-    /// When an operation that arrives now is answered.
+    /// The time at which an operation that arrives now is completed.
     pub fn due_ns(&mut self, now_ns: u64, is_write: bool, offset: u64, bytes: u64) -> u64 {
         let stripe_bytes = UNIT_BYTES * self.data_units();
         let (mut at, end, mut due_ns) = (offset, offset + bytes, now_ns);
@@ -85,7 +86,7 @@ impl Array {
         due_ns
     }
 
-    /// The part of an operation in one stripe: `from` and its length.
+    /// Processes the part of an operation in one stripe: offset `from` and length.
     fn stripe(&mut self, now_ns: u64, is_write: bool, stripe: u64, (from, bytes): (u64, u64)) -> u64 {
         let is_whole = bytes == UNIT_BYTES * self.data_units();
         let (mut at, end, mut pieces) = (from, from + bytes, Vec::new());
@@ -95,7 +96,7 @@ impl Array {
             at = piece_end;
         }
         let count = self.spindles.len() as u64;
-        // The parity goes round, and the data begins behind it.
+        // The parity unit rotates over the spindles, and the data units follow it.
         let parity = count - 1 - stripe % count;
         let place = |piece: &Piece| (parity + 1 + piece.unit) % count;
         let mut due_ns = now_ns;
@@ -107,10 +108,11 @@ impl Array {
             pieces.iter().for_each(|piece| go(self, place(piece), false, piece.from, piece.bytes));
             return due_ns;
         }
-        // The parity of all bytes that any unit changes.
+        // The range of the parity that any changed unit affects.
         let first = pieces.iter().map(|piece| piece.from).min().unwrap_or(0);
         let last = pieces.iter().map(|piece| piece.from + piece.bytes).max().unwrap_or(0);
-        // On each spindle the write follows its read: when the other spindles have read is left out, so that none idles.
+        // On each spindle, the write follows its read directly. The model does not wait for the reads of the other
+        // spindles, so that no spindle idles.
         for is_write in [false, true].into_iter().filter(|is_write| *is_write || !is_whole) {
             pieces.iter().for_each(|piece| go(self, place(piece), is_write, piece.from, piece.bytes));
             go(self, parity, is_write, first, last - first);
@@ -118,7 +120,7 @@ impl Array {
         due_ns
     }
 
-    /// One operation of a spindle. Returns when it ends.
+    /// One operation of a spindle. Returns the time of its end.
     fn one(&mut self, now_ns: u64, spindle: u64, is_write: bool, at: u64, bytes: u64) -> u64 {
         let counter = if is_write { &mut self.operations.writes } else { &mut self.operations.reads };
         *counter += 1;
@@ -137,7 +139,7 @@ mod tests {
     use super::*;
     use crate::random::Random;
 
-    /// Random operations of 4 KiB a second of an array that is always busy.
+    /// Random 4 KiB operations per second of an array that is always busy.
     fn iops(spindles: u32, write_percent: u64) -> (f64, SpindleOperations, u64) {
         const SECONDS: u64 = 60;
         let (mut array, mut random) = (Array::new(spindles), Random::new(1));
@@ -155,8 +157,8 @@ mod tests {
     }
 
     #[test]
-    fn small_operations_cost_what_the_arithmetic_of_raid_5_says() {
-        // 5.5 ms and 4 KiB at 150 MB/s.
+    fn small_operations_cost_as_raid_5_arithmetic_says() {
+        // 5.5 ms, and 4 KiB at 150 MB/s.
         let one = 1e9 / (5_500_000.0 + 4096.0 / 0.15);
         for (write_percent, cost) in [(0, 1.0), (90, 3.7), (100, 4.0)] {
             let (found, ..) = iops(8, write_percent);
@@ -171,24 +173,25 @@ mod tests {
         assert_eq!(reads, SpindleOperations { reads: count, writes: 0 });
         let (_, writes, count) = iops(5, 100);
         assert_eq!(writes, SpindleOperations { reads: 2 * count, writes: 2 * count });
-        // Four spindles have stripes of 192 KiB. 2 MiB from the beginning of a stripe are 10 whole ones and 128 KiB, two units.
+        // Four spindles have stripes of 192 KiB. 2 MiB from the beginning of a stripe are 10 whole stripes and 128
+        // KiB, which are two units.
         let mut array = Array::new(4);
         array.due_ns(0, true, 0, 2 << 20);
         assert_eq!(array.operations(), SpindleOperations { reads: 3, writes: 10 * 4 + 3 });
     }
 
     #[test]
-    fn one_operation_and_a_sequential_one_take_the_times_worked_out_by_hand() {
+    fn single_and_sequential_operations_take_calculated_times() {
         let mut array = Array::new(3);
         assert_eq!(
             array.due_ns(1_000_000_000, false, 0, 150_000),
             1_000_000_000 + 5_500_000 + 65_536 * 1000 / 150
         );
-        // The next stripe: units 0 and 1 of it lie directly behind the last ones of two spindles, or one unit further.
+        // In the next stripe, units 0 and 1 directly follow the last ones of two spindles, or begin one unit later.
         let idle_ns = 2_000_000_000;
         let next_ns = array.due_ns(idle_ns, false, 262_144, 65_536);
         assert_eq!(next_ns - idle_ns, 65_536 * 1000 / 150);
-        // A small write: read and write of the data and of the parity, at the same time on two spindles.
+        // A small write: read and write of data and parity, on two spindles at the same time.
         let mut array = Array::new(3);
         let one_ns = 5_500_000 + 4096 * 1000 / 150;
         assert_eq!(array.due_ns(0, true, 4096, 4096), 2 * one_ns);

@@ -1,36 +1,36 @@
-//! Caps of operations and bytes a second: one bucket for each.
+//! Limits operations per second and bytes per second, with one token bucket for each.
 
 use std::time::Duration;
 
-/// Caps of a disk.
+/// The limits of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// Operations a second.
+    /// Operations per second.
     pub iops: u64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_s: u64,
-    /// The least time that an operation takes, without that of the real disk.
+    /// The least latency of an operation; the latency of the real disk is not added.
     pub latency: Duration,
 }
 
-/// When operations may start: one bucket for operations and one for bytes.
+/// The two token buckets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Buckets {
     caps: Caps,
-    /// Nanoseconds at which each bucket has a token again.
+    /// The time at which each bucket has a token again, in nanoseconds.
     iops_free_ns: u64,
     bytes_free_ns: u64,
 }
 
 impl Buckets {
-    /// Tokens that an idle disk saves up, as time: more would let short runs overshoot.
+    /// How much an idle disk can save up, as time. With more, short runs would exceed the limits.
     const BURST_NS: u64 = 2_000_000;
 
     pub(super) fn new(caps: Caps) -> Self {
         Self { caps, iops_free_ns: 0, bytes_free_ns: 0 }
     }
 
-    /// The time at which an operation that arrives now is answered.
+    /// The time at which an operation that arrives now is completed.
     pub(super) fn due_ns(&mut self, now_ns: u64, bytes: u64) -> u64 {
         let least = now_ns.saturating_sub(Self::BURST_NS);
         let (iops_ns, bytes_ns) = (self.iops_free_ns.max(least), self.bytes_free_ns.max(least));
@@ -47,7 +47,7 @@ mod tests {
     use super::super::{EPHEMERAL, P10};
     use super::*;
 
-    /// Operations a second that a closed loop of 256 does, on a clock of its own.
+    /// Operations per second of a closed loop with depth 256, on a simulated clock.
     fn operations_per_s(caps: Caps, bytes: u64) -> f64 {
         const SECONDS: u64 = 20;
         let mut buckets = Buckets::new(caps);

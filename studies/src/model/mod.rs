@@ -1,7 +1,8 @@
-//! Model disks: an I/O engine that answers operations no faster than a disk would, over a real disk that must be faster.
+//! Model disks: an I/O engine that completes operations no faster than the modelled disk would. The real disk below
+//! must be faster.
 //!
-//! A model says when an operation is due, from its arrival and the operations before it. It knows no contents: the real disk below
-//! has them.
+//! A model computes when an operation is due, from its arrival time and the operations before it. It does not store
+//! data; the real disk does.
 
 mod array;
 mod buckets;
@@ -19,24 +20,24 @@ pub use array::{Array, MOST_SPINDLES, SpindleOperations};
 use buckets::Buckets;
 pub use buckets::Caps;
 
-/// P10 while it bursts, which it does for its first 30 minutes. The latency is an assumption.
+/// Azure's P10 during its burst, which can last 30 minutes. The latency is assumed.
 pub const P10: Caps = Caps { iops: 3500, bytes_per_s: 170 << 20, latency: Duration::from_micros(2500) };
 
-/// The ephemeral disk of a D8s_v3. The latency is an assumption.
+/// The ephemeral disk of Azure's D8s_v3. The latency is assumed.
 pub const EPHEMERAL: Caps =
     Caps { iops: 16_000, bytes_per_s: 128_000_000, latency: Duration::from_micros(300) };
 
 /// A model of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Model {
-    /// Caps of operations and bytes.
+    /// A disk with limits of operations and bytes per second.
     Caps(Caps),
-    /// So many spindles of 15,000 turns a minute, as RAID 5.
+    /// A RAID 5 of this number of disks with 15,000 revolutions per minute.
     Sas15k(u32),
 }
 
 impl Model {
-    /// Reads `real` (which is no model), `p10`, `ephemeral` or `sas15k:N:raid5`.
+    /// Parses `real` (no model), `p10`, `ephemeral` or `sas15k:N:raid5`.
     pub fn parse(text: &str) -> Result<Option<Self>, String> {
         let spindles = text.strip_prefix("sas15k:").and_then(|rest| rest.strip_suffix(":raid5"));
         match (text, spindles) {
@@ -45,9 +46,9 @@ impl Model {
             ("ephemeral", _) => Ok(Some(Self::Caps(EPHEMERAL))),
             (_, Some(spindles)) => match spindles.parse() {
                 Ok(spindles) if (3..=MOST_SPINDLES).contains(&spindles) => Ok(Some(Self::Sas15k(spindles))),
-                _ => Err(format!("RAID 5 has 3 to {MOST_SPINDLES} disks, and not {spindles:?}")),
+                _ => Err(format!("RAID 5 has 3 to {MOST_SPINDLES} disks, not {spindles:?}")),
             },
-            _ => Err("it is none of real, p10, ephemeral and sas15k:N:raid5".into()),
+            _ => Err("the storage must be one of real, p10, ephemeral and sas15k:N:raid5".into()),
         }
     }
 }
@@ -63,7 +64,7 @@ impl fmt::Display for Model {
     }
 }
 
-/// An operation, as a model sees it.
+/// The range of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Access {
     is_write: bool,
@@ -84,7 +85,7 @@ impl State {
         }
     }
 
-    /// When an operation that arrives now is answered.
+    /// The time at which an operation that arrives now is completed.
     fn due_ns(&mut self, now_ns: u64, access: Access) -> u64 {
         match self {
             Self::Buckets(buckets) => buckets.due_ns(now_ns, access.bytes),
@@ -93,16 +94,17 @@ impl State {
     }
 }
 
-/// Files lie so far apart on a model disk.
+/// The distance between two files on a model disk, in bytes.
 const BETWEEN_FILES_BYTES: u64 = 1 << 40;
 
-/// The engine of a model disk, over that of a real disk.
+/// The I/O engine of a model disk, over the engine of a real disk.
 pub struct ModelEngine {
     arrived: mpsc::Sender<(Instant, IoOp)>,
 }
 
 impl ModelEngine {
-    /// Starts the thread that holds operations back. It ends when the engine is dropped. The model's time is `speed` times as fast as ours.
+    /// Starts the thread that delays operations. It ends when the engine is dropped. The model's time runs `speed`
+    /// times as fast as real time.
     pub fn start(model: Model, speed: f64, real: Arc<dyn IoEngine>) -> io::Result<Self> {
         let (arrived, waiting) = mpsc::channel::<(Instant, IoOp)>();
         let hold = Hold { began: Instant::now(), speed, state: State::new(model), files: Vec::new(), real };
@@ -123,14 +125,14 @@ struct Hold {
     began: Instant,
     speed: f64,
     state: State,
-    /// Files by the address of their handles, in the order in which they lie on the disk.
+    /// Files by the address of their handles, in their order on the model disk.
     files: Vec<usize>,
     real: Arc<dyn IoEngine>,
 }
 
 impl Hold {
     fn run(mut self, waiting: &mpsc::Receiver<(Instant, IoOp)>) {
-        // By the time at which they are due, then by their arrival.
+        // Sorted by due time, then by arrival.
         let (mut held, mut number) = (BTreeMap::<(Instant, u64), IoOp>::new(), 0);
         loop {
             let next = match held.first_key_value() {
@@ -180,19 +182,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn storages_are_read_and_shown_in_the_same_words() {
+    fn storages_are_parsed_and_printed_in_the_same_words() {
         for text in ["p10", "ephemeral", "sas15k:8:raid5"] {
             assert_eq!(Model::parse(text).unwrap().unwrap().to_string(), text);
         }
         assert_eq!(Model::parse("real"), Ok(None));
         for (text, why) in
-            [("p11", "none of real"), ("sas15k:2:raid5", "3 to 64"), ("sas15k:8:raid6", "none of")]
+            [("p11", "one of real"), ("sas15k:2:raid5", "3 to 64"), ("sas15k:8:raid6", "none of")]
         {
             assert!(Model::parse(text).unwrap_err().contains(why), "{text}");
         }
     }
 
-    /// Answers at once.
+    /// Completes each operation immediately.
     struct Instantly;
 
     impl IoEngine for Instantly {
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_are_answered_once_each_and_not_before_their_time() {
+    fn operations_complete_once_and_not_too_early() {
         let slow = Caps { iops: 1_000_000, bytes_per_s: u64::MAX, latency: Duration::from_millis(30) };
         let engine = ModelEngine::start(Model::Caps(slow), 1.0, Arc::new(Instantly)).unwrap();
         let file = Arc::new(tempfile::tempfile().unwrap());

@@ -1,4 +1,5 @@
-//! The model beside the real write cache: the whole trace of one desktop, at three sizes, on a volume in this program.
+//! Checks the model with the real write cache: replays the whole trace of one desktop, at three sizes of RAM, on a
+//! volume in this program.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,39 +21,41 @@ use crate::trace::{Kind, Request, Volume};
 
 const MIB: u64 = 1 << 20;
 
-/// The most that is written for one size.
+/// The most bytes that are written for one size.
 pub const MOST_BYTES: u64 = 16 << 30;
 
 /// The largest deviation that is not marked.
 pub const TOLERANCE: f64 = 0.15;
 
-/// The trace is sent no faster than this: the model knows no time, and a cache that is overrun has less time to pack.
+/// The highest rate of the replay. The model has no notion of time, and an overloaded cache has less time to
+/// compress.
 const BYTES_PER_S: f64 = 400.0 * MIB as f64;
 
-/// After so many written bytes, the cache may first do what the model has done by then.
+/// After this many written bytes, the replay waits until the cache has done what the model has done.
 const STEP_BYTES: u64 = 2 * MIB;
 
-/// A cache that spills nothing for so long will not spill what the model has: it differs from the model. A limit of the whole wait would
-/// say that of a busy machine, too.
+/// If the real cache spills nothing for this time, it will not spill what the model has spilled: that is a deviation.
+/// A limit for the whole wait would also affect a busy host.
 const STILL: Duration = Duration::from_secs(1);
 
-/// The most that all waits of a run take.
+/// The limit for the sum of all waits.
 const MOST_WAIT: Duration = Duration::from_secs(60);
 
-/// The model beside the real cache, while the trace is sent. On a busy machine the cache moves segments later than on an idle one, and a
-/// segment that is moved later has more dead blocks. The model decides nothing of the cache but when the next request comes.
+/// Runs the model in step with the real cache while the trace is replayed. On a busy host the cache spills segments
+/// later than on an idle one, and a segment that is spilled later contains more dead blocks. The model only decides
+/// when the next request is sent; it does not influence the cache otherwise.
 struct Pace<'a> {
     model: Cache<'a>,
     steps: &'a [Step],
     real: &'a headwater_volume::Volume,
-    /// Segments that the real cache has not spilled, and does not.
-    behind: u64,
+    /// Segments that the model has spilled, and that the real cache does not spill.
+    not_spilled: u64,
     /// The sum of all waits.
     waited: Duration,
 }
 
 impl Pace<'_> {
-    /// Waits until the cache has done what the model has done up to a time of the trace.
+    /// Waits until the cache has done what the model has done by this time of the trace.
     fn wait(&mut self, time_us: u64) {
         let count = self.steps.iter().take_while(|step| step.time_us <= time_us).count();
         let (now, later) = self.steps.split_at(count);
@@ -61,15 +64,15 @@ impl Pace<'_> {
         let (spilled, began) = (self.model.counts().spilled_segments, Instant::now());
         let (mut least, mut since) = (u64::MAX, began);
         loop {
-            let behind = spilled.saturating_sub(self.real.counters().cache.spilled_segments);
-            if behind < least {
-                (least, since) = (behind, Instant::now());
+            let not_spilled = spilled.saturating_sub(self.real.counters().cache.spilled_segments);
+            if not_spilled < least {
+                (least, since) = (not_spilled, Instant::now());
             }
             let is_still = since.elapsed() > STILL || self.waited + began.elapsed() > MOST_WAIT;
-            if behind > self.behind && is_still {
-                self.behind = behind;
+            if not_spilled > self.not_spilled && is_still {
+                self.not_spilled = not_spilled;
             }
-            if behind <= self.behind {
+            if not_spilled <= self.not_spilled {
                 self.waited += began.elapsed();
                 return;
             }
@@ -78,12 +81,12 @@ impl Pace<'_> {
     }
 }
 
-/// One size.
+/// The result for one size of RAM.
 #[derive(Clone, Debug, Serialize)]
 pub struct Checked {
-    /// The limit of RAM.
+    /// The RAM limit.
     pub ram_bytes: u64,
-    /// The model's answer.
+    /// The model's counts.
     pub model: Counts,
     /// Blocks that the real cache wrote to its overflow disk.
     pub spilled_blocks: u64,
@@ -92,12 +95,12 @@ pub struct Checked {
 }
 
 impl Checked {
-    /// The share of writes that stayed in RAM.
+    /// The share of written blocks that stayed in RAM.
     pub fn ram_share(&self) -> f64 {
         1.0 - (self.spilled_blocks as f64 / self.model.written.max(1) as f64).min(1.0)
     }
 
-    /// By how much the model's writes to the disk differ, as a share of the real ones. A hundredth of all writes is taken as nothing.
+    /// The deviation of the model's disk writes, as a share of the real ones. Up to 1 % of all writes counts as zero.
     pub fn deviation(&self) -> f64 {
         let (model, real) = (self.model.spilled as f64, self.spilled_blocks as f64);
         let nothing = self.model.written as f64 / 100.0;
@@ -105,7 +108,7 @@ impl Checked {
     }
 }
 
-/// Three sizes of the curve at which a desktop's writes are partly spilled, or the next larger ones.
+/// Three sizes of the curve at which a desktop's writes are spilled in part, or else the next larger ones.
 pub fn three_sizes(points: &[Point], desktop: usize) -> Vec<(u64, Counts)> {
     let all: Vec<(u64, Counts)> =
         points.iter().filter_map(|point| Some((point.ram_bytes, *point.alone.get(desktop)?))).collect();
@@ -115,7 +118,7 @@ pub fn three_sizes(points: &[Point], desktop: usize) -> Vec<(u64, Counts)> {
     [0, middle, last.saturating_sub(1)].into_iter().filter_map(|index| all.get(index).copied()).collect()
 }
 
-/// Makes what a write brings.
+/// Generates the data of writes.
 struct Contents {
     random: Vec<u8>,
     at: usize,
@@ -130,11 +133,11 @@ impl Contents {
         Self { random, at: 0 }
     }
 
-    /// Bytes of a class: of each block so many 16ths do not pack.
+    /// Generates data of a class: of each block, this many sixteenths are incompressible.
     fn fill(&mut self, buffer: &mut [u8], content: Content) {
         let parts = if let Content::Packs(parts) = content { usize::from(parts) } else { 16 };
         for block in buffer.chunks_mut(4096) {
-            // Somewhat less than a part: the packer needs some bytes for itself.
+            // Slightly less than a sixteenth, because the compressed format has a few bytes of overhead.
             let plain = if parts >= 16 { block.len() } else { (block.len() * parts / 16).saturating_sub(48) };
             self.at = (self.at + 4099) % POOL_BYTES;
             block[..plain].copy_from_slice(&self.random[self.at..self.at + plain]);
@@ -143,14 +146,14 @@ impl Contents {
     }
 }
 
-/// What a check of these sizes takes.
+/// The needs of a check with these sizes.
 pub fn needs(sizes: &[(u64, Counts)]) -> Needs {
     let largest = sizes.iter().map(|(ram_bytes, _)| *ram_bytes).max().unwrap_or(0);
     let spilled = sizes.iter().map(|(_, counts)| counts.spilled_segments * 2 * MIB).max().unwrap_or(0);
     Needs { ram_bytes: largest + 128 * MIB, disk_bytes: spilled + spilled / 4 + 64 * MIB }
 }
 
-/// Sends a desktop's requests to a real cache of each size.
+/// Replays a desktop's requests on a real cache of each size.
 pub fn check(
     volume: &Volume,
     blocks: &Blocks,
@@ -174,7 +177,7 @@ pub fn check(
     Ok(all)
 }
 
-/// Sends a desktop's requests to a real cache with these limits of RAM and disk. `None`: `stop` ended it.
+/// Replays a desktop's requests on a real cache with these limits of RAM and disk. `None`: `stop` ended it.
 pub fn real(
     volume: &Volume,
     blocks: &Blocks,
@@ -194,7 +197,7 @@ pub fn real(
     let opened = disks::open_volume(&spec, dir, disks::engine(None, 1.0)?)?;
     let real = opened.volume.as_deref().ok_or_else(|| anyhow!("the volume has no counters"))?;
     let model = Cache::new(blocks, ram_bytes);
-    let pace = Pace { model, steps: &blocks.steps, real, behind: 0, waited: Duration::ZERO };
+    let pace = Pace { model, steps: &blocks.steps, real, not_spilled: 0, waited: Duration::ZERO };
     send(&opened.device, &volume.requests, pace, stop)?;
     Ok((!stop.load(Ordering::Relaxed)).then(|| disks::settled(real)))
 }
@@ -223,21 +226,21 @@ fn send(device: &Arc<dyn Device>, requests: &[Request], mut pace: Pace<'_>, stop
     Ok(())
 }
 
-/// Sends requests of a trace, with contents of their classes, one after the other.
+/// Sends the requests of a trace with data of their classes, one after the other.
 pub struct Sender {
     contents: Contents,
     buffer: Vec<u8>,
 }
 
 impl Sender {
-    /// With contents of a seed.
+    /// A sender whose data has this seed.
     pub fn new(seed: u64) -> Self {
         Self { contents: Contents::new(seed), buffer: Vec::new() }
     }
 
     /// Sends a request, and waits for its answer.
     pub fn send(&mut self, device: &Arc<dyn Device>, request: &Request) -> Result<()> {
-        // Requests of a published trace may be longer than a device takes.
+        // Requests of published traces may be longer than a device accepts.
         let most = 1 << 20;
         let mut offset = request.offset;
         while offset < request.offset + request.bytes {
@@ -250,13 +253,13 @@ impl Sender {
     }
 
     fn part(&mut self, device: &Arc<dyn Device>, request: &Request, offset: u64, bytes: u64) -> Result<()> {
-        // Some published traces have lengths that are no whole sectors.
+        // Some published traces have lengths that are not multiples of a sector.
         let (offset, end) = (offset / 512 * 512, (offset + bytes).next_multiple_of(512));
         let bytes = end - offset;
         self.buffer.resize(bytes as usize, 0);
         match (request.kind, request.content) {
             (Kind::Read, _) => blocking::read(&**device, offset, &mut self.buffer)?,
-            // What is equal to the image leaves the cache, as what is discarded does. Here the image is empty.
+            // Data that equals the image is removed from the cache, like discarded data. Here the image is empty.
             (Kind::Write, Content::Equal) | (Kind::Discard, _) => {
                 blocking::discard(&**device, offset, bytes)?
             }

@@ -1,4 +1,5 @@
-//! What the model says of a trace: the curve over sizes of RAM, what each desktop needs, and what many share.
+//! Evaluates a trace with the model: the curve over sizes of RAM, the needs of each desktop, and of desktops that
+//! share RAM.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -13,84 +14,84 @@ use crate::trace::blocks::Blocks;
 const MIB: u64 = 1 << 20;
 const BLOCK_BYTES: u64 = 4096;
 
-/// The least RAM of a cache.
+/// The smallest RAM of a cache, in bytes.
 const LEAST_BYTES: u64 = 16 * MIB;
 
-/// Times at which the live set is looked at.
+/// The number of times at which the live data is sampled.
 const LOOKS: usize = 400;
 
-/// What counts as nearly all writes.
+/// The share of writes that counts as nearly all.
 pub const NEARLY_ALL: f64 = 0.99;
 
-/// Desktops that share a pool.
+/// Numbers of desktops that share a pool.
 const POOLS: [usize; 4] = [1, 10, 100, 500];
 
-/// Draws of a pool's desktops and of their beginnings.
+/// The number of random choices of a pool's desktops and starting times.
 const DRAWS: usize = 200;
 
-/// A limit of RAM, and what becomes of each desktop with it.
+/// A RAM limit, and the counts of each desktop with it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Point {
-    /// The limit of each desktop.
+    /// The limit for each desktop.
     pub ram_bytes: u64,
-    /// Desktops by themselves.
+    /// The counts of each desktop with its own cache.
     pub alone: Vec<Counts>,
-    /// All of them in one cache with the sum of the limits. `None`: there is one desktop only.
+    /// The counts of all desktops in one cache with the sum of the limits. `None`: there is only one desktop.
     pub pooled: Option<Counts>,
 }
 
-/// What a desktop needs.
+/// The needs of a desktop.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Desktop {
     /// Its name in the trace.
     pub name: String,
-    /// Requests.
+    /// The number of requests.
     pub requests: usize,
-    /// Bytes that are written.
+    /// Bytes written.
     pub written_bytes: u64,
-    /// The most that lives in the cache at one time.
+    /// The most live data in the cache at one time, in bytes.
     pub peak_bytes: u64,
-    /// The least limit of RAM with which nearly all writes stay in RAM.
+    /// The smallest RAM limit with which nearly all writes stay in RAM.
     pub nearly_all_bytes: u64,
-    /// The least limit with which nothing is spilled.
+    /// The smallest RAM limit with which nothing is spilled.
     pub all_bytes: u64,
     /// Live bytes over time.
     pub live_bytes: Vec<u64>,
 }
 
-/// Desktops that share RAM.
+/// The needs of desktops that share RAM.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Pool {
-    /// How many.
+    /// The number of desktops.
     pub desktops: usize,
-    /// The most that lives at one time, by desktop: the median of the draws.
+    /// The most live bytes at one time, per desktop: the median of the random choices.
     pub live_bytes: u64,
-    /// The 95th percentile of the draws.
+    /// The 95th percentile of the random choices.
     pub p95_live_bytes: u64,
 }
 
-/// All that the model says.
+/// The results of the model.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Analysis {
-    /// The curve, from the least limit up.
+    /// The curve, beginning with the smallest limit.
     pub points: Vec<Point>,
     /// The desktops of the trace.
     pub desktops: Vec<Desktop>,
-    /// Pools of them.
+    /// Pools of these desktops.
     pub pools: Vec<Pool>,
     /// Length of the trace.
     pub duration_s: f64,
-    /// Desktops of a pool begin within so long.
+    /// The desktops of a pool start at random times within this period.
     pub spread_s: f64,
-    /// The 95th percentile over the desktops of what nearly all their writes need, in steps of 16 MiB.
+    /// The 95th percentile over the desktops of `nearly_all_bytes`, rounded up to 16 MiB.
     pub advised_bytes: u64,
-    /// Bytes of overflow disk that a desktop may need.
+    /// Overflow disk that a desktop may need, in bytes.
     pub disk_bytes: u64,
-    /// It was ended early.
+    /// Whether the analysis was interrupted.
     pub interrupted: bool,
 }
 
-/// Sizes of the curve: 16, 24, 32, 48 MiB and so on, up to the first that is twice the peak.
+/// The sizes of the curve: 16, 24, 32, 48 MiB and so on, up to the first that is at least twice the peak.
 fn sizes(peak_bytes: u64) -> Vec<u64> {
     let steps = (0..).flat_map(|power| [LEAST_BYTES << power, (LEAST_BYTES + LEAST_BYTES / 2) << power]);
     let mut sizes = Vec::new();
@@ -103,7 +104,7 @@ fn sizes(peak_bytes: u64) -> Vec<u64> {
     sizes
 }
 
-/// Live bytes over time, with as much RAM as there may be.
+/// Live bytes over time with unlimited RAM.
 fn live(blocks: &Blocks, duration_us: u64) -> Vec<u64> {
     let mut cache = Cache::new(blocks, u64::MAX / 4);
     let mut steps = blocks.steps.iter().peekable();
@@ -119,7 +120,8 @@ fn live(blocks: &Blocks, duration_us: u64) -> Vec<u64> {
         .collect()
 }
 
-/// The least limit, in steps of 2 MiB, with which so much of the writes stays in RAM. More RAM is taken to be no worse.
+/// The smallest limit, in steps of 2 MiB, with which enough writes stay in RAM. It assumes that more RAM is never
+/// worse.
 fn least(blocks: &Blocks, peak_bytes: u64, is_enough: impl Fn(&Counts) -> bool) -> u64 {
     let (mut low, mut high) = (LEAST_BYTES / 2 / MIB, (4 * peak_bytes + 4 * LEAST_BYTES) / 2 / MIB);
     while low < high {
@@ -129,14 +131,14 @@ fn least(blocks: &Blocks, peak_bytes: u64, is_enough: impl Fn(&Counts) -> bool) 
     low * 2 * MIB
 }
 
-/// A value of sorted ones that so many percent do not exceed: the nearest rank.
+/// The nearest-rank percentile of the values.
 pub fn percentile(values: &mut [u64], percent: usize) -> u64 {
     values.sort_unstable();
     let rank = (values.len() * percent).div_ceil(100).max(1);
     values.get(rank - 1).copied().unwrap_or(0)
 }
 
-/// Pools of desktops drawn with replacement, each begun at random within `spread` looks.
+/// Pools of desktops that are drawn with replacement, each started at a random time within `spread` samples.
 fn pools(desktops: &[Desktop], spread: usize, seed: u64) -> Vec<Pool> {
     let mut random = crate::random::Random::new(seed);
     let pool = |count: usize| {
@@ -146,7 +148,7 @@ fn pools(desktops: &[Desktop], spread: usize, seed: u64) -> Vec<Pool> {
                 for _ in 0..count {
                     let desktop = &desktops[random.below(desktops.len() as u64) as usize];
                     let begin = random.below(spread as u64 + 1) as usize;
-                    // A desktop that was left stays as it is.
+                    // After its end, a desktop's live data stays.
                     let last = desktop.live_bytes.last().copied().unwrap_or(0);
                     let lives = desktop.live_bytes.iter().copied().chain(std::iter::repeat(last));
                     sums.iter_mut().skip(begin).zip(lives).for_each(|(sum, live)| *sum += live);
@@ -160,7 +162,7 @@ fn pools(desktops: &[Desktop], spread: usize, seed: u64) -> Vec<Pool> {
     POOLS.into_iter().map(pool).collect()
 }
 
-/// Carries out work by number on all processors, and shows how far it is.
+/// Executes numbered work items on all processors, and reports progress.
 fn on_all_processors<T: Send>(
     count: usize,
     stop: &AtomicBool,
@@ -187,7 +189,7 @@ fn on_all_processors<T: Send>(
     done.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Everything that the model says of a trace. `progress` is given what is done and how much of it.
+/// Evaluates a trace with the model. `progress` gets the kind of work, the finished items and the number of items.
 pub fn analyse(
     trace: &Trace,
     disks: &[Blocks],
@@ -212,7 +214,7 @@ pub fn analyse(
     };
     let count = disks.len();
     let desktops =
-        on_all_processors(count, stop, desktop, &|done| progress("what desktops need", done, count));
+        on_all_processors(count, stop, desktop, &|done| progress("needs of desktops", done, count));
     let desktops: Vec<Desktop> = desktops.into_iter().flatten().collect();
     let mut analysis = Analysis { duration_s: duration_us as f64 / 1e6, ..Analysis::default() };
     if desktops.len() < count {
@@ -221,7 +223,7 @@ pub fn analyse(
     let peak_bytes = desktops.iter().map(|desktop| desktop.peak_bytes).max().unwrap_or(0);
     let sizes = sizes(peak_bytes);
     let pooled = (count > 1).then(|| Blocks::together(disks));
-    // One more for the pool.
+    // One more item for the pool.
     let of_size = disks.len() + usize::from(pooled.is_some());
     let counts = |number: usize| {
         let ram_bytes = sizes[number / of_size];
@@ -248,7 +250,7 @@ pub fn analyse(
     analysis.pools = pools(&desktops, spread, seed);
     let mut needs: Vec<u64> = desktops.iter().map(|desktop| desktop.nearly_all_bytes).collect();
     analysis.advised_bytes = percentile(&mut needs, 95).next_multiple_of(LEAST_BYTES);
-    // What lives, a quarter more for what died among it, and some to move segments with.
+    // The peak of live data, a quarter more for dead blocks in between, and some space for moving segments.
     analysis.disk_bytes = (peak_bytes + peak_bytes / 4 + 64 * MIB).next_multiple_of(64 * MIB);
     analysis.desktops = desktops;
     analysis
@@ -261,7 +263,7 @@ mod tests {
     use super::*;
     use crate::trace::{Kind, Request, Volume};
 
-    /// A desktop that writes so many MiB once, at one MiB a second.
+    /// A desktop that writes this many MiB once, at 1 MiB per second.
     fn volume(name: &str, mib: u64) -> Volume {
         let requests = (0..mib).map(|number| Request {
             time_us: number * 1_000_000,
@@ -289,25 +291,26 @@ mod tests {
         let desktop = &found.desktops[0];
         assert_eq!((desktop.peak_bytes, desktop.requests), (100 * MIB, 100));
         assert_eq!(desktop.live_bytes.last(), Some(&(100 * MIB)));
-        // Written once: RAM above 70 % is spilled ahead of need, so all of it needs 100 / 0.7 and what a cache needs besides.
+        // The data is written once. RAM above 70 % is spilled ahead of need, so keeping all data needs 100/70 of it,
+        // and the cache's overhead.
         assert!((142..170).contains(&(desktop.all_bytes / MIB)), "{}", desktop.all_bytes / MIB);
         assert_eq!(replay(&Blocks::of(&volume("one", 100)), desktop.all_bytes).spilled, 0);
         assert!(replay(&Blocks::of(&volume("one", 100)), desktop.all_bytes - 2 * MIB).spilled > 0);
     }
 
     #[test]
-    fn a_pool_needs_the_mean_and_not_the_most() {
+    fn a_pool_needs_the_mean_of_its_desktops() {
         let found = analysis(vec![volume("small", 20), volume("large", 100)]);
         let mib: Vec<u64> = found.pools.iter().map(|pool| pool.live_bytes / MIB).collect();
         assert!(mib[3].abs_diff(60) < 5 && found.pools[0].p95_live_bytes == 100 * MIB, "{mib:?}");
-        // Both in one cache: what the small one leaves is the large one's.
+        // Both in one cache: the large desktop uses what the small one leaves free.
         let at_64 = found.points.iter().find(|point| point.ram_bytes == 64 * MIB).unwrap();
         let alone: u64 = at_64.alone.iter().map(|counts| counts.spilled).sum();
         assert!(at_64.pooled.unwrap().spilled < alone, "{at_64:?}");
     }
 
     #[test]
-    fn percentiles_are_those_of_the_nearest_rank() {
+    fn percentiles_use_the_nearest_rank() {
         let mut values: Vec<u64> = (1..=20).rev().collect();
         assert_eq!([5, 50, 95, 100].map(|percent| percentile(&mut values, percent)), [1, 10, 19, 20]);
         assert_eq!(percentile(&mut [], 95), 0);

@@ -1,7 +1,7 @@
-//! `sizing`: how much RAM a desktop's write cache needs, from a trace of its requests.
+//! `sizing`: computes how much RAM a desktop's write cache needs, from a trace of its requests.
 //!
-//! A model of the cache ([`model`]) carries out the whole trace at each size, without sampling. The real cache does the same for one
-//! desktop at three sizes ([`check`]), so that the page says by how much the model is wrong.
+//! A model of the cache ([`model`]) processes the whole trace at each size, without sampling. The real cache does the
+//! same for one desktop at three sizes ([`check`]), so that the report shows the model's deviation.
 
 pub mod check;
 pub mod curve;
@@ -20,19 +20,19 @@ use check::Checked;
 use curve::Analysis;
 pub use report::Report;
 
-/// What came of a trace.
+/// The result for a trace.
 pub struct Sizing {
-    /// The model's answer.
+    /// The model's result.
     pub analysis: Analysis,
-    /// The desktop that the real cache was given.
+    /// The desktop whose requests were replayed on the real cache.
     pub checked_desktop: String,
-    /// What the real cache did.
+    /// The results of the real cache.
     pub checked: Vec<Checked>,
-    /// Why there was no check, or not a whole one.
+    /// Why the check was skipped or is incomplete.
     pub unchecked: Option<String>,
-    /// Why the check ended early, if it failed.
+    /// The error that ended the check early, if any.
     pub failure: Option<String>,
-    /// What it ran on.
+    /// The host.
     pub machine: Machine,
 }
 
@@ -43,8 +43,7 @@ pub fn modelled(profile: &Profile, seed: u64, count: u64, loops: u32) -> Trace {
     Trace {
         volumes: (0..count).map(desktop).collect(),
         notes: vec![
-            "The desktops are models: their requests follow from parameters, and nobody recorded them."
-                .into(),
+            "The desktops are models: their requests are generated from parameters, not recorded.".into(),
         ],
         has_contents: true,
     }
@@ -68,7 +67,7 @@ pub fn size(
         failure: None,
         machine: Machine::describe(dir),
     };
-    // The desktop that writes most, unless that is too much for a check.
+    // The desktop that writes most, except desktops that write too much for a check.
     let fits = |(_, blocks): &(usize, &Blocks)| blocks.written_bytes <= check::MOST_BYTES;
     let chosen = disks.iter().enumerate().filter(fits).max_by_key(|(_, blocks)| blocks.written_bytes);
     if sizing.analysis.interrupted || stop.load(Ordering::Relaxed) {

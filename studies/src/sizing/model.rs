@@ -1,7 +1,9 @@
-//! A model of the write cache: a log of segments of 2 MiB in RAM, with the rules of the real one for filling, packing, spilling and
-//! dropping, and without its contents, its threads and its disk. `docs/write-cache.md` has the rules.
+//! A model of the write cache: a log of segments of 2 MiB in RAM, with the rules of the real cache for filling,
+//! compressing, spilling and evicting, but without data, threads and a disk. `docs/write-cache.md` explains the
+//! rules.
 //!
-//! What it leaves out: the disk never lacks space, so nothing is cleaned; and moving segments takes no time.
+//! Two simplifications: the disk never runs out of space, so segments are never cleaned; and moving segments takes no
+//! time.
 
 use std::collections::VecDeque;
 
@@ -11,56 +13,56 @@ const SLOTS: usize = 512;
 const SEGMENT_BYTES: u64 = 2 << 20;
 const BLOCK_BYTES: u64 = 4096;
 
-/// Segments that always go.
+/// Segments that the cache may always use.
 const MIN_SEGMENTS: u64 = 4;
 
-/// Segments that are not the index's, whatever it takes, if the limit has room for them.
+/// Segments that the index must leave free, if the limit allows.
 const SEGMENTS_BESIDE_INDEX: u64 = 8;
 
 /// A dirty segment with at most this many live slots is filled again.
 const REFILL_LIVE: u16 = 384;
 
-/// A table of the map, and the record of a segment.
+/// The size of a table of the map, and of the record of a segment.
 const TABLE_BYTES: u64 = 2048;
 const RECORD_BYTES: u64 = 2048 + 56;
 
-/// Staging buffers of a host with one cache.
+/// The staging buffers of a host with one cache.
 const STAGING_BYTES: u64 = 3 * 512 * 4112;
 
-/// What the entries of a packed segment take besides their blocks.
+/// The overhead of a compressed segment in addition to its blocks.
 const PACKED_BESIDES_BYTES: u64 = 2200;
 
 const ABSENT: u32 = u32::MAX;
 const ZERO: u32 = u32::MAX - 1;
 const DEAD: u32 = u32::MAX;
 
-/// What a cache did, in blocks of 4 KiB unless a name says otherwise.
+/// Counts of the cache, in blocks of 4 KiB unless the name says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Counts {
-    /// Written, zeroes included.
+    /// Written blocks, including zeroes.
     pub written: u64,
-    /// Of which over blocks in RAM.
+    /// Written blocks that replaced a block in RAM.
     pub in_place: u64,
-    /// Written to the overflow disk.
+    /// Blocks written to the overflow disk.
     pub spilled: u64,
     /// Writes to the overflow disk.
     pub spilled_segments: u64,
-    /// Read from RAM.
+    /// Blocks read from RAM.
     pub read_ram: u64,
-    /// Read from packed RAM.
+    /// Blocks read from compressed RAM.
     pub read_packed: u64,
-    /// Read from the overflow disk.
+    /// Blocks read from the overflow disk.
     pub read_disk: u64,
-    /// Read as zeroes.
+    /// Blocks read as zeroes.
     pub read_zero: u64,
-    /// Read from the image.
+    /// Blocks read from the image.
     pub read_image: u64,
-    /// The most that lived at one time.
+    /// The most live blocks at one time.
     pub peak_live: u64,
 }
 
 impl Counts {
-    /// The share of what was written that the overflow disk never saw.
+    /// The share of written blocks that were never written to the overflow disk.
     pub fn ram_share(&self) -> f64 {
         1.0 - (self.spilled as f64 / self.written.max(1) as f64).min(1.0)
     }
@@ -88,14 +90,14 @@ struct Segment {
     slots: Box<[u32; SLOTS]>,
 }
 
-/// A cache of one disk.
+/// The model cache of one disk.
 pub struct Cache<'a> {
     ram_bytes: u64,
     tables_of: &'a [u32],
     table_live: Vec<u16>,
     tables: u64,
     places: Vec<u32>,
-    /// 16ths that the block in each place packs to.
+    /// The compressed size of the block in each place, in sixteenths.
     parts: Vec<u8>,
     segments: Vec<Segment>,
     free: Vec<u32>,
@@ -113,7 +115,7 @@ pub struct Cache<'a> {
 }
 
 impl<'a> Cache<'a> {
-    /// An empty cache with a limit of RAM.
+    /// An empty cache with a RAM limit.
     pub fn new(blocks: &'a Blocks, ram_bytes: u64) -> Self {
         Self {
             ram_bytes,
@@ -138,7 +140,7 @@ impl<'a> Cache<'a> {
         }
     }
 
-    /// Carries out a part of a request.
+    /// Processes a part of a request.
     pub fn step(&mut self, step: &Step) {
         if step.action == Action::Read {
             self.counts.read_image += u64::from(step.others);
@@ -159,17 +161,17 @@ impl<'a> Cache<'a> {
         }
     }
 
-    /// Blocks that live in it.
+    /// The number of live blocks.
     pub fn live(&self) -> u64 {
         self.live
     }
 
-    /// RAM that segments, packed ones and the index take.
+    /// RAM of segments, of compressed segments and of the index.
     pub fn used_bytes(&self) -> u64 {
         self.ram_segments * SEGMENT_BYTES + self.packed_bytes + self.index_bytes()
     }
 
-    /// What it did.
+    /// The counts so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
@@ -210,7 +212,7 @@ impl<'a> Cache<'a> {
         self.parts[block as usize] = parts;
     }
 
-    /// Points a block somewhere else and gives its old slot back.
+    /// Points a block to another place, and frees its old slot.
     fn replace(&mut self, block: u32, to: u32) {
         let old = std::mem::replace(&mut self.places[block as usize], to);
         let table = &mut self.table_live[self.tables_of[block as usize] as usize];
@@ -266,7 +268,7 @@ impl<'a> Cache<'a> {
                 return place;
             }
             if !self.refill_one() {
-                self.begin();
+                self.open_next();
             }
             self.balance();
         }
@@ -308,10 +310,10 @@ impl<'a> Cache<'a> {
         false
     }
 
-    fn begin(&mut self) {
-        // One segment is left for what is moved.
+    fn open_next(&mut self) {
+        // One segment stays free for moved blocks.
         while self.ram_segments + 1 >= self.allowed_segments() {
-            // A write that waits is served by the disk.
+            // The disk has served a write that would have to wait.
             if !self.evict() && !self.spill() {
                 break;
             }
@@ -341,7 +343,7 @@ impl<'a> Cache<'a> {
         self.filling = Some(id);
     }
 
-    /// What the host's thread does: packs what pays, then spills, while more is dirty than may be.
+    /// The work of the host's thread: while too much is dirty, compresses if that pays, then spills.
     fn balance(&mut self) {
         while self.dirty_segments > self.dirty_limit() && self.packed_bytes < self.packed_limit_bytes() {
             let Some(id) = self.coldest_untried() else { break };
@@ -362,7 +364,8 @@ impl<'a> Cache<'a> {
         self.segments[id as usize].state == State::Dirty
     }
 
-    /// The coldest dirty segment that packing was not tried on, by second chance. It stays dirty.
+    /// The coldest dirty segment that was not tried for compression yet, by the second-chance algorithm. It stays
+    /// dirty.
     fn coldest_untried(&mut self) -> Option<u32> {
         let mut chances = self.dirty.len();
         while let Some(id) = self.dirty.pop_front() {
@@ -397,7 +400,7 @@ impl<'a> Cache<'a> {
         true
     }
 
-    /// Writes a cold segment to the disk. Whether there was one.
+    /// Writes a cold segment to the disk. Returns whether there was one.
     fn spill(&mut self) -> bool {
         if self.packed_bytes >= self.packed_limit_bytes() {
             while let Some(id) = self.packed.pop_front() {
@@ -430,7 +433,7 @@ impl<'a> Cache<'a> {
         self.counts.spilled_segments += 1;
     }
 
-    /// Drops the coldest clean copy. Whether there was one.
+    /// Evicts the coldest clean copy. Returns whether there was one.
     fn evict(&mut self) -> bool {
         let mut chances = self.clean.len();
         while let Some(id) = self.clean.pop_front() {
@@ -480,7 +483,7 @@ impl<'a> Cache<'a> {
     }
 }
 
-/// What a cache with this limit does with all of a disk's requests.
+/// The counts of a cache with this limit after all requests of a disk.
 pub fn replay(blocks: &Blocks, ram_bytes: u64) -> Counts {
     let mut cache = Cache::new(blocks, ram_bytes);
     blocks.steps.iter().for_each(|step| cache.step(step));
@@ -493,7 +496,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Requests on a disk of so many blocks.
+    /// Requests on a disk with this many blocks.
     fn blocks(count: u32, steps: impl Iterator<Item = (u32, u32, Action)>) -> Blocks {
         let step = |(first, count, action)| Step { time_us: 0, first, count, others: 0, action };
         Blocks {
@@ -510,14 +513,15 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_never_spilled_and_what_does_not_fit_is() {
+    fn only_data_that_does_not_fit_is_spilled() {
         let disk = sequential(64, 16);
         assert_eq!(
             replay(&disk, 256 * MIB),
             Counts { written: 16_384, peak_live: 16_384, ..Counts::default() }
         );
         let small = replay(&disk, 32 * MIB);
-        // 32 MiB hold 16 segments: without the staging buffers, the index and one to spare 11, of which 7 stay dirty.
+        // 32 MiB hold 16 segments. Without staging buffers, index and one spare segment, 11 remain, of which 7 may be
+        // dirty.
         let left = 64 / 2 - 1 - 7;
         assert_eq!((small.spilled_segments, small.spilled), (left, left * 512));
         assert!(replay(&disk, 16 * MIB).spilled > small.spilled);
@@ -528,7 +532,7 @@ mod tests {
         let rounds = (0..20).flat_map(|_| (0..4096).map(|block| (block, 1, Action::Write(16))));
         let again = replay(&blocks(4096, rounds), 64 * MIB);
         assert_eq!((again.spilled, again.in_place), (0, 19 * 4096));
-        // 20 files of 16 MiB, each forgotten before the next.
+        // 20 files of 16 MiB, each discarded before the next is written.
         let files = (0..20_u32)
             .flat_map(|file| [(file * 4096, 4096, Action::Write(16)), (file * 4096, 4096, Action::Forget)]);
         let forgotten = replay(&blocks(20 * 4096, files), 64 * MIB);
@@ -536,14 +540,14 @@ mod tests {
     }
 
     #[test]
-    fn contents_that_pack_stay_in_ram_where_others_are_spilled() {
+    fn compressible_data_stays_in_ram_longer() {
         let (plain, packs) = (sequential(96, 16), sequential(96, 4));
         assert!(replay(&plain, 64 * MIB).spilled > 0);
         assert_eq!(replay(&packs, 64 * MIB).spilled, 0);
     }
 
     #[test]
-    fn reads_are_counted_where_their_blocks_are() {
+    fn reads_are_counted_by_the_place_of_their_blocks() {
         let mut steps: Vec<(u32, u32, Action)> =
             (0..64 * 256).map(|block| (block, 1, Action::Write(16))).collect();
         steps.extend([(0, 10, Action::Read), (64 * 256 - 10, 10, Action::Read), (5, 2, Action::Zero)]);

@@ -1,4 +1,4 @@
-//! The answer in words, as a page and as JSON.
+//! Writes the result of a sizing as text, as an HTML page and as JSON.
 
 use anyhow::{Context, Result};
 use headwater_block::size;
@@ -15,20 +15,20 @@ use crate::files::Files;
 use crate::machine::Machine;
 use crate::trace::Trace;
 
-/// Numbers the shape of `results.json`.
+/// The format version of `results.json`.
 const SCHEMA: u32 = 1;
 
 const MIB: f64 = (1_u64 << 20) as f64;
 
-/// All that the report is made of.
+/// The contents of the report.
 pub struct Report<'a> {
     /// The trace.
     pub trace: &'a Trace,
-    /// Its files.
+    /// The files of the trace, as text.
     pub source: String,
-    /// What came of it.
+    /// The results.
     pub sizing: &'a Sizing,
-    /// Where random numbers come from.
+    /// The seed of random numbers.
     pub seed: u64,
 }
 
@@ -53,7 +53,7 @@ fn percent(share: f64) -> String {
     if share > 0.999 && share < 1.0 { "> 99.9 %".into() } else { format!("{:.1} %", share * 100.0) }
 }
 
-/// A limit as the command line takes it.
+/// A limit in the notation of the command line.
 fn limit(bytes: u64) -> String {
     let mib = bytes.div_ceil(1 << 20);
     if mib.is_multiple_of(1024) { format!("{}G", mib / 1024) } else { format!("{mib}M") }
@@ -65,7 +65,7 @@ fn share_of_all(counts: &[Counts]) -> f64 {
     1.0 - (sum(|counts| counts.spilled) as f64 / sum(|counts| counts.written).max(1) as f64).min(1.0)
 }
 
-/// The least share of one of 20 desktops.
+/// The 5th percentile of the desktops' shares: 95 % of the desktops have at least this share.
 fn share_at_p95(counts: &[Counts]) -> f64 {
     let mut shares: Vec<f64> = counts.iter().map(Counts::ram_share).collect();
     shares.sort_by(|a, b| b.total_cmp(a));
@@ -82,7 +82,7 @@ impl Report<'_> {
         count as f64 / self.analysis().duration_s.max(1e-6)
     }
 
-    /// The answer.
+    /// The main result in one paragraph.
     fn answer(&self) -> String {
         let analysis = self.analysis();
         let advised = size::format(analysis.advised_bytes);
@@ -92,13 +92,13 @@ impl Report<'_> {
         let whose =
             if desktops == 1 { "this desktop".into() } else { format!("95 % of the {desktops} desktops") };
         let mut text = format!(
-            "With {advised} of RAM, {} of the writes of {whose} stay in RAM. Without any overflow, {whose} would need {}.",
+            "With {advised} of RAM, {} of the writes of {whose} stay in RAM. To keep all writes in RAM, {whose} would need {}.",
             percent(NEARLY_ALL),
             size::format(without)
         );
         if let Some(pool) = analysis.pools.iter().find(|pool| pool.desktops == 100) {
             text.push_str(&format!(
-                " What 100 desktops hold at one time is {} each, begun at random within {:.0} minutes.",
+                " If they start at random times, 100 desktops hold {} each at one time (starts within {:.0} minutes).",
                 size::format(pool.p95_live_bytes),
                 (analysis.spread_s / 60.0).ceil()
             ));
@@ -154,7 +154,7 @@ impl Report<'_> {
             Column::Figure("In RAM, real"),
             Column::Figure("Blocks to disk, model"),
             Column::Figure("Blocks to disk, real"),
-            Column::Figure("Model is off by"),
+            Column::Figure("Deviation of the model"),
             Column::Text(""),
         ];
         let rows = self.sizing.checked.iter().map(|checked| {
@@ -166,7 +166,7 @@ impl Report<'_> {
                 grouped(checked.model.spilled as f64),
                 grouped(checked.spilled_blocks as f64),
                 format!("{:.1} %", deviation * 100.0),
-                if deviation > TOLERANCE { "OFF by more than 15 %".into() } else { "agrees".into() },
+                if deviation > TOLERANCE { "DEVIATES by more than 15 %".into() } else { "agrees".into() },
             ]
         });
         (head, rows.collect())
@@ -175,9 +175,9 @@ impl Report<'_> {
     fn pool_table(&self) -> (Vec<Column>, Vec<Vec<String>>) {
         let head = vec![
             Column::Figure("Desktops"),
-            Column::Figure("Held at one time, each"),
+            Column::Figure("Live at one time, each"),
             Column::Figure("95 % of draws"),
-            Column::Figure("All of them"),
+            Column::Figure("All together"),
         ];
         let rows = self.analysis().pools.iter().map(|pool| {
             vec![
@@ -194,10 +194,10 @@ impl Report<'_> {
         let mut warnings = self.trace.notes.clone();
         if let Some(failure) = &self.sizing.failure {
             warnings.push(format!(
-                "The check of the model with the real write cache failed: {failure}. The report has what was done before."
+                "The check of the model with the real write cache failed: {failure}. The report contains the results up to then."
             ));
         } else if self.analysis().interrupted {
-            warnings.push("The study was interrupted. The report has what was done before.".into());
+            warnings.push("The study was interrupted. The report contains the results up to then.".into());
         }
         if let Some(why) = &self.sizing.unchecked {
             warnings.push(format!("The model was not checked with the real write cache: {why}."));
@@ -208,14 +208,14 @@ impl Report<'_> {
         }
         if !self.trace.has_contents {
             warnings.push(
-                "The trace does not say what was written. Everything is taken as data that does not pack, so the RAM is an upper bound."
+                "The trace does not contain the written data. All of it is assumed to be incompressible, so the RAM is an upper bound."
                     .into(),
             );
         }
         warnings
     }
 
-    /// For a terminal.
+    /// The report as text for a terminal.
     pub fn text(&self) -> String {
         let mut text = String::new();
         if !self.analysis().points.is_empty() {
@@ -228,7 +228,7 @@ impl Report<'_> {
             let (head, rows) = self.check_table();
             let desktop = &self.sizing.checked_desktop;
             text.push_str(&format!(
-                "\nThe model beside the real write cache ({desktop})\n{}",
+                "\nThe model compared with the real write cache ({desktop})\n{}",
                 text_table(&head, &rows)
             ));
         }
@@ -253,12 +253,8 @@ impl Report<'_> {
         };
         let mut tiles = vec![
             tile(analysis.advised_bytes, "RAM, advised", "99 % of the writes stay in RAM".into()),
-            tile(
-                at_95(|desktop| desktop.all_bytes),
-                "RAM without overflow",
-                "nothing is ever spilled".into(),
-            ),
-            tile(at_95(|desktop| desktop.peak_bytes), "Held at most", "blocks that live at one time".into()),
+            tile(at_95(|desktop| desktop.all_bytes), "RAM without overflow", "nothing is spilled".into()),
+            tile(at_95(|desktop| desktop.peak_bytes), "Peak", "live blocks at one time".into()),
         ];
         if let Some(pool) = analysis.pools.iter().find(|pool| pool.desktops == 100) {
             tiles.push(tile(pool.p95_live_bytes, "Held, each of 100", "that share RAM".into()));
@@ -279,7 +275,7 @@ impl Report<'_> {
         let is_many = self.analysis().desktops.len() > 1;
         let mut curves = vec![curve("desktops alone", &|point| Some(share_of_all(&point.alone)))];
         if is_many {
-            curves.push(curve("95 % of them, at least", &|point| Some(share_at_p95(&point.alone))));
+            curves.push(curve("minimum of 95 % of the desktops", &|point| Some(share_at_p95(&point.alone))));
             curves.push(curve("all in one pool", &|point| Some(point.pooled?.ram_share())));
         }
         let checked = self.sizing.checked.iter();
@@ -313,14 +309,14 @@ impl Report<'_> {
             .svg()
     }
 
-    /// The page.
+    /// The HTML page.
     pub fn html(&self) -> String {
         let analysis = self.analysis();
         let mut page = Page::new("Headwater sizing", "How much RAM does a desktop need?");
         page.paragraph(
             Tone::Plain,
             &format!(
-                "{}: {} requests of {} desktops in {:.0} minutes. A model of the write cache carried out all of them at each size; \
+                "{}: {} requests of {} desktops in {:.0} minutes. A model of the write cache processed all of them at each size; \
                  the real write cache carried out those of one desktop at three sizes.",
                 self.source,
                 grouped(self.trace.requests() as f64),
@@ -342,16 +338,16 @@ impl Report<'_> {
         );
         let (head, rows) = self.curve_table();
         page.table("Each desktop by itself", &head, &rows);
-        page.heading("What a desktop holds over time");
-        page.plot("Blocks that live in the write cache. Band: 90 % of the desktops.", &self.live_chart());
+        page.heading("Live data of a desktop over time");
+        page.plot("Live blocks in the write cache. Band: 90 % of the desktops.", &self.live_chart());
         page.heading("Desktops that share RAM");
         let (head, rows) = self.pool_table();
-        page.table("Desktops drawn from the trace, each begun at random", &head, &rows);
+        page.table("Desktops drawn from the trace, each started at a random time", &head, &rows);
         if !self.sizing.checked.is_empty() {
             page.heading("Is the model right?");
             let (head, rows) = self.check_table();
             page.table(
-                &format!("The model beside the real write cache: {}", self.sizing.checked_desktop),
+                &format!("The model compared with the real write cache: {}", self.sizing.checked_desktop),
                 &head,
                 &rows,
             );
@@ -367,7 +363,7 @@ impl Report<'_> {
         page.finish()
     }
 
-    /// The figures, and all that is needed to repeat them.
+    /// The results, and the parameters that are needed to repeat them.
     pub fn json(&self) -> Result<String> {
         let json = Json {
             schema: SCHEMA,
@@ -383,10 +379,10 @@ impl Report<'_> {
             unchecked: self.sizing.unchecked.as_deref(),
             analysis: self.analysis(),
         };
-        serde_json::to_string_pretty(&json).context("the results cannot be written as JSON")
+        serde_json::to_string_pretty(&json).context("cannot write the results as JSON")
     }
 
-    /// Files of the report.
+    /// The files of the report.
     pub fn files(&self) -> Result<Files> {
         Ok(Files::new(self.json()?, self.html()))
     }

@@ -1,4 +1,5 @@
-//! A study of a configuration of Iometer: its workers and access specifications, on the raw disk and on write caches.
+//! A study from a configuration of Iometer: runs its workers and access specifications on the raw disk and on write
+//! caches.
 
 use anyhow::{Result, anyhow, bail};
 use headwater_sizes::Date;
@@ -13,11 +14,11 @@ use crate::study::{Cache, Case, Study, System, Variant};
 
 const SMALL_RAM_BYTES: u64 = 64 * MIB;
 
-/// The study of a configuration. `whole_bytes` is the size of a disk that a worker uses as a whole.
+/// The study of a configuration. `whole_bytes`: the size of the disk for workers that use the whole disk.
 pub fn study_icf(configuration: &Configuration, origin: &str, whole_bytes: Option<u64>) -> Result<Study> {
     let set_bytes = configuration.end_bytes().or(whole_bytes).ok_or_else(|| {
         anyhow!(
-            "a worker of {origin} uses the whole disk (maximum size 0); say how large it is to be with --size"
+            "a worker of {origin} uses the whole disk (maximum size 0); give the size of the disk with --size"
         )
     })?;
     let variants = variants(configuration, set_bytes)?;
@@ -33,7 +34,7 @@ pub fn study_icf(configuration: &Configuration, origin: &str, whole_bytes: Optio
             "Requests follow Iometer's rules. All workers share one disk, whatever targets the configuration names. \
              Requests of the ramp up time do not count. Writes are incompressible.",
             "Volumes run inside the program that sends the load, over an empty disk: no guest, and no protocol unless the run names one.",
-            "The set is written once before it is measured. Ratios pair the runs of one round.",
+            "The working set is written once before it is measured. Ratios pair the runs of one round.",
         ],
         baseline: "raw",
         against: "the raw disk",
@@ -52,7 +53,7 @@ pub fn study_icf(configuration: &Configuration, origin: &str, whole_bytes: Optio
     })
 }
 
-/// One for each step: in step N each worker runs its specification N, if it has so many.
+/// One variant for each step. In step N, each worker that has a specification N runs it.
 fn variants(configuration: &Configuration, set_bytes: u64) -> Result<Vec<Variant>> {
     let steps = configuration.workers.iter().map(|worker| worker.specifications.len()).max().unwrap_or(0);
     let mut variants = Vec::new();
@@ -88,7 +89,7 @@ fn variants(configuration: &Configuration, set_bytes: u64) -> Result<Vec<Variant
     Ok(variants)
 }
 
-/// The results as Iometer writes them: of each system the round with the median IOPS. `now_s`: seconds since 1970.
+/// The results in Iometer's format: for each system, the round with the median IOPS. `now_s`: seconds since 1970.
 pub fn iometer_results(configuration: &Configuration, plan: &Plan, results: &Results, now_s: u64) -> String {
     let mut runs = Vec::new();
     for (step, variant) in plan.study.variants.iter().enumerate() {
@@ -138,8 +139,8 @@ mod tests {
     }
 
     #[test]
-    fn a_sequential_specification_sends_the_list_worked_out_by_hand() {
-        // 20 sectors from sector 8, by 8 sectors of 512 bytes: the third would end past the end.
+    fn a_sequential_specification_sends_the_expected_list() {
+        // 20 sectors from sector 8, in requests of 8 sectors of 512 bytes: the third would exceed the range.
         let text = TWO_WORKERS
             .replace("4096,75,20,80,0,1,0,0\n\t65536,25,100,0,0,4,4096,0", "4096,100,100,0,0,1,0,0")
             .replace("1024,2048000,2", "20,8,2");

@@ -1,16 +1,16 @@
-//! The page of study 003, which is the same for the model and for a guest.
+//! Writes the page of study 003, for the model and for a guest.
 
 use headwater_report::page::{Column, Page, Tile, Tone};
 
 use super::s003::Scenario;
 
-/// The parts of the page.
+/// The contents of the page.
 pub struct Copies<'a> {
-    /// The first paragraph: the load, and its parts that are modelled.
+    /// The first paragraph: the load, and which parts of it are modelled.
     pub introduction: &'a str,
-    /// Before all figures.
+    /// Warnings, shown before the figures.
     pub warnings: &'a [String],
-    /// Storage writes of each scenario with a RAM cache, in percent of those without.
+    /// Storage writes of each scenario with a RAM cache, in percent of those without a RAM cache.
     pub shares: Vec<(&'a Scenario, Option<f64>)>,
     /// The caption of the table.
     pub caption: &'a str,
@@ -18,14 +18,14 @@ pub struct Copies<'a> {
     pub head: &'a [Column],
     /// Its rows.
     pub rows: &'a [Vec<String>],
-    /// Captions and pictures.
+    /// Captions and plots.
     pub plots: Vec<(&'a str, String)>,
-    /// How to read all that.
+    /// Explanations of the figures.
     pub notes: &'a [&'static str],
 }
 
 impl Copies<'_> {
-    /// The page, to which the facts of the machine and the run are to be added.
+    /// The page. The caller adds the facts about the host and the run.
     pub fn page(&self) -> Page {
         let mut page =
             Page::new("Headwater study 003", "What does a RAM cache do for a desktop that copies files?");

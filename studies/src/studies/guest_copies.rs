@@ -1,4 +1,5 @@
-//! Study 003 in a real guest (2019): a Debian that boots, logs on, and copies files, on a cache on disk and with two sizes of RAM.
+//! Study 003 in a real guest (2019): a Debian that boots, logs on and copies files, with a cache on disk and with two
+//! sizes of a RAM cache.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -25,10 +26,10 @@ use crate::needs::Needs;
 use crate::run::is_quiet;
 use crate::series::{self, Counts, Series};
 
-/// Numbers the shape of `results.json`.
+/// The format version of `results.json`.
 const SCHEMA: u32 = 1;
 
-/// What is run, and how.
+/// The parameters of the study.
 pub struct Setup {
     image: PathBuf,
     image_sha256: String,
@@ -38,18 +39,18 @@ pub struct Setup {
     scenarios: Vec<Scenario>,
     disk_bytes: u64,
     rounds: usize,
-    /// Whether the sizes are small.
+    /// Whether this is a quick run with small sizes.
     pub is_quick: bool,
 }
 
-/// What a guest did in one scenario. Rates are for each interval of the session, in operations a second.
+/// The result of one scenario in one round. Rates are per interval of the session, in operations per second.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Outcome {
     title: &'static str,
     round: usize,
     phases: Vec<Phase>,
     acceleration: String,
-    /// Ends of the intervals, in seconds since the logon began.
+    /// The end of each interval, in seconds since the logon began.
     end_s: Vec<f64>,
     storage_reads: Vec<f64>,
     storage_writes: Vec<f64>,
@@ -57,9 +58,9 @@ pub struct Outcome {
     ram_bytes: Vec<u64>,
     ram_reads: Vec<f64>,
     ram_writes: Vec<f64>,
-    /// Processor time of the export, as a share of one processor.
+    /// CPU time of the export, as a share of one processor.
     cpu_share: Vec<f64>,
-    /// Of the whole session.
+    /// The sums over the whole session.
     totals: Totals,
     #[serde(skip)]
     series: Series,
@@ -72,15 +73,15 @@ pub struct Outcome {
 pub struct Totals {
     /// Requests of the guest.
     requests: u64,
-    /// Operations of the storage: of the overflow, and reads of the image.
+    /// Operations of the storage: all of the overflow, and reads of the image.
     storage_reads: u64,
     storage_writes: u64,
     storage_bytes: u64,
-    /// Processor time of the export for 1,000 requests, in milliseconds.
+    /// CPU time of the export per 1,000 requests, in milliseconds.
     cpu_ms: f64,
 }
 
-/// All that was measured.
+/// All measurements.
 #[derive(Default)]
 pub struct Results {
     outcomes: Vec<Outcome>,
@@ -91,7 +92,7 @@ pub struct Results {
 }
 
 impl Results {
-    /// Why the study ended early, if it failed.
+    /// The error that ended the study early, if any.
     pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
@@ -111,7 +112,7 @@ fn sha256(path: &Path) -> Result<String> {
 }
 
 impl Setup {
-    /// The study with a guest, full or with small sizes. Fails if the guest or a program is missing.
+    /// The parameters for a full or a quick run. Fails if the image or a program is missing.
     pub fn new(image: PathBuf, program: PathBuf, rounds: usize, is_quick: bool) -> Result<Self> {
         guest::check(&image, &program)?;
         let work = if is_quick {
@@ -120,7 +121,7 @@ impl Setup {
             Work { segments: 4, files: 50, file_bytes: 5_368_709, work_s: 60 }
         };
         let small = |scenario: Scenario| Scenario {
-            // 16 and 32 MiB.
+            // 16 and 32 MiB in a quick run.
             ram_bytes: scenario.ram_bytes.map(|bytes| if is_quick { bytes / 16 } else { bytes }),
             ..scenario
         };
@@ -137,13 +138,13 @@ impl Setup {
         })
     }
 
-    /// What it takes at most: guests run one after the other.
+    /// The needs of the study: guests run one after the other.
     pub fn needs(&self) -> Needs {
         let ram = self.scenarios.iter().filter_map(|scenario| scenario.ram_bytes).max().unwrap_or(0);
         Needs { ram_bytes: ram + MEMORY_BYTES + 512 * MIB, disk_bytes: self.disk_bytes }
     }
 
-    /// Runs all scenarios. The results have what was measured before a failure.
+    /// Runs all scenarios. The results contain the measurements up to a failure.
     pub fn run(&self, dir: &Path, stop: &AtomicBool, progress: &mut dyn FnMut(&str)) -> Results {
         let mut results = Results { machine: Hardware::describe(dir), ..Results::default() };
         if let Err(error) = self.all(&mut results, dir, stop, progress) {
@@ -190,7 +191,8 @@ impl Setup {
     }
 }
 
-/// Operations of the storage so far: reads, writes, bytes. Without a RAM cache each request of the guest is an operation.
+/// Operations of the storage so far: reads, writes, bytes. Without a RAM cache, each request of the guest counts as
+/// one operation.
 fn storage(scenario: &Scenario, look: &Look) -> [u64; 3] {
     let Counts { reads, writes, served, disk_reads, disk_read_bytes, disk_writes, disk_write_bytes, .. } =
         look.counts;
@@ -223,7 +225,7 @@ fn outcome(scenario: &Scenario, round: usize, ran: Ran) -> Outcome {
         let seconds = (look.at_s - before.at_s).max(1e-3);
         let rate = |now: u64, before: u64| (now - before) as f64 / seconds;
         intervals.push((look.at_s, look.counts.since(&before.counts)));
-        // There is a look shortly before each phase, and one after the last.
+        // There is a sample shortly before each phase, and one after the last phase.
         if (session.0..session.1).contains(&f64::midpoint(before.at_s, look.at_s)) {
             let (now, then) = (storage(scenario, look), storage(scenario, &before));
             outcome.end_s.push(look.at_s - session.0);
@@ -250,11 +252,11 @@ fn outcome(scenario: &Scenario, round: usize, ran: Ran) -> Outcome {
     outcome
 }
 
-/// All that the report is made of.
+/// The contents of the report.
 pub struct Report<'a> {
-    /// What was to be run.
+    /// The parameters.
     pub setup: &'a Setup,
-    /// What was measured.
+    /// The measurements.
     pub results: &'a Results,
 }
 
@@ -265,7 +267,7 @@ struct Json<'a> {
     version: &'static str,
     is_quick: bool,
     is_guest: bool,
-    /// Emulated guests take other times for the same work.
+    /// Emulated guests take different times for the same work.
     is_emulated: Option<bool>,
     rounds: usize,
     image_sha256: &'a str,
@@ -295,7 +297,7 @@ const HEAD: [Column; 12] = [
     Column::Figure("of baseline"),
 ];
 
-/// A mean over the rounds, with its interval if there are several.
+/// The mean over the rounds, with its interval if there are several.
 fn over_rounds(values: &[f64], digits: usize) -> String {
     let number = |value: f64| if digits == 0 { grouped(value) } else { format!("{value:.digits$}") };
     match estimate_mean(values, 1) {
@@ -309,13 +311,13 @@ fn over_rounds(values: &[f64], digits: usize) -> String {
 }
 
 impl Report<'_> {
-    /// A figure of each round of a scenario.
+    /// A figure of a scenario in each round.
     fn each(&self, scenario: &Scenario, of: impl Fn(&Outcome) -> f64) -> Vec<f64> {
         let outcomes = self.results.outcomes.iter().filter(|outcome| outcome.title == scenario.title);
         outcomes.map(of).collect()
     }
 
-    /// The same as a share of the baseline's mean.
+    /// A figure in each round, as a share of the baseline's mean.
     fn shares(&self, scenario: &Scenario, of: impl Fn(&Outcome) -> f64) -> Vec<f64> {
         let baseline = mean(&self.each(&self.setup.scenarios[0], &of));
         self.each(scenario, of)
@@ -363,18 +365,21 @@ impl Report<'_> {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let quick = "Quick run: one short segment, small copies, and 16 and 32 MiB of RAM in place of 256 and 512 MB. The figures say nothing.";
+        let quick = "Quick run: one short segment, small copies, and 16 and 32 MiB of RAM instead of 256 and 512 MB. The figures have no meaning.";
         let mut warnings: Vec<String> = self.setup.is_quick.then(|| quick.to_owned()).into_iter().collect();
         if let Some(failure) = &self.results.failure {
-            warnings.push(format!("The study failed: {failure}. The report has what was measured before."));
+            warnings.push(format!(
+                "The study failed: {failure}. The report contains the measurements up to then."
+            ));
         } else if self.results.interrupted {
-            warnings.push("The study was interrupted. The report has what was measured before.".into());
+            warnings
+                .push("The study was interrupted. The report contains the measurements up to then.".into());
         }
         warnings.extend(modelled::unquiet(&self.results.probes_iops));
         warnings
     }
 
-    /// For a terminal.
+    /// The report as text for a terminal.
     pub fn text(&self) -> String {
         let mut text = format!(
             "\nStudy 003 (2019): a desktop that copies files, as a real guest\n{}",
@@ -384,7 +389,8 @@ impl Report<'_> {
         text
     }
 
-    /// The first round of each scenario over time. Phases are those of the first scenario, because each guest takes its own time.
+    /// The first round of each scenario over time. The phases are those of the first scenario, because each guest
+    /// takes its own time.
     fn chart(&self, y_axis: &str, of: impl Fn(&Outcome) -> Vec<f64>) -> String {
         let first: Vec<&Outcome> =
             self.results.outcomes.iter().filter(|outcome| outcome.round == 0).collect();
@@ -414,7 +420,7 @@ impl Report<'_> {
         .svg()
     }
 
-    /// The page.
+    /// The HTML page.
     pub fn html(&self) -> String {
         let with_cache = self.setup.scenarios.iter().filter(|scenario| scenario.ram_bytes.is_some());
         let percent = |scenario: &Scenario| {
@@ -444,7 +450,7 @@ impl Report<'_> {
         let mib = |bytes: f64| bytes / MIB as f64;
         vec![
             (
-                "Processor time of the export, which has the write cache in it, as a share of one processor.",
+                "CPU time of the export, which includes the write cache, as a share of one processor.",
                 self.chart("% of a processor", |outcome| {
                     outcome.cpu_share.iter().map(|share| share * 100.0).collect()
                 }),
@@ -488,7 +494,7 @@ impl Report<'_> {
         facts
     }
 
-    /// Files of the report: with the recording of each guest, and its phases.
+    /// The files of the report, including the recording of each guest and its phases.
     pub fn files(&self) -> Result<Files> {
         let json = Json {
             schema: SCHEMA,
@@ -509,7 +515,7 @@ impl Report<'_> {
             scenarios: &self.setup.scenarios,
             outcomes: &self.results.outcomes,
         };
-        let json = serde_json::to_string_pretty(&json).context("the results cannot be written as JSON")?;
+        let json = serde_json::to_string_pretty(&json).context("cannot write the results as JSON")?;
         let series: Vec<Series> =
             self.results.outcomes.iter().map(|outcome| outcome.series.clone()).collect();
         let mut files = Files::new(json, self.html()).with("series.csv.zst", series::packed(&series)?);
@@ -528,7 +534,7 @@ const NOTES: [&str; 6] = [
     "Without a RAM cache, the cache is on disk, and each request of the guest is counted as one operation of the storage, as the original's \
      difference disk did it. With RAM, operations of the overflow are counted where they go to the disk, and reads of the image where they leave the cache.",
     "One write of the overflow is 2 MiB, so bytes are shown too. Without a RAM cache, they are those of the requests.",
-    "Guests under emulation take different times for the same work, so sums are compared, and not rates.",
+    "Guests under emulation take different times for the same work, so sums are compared instead of rates.",
     "Processor time is that of the export, which has the write cache and the device in it, for each 1,000 requests. That of QEMU is not in it. \
      In the baseline it is that of our cache on disk.",
     "RAM of the original is read from its chart. Its bar of the RAM used says 343 %, its curve 198 %.",
@@ -572,7 +578,7 @@ mod tests {
         assert_eq!(totals.storage_bytes, 16 * MIB + 50 * 4096);
         // 200 ms for 1,150 requests.
         assert!((totals.cpu_ms - 173.9).abs() < 0.1, "{totals:?}");
-        // Without a RAM cache each write is an operation.
+        // Without a RAM cache, each write is an operation.
         assert_eq!(outcome(&SCENARIOS[0], 0, ran()).totals.storage_writes, 1100);
         assert_eq!(with_ram.series.intervals.len(), 3);
     }

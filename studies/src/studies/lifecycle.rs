@@ -1,7 +1,9 @@
-//! Study 000: boots, logons, work and logoffs of 500 users, with write caches on disk and in RAM with overflow (2014).
+//! Study 000: boots, logons, work and logoffs of 500 users, with write caches on disk and in RAM with overflow
+//! (2014).
 //!
-//! Machines are models of desktops. Each runs on a real write cache whose disk operations are counted. As many run as the machine's RAM
-//! allows; 500 users are drawn from them with replacement, each begun at a time of its own.
+//! The machines are models of desktops. Each runs on a real write cache whose disk operations are counted. As many
+//! machines run as fit in the host's RAM; the 500 users are drawn from them with replacement, each started at a
+//! random time.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,97 +25,97 @@ use crate::random::Random;
 use crate::series::Series;
 use crate::trace::{Kind, Request};
 
-/// Users that the publication computes disks for.
+/// The number of users for which the publication computes disks.
 pub const USERS: u32 = 500;
 
 /// Time between the end of the boots and the first logon.
 const IDLE_S: f64 = 60.0;
 
-/// Draws of 500 users.
+/// The number of random choices of 500 users.
 pub const DRAWS: usize = 300;
 
-/// The most machines of one kind that are run.
+/// The most machines of one kind.
 const MOST_MACHINES: u64 = 40;
 
 /// A kind of machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machines {
-    /// For people.
+    /// Title for people.
     pub title: &'static str,
-    /// How many run.
+    /// The number of machines.
     pub count: usize,
-    /// Users of each.
+    /// Users of each machine.
     pub users: u32,
-    /// Limit of RAM of the cache in RAM.
+    /// RAM limit of the cache in RAM.
     pub ram_bytes: u64,
-    /// What the publications print for the steady state, in IOPS of a user: cache on disk, cache in RAM.
+    /// The published steady state, in IOPS per user: with the cache on disk, with the cache in RAM.
     pub printed_steady: (Option<f64>, Option<f64>),
 }
 
-/// When machines boot and users log on.
+/// The times at which machines boot and users log on.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Storm {
-    /// Machines boot within so many seconds.
+    /// All machines boot within this number of seconds.
     pub boots_s: f64,
-    /// Users log on within so many seconds.
+    /// All users log on within this number of seconds.
     pub logons_s: f64,
 }
 
-/// Where writes are kept.
+/// The write cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Cache {
-    /// A count: each request is an operation of the disk.
+    /// No cache: each request counts as one operation of the disk.
     Count,
-    /// Our cache on disk.
+    /// Headwater's cache on disk.
     Disk,
-    /// Our cache in RAM with overflow.
+    /// Headwater's cache in RAM with overflow.
     Ram,
 }
 
 impl Cache {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 3] = [Self::Count, Self::Disk, Self::Ram];
 
-    /// For people.
+    /// Title for people.
     pub fn title(self) -> &'static str {
         match self {
-            Self::Count => "one operation a request",
+            Self::Count => "one operation per request",
             Self::Disk => "our cache on disk",
             Self::Ram => "our RAM with overflow",
         }
     }
 }
 
-/// Disk operations a second of one machine, by interval: from its boot, and from its users' logons.
+/// Disk operations per second of one machine, for each interval since its boot, and since its users' logons.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Load {
-    /// From the boot.
+    /// Since the boot.
     pub boot: Vec<f64>,
-    /// From the first logon.
+    /// Since the first logon.
     pub session: Vec<f64>,
 }
 
-/// What machines of one kind did with one cache.
+/// The results of machines of one kind with one cache.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
     /// Title of the kind.
     pub machines: &'static str,
     /// The cache.
     pub cache: Cache,
-    /// Each machine.
+    /// The load of each machine.
     pub loads: Vec<Load>,
-    /// IOPS of a user in the loops.
+    /// IOPS per user during the loops.
     pub steady_iops: f64,
-    /// The same of each machine.
+    /// IOPS per user of each machine.
     pub steady_iops_by_machine: Vec<f64>,
-    /// How late a request was sent at most, in the model's time.
+    /// The longest delay of a request, in model time.
     pub late_us: u64,
-    /// What each machine did in each interval.
+    /// The counts of each machine in each interval.
     #[serde(skip)]
     pub series: Vec<Series>,
 }
 
-/// A value and the interval in which 95 % of the draws lie.
+/// The median of the random choices, and the interval that contains 95 % of them.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Drawn {
     /// The median.
@@ -122,18 +124,18 @@ pub struct Drawn {
     pub interval: (f64, f64),
 }
 
-/// A platform of the publication, with the kind of machines and the storm that stand for it.
+/// A platform of the publication, with the kind of machines and the storm that represent it.
 #[derive(Clone, Copy, Debug)]
 pub struct Stand {
     /// The platform.
     pub platform: Platform,
-    /// Number of the kind.
+    /// The index of the kind.
     pub machines: usize,
     /// The storm.
     pub storm: Storm,
 }
 
-/// What is run, and how.
+/// The parameters of the study.
 pub struct Setup {
     /// The desktop model.
     pub profile: Profile,
@@ -141,35 +143,35 @@ pub struct Setup {
     pub machines: Vec<Machines>,
     /// Loops of each user.
     pub loops: u32,
-    /// So many times faster than the model's time.
+    /// The speed of model time, as a multiple of real time.
     pub speed: f64,
-    /// From one look to the next.
+    /// The interval between two samples of the counters, in microseconds of model time.
     pub interval_us: u64,
-    /// Where random numbers come from.
+    /// The seed of random numbers.
     pub seed: u64,
-    /// A model that the disk is slowed down to.
+    /// The model to whose speed the disk is slowed down.
     pub storage: Option<Model>,
-    /// Whether the sizes are small.
+    /// Whether this is a quick run with small sizes.
     pub is_quick: bool,
 }
 
-/// All that was measured.
+/// All measurements.
 #[derive(Default)]
 pub struct Results {
-    /// Each kind with each cache.
+    /// The results of each kind with each cache.
     pub measured: Vec<Measured>,
-    /// It was ended early.
+    /// Whether the study was interrupted.
     pub interrupted: bool,
-    /// Why it ended early, if it failed.
+    /// The error that ended the study early, if any.
     pub failure: Option<String>,
-    /// What it ran on.
+    /// The host.
     pub hardware: Hardware,
-    /// IOPS of the disk alone, before and after.
+    /// IOPS of the raw disk, before and after.
     pub probes_iops: Vec<f64>,
 }
 
 impl Setup {
-    /// The study with a desktop model. `desktops`: so many instead of as many as RAM allows.
+    /// The parameters with a desktop model. `desktops`: the number of desktops; `None`: as many as fit in RAM.
     pub fn new(profile: Profile, desktops: Option<u32>, seed: u64, is_quick: bool) -> Self {
         let quick = [
             ("boot_seconds", 20.0),
@@ -179,7 +181,7 @@ impl Setup {
             ("loop_seconds", 60.0),
         ];
         let profile = if is_quick { profile.with(&quick) } else { profile };
-        // Half of what is free, at what a desktop's cache holds in the end.
+        // Half of the available memory, with 256 MiB for each desktop, which is what its cache holds at the end.
         let fit = (available_memory_bytes() / 2 / (256 * MIB)).clamp(1, MOST_MACHINES);
         let count = desktops.map_or(if is_quick { 3 } else { fit as usize }, |count| count as usize);
         let unit = if is_quick { 32 } else { 512 } * MIB;
@@ -242,7 +244,7 @@ impl Setup {
         self.sessions(machines).logons_s + one
     }
 
-    /// What it takes at most: kinds and caches run one after the other.
+    /// The needs of the study: kinds and caches run one after the other.
     pub fn needs(&self) -> Needs {
         let written = |machines: &Machines| {
             let loops = self.profile.get("loop_seconds") * f64::from(self.loops);
@@ -262,20 +264,20 @@ impl Setup {
         }
     }
 
-    /// The model's time between boot and logon, from the boot's beginning, a whole number of intervals.
+    /// The model time from the beginning of the boot to the logon, a multiple of the interval.
     fn shift_us(&self) -> u64 {
         let least = ((self.profile.get("boot_seconds") + IDLE_S / self.speed.max(1.0)) * 1e6) as u64;
         least.next_multiple_of(self.interval_us)
     }
 
-    /// How long it takes.
+    /// The duration of the study in seconds.
     pub fn seconds(&self) -> f64 {
         let one =
             |machines: &Machines| (self.shift_us() as f64 / 1e6 + self.session_s(machines)) / self.speed;
         self.machines.iter().map(one).sum::<f64>() * 2.0
     }
 
-    /// Runs all kinds with all caches. The results have what was measured before a failure.
+    /// Runs all kinds with all caches. The results contain the measurements up to a failure.
     pub fn run(&self, dir: &Path, stop: &AtomicBool, progress: &mut dyn FnMut(&str, f64)) -> Results {
         let mut results = Results { hardware: Hardware::describe(dir), ..Results::default() };
         if let Err(error) = self.all(&mut results, dir, stop, progress) {
@@ -315,7 +317,7 @@ impl Setup {
         (seconds * 1e6 / self.interval_us as f64).ceil() as usize
     }
 
-    /// A disk cache that does one operation for each request.
+    /// Counts each request as one operation of the disk.
     fn count(&self, number: usize, lives: &[Life]) -> Measured {
         let machines = &self.machines[number];
         let per_interval = |requests: &[Request], seconds: f64| {
@@ -407,13 +409,13 @@ impl Setup {
         }
     }
 
-    /// All operations of 500 users over the whole run, for one draw.
+    /// All operations of 500 users over the whole run, for one random choice.
     pub fn draw(&self, stand: &Stand, measured: &Measured, random: &mut Random) -> Vec<f64> {
         let machines = &self.machines[stand.machines];
         let interval_s = self.interval_us as f64 / 1e6;
         let at = |seconds: f64| (seconds / interval_s) as usize;
         let logons_begin = stand.storm.boots_s + self.profile.get("boot_seconds") + IDLE_S;
-        // The logons of a session host's users are staggered already.
+        // The logons of the users of one session host are staggered already.
         let logons_s = (stand.storm.logons_s - self.sessions(machines).logons_s).max(0.0);
         let mut all = vec![0.0; at(logons_begin + logons_s + self.session_s(machines)) + 2];
         for _ in 0..USERS.div_ceil(machines.users) {
@@ -427,7 +429,7 @@ impl Setup {
         all
     }
 
-    /// The 95th percentile over the run, of all draws.
+    /// The 95th percentile over the run, for all random choices.
     pub fn p95(&self, stand: &Stand, measured: &Measured) -> Drawn {
         let mut random = Random::new(self.seed ^ 0x0070_3935);
         let mut all: Vec<f64> =
@@ -438,13 +440,13 @@ impl Setup {
 }
 
 impl Results {
-    /// What a kind of machines did with a cache.
+    /// The results of a kind of machines with a cache.
     pub fn of(&self, machines: &str, cache: Cache) -> Option<&Measured> {
         self.measured.iter().find(|measured| measured.machines == machines && measured.cache == cache)
     }
 }
 
-/// The value that a share of all values does not exceed.
+/// The nearest-rank quantile of the values.
 fn nearest_rank(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let rank = ((values.len() as f64 * share).ceil() as usize).max(1);
@@ -463,12 +465,12 @@ mod tests {
     }
 
     #[test]
-    fn a_study_that_fails_has_a_report_that_says_so() {
+    fn a_failed_study_reports_its_failure() {
         let setup = Setup::new(Profile::standard().unwrap(), Some(1), 1, true);
         let results = setup.run(Path::new("/nonexistent"), &AtomicBool::new(false), &mut |_, _| ());
         let report = crate::studies::lifecycle_report::Report::new(&setup, &results);
         for shown in [report.text(), report.html()] {
-            assert!(shown.contains("The study failed: cannot probe the disk"), "{shown}");
+            assert!(shown.contains("The study failed: cannot measure the raw disk"), "{shown}");
         }
     }
 

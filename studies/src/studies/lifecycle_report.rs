@@ -1,4 +1,4 @@
-//! What study 000 leaves: steady state, 95th percentile, disks and savings, beside what is printed.
+//! Writes the report of study 000: steady state, 95th percentile, disks and savings, next to the published figures.
 
 use anyhow::{Context, Result};
 use headwater_report::number::grouped;
@@ -17,16 +17,16 @@ use crate::random::Random;
 use crate::run::is_quiet;
 use crate::series;
 
-/// Numbers the shape of `results.json`.
+/// The format version of `results.json`.
 const SCHEMA: u32 = 1;
 
-/// All that the report is made of.
+/// The contents of the report.
 pub struct Report<'a> {
-    /// What was to be run.
+    /// The parameters.
     pub setup: &'a Setup,
-    /// What was measured.
+    /// The measurements.
     pub results: &'a Results,
-    /// Of each platform, with each cache.
+    /// For each platform: the 95th percentile with each cache.
     p95: Vec<Vec<(Cache, Drawn)>>,
 }
 
@@ -61,9 +61,9 @@ struct JsonPlatform {
 }
 
 const STEADY: [Column; 6] = [
-    Column::Text("IOPS of a user at work"),
+    Column::Text("IOPS of an active user"),
     Column::Figure("printed, disk"),
-    Column::Figure("one operation a request [95 %]"),
+    Column::Figure("one operation per request [95 %]"),
     Column::Figure("our cache on disk [95 %]"),
     Column::Figure("our RAM with overflow [95 %]"),
     Column::Figure("printed, RAM"),
@@ -72,7 +72,7 @@ const STEADY: [Column; 6] = [
 const P95: [Column; 6] = [
     Column::Text("p95 IOPS of 500 users"),
     Column::Figure("printed, disk"),
-    Column::Figure("one operation a request [95 %]"),
+    Column::Figure("one operation per request [95 %]"),
     Column::Figure("our cache on disk [95 %]"),
     Column::Figure("our RAM with overflow [95 %]"),
     Column::Figure("printed, RAM"),
@@ -81,7 +81,7 @@ const P95: [Column; 6] = [
 const DISKS: [Column; 6] = [
     Column::Text("Disks for 500 users"),
     Column::Figure("printed, disk / RAM"),
-    Column::Figure("one operation a request"),
+    Column::Figure("one operation per request"),
     Column::Figure("our RAM with overflow"),
     Column::Figure("saving"),
     Column::Figure("printed saving"),
@@ -170,7 +170,8 @@ impl<'a> Report<'a> {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let quick = "Quick run: few machines, short boots and sessions, little RAM. The figures say nothing.";
+        let quick =
+            "Quick run: few machines, short boots and sessions, little RAM. The figures have no meaning.";
         Run {
             quick: self.setup.is_quick.then_some(quick),
             interrupted: self.results.interrupted,
@@ -182,7 +183,7 @@ impl<'a> Report<'a> {
         .warnings()
     }
 
-    /// For a terminal.
+    /// The report as text for a terminal.
     pub fn text(&self) -> String {
         let mut text = String::new();
         let tables = [(&STEADY, self.steady_rows()), (&P95, self.p95_rows()), (&DISKS, self.disk_rows())];
@@ -207,13 +208,13 @@ impl<'a> Report<'a> {
         };
         let ram = steady(0, Cache::Ram).map(|iops| format!("{iops:.3}"));
         vec![
-            tile(ram, "IOPS of a desktop at work", "RAM with overflow; printed: 0.09"),
+            tile(ram, "IOPS of an active desktop", "RAM with overflow; printed: 0.09"),
             tile(share(0), "of the disk cache's IOPS, desktops", "printed: 1 %"),
             tile(share(1), "of the disk cache's IOPS, session hosts", "printed: 76 and 20 %"),
         ]
     }
 
-    /// One draw of 500 users over time.
+    /// One random choice of 500 users over time.
     fn chart(&self, stand: &Stand) -> String {
         let minutes = |look: usize| (look + 1) as f64 * self.setup.interval_us as f64 / 60e6;
         let series = Cache::ALL.into_iter().filter_map(|cache| {
@@ -231,7 +232,7 @@ impl<'a> Report<'a> {
         .svg()
     }
 
-    /// The page.
+    /// The HTML page.
     pub fn html(&self) -> String {
         let mut page =
             Page::new("Headwater study 000", "How many disks do the write caches of 500 users need?");
@@ -251,7 +252,7 @@ impl<'a> Report<'a> {
         for stand in self.setup.stands() {
             let storm = stand.storm;
             let caption = format!(
-                "{}: machines boot within {:.0} s, users log on within {:.0} s. One draw of {DRAWS}.",
+                "{}: machines boot within {:.0} s, users log on within {:.0} s. One random choice of {DRAWS}.",
                 stand.platform.name, storm.boots_s, storm.logons_s
             );
             page.plot(&caption, &self.chart(&stand));
@@ -266,7 +267,7 @@ impl<'a> Report<'a> {
             })
             .collect();
         let mut notes = vec![format!(
-            "{} were run. In the steady state, the interval is that of the mean of the machines, by bootstrap. {USERS} users are drawn from them with replacement, each begun at a time of its own, {DRAWS} times; the interval \
+            "{} were run. In the steady state, the interval is that of the mean of the machines, by bootstrap. {USERS} users are drawn from them with replacement, each started at a random time, {DRAWS} times; the interval \
              holds 95 % of the draws. It says how much machines differ, and nothing of an error of the model.",
             ran.join(" and ")
         )];
@@ -280,7 +281,7 @@ impl<'a> Report<'a> {
         page.finish()
     }
 
-    /// Files of the report.
+    /// The files of the report.
     pub fn files(&self) -> Result<Files> {
         let platform = |(stand, p95): (&Stand, &Vec<(Cache, Drawn)>)| JsonPlatform {
             name: stand.platform.name,
@@ -308,7 +309,7 @@ impl<'a> Report<'a> {
             platforms: self.setup.stands().iter().zip(&self.p95).map(platform).collect(),
             measured: &self.results.measured,
         };
-        let json = serde_json::to_string_pretty(&json).context("the results cannot be written as JSON")?;
+        let json = serde_json::to_string_pretty(&json).context("cannot write the results as JSON")?;
         let all: Vec<_> = self.results.measured.iter().flat_map(|measured| measured.series.clone()).collect();
         Ok(Files::new(json, self.html()).with("series.csv.zst", series::packed(&all)?))
     }
@@ -323,5 +324,5 @@ const NOTES: [&str; 7] = [
     "Session hosts of the study are heavier than the model: its count of a request as an operation gives less than the printed percentiles.",
     "A cache in RAM has 512 MB for a desktop and 2 GB for a session host of 25 users.",
     "The model runs faster than its time. The caches' own times, such as that between looks for free space, stay as they are.",
-    "Left out: that a small write costs four operations on RAID 5 (the arithmetic on the terminal shows it), and disks by busy time.",
+    "Not included: that a small write costs four operations on RAID 5 (the arithmetic on the terminal shows it), and disks by busy time.",
 ];

@@ -1,4 +1,4 @@
-//! The studies that are here, by number.
+//! The available studies, by number.
 
 mod configuration;
 mod copies_page;
@@ -22,7 +22,7 @@ use crate::load::Line;
 
 const MIB: u64 = 1 << 20;
 
-/// The mix of the desktop studies: 4 KiB, 80 % writes.
+/// The load of the desktop studies: 4 KiB, 80 % writes.
 fn mix(alignment_bytes: u32, random_percent: u8) -> Line {
     Line {
         request_bytes: 4096,

@@ -12,19 +12,19 @@ use crate::desktop::Profile;
 use crate::model::Model;
 use crate::run::{self, is_quiet};
 
-/// What a run was, as far as its report warns of it.
+/// The properties of a run that can cause a warning.
 pub struct Run<'a> {
     /// The warning of a quick run, if it is one.
     pub quick: Option<&'a str>,
-    /// Whether the user ended it early.
+    /// Whether the user interrupted it.
     pub interrupted: bool,
-    /// Why it ended early, if it failed.
+    /// The error that ended it early, if any.
     pub failure: Option<&'a str>,
-    /// The largest delay of a request in the model's time.
+    /// The longest delay of a request, in model time.
     pub late_us: u64,
-    /// The time between two looks at the counters.
+    /// The interval between two samples of the counters, in model time.
     pub interval_us: u64,
-    /// IOPS of the disk alone, before and after.
+    /// IOPS of the raw disk, before and after.
     pub probes_iops: &'a [f64],
 }
 
@@ -33,13 +33,16 @@ impl Run<'_> {
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings: Vec<String> = self.quick.map(str::to_owned).into_iter().collect();
         if let Some(failure) = self.failure {
-            warnings.push(format!("The study failed: {failure}. The report has what was measured before."));
+            warnings.push(format!(
+                "The study failed: {failure}. The report contains the measurements up to then."
+            ));
         } else if self.interrupted {
-            warnings.push("The study was interrupted. The report has what was measured before.".into());
+            warnings
+                .push("The study was interrupted. The report contains the measurements up to then.".into());
         }
         if self.late_us > self.interval_us {
             warnings.push(format!(
-                "Unquiet machine: requests were sent up to {:.0} s of the model's time late.",
+                "Unquiet machine: requests were sent up to {:.0} s of model time too late.",
                 self.late_us as f64 / 1e6
             ));
         }
@@ -48,35 +51,35 @@ impl Run<'_> {
     }
 }
 
-/// The warning if the disk alone was not as fast after a run as before.
+/// The warning if the speed of the raw disk changed during a run.
 pub fn unquiet(probes_iops: &[f64]) -> Option<String> {
     let probes: Vec<String> = probes_iops.iter().copied().map(grouped).collect();
     (is_quiet(probes_iops) == Some(false)).then(|| {
         format!(
-            "Unquiet machine: the disk alone did {} IOPS before and after, which differ by more than 15 %.",
+            "Unquiet machine: the raw disk reached {} IOPS before and after the study; the values differ by more than 15 %.",
             probes.join(" and ")
         )
     })
 }
 
-/// IOPS of the disk alone.
+/// Measures IOPS of the raw disk.
 pub fn probe(dir: &Path, is_quick: bool, stop: &AtomicBool) -> Result<Option<f64>> {
     let (set_bytes, ms) = if is_quick { (8 << 20, 100) } else { (64 << 20, 3000) };
-    run::probe(dir, set_bytes, Duration::from_millis(ms), 1, stop).context("cannot probe the disk")
+    run::probe(dir, set_bytes, Duration::from_millis(ms), 1, stop).context("cannot measure the raw disk")
 }
 
-/// The disk below, in a word.
+/// The storage below the caches, in a word.
 pub fn storage(model: Option<Model>) -> String {
     model.map_or("real".into(), |model| model.to_string())
 }
 
-/// The probes for the facts of a run.
+/// The measurements of the raw disk, as a fact of the report.
 pub fn probes_fact(probes_iops: &[f64]) -> (String, String) {
     let probes: Vec<String> = probes_iops.iter().map(|iops| format!("{} IOPS", grouped(*iops))).collect();
-    ("Disk alone, before and after".into(), probes.join(", "))
+    ("Raw disk, before and after".into(), probes.join(", "))
 }
 
-/// Adds the parameters of the model, and the machine and settings of the run: the end of each page.
+/// Adds the parameters of the model and the facts about host and run, which end each page.
 pub fn add_model_and_machine(
     page: &mut Page,
     profile: &Profile,
@@ -88,7 +91,7 @@ pub fn add_model_and_machine(
         [Column::Text("Parameter"), Column::Figure("Value"), Column::Text("Grade"), Column::Text("Source")];
     page.table("R: read in the source, D: derived, A: assumption", &head, &profile.rows());
     page.heading("Machine and run");
-    facts.push(("Speed".into(), format!("{speed} times that of the model")));
+    facts.push(("Speed".into(), format!("model time runs {speed} times as fast as real time")));
     facts.push(("Seed".into(), seed.to_string()));
     facts.push(("Program".into(), format!("headwater-study {}", env!("CARGO_PKG_VERSION"))));
     let rows: Vec<Vec<String>> = facts.into_iter().map(|(what, value)| vec![what, value]).collect();

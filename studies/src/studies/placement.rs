@@ -1,17 +1,17 @@
-//! The place of the OS disk of study 004 on each of its sizes of machines, from the table of `headwater size`.
+//! The placement of study 004's OS disk on each of its machine sizes, computed as by `headwater size`.
 
 use headwater_report::page::Column;
 use headwater_sizes::{Date, OsDiskPlace, Question, SizeTable, place, size::GIB, size::gib};
 
 use crate::bundle::Table;
 
-/// The OS disk of the study.
+/// The size of the study's OS disk.
 const OS_DISK_BYTES: u64 = 127 * GIB;
 
-/// Sizes that the study compares, and a newer one with a local disk.
+/// The sizes that the study compares, and a newer size with a local disk.
 const SIZES: [&str; 5] = ["D8s_v3", "DS3_v2", "NV12", "D8s_v4", "D8ds_v5"];
 
-/// The table. Sizes that are retired by now are placed as on the day of the study.
+/// The table. Retired sizes are placed as on the day of the study.
 pub fn table() -> Table {
     let table = SizeTable::built_in();
     let question = Question::about(OS_DISK_BYTES, Date::of_seconds(0));
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_of_the_study_are_placed_as_it_says() {
+    fn placements_agree_with_the_study() {
         let rows = table().rows;
         let found: Vec<(&str, &str)> = rows.iter().map(|row| (row[0].as_str(), row[3].as_str())).collect();
         let expected = [

@@ -1,31 +1,31 @@
-//! Study 000: the arithmetic by which a study of 2014 turns IOPS into disks, with the figures that it prints.
+//! Study 000: the calculation by which a study of 2014 converts IOPS to numbers of disks, with its published figures.
 //!
-//! The lifecycle of desktops that gives such IOPS is not here yet.
+//! The measured part of the study is in [`super::lifecycle`].
 
 use headwater_report::number::grouped;
 use headwater_report::page::{Column, text_table};
 
-/// IOPS of a 15k SAS disk, in the study.
+/// IOPS of a 15k SAS disk, according to the study.
 const DISK_IOPS: f64 = 180.0;
 
-/// The least disks of a RAID 5 set.
+/// The fewest disks of a RAID 5 set.
 const LEAST_DISKS: f64 = 3.0;
 
-/// Share of writes that the penalty of RAID 5 is taken at.
+/// The share of writes for which the penalty of RAID 5 is computed.
 const WRITE_SHARE: f64 = 0.9;
 
-/// A platform, with what the study prints for 500 users.
+/// A platform, with the published figures for 500 users.
 #[derive(Clone, Copy, Debug)]
 pub struct Platform {
     /// Product and hypervisor.
     pub name: &'static str,
-    /// 95th percentile of the IOPS with a cache on disk.
+    /// 95th percentile of IOPS with a cache on disk.
     pub disk_p95_iops: f64,
-    /// The same with a cache in RAM with overflow.
+    /// 95th percentile of IOPS with a cache in RAM with overflow.
     pub ram_p95_iops: f64,
-    /// Disks for the first and for the second.
+    /// Published numbers of disks: with the cache on disk, with the cache in RAM.
     pub printed_disks: (u32, u32),
-    /// Saving in percent.
+    /// Published saving, in percent.
     pub printed_saving_percent: u32,
 }
 
@@ -47,24 +47,25 @@ const fn platform(
     Platform { name, disk_p95_iops, ram_p95_iops, printed_disks, printed_saving_percent }
 }
 
-/// Disks that so many IOPS need: rounded half up, and at least those of a RAID 5 set.
+/// The number of disks for this many IOPS: rounded half up, and at least those of a RAID 5 set.
 pub fn disks(p95_iops: f64) -> u32 {
     (p95_iops / DISK_IOPS + 0.5).floor().max(LEAST_DISKS) as u32
 }
 
-/// What the study leaves out: on RAID 5 a small write costs four disk operations.
+/// The number of disks with a factor that the study ignores: on RAID 5 a small write costs four disk operations.
 pub fn disks_with_raid5_penalty(p95_iops: f64) -> u32 {
     let operations = (1.0 - WRITE_SHARE) + WRITE_SHARE * 4.0;
     disks(p95_iops * operations)
 }
 
-/// The saving in percent. It is computed before the disks are rounded: from the printed counts the third would be 76.
+/// The saving in percent. It is computed from the unrounded numbers of disks: with the published numbers, the third
+/// would be 76.
 pub fn saving_percent(disk_p95_iops: f64, ram_p95_iops: f64) -> u32 {
     let disks = |iops: f64| iops / DISK_IOPS;
     ((1.0 - disks(ram_p95_iops).max(LEAST_DISKS) / disks(disk_p95_iops)) * 100.0).round() as u32
 }
 
-/// The table for a terminal: computed beside printed.
+/// The table as text: computed next to published figures.
 pub fn text() -> String {
     let head = [
         Column::Text("500 users"),
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_printed_beside_computed() {
+    fn the_table_has_published_and_computed_figures() {
         let text = text();
         assert!(text.contains("38 (38)") && text.contains("77 % (77 %)"), "{text}");
     }

@@ -1,7 +1,7 @@
-//! Study 001: the cases of a comparison of write caches of 2015, with the figures that it prints.
+//! Study 001: the cases of a comparison of write caches (2015), with its published figures.
 //!
-//! One worker keeps 16 requests of 4 KiB in flight, 80 % writes, 80 % random. The depth is not printed. It follows
-//! from the latencies: 16 / 4,923 IOPS = 3.25 ms ("> 3 ms"), and 16 / 28,412 = 0.56 ms ("< 1 ms").
+//! One worker keeps 16 requests of 4 KiB in flight, 80 % writes, 80 % random. The publication does not state the
+//! depth. It follows from the latencies: 16 / 4,923 IOPS = 3.25 ms ("> 3 ms"), and 16 / 28,412 = 0.56 ms ("< 1 ms").
 
 use headwater_volume::{Buffering, CacheMode};
 
@@ -16,7 +16,7 @@ struct Sizes {
     small_ram_bytes: u64,
 }
 
-/// Sizes of the publication.
+/// The published sizes.
 const FULL: Sizes = Sizes {
     small_set_bytes: 1000 * MIB,
     large_set_bytes: 10_000 * MIB,
@@ -24,7 +24,7 @@ const FULL: Sizes = Sizes {
     small_ram_bytes: 64 * MIB,
 };
 
-/// Small sizes: they show that all cases run, and say nothing about speed.
+/// Small sizes for a quick run: they show that all cases run, but not how fast they are.
 const QUICK: Sizes = Sizes {
     small_set_bytes: 8 * MIB,
     large_set_bytes: 40 * MIB,
@@ -32,7 +32,7 @@ const QUICK: Sizes = Sizes {
     small_ram_bytes: 16 * MIB,
 };
 
-/// The study, with small sizes for a quick run.
+/// The study; with small sizes for a quick run.
 pub fn study_001(is_quick: bool) -> Study {
     let sizes = if is_quick { QUICK } else { FULL };
     let cache = |mode, ram_bytes| System::Cache(Cache { mode, ram_bytes, buffering: Buffering::Direct });
@@ -61,7 +61,7 @@ pub fn study_001(is_quick: bool) -> Study {
              runs. The depth follows from its latencies. Alignment and content are run both ways.",
             "Requests follow Iometer's rules: direction and randomness are drawn for each request. A sequential \
              request begins where the request before it ended, whatever its direction.",
-            "Each set is written once before it is measured. Ratios pair the runs of one round.",
+            "Each working set is written once before it is measured. Ratios pair the runs of one round.",
         ],
         baseline: "raw-10g",
         against: "the raw disk",
@@ -113,7 +113,7 @@ pub fn study_001(is_quick: bool) -> Study {
 
 fn variant(name: &str, title: &str, alignment_bytes: u32, content: Content) -> Variant {
     let line = mix(alignment_bytes, 80);
-    // One buffer for all writes flatters a cache that packs, so the plots leave it out.
+    // A buffer that all writes share favours a cache that compresses, so this variant is not plotted.
     Variant {
         is_plotted: content == Content::Incompressible,
         ..Variant::uniform(name, title, line, 1, 16, content)

@@ -1,4 +1,4 @@
-//! Study 002: what buffering does to a cache on disk (2013).
+//! Study 002: the effect of buffering on a cache on disk (2013).
 
 use headwater_volume::{Buffering, CacheMode};
 
@@ -7,7 +7,7 @@ use crate::load::Content;
 use crate::peers::Peer;
 use crate::study::{Cache, Case, Source, Study, System, Variant};
 
-/// The study, with small sizes for a quick run.
+/// The study; with small sizes for a quick run.
 pub fn study_002(is_quick: bool) -> Study {
     let set_bytes = if is_quick { 32 * MIB } else { 1000 * MIB };
     let cache = |buffering| System::Cache(Cache { mode: CacheMode::Disk, ram_bytes: 0, buffering });
@@ -27,11 +27,11 @@ pub fn study_002(is_quick: bool) -> Study {
              with I/O through the page cache. It prints \"more than 20,000\" IOPS for the latter. A later hotfix \
              removed the penalty.",
             "Through the page cache, a set that fits in the machine's memory measures memory as much as the disk.",
-            "The mode auto measures the disk once, and chooses. It has no printed figure.",
+            "The mode auto measures the disk once and then chooses direct or buffered. There is no published figure for it.",
             "The qcow2 overlays show the same choice in another program. qemu-nbd serves them on a unix socket, and the load reaches them \
              over NBD, which costs time. --over nbd puts the same protocol before the caches. The original does not have them.",
             "The original does not print the queue depth, so three depths are run. It ran for 900 s.",
-            "Each set is written once before it is measured. Ratios pair the runs of one round.",
+            "Each working set is written once before it is measured. Ratios pair the runs of one round.",
         ],
         baseline: "raw",
         against: "the raw disk",

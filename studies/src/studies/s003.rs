@@ -1,4 +1,5 @@
-//! Study 003: one desktop that copies files while it works, without a RAM cache and with two sizes of it (2019). As a model.
+//! Study 003 with a modelled desktop: it copies files while it works, without a RAM cache and with two sizes of it
+//! (2019).
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,22 +29,22 @@ use crate::run::is_quiet;
 use crate::series::{self, Series};
 use crate::trace::{Kind, Request};
 
-/// Numbers the shape of `results.json`.
+/// The format version of `results.json`.
 const SCHEMA: u32 = 1;
 
-/// Time between the boot and the logon.
+/// The time between boot and logon, in seconds.
 const IDLE_S: f64 = 60.0;
 
-/// A scenario and what the publication prints for it, in percent of the baseline.
+/// A scenario, and its published figures in percent of the baseline.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Scenario {
-    /// For people.
+    /// Title for people.
     pub title: &'static str,
-    /// The limit of RAM. `None`: each request is an operation of the disk.
+    /// The RAM limit. `None`: each request counts as one operation of the disk.
     pub ram_bytes: Option<u64>,
-    /// Writes of the host's disk, in percent of the baseline.
+    /// Published writes of the host's disk, in percent of the baseline.
     pub printed_writes_percent: u32,
-    /// RAM that the cache takes on average, in MB, read from a chart.
+    /// Published mean RAM use of the cache in MB, read from a chart.
     pub printed_ram_mb: Option<u32>,
 }
 
@@ -56,14 +57,14 @@ const fn scenario(
     Scenario { title, ram_bytes, printed_writes_percent, printed_ram_mb }
 }
 
-/// The scenarios of the publication, for a model and for a guest.
+/// The published scenarios, for the model and for a guest.
 pub const SCENARIOS: [Scenario; 3] = [
     scenario("No RAM cache", None, 100, None),
     scenario("256 MB", Some(256 * MIB), 65, Some(238)),
     scenario("512 MB", Some(512 * MIB), 40, Some(470)),
 ];
 
-/// What is run, and how.
+/// The parameters of the study.
 pub struct Setup {
     profile: Profile,
     sessions: Sessions,
@@ -72,13 +73,13 @@ pub struct Setup {
     scenarios: Vec<Scenario>,
     disk_bytes: u64,
     seed: u64,
-    /// A model that the disk is slowed down to.
+    /// The model to whose speed the disk is slowed down.
     pub storage: Option<Model>,
-    /// Whether the sizes are small.
+    /// Whether this is a quick run with small sizes.
     pub is_quick: bool,
 }
 
-/// What came of a scenario. Rates are for each interval, in operations a second.
+/// The result of a scenario. Rates are per interval, in operations per second.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Outcome {
     title: &'static str,
@@ -88,9 +89,9 @@ pub struct Outcome {
     ram_bytes: Vec<u64>,
     ram_reads: Vec<f64>,
     ram_writes: Vec<f64>,
-    /// Processor time of this program for 1,000 requests, in milliseconds.
+    /// CPU time of this program per 1,000 requests, in milliseconds.
     cpu_ms: f64,
-    /// From the time at which a request was to be sent until its answer, in microseconds: the mean, and the 99th percentile.
+    /// Latency from the time at which a request was due to its answer, in microseconds: mean and 99th percentile.
     mean_us: f64,
     p99_us: f64,
     late_us: u64,
@@ -98,26 +99,26 @@ pub struct Outcome {
     series: Series,
 }
 
-/// All that was measured.
+/// All measurements.
 #[derive(Default)]
 pub struct Results {
     outcomes: Vec<Outcome>,
     interrupted: bool,
     failure: Option<String>,
     machine: Hardware,
-    /// IOPS of the disk alone, before and after.
+    /// IOPS of the raw disk, before and after.
     probes_iops: Vec<f64>,
 }
 
 impl Results {
-    /// Why the study ended early, if it failed.
+    /// The error that ended the study early, if any.
     pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
 }
 
 impl Setup {
-    /// The study with a desktop model, full or with small sizes.
+    /// The parameters with a desktop model, for a full or a quick run.
     pub fn new(profile: Profile, seed: u64, is_quick: bool) -> Self {
         // 16 and 32 MiB in a quick run.
         let small = |scenario: Scenario| Scenario {
@@ -152,7 +153,7 @@ impl Setup {
         }
     }
 
-    /// What it takes at most: scenarios run one after the other.
+    /// The needs of the study: scenarios run one after the other.
     pub fn needs(&self) -> Needs {
         let ram = self.scenarios.iter().filter_map(|scenario| scenario.ram_bytes).max().unwrap_or(0);
         Needs { ram_bytes: ram + 128 * MIB, disk_bytes: self.disk_bytes }
@@ -166,7 +167,7 @@ impl Setup {
         self.profile.get("logon_seconds") + f64::from(self.sessions.loops) * self.profile.get("loop_seconds")
     }
 
-    /// Runs all scenarios. The results have what was measured before a failure.
+    /// Runs all scenarios. The results contain the measurements up to a failure.
     pub fn run(&self, dir: &Path, stop: &AtomicBool, progress: &mut dyn FnMut(&str, f64)) -> Results {
         let mut results = Results { machine: Hardware::describe(dir), ..Results::default() };
         if let Err(error) = self.all(&mut results, dir, stop, progress) {
@@ -198,7 +199,7 @@ impl Setup {
         Ok(())
     }
 
-    /// Each request is an operation.
+    /// Counts each request as one operation.
     fn counted(&self, life: &Life, scenario: &Scenario) -> Outcome {
         let intervals = (self.session_s() * 1e6 / self.interval_us as f64) as usize;
         let per_interval = |is_counted: &dyn Fn(&Request) -> u64| {
@@ -221,7 +222,7 @@ impl Setup {
         }
     }
 
-    /// Sends the requests of a scenario. Without a cache they go to a device that takes them at once, for the processor time.
+    /// Sends the requests of a scenario. Without a cache they go to a null device, to measure CPU time.
     fn scenario(
         &self,
         life: &Life,
@@ -270,7 +271,7 @@ impl Setup {
                 ..self.counted(life, scenario)
             }));
         }
-        // What the boot did is not part of the session.
+        // The requests of the boot are not part of the session.
         let first = (shift_us / self.interval_us) as usize;
         let Some(looks) = ran.looks.first() else { bail!("there is no machine") };
         let rate = |of: &dyn Fn(&Look) -> u64| rates(looks, self.interval_us, of).split_off(first);
@@ -291,7 +292,7 @@ impl Setup {
     }
 }
 
-/// Processor time of this program.
+/// CPU time of this program.
 fn cpu_ms() -> f64 {
     let now = clock_gettime(ClockId::ProcessCPUTime);
     now.tv_sec as f64 * 1e3 + now.tv_nsec as f64 / 1e6
@@ -301,7 +302,7 @@ pub(super) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// The mean of all intervals, with its 95 % interval by bootstrap.
+/// The mean of all intervals, with its 95 % bootstrap interval.
 fn with_interval(values: &[f64], seed: u64) -> String {
     match estimate_mean(values, seed) {
         Some(Estimate { median, interval: (low, high) }) => format!("{median:.3} [{low:.3}, {high:.3}]"),
@@ -314,11 +315,11 @@ fn mean_mib(values: &[u64]) -> f64 {
     mean(&mib)
 }
 
-/// All that the report is made of.
+/// The contents of the report.
 pub struct Report<'a> {
-    /// What was to be run.
+    /// The parameters.
     pub setup: &'a Setup,
-    /// What was measured.
+    /// The measurements.
     pub results: &'a Results,
 }
 
@@ -368,7 +369,7 @@ impl Report<'_> {
         (baseline > 0.0).then(|| mean(&outcome.storage_writes) / baseline)
     }
 
-    /// Processor time as a share of the baseline's, whose device costs nothing.
+    /// CPU time as a share of the baseline's, which is measured with a null device.
     fn cpu_share(&self, outcome: &Outcome) -> Option<f64> {
         let baseline = self.results.outcomes.first()?.cpu_ms;
         (baseline > 0.0).then(|| outcome.cpu_ms / baseline)
@@ -416,7 +417,7 @@ impl Report<'_> {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let quick = "Quick run: short sessions, small copies, and 16 and 32 MiB of RAM in place of 256 and 512 MB. The figures say nothing.";
+        let quick = "Quick run: short sessions, small copies, and 16 and 32 MiB of RAM instead of 256 and 512 MB. The figures have no meaning.";
         Run {
             quick: self.setup.is_quick.then_some(quick),
             interrupted: self.results.interrupted,
@@ -428,7 +429,7 @@ impl Report<'_> {
         .warnings()
     }
 
-    /// For a terminal.
+    /// The report as text for a terminal.
     pub fn text(&self) -> String {
         let mut text = format!(
             "\nStudy 003 (2019): a desktop that copies files, as a model\n{}",
@@ -464,7 +465,7 @@ impl Report<'_> {
         .svg()
     }
 
-    /// The page.
+    /// The HTML page.
     pub fn html(&self) -> String {
         let with_cache = self.setup.scenarios.iter().filter(|scenario| scenario.ram_bytes.is_some());
         let percent = |scenario| self.share(self.outcome(scenario)?).map(|share| share * 100.0);
@@ -513,7 +514,7 @@ impl Report<'_> {
         page.finish()
     }
 
-    /// Files of the report.
+    /// The files of the report.
     pub fn files(&self) -> Result<Files> {
         let json = Json {
             schema: SCHEMA,
@@ -533,7 +534,7 @@ impl Report<'_> {
             scenarios: &self.setup.scenarios,
             outcomes: &self.results.outcomes,
         };
-        let json = serde_json::to_string_pretty(&json).context("the results cannot be written as JSON")?;
+        let json = serde_json::to_string_pretty(&json).context("cannot write the results as JSON")?;
         let series: Vec<Series> =
             self.results.outcomes.iter().map(|outcome| outcome.series.clone()).collect();
         Ok(Files::new(json, self.html()).with("series.csv.zst", series::packed(&series)?))
@@ -541,7 +542,7 @@ impl Report<'_> {
 }
 
 impl Setup {
-    /// The time that all scenarios take.
+    /// The duration of all scenarios.
     pub fn duration(&self) -> Duration {
         let one_s = (self.profile.get("boot_seconds") + IDLE_S + self.session_s()) / self.speed;
         Duration::from_secs_f64(one_s * self.scenarios.len() as f64)
@@ -555,12 +556,12 @@ const NOTES: [&str; 8] = [
      there is no guest.",
     "The baseline is a count: each request is one operation of the disk. With a cache, the operations of its overflow are counted where \
      they go to the disk. One write of the overflow is 2 MiB, so bytes are shown too.",
-    "The original's host figures have the reads of the image and of Windows in them. They are not in the model, so only writes are compared.",
+    "The original's host figures include reads of the image and of Windows. The model has no such reads, so only writes are compared.",
     "RAM of the original is read from its chart. Its bar of the RAM used says 343 %, its curve 198 %.",
     "Processor time is that of this program, with the making of contents, for each 1,000 requests. In the baseline the requests go to a \
      device that takes them at once, so the difference is the cache's own.",
     "Latencies go from the time at which a request was to be sent, by our clock, until its answer. Requests are sent one after the other.",
-    "The model runs faster than its time. The write cache spills ahead of need, which takes it no longer then.",
+    "Model time runs faster than real time. The write cache spills ahead of need, which takes no less real time.",
 ];
 
 #[cfg(test)]
@@ -568,13 +569,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_study_that_fails_has_a_report_that_says_so() {
+    fn a_failed_study_reports_its_failure() {
         let setup = Setup::new(Profile::standard().unwrap(), 1, true);
         let results = setup.run(Path::new("/nonexistent"), &AtomicBool::new(false), &mut |_, _| ());
-        assert!(results.failure().unwrap().contains("cannot probe the disk"), "{:?}", results.failure());
+        assert!(
+            results.failure().unwrap().contains("cannot measure the raw disk"),
+            "{:?}",
+            results.failure()
+        );
         let report = Report { setup: &setup, results: &results };
         for shown in [report.text(), report.html()] {
-            assert!(shown.contains("The study failed: cannot probe the disk"), "{shown}");
+            assert!(shown.contains("The study failed: cannot measure the raw disk"), "{shown}");
             assert!(shown.contains("not measured"), "{shown}");
         }
     }
@@ -588,7 +593,7 @@ mod tests {
         let counted = outcome.storage_writes.iter().sum::<f64>() * interval_s;
         let writes = life.session.iter().filter(|request| request.kind == Kind::Write).count();
         assert_eq!(counted.round() as usize, writes);
-        // Six copies of 2 MB in each of two loops, by 64 KiB, are among them.
+        // They include six copies of 2 MB in each of two loops, in requests of 64 KiB.
         assert!(writes > 2 * 6 * 30 + 1000, "{writes}");
     }
 }

@@ -1,4 +1,4 @@
-//! Study 004: a disk of a cloud with the caps of P10 beside one with the caps of an ephemeral disk (2020).
+//! Study 004: a cloud disk with the limits of Azure's P10, against one with the limits of an ephemeral disk (2020).
 
 use headwater_volume::{Buffering, CacheMode};
 
@@ -7,7 +7,7 @@ use crate::load::Content;
 use crate::model::{EPHEMERAL, Model, P10};
 use crate::study::{Cache, Case, Source, Study, System, Variant};
 
-/// The study, with small sizes for a quick run.
+/// The study; with small sizes for a quick run.
 pub fn study_004(is_quick: bool) -> Study {
     let (set_bytes, ram_bytes) = if is_quick { (24 * MIB, 16 * MIB) } else { (1000 * MIB, 256 * MIB) };
     let cache = System::Cache(Cache { mode: CacheMode::RamDisk, ram_bytes, buffering: Buffering::Direct });
@@ -66,7 +66,7 @@ mod tests {
         let ratio = study.printed_ratio(study.case("ephemeral").unwrap()).unwrap();
         assert_eq!(format!("{ratio:.2}"), "5.21");
         let in_flight: usize = study.variants[0].jobs.iter().map(|job| job.depth).sum();
-        // Little's law: IOPS times mean latency.
+        // Little's law: IOPS times mean latency is the number of requests in flight.
         for (iops, latency_ms) in [(3064.59, 83.5275), (15_977.28, 16.0204)] {
             let found: f64 = iops * latency_ms / 1000.0;
             assert_eq!(found.round(), in_flight as f64);

@@ -1,7 +1,8 @@
-//! A disk's requests as the write cache sees them: blocks of 4 KiB, numbered without gaps.
+//! Converts a disk's requests to blocks of 4 KiB, as the write cache handles them. Blocks are numbered without gaps.
 //!
-//! Only blocks that are written at least once have a number. A write of N bytes counts as N / 4 KiB blocks, rounded up, from the block of
-//! its first byte on: the cache takes one slot for an unaligned write of 4 KiB, too.
+//! Only blocks that are written at least once have a number. A write of N bytes counts as N / 4 KiB blocks, rounded
+//! up, beginning with the block of its first byte, because the cache uses a single slot for an unaligned write of 4
+//! KiB too.
 
 use headwater_block::BLOCK_BYTES;
 use headwater_recorder::Content;
@@ -13,58 +14,58 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Blocks of one table of the cache's map.
 const TABLE_BLOCKS: u64 = 512;
 
-/// The packed size, in sixteenths, of a block whose contents are not known: it does not pack.
+/// The compressed size, in sixteenths, of a block with unknown data: it counts as incompressible.
 const DOES_NOT_PACK: u8 = 16;
 
-/// What happens to blocks.
+/// An operation on blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// They are read.
+    /// The blocks are read.
     Read,
-    /// They are written. The number is their packed size in sixteenths.
+    /// The blocks are written. The number is their compressed size in sixteenths.
     Write(u8),
-    /// They become zero.
+    /// The blocks become zero.
     Zero,
-    /// They leave the cache: reads return the data of the image.
+    /// The blocks are removed from the cache: reads return the data of the image.
     Forget,
 }
 
-/// A part of a request: blocks that follow each other in numbers.
+/// A part of a request: consecutively numbered blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Microseconds since the trace began.
     pub time_us: u64,
-    /// First block, by our number.
+    /// The number of its first block.
     pub first: u32,
-    /// How many; 0 if no block of a request is ever written.
+    /// The number of blocks; 0 if no block of the request is ever written.
     pub count: u32,
     /// Blocks of the request that are never written: reads of the image.
     pub others: u32,
-    /// What is done to the blocks.
+    /// The operation.
     pub action: Action,
 }
 
-/// One disk.
+/// The requests of one disk.
 #[derive(Clone, Debug, Default)]
 pub struct Blocks {
-    /// Blocks that are written.
+    /// The number of distinct written blocks.
     pub count: u32,
-    /// What is done to them, in order.
+    /// The operations, in order.
     pub steps: Vec<Step>,
     /// For each block, the number of its table in the cache's map. Tables are numbered without gaps.
     pub tables: Vec<u32>,
-    /// Bytes from the beginning of the disk to the end of the last write.
+    /// The offset of the end of the last write.
     pub end_bytes: u64,
-    /// Bytes that are written.
+    /// Bytes written.
     pub written_bytes: u64,
 }
 
-/// A range of blocks, by their place on the disk: first, and one past the last.
+/// The range of blocks on the disk of a request: the first, and the one after the last.
 fn span(kind: Kind, offset: u64, bytes: u64) -> (u64, u64) {
     match kind {
         Kind::Write => (offset / BLOCK, offset / BLOCK + bytes.div_ceil(BLOCK)),
         Kind::Read => (offset / BLOCK, (offset + bytes).div_ceil(BLOCK)),
-        // Parts of blocks stay.
+        // Blocks that are covered only in part keep their data.
         Kind::WriteZeroes | Kind::Discard => {
             let first = offset.div_ceil(BLOCK);
             (first, ((offset + bytes) / BLOCK).max(first))
@@ -72,7 +73,7 @@ fn span(kind: Kind, offset: u64, bytes: u64) -> (u64, u64) {
     }
 }
 
-/// Ranges of the disk that are written, in order, each with the number of its first block.
+/// The written ranges of the disk, in order, each with the number of its first block.
 struct Numbers(Vec<(u64, u64, u64)>);
 
 impl Numbers {
@@ -100,7 +101,7 @@ impl Numbers {
         self.0.last().map_or(0, |(first, end, number)| number + end - first)
     }
 
-    /// The number of the first block at or after this one.
+    /// The number of the first numbered block at or after this one.
     fn at(&self, block: u64) -> u64 {
         let index = self.0.partition_point(|(_, end, _)| *end <= block);
         match self.0.get(index) {
@@ -130,7 +131,7 @@ impl Blocks {
                 blocks.written_bytes += request.bytes;
                 blocks.end_bytes = blocks.end_bytes.max(request.offset + request.bytes);
             }
-            // Fits: a disk has fewer than 2^32 blocks.
+            // Fits, because a disk has fewer than 2^32 blocks.
             blocks.steps.push(Step {
                 time_us: request.time_us,
                 first: number as u32,
@@ -152,7 +153,7 @@ impl Blocks {
         blocks
     }
 
-    /// Several disks as one, by time: the blocks of each follow those of the one before.
+    /// Merges several disks into one, by time. The block numbers of each disk follow those of the previous one.
     pub fn together(disks: &[Self]) -> Self {
         let mut all = Self::default();
         for disk in disks {
@@ -190,10 +191,10 @@ mod tests {
         let found = blocks(&[
             (Kind::Write, far, 8192, Content::Unknown),
             (Kind::Write, 4096, 4096, Content::Packs(3)),
-            // Begins within block 1, and takes one slot.
+            // Begins within block 1, and uses one slot.
             (Kind::Write, 4608, 4096, Content::Zero),
             (Kind::Read, 0, far + 4096, Content::Unknown),
-            // Parts of blocks stay.
+            // Blocks that are covered only in part keep their data.
             (Kind::Discard, 4096 + 512, far, Content::Unknown),
             (Kind::Write, far + 4096, 512, Content::Equal),
         ]);
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn disks_together_share_no_block_and_go_by_time() {
+    fn merged_disks_share_no_block_and_are_sorted_by_time() {
         let one =
             blocks(&[(Kind::Write, 0, 8192, Content::Unknown), (Kind::Write, 0, 4096, Content::Unknown)]);
         let all = Blocks::together(&[one.clone(), one]);

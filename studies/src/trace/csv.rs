@@ -1,4 +1,4 @@
-//! Published traces as text. Errors name line and column.
+//! Parses published traces in text formats. Errors name line and column.
 
 use std::io::{BufRead, BufReader, Read};
 
@@ -9,14 +9,14 @@ use super::{Kind, Named, Request, Trace, one_less};
 
 const SYSTOR_HEAD: &str = "Timestamp,Response,IOType,LUN,Offset,Size";
 
-/// The kind of a text, by its first line.
+/// The format of a text, recognised by its first line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Systor,
     Msr,
 }
 
-/// A field of a line, and the column where it begins, from 1.
+/// A field of a line, and the column at which it begins, from 1.
 #[derive(Clone, Copy)]
 struct Field<'a> {
     text: &'a str,
@@ -39,12 +39,12 @@ impl Field<'_> {
         match self.text.parse() {
             Ok(number) => Ok(number),
             Err(_) => {
-                bail!("column {}: {what} is {:?}, and has to be a whole number", self.column, self.text)
+                bail!("column {}: {what} is {:?}, but must be a whole number", self.column, self.text)
             }
         }
     }
 
-    /// Seconds with digits after the point, in microseconds.
+    /// Parses seconds with decimal places. Returns microseconds.
     fn seconds_us(self, what: &str) -> Result<u64> {
         let (whole, part) = self.text.split_once('.').unwrap_or((self.text, ""));
         let micros: String = part.chars().chain("000000".chars()).take(6).collect();
@@ -53,12 +53,14 @@ impl Field<'_> {
         let us = parsed.and_then(|(whole, micros)| whole.checked_mul(1_000_000)?.checked_add(micros));
         match us.filter(|_| is_number) {
             Some(us) => Ok(us),
-            None => bail!("column {}: {what} is {:?}, and has to be seconds", self.column, self.text),
+            None => {
+                bail!("column {}: {what} is {:?}, but must be a number of seconds", self.column, self.text)
+            }
         }
     }
 }
 
-/// The texts of a trace.
+/// The requests of the texts of a trace.
 #[derive(Default)]
 pub(super) struct Texts {
     named: Named,
@@ -72,7 +74,7 @@ impl Texts {
         for number in 1_u64.. {
             line.clear();
             let read = reader.by_ref().take(4096).read_line(&mut line);
-            if read.with_context(|| format!("line {number} cannot be read as text"))? == 0 {
+            if read.with_context(|| format!("cannot read line {number} as text"))? == 0 {
                 return Ok(());
             }
             let text = line.trim_end().trim_start_matches('\u{feff}');
@@ -91,7 +93,7 @@ impl Texts {
             };
             one_less(left)?;
             let added = match format {
-                // Several files in one begin with the head again.
+                // A file that was joined from several files contains the head line again.
                 Format::Systor if text == SYSTOR_HEAD => Ok(()),
                 Format::Systor => self.systor(&fields),
                 Format::Msr => self.msr(&fields),
@@ -109,12 +111,12 @@ impl Texts {
         let kind = match kind.text {
             "R" => Kind::Read,
             "W" => Kind::Write,
-            // The recording lost the answer, and with it the kind.
+            // The recording lacks the answer, and therefore the kind.
             "" => {
                 self.unanswered += 1;
                 return Ok(());
             }
-            other => bail!("column {}: the kind is {other:?}, and has to be R, W or empty", kind.column),
+            other => bail!("column {}: the kind is {other:?}, but must be R, W or empty", kind.column),
         };
         let name = format!("LUN {}", lun.text);
         self.add(&name, time_us, kind, offset, size)
@@ -124,12 +126,12 @@ impl Texts {
         let [time, host, disk, kind, offset, size, _response] = fields else {
             bail!("column 1: there are {} fields instead of the seven of MSR Cambridge", fields.len());
         };
-        // Tenths of microseconds since 1601.
+        // Units of 100 ns since 1601.
         let time_us = time.number("the time")? / 10;
         let kind = match kind.text {
             "Read" => Kind::Read,
             "Write" => Kind::Write,
-            other => bail!("column {}: the kind is {other:?}, and has to be Read or Write", kind.column),
+            other => bail!("column {}: the kind is {other:?}, but must be Read or Write", kind.column),
         };
         let name = format!("{} {}", host.text, disk.text);
         self.add(&name, time_us, kind, offset, size)
@@ -145,14 +147,14 @@ impl Texts {
     ) -> Result<()> {
         let (first, bytes) = (offset.number("the offset")?, size.number("the size")?);
         if first.checked_add(bytes).is_none_or(|end| end > headwater_block::range::VOLUME_MAX_BYTES) {
-            bail!("column {}: the request ends past 16 TiB, the largest disk", offset.column);
+            bail!("column {}: the request ends beyond 16 TiB, the largest disk", offset.column);
         }
         let request = Request { time_us, offset: first, bytes, kind, content: Content::Unknown };
         self.named.volume(name).requests.push(request);
         Ok(())
     }
 
-    /// Adds the disks to a trace, with times from the first request.
+    /// Adds the disks to a trace. Times are relative to the first request.
     pub(super) fn finish(mut self, trace: &mut Trace) {
         let times =
             self.named.volumes.iter().flat_map(|volume| &volume.requests).map(|request| request.time_us);
@@ -162,7 +164,7 @@ impl Texts {
         }
         if self.unanswered > 0 {
             trace.notes.push(format!(
-                "{} lines have no kind, because the answer was lost. They are left out.",
+                "{} lines have no kind, because the answer was lost. They are skipped.",
                 self.unanswered
             ));
         }
@@ -245,7 +247,7 @@ mod tests {
             (SYSTOR, ",4096\n", ",-1\n", "line 2: column 50: the size is \"-1\""),
             (SYSTOR, ",W,5", ",W", "line 2: column 1: there are 5 fields"),
             (MSR, ",512,", ",5l2,", "line 2: column 31: the offset is \"5l2\""),
-            (MSR, "383496192", "18446744073709551615", "line 1: column 30: the request ends past 16 TiB"),
+            (MSR, "383496192", "18446744073709551615", "line 1: column 30: the request ends beyond 16 TiB"),
             (MSR, "128166372003061629,hm,0", "12,hm", "line 1: column 1: this is neither"),
         ] {
             let found = format!("{:#}", load(&[text.replace(from, to).as_bytes()]).unwrap_err());
@@ -253,6 +255,6 @@ mod tests {
         }
         assert!(format!("{:#}", load(&[b""]).unwrap_err()).contains("no requests"));
         let cut = format!("{:#}", load(&[&[0x28, 0xb5, 0x2f, 0xfd, 1, 2]]).unwrap_err());
-        assert!(cut.contains("t0 cannot be used"), "{cut}");
+        assert!(cut.contains("cannot use the trace"), "{cut}");
     }
 }

@@ -1,12 +1,12 @@
-//! Records of the requests that disks got, from several sources, in one shape.
+//! Reads traces of disk requests in several formats.
 //!
-//! | file | what tells it |
+//! | file | recognised by |
 //! |---|---|
 //! | our own recording (`headwater export --record`) | the first bytes |
-//! | SYSTOR '17: `Timestamp,Response,IOType,LUN,Offset,Size` | that head line |
+//! | SYSTOR '17: `Timestamp,Response,IOType,LUN,Offset,Size` | this first line |
 //! | MSR Cambridge: file time, host, disk, `Read` or `Write`, offset, size, response time | seven fields |
 //!
-//! The texts may be packed with gzip, as they are published.
+//! Text files may be compressed with gzip, as they are published.
 
 pub mod blocks;
 mod csv;
@@ -20,7 +20,7 @@ use anyhow::{Context, Result, bail};
 use headwater_recorder::format::ZSTD_MAGIC;
 use headwater_recorder::{Content, Kind as Recorded, Reader, Record};
 
-/// Requests that are held in memory: some 2 GiB.
+/// The most requests, which are all held in memory: about 2 GiB.
 pub const MOST_REQUESTS: usize = 50_000_000;
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -43,17 +43,17 @@ pub enum Kind {
 pub struct Request {
     /// Microseconds since the trace began.
     pub time_us: u64,
-    /// First byte.
+    /// The offset of its first byte.
     pub offset: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// What it does.
+    /// The operation.
     pub kind: Kind,
-    /// What a write brings.
+    /// The class of a write's data.
     pub content: Content,
 }
 
-/// The requests of one disk, by time.
+/// The requests of one disk, sorted by time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Volume {
     /// Its name in the trace.
@@ -62,25 +62,26 @@ pub struct Volume {
     pub requests: Vec<Request>,
 }
 
-/// A trace of one disk or of several.
+/// A trace of one or several disks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
     /// The disks that have requests.
     pub volumes: Vec<Volume>,
-    /// Remarks about the trace for a reader: what it lacks.
+    /// Remarks for the reader about missing data.
     pub notes: Vec<String>,
-    /// Whether the classes of contents are known.
+    /// Whether the classes of the written data are known.
     pub has_contents: bool,
 }
 
 impl Trace {
-    /// Reads files. Several recordings are several disks, which begin at the same time. Lines of a disk may be in several texts.
+    /// Reads the files of a trace. Each recording is a separate disk; all recordings begin at the same time. The
+    /// lines of one disk may be spread over several text files.
     pub fn load(files: &[PathBuf]) -> Result<Self> {
         let mut trace = Self::default();
         let mut texts = csv::Texts::default();
         let mut left = MOST_REQUESTS;
         for path in files {
-            let failed = || format!("the trace {} cannot be used", path.display());
+            let failed = || format!("cannot use the trace {}", path.display());
             let file = File::open(path).with_context(failed)?;
             let (magic, rest) = first_bytes(file).with_context(failed)?;
             if magic.starts_with(&ZSTD_MAGIC) {
@@ -133,24 +134,25 @@ impl Trace {
         }
         if dropped > 0 {
             self.notes.push(format!(
-                "{stem} lacks {dropped} requests: they came faster than they could be recorded."
+                "{stem} lacks {dropped} requests, which arrived faster than they could be recorded."
             ));
         }
         if !is_whole {
-            self.notes.push(format!("{stem} was not ended in order: it may lack its last second."));
+            self.notes
+                .push(format!("the recording {stem} was not ended properly: it may lack its last second."));
         }
         self.has_contents = true;
         self.volumes.append(&mut volumes);
         Ok(())
     }
 
-    /// Microseconds from the beginning to the last request.
+    /// Microseconds from the first to the last request.
     pub fn duration_us(&self) -> u64 {
         let last = |volume: &Volume| volume.requests.last().map(|request| request.time_us);
         self.volumes.iter().filter_map(last).max().unwrap_or(0)
     }
 
-    /// All requests.
+    /// The number of requests.
     pub fn requests(&self) -> usize {
         self.volumes.iter().map(|volume| volume.requests.len()).sum()
     }
@@ -162,13 +164,13 @@ fn names(files: &[PathBuf]) -> String {
 
 fn one_less(left: &mut usize) -> Result<()> {
     let Some(less) = left.checked_sub(1) else {
-        bail!("it has more than {MOST_REQUESTS} requests, which would not fit in memory; cut it into parts");
+        bail!("it has more than {MOST_REQUESTS} requests, which would not fit in memory; split it");
     };
     *left = less;
     Ok(())
 }
 
-/// The first bytes of a file, and all of it.
+/// The first bytes of a file, and a reader that begins at its start.
 fn first_bytes(file: File) -> std::io::Result<(Vec<u8>, impl Read)> {
     let mut reader = BufReader::with_capacity(1 << 16, file);
     let mut first = Vec::new();
@@ -177,7 +179,7 @@ fn first_bytes(file: File) -> std::io::Result<(Vec<u8>, impl Read)> {
     Ok((first, all))
 }
 
-/// Disks by their names.
+/// Disks by name.
 #[derive(Default)]
 struct Named {
     numbers: HashMap<String, usize>,

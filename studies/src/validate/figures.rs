@@ -1,5 +1,5 @@
-//! Figures of a phase: counts, sizes, classes of contents, and live bytes at its end. A block is live if it was written, and was not
-//! discarded or zeroed since.
+//! Computes figures of a phase: counts, sizes, classes of data, and the live bytes at its end. A block is live if it
+//! was written and has not been discarded or zeroed since.
 
 use std::collections::BTreeSet;
 
@@ -11,32 +11,32 @@ use crate::trace::{Kind as Operation, Request};
 
 const BLOCK: u64 = 4096;
 
-/// A block packs well if its packed size is less than so many sixteenths.
+/// A block counts as compressible if its compressed size is less than this many sixteenths.
 const PACKS_WELL: u8 = 8;
 
-/// The figures of a phase. Phases of one kind are merged: counts are their means, shares are those of their sums, and `live_bytes` is that
-/// of the last one.
+/// The figures of a phase. Phases of one kind are merged: counts are means, shares are computed from the sums, and
+/// `live_bytes` is that of the last phase.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figures {
     /// Length in seconds.
     pub seconds: f64,
-    /// Writes, without those of zeroes that carry no data.
+    /// The number of writes, except zero writes without data.
     pub writes: f64,
     /// Bytes of these writes.
     pub written_bytes: f64,
-    /// Bytes of discards, and of zero writes.
+    /// Bytes of discards and of zero writes.
     pub discarded_bytes: f64,
-    /// Reads that find a block that was written before, as a share of these reads and the writes.
+    /// Reads of blocks that were written before, as a share of these reads and all writes.
     pub read_share: f64,
-    /// Written blocks that were written before and live, as a share of all written blocks.
+    /// Written blocks that were already live, as a share of all written blocks.
     pub rewritten_share: f64,
-    /// Written blocks that pack to less than half, as a share.
+    /// Written blocks that compress to less than half, as a share.
     pub packs_share: f64,
     /// Written blocks that are zero or equal to the image, as a share.
     pub free_share: f64,
     /// Live bytes at the end.
     pub live_bytes: f64,
-    /// Lengths of the writes.
+    /// Lengths of all writes.
     #[serde(skip)]
     pub lengths: Vec<u64>,
 }
@@ -70,7 +70,7 @@ impl Counted {
             Operation::Read => self.reads += u64::from(live.range(first..end).next().is_some()),
             Operation::Discard | Operation::WriteZeroes => {
                 self.discarded_bytes += request.bytes;
-                // Parts of blocks stay.
+                // Blocks that are covered only in part keep their data.
                 remove(live, request.offset.div_ceil(BLOCK), (request.offset + request.bytes) / BLOCK);
             }
             Operation::Write => {
@@ -105,7 +105,7 @@ pub fn by_kind(desktop: &Desktop) -> Vec<(Kind, Figures)> {
     let mut live = BTreeSet::new();
     let mut phases: Vec<(Kind, Counted)> = Vec::new();
     let mut requests = desktop.volume.requests.iter().peekable();
-    // What lies between phases counts for none of them, but what lives does.
+    // Requests between phases count for no phase, but they change which blocks are live.
     let mut between = Counted::default();
     for (kind, phase) in &desktop.phases {
         let at_us = |seconds: f64| (seconds * 1e6) as u64;
@@ -146,7 +146,7 @@ pub fn by_kind(desktop: &Desktop) -> Vec<(Kind, Figures)> {
     desktop.kinds().into_iter().map(mean).collect()
 }
 
-/// The largest distance between the distributions of two samples (Kolmogorov and Smirnov), from 0 to 1. `None`: one has no samples.
+/// The Kolmogorov-Smirnov distance between two samples, from 0 to 1. `None`: one sample is empty.
 pub fn distance(a: &[u64], b: &[u64]) -> Option<f64> {
     if a.is_empty() || b.is_empty() {
         return None;

@@ -1,7 +1,8 @@
-//! `validate`: recorded boots and sessions of real guests beside the desktop model, by phase, and what the same write cache makes of either.
+//! `validate`: compares recorded boots and sessions of real guests with the desktop model, by phase, and compares the
+//! effect of the same write cache on both.
 //!
 //! ```text
-//!   recordings + phases --+--> figures of each phase --> side by side
+//!   recordings + phases --+--> figures of each phase --> comparison
 //!   model, some seeds ----+--> the real write cache at three sizes --> spilled bytes, operations of the overflow
 //! ```
 //!
@@ -30,29 +31,29 @@ pub use report::Report;
 
 const MIB: u64 = 1 << 20;
 
-/// The least RAM of a cache.
+/// The smallest RAM of a cache, in bytes.
 const LEAST_BYTES: u64 = 16 * MIB;
 
-/// The time between the model's boot and its logon.
+/// The time between the model's boot and logon, in seconds.
 const IDLE_S: f64 = 60.0;
 
-/// The largest difference that counts as agreement.
+/// The largest deviation that counts as agreement.
 pub const TOLERANCE: f64 = 0.20;
 
-/// Recordings that a validation should have.
+/// The number of recordings that a validation should have.
 pub const ENOUGH: usize = 5;
 
-/// A kind of phase, which all desktops of a validation have.
+/// A kind of phase. All desktops of a validation have the same kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// From the start until the system is up.
     Boot,
-    /// From the logon until the desktop is there.
+    /// From the logon until the desktop is ready.
     Logon,
-    /// One of several alike parts of a session.
+    /// One of several equal parts of a session.
     Loop,
-    /// All after the boot, if nothing more is known.
+    /// Everything after the boot, if the phases are not known.
     Session,
 }
 
@@ -67,7 +68,7 @@ impl Kind {
         }
     }
 
-    /// For people.
+    /// Title for people.
     pub fn title(self) -> &'static str {
         match self {
             Self::Boot => "Boot",
@@ -78,17 +79,17 @@ impl Kind {
     }
 }
 
-/// A desktop: requests, and when its phases were.
+/// A desktop: its requests, and the times of its phases.
 #[derive(Clone, Debug)]
 pub struct Desktop {
     /// Its requests.
     pub volume: Volume,
-    /// Its phases, by time.
+    /// Its phases, sorted by time.
     pub phases: Vec<(Kind, Phase)>,
 }
 
 impl Desktop {
-    /// Its kinds of phases, each once.
+    /// Its kinds of phases, without duplicates.
     pub fn kinds(&self) -> Vec<Kind> {
         let mut kinds: Vec<Kind> = self.phases.iter().map(|(kind, _)| *kind).collect();
         kinds.sort_unstable();
@@ -101,25 +102,26 @@ impl Desktop {
     }
 }
 
-/// Recordings that are to be compared with the model.
+/// The recordings to compare with the model.
 #[derive(Debug)]
 pub struct Recorded {
-    /// One of each disk of each recording.
+    /// One desktop for each disk of each recording.
     pub desktops: Vec<Desktop>,
-    /// What the recordings lack.
+    /// Remarks about missing data in the recordings.
     pub notes: Vec<String>,
 }
 
 impl Recorded {
-    /// Reads recordings. The phases of `NAME.rec` are in `NAME.phases` beside it; without that file, `boot_s` divides it.
+    /// Reads recordings. `NAME.phases` contains the phases of `NAME.rec`; without that file, the boot ends after
+    /// `boot_s`.
     pub fn load(files: &[PathBuf], boot_s: Option<f64>) -> Result<Self> {
         let mut recorded = Self { desktops: Vec::new(), notes: Vec::new() };
         for file in files {
-            let failed = || format!("the recording {} cannot be used", file.display());
+            let failed = || format!("cannot use the recording {}", file.display());
             let trace = Trace::load(std::slice::from_ref(file))?;
             if !trace.has_contents {
                 bail!(
-                    "{} is a trace of another program: validate compares recordings of headwater, which have classes of contents",
+                    "{} is a trace of another program: validate needs recordings of headwater, which contain the classes of written data",
                     file.display()
                 );
             }
@@ -134,7 +136,7 @@ impl Recorded {
         let kinds = first.kinds();
         if let Some(other) = recorded.desktops.iter().find(|desktop| desktop.kinds() != kinds) {
             bail!(
-                "{} has the phases {kinds:?}, and {} has {:?}: compare recordings of one kind",
+                "{} has the phases {kinds:?}, but {} has {:?}: all recordings must have the same kinds of phases",
                 first.volume.name,
                 other.volume.name,
                 other.kinds()
@@ -147,26 +149,24 @@ impl Recorded {
 fn phases_of(file: &Path, boot_s: Option<f64>, duration_s: f64) -> Result<Vec<(Kind, Phase)>> {
     let beside = file.with_extension("phases");
     let phases = match (std::fs::read_to_string(&beside), boot_s) {
-        (Ok(text), _) => {
-            parse_phases(&text).with_context(|| format!("{} cannot be used", beside.display()))?
-        }
+        (Ok(text), _) => parse_phases(&text).with_context(|| format!("cannot use {}", beside.display()))?,
         (Err(_), Some(boot_s)) if boot_s >= duration_s => {
-            bail!("it ends after {duration_s:.0} s, so nothing follows a boot of {boot_s:.0} s")
+            bail!("the recording ends after {duration_s:.0} s, so nothing follows a boot of {boot_s:.0} s")
         }
         (Err(_), Some(boot_s)) => {
             let phase = |name: &str, from_s, to_s| Phase { name: name.into(), from_s, to_s };
-            // The last request is of the session, too.
+            // The last request belongs to the session too.
             vec![phase("boot", 0.0, boot_s), phase("session", boot_s, duration_s + 1.0)]
         }
         (Err(error), None) => bail!(
-            "its phases are not known: cannot read {} ({error}); say how long the boot took with --boot-seconds",
+            "its phases are not known: cannot read {} ({error}); give the duration of the boot with --boot-seconds",
             beside.display()
         ),
     };
     let named = phases.into_iter().map(|phase| match Kind::of(&phase.name) {
         Some(kind) => Ok((kind, phase)),
         None => bail!(
-            "{} has a phase {:?}: known are boot, logon, segment N, and session",
+            "{} has an unknown phase {:?}: known phases are boot, logon, segment N, and session",
             beside.display(),
             phase.name
         ),
@@ -179,7 +179,7 @@ pub fn modelled(profile: &Profile, recorded: &Recorded, seed: u64) -> Vec<Deskto
     let loops: Vec<f64> = recorded.desktops.iter().map(|desktop| desktop.loops() as f64).collect();
     let has_loops = loops.iter().any(|loops| *loops > 0.0);
     let loops = if has_loops { median(&loops).unwrap_or(1.0).round() as u32 } else { 1 };
-    // Only the guest of study 003 has segments, and it copies files.
+    // Only the guest of study 003 has segments, and that guest copies files.
     let sessions = Sessions { users: 1, logons_s: 0.0, loops, copies_files: has_loops };
     let count = recorded.desktops.len() as u64;
     (0..count).map(|number| desktop(profile, seed.wrapping_add(number), &sessions, has_loops)).collect()
@@ -211,27 +211,28 @@ pub fn desktop(profile: &Profile, seed: u64, sessions: &Sessions, has_loops: boo
     Desktop { volume: Volume { name: format!("model, seed {seed}"), requests }, phases }
 }
 
-/// What a write cache did with one desktop.
+/// The effect of a write cache on one desktop.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Overflowed {
-    /// Bytes that were spilled.
+    /// Bytes written to the overflow disk.
     pub spilled_bytes: u64,
     /// Reads and writes of the overflow disk.
     pub operations: u64,
 }
 
-/// A limit of RAM, and what the cache did with each desktop.
+/// A RAM limit, and the results with each desktop.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Size {
     /// The limit.
     pub ram_bytes: u64,
-    /// With the recordings.
+    /// The results with the recordings.
     pub recorded: Vec<Overflowed>,
-    /// With the model.
+    /// The results with the model.
     pub modelled: Vec<Overflowed>,
 }
 
-/// By how much the model's median is above the recordings', as a share. `None`: the recordings have nothing, and the model has.
+/// The deviation of the model's median from the recordings' median, as a share. `None`: the recordings' median is
+/// zero, but the model's is not.
 pub fn deviation(recorded: &[f64], modelled: &[f64]) -> Option<f64> {
     let (recorded, modelled) = (median(recorded)?, median(modelled)?);
     match (recorded > 0.0, modelled > 0.0) {
@@ -249,17 +250,17 @@ impl Size {
         deviation(&each(&self.recorded), &each(&self.modelled))
     }
 
-    /// Of the spilled bytes.
+    /// The deviation of the spilled bytes.
     pub fn bytes_deviation(&self) -> Option<f64> {
         self.of(|overflowed| overflowed.spilled_bytes)
     }
 
-    /// Of the operations.
+    /// The deviation of the operations.
     pub fn operations_deviation(&self) -> Option<f64> {
         self.of(|overflowed| overflowed.operations)
     }
 
-    /// Whether half of the desktops of either kind, or more, spill nothing.
+    /// Whether at least half of the recordings or half of the models spill nothing.
     pub fn spills_nothing(&self) -> bool {
         let middle = |desktops: &[Overflowed]| {
             let spilled: Vec<f64> =
@@ -269,31 +270,31 @@ impl Size {
         middle(&self.recorded) == 0.0 && middle(&self.modelled) == 0.0
     }
 
-    /// Whether both agree.
+    /// Whether recordings and model agree.
     pub fn agrees(&self) -> bool {
         let is_near = |deviation: Option<f64>| deviation.is_some_and(|by| by.abs() <= TOLERANCE);
         is_near(self.bytes_deviation()) && is_near(self.operations_deviation())
     }
 }
 
-/// All that was found.
+/// The results of a validation.
 #[derive(Debug)]
 pub struct Validation {
-    /// Figures of each recording: by kind of phase.
+    /// The figures of each recording, by kind of phase.
     pub recorded: Vec<Vec<(Kind, Figures)>>,
-    /// Those of each desktop of the model.
+    /// The figures of each desktop of the model.
     pub modelled: Vec<Vec<(Kind, Figures)>>,
-    /// Caches that all desktops were given.
+    /// The results with caches of several sizes.
     pub sizes: Vec<Size>,
-    /// The study was ended early.
+    /// Whether the study was interrupted.
     pub interrupted: bool,
-    /// Why it ended early, if it failed.
+    /// The error that ended the study early, if any.
     pub failure: Option<String>,
-    /// What it ran on.
+    /// The host.
     pub machine: Machine,
 }
 
-/// Three limits: a quarter, half and all of what lives at most in the recordings' median.
+/// Three RAM limits: a quarter, half and all of the median of the recordings' peaks of live data.
 fn limits(recorded: &[(&Desktop, Blocks)]) -> Vec<u64> {
     let peaks: Vec<f64> = recorded
         .iter()
@@ -308,12 +309,12 @@ fn limits(recorded: &[(&Desktop, Blocks)]) -> Vec<u64> {
     limits
 }
 
-/// What a cache of this size takes for a desktop.
+/// The needs of a cache of this size for a desktop.
 fn needs(blocks: &Blocks, ram_bytes: u64) -> Needs {
     check::needs(&[(ram_bytes, replay(blocks, ram_bytes))])
 }
 
-/// All desktops, and the limits of the caches that each is given.
+/// All desktops, and the RAM limits of the caches for each.
 struct Caches<'a> {
     recorded: Vec<(&'a Desktop, Blocks)>,
     modelled: Vec<(&'a Desktop, Blocks)>,
@@ -325,7 +326,7 @@ impl Caches<'_> {
         self.limits.len() * (self.recorded.len() + self.modelled.len())
     }
 
-    /// Fails if the machine has too little for one of them.
+    /// Fails if the host does not meet the needs of each cache.
     fn check(&self, dir: &Path) -> Result<()> {
         for ram_bytes in &self.limits {
             for (_, blocks) in self.recorded.iter().chain(&self.modelled) {
@@ -336,8 +337,8 @@ impl Caches<'_> {
     }
 }
 
-/// Compares recordings with the model. The overflow of the caches is in `dir`. An error means that nothing was begun; what fails
-/// later is in the results.
+/// Compares recordings with the model. The overflow of the caches is in `dir`. An error means that nothing was
+/// started; later failures are in the results.
 pub fn run<'a>(
     recorded: &'a Recorded,
     models: &'a [Desktop],
@@ -373,7 +374,7 @@ pub fn run<'a>(
 }
 
 impl Validation {
-    /// Gives all desktops to the real write cache, at each size.
+    /// Replays all desktops on the real write cache, at each size.
     fn use_caches(
         &mut self,
         caches: &Caches<'_>,

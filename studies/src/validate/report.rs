@@ -1,4 +1,4 @@
-//! The answer in words, as a page and as JSON.
+//! Writes the result of a validation as text, as an HTML page and as JSON.
 
 use anyhow::{Context, Result};
 use headwater_block::size;
@@ -13,20 +13,20 @@ use crate::desktop::Profile;
 use crate::files::Files;
 use crate::machine::Machine;
 
-/// Numbers the shape of `results.json`.
+/// The format version of `results.json`.
 const SCHEMA: u32 = 1;
 
-/// All that the report is made of.
+/// The contents of the report.
 pub struct Report<'a> {
     /// The recordings.
     pub recorded: &'a Recorded,
-    /// Their files.
+    /// The files of the recordings, as text.
     pub source: String,
     /// The model.
     pub profile: &'a Profile,
     /// Its first seed.
     pub seed: u64,
-    /// What was found.
+    /// The results.
     pub validation: &'a Validation,
 }
 
@@ -74,7 +74,7 @@ const CACHE_HEAD: [Column; 8] = [
     Column::Text("Within 20 %?"),
 ];
 
-/// A figure of a phase: its name, the value, and how it is written.
+/// A figure of a phase: its name, its value, and how the value is formatted.
 type Row = (&'static str, fn(&Figures) -> f64, fn(f64) -> String);
 
 fn bytes(value: f64) -> String {
@@ -90,19 +90,23 @@ const ROWS: [Row; 9] = [
     ("Writes", |figures| figures.writes, grouped),
     ("Bytes written", |figures| figures.written_bytes, bytes),
     ("Bytes discarded", |figures| figures.discarded_bytes, bytes),
-    ("Reads of what was written, of these and the writes", |figures| figures.read_share, percent),
-    ("Blocks that were written before", |figures| figures.rewritten_share, percent),
-    ("Blocks that pack to less than half", |figures| figures.packs_share, percent),
-    ("Blocks that are zero or as in the image", |figures| figures.free_share, percent),
-    ("Bytes that live at the end", |figures| figures.live_bytes, bytes),
+    (
+        "Reads of written blocks, as a share of these reads and the writes",
+        |figures| figures.read_share,
+        percent,
+    ),
+    ("Rewritten blocks", |figures| figures.rewritten_share, percent),
+    ("Blocks that compress to less than half", |figures| figures.packs_share, percent),
+    ("Blocks that are zero or equal to the image", |figures| figures.free_share, percent),
+    ("Live bytes at the end", |figures| figures.live_bytes, bytes),
 ];
 
-/// A difference, for people.
+/// A deviation, as text for people.
 fn difference(of: Option<f64>) -> String {
     of.map_or("only the model has any".into(), |by| format!("{:+.0} %", by * 100.0))
 }
 
-/// By how much a difference misses, in words.
+/// A deviation beyond the tolerance, in words.
 fn missed(what: &str, of: Option<f64>) -> Option<String> {
     match of {
         None => Some(format!("only the model has {what}")),
@@ -156,7 +160,7 @@ impl Report<'_> {
         let (guests, models) = (lengths(&self.validation.recorded), lengths(&self.validation.modelled));
         let distance = distance(&guests, &models);
         rows.push(vec![
-            "Distance of the lengths of writes, 0 (alike) to 1".into(),
+            "Distance of the lengths of writes, 0 (equal) to 1".into(),
             String::new(),
             String::new(),
             distance.map_or("-".into(), |distance| format!("{distance:.2}")),
@@ -186,11 +190,11 @@ impl Report<'_> {
         self.validation.sizes.iter().map(row).collect()
     }
 
-    /// The answer: whether the model agrees, or by how much it misses.
+    /// The main result for each size: whether the model agrees, or by how much it deviates.
     fn answers(&self) -> Vec<String> {
         let of_size = |size: &Size| {
             let misses: Vec<String> = [
-                missed("bytes that are spilled", size.bytes_deviation()),
+                missed("spilled bytes", size.bytes_deviation()),
                 missed("operations of the overflow", size.operations_deviation()),
             ]
             .into_iter()
@@ -211,10 +215,12 @@ impl Report<'_> {
     fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if let Some(failure) = &self.validation.failure {
-            warnings.push(format!("The study failed: {failure}. The report has what was measured before."));
+            warnings.push(format!(
+                "The study failed: {failure}. The report contains the measurements up to then."
+            ));
         } else if self.validation.interrupted {
             warnings.push(
-                "The study was interrupted. The report has the caches that all desktops were given before."
+                "The study was interrupted. The report contains the cache sizes that were finished for all desktops."
                     .into(),
             );
         }
@@ -226,9 +232,9 @@ impl Report<'_> {
         warnings
     }
 
-    /// For a terminal.
+    /// The report as text for a terminal.
     pub fn text(&self) -> String {
-        let mut text = format!("\nThe desktop model beside recorded guests: {}\n", self.source);
+        let mut text = format!("\nThe desktop model compared with recorded guests: {}\n", self.source);
         for kind in self.kinds() {
             text.push_str(&format!(
                 "\n{}\n{}",
@@ -237,7 +243,7 @@ impl Report<'_> {
             ));
         }
         text.push_str(&format!(
-            "\nThe same write cache, given either\n{}",
+            "\nThe same write cache with recordings and model\n{}",
             text_table(&CACHE_HEAD, &self.cache_table())
         ));
         self.answers().iter().for_each(|answer| text.push_str(&format!("\n{answer}")));
@@ -246,7 +252,7 @@ impl Report<'_> {
         text
     }
 
-    /// The page.
+    /// The HTML page.
     pub fn html(&self) -> String {
         let mut page = Page::new("Headwater study: validation", "Is the desktop model like a real guest?");
         page.paragraph(
@@ -262,7 +268,7 @@ impl Report<'_> {
             note: format!("operations: {}", difference(size.operations_deviation())),
         };
         page.tiles(&self.validation.sizes.iter().map(tile).collect::<Vec<_>>());
-        page.heading("The same write cache, given either");
+        page.heading("The same write cache with recordings and model");
         page.table("Medians of the desktops", &CACHE_HEAD, &self.cache_table());
         page.heading("By phase");
         for kind in self.kinds() {
@@ -289,7 +295,7 @@ impl Report<'_> {
         page.finish()
     }
 
-    /// Files of the report.
+    /// The files of the report.
     pub fn files(&self) -> Result<Files> {
         let caches = self.validation.sizes.iter().map(|size| JsonSize {
             size,
@@ -312,16 +318,16 @@ impl Report<'_> {
             modelled: &self.validation.modelled,
             caches: caches.collect(),
         };
-        let json = serde_json::to_string_pretty(&json).context("the results cannot be written as JSON")?;
+        let json = serde_json::to_string_pretty(&json).context("cannot write the results as JSON")?;
         Ok(Files::new(json, self.html()))
     }
 }
 
 const NOTES: [&str; 5] = [
     "The guests are Debians under QEMU, and the model has the counts of Windows desktops: a difference is expected. Another model is given with --profile.",
-    "Guests under emulation take longer for the same work. So sums of a phase are compared, and no rates.",
+    "Guests under emulation take longer for the same work. So sums of a phase are compared instead of rates.",
     "Reads of the image are not in the model. Of the reads, only those that find a written block are counted.",
     "The requests of each desktop are sent to a write cache of its own as fast as it keeps up. After each 2 MiB that are written, the next request \
      waits until the cache has spilled what a model of it has spilled by then, so that a busy machine changes little.",
-    "The limits of RAM are a quarter, half and all of what lives at most in the median recording.",
+    "The limits of RAM are a quarter, half and all of the median of the recordings' peaks of live data.",
 ];

@@ -1,4 +1,4 @@
-//! Recordings of the model and of our own making.
+//! Tests validation with recordings of the model and with handmade ones.
 
 use headwater_recorder::format::Writer;
 use headwater_recorder::{Content, Entry, Kind as RecordedKind, Record};
@@ -8,7 +8,7 @@ use super::*;
 use crate::guest::phases_text;
 use crate::trace::Kind as Operation;
 
-/// A model that is run in a second.
+/// A model whose run takes a second.
 fn small() -> Profile {
     Profile::standard().unwrap().with(&[
         ("boot_writes", 800.0),
@@ -20,7 +20,7 @@ fn small() -> Profile {
     ])
 }
 
-/// A recording of a desktop, with its phases beside it.
+/// Writes a recording of a desktop, and its phases.
 fn record(dir: &Path, number: usize, desktop: &Desktop) -> PathBuf {
     let path = dir.join(format!("desk-{number}.rec"));
     let mut writer = Writer::new(std::fs::File::create(&path).unwrap(), 0, &[64 << 30]).unwrap();
@@ -46,7 +46,7 @@ const SESSIONS: Sessions = Sessions { users: 1, logons_s: 0.0, loops: 2, copies_
 
 #[test]
 fn a_desktop_of_the_model_agrees_with_itself() {
-    // Not in memory: tmpfs has no direct I/O.
+    // Not in /tmp, because tmpfs may have no direct I/O.
     let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let profile = small();
     let files: Vec<PathBuf> = (0..2)
@@ -60,7 +60,7 @@ fn a_desktop_of_the_model_agrees_with_itself() {
     assert_eq!(validation.recorded, validation.modelled);
     let kinds: Vec<Kind> = validation.recorded[0].iter().map(|(kind, _)| *kind).collect();
     assert_eq!(kinds, [Kind::Boot, Kind::Logon, Kind::Loop]);
-    // The requests wait for the cache, so that a busy machine changes little.
+    // The requests wait for the cache, so a busy host changes little.
     assert!(!validation.sizes.is_empty());
     assert!(validation.sizes[0].recorded.iter().all(|size| size.spilled_bytes > 0), "{validation:?}");
     assert!(validation.sizes.iter().all(Size::agrees), "{:?}", validation.sizes);
@@ -84,7 +84,7 @@ fn a_write_cache_that_fails_is_in_the_report() {
     let recorded = Recorded::load(std::slice::from_ref(&file), None).unwrap();
     let models = modelled(&profile, &recorded, 1);
     let stop = AtomicBool::new(false);
-    // A file has space, and no overflow can be made in it.
+    // The directory of the overflow is a file, so its free space can be read, but no overflow can be created.
     let validation = run(&recorded, &models, &file, &stop, &|_, _, _| ()).unwrap();
     let failure = validation.failure.clone().unwrap();
     assert!(failure.starts_with("the write cache failed with"), "{failure}");
@@ -102,7 +102,7 @@ fn a_write_cache_that_fails_is_in_the_report() {
 }
 
 #[test]
-fn caches_that_spill_nothing_are_said_to_do_so() {
+fn caches_that_spill_nothing_are_reported() {
     let nothing = Overflowed { spilled_bytes: 0, operations: 0 };
     let something = Overflowed { spilled_bytes: 5, operations: 1 };
     let size = |recorded, modelled| Size { ram_bytes: 1, recorded: vec![recorded], modelled: vec![modelled] };
@@ -113,7 +113,7 @@ fn caches_that_spill_nothing_are_said_to_do_so() {
 }
 
 #[test]
-fn a_model_that_writes_more_says_by_how_much_it_misses() {
+fn a_model_that_writes_more_reports_its_deviation() {
     let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let profile = small();
     let file = record(dir.path(), 0, &desktop(&profile, 1, &SESSIONS, true));
@@ -126,11 +126,11 @@ fn a_model_that_writes_more_says_by_how_much_it_misses() {
         Report { recorded: &recorded, source: "x".into(), profile: &twice, seed: 1, validation: &validation };
     let text = report.text();
     assert!(text.contains("the model misses the 20 %: the model has "), "{text}");
-    assert!(text.contains("% more bytes that are spilled"), "{text}");
+    assert!(text.contains("% more spilled bytes"), "{text}");
 }
 
 #[test]
-fn figures_of_a_phase_are_counted_by_hand() {
+fn figures_of_a_phase_are_as_expected() {
     let request = |time_s: u64, kind, block: u64, blocks: u64, content| Request {
         time_us: time_s * 1_000_000,
         offset: block * 4096,
@@ -145,7 +145,7 @@ fn figures_of_a_phase_are_counted_by_hand() {
         request(3, Operation::Read, 3, 2, unknown),
         request(4, write, 3, 2, Content::Packs(16)),
         request(5, write, 8, 2, Content::Zero),
-        // Between the phases: block 0 goes, and it is new when it is written again.
+        // Between the phases, block 0 is discarded, so it counts as new when it is written again.
         request(10, Operation::Discard, 0, 1, unknown),
         request(12, write, 0, 2, unknown),
         request(13, Operation::WriteZeroes, 2, 1, unknown),
@@ -175,7 +175,7 @@ fn figures_of_a_phase_are_counted_by_hand() {
 }
 
 #[test]
-fn distances_of_distributions_are_worked_out_by_hand() {
+fn distances_of_distributions_are_as_expected() {
     assert_eq!(distance(&[1, 2, 3, 4], &[1, 2, 3, 4]), Some(0.0));
     assert_eq!(distance(&[1, 1, 1, 9], &[9, 9]), Some(0.75));
     assert_eq!(distance(&[1], &[]), None);
@@ -194,15 +194,15 @@ fn recordings_without_known_phases_are_refused() {
     let phases = file.with_extension("phases");
     let refused = |boot_s| format!("{:#}", Recorded::load(std::slice::from_ref(&file), boot_s).unwrap_err());
     std::fs::write(&phases, "boot\t0\tx\n").unwrap();
+    assert!(refused(None).contains("desk-0.phases: line 1: \"x\" is no time"), "{}", refused(None));
+    std::fs::write(&phases, "nap\t0\t5\n").unwrap();
     assert!(
-        refused(None).contains("desk-0.phases cannot be used: line 1: \"x\" is no time"),
+        refused(None).contains("has an unknown phase \"nap\": known phases are boot, logon"),
         "{}",
         refused(None)
     );
-    std::fs::write(&phases, "nap\t0\t5\n").unwrap();
-    assert!(refused(None).contains("has a phase \"nap\": known are boot, logon"), "{}", refused(None));
     std::fs::remove_file(&phases).unwrap();
-    assert!(refused(None).contains("say how long the boot took with --boot-seconds"), "{}", refused(None));
+    assert!(refused(None).contains("give the duration of the boot with --boot-seconds"), "{}", refused(None));
     assert!(refused(Some(1e6)).contains("so nothing follows a boot of 1000000 s"), "{}", refused(Some(1e6)));
     let recorded = Recorded::load(std::slice::from_ref(&file), Some(250.0)).unwrap();
     assert_eq!(recorded.desktops[0].kinds(), [Kind::Boot, Kind::Session]);

@@ -1,4 +1,5 @@
-//! `headwater-study 003 --guest` when its disk fails, and `validate`. The guest itself is in the tests of `headwater`, which build its disk.
+//! Tests `headwater-study 003 --guest` with a failing disk, and `validate`. The guest itself is tested in
+//! `headwater`, whose tests build its disk.
 
 use std::process::Command;
 
@@ -8,11 +9,12 @@ use headwater_recorder::{Content, Entry, Kind, Record};
 use super::{cells_of, check_files, directory, read, study, text};
 
 #[test]
-fn a_guest_whose_disk_fails_leaves_a_report_that_says_so() {
+fn a_failed_guest_disk_is_in_the_report() {
     let dir = directory();
     let (program, out) = (dir.path().join("disk"), dir.path().join("report"));
     let script = "#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho the cache is broken >&2\nexit 3\n";
-    // Another process writes it: a program that this one has open for writing, as a child of another test may for a moment, cannot be run.
+    // Another process writes the script: Linux cannot execute a file that this program has open for writing, and a
+    // child of another test may have inherited the descriptor.
     let mut write = Command::new("sh");
     write.args(["-c", "printf '%s' \"$1\" >\"$2\" && chmod 755 \"$2\"", "sh", script]).arg(&program);
     assert!(write.status().unwrap().success());
@@ -40,7 +42,7 @@ fn a_guest_whose_disk_fails_leaves_a_report_that_says_so() {
     assert_eq!(left, ["disk", "report"]);
 }
 
-/// A recording that writes so many MiB in its session, once.
+/// Writes a recording that writes this many MiB in its session, once.
 fn recording(path: &std::path::Path, mib: u64) {
     let mut writer = Writer::new(std::fs::File::create(path).unwrap(), 0, &[1 << 30]).unwrap();
     for number in 0..mib * 16 {
@@ -60,7 +62,7 @@ fn recording(path: &std::path::Path, mib: u64) {
 }
 
 #[test]
-fn recordings_are_validated_and_the_page_says_how_far_the_model_misses() {
+fn recordings_are_validated_with_the_model_deviation() {
     let dir = directory();
     let (file, out) = (dir.path().join("desk.rec"), dir.path().join("report"));
     recording(&file, 64);
@@ -68,11 +70,11 @@ fn recordings_are_validated_and_the_page_says_how_far_the_model_misses() {
         let mut command = study();
         command.arg("validate").arg(&file).args(arguments).arg("--out").arg(&out).output().unwrap()
     };
-    // Its phases are not known: nothing is made.
+    // The phases are not known, so nothing is created.
     let refused = validate(&[]);
     assert_eq!(refused.status.code(), Some(1));
     let said = text(&refused);
-    assert!(said.contains("desk.rec cannot be used") && said.contains("--boot-seconds"), "{said}");
+    assert!(said.contains("cannot use the recording") && said.contains("--boot-seconds"), "{said}");
     assert!(!out.exists());
     let output = validate(&["--boot-seconds", "0.5"]);
     let said = text(&output);
@@ -82,17 +84,17 @@ fn recordings_are_validated_and_the_page_says_how_far_the_model_misses() {
     let phases = json["recorded"][0].as_array().unwrap();
     assert_eq!((phases[0][0].as_str(), phases[0][1]["writes"].as_f64()), (Some("boot"), Some(500.0)));
     assert_eq!((phases[1][0].as_str(), phases[1][1]["writes"].as_f64()), (Some("session"), Some(524.0)));
-    // All of the recording is written once, and 16 MiB of RAM do not hold it.
+    // The recording writes all blocks once, and 16 MiB of RAM cannot hold them.
     let least = &json["caches"][0];
     assert_eq!(least["ram_bytes"], 16 << 20);
     assert!(least["recorded"][0]["spilled_bytes"].as_u64().unwrap() > 40 << 20, "{least}");
     assert_eq!(least["agrees"], false);
     let cells = cells_of(&out);
-    for cell in ["Writes", "Blocks that were written before", "16.0 MiB"] {
+    for cell in ["Writes", "Rewritten blocks", "16.0 MiB"] {
         assert!(cells.iter().any(|found| found == cell), "{cell}: {cells:?}");
     }
     check_files(&out, &["SHA256SUMS", "index.html", "results.json"]);
-    // Another run does not write over it.
+    // Another run must not overwrite the report.
     let again = text(&validate(&["--boot-seconds", "0.5"]));
     assert!(again.contains("is in use"), "{again}");
 }

@@ -1,4 +1,4 @@
-//! The program as its users run it.
+//! Tests the program `headwater-study` as a user runs it.
 
 mod guest;
 mod peers;
@@ -14,7 +14,7 @@ fn study() -> Command {
     Command::new(env!("CARGO_BIN_EXE_headwater-study"))
 }
 
-/// On a disk: memory has no direct I/O.
+/// A directory on a disk, because tmpfs may have no direct I/O.
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -27,7 +27,7 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
-/// Reads the page with a parser of XML, which knows nothing of us: every text of a cell, and the number of its plots.
+/// Parses the page with an independent XML parser. Returns the texts of all table cells, and the number of plots.
 fn cells_and_plots(page: &str) -> (Vec<String>, usize) {
     use quick_xml::events::Event;
     let mut reader = quick_xml::Reader::from_str(page);
@@ -47,7 +47,7 @@ fn cells_and_plots(page: &str) -> (Vec<String>, usize) {
     }
 }
 
-/// Study 001 ran each case once with each variant, and shows it.
+/// Checks that study 001 ran each case once with each variant, and shows the results.
 fn check_study_001(out: &Path, text: &str) {
     let json: serde_json::Value = serde_json::from_str(&read(&out.join("results.json"))).unwrap();
     let samples = json["samples"].as_array().unwrap();
@@ -67,7 +67,7 @@ fn check_study_001(out: &Path, text: &str) {
     check_series(out, &json);
 }
 
-/// The report has these files, and its sums are those of another program.
+/// Checks that the report has these files, and verifies its checksums with `sha256sum`.
 fn check_files(out: &Path, expected: &[&str]) {
     let mut names: Vec<String> = std::fs::read_dir(out)
         .unwrap()
@@ -81,7 +81,8 @@ fn check_files(out: &Path, expected: &[&str]) {
     assert_eq!(text(&checked).matches(": OK").count(), expected.len() - 1);
 }
 
-/// The seconds of each run add up to its requests; those of a raw disk are operations of the disk.
+/// Checks that the counts of each run's seconds add up to its requests. For a raw disk, requests are operations of
+/// the disk.
 fn check_series(out: &Path, json: &serde_json::Value) {
     let packed = std::fs::read(out.join("series.csv.zst")).unwrap();
     let table = String::from_utf8(zstd::decode_all(&packed[..]).unwrap()).unwrap();
@@ -109,7 +110,7 @@ fn check_series(out: &Path, json: &serde_json::Value) {
 }
 
 #[test]
-fn an_interrupted_study_leaves_a_report_of_what_was_done() {
+fn an_interrupted_study_writes_a_report() {
     let dir = directory();
     let out = dir.path().join("report");
     let mut child = study()
@@ -153,14 +154,14 @@ fn bad_input_is_refused_before_anything_is_written() {
     let options: [(&[&str], &str); 10] = [
         (&["004", "--storage", "p10"], "004 has two storages of its own"),
         (&["001", "--storage", "sas15k:2:raid5"], "RAID 5 has 3 to 64 disks"),
-        (&["001", "--storage", "tape"], "none of real, p10, ephemeral and sas15k:N:raid5"),
+        (&["001", "--storage", "tape"], "one of real, p10, ephemeral and sas15k:N:raid5"),
         (&["000", "--over", "nbd"], "desktops are models in this process"),
         (&["compare", "one"], "name two reports"),
         (&["001", "--guest", "/bin/sh"], "--guest is for 003"),
         (&["003", "--headwater", "/bin/true"], "--guest"),
         (&["003", "--guest", "no.qcow2", "--headwater", "/bin/true"], "there is no guest at no.qcow2"),
-        (&["003", "--guest", "/bin/sh", "--headwater", "/bin/false"], "/bin/false cannot be run"),
-        (&["003", "--guest", "/bin/sh", "--storage", "p10"], "--guest takes no --storage"),
+        (&["003", "--guest", "/bin/sh", "--headwater", "/bin/false"], "cannot run /bin/false"),
+        (&["003", "--guest", "/bin/sh", "--storage", "p10"], "--guest cannot be combined with --storage"),
     ];
     for (arguments, why) in options {
         let refused = study().args(arguments).current_dir(dir.path()).output().unwrap();
@@ -176,7 +177,7 @@ fn bad_input_is_refused_before_anything_is_written() {
     assert!(!nowhere.status.success());
     assert!(text(&nowhere).contains("not enough disk"), "{}", text(&nowhere));
     assert!(!new.exists());
-    // Of all studies, the largest is not the first: what it needs is said before that one begins.
+    // The largest study is not the first, but its needs are checked before the first study begins.
     let all = study().args(["all", "--quick", "--work-dir", "/proc", "--out"]).arg(&new).output().unwrap();
     assert!(!all.status.success());
     let said = text(&all);
@@ -272,7 +273,7 @@ fn a_configuration_runs_on_a_model_disk_and_over_each_protocol() {
         assert_eq!(json["samples"].as_array().unwrap().len(), 4);
         let page = read(&out.join("index.html"));
         assert!(
-            page.contains("The disk is a model, sas15k:64:raid5") && page.contains("are reached over"),
+            page.contains("The disk is a model, sas15k:64:raid5") && page.contains("are accessed over"),
             "{page}"
         );
     }
@@ -286,10 +287,7 @@ fn a_broken_configuration_is_refused_with_line_and_column() {
     let output = study().arg("icf").arg(&file).arg("--out").arg(&out).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let text = text(&output);
-    assert!(
-        text.contains("mix.icf cannot be run: line 7, column 8: the share of the size is \"5O\""),
-        "{text}"
-    );
+    assert!(text.contains("mix.icf: line 7, column 8: the share of the size is \"5O\""), "{text}");
     assert!(!out.exists());
 }
 
@@ -339,7 +337,7 @@ fn all_quick_studies_leave_reports_that_show_their_cases() {
     }
     let json: serde_json::Value = serde_json::from_str(&read(&out.join("sizing/results.json"))).unwrap();
     assert_eq!(json["checked"].as_array().unwrap().len(), 3, "{}", json["unchecked"]);
-    assert!(text.contains("as a share of the set that fits"), "{text}");
+    assert!(text.contains("as a share of those on a set that fits"), "{text}");
     let models = cells_of(&out.join("004"));
     for case in [
         "P10",

@@ -1,4 +1,4 @@
-//! The other programs that study 002 runs: they are optional, and none of them outlives the study.
+//! Tests the programs that study 002 runs: they are optional, and none of them outlives the study.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -13,7 +13,7 @@ use super::{cells_of, check_files, directory, read, study, text};
 
 const SHORT: [&str; 6] = ["002", "--quick", "--seconds", "0.05", "--rounds", "1"];
 
-/// Command lines of programs that work in a directory. The study itself is not one of them.
+/// Command lines of programs that mention a directory, without the study itself.
 fn programs_in(dir: &Path) -> Vec<String> {
     let name = dir.file_name().unwrap().as_bytes().to_vec();
     let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
@@ -31,7 +31,7 @@ fn measuring(dir: &Path) -> (Child, impl Iterator<Item = String> + use<>) {
         .arg(dir.join("report"))
         .arg("--work-dir")
         .arg(dir)
-        // Sockets, too.
+        // Sockets are in this directory too.
         .env("TMPDIR", dir)
         .stderr(Stdio::piped())
         .stdout(Stdio::null())
@@ -44,7 +44,7 @@ fn measuring(dir: &Path) -> (Child, impl Iterator<Item = String> + use<>) {
     (child, lines)
 }
 
-/// Names of what is in a directory.
+/// The names of a directory's entries.
 fn names(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).unwrap();
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
@@ -71,7 +71,7 @@ fn study_002_measures_both_overlays_in_the_same_run() {
 }
 
 #[test]
-fn without_its_programs_study_002_names_what_it_leaves_out() {
+fn without_its_programs_study_002_names_skipped_cases() {
     let dir = directory();
     let without = |out: &Path, arguments: &[&str], path: &str| {
         let mut command: Command = study();
@@ -85,10 +85,10 @@ fn without_its_programs_study_002_names_what_it_leaves_out() {
         (page, text(&output))
     };
     let (page, said) = without(&dir.path().join("missing"), &[], "/nonexistent");
-    let why = "Left out: the qcow2 overlays, because qemu-nbd is not installed (Debian's qemu-utils has it).";
+    let why = "Skipped: the qcow2 overlays, because qemu-nbd is not installed (Debian's qemu-utils has it).";
     assert!(said.contains(why), "{said}");
     assert!(page.contains("because qemu-nbd is not installed"), "{page}");
-    // A model slows down the disk of this program alone.
+    // A model can slow down only the disk of this program.
     let path = std::env::var("PATH").unwrap();
     let (_, said) = without(&dir.path().join("model"), &["--storage", "sas15k:64:raid5"], &path);
     assert!(said.contains("cannot be slowed down to sas15k:64:raid5"), "{said}");

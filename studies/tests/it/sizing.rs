@@ -1,4 +1,4 @@
-//! `headwater-study sizing` on small traces of our own making.
+//! Tests `headwater-study sizing` with small generated traces.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -7,7 +7,8 @@ use headwater_testkit::Rng;
 
 use super::{cells_and_plots, check_files, directory, read, study, text};
 
-/// A trace as MSR Cambridge has them: two disks that write 48 MiB of new blocks each, and go over them again.
+/// A trace in the format of MSR Cambridge: two disks, each of which writes 48 MiB of new blocks and then rewrites
+/// them.
 fn trace() -> String {
     let (mut rng, mut lines) = (Rng::new(7), String::new());
     let mut time = 128_166_372_003_061_629_u64;
@@ -42,7 +43,7 @@ fn a_trace_is_sized_and_checked_with_the_real_cache() {
     let advised = json["advised_bytes"].as_u64().unwrap();
     assert!((48 << 20..=112 << 20).contains(&advised), "{advised}");
     assert!(said.contains(&format!("machine set NAME --ram {}M --disk", advised >> 20)), "{said}");
-    // The sender waits for the cache, so that a machine under load gives the same.
+    // The sender waits for the cache, so a busy host gives the same result.
     let checked = json["checked"].as_array().unwrap();
     assert_eq!(checked.len(), 3);
     for size in checked {
@@ -65,10 +66,10 @@ fn a_broken_trace_is_refused_before_anything_is_written() {
     let output = size(&file, &out);
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output);
-    assert!(said.contains("desks.csv cannot be used: line 3: column 27: the kind is \"Raed\""), "{said}");
+    assert!(said.contains("desks.csv: line 3: column 27: the kind is \"Raed\""), "{said}");
     assert!(!out.exists());
     let missing = size(&dir.path().join("nothing.csv"), &out);
-    assert!(text(&missing).contains("nothing.csv cannot be used: No such file"), "{}", text(&missing));
+    assert!(text(&missing).contains("nothing.csv: No such file"), "{}", text(&missing));
     let nothing = study().arg("sizing").output().unwrap();
     assert!(!nothing.status.success() && text(&nothing).contains("FILES"), "{}", text(&nothing));
 }
