@@ -1,5 +1,5 @@
-//! A TCP relay to a server. Commands on its standard input cut, silence or restore it: `cut_relay TARGET`. It
-//! is for tests of machines whose disk is on the network.
+//! `cut_relay TARGET`: a TCP relay to a server. Commands on its standard input cut, silence or restore it, for tests
+//! of machines whose disk is on the network.
 //!
 //! It prints its address. Each command holds until the next one:
 //!

@@ -1,4 +1,4 @@
-//! The test suite that every [`Device`] passes, with an exact model beside it.
+//! A test suite that every [`Device`] must pass. It compares the device with an exact model.
 //!
 //! 1. The part of the device that is used ([`Options::span_bytes`]: half at its start, half at its end) is
 //!    read and becomes the model.
@@ -371,10 +371,10 @@ impl Worker {
         }
         match carry_out(&*self.device, request, self.rng.chance(1, 3)) {
             Ok(bytes) if sent.is_read => self.part.compare(range, &bytes, &sent.text),
-            Ok(_) => self.settle_ends(&sent),
+            Ok(_) => self.find_changed_ends(&sent),
             Err(error) => {
                 self.check_refusal(&sent, &error);
-                self.settle(&sent, sent.range);
+                self.find_changed_blocks(&sent, sent.range);
             }
         }
     }
@@ -389,7 +389,7 @@ impl Worker {
     }
 
     /// Determines whether a discard has cleared the parts of blocks at its ends, which is optional.
-    fn settle_ends(&mut self, sent: &Sent) {
+    fn find_changed_ends(&mut self, sent: &Sent) {
         if !(self.options.may_refuse && sent.is_discard) {
             return;
         }
@@ -399,19 +399,18 @@ impl Worker {
         for (from, to) in [(start, first), (last, end)] {
             let part = ByteRange::new(from, to - from).expect("a part of the range");
             if !part.is_empty() {
-                self.settle(sent, part);
+                self.find_changed_blocks(sent, part);
             }
         }
     }
 
     /// Determines which blocks of `range` a request has changed. `range` is a part of the request's range, in
     /// which changes are optional.
-    fn settle(&mut self, sent: &Sent, range: ByteRange) {
+    fn find_changed_blocks(&mut self, sent: &Sent, range: ByteRange) {
         let old = sent.old.as_deref().unwrap_or_default();
         let old = &old[(range.offset() - sent.range.offset()) as usize..][..range.len() as usize];
-        let found = carry_out(&*self.device, read_of(range), self.rng.chance(1, 2)).unwrap_or_else(|e| {
-            panic!("{} may be carried out in part, and reading it failed: {e}", sent.text)
-        });
+        let found = carry_out(&*self.device, read_of(range), self.rng.chance(1, 2))
+            .unwrap_or_else(|e| panic!("{} may be executed in part, and reading it failed: {e}", sent.text));
         let mut at = range.offset();
         while at < range.end() {
             let end = (at / BLOCK_BYTES + 1).saturating_mul(BLOCK_BYTES).min(range.end());
@@ -420,7 +419,7 @@ impl Worker {
             let model = self.part.slice(block);
             assert!(
                 found[bytes.clone()] == *model || found[bytes.clone()] == old[bytes.clone()],
-                "{} may be carried out in part, but {block} is neither as before nor as asked for",
+                "{} may be executed in part, but {block} has neither its old nor its new contents",
                 sent.text
             );
             model.copy_from_slice(&found[bytes]);
@@ -472,8 +471,8 @@ impl Worker {
             answers += 1;
         }
         assert_eq!(answers + stored, all.len(), "{} operation {number}: answers", self.name);
-        refused.into_iter().for_each(|index| self.settle(&all[index], all[index].range));
-        changed.into_iter().for_each(|index| self.settle_ends(&all[index]));
+        refused.into_iter().for_each(|index| self.find_changed_blocks(&all[index], all[index].range));
+        changed.into_iter().for_each(|index| self.find_changed_ends(&all[index]));
         all.len() as u32
     }
 

@@ -33,7 +33,7 @@ pub enum Fault {
     Delay(Duration),
     /// The second half of the answer's body is missing.
     Cut,
-    /// The same, and the answer's head does not tell the length of the body.
+    /// The second half of the answer's body is missing, and the answer's head does not state the length of the body.
     CutUnnoticed,
     /// The answer's head announces a body of this many bytes, and the connection ends after the actual bytes.
     Claim(usize),

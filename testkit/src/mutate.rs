@@ -90,7 +90,7 @@ impl Drop for Said<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let text: String = self.bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-            eprintln!("{} broke a promise with these {} bytes: {text}", self.name, self.bytes.len());
+            eprintln!("{} failed with these {} bytes: {text}", self.name, self.bytes.len());
         }
     }
 }

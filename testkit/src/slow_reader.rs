@@ -4,15 +4,15 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// How much has to be sent, in bytes.
+/// The number of bytes to send.
 pub const PIECE_BYTES: usize = 4096;
 
-/// The interval at which the reader takes as much.
+/// The interval in which the reader reads that many bytes.
 const STEP: Duration = Duration::from_millis(100);
 
-/// Calls `send` to send [`PIECE_BYTES`] over a full socket, to a reader that takes ten such pieces in the
-/// time that a call may wait. With a smaller buffer (`SO_SNDBUF`, a quarter) the sender finds space, and is
-/// woken, only after most of it was taken.
+/// Calls `send` to send [`PIECE_BYTES`] over a full socket, to a reader that reads ten such pieces in the time that a
+/// call may block. The buffer is not small: with a small one (`SO_SNDBUF`, a quarter) the kernel wakes the sender
+/// only after most of it was read.
 pub fn send_to_slow_reader(send: impl FnOnce(UnixStream) -> std::io::Result<()> + Send) {
     let (mut ours, mut theirs) = UnixStream::pair().expect("no sockets");
     ours.set_nonblocking(true).expect("no socket that does not wait");

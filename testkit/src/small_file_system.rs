@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 /// The file system's directory, for the child.
 const CHILD_DIR: &str = "HEADWATER_SMALL_FILE_SYSTEM";
-/// The child's last output. A child that ran another test, or none, does not print it.
+/// The last output of the child. If the child ran another test or none, this line is missing.
 const DONE: &str = "all was done there";
 
 /// Runs `work` in a file system of `size_mib` MiB that is mounted on `dir`, an empty directory. It runs in a

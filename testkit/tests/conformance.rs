@@ -139,9 +139,9 @@ fn full(tears: bool) -> Arc<dyn Device> {
 }
 
 #[test]
-fn a_disk_that_is_full_now_and_then_passes_where_it_may_be() {
+fn a_disk_that_may_be_full_passes() {
     conformance::check(&full(false), &Options { may_refuse: true, ..Options::seeded(16) });
-    for (tears, may_refuse, why) in [(true, true, "neither as before"), (false, false, "the disk is full")] {
+    for (tears, may_refuse, why) in [(true, true, "neither its old"), (false, false, "the disk is full")] {
         // One request at a time, so that the check of a refused write finds the torn block.
         let options = Options { threads: 1, in_flight: 1, may_refuse, ..Options::seeded(17) };
         let caught = std::thread::spawn(move || conformance::check(&full(tears), &options)).join();
@@ -152,7 +152,7 @@ fn a_disk_that_is_full_now_and_then_passes_where_it_may_be() {
 }
 
 #[test]
-fn each_way_to_be_wrong_is_noticed() {
+fn each_fault_is_found() {
     for fault in [
         Fault::ForgetsDiscards,
         Fault::ShiftsSubmittedReads,

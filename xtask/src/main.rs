@@ -1,7 +1,7 @@
 //! `cargo xtask`: the project's own checks, in Rust and from the standard library only.
 //!
-//! - `cargo xtask tidy`: the house rules that neither rustc nor clippy checks, one file a rule in
-//!   [`rules`], each with its reason and what to do instead.
+//! - `cargo xtask tidy`: the house rules that neither rustc nor clippy checks. Each rule is a file in [`rules`], with
+//!   its reason and what to do instead.
 //! - `cargo xtask test [FILTER]`: formatting, tidy, clippy and all tests, summed up in the last line.
 //!
 //! Start reading at [`tidy`].

@@ -1,4 +1,4 @@
-//! The house rules: one file a rule, each with its reason and its replacement.
+//! The house rules. Each file has one rule, with its reason and what to do instead.
 //!
 //! To add one: write `rules/NAME.rs` with a `RULE` and good and bad samples as tests, and list it in [`ALL`].
 
@@ -33,7 +33,7 @@ pub struct Rule {
     pub why: &'static str,
     /// What to do instead.
     pub instead: &'static str,
-    /// Finds where it is broken.
+    /// Finds the violations.
     pub check: fn(&[SourceFile]) -> Vec<Finding>,
 }
 

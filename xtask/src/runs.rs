@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use crate::programs::Program;
 
-/// These take longest, or mostly wait, so they start first. What is left at the end should be short and use
-/// the processor.
+/// Programs that take longest or mostly wait. They start first, so that only short programs that use the processor
+/// are left at the end.
 const LONG: &[&str] = &[
     "boot",
     "guests",
@@ -31,7 +31,7 @@ const LONG: &[&str] = &[
     "maintenance",
 ];
 
-/// These boot the guest, which is built after everything else.
+/// Programs that boot the guest, which is built after everything else.
 const GUEST: &[&str] = &["debian", "boot"];
 
 /// The packages whose tests run the product's program. It exists only when everything is built, and may be
@@ -188,7 +188,7 @@ fn run_within<T>(
                 std::thread::sleep(Duration::from_millis(100));
                 if said.elapsed() >= STILL {
                     said = Instant::now();
-                    say_what_runs(queue);
+                    print_running(queue);
                 }
             }
         });
@@ -198,7 +198,7 @@ fn run_within<T>(
     (fed, over.into_inner().unwrap_or_else(PoisonError::into_inner).0)
 }
 
-fn say_what_runs(queue: &Queue) {
+fn print_running(queue: &Queue) {
     let state = lock(&queue.state);
     let names = state.running.iter().map(|(name, since)| format!("{name} ({} s)", since.elapsed().as_secs()));
     let names: Vec<_> = names.collect();
@@ -253,7 +253,7 @@ fn run_one(program: &Program, filter: &[&str], limit: Duration) -> (String, End)
             printed.extend_from_slice(part.get(..count).unwrap_or_default());
         }
     });
-    // Processes that it started may hold the pipe after its end: both have to end.
+    // Processes that the program started may hold the pipe after its end, so both must end.
     let is_over = |child: &mut Child, limit: Duration| {
         while begin.elapsed() < limit {
             if reading.is_finished() && !matches!(child.try_wait(), Ok(None)) {
@@ -277,7 +277,7 @@ fn run_one(program: &Program, filter: &[&str], limit: Duration) -> (String, End)
     let mut text =
         printed.lock().map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     if end == End::Late {
-        text += &format!("\n{} is not over after {} s, and was killed\n", program.name, limit.as_secs());
+        text += &format!("\n{} did not end within {} s, and was killed\n", program.name, limit.as_secs());
     }
     (text, end)
 }
@@ -381,7 +381,7 @@ mod tests {
         // Longer than a busy host takes to start.
         let ends = run(Duration::from_secs(20), &script);
         assert!(!ends.all_good);
-        let last_lines = "begun\na is not over after 20 s, and was killed".into();
+        let last_lines = "begun\na did not end within 20 s, and was killed".into();
         assert_eq!(ends.killed, [Killed { name: "a".into(), last_lines }]);
         let sleeper = std::fs::read_to_string(&dir).unwrap();
         std::fs::remove_file(dir).unwrap();
@@ -395,7 +395,7 @@ mod tests {
             assert!(killed.elapsed() < Duration::from_secs(60), "it lives: {stat}");
             std::thread::sleep(Duration::from_millis(10));
         }
-        // The same if only a process that it left behind does not end.
+        // The same happens if only a process that it started does not end.
         let script = "echo 'test result: ok. 1 passed'; sleep 1000 & exit 0";
         let ends = run(Duration::from_secs(1), script);
         assert!(!ends.all_good && ends.killed.len() == 1);

@@ -1,4 +1,4 @@
-//! A file as the rules see it: its text, its code without comments and strings, and which lines are tests.
+//! A source file as rules see it: its text, its code without comments and strings, and which lines are tests.
 //!
 //! The code view has the same length and the same lines as the text; bytes of comments and literals are
 //! blanks. So a rule searches `code` with plain string search and reports the line in `text`.

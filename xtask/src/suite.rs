@@ -1,4 +1,4 @@
-//! The whole test suite in one command, with a summary in the last line.
+//! Runs the whole test suite. The last line is a summary.
 //!
 //! All steps run even if one fails, so that one run shows everything. A failed check (formatting, tidy,
 //! clippy, or a build that does not compile) counts as one failure in the sum.
@@ -16,12 +16,12 @@ use std::time::Instant;
 use crate::programs;
 use crate::runs::{self, Queue};
 
-/// All tests except those below, and all other targets because of clippy.
+/// All tests except the schedules below, and all other targets for clippy.
 const TESTS: &[&str] = &["--workspace", "--all-targets"];
 
-/// The write cache under a schedule explorer, which replaces its locks and atomics. That crate is built once
-/// more for it. The whole workspace is named, so that all other crates keep the features with which they were
-/// built.
+/// Tests of the write cache under a schedule explorer, which replaces locks and atomics, so the crate is built a
+/// second time. The command names the whole workspace, so that all other crates keep the features with which they
+/// were built.
 const SCHEDULES: &[&str] =
     &["--workspace", "--features", "headwater-writecache/shuttle", "--test", "schedules"];
 

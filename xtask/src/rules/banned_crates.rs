@@ -1,4 +1,4 @@
-//! Crates that must not be used.
+//! Rule: banned crates are not used.
 
 use super::Rule;
 use crate::source::SourceFile;
@@ -6,7 +6,7 @@ use crate::tidy::Finding;
 
 pub const RULE: Rule = Rule {
     name: "banned-crates",
-    why: "each of these is a second way of doing what the project has one way for, or has bitten before",
+    why: "each of these is a second way of doing what the project has one way for, or has caused damage before",
     instead: "use what the message names; switch off the default feature that pulls the crate in \
               (`cargo tree -i CRATE` shows who does)",
     check,

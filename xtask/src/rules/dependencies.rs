@@ -1,4 +1,4 @@
-//! Which package may depend on which: the layers of ARCHITECTURE.md as a table.
+//! Rule: packages depend only on the packages that their layer allows. The table has the layers of ARCHITECTURE.md.
 
 use super::Rule;
 use crate::source::SourceFile;
@@ -86,7 +86,7 @@ fn check(files: &[SourceFile]) -> Vec<Finding> {
         let Some(folder) = file.path.strip_suffix("/Cargo.toml") else { continue };
         let Some((_, allowed)) = LAYERS.iter().find(|(pattern, _)| matches(pattern, folder)) else {
             let what =
-                format!("package {folder} has no place in the layers; give it one in this rule's table");
+                format!("package {folder} is not in the table of layers; add it to the table of this rule");
             findings.push(Finding::error(&file.path, 1, what));
             continue;
         };

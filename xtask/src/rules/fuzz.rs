@@ -1,5 +1,5 @@
-//! The fuzzers are a separate workspace that no other build checks, so this rule keeps their list and their
-//! lock file up to date.
+//! Rule: the list of fuzzers and their lock file are up to date. The fuzzers are a separate workspace that no other
+//! build checks.
 
 use std::collections::BTreeSet;
 
@@ -54,7 +54,7 @@ fn check_targets(files: &[SourceFile], manifest: &SourceFile) -> Vec<Finding> {
     findings
 }
 
-/// Entries of a list of targets: `"name", name, ..`, where function and target have the same name.
+/// Entries of a list of targets: `"name", name, ..`. The function of a target has the target's name.
 fn targets(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -92,7 +92,7 @@ fn check_lock(files: &[SourceFile], lock: &SourceFile) -> Vec<Finding> {
                 && named(&file.text, "[package]").iter().any(|(_, own)| *own == name)
         });
         let Some(manifest) = manifest else { continue };
-        // An optional dependency is there if a requested feature needs it.
+        // An optional dependency is locked if a requested feature needs it.
         let (needed, possible) = (dependencies(&manifest.text, false), dependencies(&manifest.text, true));
         let locked = locked(&lock.text, line);
         for missing in needed.difference(&locked) {

@@ -1,4 +1,4 @@
-//! Checks that linked documents and headings exist, and that the pages of docs/ are in the book.
+//! Rule: linked documents and headings exist, and the book lists all pages of docs/.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -8,8 +8,8 @@ use crate::tidy::Finding;
 
 pub const RULE: Rule = Rule {
     name: "links",
-    why: "a pointer to a file that is not there costs every reader the time to find that out",
-    instead: "write the document, correct the path or the heading, or take the pointer out; list a new page in docs/SUMMARY.md",
+    why: "a link to a missing file or heading wastes the time of every reader",
+    instead: "write the document, correct the path or the heading, or remove the link; list a new page in docs/SUMMARY.md",
     check,
 };
 
@@ -37,7 +37,7 @@ fn check(files: &[SourceFile]) -> Vec<Finding> {
     findings
 }
 
-/// Says what is wrong with a link, if anything is.
+/// What is wrong with a link; `None` if it is valid.
 fn broken(files: &[SourceFile], target: &Path, anchor: &str) -> Option<String> {
     // Pictures are not text files, so they are not in the list.
     if target.extension().is_some_and(|extension| extension == "png") {

@@ -1,4 +1,4 @@
-//! Every Rust file starts by saying what it is.
+//! Rule: every Rust file starts with a sentence about its contents.
 
 use super::Rule;
 use crate::source::SourceFile;
@@ -6,7 +6,7 @@ use crate::tidy::Finding;
 
 pub const RULE: Rule = Rule {
     name: "module-docs",
-    why: "the first line is what a reader sees who looks for the right file to open",
+    why: "readers decide by the first line whether this is the file that they need",
     instead: "start the file with `//! ` and one sentence that says what is in it, ending with . or :",
     check,
 };
@@ -20,7 +20,7 @@ fn check(files: &[SourceFile]) -> Vec<Finding> {
         if doc.is_empty() {
             findings.push(Finding::error(&file.path, 1, "the file does not start with a `//! ` sentence"));
         } else if !doc.contains(['.', ':']) || doc.len() < 15 {
-            findings.push(Finding::error(&file.path, 1, format!("'{doc}' is no sentence")));
+            findings.push(Finding::error(&file.path, 1, format!("'{doc}' is not a sentence")));
         } else if doc.starts_with("Placeholder") {
             findings.push(Finding::error(&file.path, 1, "a placeholder"));
         }

@@ -1,4 +1,4 @@
-//! No module, file or package has a name that says nothing.
+//! Rule: modules, files and packages have specific names.
 
 use super::Rule;
 use crate::source::SourceFile;

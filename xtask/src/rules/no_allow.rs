@@ -1,4 +1,4 @@
-//! A lint is silenced by `expect` with a reason, never by `allow`.
+//! Rule: a lint is silenced by `expect` with a reason, never by `allow`.
 
 use super::Rule;
 use crate::source::SourceFile;
@@ -7,7 +7,7 @@ use crate::tidy::Finding;
 pub const RULE: Rule = Rule {
     name: "no-allow",
     why: "an `allow` stays behind when its cause is gone, and says nothing about why it is there",
-    instead: "mend the cause, or write `#[expect(LINT, reason = \"..\")]`, which complains when it is no longer needed",
+    instead: "fix the cause, or write `#[expect(LINT, reason = \"..\")]`, which complains when it is no longer needed",
     check,
 };
 

@@ -6,7 +6,7 @@ use crate::tidy::Finding;
 
 pub const RULE: Rule = Rule {
     name: "no-print",
-    why: "`println!` and `eprintln!` panic where the standard output or error cannot be written: what was done is \
+    why: "`println!` and `eprintln!` panic if the standard output or error cannot be written: what was done is \
           undone or told with a wrong exit code",
     instead: "in headwater/ `show::line` (results) and `show::aside` (for people); elsewhere `tracing`",
     check,

@@ -1,4 +1,4 @@
-//! A crate root lists its exports by name.
+//! Rule: a crate root lists its exports by name.
 
 use super::Rule;
 use crate::source::SourceFile;

@@ -31,7 +31,7 @@ const RETIRED: &[(&str, &str)] = &[
     ("whom", "choice"),
 ];
 
-/// Names of other libraries.
+/// Names in other libraries, which are exempt.
 const FOREIGN: &[&str] = &["PathBeneath"];
 
 fn check(files: &[SourceFile]) -> Vec<Finding> {

@@ -6,7 +6,7 @@ use crate::tidy::Finding;
 
 pub const RULE: Rule = Rule {
     name: "units",
-    why: "`timeout: u64` is seconds for who wrote it and milliseconds for who calls it",
+    why: "`timeout: u64` is seconds for its author and milliseconds for a caller",
     instead: "name it timeout_ms, size_bytes, capacity_segments; or use a type that carries the unit (Duration)",
     check,
 };

@@ -9,8 +9,8 @@ use crate::tidy::Finding;
 
 pub const RULE: Rule = Rule {
     name: "unused-dependencies",
-    why: "what nobody uses is still fetched, built, audited and licensed",
-    instead: "take the line out; a crate whose sources go by another name is listed in this rule",
+    why: "an unused dependency is still fetched, built, audited and licensed",
+    instead: "remove the line; a crate whose sources go by another name is listed in this rule",
     check,
 };
 
@@ -29,7 +29,11 @@ fn check(files: &[SourceFile]) -> Vec<Finding> {
             let word = renamed.map_or_else(|| name.replace('-', "_"), |(_, word)| (*word).to_owned());
             let mut sources = files.iter().filter(|it| it.is_rust() && it.path.starts_with(folder));
             if !sources.any(|source| has_word(&source.code, &word)) {
-                findings.push(Finding::error(&file.path, line, format!("no source here names {word}")));
+                findings.push(Finding::error(
+                    &file.path,
+                    line,
+                    format!("no source of this package names {word}"),
+                ));
             }
             named.insert(name);
         }
@@ -37,7 +41,11 @@ fn check(files: &[SourceFile]) -> Vec<Finding> {
     for root in files.iter().filter(|file| file.path == "Cargo.toml") {
         for (line, name, _) in dependencies_of(&root.text) {
             if !named.contains(&name) {
-                findings.push(Finding::error(&root.path, line, format!("no package has {name}")));
+                findings.push(Finding::error(
+                    &root.path,
+                    line,
+                    format!("no package of the workspace uses {name}"),
+                ));
             }
         }
     }

@@ -13,7 +13,7 @@ use std::time::Instant;
 use fixture::{PATIENCE, Raw};
 use headwater_nbd::wire::transmission::command;
 use headwater_nbd::{Address, Client, Limits, Options, Server, ServerTls, ServerTlsOptions, SingleExport};
-use headwater_testkit::pki::{Authority, Oddity};
+use headwater_testkit::pki::{Authority, CertificateOptions};
 use headwater_testkit::{Log, ReferenceDisk, wait_until};
 
 /// How often each of them comes.
@@ -110,8 +110,11 @@ fn reached_limits_are_logged_with_address_and_reason() {
     let started = Instant::now();
     let directory = tempfile::tempdir().unwrap();
     let [ours, theirs] = ["ours", "theirs"].map(|name| {
-        let roles = [("server", "localhost", Oddity::default()), ("client", "desk-7", Oddity::default())];
-        Authority::new(name).directory(&directory.path().join(name), &roles)
+        let roles = [
+            ("server", "localhost", CertificateOptions::default()),
+            ("client", "desk-7", CertificateOptions::default()),
+        ];
+        Authority::new(name).write_certificates(&directory.path().join(name), &roles)
     });
     // Theirs trusts this server, so that it is the server that refuses.
     std::fs::copy(ours.join("ca-cert.pem"), theirs.join("ca-cert.pem")).unwrap();

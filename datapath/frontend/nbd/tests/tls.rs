@@ -20,7 +20,7 @@ use headwater_nbd::{
     Address, Client, Limits, Options, Server, ServerTls, ServerTlsOptions, SingleExport, TlsError,
 };
 use headwater_testkit::conformance;
-use headwater_testkit::pki::{Authority, Oddity};
+use headwater_testkit::pki::{Authority, CertificateOptions};
 use headwater_testkit::{
     Log, ReferenceDisk, ReferenceOptions, Waits, alone, resident_bytes, run, wait_until,
 };
@@ -30,7 +30,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, ClientConnection, HandshakeKind, RootCertStore, StreamOwned};
 
 const MIB: u64 = 1 << 20;
-const USUAL: Oddity = Oddity { is_expired: false, serial: 0 };
+const USUAL: CertificateOptions = CertificateOptions { is_expired: false, serial: 0 };
 
 struct Secured {
     disk: Arc<ReferenceDisk>,
@@ -43,7 +43,7 @@ impl Secured {
     fn new(disk: ReferenceDisk, options: ServerTlsOptions, allowed: Option<&str>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let authority = Authority::new("the authority");
-        let files = authority.directory(
+        let files = authority.write_certificates(
             &directory.path().join("pki"),
             &[("server", "localhost", USUAL), ("client", "desk-7", USUAL)],
         );
@@ -87,11 +87,11 @@ impl Secured {
     }
 
     /// A client with a certificate of this name from this authority; without a name none.
-    fn client(&self, authority: &Authority, name: Option<&str>, oddity: Oddity) -> PathBuf {
+    fn client(&self, authority: &Authority, name: Option<&str>, oddity: CertificateOptions) -> PathBuf {
         let at = self.directory.path().join(format!("client-{}", name.unwrap_or("nobody")));
         // The server's authority is trusted whoever signed the client's own certificate.
         let roles: Vec<_> = name.iter().map(|name| ("client", *name, oddity)).collect();
-        authority.directory(&at, &roles);
+        authority.write_certificates(&at, &roles);
         std::fs::copy(self.pki().join("ca-cert.pem"), at.join("ca-cert.pem")).unwrap();
         at
     }
@@ -198,16 +198,16 @@ fn clients_without_a_valid_certificate_are_refused() {
     LazyLock::force(&LOG);
     let directory = tempfile::tempdir().unwrap();
     let authority = Authority::new("the authority");
-    let files = authority.directory(
+    let files = authority.write_certificates(
         &directory.path().join("pki"),
         &[("server", "localhost", USUAL), ("client", "desk-7", USUAL)],
     );
-    authority.withdraw(&files, 99);
+    authority.revoke(&files, 99);
     let disk = ReferenceDisk::new(MIB);
     let secured = Secured::in_directory(disk, VERIFIED, None, directory, authority, &files);
     let stranger = Authority::new("somebody else");
-    let expired = Oddity { is_expired: true, serial: 0 };
-    let withdrawn = Oddity { is_expired: false, serial: 99 };
+    let expired = CertificateOptions { is_expired: true, serial: 0 };
+    let withdrawn = CertificateOptions { is_expired: false, serial: 99 };
     assert!(qemu_info(&secured, &secured.pki()).status.success(), "QEMU with a good certificate");
     let none = "sent no certificates";
     for (what, files, reasons) in [
@@ -233,11 +233,11 @@ fn servers_with_a_wrong_certificate_are_refused() {
     let authority = Authority::new("the authority");
     let cases = [
         ("wrong-name", "elsewhere.example", USUAL, "elsewhere.example"),
-        ("expired", "localhost", Oddity { is_expired: true, serial: 0 }, "xpired"),
+        ("expired", "localhost", CertificateOptions { is_expired: true, serial: 0 }, "xpired"),
     ];
     for (what, name, oddity, said) in cases {
         let directory = tempfile::tempdir().unwrap();
-        let files = authority.directory(&directory.path().join("pki"), &[("server", name, oddity)]);
+        let files = authority.write_certificates(&directory.path().join("pki"), &[("server", name, oddity)]);
         let authority = Authority::new("unused");
         let disk = ReferenceDisk::new(MIB);
         let secured = Secured::in_directory(disk, REQUIRED, None, directory, authority, &files);
@@ -247,7 +247,7 @@ fn servers_with_a_wrong_certificate_are_refused() {
     }
     let secured = Secured::new(ReferenceDisk::new(MIB), REQUIRED, None);
     let stranger = Authority::new("somebody else");
-    let files = stranger.directory(&secured.directory.path().join("stranger"), &[]);
+    let files = stranger.write_certificates(&secured.directory.path().join("stranger"), &[]);
     let (ours, _) = refusals(&secured.uri(&files));
     assert!(ours.contains("UnknownIssuer"), "{ours}");
     // The name that counts can be given.
@@ -331,14 +331,15 @@ fn changed_certificate_files_apply_to_new_clients() {
     let is_let_in = |files: &Path| Client::open(&secured.uri(files)).is_ok();
     let open = Client::open(&secured.uri(&before)).unwrap();
     let other = Authority::new("another authority");
-    other.directory(&secured.pki(), &[("server", "localhost", USUAL), ("client", "desk-7", USUAL)]);
+    other.write_certificates(&secured.pki(), &[("server", "localhost", USUAL), ("client", "desk-7", USUAL)]);
     wait_until("the new certificate", || is_let_in(&secured.pki()));
     assert!(!is_let_in(&before));
     blocking::read(&*open, 0, &mut [0; 4096]).unwrap();
     // One is withdrawn, also while its list is away for a moment.
-    let withdrawn = secured.client(&other, Some("gone"), Oddity { is_expired: false, serial: 99 });
+    let withdrawn =
+        secured.client(&other, Some("gone"), CertificateOptions { is_expired: false, serial: 99 });
     assert!(is_let_in(&withdrawn));
-    other.withdraw(&secured.pki(), 99);
+    other.revoke(&secured.pki(), 99);
     wait_until("the list of withdrawn certificates", || !is_let_in(&withdrawn));
     std::fs::remove_file(secured.pki().join("ca-crl.pem")).unwrap();
     std::thread::sleep(Duration::from_millis(1500));
@@ -354,12 +355,15 @@ fn unusable_certificate_files_are_tried_again() {
     LazyLock::force(&LOG);
     let secured = Secured::new(ReferenceDisk::new(MIB), VERIFIED, None);
     let pki = secured.pki();
-    let withdrawn =
-        secured.client(&secured.authority, Some("gone"), Oddity { is_expired: false, serial: 99 });
+    let withdrawn = secured.client(
+        &secured.authority,
+        Some("gone"),
+        CertificateOptions { is_expired: false, serial: 99 },
+    );
     let is_let_in = |files: &Path| Client::open(&secured.uri(files)).is_ok();
     assert!(is_let_in(&withdrawn));
     let list = pki.join("ca-crl.pem");
-    secured.authority.withdraw(&pki, 99);
+    secured.authority.revoke(&pki, 99);
     let good = std::fs::read(&list).unwrap();
     let put = |bytes: &[u8]| {
         std::fs::write(&list, bytes).unwrap();
@@ -380,8 +384,9 @@ fn one_certificate_cannot_occupy_all_connections() {
     let directory = tempfile::tempdir().unwrap();
     let authority = Authority::new("the authority");
     let roles = [("server", "localhost", USUAL), ("client", "desk-7", USUAL)];
-    let files = authority.directory(&directory.path().join("pki"), &roles);
-    let of_another = authority.directory(&directory.path().join("another"), &[("client", "desk-8", USUAL)]);
+    let files = authority.write_certificates(&directory.path().join("pki"), &roles);
+    let of_another =
+        authority.write_certificates(&directory.path().join("another"), &[("client", "desk-8", USUAL)]);
     let tls = Some(ServerTls::load(&files, VERIFIED).unwrap());
     let limits = Limits { connections: 16, ..Limits::default() };
     let address = Address::Tcp { host: "localhost".into(), port: 0 };
@@ -405,7 +410,7 @@ fn reconnecting_clients_show_their_certificate_again() {
     let directory = tempfile::tempdir().unwrap();
     let authority = Authority::new("the authority");
     let roles = [("server", "localhost", USUAL), ("client", "desk-7", USUAL)];
-    let files = authority.directory(&directory.path().join("pki"), &roles);
+    let files = authority.write_certificates(&directory.path().join("pki"), &roles);
     let tls = Some(ServerTls::load(&files, VERIFIED).unwrap());
     let path = directory.path().join("s");
     let disk: Arc<dyn Device> = Arc::new(ReferenceDisk::new(MIB));
@@ -460,7 +465,8 @@ fn encrypted_with(path: &Path, config: Arc<ClientConfig>) -> Raw<StreamOwned<Cli
 fn a_trickling_tls_record_does_not_keep_its_memory() {
     let directory = tempfile::tempdir().unwrap();
     let authority = Authority::new("the authority");
-    let files = authority.directory(&directory.path().join("pki"), &[("server", "localhost", USUAL)]);
+    let files =
+        authority.write_certificates(&directory.path().join("pki"), &[("server", "localhost", USUAL)]);
     let tls = Some(ServerTls::load(&files, REQUIRED).unwrap());
     let limits = Limits { shared_bytes: 64 << 20, send_stall_ms: 300, ..Limits::default() };
     let path = directory.path().join("s");
@@ -498,7 +504,8 @@ fn hundreds_of_half_open_tls_handshakes_keep_nobody_out() {
     let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let authority = Authority::new("the authority");
-    let files = authority.directory(&directory.path().join("pki"), &[("server", "localhost", USUAL)]);
+    let files =
+        authority.write_certificates(&directory.path().join("pki"), &[("server", "localhost", USUAL)]);
     let tls = Some(ServerTls::load(&files, REQUIRED).unwrap());
     let limits = Limits { half_open: 20, handshake_timeout_ms: 600_000, ..Limits::default() };
     let path = directory.path().join("s");
@@ -542,7 +549,8 @@ fn hundreds_of_half_open_tls_handshakes_keep_nobody_out() {
 fn garbage_instead_of_tls_costs_its_own_connection() {
     let directory = tempfile::tempdir().unwrap();
     let authority = Authority::new("the authority");
-    let files = authority.directory(&directory.path().join("pki"), &[("server", "localhost", USUAL)]);
+    let files =
+        authority.write_certificates(&directory.path().join("pki"), &[("server", "localhost", USUAL)]);
     let tls = Some(ServerTls::load(&files, REQUIRED).unwrap());
     let limits = Limits { handshake_timeout_ms: 3_000, ..Limits::default() };
     let path = directory.path().join("s");
