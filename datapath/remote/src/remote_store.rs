@@ -35,6 +35,7 @@ const SETTINGS_MAX_BYTES: u64 = 4096;
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The servers, all with the same store.
+    pub servers: Vec<ServerUrl>,
     /// A PEM file with the certificate authorities to trust, instead of the system's.
     pub ca_file: Option<PathBuf>,
     /// A file with the token to send. It is read again from time to time, so that it can be replaced.
