@@ -303,7 +303,7 @@ pub struct ClaimRecord {
     pub machine: Uuid,
     /// Who has it.
     pub holder: String,
-    /// The key of the request; unique.
+    /// The key of the request, after the name of its catalog and a `/`; unique.
     pub key: Option<String>,
     /// Who asked for it.
     pub claimed_by: String,

@@ -170,6 +170,16 @@ fn check(catalog: &str, request: &ClaimRequest) -> Result<(), ClaimError> {
     Err(ClaimError::Invalid { catalog: catalog.to_owned(), why })
 }
 
+/// The key of a request as it is stored: a key of one catalog says nothing of another one. Names of catalogs have no `/`.
+fn stored_key(catalog: &str, key: &str) -> String {
+    format!("{catalog}/{key}")
+}
+
+/// The key as its client gave it.
+fn given_key(stored: String) -> String {
+    stored.split_once('/').map_or_else(|| stored.clone(), |(_, key)| key.to_owned())
+}
+
 /// A claim as clients see it.
 fn view(claim: ClaimRecord, machine: &MachineRecord) -> Claim {
     Claim {
@@ -181,7 +191,7 @@ fn view(claim: ClaimRecord, machine: &MachineRecord) -> Claim {
         console: format!("headwater machine console {}", machine.name),
         secret: None,
         holder: claim.holder,
-        key: claim.key,
+        key: claim.key.map(given_key),
         claimed_by: claim.claimed_by,
         created_at_ms: claim.created_at_ms,
         expires_at_ms: claim.expires_at_ms,
@@ -299,8 +309,9 @@ impl Service {
     ) -> Result<Found, ClaimError> {
         let mut repo = self.db().write().await?;
         let claims = repo.claims().list().await?;
+        let stored_key = request.key.as_deref().map(|key| stored_key(catalog, key));
         if let Some(key) = &request.key
-            && let Some(claim) = claims.iter().find(|claim| claim.key.as_ref() == Some(key))
+            && let Some(claim) = claims.iter().find(|claim| claim.key == stored_key)
         {
             let machine = repo.machines().by_uuid(claim.machine).await?;
             return match machine.filter(|it| it.catalog.as_deref() == Some(catalog) && claim.ended.is_none())
@@ -332,7 +343,7 @@ impl Service {
                 id: self.new_id()?,
                 machine: machine.uuid,
                 holder: request.holder,
-                key: request.key,
+                key: stored_key,
                 claimed_by: caller.principal.clone(),
                 created_at_ms: now_ms,
                 expires_at_ms: request.ttl_s.map(|ttl| now_ms.saturating_add(ttl.saturating_mul(1000))),
