@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use axum::http::Method;
-use headwater_api::{HostState, MachineState, Problem};
+use headwater_api::{HostState, MachineState, Problem, Wanted};
 use headwater_db::{DbError, HostRecord, MachineRecord};
 use uuid::Uuid;
 
@@ -375,7 +375,17 @@ impl Service {
         }
     }
 
-    /// Notes that a machine that was moved is on, or is not wanted any more.
+    /// Notes that a machine that was moved is to stay off, also if its node has not said so yet.
+    pub(crate) async fn stays_off(&self, uuid: Uuid) -> Result<(), DbError> {
+        let mut repo = self.db().write().await?;
+        let Some(mut record) = repo.machines().by_uuid(uuid).await? else { return Ok(()) };
+        record.wanted = Wanted::Stopped;
+        repo.machines().update_state(&record).await?;
+        repo.machines().is_started(uuid).await?;
+        repo.save().await
+    }
+
+    /// Notes that a machine that was moved is on.
     pub(crate) async fn needs_no_start(&self, uuid: Uuid) -> Result<(), DbError> {
         let mut repo = self.db().write().await?;
         repo.machines().is_started(uuid).await?;

@@ -8,18 +8,21 @@ use headwater_db::{DbError, HostRecord, MachineRecord, Purpose, Repository};
 use uuid::Uuid;
 
 use crate::Service;
+use crate::answer::problem;
 use crate::caller::Caller;
+use crate::fleet::node::CHECK;
+use crate::fleet::protocol::AssignedMachine;
 use crate::fleet::remote::refused;
 use crate::lifecycle::LifecycleError;
+use crate::operations::create_machine;
 
 impl Service {
-    /// Moves a machine that keeps nothing, and notes whether it is to be started. `Some`: why it stays. A machine that is not on the host
-    /// `from` any more stays as it is.
+    /// Moves a machine that keeps nothing. If it is on or wanted, it is to be started after that. `Some`: why it stays. A machine that is
+    /// not on the host `from` any more stays as it is.
     pub(crate) async fn move_to_host(
         &self,
         (uuid, name): (Uuid, &str),
         (from, to): (&HostRecord, &HostRecord),
-        was_on: bool,
         caller: &Caller,
     ) -> Result<Option<String>, LifecycleError> {
         let _turn = self.lock(uuid).await;
@@ -32,7 +35,16 @@ impl Service {
             // It goes on where it is until the other host can take it.
             self.link_to(&there, "move").await?;
         }
-        if let Some(why) = self.begin_move(record.clone()).await? {
+        match self.can_run(&there).await {
+            // It is asked again when it answers.
+            Err(source) if source.kind == ProblemKind::Unavailable => {
+                let (what, machine, host) = ("move", name.to_owned(), to.name.clone());
+                return Err(LifecycleError::Remote { what, machine, host, source: Box::new(source) });
+            }
+            Err(why) => return Ok(Some(format!("stays: host '{}' cannot run it: {why}", to.name))),
+            Ok(()) => {}
+        }
+        if let Some(why) = self.begin_move(uuid).await? {
             return Ok(Some(why));
         }
         if self.is_own(&record) {
@@ -45,7 +57,6 @@ impl Service {
         let mut record = found.ok_or_else(|| LifecycleError::Unknown(name.to_owned()))?;
         record.host = to.id;
         record.wanted = Wanted::Stopped;
-        record.to_start = was_on;
         // Until the node has the machine, nothing of it runs there. So a third host may have it if this one is lost.
         record.fenced = to.id != self.own_host() && record.may_restart_elsewhere();
         (record.state, record.reason) = (MachineState::Stopped, None);
@@ -72,18 +83,44 @@ impl Service {
     }
 
     /// Decides that a machine moves, or says why it stays. From then on nobody can claim it. The caller has its turn.
-    async fn begin_move(&self, mut record: MachineRecord) -> Result<Option<String>, LifecycleError> {
+    ///
+    /// A machine that is on gets the note that it is to be started before it is stopped. A stop by somebody takes that note away, also
+    /// between two attempts to move the machine.
+    async fn begin_move(&self, uuid: Uuid) -> Result<Option<String>, LifecycleError> {
         let mut repo = self.db().write().await?;
-        let why = why_left(&mut *repo, &record).await?;
-        if why.is_none() && self.active(record.uuid).is_some() {
+        let Some(mut record) = repo.machines().by_uuid(uuid).await? else {
+            return Err(LifecycleError::Unknown(uuid.to_string()));
+        };
+        if let Some(why) = why_left(&mut *repo, &record).await? {
+            return Ok(Some(why));
+        }
+        let (before, is_stopping) = (record.clone(), record.state == MachineState::Stopping);
+        record.to_start = record.is_to_be_on() || (self.is_on(&record) && !is_stopping);
+        if self.active(uuid).is_some() {
             record.state = MachineState::Stopping;
-            repo.machines().update_state(&record).await?;
+        }
+        if record != before {
+            repo.machines().set_host(&record).await?;
             repo.save().await?;
         }
-        Ok(why)
+        Ok(None)
     }
 
-    /// Notes that a machine is to be started where it is: a move of it has failed, and it was on before.
+    /// Whether the host of a machine can run it, as the host itself says: it may lack firmware, a TPM or memory.
+    async fn can_run(&self, there: &MachineRecord) -> Result<(), Problem> {
+        let machine = AssignedMachine::of(there);
+        if self.is_own(there) {
+            return create_machine::check_assigned(self, &machine).await.map_err(|failure| failure.0);
+        }
+        let link = self.link_to(there, "move").await.map_err(|e| problem(&e))?;
+        let body = serde_json::to_vec(&machine).map_err(|error| {
+            Problem::new(ProblemKind::Failed, format!("cannot describe a machine: {error}"))
+        })?;
+        link.ask(&Caller::daemon(), Method::PUT, CHECK, Some(body)).await
+    }
+
+    /// Notes that a machine is to be started where it is.
+    #[cfg(test)]
     pub(crate) async fn is_to_start(&self, uuid: Uuid) -> Result<(), DbError> {
         let _turn = self.lock(uuid).await;
         let mut repo = self.db().write().await?;

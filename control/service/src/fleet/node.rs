@@ -35,6 +35,9 @@ use crate::operations::{self, create_machine};
 /// The path to which the controller puts a machine. Nobody else reaches it.
 pub(super) const MACHINES: &str = "/node/v1/machines";
 
+/// The path at which the controller asks whether this host can run a machine. Nothing is changed.
+pub(super) const CHECK: &str = "/node/v1/check";
+
 /// The action of the event that a machine was put there.
 pub(super) const ASSIGNED: &str = "assigned";
 
@@ -124,7 +127,8 @@ impl Service {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         self.fleet().fence.connected();
-        let own = Router::new().route(MACHINES, put(assign)).route(LEASE, put(renew));
+        let own =
+            Router::new().route(MACHINES, put(assign)).route(CHECK, put(check)).route(LEASE, put(renew));
         let router = operations::router(self.clone()).merge(own.with_state(self.clone()));
         let service = TowerToHyperService::new(router);
         let controller = self.membership().map(|it| it.controller.clone()).unwrap_or_default();
@@ -230,6 +234,15 @@ async fn assign(
 ) -> Result<Json<()>, Failure> {
     let handle = service.clone();
     service.to_the_end(async move { create_machine::assign(&handle, machine).await }).await?;
+    Ok(Json(()))
+}
+
+/// `PUT /node/v1/check`: whether this node could have a machine.
+async fn check(
+    State(service): State<Service>,
+    JsonBody(machine): JsonBody<AssignedMachine>,
+) -> Result<Json<()>, Failure> {
+    create_machine::check_assigned(&service, &machine).await?;
     Ok(Json(()))
 }
 

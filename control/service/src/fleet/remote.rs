@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::http::Method;
 use futures_util::future::join_all;
-use headwater_api::{HostState, Machine, MachineState, Problem, SetMachine, Stats, words};
+use headwater_api::{HostState, Machine, MachineState, Problem, SetMachine, Stats, Wanted, words};
 use headwater_db::{DbError, HostRecord, MachineRecord};
 use uuid::Uuid;
 
@@ -91,7 +91,7 @@ impl Service {
         let link = self.link_to(&record, what).await?;
         self.must_have_database().await?;
         if what == "stop" && record.to_start {
-            self.needs_no_start(record.uuid).await?;
+            self.stays_off(record.uuid).await?;
         }
         let failed = |source| refused(what, &record, &link, source);
         if what != "stop" {
@@ -102,6 +102,9 @@ impl Service {
         let machine: Machine = link.ask(caller, Method::POST, &path, None).await.map_err(failed)?;
         self.take_answer(&link, record, &machine).await
     }
+        if what == "reset" && record.to_start && machine.wanted == Wanted::Stopped {
+            self.stays_off(record.uuid).await?;
+        }
 
     /// Has the node of a machine change its limits. The caller has the machine's turn.
     pub(crate) async fn set_remote(

@@ -53,7 +53,7 @@ impl Service {
         };
         let record = self.record_of(uuid, &name).await?;
         if record.to_start
-            && let Err(error) = self.needs_no_start(uuid).await
+            && let Err(error) = self.stays_off(uuid).await
         {
             not_noted(&name, &error);
         }
@@ -223,6 +223,8 @@ impl Service {
         if !repo.machines().update_state(record).await? {
             return Err(LifecycleError::Unknown(record.name.clone()));
         }
+        // It stays off, also if it was moved and was to be started.
+        repo.machines().is_started(record.uuid).await?;
         if let Some(kept) = kept {
             repo.persistent_disks().remove(kept.id).await?;
         }

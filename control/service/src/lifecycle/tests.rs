@@ -107,6 +107,8 @@ struct Host {
     /// A start fails.
     start_fails: AtomicBool,
     /// A seal waits while this is set, then fails where it was cancelled.
+    /// It cannot run the machines that it is asked about.
+    checks_fail: AtomicBool,
     seals_wait: AtomicBool,
     seal_waits: Notify,
     seal_goes_on: Notify,
@@ -497,7 +499,10 @@ impl Hypervisor for FakeHypervisor {
         unused()
     }
     async fn check(&self, _: VmPlan<'_>) -> Result<(), BackendError> {
-        Ok(())
+        match self.0.checks_fail.load(Ordering::SeqCst) {
+            true => Err(BackendError::new(ProblemKind::Invalid, "'swtpm' is not installed")),
+            false => Ok(()),
+        }
     }
     async fn start(&self, request: VmRequest) -> Result<Arc<dyn Vm>, BackendError> {
         for name in ["console.log", "console.log.old", "qemu.log", "seed.img", "qemu.pid"] {

@@ -216,24 +216,7 @@ pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Resul
         service.roots_changed();
         return Ok(());
     }
-    let (secret, platform) = (machine.secret(), machine.platform());
-    let plan = Plan {
-        name: machine.name,
-        boot: BootFrom::Vm,
-        host: None,
-        mac: None,
-        image: machine.pin.clone().unwrap_or_else(|| machine.image.clone()),
-        catalog: None,
-        cache: machine.cache,
-        transport: machine.transport,
-        memory_bytes: machine.memory_bytes,
-        cpus: machine.cpus,
-        platform,
-        chooses_platform: true,
-        chooses_firmware: true,
-        host_name: machine.identity.host_name.clone(),
-        user_data: machine.identity.user_data.clone(),
-    };
+    let (secret, plan) = (machine.secret(), plan_of(&machine));
     check(service, &plan).await?;
     let _using = service.using_versions().await;
     resolve_and_hold(service, &plan).await?;
@@ -279,6 +262,32 @@ async fn create(service: &Service, caller: &Caller, plan: Plan) -> Result<Machin
     }
     if repo.machines().by_name(&name).await.map_err(failed)?.is_some() {
         return Err(Error::Exists(name).into());
+/// What a node makes of a machine that its controller puts there.
+fn plan_of(machine: &AssignedMachine) -> Plan {
+    Plan {
+        name: machine.name.clone(),
+        boot: BootFrom::Vm,
+        host: None,
+        mac: None,
+        image: machine.pin.clone().unwrap_or_else(|| machine.image.clone()),
+        catalog: None,
+        cache: machine.cache,
+        transport: machine.transport,
+        memory_bytes: machine.memory_bytes,
+        cpus: machine.cpus,
+        platform: machine.platform(),
+        chooses_platform: true,
+        chooses_firmware: true,
+        host_name: machine.identity.host_name.clone(),
+        user_data: machine.identity.user_data.clone(),
+    }
+}
+
+/// Whether this host can run a machine that is another host's now.
+pub(crate) async fn check_assigned(service: &Service, machine: &AssignedMachine) -> Result<(), Failure> {
+    check(service, &plan_of(machine)).await
+}
+
     }
     if let Some(other) = repo.machines().by_mac(&record.mac).await.map_err(failed)?
         && record.boot == BootFrom::Network

@@ -1,8 +1,8 @@
 //! `drain`: moves the machines of a host to other hosts, so that the host can be maintained.
 //!
 //! A machine that is off is moved first. A machine that is on is stopped, moved, and started on its new host. Each step is decided by what
-//! the database says at that moment, and the plan remembers which machines were on, so a task that goes on after a restart forgets none.
-//! A machine that was on and has moved has a note in the database that it is to be started. So it is started even if that fails at first.
+//! the database says at that moment. Before a machine is stopped, a note in the database says that it is to be started. So a task that goes on
+//! after a restart forgets no machine, and a machine that does not start at first is started later. A stop by somebody removes the note.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -40,8 +40,6 @@ enum Stage {
     Moving {
         /// Its new host.
         to: Uuid,
-        /// Whether it is started there.
-        was_on: bool,
     },
     /// It is in the report.
     Ended,
@@ -225,17 +223,16 @@ pub(super) async fn go_on(
                 Ok(Some(why)) => plan.report.left.push(LeftMachine { machine, why }),
                 // Somebody has removed it.
                 Err(LifecycleError::Unknown(_)) => {}
-                Err(error) => match give_up(&service, member, &error, &control).await {
-                    Ok(()) => {
-                        plan.report.left.push(LeftMachine { machine, why: problem(&error).to_string() })
-                    }
-                    Err(why) => {
+                Err(error) => {
+                    let why = problem(&error).to_string();
+                    if is_tried_again(&service, &error, &control) {
                         tracing::warn!(machine, "cannot move a machine now, and tries again: {why}");
                         is_waiting = true;
                         plan.postpone(member.uuid);
                         continue;
                     }
-                },
+                    plan.report.left.push(LeftMachine { machine, why });
+                }
             }
             plan.end(member.uuid);
         }
@@ -249,10 +246,6 @@ pub(super) async fn go_on(
 impl Member {
     fn is_moving(&self) -> bool {
         matches!(self.stage, Stage::Moving { .. })
-    }
-
-    fn was_on(&self) -> bool {
-        matches!(self.stage, Stage::Moving { was_on: true, .. })
     }
 }
 
@@ -298,7 +291,7 @@ async fn choose(service: &Service, plan: &mut Plan, only_moving: bool) -> Result
             continue;
         };
         let to = match member.stage {
-            Stage::Moving { to, .. } => Ok(to),
+            Stage::Moving { to } => Ok(to),
             // Its host is lost, and it was given to another one.
             _ if record.host != plan.host => {
                 plan.end(member.uuid);
@@ -318,20 +311,12 @@ async fn choose(service: &Service, plan: &mut Plan, only_moving: bool) -> Result
         let (from, to) = match places {
             Ok(places) => places,
             Err(why) => {
-                drop(repo);
-                if member.was_on() {
-                    service.is_to_start(member.uuid).await?;
-                }
                 plan.report.left.push(LeftMachine { machine: member.machine, why });
                 plan.end(member.uuid);
                 continue;
             }
         };
-        let stage = match member.stage {
-            stage @ Stage::Moving { .. } => stage,
-            // A machine that is off and wanted is started again in a moment.
-            _ => Stage::Moving { to: to.id, was_on: record.is_to_be_on() || service.is_on(&record) },
-        };
+        let stage = Stage::Moving { to: to.id };
         plan.set(member.uuid, stage.clone());
         chosen.push((Member { stage, ..member }, (from, to)));
     }
@@ -346,7 +331,7 @@ async fn move_one(
     caller: &Caller,
 ) -> Result<Option<String>, LifecycleError> {
     let (uuid, name) = (member.uuid, &member.machine);
-    let stays = service.move_to_host((uuid, name), (from, to), member.was_on(), caller).await?;
+    let stays = service.move_to_host((uuid, name), (from, to), caller).await?;
     if stays.is_none()
         && let Err(error) = service.start_if_due(uuid, name, caller).await
     {
@@ -359,20 +344,8 @@ async fn move_one(
     Ok(stays)
 }
 
-/// Leaves a machine that cannot be moved. If it was on, it is started again. An error: why the move is tried again instead.
-async fn give_up(
-    service: &Service,
-    member: &Member,
-    error: &LifecycleError,
-    control: &TaskControl,
-) -> Result<(), String> {
+/// Whether a move that failed is tried again. If not, the machine stays, and is started again if it was on.
+fn is_tried_again(service: &Service, error: &LifecycleError, control: &TaskControl) -> bool {
     let is_passing = problem(error).kind == ProblemKind::Unavailable || error.is_of_database();
-    if service.is_stopping() || (is_passing && !control.is_asked_to_stop()) {
-        return Err(problem(error).to_string());
-    }
-    if member.was_on() {
-        let noted = service.is_to_start(member.uuid).await;
-        noted.map_err(|error| format!("cannot note that it is to be started: {error}"))?;
-    }
-    Ok(())
+    service.is_stopping() || (is_passing && !control.is_asked_to_stop())
 }

@@ -20,7 +20,7 @@ const ANSWER_MAX_BYTES: usize = 64 << 20;
 
 impl Service {
     /// Whether a machine is on, as far as is known here.
-    pub(super) fn is_on(&self, record: &MachineRecord) -> bool {
+    pub(crate) fn is_on(&self, record: &MachineRecord) -> bool {
         match self.is_own(record) {
             true => self.active(record.uuid).is_some(),
             false => {

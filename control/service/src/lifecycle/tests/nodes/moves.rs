@@ -108,6 +108,62 @@ async fn a_drain_forgets_no_machine_that_was_on() {
 }
 
 #[tokio::test]
+async fn a_stop_between_two_attempts_of_a_move_is_kept() {
+    let pair = Pair::new().await;
+    let connection = pair.connect().await;
+    let service = pair.controller.service.clone();
+    let machine = pair.class_on("b", 1).await.remove(0);
+    until("a machine starts", async || service.start(&machine.name, &Caller::daemon()).await.is_ok()).await;
+    pair.node.host.deaf.store(true, Ordering::SeqCst);
+    let begun = begin_drain(&service, Caller::admin("anna"), "b".to_owned()).await;
+    begun.map_err(|failure| failure.0).unwrap();
+    pair.node.host.button_pressed.notified().await;
+    assert!(service.record("class-1").await.unwrap().to_start);
+    connection.abort();
+    until("the node is away", async || service.fleet().links().is_empty()).await;
+    // Its host is away, and that is said. The machine stays off all the same.
+    assert!(service.stop("class-1", false, &Caller::admin("bert")).await.is_err());
+    pair.node.vm().end(VmExit::PoweredOff);
+    let _connection = pair.connect().await;
+    let outcome = outcome_of_task(&pair).await;
+    assert!(outcome.contains(r#""moved":[{"machine":"class-1""#), "{outcome}");
+    let record = service.record("class-1").await.unwrap();
+    assert_eq!((record.host, record.is_to_be_on()), (own_host().id, false));
+    assert!(service.active(machine.uuid).is_none());
+}
+
+#[tokio::test]
+async fn a_reset_of_a_machine_that_is_off_ends_its_start() {
+    let pair = Pair::new().await;
+    let _connection = pair.connect().await;
+    let service = pair.controller.service.clone();
+    let far = pair.class_on("b", 1).await.remove(0);
+    let near = pair.controller.record().await;
+    for machine in [&far, &near] {
+        service.is_to_start(machine.uuid).await.unwrap();
+        service.reset(&machine.name, &Caller::daemon()).await.unwrap();
+        assert!(!service.record(&machine.name).await.unwrap().is_to_be_on(), "{}", machine.name);
+    }
+}
+
+#[tokio::test]
+async fn a_machine_stays_on_if_its_new_host_cannot_run_it() {
+    let pair = Pair::new().await;
+    let _connection = pair.connect().await;
+    let service = pair.controller.service.clone();
+    let machine = pair.class_on("own", 1).await.remove(0);
+    service.start(&machine.name, &Caller::daemon()).await.unwrap();
+    pair.node.host.checks_fail.store(true, Ordering::SeqCst);
+    let begun = begin_drain(&service, Caller::admin("anna"), "own".to_owned()).await;
+    begun.map_err(|failure| failure.0).unwrap();
+    let outcome = outcome_of_task(&pair).await;
+    assert!(outcome.contains("stays: host 'b' cannot run it") && outcome.contains("swtpm"), "{outcome}");
+    assert!(service.active(machine.uuid).is_some());
+    assert!(pair.controller.host.stops.lock().unwrap().is_empty());
+    assert!(!service.record("class-1").await.unwrap().to_start);
+}
+
+#[tokio::test]
 async fn a_machine_goes_on_while_its_new_host_is_away() {
     let pair = Pair::new().await;
     let connection = pair.connect().await;
