@@ -1,5 +1,6 @@
 //! A machine that is on: its disk, its VM, and its rate of requests.
 
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use headwater_api::{CacheSettings, DiskCounters};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::backend::{Disk, Vm};
+use crate::backend::{BackendError, Disk, Vm};
 use crate::lifecycle::alarm::RaisedAlarm;
 use crate::lifecycle::guest_facts::GuestFacts;
 
@@ -16,6 +17,9 @@ const QUICK_BOOT: Duration = Duration::from_secs(10);
 
 /// The same of one that ends before the guest was up.
 const QUICK_BOOT_NOT_UP: Duration = Duration::from_secs(300);
+
+/// The file in the directory of a machine in whose guest nobody has worked: it holds the process of the machine.
+const UNUSED_NOTE: &str = "unused";
 
 /// How long the console's last client may take to let go of it.
 const CONSOLE_PATIENCE: Duration = Duration::from_secs(10);
@@ -42,6 +46,8 @@ pub struct Active {
     console_client: Mutex<String>,
     /// Somebody worked in its guest.
     is_used: AtomicBool,
+    /// The file that says to a later daemon that nobody has worked in its guest.
+    unused_note: OnceLock<PathBuf>,
     guest: GuestFacts,
 }
 
@@ -85,6 +91,7 @@ impl Active {
             console: Arc::new(Semaphore::new(1)),
             console_client: Mutex::default(),
             is_used: AtomicBool::new(false),
+            unused_note: OnceLock::new(),
             guest: GuestFacts::default(),
         }
     }
@@ -147,9 +154,42 @@ impl Active {
         &self.guest
     }
 
-    /// Notes that somebody works in its guest: nobody else is to get the machine before it is reset.
-    pub(crate) fn use_it(&self) {
+    /// Notes that somebody works in its guest: nobody else is to get the machine before it is reset, also if another daemon takes the
+    /// machine over.
+    pub(crate) fn use_it(&self) -> Result<(), BackendError> {
         self.is_used.store(true, Ordering::SeqCst);
+        let Some(note) = self.unused_note.get() else { return Ok(()) };
+        match std::fs::remove_file(note) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                let message = format!("cannot note that somebody works in machine '{}'", self.name);
+                Err(BackendError::from_io(message, e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Says in the directory of the machine that nobody has worked in its guest yet. The note is for this process only: that of an earlier
+    /// run may be there still.
+    pub(crate) fn note_unused(&self, run_dir: &Path) {
+        let note = run_dir.join(UNUSED_NOTE);
+        match std::fs::write(&note, self.vm.pid().to_string()) {
+            Ok(()) => drop(self.unused_note.set(note)),
+            Err(error) => {
+                let machine = &self.name;
+                tracing::warn!(machine, "a later daemon will take it for used, and reset it: {error}");
+            }
+        }
+    }
+
+    /// Finds out whether somebody worked in the guest of a machine that was taken over.
+    pub(super) fn read_unused_note(&self, run_dir: &Path) {
+        let note = run_dir.join(UNUSED_NOTE);
+        if std::fs::read_to_string(&note).is_ok_and(|pid| pid == self.vm.pid().to_string()) {
+            // It is set once.
+            let _ = self.unused_note.set(note);
+        } else {
+            self.is_used.store(true, Ordering::SeqCst);
+        }
     }
 
     /// Whether somebody worked in its guest.

@@ -80,8 +80,7 @@ impl Service {
         let asked_at = now.checked_sub(Duration::from_millis(since_ms)).unwrap_or(now);
         let (name, hash) = (record.name.clone(), open.version.hash.clone());
         let active = Arc::new(Active::new(name, Arc::clone(disk), vm, hash, asked_at));
-        // It is not known whether somebody worked in its guest.
-        active.use_it();
+        active.read_unused_note(&left.run_dir);
         self.is_on_now(record.uuid, active.clone());
         if record.state == MachineState::Starting {
             record.state = MachineState::Booting;

@@ -271,7 +271,11 @@ impl Service {
             false => self.start_vm(record, boot, &*disk).await,
         };
         match started {
-            Ok(vm) => Ok(Arc::new(Active::new(record.name.clone(), disk, vm, version_hash, asked_at))),
+            Ok(vm) => {
+                let active = Active::new(record.name.clone(), disk, vm, version_hash, asked_at);
+                active.note_unused(&self.run_dir(&record.name));
+                Ok(Arc::new(active))
+            }
             Err(e) => {
                 if let Err(close) = disk.close().await {
                     tracing::warn!(machine = %record.name, "cannot close its disk cleanly: {close}");

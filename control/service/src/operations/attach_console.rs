@@ -94,7 +94,7 @@ pub(crate) async fn open_console(
     let (_, active) = service.on("attach to the console of", name).await?;
     let taken = active.take_console(principal).await;
     let taken = taken.map_err(|holder| Error::Taken { machine: name.to_owned(), holder })?;
-    active.use_it();
+    active.use_it()?;
     let path = service.hypervisor().console_socket(&service.run_dir(name));
     let guest = UnixStream::connect(&path).await.map_err(|e| {
         BackendError::from_io(format!("cannot connect to the console at {}", path.display()), e)

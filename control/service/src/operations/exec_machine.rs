@@ -76,7 +76,7 @@ pub(super) async fn exec_machine(
     }
     let input = input(&name, &request)?;
     let (_, active) = service.on("run a command in", &name).await?;
-    active.use_it();
+    active.use_it()?;
     // Arguments may hold secrets: the history names the program only.
     let program = request.argv.first().cloned().unwrap_or_default();
     let event = service.event(&caller, format!("machine {name}"), "exec", program);

@@ -96,7 +96,7 @@ async fn open(service: &Service, right: &DisplayRight) -> Result<UnixStream, Fai
     let display = UnixStream::connect(&path).await.map_err(|e| {
         BackendError::from_io(format!("cannot connect to the display at {}", path.display()), e)
     })?;
-    active.use_it();
+    active.use_it()?;
     tracing::info!(machine = %name, caller = %right.principal, "its display is used in the page");
     Ok(display)
 }

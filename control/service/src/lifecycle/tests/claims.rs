@@ -129,7 +129,7 @@ async fn a_pool_follows_the_clock_and_leaves_machines_that_are_used() {
         fixture.service.record(&free.name).await.unwrap().state == MachineState::Running
     })
     .await;
-    free.use_it();
+    free.use_it().unwrap();
     // 19:00: those that nobody has are switched off ten minutes later, and no machine is started.
     fixture.host.now_ms.store(monday_ms + 60_000 + 12 * HOUR_MS, Ordering::SeqCst);
     until("the pool has seen the end of its hours", async || {
@@ -190,11 +190,40 @@ async fn a_machine_that_somebody_worked_in_is_given_to_nobody() {
         fixture.service.record("class-1").await.unwrap().state == MachineState::Running
     })
     .await;
-    fixture.service.active(machine.uuid).unwrap().use_it();
+    fixture.service.active(machine.uuid).unwrap().use_it().unwrap();
     assert!(matches!(claim(&fixture, wish("anna")).await, Err(ClaimError::NoneReady { .. })));
     fixture.service.reset("class-1", &Caller::daemon()).await.unwrap();
     let claimed = claim(&fixture, waiting("anna")).await.unwrap();
     assert_eq!(claimed.machine, "class-1");
+}
+
+#[tokio::test]
+async fn a_later_daemon_knows_whether_a_machine_was_used() {
+    let fixture = Fixture::new().await;
+    class(&fixture, 1, 0).await;
+    fixture.service.start("class-1", &Caller::daemon()).await.unwrap();
+    let machine = fixture.service.record("class-1").await.unwrap();
+    let run = fixture.service.active(machine.uuid).unwrap();
+    let dir = fixture.service.run_dir("class-1");
+    let taken_over = || {
+        let (disk, vm) = (run.disk.clone(), run.vm.clone());
+        let active = crate::lifecycle::Active::new(
+            "class-1".to_owned(),
+            disk,
+            vm,
+            String::new(),
+            std::time::Instant::now(),
+        );
+        active.read_unused_note(&dir);
+        active
+    };
+    assert!(!taken_over().is_used());
+    // Also if somebody works in it only after it was taken over.
+    taken_over().use_it().unwrap();
+    assert!(taken_over().is_used());
+    // The note of an earlier run says nothing of this one.
+    std::fs::write(dir.join("unused"), "7").unwrap();
+    assert!(taken_over().is_used());
 }
 
 #[tokio::test]
