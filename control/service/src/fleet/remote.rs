@@ -126,6 +126,19 @@ impl Service {
 
     /// Writes what a node has answered about one machine. Its history has the event, and comes by itself.
     async fn take_answer(
+    /// A machine as its node says now, or as the database has it if the node does not answer. The state in the database may be older, for
+    /// example after a start of the controller.
+    pub(crate) async fn as_its_node_says(&self, record: MachineRecord) -> MachineRecord {
+        if self.is_own(&record) {
+            return record;
+        }
+        let Some(link) = self.link(record.host) else { return record };
+        match link.machine(&record.name).await {
+            Some(seen) if seen.uuid == record.uuid => as_said(record, &seen),
+            _ => record,
+        }
+    }
+
         &self,
         link: &Link,
         record: MachineRecord,

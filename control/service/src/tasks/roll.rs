@@ -305,7 +305,15 @@ pub(super) async fn go_on(
                 service.save_plan(id, &plan, &control).await?;
                 service.return_machines(&members, &mut plan, &caller).await;
             }
-            Next::Finish => return service.finish_roll(&plan, &caller).await,
+            Next::Finish => match service.take_in_started(&mut plan).await {
+                Ok(true) => {}
+                Ok(false) => return service.finish_roll(&plan, &caller).await,
+                Err(error) => {
+                    let catalog = &plan.catalog;
+                    tracing::error!(catalog, "a roll cannot look at its machines, and tries again: {error}");
+                    tokio::time::sleep(LOOK).await;
+                }
+            },
             Next::Back(why) => return service.end_returned_roll(&plan, &caller, why).await,
         }
     }
@@ -369,6 +377,23 @@ impl Service {
         };
         plan.members = named.map(member).collect();
         Ok(())
+    }
+
+    /// Takes machines in that were off or claimed, and run the version from before by now: a pool has started them between two windows, or
+    /// somebody did. Returns whether there are such machines.
+    async fn take_in_started(&self, plan: &mut Plan) -> Result<bool, DbError> {
+        let machines = self.members(&plan.catalog).await?;
+        let stages = self.stages_of(&machines, &plan.to).await?;
+        let mut has_more = false;
+        for (machine, stage) in machines.iter().zip(stages) {
+            let found = plan.members.iter_mut().find(|member| member.uuid == machine.uuid);
+            let was_not_there = |it: &&mut Member| matches!(&it.stage, Stage::Left { why } if why == IS_OFF || why == IS_CLAIMED);
+            if let Some(member) = found.filter(was_not_there).filter(|_| stage == Stage::Pending) {
+                member.stage = stage;
+                has_more = true;
+            }
+        }
+        Ok(has_more)
     }
 
     /// Has machines wait for the hours of a roll that an earlier daemon was about to move. Machines that are off stay on their way: they boot
@@ -481,6 +506,8 @@ impl Service {
                 }
                 Err(error) => return failed(format!("cannot be pinned: {}", problem(&error))),
             };
+            // An earlier controller may have moved the machine, and that is not noted yet.
+            let record = self.as_its_node_says(*record).await;
             let name = &record.name;
             let moved = if self.is_on(&record) {
                 if record.version.as_deref() == Some(&*plan.to) {
