@@ -35,6 +35,12 @@ pub(crate) const KEPT_VARIABLES_END: &str = ".kept-vars";
 /// How the names of directories with the state of a TPM end that are kept together with a disk.
 pub(crate) const KEPT_TPM_END: &str = ".kept-tpm";
 
+/// The disk with which a file or directory of this name is kept.
+fn disk_of(name: &str) -> Option<Uuid> {
+    let id = name.strip_suffix(KEPT_VARIABLES_END).or_else(|| name.strip_suffix(KEPT_TPM_END))?;
+    Uuid::parse_str(id).ok()
+}
+
 /// A persistent disk as its opener knows it.
 pub(crate) fn files_of(disk: &PersistentDisk) -> PersistentDiskRef {
     PersistentDiskRef { id: disk.id, is_begun: disk.is_begun }
@@ -223,6 +229,38 @@ impl Service {
     /// in that.
     pub(crate) fn kept_tpm(&self, machine: &str, disk: &PersistentDisk) -> PathBuf {
         self.run_dir(machine).join(format!("{}{KEPT_TPM_END}", disk.id))
+    }
+
+    /// Removes firmware variables and TPM states of disks that the database does not know: an earlier daemon died after it had removed the
+    /// disk there, and before it removed these files.
+    pub(super) async fn sweep_kept(&self, known: &[Uuid]) {
+        let Ok(mut machines) = tokio::fs::read_dir(self.run_root()).await else { return };
+        while let Ok(Some(machine)) = machines.next_entry().await {
+            let Ok(mut entries) = tokio::fs::read_dir(machine.path()).await else { continue };
+            let mut has_swept = false;
+            while let Ok(Some(entry)) = entries.next_entry().await {
+                let Some(disk) = entry.file_name().to_str().and_then(disk_of) else { continue };
+                if known.contains(&disk) {
+                    continue;
+                }
+                let (name, path) = (entry.file_name(), entry.path());
+                let removed = match entry.file_type().await {
+                    Ok(kind) if kind.is_dir() => tokio::fs::remove_dir_all(&path).await,
+                    _ => tokio::fs::remove_file(&path).await,
+                };
+                match removed {
+                    Ok(()) => {
+                        has_swept = true;
+                        tracing::warn!("removed what an earlier daemon left: {}", name.display());
+                    }
+                    Err(error) => tracing::error!("cannot remove {}: {error}", path.display()),
+                }
+            }
+            if has_swept {
+                // Fails if there is something else, as the logs of a machine that is there.
+                let _ = tokio::fs::remove_dir(machine.path()).await;
+            }
+        }
     }
 
     /// Removes what was kept together with a disk in its machine's directory. A machine that is removed takes its directory with it.

@@ -69,6 +69,7 @@ impl Service {
         {
             tracing::warn!("removed what an earlier daemon left: {name}");
         }
+        self.sweep_kept(&kept_ids).await;
         let orphans: BTreeSet<String> = orphans.into_iter().collect();
         let machines = self.own_machines().await?;
         for record in machines {

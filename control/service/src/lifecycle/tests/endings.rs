@@ -571,3 +571,35 @@ async fn what_a_crash_of_the_daemon_left_lost_is_resumed_and_what_was_being_stop
         until("it is noted", async || fixture.record().await.state == state).await;
     }
 }
+
+#[tokio::test]
+async fn what_was_kept_with_a_disk_that_is_gone_is_swept() {
+    let fixture = Fixture::new().await;
+    let disk = headwater_db::PersistentDisk {
+        id: Uuid::from_u128(5),
+        machine: fixture.record().await.uuid,
+        purpose: headwater_db::Purpose::Persistent,
+        image: "image".to_owned(),
+        version: 1,
+        hash: "hash".to_owned(),
+        author: "anna".to_owned(),
+        created_at_ms: 0,
+        is_begun: true,
+    };
+    let mut repo = fixture.db.write().await.unwrap();
+    repo.persistent_disks().add(&disk).await.unwrap();
+    repo.save().await.unwrap();
+    // As a daemon leaves them that dies after it has removed a machine from the database, and before it removes the files.
+    let gone = headwater_db::PersistentDisk { id: Uuid::from_u128(6), ..disk.clone() };
+    let files = |machine: &str, disk: &headwater_db::PersistentDisk| {
+        let tpm = fixture.service.kept_tpm(machine, disk);
+        std::fs::create_dir_all(&tpm).unwrap();
+        std::fs::write(tpm.join("tpm2-00.permall"), "keys").unwrap();
+        std::fs::write(fixture.service.kept_variables(machine, disk), "variables").unwrap();
+        [tpm, fixture.service.kept_variables(machine, disk)]
+    };
+    let (kept, swept) = (files("lab", &disk), [files("lab", &gone), files("removed", &gone)].concat());
+    fixture.service.recover().await.unwrap();
+    assert_eq!((kept.map(|path| path.exists()), swept.iter().any(|path| path.exists())), ([true; 2], false));
+    assert!(!fixture.service.run_dir("removed").exists());
+}
