@@ -59,8 +59,13 @@ pub struct Findings<'a> {
 }
 
 impl Findings<'_> {
-    /// What is wrong, in words.
+    /// What is wrong, in words, with who is touched.
     fn message(&self) -> String {
+        self.message_to(touches(self.uses))
+    }
+
+    /// The same with these words for who is touched.
+    fn message_to(&self, touches: String) -> String {
         let what = match (self.damaged_chunks, self.damage.first()) {
             (0, first) => format!("it is damaged: {}", cut(first.map_or("", String::as_str))),
             (1, _) => "1 chunk of it is damaged".to_owned(),
@@ -68,7 +73,7 @@ impl Findings<'_> {
         };
         let files = told("cannot be read because of that", self.files);
         let remarks = told("files may be touched that are not named", self.remarks);
-        format!("{what}{}{files}{remarks}", touches(self.uses))
+        format!("{what}{touches}{files}{remarks}")
     }
 
     fn alarm(&self, name: &str, since_ms: u64) -> Alarm {
@@ -137,6 +142,8 @@ struct KnownDamage {
     /// The image was not there when it was last looked for.
     was_missed: bool,
     alarm: Alarm,
+    /// The message of the alarm for callers who may not see all machines and images: without who is touched.
+    to_scoped: String,
 }
 
 /// How much is known to be damaged.
@@ -167,9 +174,17 @@ impl Damage {
 
     /// An alarm each, but for the many that share the last one.
     pub(crate) fn alarms(&self) -> Vec<Alarm> {
+        self.alarms_as(|known| known.alarm.clone())
+    }
+
+    /// The same for callers with scopes, to whom no alarm names machines, catalogs and images of others.
+    pub(crate) fn alarms_to_scoped(&self) -> Vec<Alarm> {
+        self.alarms_as(|known| Alarm { message: known.to_scoped.clone(), ..known.alarm.clone() })
+    }
+
+    fn alarms_as(&self, alarm: impl Fn(&KnownDamage) -> Alarm) -> Vec<Alarm> {
         let known = self.lock();
-        let mut alarms: Vec<Alarm> =
-            known.values().take(ALARMS_MAX).map(|known| known.alarm.clone()).collect();
+        let mut alarms: Vec<Alarm> = known.values().take(ALARMS_MAX).map(alarm).collect();
         let more = || known.values().skip(ALARMS_MAX);
         if let Some(since_ms) = more().map(|known| known.alarm.since_ms).min() {
             alarms.push(Alarm {
@@ -217,11 +232,9 @@ impl Damage {
         }
         for name in found.names {
             let hash = Some(found.hash.to_owned());
-            let alarm = found.alarm(name, now_ms);
-            self.put(
-                name,
-                KnownDamage { hash, chunks: found.damaged_chunks, seen: now, was_missed: false, alarm },
-            );
+            let (chunks, alarm) = (found.damaged_chunks, found.alarm(name, now_ms));
+            let to_scoped = found.message_to(String::new());
+            self.put(name, KnownDamage { hash, chunks, seen: now, was_missed: false, alarm, to_scoped });
         }
     }
 
@@ -250,13 +263,17 @@ impl Damage {
             "see first whether another store has the image, and keep the list until that is certain: without it the \
              data of the image is given back; docs/stores.md says how it is brought from there"
         };
+        let to_scoped = format!("its list of versions cannot be read: {}", cut(why));
         let alarm = Alarm {
             subject: format!("image {image}"),
             since_ms: now_ms,
-            message: format!("its list of versions cannot be read: {}{}", cut(why), touches(uses)),
+            message: format!("{to_scoped}{}", touches(uses)),
             advice: advice.to_owned(),
         };
-        self.put(image, KnownDamage { hash: None, chunks: 0, seen: now, was_missed: false, alarm });
+        self.put(
+            image,
+            KnownDamage { hash: None, chunks: 0, seen: now, was_missed: false, alarm, to_scoped },
+        );
     }
 
     /// Raises an alarm, or brings one up to date that has stood since earlier.

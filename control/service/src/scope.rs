@@ -12,7 +12,7 @@
 //! Not here: which rows a list has. The database leaves them out (`Filter::within`).
 
 use headwater_api::scopes::image_of;
-use headwater_api::{Problem, ProblemKind};
+use headwater_api::{Problem, ProblemKind, TaskResult};
 use headwater_db::{DbError, MachineRecord};
 use uuid::Uuid;
 
@@ -73,6 +73,18 @@ impl Caller {
         match &machine.catalog {
             Some(catalog) => self.must_have_catalog(catalog),
             None => self.must_have_image(&machine.image),
+        }
+    }
+
+    /// The result of a task as this caller may see it: who uses a version may be machines and images outside of the scopes.
+    pub(crate) fn may_see(&self, result: TaskResult) -> TaskResult {
+        match result {
+            TaskResult::Verified(mut report) if self.scopes.is_some() => {
+                report.versions.retain(|version| self.must_have_image(version).is_ok());
+                report.uses.clear();
+                TaskResult::Verified(report)
+            }
+            result => result,
         }
     }
 

@@ -42,8 +42,8 @@ pub(super) async fn cancel_task(
     Name(id): Name,
 ) -> Result<Json<Task>, Failure> {
     let id = number(id)?;
-    let before = task(&service, id).await?;
-    let handle = service.clone();
+    let before = task(&service, id, &caller).await?;
+    let (handle, asking) = (service.clone(), caller.clone());
     let work = async move {
         let mut repo = handle.db().write().await?;
         if !repo.tasks().cancel(id).await? {
@@ -57,5 +57,5 @@ pub(super) async fn cancel_task(
         Ok(())
     };
     service.to_the_end(work).await?;
-    Ok(Json(task(&service, id).await?))
+    Ok(Json(task(&service, id, &asking).await?))
 }

@@ -41,7 +41,11 @@ pub(super) async fn get_status(
         active.iter().filter(|(uuid, _)| is_own(uuid)).map(|(_, active)| active.counters()).collect()
     };
     let store = service.store_figures().await;
-    let of_images = service.damage().alarms().into_iter().filter(|alarm| is_of_own_image(&caller, alarm));
+    let of_images = match scopes {
+        Some(_) => service.damage().alarms_to_scoped(),
+        None => service.damage().alarms(),
+    };
+    let of_images = of_images.into_iter().filter(|alarm| is_of_own_image(&caller, alarm));
     let of_store = service.store_alarm(&store).or_else(|| service.servers_alarm());
     let alarms = of_store.into_iter().chain(of_images).chain(of_machines).collect();
     let hypervisor = match service.hypervisor().describe().await {

@@ -67,7 +67,7 @@ pub(super) async fn list_tasks(
     let filter = Filter::parse_for_tasks(&wanted.filter).map_err(Failure)?.within(caller.scopes.as_ref());
     let before = wanted.before.unwrap_or(i64::MAX);
     let records = service.db().read().await?.tasks().page(&filter, wanted.unended, before, limit).await?;
-    let mut tasks: Vec<_> = records.into_iter().map(|record| service.task_view(record)).collect();
+    let mut tasks: Vec<_> = records.into_iter().map(|record| service.task_view(record, &caller)).collect();
     page::cut(&mut tasks);
     Ok(Json(TaskList { tasks }))
 }

@@ -7,6 +7,7 @@ use headwater_api::{Problem, ProblemKind, Task, TaskEvent};
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
+use crate::caller::Caller;
 use crate::extract::Name;
 use crate::tasks;
 
@@ -36,10 +37,10 @@ pub(super) fn number(text: String) -> Result<i64, Error> {
     text.parse().map_err(|_| Error::NoNumber(text))
 }
 
-/// The task with a number.
-pub(super) async fn task(service: &Service, id: i64) -> Result<Task, Failure> {
+/// The task with a number, as a caller may see it.
+pub(super) async fn task(service: &Service, id: i64, caller: &Caller) -> Result<Task, Failure> {
     let found = service.db().read().await?.tasks().by_id(id).await?;
-    Ok(service.task_view(found.ok_or(Error::Unknown(id))?))
+    Ok(service.task_view(found.ok_or(Error::Unknown(id))?, caller))
 }
 
 /// One task.
@@ -51,8 +52,12 @@ pub(super) async fn task(service: &Service, id: i64) -> Result<Task, Failure> {
     params(("task" = i64, Path, description = "Its number")),
     responses((status = 200, body = Task), (status = 404, description = "No such task", body = Problem)),
 )]
-pub(super) async fn show_task(State(service): State<Service>, Name(id): Name) -> Result<Json<Task>, Failure> {
-    Ok(Json(task(&service, number(id)?).await?))
+pub(super) async fn show_task(
+    State(service): State<Service>,
+    caller: Caller,
+    Name(id): Name,
+) -> Result<Json<Task>, Failure> {
+    Ok(Json(task(&service, number(id)?, &caller).await?))
 }
 
 /// A task's progress until it ends, as the request that began it was answered: one JSON object a line.
@@ -67,10 +72,14 @@ pub(super) async fn show_task(State(service): State<Service>, Name(id): Name) ->
         (status = 404, description = "No such task", body = Problem),
     ),
 )]
-pub(super) async fn follow_task(State(service): State<Service>, Name(id): Name) -> Result<Response, Failure> {
+pub(super) async fn follow_task(
+    State(service): State<Service>,
+    caller: Caller,
+    Name(id): Name,
+) -> Result<Response, Failure> {
     let id = number(id)?;
-    if let Some(lines) = service.follow_task(id).await {
+    if let Some(lines) = service.follow_task(id, caller.clone()).await {
         return Ok(lines);
     }
-    Ok(tasks::ended_lines(task(&service, id).await?))
+    Ok(tasks::ended_lines(task(&service, id, &caller).await?))
 }

@@ -95,6 +95,11 @@ impl World {
     async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> (u16, Value) {
         let scopes = Scopes { catalogs: vec!["mine".to_owned()], images: vec!["image".to_owned()] };
         let caller = Caller { principal: "token anna".to_owned(), role: Role::Admin, scopes: Some(scopes) };
+        self.ask_as(caller, method, path, body).await
+    }
+
+    /// The status and the answer to a caller.
+    async fn ask_as(&self, caller: Caller, method: Method, path: &str, body: Option<Value>) -> (u16, Value) {
         let body = body.map_or_else(Body::empty, |body| Body::from(body.to_string()));
         let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
         let mut request = request.body(body).unwrap();
@@ -324,6 +329,25 @@ async fn lists_have_only_what_the_caller_may_see() {
     assert_eq!((&status["machines"], status.get("images")), (&json!(3), None));
     let (_, own) = world.get("/api/v1/caller").await;
     assert_eq!(own["scopes"], json!({ "catalogs": ["mine"], "images": ["image"] }));
+}
+
+#[tokio::test]
+async fn nobody_outside_of_the_scopes_is_named_as_touched_by_damage() {
+    let world = World::new().await;
+    let verify = "/api/v1/images/image@1/verify";
+    let (status, report) = world.ask_as(Caller::admin("uid 0"), Method::POST, verify, None).await;
+    assert!(status == 200 && report.to_string().contains("theirs"), "{status} {report}");
+    let alarms = world.fixture.service.damage().alarms();
+    assert!(alarms[0].message.contains("theirs"), "{alarms:?}");
+    let (_, list) = world.get("/api/v1/tasks?limit=1").await;
+    let id = list["tasks"][0]["id"].to_string();
+    let paths =
+        [format!("tasks/{id}"), format!("tasks/{id}/follow"), "tasks?limit=1".into(), "status".into()];
+    for path in paths {
+        let (status, answer) = world.get(&format!("/api/v1/{path}")).await;
+        let text = answer.to_string();
+        assert!(status == 200 && text.contains("damaged") && !text.contains("theirs"), "{path}: {answer}");
+    }
 }
 
 #[tokio::test]

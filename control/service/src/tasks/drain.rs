@@ -115,7 +115,7 @@ pub(super) async fn moving(repo: &mut dyn Repository, catalog: &str) -> Result<O
 
 /// Cordons a host, and begins the task.
 pub(crate) async fn begin(service: &Service, caller: Caller, host: String) -> Result<Response, Failure> {
-    let handle = service.clone();
+    let (handle, asking) = (service.clone(), caller.clone());
     // To the end: a client that hangs up must not leave a row without its task.
     let begun = service.to_the_end(async move {
         let mut repo = handle.db().write().await?;
@@ -149,7 +149,7 @@ pub(crate) async fn begin(service: &Service, caller: Caller, host: String) -> Re
         Ok((id, handle.spawn_task(Some(id), control, work)))
     });
     let (id, live) = begun.await?;
-    Ok(answer(Some(id), live).await)
+    Ok(answer(Some(id), live, asking).await)
 }
 
 /// Which machines of a host are moved, in this order, and which stay.

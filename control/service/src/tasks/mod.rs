@@ -99,6 +99,7 @@ where
     W: FnOnce(Arc<TaskControl>) -> F,
 {
     let control = Arc::new(TaskControl::new(service.stopping_flag()));
+    let caller = what.caller.clone();
     let future = work(control.clone());
     let id = match service.add_task(&what, None).await {
         Ok(id) => Some(id),
@@ -126,7 +127,7 @@ where
         future.await
     };
     let live = service.spawn_task(id, control, turn);
-    answer(id, live).await
+    answer(id, live, caller).await
 }
 
 /// Why a task with a plan ends when the daemon stops.
@@ -138,14 +139,14 @@ fn not_begun() -> Problem {
     Problem::new(ProblemKind::Cancelled, "the operation was stopped before it began")
 }
 
-/// The progress of a task, as lines. One that ended at once is answered with its outcome.
-async fn answer(id: Option<i64>, live: Arc<Live>) -> Response {
+/// The progress of a task, as lines for a caller. One that ended at once is answered with its outcome.
+async fn answer(id: Option<i64>, live: Arc<Live>, caller: Caller) -> Response {
     let mut end = live.end.clone();
     let prompt = tokio::time::timeout(Duration::from_millis(PROMPT_MS), ended(&mut end)).await;
     let mut response = match prompt {
         Ok(Err(problem)) => Failure(problem).into_response(),
-        Ok(Ok(result)) => ndjson(Body::from(line(&TaskEvent::Done { result }))),
-        Err(_) => ndjson(Body::from_stream(stream::unfold(Some((live, end)), next_line))),
+        Ok(Ok(result)) => ndjson(Body::from(line(&TaskEvent::Done { result: caller.may_see(result) }))),
+        Err(_) => ndjson(Body::from_stream(stream::unfold(Some((live, end, caller)), next_line))),
     };
     if let Some(value) = id.and_then(|id| HeaderValue::from_str(&id.to_string()).ok()) {
         response.headers_mut().insert(HEADER, value);
@@ -168,18 +169,21 @@ fn panicked() -> Problem {
     )
 }
 
-type Followed = (Arc<Live>, watch::Receiver<Option<Outcome>>);
+type Followed = (Arc<Live>, watch::Receiver<Option<Outcome>>, Caller);
 
 async fn next_line(followed: Option<Followed>) -> Option<(Result<Bytes, Infallible>, Option<Followed>)> {
-    let (live, mut end) = followed?;
+    let (live, mut end, caller) = followed?;
     let interval = Duration::from_millis(PROGRESS_INTERVAL_MS);
     let event = match tokio::time::timeout(interval, ended(&mut end)).await {
         Err(_) if !live.control.has_begun() => TaskEvent::Waiting { running: MAX_TASKS as u64 },
         Err(_) => TaskEvent::Progress(live.control.progress()),
-        Ok(Ok(result)) => return Some((Ok(line(&TaskEvent::Done { result })), None)),
+        Ok(Ok(result)) => {
+            let result = caller.may_see(result);
+            return Some((Ok(line(&TaskEvent::Done { result })), None));
+        }
         Ok(Err(problem)) => return Some((Ok(line(&TaskEvent::Failed { problem })), None)),
     };
-    Some((Ok(line(&event)), Some((live, end))))
+    Some((Ok(line(&event)), Some((live, end, caller))))
 }
 
 fn line(event: &TaskEvent) -> Bytes {
@@ -377,12 +381,15 @@ impl Service {
         Ok(())
     }
 
-    /// A task as clients see it.
-    pub(crate) fn task_view(&self, record: TaskRecord) -> Task {
+    /// A task as a client sees it.
+    pub(crate) fn task_view(&self, record: TaskRecord, caller: &Caller) -> Task {
         let live = self.tasks().map().get(&record.id).cloned();
         let (mut result, mut problem) = (None, None);
         match record.state {
-            TaskState::Done => result = stored(record.outcome.as_deref()).map(Box::new),
+            TaskState::Done => {
+                let outcome: Option<TaskResult> = stored(record.outcome.as_deref());
+                result = outcome.map(|outcome| Box::new(caller.may_see(outcome)));
+            }
             TaskState::Failed | TaskState::Cancelled => problem = stored(record.outcome.as_deref()),
             TaskState::Waiting | TaskState::Running => {}
         }
@@ -407,9 +414,9 @@ impl Service {
     }
 
     /// The progress of a task that has not ended, as lines.
-    pub(crate) async fn follow_task(&self, id: i64) -> Option<Response> {
+    pub(crate) async fn follow_task(&self, id: i64, caller: Caller) -> Option<Response> {
         let live = self.tasks().map().get(&id).cloned()?;
-        Some(answer(Some(id), live).await)
+        Some(answer(Some(id), live, caller).await)
     }
 
     /// Asks a task to end. It has noted that before it ends.

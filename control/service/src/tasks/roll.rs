@@ -119,7 +119,7 @@ pub(crate) async fn begin(
     if let Some((what, _, limit_s)) = limits.into_iter().find(|(_, given, limit)| given > limit) {
         return Err(Error::Long { catalog, what, limit_s }.into());
     }
-    let handle = service.clone();
+    let (handle, asking) = (service.clone(), caller.clone());
     // To the end: a client that hangs up must not leave a row without its task.
     let begun = service.to_the_end(async move {
         // Until the database says what the roll needs, nobody removes it.
@@ -134,7 +134,7 @@ pub(crate) async fn begin(
         Ok::<_, Failure>((id, handle.spawn_task(Some(id), control, work)))
     });
     let (id, live) = begun.await?;
-    Ok(answer(Some(id), live).await)
+    Ok(answer(Some(id), live, asking).await)
 }
 
 /// The plan of a roll, or why there is none.

@@ -110,7 +110,7 @@ pub(crate) async fn begin(
     }
     let report = ScaleReport { catalog: catalog.clone(), ..ScaleReport::default() };
     let plan = Plan { request, report };
-    let handle = service.clone();
+    let (handle, asking) = (service.clone(), caller.clone());
     // To the end: a client that hangs up must not leave a row without its task.
     let begun = service.to_the_end(async move {
         let what = Work { kind: KIND, subject: format!("catalog {catalog}"), caller: caller.clone() };
@@ -126,7 +126,7 @@ pub(crate) async fn begin(
         Ok((id, handle.spawn_task(Some(id), control, work)))
     });
     let (id, live) = begun.await?;
-    Ok(answer(Some(id), live).await)
+    Ok(answer(Some(id), live, asking).await)
 }
 
 /// Refuses machines that are to be started, and of which hosts have no room for all.
