@@ -138,6 +138,7 @@ long: rust ## the tests of random operations, crashes and schedules at full leng
 	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS)
 	HEADWATER_LONG=1 cargo test --locked --package headwater-volume --package headwater-store --package headwater-writecache $(ARGS)
 	HEADWATER_LONG=1 cargo test --locked --package headwater-writecache --features shuttle --test schedules $(ARGS)
+	HEADWATER_LONG=1 cargo test --locked --package headwater --test it $(ARGS) -- disk_crash::
 
 filesystems: rust ## compare 200 random volumes of ext and 200 of NTFS with what the kernel and their tools read (as root): VOLUMES=200
 	@xtask/need $(TEST_TOOLS)

@@ -108,6 +108,11 @@ impl DataDir {
         self.0.join("store")
     }
 
+    /// Where a tmpfs for the memory of write caches may be mounted.
+    pub fn memory(&self) -> PathBuf {
+        self.0.join("memory")
+    }
+
     /// Overflow files of write caches.
     pub fn cache(&self) -> PathBuf {
         self.0.join("cache")

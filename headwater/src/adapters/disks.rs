@@ -17,13 +17,14 @@ use headwater_store::{Pin, Store};
 use headwater_volume::{LittleSpace, Volume, VolumeOptions};
 use headwater_writecache::overflow::{BRIEF_NAME, check_directory};
 use headwater_writecache::pressure::SystemPressure;
-use headwater_writecache::{Host, MAX_WEIGHT, MIN_DISK_BYTES, MIN_RAM_BYTES};
+use headwater_writecache::{Handover, Host, MAX_WEIGHT, MIN_DISK_BYTES, MIN_RAM_BYTES};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
 use self::recordings::Recording;
 use self::scratch::Scratch;
 use self::served::{ServedParts, ServedVolume, Server};
+use self::survival::Survival;
 use crate::adapters::contents::{self, ScanPermit, Scans};
 use crate::adapters::frozen::{FrozenVolume, or_discard};
 use crate::adapters::images::{check_bootable, check_signed, hash_of, image_failed};
@@ -32,6 +33,7 @@ use crate::adapters::release::Released;
 use crate::adapters::snapshot_leases::{Reader, SnapshotLeases};
 use crate::adapters::totals::Totals;
 use crate::caches::{CacheArgs, check_share};
+use crate::disk_process::{Keeper, LeftCaches, LeftDisk};
 use crate::streaming::{Above, StreamArgs, Streamed, Streaming};
 use crate::traces::{TraceOutbox, Traces};
 
@@ -58,6 +60,8 @@ pub struct Volumes {
     caches: CacheArgs,
     readable: Arc<Readable>,
     totals: Arc<Totals>,
+    /// Keeps what is needed of the disks of machines when this process ends, if there is a keeper.
+    keeper: Option<Arc<Keeper>>,
 }
 
 /// What can be lent to readers outside.
@@ -102,7 +106,20 @@ impl Volumes {
         let files = PersistentDiskFiles::new(directories.overflow, directories.keys);
         let (host, readable, totals) = (Arc::new(host), Arc::default(), Arc::default());
         let recordings = directories.recordings;
-        Ok(Self { store, files, recordings, streaming, host, ram_bytes, caches, readable, totals })
+        let keeper = None;
+        Ok(Self { store, files, recordings, streaming, host, ram_bytes, caches, readable, totals, keeper })
+    }
+
+    /// The same, but disks outlive this process by means of a keeper.
+    pub fn kept_by(self, keeper: Arc<Keeper>) -> Self {
+        Self { keeper: Some(keeper), ..self }
+    }
+
+    /// Serves a disk that the disk process before this one left. Blocks.
+    pub fn recover(&self, left: LeftDisk) -> Result<Arc<dyn Disk>, BackendError> {
+        let LeftDisk { mut request, caches } = left;
+        request.goes_on = true;
+        self.opener().serve(request, Some(caches))
     }
 
     /// What the disk of a machine is that is on, as a reader outside sees it.
@@ -206,7 +223,7 @@ impl Disks for Volumes {
         }
         self.check(&cache).await?;
         let opener = self.opener();
-        blocking("open the disk", move || opener.serve(request)).await
+        blocking("open the disk", move || opener.serve(request, None)).await
     }
 
     async fn open_persistent(
@@ -334,6 +351,7 @@ impl Volumes {
             caches: self.caches.clone(),
             readable: Arc::clone(&self.readable),
             totals: Arc::clone(&self.totals),
+            keeper: self.keeper.clone(),
         }
     }
 }
@@ -356,12 +374,15 @@ struct Opening {
     firmware: Option<Firmware>,
     /// Whether that runs signed loaders only.
     secure_boot: bool,
+    /// What another process left of the disk.
+    left: Option<Handover>,
 }
 
 impl Opening {
     /// Of a persistent disk from which no machine boots.
     fn unbooted(kept: PersistentDiskRef) -> Self {
-        Self { kept: Some(kept), little_space: LittleSpace::Accepted, firmware: None, secure_boot: false }
+        let little_space = LittleSpace::Accepted;
+        Self { kept: Some(kept), little_space, firmware: None, secure_boot: false, left: None }
     }
 }
 
@@ -375,6 +396,7 @@ struct Opener {
     caches: CacheArgs,
     readable: Arc<Readable>,
     totals: Arc<Totals>,
+    keeper: Option<Arc<Keeper>>,
 }
 
 impl Opener {
@@ -405,20 +427,20 @@ impl Opener {
         cache: &CacheSettings,
         open: Opening,
     ) -> Result<Opened, BackendError> {
-        let Opening { kept, little_space, firmware, secure_boot } = open;
+        let Opening { kept, little_space, firmware, secure_boot, left } = open;
         let manifest = hash_of(version)?;
         // First, so that the version cannot be removed between here and the end of the disk.
         let pinned = self.streaming.pin(manifest).map_err(image_failed)?;
         let pinned = Arc::new(Pin::new(Released::new(pinned)));
         // One that is there may have run also where that could not be noted.
         let is_used = kept.is_some_and(|kept| kept.is_begun || self.files.is_begun(kept.id));
-        let above = if is_used { Above::Written } else { Above::Empty };
+        let above = if is_used || left.is_some() { Above::Written } else { Above::Empty };
         let streamed = self.streaming.open(manifest, above).map_err(image_failed)?;
         if let Some(firmware) = firmware {
             check_bootable(version, streamed.reader.outline(), firmware)?;
         }
         // A machine may have written another loader to its disk.
-        if secure_boot && !is_used {
+        if secure_boot && !is_used && left.is_none() {
             check_signed(version, &streamed.reader)?;
         }
         let mut options = VolumeOptions {
@@ -434,19 +456,36 @@ impl Opener {
             pause_limit: self.caches.writing.pause_limit(),
             persistent: None,
         };
-        let mut open = |persistent| {
-            options.persistent = persistent;
-            Volume::open(&options, &self.host).map_err(volume_failed)
-        };
         let volume = match kept {
-            Some(kept) => self.files.open(kept, manifest, |persistent| open(Some(persistent)))?,
-            None => open(None)?,
+            Some(kept) => self.files.open(kept, manifest, |persistent| {
+                options.persistent = Some(persistent);
+                Volume::open(&options, &self.host).map_err(volume_failed)
+            })?,
+            None => self.ephemeral(&options, left)?,
         };
         let streamed = Arc::new(streamed);
         let image = Arc::downgrade(&streamed);
         // What is done in the background for the version ends with its pin.
         let pin = Pin::new((Arc::clone(&pinned), streamed));
         Ok(Opened { volume, pin, version: pinned, image })
+    }
+
+    /// A volume that no process has when this one ends and there is no keeper: a new one, or the one that another process left.
+    fn ephemeral(
+        &self,
+        options: &VolumeOptions,
+        left: Option<Handover>,
+    ) -> Result<Arc<Volume>, BackendError> {
+        if let Some(left) = left {
+            return Volume::recover(left, options, &self.host).map_err(volume_failed);
+        }
+        let failed = |e| BackendError::from_io("cannot make the memory of a write cache", e);
+        let file = self.keeper.as_ref().map(|keeper| keeper.memory_file()).transpose().map_err(failed)?;
+        let opened = match file.flatten() {
+            Some(file) => Volume::open_in(file, options, &self.host),
+            None => Volume::open(options, &self.host),
+        };
+        opened.map_err(volume_failed)
     }
 
     /// A persistent disk whose machine is off, as it was left. The caller has the lock of its views.
@@ -493,7 +532,10 @@ impl Opener {
         FrozenVolume::of_nobody(&self.store, request.version, volume, pin)
     }
 
-    fn serve(self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
+    /// Opens a machine's disk and serves it: a new one, or the one that another process `left`.
+    fn serve(self, request: DiskRequest, left: Option<LeftCaches>) -> Result<Arc<dyn Disk>, BackendError> {
+        let is_recovered = left.is_some();
+        let LeftCaches { disk: left, scratch: left_scratch } = left.unwrap_or_default();
         let little_space = if request.goes_on { LittleSpace::Logged } else { LittleSpace::Refused };
         if little_space == LittleSpace::Refused && request.cache.mode != CacheMode::Ram {
             // The same as opening it would say, and what to do of this machine.
@@ -502,21 +544,29 @@ impl Opener {
                 .map_err(|e| volume_failed(e).advise(lower_limit(&request.machine)))?;
         }
         let (firmware, secure_boot) = (Some(request.firmware), request.secure_boot);
-        let open = Opening { kept: request.kept, little_space, firmware, secure_boot };
+        let open = Opening { kept: request.kept, little_space, firmware, secure_boot, left };
         let Opened { volume, pin, version, image } =
             self.volume(&request.machine, &request.version, &request.cache, open)?;
         let socket = request.run_dir.join("disk.sock");
         remove_socket(&socket)?;
         let begin = || recordings::begin(&self.recordings, &request.machine, &volume, &image);
-        let recording = request.is_recorded.then(begin).transpose();
-        let recording = recording.inspect_err(|_| volume.close())?;
+        if request.is_recorded && is_recovered {
+            tracing::warn!(machine = %request.machine, "its requests are recorded no longer: another disk process serves its disk");
+        }
+        let recording = (request.is_recorded && !is_recovered).then(begin).transpose();
+        let recording = recording.inspect_err(|_| forget(&volume))?;
         let device = recording.as_ref().map_or_else(|| volume.clone() as Arc<dyn Device>, Recording::device);
-        let scratch = Scratch::open(&self, &request, little_space).inspect_err(|_| volume.close())?;
+        let scratch = Scratch::open(&self, &request, little_space, is_recovered, left_scratch)
+            .inspect_err(|_| forget(&volume))?;
+        // Before the machine can use it.
+        let caches = survival::caches(&volume, scratch.as_ref());
+        let survival = Survival::begin(self.keeper.as_ref(), &request, caches, is_recovered);
         let serial = headwater_qemu::disk_serial(request.uuid);
-        let server = match Server::bind(&request, &socket, serial, device) {
+        let server = match Server::bind(&request, &socket, serial, device, is_recovered) {
             Ok(server) => server,
             Err(error) => {
-                volume.close();
+                survival.end();
+                forget(&volume);
                 if let Some(scratch) = scratch {
                     scratch.close(&self.totals);
                 }
@@ -538,6 +588,7 @@ impl Opener {
             image,
             snapshot_leases: SnapshotLeases::default(),
             totals: self.totals,
+            survival: Arc::new(survival),
             scans: Arc::clone(&self.readable.scans),
             parts: Arc::new(Mutex::new(Some(ServedParts { server, recording, scratch, pin, version }))),
         });
@@ -556,6 +607,12 @@ fn remove_socket(socket: &Path) -> Result<(), BackendError> {
     }
     std::fs::remove_file(socket)
         .map_err(|e| BackendError::from_io(format!("cannot remove {}", socket.display()), e))
+}
+
+/// Closes a volume that no machine uses.
+fn forget(volume: &Volume) {
+    volume.end();
+    volume.close();
 }
 
 /// Overflow files have no name but for a moment: one that has was left by something that died in it. All else is somebody's own.
@@ -629,5 +686,6 @@ mod recordings;
 pub mod scratch;
 mod served;
 mod shortage;
+mod survival;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! `headwater disks`: the process that has the disks of machines.
+//! `headwater disks`: the keeper of disks, which starts itself again as the process that has the disks of machines.
 
 use crate::cli::DisksArgs;
 use crate::data_dir::DataDir;
@@ -9,6 +9,10 @@ use crate::logging;
 pub fn run(data_dir: &DataDir, args: &DisksArgs) -> anyhow::Result<u8> {
     super::own_only();
     logging::check_filter(&args.log)?;
+    if !disk_process::is_kept() {
+        logging::to_stderr(&args.log, args.log_format)?;
+        return disk_process::keep(data_dir);
+    }
     // The log has a thread, and so has the runtime: they start when the process has restricted itself.
     let Some(prepared) = disk_process::prepare(data_dir, Options { ends_unused: args.end_unused })? else {
         return Ok(0);

@@ -1,5 +1,6 @@
 //! The disks of the disk process, as the daemon sees them.
 
+use std::collections::BTreeSet;
 use std::io::{BufReader, ErrorKind, Read};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -24,8 +25,8 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::protocol::{
-    Answer, Call, DiskSnapshot, FoundTrace, Opened, OpenedFrozen, OpenedReader, PlainGeometry, Snapshot,
-    StoreTrace, VERSION, Welcome, receive, send,
+    Answer, Call, DiskSnapshot, Failure, FoundTrace, Opened, OpenedFrozen, OpenedReader, PlainGeometry,
+    Snapshot, StoreTrace, VERSION, Welcome, receive, send,
 };
 use super::reader::RemoteDevice;
 use super::settings::Settings;
@@ -159,6 +160,10 @@ struct Link {
     socket: PathBuf,
     idle: Mutex<Vec<Connection>>,
     figures: Mutex<Option<(Instant, Arc<Snapshot>)>>,
+    /// The disks that this daemon has open.
+    open: Mutex<BTreeSet<Uuid>>,
+    /// Those of them that a disk process did not take over from one that crashed.
+    lost: watch::Sender<BTreeSet<Uuid>>,
     /// The store, once it is open. This process writes it.
     store: OnceLock<Arc<dyn Store>>,
 }
@@ -177,31 +182,56 @@ pub fn begin(socket: &Path, settings: Settings, say: &dyn Fn(&str)) -> Result<Be
     // From the first moment on: it opens the store only as long as somebody waits for that.
     holding.call::<()>(&Call::Hold)?;
     let mut first = Connection::open(socket).map_err(gone)?;
-    let begin = Call::Begin {
-        version: VERSION,
-        settings: serde_json::to_value(settings).map_err(|e| gone(e.into()))?,
-    };
+    let settings = serde_json::to_value(settings).map_err(|e| gone(e.into()))?;
+    let begin = Call::Begin { version: VERSION, settings: settings.clone() };
     let mut progress = |now: headwater_api::Progress| say(now.doing.as_deref().unwrap_or_default());
     let welcome: Welcome = first.long_call(&begin, &mut progress, &|| Waiting::GoOn)?;
     if let Welcome::Ends { restarted } = welcome {
         return Ok(Begun::Ends { restarted });
     }
     let (end, ended) = watch::channel(false);
-    let idle = Mutex::new(vec![first]);
-    let (figures, store) = (Mutex::default(), OnceLock::new());
-    let link = Arc::new(Link { socket: socket.to_owned(), idle, figures, store });
+    let link = Arc::new(Link::new(socket.to_owned()));
+    link.give_back(first);
     let keeping = Arc::clone(&link);
     let watching = std::thread::Builder::new().name("hw-disks-end".into());
     watching
         .spawn(move || {
-            if let Err(error) = keep_traces(&mut holding, &keeping) {
-                tracing::debug!(%error, "the connection that holds the disk process ended");
+            let begin = Call::Begin { version: VERSION, settings };
+            loop {
+                if let Err(error) = keep_traces(&mut holding, &keeping) {
+                    tracing::debug!(%error, "the connection that holds the disk process ended");
+                }
+                match connect_again(&keeping, &begin) {
+                    Some(again) => holding = again,
+                    None => break,
+                }
             }
             end.send_replace(true);
         })
         .map_err(gone)?;
     let has_earlier_settings = welcome == Welcome::EarlierSettings;
     Ok(Begun::Ready(DiskClient { link, ended, has_earlier_settings }))
+}
+
+/// Uses the disk process that takes the place of one that crashed. While its keeper lives, somebody listens. `None`: nobody does, because
+/// the disk process ended in order, or with its keeper.
+fn connect_again(link: &Link, begin: &Call) -> Option<Connection> {
+    let mut said = String::new();
+    loop {
+        let error = match Connection::open(&link.socket) {
+            Ok(holding) => match link.begin_again(holding, begin) {
+                Ok(again) => return again,
+                Err(error) => Failure::from(&error).into_problem().to_string(),
+            },
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return None,
+            Err(error) => error.to_string(),
+        };
+        if said != error {
+            tracing::warn!("the disk process has ended, and the next one cannot be used yet: {error}");
+            said = error;
+        }
+        std::thread::sleep(LOOK_INTERVAL);
+    }
 }
 
 /// Keeps the boot traces that the disk process sends, until it ends.
@@ -224,6 +254,35 @@ fn keep_traces(holding: &mut Connection, link: &Link) -> std::io::Result<()> {
 }
 
 impl Link {
+    fn new(socket: PathBuf) -> Self {
+        let (idle, figures, open) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let lost = watch::Sender::new(BTreeSet::new());
+        Self { socket, idle, figures, open, lost, store: OnceLock::new() }
+    }
+
+    /// Begins to use the next disk process, and notes which disks it has not taken over. `None`: it is of no use.
+    fn begin_again(&self, mut holding: Connection, begin: &Call) -> Result<Option<Connection>, BackendError> {
+        holding.call::<()>(&Call::Hold)?;
+        let mut first = Connection::open(&self.socket).map_err(gone)?;
+        if let Welcome::Ends { .. } = first.call(begin)? {
+            return Ok(None);
+        }
+        if self.store.get().is_some() {
+            first.call::<()>(&Call::OpenStore)?;
+        }
+        // Those to the earlier process are of no use.
+        self.idle.lock().clear();
+        // First what is open here: a disk that is opened meanwhile is in both.
+        let open = self.open.lock().clone();
+        let left: Vec<OpenDisk> = first.call(&Call::LeftOpen)?;
+        self.give_back(first);
+        let lost: BTreeSet<_> =
+            open.into_iter().filter(|uuid| left.iter().all(|disk| disk.uuid != *uuid)).collect();
+        tracing::info!(disks = left.len(), lost = lost.len(), "the next disk process serves the disks");
+        self.lost.send_replace(lost);
+        Ok(Some(holding))
+    }
+
     fn connection(&self) -> Result<Connection, BackendError> {
         let idle = self.idle.lock().pop();
         idle.map_or_else(|| Connection::open(&self.socket).map_err(gone), Ok)
@@ -231,9 +290,17 @@ impl Link {
 
     /// Makes a call on any connection.
     fn call<T: DeserializeOwned>(&self, call: &Call) -> Result<T, BackendError> {
+        let is_lost = |outcome: &Result<T, BackendError>| {
+            outcome.as_ref().err().is_some_and(|error| error.kind() == ProblemKind::Unavailable)
+        };
         let mut connection = self.connection()?;
-        let outcome = connection.call(call);
-        if outcome.as_ref().err().is_none_or(|error| error.kind() != ProblemKind::Unavailable) {
+        let mut outcome = connection.call(call);
+        if is_lost(&outcome) && call.may_be_repeated() {
+            // The process may have crashed. The next one answers when it has the disks.
+            connection = Connection::open(&self.socket).map_err(gone)?;
+            outcome = connection.call(call);
+        }
+        if !is_lost(&outcome) {
             self.give_back(connection);
         }
         outcome
@@ -349,6 +416,8 @@ impl DiskClient {
 
     fn disk(&self, opened: Opened) -> Arc<dyn Disk> {
         let Opened { uuid, socket, sector_bytes } = opened;
+        self.link.open.lock().insert(uuid);
+        self.link.lost.send_if_modified(|lost| lost.remove(&uuid));
         Arc::new(RemoteDisk { link: Arc::clone(&self.link), uuid, socket, sector_bytes })
     }
 
@@ -585,7 +654,21 @@ impl Disk for RemoteDisk {
 
     async fn close(&self) -> Result<(), BackendError> {
         let (link, uuid) = (Arc::clone(&self.link), self.uuid);
-        blocking("close the disk", move || link.call(&Call::Close { uuid })).await
+        blocking("close the disk", move || {
+            let closed = link.call(&Call::Close { uuid });
+            link.open.lock().remove(&uuid);
+            closed
+        })
+        .await
+    }
+
+    async fn lost(&self) -> String {
+        let mut lost = self.link.lost.subscribe();
+        // Its sender lives as long as the disk.
+        if lost.wait_for(|lost| lost.contains(&self.uuid)).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        "its disk was lost when the disk process crashed; the log of the disk process says why".to_owned()
     }
 }
 
@@ -771,8 +854,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("disks.sock");
         let listener = UnixListener::bind(&socket).unwrap();
-        let (idle, figures, store) = (Mutex::default(), Mutex::default(), OnceLock::new());
-        let link = Arc::new(Link { socket, idle, figures, store });
+        let link = Arc::new(Link::new(socket));
         let disk = RemoteDisk { link, uuid: Uuid::nil(), socket: PathBuf::new(), sector_bytes: 512 };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
         let asked = runtime.spawn(async move { disk.can_freeze() });

@@ -17,7 +17,7 @@ use super::server::Options;
 use super::settings::Settings;
 
 /// How long the process waits for its first daemon.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How often it is looked whether somebody still wants the process.
 const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };

@@ -1,4 +1,5 @@
 //! The process that has the disks of machines: it goes on when the daemon ends, and the next daemon takes its disks over.
+//! If it crashes, its keeper starts the next one, which takes the disks over too ([`keeper`]).
 //!
 //! ```text
 //!   headwater serve --------- DIR/disks.sock: calls (protocol) --------> headwater disks
@@ -11,6 +12,8 @@
 
 mod client;
 mod first_call;
+mod keeper;
+mod kept;
 mod notifier;
 mod protocol;
 mod reader;
@@ -21,6 +24,8 @@ mod start;
 mod system_calls;
 
 pub use client::DiskClient;
+pub use keeper::{is_kept, keep};
+pub use kept::{Keeper, LeftCaches, LeftDisk};
 pub use protocol::problem_of;
 pub use sandbox::landlock_lacks;
 pub use server::{Options, lock, prepare};

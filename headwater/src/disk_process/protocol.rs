@@ -190,6 +190,32 @@ pub enum Call {
     CloseStore,
 }
 
+impl Call {
+    /// Whether a call may be made again if the process ended before it answered.
+    pub fn may_be_repeated(&self) -> bool {
+        matches!(
+            self,
+            Self::Adopt { .. }
+                | Self::CanFreeze { .. }
+                | Self::Check { .. }
+                | Self::CheckChange { .. }
+                | Self::CheckLimits { .. }
+                | Self::CheckSpace { .. }
+                | Self::Close { .. }
+                | Self::CloseStore
+                | Self::GeometryOf { .. }
+                | Self::GeometryOver { .. }
+                | Self::HasBooted { .. }
+                | Self::IsBegun { .. }
+                | Self::IsThere { .. }
+                | Self::LeftOpen
+                | Self::PersistentKeys
+                | Self::Relieve { .. }
+                | Self::SetLimits { .. }
+        )
+    }
+}
+
 /// What the disk process answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::io::{BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind, Progress};
@@ -26,6 +27,8 @@ use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use super::first_call::{self, Early};
+use super::keeper;
+use super::kept::{Handed, Keeper, LISTENER, LOCK, LeftDisk};
 use super::notifier::Notifier;
 use super::protocol::{
     Answer, Call, DiskSnapshot, Failure, FoundTrace, MAX_READ_BYTES, Opened, OpenedFrozen, OpenedReader,
@@ -47,6 +50,13 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How much time the service manager is asked for at a time, while disks are closed.
 const MORE_TIME: Duration = Duration::from_secs(60);
+
+/// The pause between two attempts to open the store, while machines wait for their disks.
+const RECOVER_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a disk is served before the next one is taken over, if one of them may be why disk processes crash. QEMU connects within a
+/// second, and sends again what had no answer.
+const CAREFUL_PAUSE: Duration = Duration::from_millis(1500);
 
 /// How it runs.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +95,13 @@ struct Shared {
     disks: Mutex<BTreeMap<Uuid, Entry>>,
     holds: AtomicUsize,
     is_ending: AtomicBool,
+    /// Keeps the disks for the next disk process.
+    keeper: Arc<Keeper>,
+    /// This process takes the place of one that crashed, and its daemon has not come again yet.
+    is_replacement: AtomicBool,
+    started: Instant,
+    /// Disks of the process before this one are taken over.
+    is_recovering: AtomicBool,
     /// Reads of images fail: a daemon that stops does not wait for the store.
     is_store_closed: AtomicBool,
     options: Options,
@@ -93,7 +110,7 @@ struct Shared {
 
 /// A disk process that knows its settings, and can do no more than they need.
 pub struct Prepared {
-    lock: File,
+    lock: Option<OwnedFd>,
     socket: PathBuf,
     listener: UnixListener,
     connections: Vec<Early>,
@@ -101,6 +118,9 @@ pub struct Prepared {
     sandbox: Sandbox,
     notifier: Notifier,
     options: Options,
+    keeper: Keeper,
+    /// Of the process before this one, if that crashed.
+    left: Option<Handed>,
 }
 
 /// Waits for the first daemon and its settings, and gives up what they do not need. No other thread runs yet. `None`: no daemon
@@ -108,22 +128,51 @@ pub struct Prepared {
 pub fn prepare(data_dir: &DataDir, options: Options) -> anyhow::Result<Option<Prepared>> {
     let threads = std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
     anyhow::ensure!(threads == 1, "the disk process cannot restrict itself: {threads} threads run already");
-    let lock = lock(data_dir)?;
+    let (keeper, mut handed) = Keeper::connect()?;
+    // It is held for as long as one of the two processes lives.
+    let lock = handed.take(LOCK);
     let socket = data_dir.disks_socket();
-    let listener = bind(&socket)?;
+    let listener = match handed.take(LISTENER) {
+        Some(listener) => listener.into(),
+        None => {
+            let listener = bind(&socket)?;
+            keeper.put(LISTENER, &listener).context("the keeper has ended")?;
+            listener
+        }
+    };
     let notifier = Notifier::connect();
     notifier.say(&NotifyState::Ready);
-    let Some((settings, connections)) = first_call::wait(&listener, &socket, options)? else {
-        return Ok(None);
+    let (settings, connections, left) = match handed.settings()? {
+        Some(settings) => (settings, Vec::new(), Some(handed)),
+        None => {
+            let Some((settings, connections)) = first_call::wait(&listener, &socket, options)? else {
+                return Ok(None);
+            };
+            keeper.put_settings(&settings)?;
+            (settings, connections, None)
+        }
     };
     let sandbox = settings.needs(data_dir).restrict().context("cannot start the disk process")?;
-    Ok(Some(Prepared { lock, socket, listener, connections, settings, sandbox, notifier, options }))
+    Ok(Some(Prepared {
+        lock,
+        socket,
+        listener,
+        connections,
+        settings,
+        sandbox,
+        notifier,
+        options,
+        keeper,
+        left,
+    }))
 }
 
 impl Prepared {
     /// Serves until it is not needed any more, or a signal comes. Closes all disks then.
     pub async fn serve(self) -> anyhow::Result<()> {
-        let Self { lock: _lock, socket, listener, connections, settings, sandbox, notifier, options } = self;
+        let Self { lock: _lock, socket, listener, connections, settings, sandbox, notifier, options, .. } =
+            self;
+        let (keeper, left) = (Arc::new(self.keeper), self.left);
         // The end of a terminal is the end of its daemon, and not of the machines.
         let mut signals = EndSignals::catch_with(false)?;
         let _hang_up = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
@@ -137,6 +186,10 @@ impl Prepared {
             disks: Mutex::default(),
             holds: AtomicUsize::new(connections.iter().filter(|connection| connection.is_held).count()),
             is_ending: AtomicBool::new(false),
+            keeper,
+            is_replacement: AtomicBool::new(left.is_some()),
+            started: Instant::now(),
+            is_recovering: AtomicBool::new(left.is_some()),
             is_store_closed: AtomicBool::new(false),
             options,
             runtime: Handle::current(),
@@ -145,7 +198,14 @@ impl Prepared {
             serve_on_thread(connection, &shared)?;
         }
         let (accepting, closing) = (Arc::clone(&shared), listener.try_clone()?);
-        let accept = move || accept(&listener, &accepting);
+        let accept = move || {
+            // Daemons wait for this.
+            if let Some(left) = left {
+                accepting.recover(left);
+                accepting.is_recovering.store(false, Ordering::SeqCst);
+            }
+            accept(&listener, &accepting);
+        };
         std::thread::Builder::new().name("hw-disks".into()).spawn(accept)?;
         let why = loop {
             tokio::select! {
@@ -242,8 +302,59 @@ impl Shared {
         if self.is_ending.load(Ordering::SeqCst) {
             return true;
         }
-        let is_held = self.holds.load(Ordering::SeqCst) > 0;
+        let is_held = self.holds.load(Ordering::SeqCst) > 0
+            || self.is_recovering.load(Ordering::SeqCst)
+            || (self.is_replacement.load(Ordering::SeqCst) && self.started.elapsed() < first_call::PATIENCE);
         self.options.ends_unused && !is_held && self.disks.lock().is_empty()
+    }
+
+    /// Takes over the disks of the process before this one.
+    fn recover(&self, left: Handed) {
+        let begun = Instant::now();
+        let left = left.disks();
+        if left.is_empty() {
+            // The daemon may not even have made the store.
+            return;
+        }
+        while let Err(error) = self.open_host().and_then(|()| self.open_store()) {
+            // Without the store no disk can be served. The machines wait.
+            tracing::warn!("cannot take the disks over yet: {error:#}");
+            std::thread::sleep(RECOVER_PAUSE);
+            if self.is_ending.load(Ordering::SeqCst) {
+                return;
+            }
+        }
+        let Ok(volumes) = self.volumes() else { return };
+        let is_careful = keeper::is_careful();
+        for (uuid, left) in left {
+            // Whoever cannot be told needs not know: this process goes on alone.
+            let _ = self.keeper.takes_over(Some(uuid));
+            match left.and_then(|left| self.recover_disk(&volumes, left)) {
+                Ok(machine) => tracing::info!(machine, "its disk is taken over"),
+                Err(error) => {
+                    tracing::error!(%uuid, "a disk is lost with the disk process that had it: {error:#}");
+                    // The file is given up as it is.
+                    let _ = self.keeper.forget(uuid);
+                }
+            }
+            if is_careful {
+                tracing::warn!(%uuid, "the next disk waits, because disk processes have crashed again and again");
+                std::thread::sleep(CAREFUL_PAUSE);
+            }
+            let _ = self.keeper.takes_over(None);
+        }
+        let (disks, took_ms) = (self.disks.lock().len(), begun.elapsed().as_millis());
+        tracing::info!(disks, took_ms, "in the place of a disk process that has crashed");
+    }
+
+    fn recover_disk(&self, volumes: &Volumes, left: LeftDisk) -> anyhow::Result<String> {
+        let (uuid, request) = (left.request.uuid, &left.request);
+        let (machine, version) = (request.machine.clone(), request.version.clone());
+        let _runtime = self.runtime.enter();
+        let disk = volumes.recover(left).map_err(|error| Failure::from(&error).into_problem())?;
+        let info = OpenDisk { machine: machine.clone(), uuid, version };
+        self.disks.lock().insert(uuid, Entry { info, disk });
+        Ok(machine)
     }
 
     async fn close_all(&self, notifier: &Notifier) {
@@ -322,22 +433,28 @@ impl Shared {
             let advice = "start the daemon with that store, and stop the machines first";
             return Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into());
         }
+        if self.settings.stream().chunk_cache.is_some() {
+            say("opening the chunk cache");
+        }
+        self.open_host()?;
+        self.is_replacement.store(false, Ordering::SeqCst);
+        Ok(if is_usable { Welcome::Ready } else { Welcome::EarlierSettings })
+    }
+
+    /// Opens the chunk cache, if it is not open.
+    fn open_host(&self) -> anyhow::Result<()> {
         if self.host.get().is_none() {
-            let stream = self.settings.stream();
-            if stream.chunk_cache.is_some() {
-                say("opening the chunk cache");
-            }
-            let chunk_cache = stream.open_disk()?;
+            let chunk_cache = self.settings.stream().open_disk()?;
             let _ = self.host.set(Host { chunk_cache, opened: OnceLock::new() });
         }
-        Ok(if is_usable { Welcome::Ready } else { Welcome::EarlierSettings })
+        Ok(())
     }
 
     fn open_store(&self) -> anyhow::Result<()> {
         let _alone = self.beginning.lock();
         let host = self.host.get().context("the disk process has no settings")?;
         if host.opened.get().is_none() {
-            let _ = host.opened.set(open(&self.settings, host.chunk_cache.clone())?);
+            let _ = host.opened.set(open(&self.settings, host.chunk_cache.clone(), &self.keeper)?);
         }
         Ok(())
     }
@@ -371,7 +488,11 @@ impl Shared {
 }
 
 /// Opens the store and the write caches.
-fn open(settings: &Settings, chunk_cache: Option<Arc<DiskCache>>) -> anyhow::Result<OpenStore> {
+fn open(
+    settings: &Settings,
+    chunk_cache: Option<Arc<DiskCache>>,
+    keeper: &Arc<Keeper>,
+) -> anyhow::Result<OpenStore> {
     let known = chunk_cache.clone().map(|cache| cache as Arc<dyn KnownStore>);
     // The daemon writes the store, and only one process of a host does.
     let store: Arc<dyn Store> = match settings.store() {
@@ -393,7 +514,7 @@ fn open(settings: &Settings, chunk_cache: Option<Arc<DiskCache>>) -> anyhow::Res
         outbox.clone(),
     );
     let volumes = volumes.map_err(|error| anyhow::Error::new(Failure::from(&error).into_problem()))?;
-    Ok(OpenStore { volumes: Arc::new(volumes), outbox })
+    Ok(OpenStore { volumes: Arc::new(volumes.kept_by(Arc::clone(keeper))), outbox })
 }
 
 /// The state of a connection.
@@ -677,13 +798,16 @@ fn of_disk(
             if shared.is_ending.load(Ordering::SeqCst) {
                 return Err(BackendError::new(ProblemKind::Unavailable, "the disk process ends"));
             }
+            // Left by a daemon that did not learn that it was opened: the disk process crashed meanwhile.
+            let left = shared.disks.lock().remove(&uuid);
+            if let Some(Entry { disk, .. }) = left {
+                tracing::warn!(%uuid, "a machine's earlier disk is closed, because it is opened again");
+                let _ = shared.runtime.block_on(disk.close());
+            }
             let disk = shared.runtime.block_on(volumes.open(*request))?;
             let opened = opened(uuid, &*disk);
             let info = OpenDisk { machine, uuid, version };
-            let replaced = shared.disks.lock().insert(uuid, Entry { info, disk });
-            if replaced.is_some() {
-                tracing::error!(%uuid, "a machine had two open disks");
-            }
+            shared.disks.lock().insert(uuid, Entry { info, disk });
             value(&opened)
         }
         Call::LeftOpen => {

@@ -105,6 +105,8 @@ impl Settings {
                 .into_iter()
                 .cloned()
                 .chain(chunk_cache)
+                // A tmpfs for the memory of write caches, if somebody mounted it.
+                .chain(Some(data_dir.memory()).filter(|memory| memory.is_dir()))
                 .collect(),
             listen: vec![data_dir.run()],
             guarded: data_dir.path().to_owned(),

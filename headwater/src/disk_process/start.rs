@@ -48,11 +48,13 @@ pub fn connect(
         }
         match client::begin(&socket, settings.clone(), say) {
             Ok(Begun::Ready(client)) => return Ok(client),
-            // Nobody used it, so it ended after it was found.
+            // Nobody used it, so it ended after it was found. Or it crashed, and its keeper starts another one.
             Err(error)
-                if error.kind() == ProblemKind::Unavailable && ends < MAX_ENDS && is_gone_soon(data_dir) =>
+                if error.kind() == ProblemKind::Unavailable
+                    && ends < MAX_ENDS
+                    && (is_there(data_dir)? || is_gone_soon(data_dir)) =>
             {
-                tracing::info!(%error, "the disk process has ended: another one is started");
+                tracing::info!(%error, "the disk process has ended: another one is used");
                 ends += 1;
             }
             Err(error) => return Err(Failure::from(&error).into_problem().into()),

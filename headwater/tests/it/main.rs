@@ -15,6 +15,7 @@ mod configuration;
 mod controllers;
 mod damage;
 mod database;
+mod disk_crash;
 mod doctor;
 mod documents;
 mod exports;

@@ -141,13 +141,14 @@ fn what_ended_while_no_daemon_ran_is_lost_and_cleaned_up() {
 }
 
 #[test]
-fn a_daemon_whose_disk_process_is_killed_ends_its_machines_and_says_so() {
+fn a_daemon_whose_keeper_ends_with_the_disks_ends_its_machines_and_says_so() {
     let mut daemon = Daemon::start();
     daemon.with_tiny_machine("ran");
     daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
     let pid = daemon.machine("ran")["pid"].as_u64().unwrap();
-    let disks = std::fs::read_to_string(daemon.path().join("disks.lock")).unwrap();
-    signal(disks.parse().unwrap(), "KILL");
+    let (keeper, disks) = (daemon.keeper(), daemon.disk_process());
+    signal(keeper, "KILL");
+    signal(disks, "KILL");
     assert_eq!(daemon.wait(), Some(1));
     daemon.wait_for_log(&["the process that had the disks of all machines has ended"]);
     assert!(!is_alive(pid));
@@ -196,7 +197,7 @@ fn the_disk_process_of_a_daemon_cannot_leave_its_files() {
     let daemon = Daemon::start();
     daemon.with_tiny_machine("ran");
     daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
-    let pid = std::fs::read_to_string(daemon.path().join("disks.lock")).unwrap();
+    let pid = daemon.disk_process();
     let mut threads = 0;
     for thread in std::fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
         let status = std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap();

@@ -118,6 +118,9 @@ pub const SCRATCH_SERIAL: &str = "headwater-scratch";
 /// in 10.2.
 const RECONNECTS_IN_MS: Version = Version(9, 2);
 
+/// How long QEMU waits for a disk over NBD whose server has ended, before its requests fail.
+const RECONNECT_DELAY_S: u32 = 60;
+
 /// Most queues of a disk over vhost-user; the server has a thread for each.
 const MAX_DISK_QUEUES: u32 = 8;
 
@@ -552,6 +555,8 @@ fn nbd_disk(line: &mut CommandLine, disk: &Disk, export: &str, named: &Named<'_>
         "node-name": node,
         "server": { "type": "unix", "path": disk.socket.to_string_lossy() },
         "export": export,
+        // If the disk process crashes, the next one listens soon. Requests without an answer are sent again.
+        "reconnect-delay": RECONNECT_DELAY_S,
         "discard": "unmap",
         "detect-zeroes": "off",
     });

@@ -211,6 +211,11 @@ pub trait Disk: Send + Sync + 'static {
     /// The socket that serves it.
     fn socket(&self) -> &Path;
 
+    /// Waits until the disk is gone while its machine is on, and says why. Never returns if that cannot happen.
+    async fn lost(&self) -> String {
+        std::future::pending().await
+    }
+
     /// Size of its sectors: 512 or 4,096.
     fn sector_bytes(&self) -> u32 {
         512

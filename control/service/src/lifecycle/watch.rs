@@ -39,22 +39,22 @@ fn how_it_restarted(kept: &[PersistentDisk]) -> &'static str {
     }
 }
 
+/// Ends a machine whose disk is gone: its guest would wait for ever.
+async fn end_without_disk(name: &str, active: &Active, reason: String) -> VmExit {
+    tracing::error!(machine = %name, "it is ended: {reason}");
+    if let Err(error) = active.vm.kill().await {
+        tracing::error!(machine = %name, "it cannot be ended: {error}");
+    }
+    active.vm.exited().await;
+    VmExit::Crashed { reason }
+}
+
 impl Service {
     /// Watches until the VM ends.
     pub(crate) fn watch(&self, uuid: Uuid, name: String, active: Arc<Active>) {
         let service = self.clone();
         tokio::spawn(async move {
-            let firmware = service.follow_firmware(uuid, &name, &active);
-            let exit = tokio::select! {
-                exit = active.vm.exited() => exit,
-                never = firmware => match never {},
-                () = active.vm.booted() => {
-                    if let Err(e) = service.has_booted(uuid, &name, &active).await {
-                        tracing::error!(machine = %name, "cannot note now that it has booted: {}", problem(&e));
-                    }
-                    active.vm.exited().await
-                }
-            };
+            let exit = service.follow(uuid, &name, &active).await;
             let restarted = exit == VmExit::Rebooted;
             // From before it is off: nobody is to take it for lost while that cannot be noted.
             let _restart = restarted.then(|| service.begin_restart(uuid));
@@ -64,6 +64,28 @@ impl Service {
                 Err(e) => tracing::error!(machine = %name, "cannot note that it ended: {}", problem(&e)),
             }
         });
+    }
+
+    /// Notes how far a machine's boot is, until its VM ends. A machine whose disk is gone is ended.
+    async fn follow(&self, uuid: Uuid, name: &str, active: &Arc<Active>) -> VmExit {
+        let firmware = self.follow_firmware(uuid, name, active);
+        let ended = async {
+            tokio::select! {
+                exit = active.vm.exited() => exit,
+                reason = active.disk.lost() => end_without_disk(name, active, reason).await,
+            }
+        };
+        tokio::pin!(ended);
+        tokio::select! {
+            exit = &mut ended => exit,
+            never = firmware => match never {},
+            () = active.vm.booted() => {
+                if let Err(e) = self.has_booted(uuid, name, active).await {
+                    tracing::error!(machine = %name, "cannot note now that it has booted: {}", problem(&e));
+                }
+                ended.await
+            }
+        }
     }
 
     /// Notes that the firmware finds nothing to boot. The machine stays on, because a console may show more.

@@ -6,12 +6,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use headwater_api::CacheMode;
+use headwater_api::{CacheMode, ProblemKind};
 use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind, Op, Request,
 };
 use headwater_service::backend::{BackendError, DiskRequest, Shortage};
-use headwater_volume::{LittleSpace, Volume, VolumeOptions, disk_mode_ram_bytes};
+use headwater_volume::{Handover, LittleSpace, Volume, VolumeOptions, disk_mode_ram_bytes};
 use headwater_writecache::overflow::check_directory;
 
 use super::served::Server;
@@ -75,11 +75,14 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Opens it and serves it on a socket in the machine's directory. `None`: the machine has none.
+    /// Opens it and serves it on a socket in the machine's directory. If it is recovered, it is the one that another process has `left`.
+    /// `None`: the machine has none.
     pub(super) fn open(
         opener: &Opener,
         request: &DiskRequest,
         little_space: LittleSpace,
+        is_recovered: bool,
+        left: Option<Handover>,
     ) -> Result<Option<Self>, BackendError> {
         let size_bytes = request.scratch_bytes;
         if size_bytes == 0 {
@@ -104,12 +107,16 @@ impl Scratch {
             pause_limit: opener.caches.writing.pause_limit(),
             persistent: None,
         };
-        let volume = Volume::open(&options, &opener.host).map_err(volume_failed)?;
+        if is_recovered && left.is_none() {
+            let message = "the memory of its scratch disk was not handed over";
+            return Err(BackendError::new(ProblemKind::Damaged, message));
+        }
+        let volume = opener.ephemeral(&options, left)?;
         let socket = request.run_dir.join(SOCKET);
         let serial = headwater_qemu::SCRATCH_SERIAL.to_owned();
         let server = super::remove_socket(&socket)
-            .and_then(|()| Server::bind(request, &socket, serial, volume.clone()))
-            .inspect_err(|_| volume.close())?;
+            .and_then(|()| Server::bind(request, &socket, serial, volume.clone(), is_recovered))
+            .inspect_err(|_| super::forget(&volume))?;
         opener.totals.opened(&volume);
         Ok(Some(Self { volume, server }))
     }
@@ -128,6 +135,7 @@ impl Scratch {
 
     /// Forgets it.
     pub(super) fn close(self, totals: &super::Totals) {
+        self.volume.end();
         // Writes that wait for space give up, or the server would wait for them.
         self.volume.close();
         self.server.stop();

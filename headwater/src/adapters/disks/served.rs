@@ -19,6 +19,7 @@ use uuid::Uuid;
 use super::recordings::Recording;
 use super::scratch::Scratch;
 use super::shortage::Failing;
+use super::survival::Survival;
 use super::{at_least, blocking, kind_of};
 use crate::adapters::contents::{self, ScanPermit, Scans};
 use crate::adapters::frozen::FrozenVolume;
@@ -41,6 +42,7 @@ impl Server {
         socket: &Path,
         serial: String,
         device: Arc<dyn Device>,
+        is_recovered: bool,
     ) -> Result<Self, BackendError> {
         let machine = &request.machine;
         let failed = || BackendError::new(ProblemKind::Failed, "cannot serve the machine's disk");
@@ -49,9 +51,9 @@ impl Server {
                 let options = headwater_vhost_user::Options {
                     name: format!("machine {machine}"),
                     serial,
-                    // A machine does not outlive the process of its disk, and each start has a disk of its own.
+                    // Each start has a disk of its own.
                     resume: None,
-                    recovered: false,
+                    recovered: is_recovered,
                     // Its memory is a memfd of QEMU's; a guest that has taken over its QEMU must not end the others.
                     sealed_memory: true,
                     limits: headwater_vhost_user::Limits::default(),
@@ -103,6 +105,7 @@ pub(super) struct ServedVolume {
     /// To readers outside.
     pub(super) snapshot_leases: SnapshotLeases,
     pub(super) totals: Arc<Totals>,
+    pub(super) survival: Arc<Survival>,
     pub(super) scans: Arc<Scans>,
     /// Gone once the disk is closed.
     pub(super) parts: Arc<Mutex<Option<ServedParts>>>,
@@ -212,6 +215,7 @@ impl Disk for ServedVolume {
 
     fn set_limits(&self, cache: &CacheSettings) {
         self.volume.set_weight(cache.weight);
+        self.survival.set_limits(cache);
         // The buffer of mode `disk` has a size of its own, and mode `ram` no disk.
         if self.mode != CacheMode::Disk {
             self.volume.set_ram_bytes(cache.ram_bytes);
@@ -245,10 +249,14 @@ impl Disk for ServedVolume {
         let (volume, parts, snapshot_leases) =
             (self.volume.clone(), self.parts.clone(), self.snapshot_leases.clone());
         let (totals, files, kept) = (Arc::clone(&self.totals), self.files.clone(), self.kept);
+        let survival = Arc::clone(&self.survival);
         blocking("close the disk", move || {
             let parts = parts.lock().take();
             // Or what the machine wrote would live as long as its readers.
             drop(snapshot_leases.take_back());
+            // No process goes on with it.
+            survival.end();
+            volume.end();
             // Writes that wait for space give up, or the server would wait for them.
             let saved = volume.try_close();
             let used = volume.counters();

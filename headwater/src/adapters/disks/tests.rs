@@ -75,8 +75,8 @@ impl Fixture {
     fn begin(&self) -> Result<(), BackendError> {
         let PersistentDiskRequest { kept, version, cache, .. } = &self.request;
         let firmware = Some(headwater_api::platform::Firmware::Bios);
-        let open =
-            Opening { kept: Some(*kept), little_space: LittleSpace::Refused, firmware, secure_boot: false };
+        let little_space = LittleSpace::Refused;
+        let open = Opening { kept: Some(*kept), little_space, firmware, secure_boot: false, left: None };
         let opened = self.volumes.opener().volume("vm1", version, cache, open)?;
         opened.volume.close();
         Ok(())

@@ -154,6 +154,26 @@ pub fn locked_memory() -> Check {
     }
 }
 
+/// Whether the memory of write caches can have huge pages.
+pub fn huge_pages() -> Check {
+    const CHECK: &str = "huge pages";
+    const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let Ok(setting) = std::fs::read_to_string(SETTING) else {
+        return Check::ok(CHECK, "this kernel has none");
+    };
+    let chosen = setting.split(['[', ']']).nth(1).unwrap_or_default();
+    if matches!(chosen, "advise" | "within_size" | "always" | "force") {
+        return Check::ok(CHECK, format!("memory of write caches may have them ({chosen})"));
+    }
+    Check::warn(
+        CHECK,
+        format!(
+            "memory of write caches has none (shmem_enabled is '{chosen}'): copies of blocks in RAM take longer"
+        ),
+        format!("echo advise >{SETTING}"),
+    )
+}
+
 /// The daemon of the data directory, and whether it answered.
 pub async fn daemon(dir: &DataDir) -> (Check, bool) {
     let client = Client::new(dir.socket());

@@ -69,6 +69,7 @@ pub async fn run(data_dir: Option<PathBuf>, args: DoctorArgs, json: bool) -> any
     checks.push(host::io_uring());
     checks.push(host::landlock());
     checks.push(host::locked_memory());
+    checks.push(host::huge_pages());
     let (service, answers) = host::daemon(&dir).await;
     checks.push(service);
     checks.extend(disk::data_directory(dir.path(), args.write));

@@ -187,9 +187,21 @@ impl Daemon {
         std::mem::replace(&mut self.dir, short_dir())
     }
 
-    /// `kill -9` of the daemon, the disk process and all QEMUs, as by a crash of the host.
+    /// The process that has the disks. Its parent is the keeper, whose number is in the lock.
+    pub fn disk_process(&self) -> u32 {
+        wait_for_child(self.keeper())
+    }
+
+    /// The keeper of disks.
+    pub fn keeper(&self) -> u32 {
+        let keeper = std::fs::read_to_string(self.path().join("disks.lock")).expect("it has a keeper");
+        keeper.parse().expect("a number")
+    }
+
+    /// `kill -9` of the daemon, the disk process, its keeper and all QEMUs, as by a crash of the host.
     pub fn kill_all(self) -> tempfile::TempDir {
-        let disks = std::fs::read_to_string(self.path().join("disks.lock")).expect("it has a disk process");
+        // The keeper first, or it starts another one.
+        let disks = [self.keeper(), self.disk_process()].map(u64::from);
         let machines = self.cli(&["--json", "machine", "list"]).ok();
         let machines: serde_json::Value = serde_json::from_str(&machines).expect("JSON");
         let pids = machines["machines"]
@@ -197,7 +209,7 @@ impl Daemon {
             .expect("a list")
             .iter()
             .filter_map(|machine| machine["pid"].as_u64());
-        let pids: Vec<u64> = pids.chain([disks.parse().expect("a number")]).collect();
+        let pids: Vec<u64> = pids.chain(disks).collect();
         let dir = self.kill();
         for pid in &pids {
             signal(u32::try_from(*pid).expect("a process number"), "KILL");
@@ -314,6 +326,18 @@ impl Drop for Daemon {
 pub fn signal(pid: u32, name: &str) {
     let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
     assert!(status.expect("kill runs").success(), "cannot send {name} to {pid}");
+}
+
+/// The child of a process, once it has one.
+fn wait_for_child(parent: u32) -> u32 {
+    let list = format!("/proc/{parent}/task/{parent}/children");
+    let child = || std::fs::read_to_string(&list).ok()?.split_whitespace().next()?.parse().ok();
+    let mut found = None;
+    wait_until("the keeper has a disk process", || {
+        found = child();
+        found.is_some()
+    });
+    found.expect("it was there")
 }
 
 pub fn is_alive(pid: u64) -> bool {
