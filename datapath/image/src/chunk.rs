@@ -1,4 +1,4 @@
-//! One chunk: the test for zeroes, its hash, packing and unpacking.
+//! Processes one chunk: tests for zeroes, hashes, compresses and decompresses.
 
 use std::cell::RefCell;
 
@@ -19,7 +19,7 @@ pub(crate) fn object_header(chunk_bytes: u32) -> [u8; 16] {
     out
 }
 
-/// What is wrong with the start of a data object, if anything.
+/// Why the start of a data object is invalid; `None` if it is valid.
 pub(crate) fn header_fault(header: &[u8; 16], chunk_bytes: u32) -> Option<String> {
     if *header == object_header(chunk_bytes) {
         return None;
@@ -51,12 +51,12 @@ impl Packer {
             .map_err(|e| ImageError::from_os(format!("cannot set up compression at level {level}"), &e))
     }
 
-    /// Packs `chunk` into the start of `into`, which is at least as long. Returns the packed length. If that
-    /// is the chunk's length, the chunk is stored uncompressed.
+    /// Compresses `chunk` into the start of `into`, which must be at least as long. Returns the compressed
+    /// length. If that is the chunk's length, the chunk is stored uncompressed.
     pub(crate) fn pack(&mut self, chunk: &[u8], into: &mut [u8]) -> usize {
         let shorter = chunk.len().saturating_sub(1).min(into.len());
         let (target, _) = into.split_at_mut(shorter);
-        // With a sound context the only error is that the result would not be shorter.
+        // With a working context the only error is that the result would not be shorter.
         if let Ok(len) = self.0.compress_to_buffer(chunk, target) {
             return len;
         }
@@ -68,11 +68,11 @@ impl Packer {
 }
 
 thread_local! {
-    /// A context takes some 160 KiB. Only a few long-lived threads unpack.
+    /// A zstd context takes about 160 KiB. Only a few long-lived threads decompress.
     static UNPACKER: RefCell<Option<zstd::bulk::Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
-/// Unpacks a chunk and checks its hash. `into` has the size of a chunk.
+/// Decompresses a chunk and checks its hash. `into` has the size of a chunk.
 pub(crate) fn unpack(stored: &[u8], into: &mut [u8], hash: &Hash) -> Result<(), ImageError> {
     let damaged = |why: &str| ImageError::new(ImageErrorKind::Damaged, why);
     if stored.len() == into.len() {
@@ -88,14 +88,14 @@ pub(crate) fn unpack(stored: &[u8], into: &mut [u8], hash: &Hash) -> Result<(), 
             };
             context
                 .decompress_to_buffer(stored, into)
-                .map_err(|e| damaged(&format!("it cannot be unpacked ({e})")))
+                .map_err(|e| damaged(&format!("it cannot be decompressed ({e})")))
         })?;
         if len != into.len() {
-            return Err(damaged("it is too short when unpacked"));
+            return Err(damaged("it is too short after decompression"));
         }
     }
     if Hash::of(into) != *hash {
-        return Err(damaged("its bytes do not have the hash that the manifest says"));
+        return Err(damaged("the hash of its bytes is not the one in the manifest"));
     }
     Ok(())
 }
@@ -106,7 +106,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn zero_detection_sees_every_byte() {
+    fn zero_detection_checks_every_byte() {
         for len in [0, 1, 127, 128, 129, 1000] {
             let mut bytes = vec![0; len];
             assert!(is_zero(&bytes));

@@ -1,28 +1,30 @@
-//! The cache of chunks in memory, shared by all machines of the host.
+//! A cache of chunks in memory, shared by all machines of the host.
 //!
-//! | state of a chunk | lookup | fetch succeeds | fetch fails |
+//! A chunk's *place* is a data object and an offset in it. Equal chunks can have several places.
+//!
+//! | state of a chunk | a reader looks it up | a fetch succeeds | a fetch fails |
 //! |---|---|---|---|
-//! | absent | becomes *fetching*; the caller fetches | | |
-//! | fetching from this place | the caller joins the waiters | becomes *ready*; all waiters get it, whatever their place | the waiters for this place get the error; absent if no waiter is left |
-//! | fetching from other places | the caller joins the waiters, and fetches | the same | the same |
-//! | ready | hit | stays | stays |
+//! | absent | the state becomes *fetching*, and the reader must fetch the chunk | | |
+//! | fetching from this place | the reader joins the waiters | the state becomes *ready*, and all waiters get the chunk, whatever their place | the waiters for this place get the error; if no waiter is left, the state becomes *absent* |
+//! | fetching from other places only | the reader joins the waiters, and must fetch the chunk from its place | as above | as above |
+//! | ready | the reader gets the chunk | stays *ready* | stays *ready* |
 //!
-//! So a chunk is fetched once however many requests wait for it, and it is checked once, before it becomes
-//! *ready*.
+//! So a chunk is fetched once from each place however many requests wait for it, and it is checked once,
+//! before it becomes *ready*.
 //!
 //! Chunks are found by hash: two versions with an equal chunk share it. They may refer to it in different
 //! places, because a later version stored it again. Then it is fetched from each place: one place may be
-//! damaged or on a server that is away, while another is sound. The first fetch that succeeds serves all
+//! damaged or on a server that is away, while another is good. The first fetch that succeeds serves all
 //! waiters.
 //!
 //! A prefetch joins the waiters, too, but nobody waits for its answer. A fetch is urgent as soon as one of
 //! its waiters is a real read.
 //!
-//! When a part is full, the oldest chunk is dropped, unless it was used since it was last examined. Then it
-//! gets another round (second chance).
+//! The cache is divided into shards. If a shard is full, the oldest chunk is dropped, unless it was used
+//! since it was last examined. Then it is kept once more (second chance).
 //!
 //! # Lock order
-//! One part's lock at a time. It is never held while a waiter is called, nor across I/O.
+//! One shard's lock at a time. It is never held while a waiter is called, nor across I/O.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
@@ -41,12 +43,12 @@ use crate::manifest::ChunkRef;
 use crate::open_maps::OpenMaps;
 use crate::units::{u64_of, usize_of};
 
-/// The most parts, each with a lock of its own.
+/// The most shards, each with a lock of its own.
 const SHARDS_MAX: usize = 64;
-/// The smallest part. Without this limit a small cache would be divided into many tiny parts.
+/// The smallest shard. Without this limit a small cache would be divided into many tiny shards.
 const SHARD_MIN_BYTES: u64 = 4 << 20;
-/// Memory of dropped chunks that is kept for the next fetches: as much as two long reads of a store across a
-/// network unpack.
+/// Memory of dropped chunks that is kept for the next fetches: as much as two long reads of a remote store
+/// need for decompressed chunks.
 const SPARE_MAX_BYTES: usize = 2 << 20;
 
 /// A checked chunk.
@@ -55,7 +57,7 @@ pub(crate) type Chunk = SharedPages;
 /// Called once, with the chunk or with the error.
 pub(crate) type Waiter = Box<dyn FnOnce(Result<&[u8], &IoError>) + Send>;
 
-/// Where a chunk is fetched from. Equal chunks may lie in several objects.
+/// The place from which a chunk is fetched. Equal chunks may be in several objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChunkPlace {
     object: Hash,
@@ -64,7 +66,7 @@ pub(crate) struct ChunkPlace {
 }
 
 impl ChunkPlace {
-    /// The place of a chunk that a manifest names in this object.
+    /// The place of a chunk that a manifest refers to in this object.
     pub(crate) fn new(object: Hash, chunk: &ChunkRef) -> Self {
         Self { object, offset: chunk.offset, stored_bytes: chunk.stored_bytes }
     }
@@ -83,7 +85,7 @@ enum Slot {
         chunk: Chunk,
         used: bool,
     },
-    /// At least one waiter. The chunk is fetched from the places that they name, once from each.
+    /// At least one waiter. The chunk is fetched once from each of their places.
     Fetching(Vec<Waiting>),
 }
 
@@ -95,24 +97,24 @@ struct Shard {
     bytes: u64,
 }
 
-/// What a chunk cache has done since it was created.
+/// Counters of a chunk cache since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChunkCacheCounters {
     /// Lookups that found the chunk.
     pub hits: u64,
-    /// Fetches, one each time that a chunk was needed and absent.
+    /// Fetches: one each time that a chunk was needed and absent.
     pub fetches: u64,
-    /// Requests that joined a fetch under way.
+    /// Requests that joined a fetch in progress.
     pub joined: u64,
     /// Fetches that failed, for instance because the chunk is damaged.
     pub failures: u64,
-    /// Chunks dropped to make room.
+    /// Chunks dropped to make space.
     pub evictions: u64,
     /// Chunks that were prefetched; `fetches` includes them.
     pub ahead: u64,
-    /// Bytes that were read from stores, packed.
+    /// Bytes that were read from stores, as stored (compressed).
     pub fetched_bytes: u64,
-    /// Memory of the chunks held now.
+    /// Memory of the cached chunks.
     pub held_bytes: u64,
     /// The limit of that memory.
     pub capacity_bytes: u64,
@@ -129,12 +131,11 @@ struct Counters {
     fetched_bytes: AtomicU64,
 }
 
-/// A cache of chunks, bounded in bytes, shared by all readers of the host.
+/// A cache of chunks with a limit in bytes, shared by all readers of the host.
 ///
-/// It holds at most its capacity (or one chunk a part, if the capacity is smaller than that). In addition
-/// there are the chunks being fetched: as much as one read of a store brings for each of
-/// [`crate::FETCH_THREADS`], and memory for the next ones (2 MiB, or that of one chunk). With a disk below
-/// it, chunks of remote stores are kept there too.
+/// It holds at most its capacity (or one chunk per shard, if the capacity is smaller than that). In addition
+/// there are the chunks being fetched: one read of a store for each of [`crate::FETCH_THREADS`], and memory
+/// for the next ones (2 MiB, or one chunk). With a disk cache, chunks of remote stores are kept there too.
 pub struct ChunkCache {
     shards: Vec<Mutex<Shard>>,
     shard_bytes: u64,
@@ -144,7 +145,7 @@ pub struct ChunkCache {
     counters: Counters,
 }
 
-/// What [`ChunkCache::join`] found.
+/// The result of [`ChunkCache::join`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Joined {
     /// The waiter was called, or the thread that fetches the chunk will call it.
@@ -159,7 +160,7 @@ impl ChunkCache {
         Self::over(capacity_bytes, None)
     }
 
-    /// The same, with a cache on the local disk for the chunks of remote stores.
+    /// As [`ChunkCache::new`], with a cache on the local disk for chunks of remote stores.
     pub fn with_disk(capacity_bytes: u64, disk: Arc<DiskCache>) -> Arc<Self> {
         Self::over(capacity_bytes, Some(disk))
     }
@@ -181,7 +182,7 @@ impl ChunkCache {
         self.disk.as_ref()
     }
 
-    /// The chunk maps that the readers over this cache have open.
+    /// The chunk maps that readers with this cache have open.
     pub(crate) fn maps(&self) -> &OpenMaps {
         &self.maps
     }
@@ -196,12 +197,13 @@ impl ChunkCache {
         self.shard(hash).is_some_and(|shard| shard.lock().slots.contains_key(hash))
     }
 
-    /// Whether a read waits for a chunk that is being fetched, and not only prefetches.
+    /// Whether a read waits for a chunk that is being fetched, not only prefetches.
     pub(crate) fn is_waited_for(&self, hash: &Hash) -> bool {
         self.is_awaited(hash, |waiting| waiting.is_urgent)
     }
 
-    /// Whether somebody still waits for a chunk from this place. It may have come from another place already.
+    /// Whether a request still waits for a chunk from this place. The chunk may have arrived from another
+    /// place already.
     pub(crate) fn is_awaited_from(&self, hash: &Hash, place: &ChunkPlace) -> bool {
         self.is_awaited(hash, |waiting| waiting.place == *place)
     }
@@ -236,8 +238,8 @@ impl ChunkCache {
     }
 
     fn shard(&self, hash: &Hash) -> Option<&Mutex<Shard>> {
-        // The table inside mixes all of the hash with random numbers of this process, so any byte can select
-        // the part.
+        // The hash table mixes the whole hash with random numbers of this process, so any byte can select the
+        // shard.
         let [.., last] = hash.0;
         self.shards.get(usize::from(last) % self.shards.len())
     }
@@ -265,7 +267,7 @@ impl ChunkCache {
         }
     }
 
-    /// Calls `waiter` with the chunk, at once or when it has been fetched from this place or from another.
+    /// Calls `waiter` with the chunk, at once or when it has been fetched from this place or another one.
     pub(crate) fn join(&self, hash: &Hash, place: ChunkPlace, urgency: Urgency, waiter: Waiter) -> Joined {
         let Some(shard) = self.shard(hash) else {
             return Joined::MustFetch;
@@ -289,7 +291,7 @@ impl ChunkCache {
                     self.counters.joined.fetch_add(1, Ordering::Relaxed);
                     return Joined::Waiting;
                 }
-                // It arrived between the caller's lookup and now.
+                // The chunk arrived between the caller's lookup and now.
                 Slot::Ready { chunk, used } => {
                     *used = true;
                     chunk.clone()
@@ -302,7 +304,7 @@ impl ChunkCache {
         Joined::Waiting
     }
 
-    /// Ends a fetch from this place. On success it keeps the chunk, makes room, and calls all waiters. On
+    /// Ends a fetch from this place. On success it stores the chunk, makes space, and calls all waiters. On
     /// failure it calls the waiters for this place.
     pub(crate) fn fetched(&self, hash: &Hash, place: &ChunkPlace, outcome: Result<Pages, IoError>) {
         let outcome = outcome.map(Pages::share);
@@ -326,7 +328,7 @@ impl ChunkCache {
         }
     }
 
-    /// Memory for `count` chunks of `len` bytes, with arbitrary content. It reuses memory of dropped chunks.
+    /// Memory for `count` chunks of `len` bytes, with arbitrary content. Reuses memory of dropped chunks.
     pub(crate) fn pages(&self, count: usize, len: usize) -> Result<Vec<Pages>, ImageError> {
         let mut pages: Vec<Pages> = {
             let mut spare = self.spare.lock();
@@ -352,7 +354,7 @@ impl ChunkCache {
             if self.spare.lock().iter().map(Pages::memory_bytes).sum::<usize>() >= SPARE_MAX_BYTES {
                 return;
             }
-            // The memory is not reused while somebody still copies from the chunk.
+            // The memory is not reused while a reader still copies from the chunk.
             if let Some(pages) = chunk.take_back() {
                 self.spare.lock().push(pages);
             }
@@ -361,7 +363,7 @@ impl ChunkCache {
 }
 
 impl Shard {
-    /// Keeps a chunk, unless it came from another place before. Returns all its waiters.
+    /// Stores a chunk, unless it arrived from another place before. Returns all its waiters.
     fn came(
         &mut self,
         hash: &Hash,
@@ -374,8 +376,8 @@ impl Shard {
             Some(Slot::Fetching(waiting)) => std::mem::take(waiting),
             None => Vec::new(),
         };
-        // Before it is in the queue itself: if all other chunks were used, it would be the first to be
-        // dropped.
+        // Space is made before the chunk is in the queue itself: if all other chunks were used, it would be
+        // the first to be dropped.
         let bytes = u64_of(chunk.memory_bytes());
         self.make_room(bytes, limit_bytes, evicted);
         self.bytes += bytes;
@@ -449,7 +451,7 @@ mod tests {
         cache.fetched(&hash(n), &place(0), Ok(Pages::copy_of(&vec![n; len]).unwrap()));
     }
 
-    /// The memory that a chunk takes on this machine.
+    /// The memory that a chunk occupies on this machine.
     fn memory_bytes(len: usize) -> u64 {
         u64_of(Pages::new(len).unwrap().memory_bytes())
     }
@@ -477,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_that_is_only_fetched_ahead_is_not_waited_for_however_often() {
+    fn prefetches_alone_do_not_make_a_chunk_urgent() {
         let cache = ChunkCache::new(1 << 20);
         let join = |n, urgency| cache.join(&hash(n), place(0), urgency, Box::new(|_| {}));
         assert!(!cache.is_waited_for(&hash(1)));
@@ -490,7 +492,7 @@ mod tests {
         assert!(cache.is_waited_for(&hash(1)));
         assert_eq!(join(2, Urgency::Waited), Joined::MustFetch);
         assert!(cache.is_waited_for(&hash(2)) && !cache.is_waited_for(&hash(3)));
-        // It is in memory.
+        // The chunk is in memory.
         cache.fetched(&hash(1), &place(0), chunk(1));
         assert!(!cache.is_waited_for(&hash(1)));
     }
@@ -528,7 +530,7 @@ mod tests {
         assert_eq!(told(), [("a", false), ("d", false)]);
         assert!(cache.is_waited_for(&hash(1)) && cache.is_awaited_from(&hash(1), &place(1)));
         assert!(!cache.is_awaited_from(&hash(1), &place(0)));
-        // It is tried again, and does not answer. A chunk that arrives serves all waiters.
+        // The fetch is tried again, and does not answer. A chunk that arrives serves all waiters.
         assert_eq!(join("e", 0), Joined::MustFetch);
         cache.fetched(&hash(1), &place(1), chunk(1));
         assert_eq!(told(), [("b", true), ("c", true), ("e", true)]);
@@ -576,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_stays_in_its_bounds_and_keeps_what_is_used() {
+    fn the_cache_keeps_its_limit_and_used_chunks() {
         let cache = ChunkCache::new(10 * memory_bytes(4096));
         fill(&cache, 0, 4096);
         for n in 1..100 {

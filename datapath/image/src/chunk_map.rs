@@ -1,12 +1,12 @@
-//! Where each chunk of an open version is stored.
+//! Finds where each chunk of an open version is stored.
 //!
-//! A manifest is normally read as a whole. If a manifest is long and its store can read and check it in parts
-//! ([`Store::manifest_parts`]), only the [`Outline`] is read when the version is opened. Its chunk entries
-//! are read page by page when somebody first needs them. So opening takes the same time whatever the
-//! version's size, and the map takes memory only for the parts of the disk that are used.
+//! A manifest is normally read as a whole. If a manifest is long and its store can read and check parts of it
+//! ([`Store::manifest_parts`]), only the [`Outline`] is read when the version is opened. The chunk entries
+//! are read page by page when they are first needed. So opening takes the same time whatever the version's
+//! size, and the map needs memory only for the used parts of the disk.
 //!
-//! A lookup never reads. A caller that finds a page missing calls [`ChunkMap::load`], on a thread that may
-//! wait for a disk.
+//! A lookup never reads from the store. A caller that finds a page missing calls [`ChunkMap::load`], on a
+//! thread that may wait for a disk.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -25,7 +25,7 @@ use crate::units::{u64_of, usize_of};
 /// 64 KiB it covers 64 MiB of a disk.
 const PAGE_CHUNKS: usize = 1024;
 
-/// The outline of a version. If the store can read a long manifest in parts, only the outline is read.
+/// The outline of a version. If the store can read parts of a long manifest, only the outline is read.
 pub fn outline_of(store: &dyn Store, version: Hash) -> Result<Outline, ImageError> {
     Ok(ChunkMap::open(store, version, None)?.outline().clone())
 }
@@ -42,13 +42,13 @@ pub(crate) struct NotRead;
 
 impl From<NotRead> for IoError {
     fn from(_: NotRead) -> Self {
-        Self::new(IoErrorKind::Device, "the part of the manifest that says where the chunk is was not read")
+        Self::new(IoErrorKind::Device, "the page of the manifest with this chunk was not read")
     }
 }
 
 impl ChunkMap {
-    /// Opens the map of a version of `store`. A manifest that is to be kept on the local disk is read as a
-    /// whole.
+    /// Opens the map of a version of `store`. If the manifest is to be kept on the local disk, it is read as
+    /// a whole.
     pub(crate) fn open(store: &dyn Store, id: Hash, disk: Option<&DiskCache>) -> Result<Self, ImageError> {
         let parts = if disk.is_none() { store.manifest_parts(id)? } else { None };
         match parts {
@@ -77,7 +77,7 @@ impl ChunkMap {
         }
     }
 
-    /// Whether all of these chunks can be looked up.
+    /// Whether all of these chunks can be looked up without reading.
     pub(crate) fn has(&self, chunks: Range<u64>) -> bool {
         match self {
             Self::Whole(_) => true,
@@ -85,7 +85,7 @@ impl ChunkMap {
         }
     }
 
-    /// Reads the pages needed to look these chunks up. Waits for a disk.
+    /// Reads the pages that are needed to look these chunks up. Waits for a disk.
     pub(crate) fn load(&self, chunks: Range<u64>) -> Result<(), ImageError> {
         match self {
             Self::Whole(_) => Ok(()),
@@ -93,7 +93,7 @@ impl ChunkMap {
         }
     }
 
-    /// The whole manifest, which may have to be read.
+    /// The whole manifest. This may read it.
     pub(crate) fn whole(&self) -> Result<Cow<'_, Manifest>, ImageError> {
         match self {
             Self::Whole(manifest) => Ok(Cow::Borrowed(manifest)),
@@ -152,7 +152,7 @@ impl Pages {
         for (place, chunk) in (first..).zip(&chunks) {
             self.outline.check_chunk(|| self.outline.numbers().nth(place).unwrap_or(0), chunk)?;
         }
-        // Another reader that needed the page may have been faster.
+        // Another reader that needed the page may have read it already.
         let _ = page.set(chunks.into_boxed_slice());
         Ok(())
     }
@@ -172,7 +172,7 @@ pub(crate) fn read_manifest(
         }
         (Err(e), Some(disk)) if matches!(e.kind(), StoreErrorKind::Unreachable | StoreErrorKind::Io) => {
             let Some(bytes) = disk.manifest(id) else { return Err(e.into()) };
-            tracing::warn!(version = %id.short(), error = %e, "opening a version with the manifest that is kept here");
+            tracing::warn!(version = %id.short(), error = %e, "no server gives the manifest of a version: the version is opened with the manifest in the chunk cache");
             bytes
         }
         (found, _) => found?,
@@ -235,12 +235,12 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_read_once_when_they_are_needed_and_never_by_a_look_up() {
+    fn pages_are_read_once_when_needed_and_never_by_a_lookup() {
         let whole = manifest(5000, |index| index != 2000);
         let (parts, map) = pages(whole.encode());
         let map = map.unwrap();
         let read = || parts.read_bytes.swap(0, Ordering::Relaxed);
-        assert_eq!(read(), u64_of(whole.encoded_bytes()), "what is in front of the chunks");
+        assert_eq!(read(), u64_of(whole.encoded_bytes()), "the part before the chunk entries");
         assert_eq!(*map.outline(), *whole);
         // Which chunks are zero is known from the beginning.
         assert_eq!((map.chunk(2000), map.chunk(5000)), (Ok(None), Ok(None)));
@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(map.chunk(1024), Err(NotRead));
         assert!(map.has(0..1024) && !map.has(1023..1025));
         map.load(0..1025).unwrap();
-        assert_eq!(read(), 48 * 1024, "the first page is there");
+        assert_eq!(read(), 48 * 1024, "the first page is in memory");
         // The hole shifts the entries behind it by one: chunk 4096 is the second to last of the fourth page.
         map.load(4095..5000).unwrap();
         assert_eq!(read(), 48 * (4999 - 3 * 1024), "the last page is short");
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_cannot_be_read_is_read_when_it_can() {
+    fn a_page_that_failed_to_load_is_read_later() {
         let whole = manifest(3000, |_| true);
         let (parts, map) = pages(whole.encode());
         let map = map.unwrap();
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn no_look_up_finds_a_chunk_that_lies_outside_its_object() {
+    fn a_chunk_outside_its_object_is_damage() {
         let whole = manifest(3001, |index| index != 7);
         let entry = whole.encoded_bytes() + 48 * 1500;
         for (at, value) in [(32, 2u64.to_le_bytes()), (36, [0; 8]), (40, (1u64 << 40).to_le_bytes())] {

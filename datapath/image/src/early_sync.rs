@@ -1,4 +1,4 @@
-//! Syncs a long file to the disk while it is being written, rather than all of it at the end.
+//! Syncs a long file to the disk while it is being written, instead of all of it at the end.
 
 use std::fs::File;
 use std::io;
@@ -6,10 +6,10 @@ use std::thread::ScopedJoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
-/// How much is left to the next sync: enough to keep a disk busy, and little compared with what the system
-/// buffers in memory.
+/// The bytes between two syncs: enough to keep a disk busy, and little compared with what the system buffers
+/// in memory.
 const STEP_BYTES: u64 = 16 << 20;
-/// How much may be written before the disk has it. A faster writer waits. Otherwise a sync could have to
+/// The most bytes that may be written but not synced. A faster writer waits. Otherwise a sync could have to
 /// write a large part of all memory, and a cancellation would wait for that.
 const AHEAD_MAX_BYTES: u64 = 64 << 20;
 
@@ -18,7 +18,7 @@ struct State {
     written_bytes: u64,
     /// How many of these bytes were written before a sync that has ended.
     synced_bytes: u64,
-    /// The writer has ended, or nobody wants the file.
+    /// The writer has ended, or the file is no longer needed.
     is_over: bool,
     /// The syncing thread has ended. If `is_over` is false, a sync failed.
     has_ended: bool,
@@ -28,15 +28,15 @@ struct State {
 #[derive(Default)]
 pub(crate) struct EarlySync {
     state: Mutex<State>,
-    /// Signals that there is a step to sync, or the end.
+    /// Signals that there are bytes to sync, or the end.
     to_sync: Condvar,
-    /// Signals that the disk has more of the file, or that the thread has ended.
+    /// Signals that more of the file is on the disk, or that the thread has ended.
     synced: Condvar,
 }
 
 impl EarlySync {
-    /// Runs `write`, which reports what it wrote to `file`, with a thread beside it that syncs the file.
-    /// Afterwards the file is not durable yet: its last part and its metadata still have to be synced.
+    /// Runs `write`, which reports what it wrote to `file`, while another thread syncs the file. Afterwards
+    /// the file is not durable yet: its last part and its metadata must still be synced.
     ///
     /// An error of the thread takes precedence. The system reports a failed sync only once, so a later sync
     /// would not notice it, and `write` only knows that there was an error.
@@ -64,7 +64,7 @@ impl EarlySync {
     }
 
     /// Reports that more was written. Waits if the disk is far behind. Fails if a sync has failed, so that
-    /// nobody keeps writing for nothing.
+    /// the caller stops writing.
     pub(crate) fn wrote(&self, bytes: u64) -> io::Result<()> {
         let mut state = self.state.lock();
         state.written_bytes = state.written_bytes.saturating_add(bytes);
@@ -74,7 +74,7 @@ impl EarlySync {
         while state.waiting_bytes() > AHEAD_MAX_BYTES && !state.has_ended {
             self.synced.wait(&mut state);
         }
-        if state.has_ended { Err(io::Error::other("the disk took no more")) } else { Ok(()) }
+        if state.has_ended { Err(io::Error::other("an earlier sync failed")) } else { Ok(()) }
     }
 
     fn sync_each_step(&self, file: &File) -> io::Result<()> {
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_sync_that_fails_ends_the_writing_and_is_the_error() {
-        // Something that is no file on a disk cannot be synced.
+        // A file that is not on a disk cannot be synced.
         let file = File::options().write(true).open("/dev/null").unwrap();
         let mut steps = 0;
         let ended = EarlySync::beside(

@@ -1,14 +1,14 @@
-//! What can go wrong with an image.
+//! The error type of images.
 
 use headwater_block::{IoError, IoErrorKind};
 use headwater_store::{StoreError, StoreErrorKind};
 
-/// What went wrong, as far as a program needs to know.
+/// The kind of an error, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ImageErrorKind {
     /// No such file, image or version.
     NotFound,
-    /// A file, name or size that cannot be used, however often it is tried.
+    /// A file, name or size that can never be used.
     Invalid,
     /// The new version would have the same bytes as the version that it is made from.
     Unchanged,
@@ -29,8 +29,8 @@ pub enum ImageErrorKind {
 }
 
 impl ImageErrorKind {
-    /// Whether the store answered and its data is bad. After any other read error the state of the data is
-    /// unknown.
+    /// Whether the store answered and its data is damaged. After any other read error the state of the data
+    /// is unknown.
     pub(crate) fn is_damage(self) -> bool {
         matches!(self, Self::Damaged | Self::NotFound)
     }
@@ -50,7 +50,7 @@ impl ImageError {
         Self { kind, message: message.into() }
     }
 
-    /// An operating-system error; the reason is appended to what was tried.
+    /// Creates an error from an operating-system error. The reason is appended to `tried`.
     pub fn from_os(tried: impl std::fmt::Display, error: &std::io::Error) -> Self {
         use std::io::ErrorKind;
         let kind = match error.kind() {
@@ -117,7 +117,7 @@ impl From<IoError> for ImageError {
     }
 }
 
-/// The error as an answer to a disk request.
+/// Converts the error to an answer to a disk request.
 impl From<ImageError> for IoError {
     fn from(error: ImageError) -> Self {
         let kind = match error.kind {

@@ -1,5 +1,5 @@
-//! Export of a version as a raw file, bit for bit and with holes where the image has no data, as a fixed VHD,
-//! or as a qcow2 image.
+//! Exports a version as a raw file (bit for bit, with holes where the image has no data), as a fixed VHD, or
+//! as a qcow2 image.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Write};
@@ -21,14 +21,14 @@ use crate::reader::open_objects;
 use crate::units::usize_of;
 use crate::walk::Walk;
 
-/// How much of a qcow2 image's tables is written at a time.
+/// How many bytes of a qcow2 image's tables are written at a time.
 const TABLES_PIECE_BYTES: usize = 1 << 20;
 
 /// Writes the version with this manifest to the raw file `to`, which must not exist. The file gets its name
-/// when everything is written and durable. After an error nothing is left behind.
+/// when everything is written and durable. After an error no file is left.
 ///
-/// A process that is killed leaves `.NAME.ID.partial` beside it, which can be removed. Of two exports to the
-/// same name, the first to finish creates the file, and the other one fails.
+/// A process that is killed leaves `.NAME.ID.partial` in the same directory, which can be removed. Of two
+/// exports to the same name, the first to finish creates the file, and the other one fails.
 pub fn export_raw(
     store: &dyn Store,
     manifest: Hash,
@@ -50,8 +50,8 @@ pub fn export_qcow2(
     export(store, manifest, to, cancel, progress, |manifest| Ok(Form::Qcow2(Layout::new(manifest))))
 }
 
-/// As [`export_raw`], to a fixed VHD, in which the disk is filled up with zeroes to whole MiB. The time when the
-/// version was made is in the file. Returns the length of the file.
+/// As [`export_raw`], to a fixed VHD, in which the disk is padded with zeroes to whole MiB. The file contains
+/// the time when the version was made. Returns the length of the file.
 pub fn export_fixed_vhd(
     store: &dyn Store,
     manifest: Hash,
@@ -66,7 +66,7 @@ pub fn export_fixed_vhd(
     })
 }
 
-/// How the file is laid out. Except in a qcow2 image, everything has the same offset as in the image.
+/// The format of the file. Except in a qcow2 image, everything has the same offset as in the image.
 enum Form {
     Raw,
     FixedVhd(Box<FixedVhd>),
@@ -82,7 +82,7 @@ impl Form {
         }
     }
 
-    /// The offset in the file of the chunk with this number, which has this offset on the disk.
+    /// The offset in the file of chunk number `index`, which has this offset on the disk.
     fn place(&self, index: u64, offset: u64) -> Result<u64, ImageError> {
         match self {
             Self::Raw | Self::FixedVhd(_) => Ok(offset),
@@ -106,7 +106,7 @@ fn export(
     let objects: Vec<_> = open_objects(store, &parsed).map_err(opening)?.into_iter().map(Some).collect();
     let (partial, file) = create_partial(to)?;
     let failed = |e: std::io::Error| {
-        ImageError::from_os(format!("cannot write {} (what was written is removed)", to.display()), &e)
+        ImageError::from_os(format!("cannot write {} (the incomplete file is removed)", to.display()), &e)
     };
     let file_bytes = form.file_bytes(parsed.size_bytes());
     file.set_len(file_bytes).map_err(failed)?;
@@ -139,7 +139,7 @@ fn export(
             |index, _, bytes| {
                 let bytes = bytes?;
                 let offset = index * chunk_bytes;
-                // The last chunk is filled up with zeroes that are not part of the image.
+                // The last chunk is padded with zeroes that are not part of the image.
                 let len = chunk_bytes.min(total_bytes - offset);
                 let part = bytes.get(..usize_of(len)).unwrap_or(bytes);
                 let place = form.place(index, offset)?;
@@ -156,12 +156,12 @@ fn export(
     file.sync_all().map_err(failed)?;
     partial.put_in_place(to).map_err(|e| match e {
         NotPlaced::Removed(e) if e.kind() == ErrorKind::AlreadyExists => {
-            let why = format!("{} was made by another export, or by somebody else, meanwhile", to.display());
+            let why = format!("{} was created by another export or another program in the meantime", to.display());
             ImageError::new(ImageErrorKind::Busy, why)
         }
         NotPlaced::Removed(e) => failed(e),
         NotPlaced::Unsynced(e) => {
-            let what = format!("{} is written whole, but may be gone after a power cut", to.display());
+            let what = format!("{} is completely written, but may be lost in a power cut", to.display());
             ImageError::from_os(what, &e)
         }
     })?;

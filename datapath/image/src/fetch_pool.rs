@@ -1,9 +1,9 @@
-//! The threads that wait for files and servers, so that no other thread has to.
+//! Thread pools for reads that block on files and servers, so that no other thread has to wait.
 //!
-//! A process has three pools: for reads of files and stores on this host, for stores on other hosts, and for
-//! files that images are made of. So servers that are away do not delay local reads, and a file on a slow
-//! disk or a hanging share delays no machine. Reads that somebody waits for go first; prefetches never take
-//! all threads. A task that waits for a server takes no thread: it is put aside, and continues when it is
+//! A process has three pools: for files and stores on this host, for stores on other hosts, and for files
+//! from which images are made. So unreachable servers do not delay local reads, and a file on a slow disk or
+//! a hanging share delays no machine. Reads that a request waits for have precedence; prefetches never occupy
+//! all threads. A task that waits for a server occupies no thread: it is set aside, and continues when it is
 //! due.
 
 use std::collections::VecDeque;
@@ -19,15 +19,15 @@ use parking_lot::{Condvar, Mutex};
 pub const FETCH_THREADS: usize = 8;
 /// How many of them may prefetch.
 const AHEAD_THREADS: usize = 6;
-/// How many prefetches may wait for a thread: enough to bring [`PREFETCH_MAX_BYTES`] of adjacent chunks of a
-/// store on this host. Further ones are dropped.
+/// How many prefetches may wait for a thread: enough for [`PREFETCH_MAX_BYTES`] of adjacent chunks of a store
+/// on this host. Further ones are dropped.
 pub(crate) const AHEAD_QUEUE_MAX: usize = 128;
 
-/// The most bytes that one prefetch brings. It is a hint, and a client must not be able to have a whole image
-/// read with one request.
+/// The most bytes that one prefetch reads. A prefetch is a hint, and a client must not be able to cause reads
+/// of a whole image with one request.
 pub(crate) const PREFETCH_MAX_BYTES: u64 = 32 << 20;
 
-/// How often an idle thread checks whether tasks that were put aside can continue.
+/// How often an idle thread checks whether tasks that were set aside can continue.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Work for a thread of a pool.
@@ -41,7 +41,7 @@ pub(crate) trait Task: Send {
         true
     }
 
-    /// Whether somebody now waits for what began as a prefetch.
+    /// Whether a request now waits for what began as a prefetch.
     fn is_waited_for(&self) -> bool {
         false
     }
@@ -64,18 +64,18 @@ pub(crate) enum Place {
     Here,
     /// For stores on other hosts.
     Remote,
-    /// For files that images are made of.
+    /// For files from which images are made.
     Source,
 }
 
-/// Whether somebody waits for a read.
+/// Whether a request waits for a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Urgency {
     Waited,
     Ahead,
 }
 
-/// A prefetch task, and the chunks that it brings.
+/// A prefetch task, and the chunks that it reads.
 struct Ahead {
     chunks: Vec<Hash>,
     task: Box<dyn Task>,
@@ -93,7 +93,7 @@ struct Queue {
     ahead: VecDeque<Ahead>,
     /// Tasks that wait for their store. Bounded like the other two queues: by the callers that push.
     aside: Vec<Taken>,
-    /// When it was last checked, and whether an idle thread watches it.
+    /// When `aside` was last checked, and whether an idle thread checks it.
     looked: Option<Instant>,
     has_looker: bool,
     /// Threads that prefetch at this moment.
@@ -116,7 +116,7 @@ pub(crate) struct FetchPool(Arc<Shared>);
 static POOLS: [Mutex<Weak<FetchPool>>; 3] = [const { Mutex::new(Weak::new()) }; 3];
 
 impl FetchPool {
-    /// The pool of the process, which is started if necessary.
+    /// The pool of the process; starts it if necessary.
     pub(crate) fn shared(place: Place) -> Result<Arc<Self>, IoError> {
         let [here, remote, source] = &POOLS;
         let (pool, name) = match place {
@@ -146,14 +146,14 @@ impl FetchPool {
         Ok(pool)
     }
 
-    /// Queues a task that somebody waits for. It never blocks: while no server answers, nothing leaves the
+    /// Queues a task that a request waits for. It never blocks: while no server answers, nothing leaves the
     /// queue, and the caller may also serve writes and cache hits of all machines. The queue is bounded by
     /// the requests that front-ends accept.
     pub(crate) fn push(&self, task: impl FnOnce() + Send + 'static) {
         self.push_task(Box::new(Once(task)));
     }
 
-    /// The same for a task that may wait for its store.
+    /// As [`FetchPool::push`], for a task that may wait for its store.
     pub(crate) fn push_task(&self, task: Box<dyn Task>) {
         self.0.queue.lock().tasks.push_back(task);
         self.0.not_empty.notify_one();
@@ -164,14 +164,14 @@ impl FetchPool {
         self.push_task_ahead(chunks, Box::new(Once(task)));
     }
 
-    /// The same for a task that may wait for its store.
+    /// As [`FetchPool::push_ahead`], for a task that may wait for its store.
     pub(crate) fn push_task_ahead(&self, chunks: Vec<Hash>, task: Box<dyn Task>) {
         self.0.queue.lock().ahead.push_back(Ahead { chunks, task });
         self.0.not_empty.notify_one();
     }
 
-    /// Called when somebody waits for these chunks: tasks that bring them move to the queue of tasks that
-    /// somebody waits for.
+    /// Called when a request waits for these chunks: tasks that read them move to the queue of tasks with
+    /// waiting requests.
     pub(crate) fn promote(&self, chunks: &[Hash]) {
         if chunks.is_empty() {
             return;
@@ -212,7 +212,7 @@ impl Queue {
         Some(Taken { task, ahead: Some(chunks) })
     }
 
-    /// Queues tasks again that waited for their store and can continue. Checks only now and then.
+    /// Queues tasks again that waited for their store and can continue. Checks only from time to time.
     fn look_aside(&mut self) {
         if self.aside.is_empty() {
             return;
@@ -230,8 +230,8 @@ impl Queue {
         }
     }
 
-    /// Moves the prefetches of any of these chunks to the end of the queue of awaited tasks. Returns their
-    /// number.
+    /// Moves the prefetches of any of these chunks to the end of the queue of tasks with waiting requests.
+    /// Returns their number.
     fn promote(&mut self, chunks: &[Hash]) -> usize {
         let (wanted, others) = std::mem::take(&mut self.ahead)
             .into_iter()
@@ -254,7 +254,7 @@ impl Shared {
             // A task that panics drops its completion, which answers the request with an error. The thread
             // continues with other tasks.
             let left = std::panic::catch_unwind(AssertUnwindSafe(|| task.run())).unwrap_or_else(|_| {
-                tracing::error!("reading an image panicked; the request is failed");
+                tracing::error!("a read of an image panicked: its request gets an error");
                 None
             });
             let mut queue = self.queue.lock();

@@ -1,4 +1,4 @@
-//! Disks in local files: a blocking trait for their formats, and the one device over it.
+//! Disks in local files: a blocking trait for their formats, and the device that serves all of them.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(crate) trait FileDisk: Send + Sync + 'static {
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), IoError>;
 
     /// As [`FileDisk::read`], but only if the bytes are in memory. Returns whether it filled `into`; if not,
-    /// `read` tells the reason.
+    /// `read` returns the bytes or the reason.
     fn read_now(&self, offset: u64, into: &mut [u8]) -> bool {
         let _ = (offset, into);
         false
@@ -29,7 +29,7 @@ pub(crate) trait FileDisk: Send + Sync + 'static {
     /// As [`Device::extents`].
     fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError>;
 
-    /// Size of the sectors, if the file format or the kernel tells it.
+    /// Size of the sectors, if the file format or the kernel defines it.
     fn sector_bytes(&self) -> Option<u32> {
         None
     }
@@ -43,7 +43,7 @@ pub(crate) struct PooledDisk {
     disk: Arc<dyn FileDisk>,
     sector_bytes: u32,
     pool: Arc<FetchPool>,
-    /// Keep others from writing to the files while they exist; see [`crate::qemu_locks`].
+    /// Locks that keep other programs from writing to the files; see [`crate::qemu_locks`].
     _locks: Vec<File>,
 }
 
@@ -74,8 +74,8 @@ impl Device for PooledDisk {
         }
     }
 
-    /// Nothing is peeked: a system call is too expensive for a caller that does this at each write, and it
-    /// would leave a trace in the page cache.
+    /// Never copies anything: a system call is too expensive for a caller that does this at each write, and
+    /// it would count as a use in the page cache.
     fn peek(&self, _: ByteRange, _: &mut [u8]) -> bool {
         false
     }
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_hangs_holds_up_no_machine() {
+    fn a_hanging_source_delays_no_machine() {
         static HANGS: Mutex<()> = Mutex::new(());
         // The start of a file is read when it is opened.
         let source = PooledDisk::open(Arc::new(Hanging(&HANGS)), Place::Source, Vec::new()).unwrap();
@@ -174,7 +174,7 @@ mod tests {
         drop(hanging);
         assert!(of_machine.unwrap().starts_with("fetch-"));
         assert!(reads.iter().all(|read| read.recv().unwrap().starts_with("source-")));
-        // The file of an import is read by that pool.
+        // The file of an import is read by the pool for sources.
         let import = open_source(file.path(), None).unwrap();
         assert!(read(&import).recv().unwrap().starts_with("source-"));
     }

@@ -1,7 +1,8 @@
-//! The layout of a fixed VHD: the bytes of the disk, zeroes up to a whole MiB, and a footer of 512 bytes. No I/O.
+//! Computes the layout of a fixed VHD: the bytes of the disk, zeroes up to a multiple of 1 MiB, and a footer
+//! of 512 bytes. No I/O.
 //!
-//! Azure accepts this form only. A fixed VHD is a raw disk with a footer, so every byte of the disk keeps its
-//! offset, and a client that uploads a version needs no file.
+//! Azure accepts only this format. A fixed VHD is a raw disk with a footer, so every byte of the disk keeps
+//! its offset, and a client that uploads a version needs no file.
 //!
 //! ```text
 //!   0              disk_bytes        data_bytes (whole MiB)   file_bytes
@@ -18,31 +19,31 @@ use crate::vhd::{COOKIE, DISK_BYTES_MAX, FIXED, checksum};
 /// The length of the footer, and of a sector of the disk.
 pub const FOOTER_BYTES: u64 = 512;
 
-/// The disk in a fixed VHD is filled up with zeroes to a multiple of this.
+/// The disk in a fixed VHD is padded with zeroes to a multiple of this.
 const ALIGNMENT_BYTES: u64 = 1 << 20;
 
 /// "Time Stamp" counts seconds from the first day of 2000, in UTC.
 const EPOCH_2000_S: u64 = 946_684_800;
 
 /// "Creator Application". Readers such as QEMU take the length of the disk from the footer if this is `win `,
-/// and else from the geometry, which is a smaller number for most disks.
+/// otherwise from the geometry, which is a smaller number for most disks.
 const CREATOR: &[u8] = b"win ";
 
 /// "Creator Host OS": `Wi2k`. The other known value is Macintosh.
 const CREATOR_HOST: &[u8] = b"Wi2k";
 
-/// Where everything is in a fixed VHD, and its footer.
+/// The layout of a fixed VHD, and its footer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FixedVhd {
-    /// The length of the disk in the file: that of the image, filled up to whole MiB.
+    /// The length of the disk in the file: that of the image, padded to whole MiB.
     pub data_bytes: u64,
-    /// What follows the disk.
+    /// The bytes after the disk.
     pub footer: [u8; 512],
 }
 
 impl FixedVhd {
-    /// The layout for the disk of a version. The version and the time when it was made determine all bytes, so two
-    /// exports of a version are equal.
+    /// The layout for the disk of a version. The version and the time when it was made determine all bytes,
+    /// so two exports of a version are equal.
     pub fn new(
         disk_bytes: u64,
         sector_bytes: u32,
@@ -55,19 +56,19 @@ impl FixedVhd {
         };
         if u64::from(sector_bytes) != FOOTER_BYTES {
             return refused(format!(
-                "its sectors have {sector_bytes} bytes, and those of a VHD have 512; export it as raw or VHDX"
+                "its sectors have {sector_bytes} bytes, but a VHD has sectors of 512; export it as raw or VHDX"
             ));
         }
         let data_bytes = disk_bytes.checked_next_multiple_of(ALIGNMENT_BYTES).unwrap_or(u64::MAX);
         if data_bytes > DISK_BYTES_MAX {
             return refused(format!(
-                "its disk has {disk_bytes} bytes, and that of a VHD has at most {DISK_BYTES_MAX} (2,040 GiB); export it as \
+                "its disk has {disk_bytes} bytes, but a VHD has at most {DISK_BYTES_MAX} (2,040 GiB); export it as \
                  raw or VHDX"
             ));
         }
         let mut id = [0; 16];
         id.iter_mut().zip(manifest.0).for_each(|(to, from)| *to = from);
-        // A UUID of version 8, which is made of anything, and of the variant of RFC 9562.
+        // A UUID of version 8, whose content is free, and of the variant of RFC 9562.
         id[6] = (id[6] & 0x0f) | 0x80;
         id[8] = (id[8] & 0x3f) | 0x80;
         let created_s = (created_at_ms / 1000).saturating_sub(EPOCH_2000_S);
@@ -90,7 +91,7 @@ fn footer(data_bytes: u64, created_s: u32, id: &[u8; 16]) -> [u8; 512] {
         &2u32.to_be_bytes(),
         // "File Format Version": 1.0.
         &0x0001_0000u32.to_be_bytes(),
-        // "Data Offset": none, because nothing but the footer describes the disk.
+        // "Data Offset": none, because only the footer describes the disk.
         &u64::MAX.to_be_bytes(),
         &created_s.to_be_bytes(),
         CREATOR,
@@ -125,8 +126,8 @@ fn footer(data_bytes: u64, created_s: u32, id: &[u8; 16]) -> [u8; 512] {
 /// The offset of the checksum in the footer.
 const CHECKSUM_AT: usize = 64;
 
-/// Cylinders, heads and sectors of a track for so many sectors: the algorithm of the specification's appendix "CHS
-/// Calculation". The result is the largest such disk that is not larger.
+/// Cylinders, heads and sectors per track for this number of sectors: the algorithm of the specification's
+/// appendix "CHS Calculation". The result is the largest such disk that is not larger.
 fn geometry(sectors: u64) -> (u16, u8, u8) {
     const MOST: u64 = 65_535 * 16 * 255;
     let total = sectors.min(MOST);

@@ -1,12 +1,12 @@
-//! Images of other virtual machines: VHD, which is read here ([`crate::vhd`]), and VHDX and VMDK in one file,
-//! which are read by other crates.
+//! Reads disk images of other virtual machines: VHD, with code of this crate ([`crate::vhd`]), and VHDX and
+//! VMDK in one file, with other crates.
 //!
-//! These crates read like files, one caller at a time; several workers of an import take turns. They are
-//! young, so a panic in one of them, which hostile bytes may cause, becomes an error of the request.
+//! These crates read sequentially, one caller at a time; several workers of an import take turns. They are
+//! young, so a panic in one of them, which malicious bytes may cause, becomes an error of the request.
 //!
-//! Not read: a VHDX with a log ([`crate::vhdx`]), disks that only hold the difference to a parent, and VMDK
-//! descriptions with their extents in other files. QEMU (`qemu-nbd`) can serve the VMDK among them. It would
-//! read a VHD without its parent, and cannot read such a VHDX at all.
+//! Not read: a VHDX with a log ([`crate::vhdx`]), disks that contain only the difference to a parent, and
+//! VMDK descriptions with their extents in other files. QEMU (`qemu-nbd`) can serve such a VMDK. It reads a
+//! differencing VHD without its parent, and cannot read a differencing VHDX at all.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -30,11 +30,11 @@ use crate::vhdx::{Refusal, unread};
 /// blocks of 512 KiB (VHD).
 pub(crate) const TABLE_BYTES_MAX: u64 = 64 << 20;
 
-/// The grain tables of a VMDK, which its crate keeps after reading them: enough for 4 TiB in grains of 64
-/// KiB.
+/// The most grain tables of a VMDK, which its crate keeps after reading them: enough for 4 TiB in grains of
+/// 64 KiB.
 const GRAIN_TABLES_BYTES_MAX: u64 = 256 << 20;
 
-/// A format that a crate reads.
+/// A format of another virtual machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Foreign {
     Vhd,
@@ -73,7 +73,7 @@ impl Foreign {
         }
     }
 
-    /// Opens the disk in an open file. The path is only used in messages. `hint` says what can be done with a
+    /// Opens the disk in an open file. The path is only used in messages. `hint` advises what to do with a
     /// file that is not read here.
     pub(crate) fn open_file(
         self,
@@ -103,7 +103,7 @@ impl Foreign {
         });
         let (reader, (size_bytes, sector_bytes)) = match opened {
             Ok(opened) => opened.map_err(refused)?,
-            Err(_) => return Err(damaged("its headers make no sense".into())),
+            Err(_) => return Err(damaged("its headers are invalid".into())),
         };
         if size_bytes == 0 || !size_bytes.is_multiple_of(u64::from(sector_bytes.unwrap_or(SECTOR_BYTES))) {
             return Err(damaged(format!("it says that its disk has {size_bytes} bytes")));
@@ -114,9 +114,9 @@ impl Foreign {
 
     fn open_reader(self, mut file: File, file_bytes: u64) -> Result<(Box<dyn ReadSeek>, Sizes), Refusal> {
         match self {
-            Self::Vhd => Err(Refusal::Damaged("it is read without a crate".to_owned())),
+            Self::Vhd => Err(Refusal::Damaged("a VHD is read without another crate".to_owned())),
             Self::Vhdx => {
-                // For a whole file the crate would take the length in the metadata, which is 0 for a block
+                // For a whole file the crate would use the length in the metadata, which is 0 for a block
                 // device.
                 let part = vhdx::Backing::sub(Arc::new(file), 0, file_bytes);
                 let reader = vhdx::VhdxReader::from_backing(part, None).map_err(|e| match e {
@@ -137,9 +137,9 @@ impl Foreign {
                 // The crate reads from the file's present position.
                 file.rewind().map_err(damaged)?;
                 let reader = vmdk::VmdkReader::open(file).map_err(of_vmdk)?;
-                // A delta disk would read as holes where its parent has data.
+                // A delta disk would read as zeroes where its parent has data.
                 if !matches!(reader.parent_cid(), 0 | u32::MAX) {
-                    let why = format!("it holds only the difference to a parent. {JOIN_VMDK}");
+                    let why = format!("it contains only the difference to a parent. {JOIN_VMDK}");
                     return Err(Refusal::Unsupported(why));
                 }
                 check_description(reader.disk_type(), reader.descriptor_text())?;
@@ -154,7 +154,7 @@ fn damaged(why: impl std::fmt::Display) -> Refusal {
     Refusal::Damaged(why.to_string())
 }
 
-/// Converts an error of the crate. QEMU reads older and other kinds.
+/// Converts an error of the crate. QEMU can read the older and other kinds that it refuses.
 fn of_vmdk(error: vmdk::VmdkError) -> Refusal {
     use vmdk::VmdkError::{CompressedNotSupported, Io, UnsupportedDiskType, UnsupportedVersion};
     match error {
@@ -176,7 +176,7 @@ fn check_grain_tables(file: &File) -> Result<(), Refusal> {
     match tables.saturating_mul(entries * 4) {
         0..=GRAIN_TABLES_BYTES_MAX => Ok(()),
         all => Err(Refusal::ForQemu(format!(
-            "its grain tables take {all} bytes, and {GRAIN_TABLES_BYTES_MAX} are the most"
+            "its grain tables need {all} bytes, and the limit is {GRAIN_TABLES_BYTES_MAX}"
         ))),
     }
 }
@@ -196,7 +196,7 @@ fn check_description(kind: &str, text: &str) -> Result<(), Refusal> {
     }
     if !matches!(kind, "monolithicSparse" | "streamOptimized") {
         return Err(Refusal::Unsupported(format!(
-            "it says that it is '{}', and monolithicSparse and streamOptimized are read. {JOIN_VMDK}",
+            "it says that it is '{}', but only monolithicSparse and streamOptimized can be read. {JOIN_VMDK}",
             shown(kind)
         )));
     }
@@ -206,7 +206,7 @@ fn check_description(kind: &str, text: &str) -> Result<(), Refusal> {
     });
     match parent.filter(|parent| !parent.is_empty()) {
         Some(parent) => Err(Refusal::Unsupported(format!(
-            "it holds only the difference to a parent, '{}'. {JOIN_VMDK}",
+            "it contains only the difference to a parent, '{}'. {JOIN_VMDK}",
             shown(parent)
         ))),
         None => Ok(()),
@@ -221,13 +221,13 @@ fn shown(text: &str) -> String {
 fn not_closed(path: &Path) -> ImageError {
     let shown = path.display();
     let why = format!(
-        "cannot open the VHDX image {shown}: it was not closed cleanly, and what was written last is only in its log. Start and \
+        "cannot open the VHDX image {shown}: it was not closed cleanly, so its last writes are only in its log. Start and \
          shut down its machine, or run 'qemu-img check -r all {shown}', and try again"
     );
     ImageError::new(ImageErrorKind::Unsupported, why)
 }
 
-/// The size of the disk, and of its sectors if the file tells it.
+/// The size of the disk, and of its sectors if the file specifies it.
 type Sizes = (u64, Option<u32>);
 
 trait ReadSeek: Read + Seek + Send {}
@@ -238,7 +238,7 @@ struct ForeignDisk {
     path: PathBuf,
     name: &'static str,
     size_bytes: u64,
-    /// Only a VHDX tells it.
+    /// Only a VHDX specifies it.
     sector_bytes: Option<u32>,
     reader: Mutex<Box<dyn ReadSeek>>,
 }
@@ -274,7 +274,7 @@ impl FileDisk for ForeignDisk {
     }
 
     fn extents(&self, range: ByteRange, _max_extents: usize) -> Result<Vec<Extent>, IoError> {
-        // The crates do not report holes; reading a hole gives zeroes.
+        // The crates do not report holes; a hole reads as zeroes.
         Ok(vec![Extent { len: range.len(), kind: ExtentKind::Data }])
     }
 

@@ -72,7 +72,7 @@ fn chunks() -> Vec<Vec<u8>> {
     vec![packed, bomb()]
 }
 
-/// A zstd frame of a few bytes that unpacks to 128 KiB: far more than a chunk.
+/// A zstd frame of a few bytes that decompresses to 128 KiB: far more than a chunk.
 fn bomb() -> Vec<u8> {
     zstd::bulk::compress(&[0; 128 << 10], 19).unwrap_or_default()
 }
@@ -92,8 +92,8 @@ fn cached_lists() -> Vec<Vec<u8>> {
     [list.unwrap_or_default(), settings].map(|bytes| closed(Hash::of(b"path"), &bytes)).to_vec()
 }
 
-/// A cached file of a store: only a file that was kept under this name, complete and unchanged, is accepted.
-/// Its content is read like that of a store, which has checks of its own.
+/// A cached file of a store: it is accepted only if it was written under this name and is complete and
+/// unchanged. Its content is then checked like that of a store.
 pub fn cached_stores(bytes: &[u8]) {
     let (id, other) = (Hash::of(b"path"), Hash::of(b"another path"));
     let sum_of = |id: Hash, rest: &[u8]| Hash::of(&[id.0.as_slice(), rest].concat()).0;
@@ -101,14 +101,14 @@ pub fn cached_stores(bytes: &[u8]) {
     let rest = bytes.get(40..).unwrap_or_default();
     let is_sound = head.is_some_and(|(magic, sum)| magic == b"HWSEEN\x01\0" && *sum == sum_of(id, rest));
     assert_eq!(opened(id, bytes), is_sound.then_some(rest));
-    assert!(!is_sound || opened(other, bytes).is_none(), "it was taken for what another store was");
+    assert!(!is_sound || opened(other, bytes).is_none(), "it was accepted as the file of another store");
 
     let kept = closed(id, rest);
     assert_eq!(kept.get(..8), Some(b"HWSEEN\x01\0".as_slice()));
-    assert_eq!(opened(id, &kept), Some(rest), "what was kept is not found again");
+    assert_eq!(opened(id, &kept), Some(rest), "a file that was written is not found again");
     assert!(
         kept.split_last().is_some_and(|(_, cut)| opened(id, cut).is_none()),
-        "it is taken although it is cut"
+        "a truncated file is accepted"
     );
 }
 
@@ -151,11 +151,11 @@ impl Parts for InMemory {
     }
 }
 
-/// A manifest that is read in parts: it is accepted or refused like the whole manifest, and no chunk lies
+/// A manifest that is read in parts: it is accepted or refused like the whole manifest, and no chunk is
 /// outside its object.
 fn manifest_in_parts(bytes: &[u8], whole: Option<&Manifest>) {
     let Ok(map) = ChunkMap::in_parts(Arc::new(InMemory(bytes.to_vec()))) else {
-        return assert!(whole.is_none(), "it is refused in parts only");
+        return assert!(whole.is_none(), "it is refused only if it is read in parts");
     };
     let outline = map.outline();
     let all = 0..outline.chunks();
@@ -165,13 +165,13 @@ fn manifest_in_parts(bytes: &[u8], whole: Option<&Manifest>) {
         let Ok(found) = map.chunk(index) else { continue };
         assert!(
             found.is_some_and(|chunk| outline.check_chunk(|| index, chunk).is_ok()),
-            "chunk {index} is not inside"
+            "chunk {index} is outside its object"
         );
-        assert!(whole.is_none_or(|whole| whole.chunk(index) == found), "chunk {index} is another one");
+        assert!(whole.is_none_or(|whole| whole.chunk(index) == found), "chunk {index} differs");
     }
 }
 
-/// A manifest: one content has one encoding, and no chunk lies outside its object or the image.
+/// A manifest: one content has one encoding, and no chunk is outside its object or the image.
 pub fn manifest(bytes: &[u8]) {
     let decoded = Manifest::decode(bytes);
     manifest_in_parts(bytes, decoded.as_ref().ok());
@@ -195,7 +195,7 @@ pub fn manifest(bytes: &[u8]) {
     }
 }
 
-/// A stored chunk: the output has the hash that was asked for, and never more than a chunk's bytes.
+/// A stored chunk: the output has the requested hash, and never more than a chunk's bytes.
 pub fn chunk(bytes: &[u8]) {
     let mut content = vec![0xaa; CHUNK_BYTES];
     let wanted = Hash::of(&vec![0; CHUNK_BYTES]);
@@ -205,7 +205,7 @@ pub fn chunk(bytes: &[u8]) {
     assert!(content.len() == CHUNK_BYTES, "the buffer grew");
 }
 
-/// A boot trace: what is read is written the same way again. Its checksum is corrected first.
+/// A boot trace: encoding the result again gives the same bytes. Its checksum is corrected first.
 pub fn boot_trace(bytes: &[u8]) {
     let _ = Trace::decode(bytes);
     let Some((body, _)) = bytes.split_last_chunk::<32>() else { return };
@@ -236,7 +236,7 @@ pub fn cached_chunks(bytes: &[u8]) {
         expected.push((Hash(hash), u64_of(start), len));
         at = end;
     }
-    // A header without a byte behind it is no record.
+    // A header without data behind it is not a record.
     while let Some(header) = sealed.get(at..at + 48) {
         let (body, sum) = header.split_at(40);
         let len = body.iter().skip(4).take(4).rev().fold(0u32, |len, byte| len << 8 | u32::from(*byte));
@@ -274,7 +274,7 @@ pub fn cached_chunks(bytes: &[u8]) {
     }
 }
 
-/// The header of a qcow2 file: it is read or refused, in memory that does not depend on its claims.
+/// The header of a qcow2 file: it is accepted or refused, in memory that does not depend on its claims.
 pub fn qcow2_header(bytes: &[u8]) {
     let most = usize::try_from(Header::MAX_BYTES).unwrap_or(usize::MAX);
     let start = bytes.get(..bytes.len().min(most)).unwrap_or_default();
@@ -296,13 +296,13 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_that_unpacks_to_far_more_is_refused_without_taking_its_memory() {
+    fn a_decompression_bomb_is_refused_without_allocating_its_size() {
         let bomb = bomb();
         assert!(bomb.len() < 100, "{}", bomb.len());
         let mut content = vec![0; CHUNK_BYTES];
         let error = unpack(&bomb, &mut content, &Hash::of(b"another")).unwrap_err();
         assert_eq!(error.kind(), ImageErrorKind::Damaged);
-        assert!(error.to_string().contains("cannot be unpacked"), "{error}");
+        assert!(error.to_string().contains("cannot be decompressed"), "{error}");
         // A frame header that claims 2^63 bytes and has nothing behind it.
         let claim = [0x28, 0xb5, 0x2f, 0xfd, 0xe0, 0, 0, 0, 0, 0, 0, 0, 0x80, 1, 0, 0];
         assert_eq!(unpack(&claim, &mut content, &Hash::of(b"")).unwrap_err().kind(), ImageErrorKind::Damaged);

@@ -13,8 +13,8 @@ use crate::verify_round::VerifyRound;
 
 /// The versions of a store, as `IMAGE@NUMBER`, that contain one of the damaged chunks or objects. If more
 /// chunks of existing data objects are damaged than are listed, versions that need any part of these objects
-/// count, too. A version whose manifest, or whose image's list, cannot be read is left out: it is damaged in
-/// its own way. `progress` gets the number of versions examined, and the total.
+/// count, too. A version whose manifest, or whose image's list, cannot be read is left out: that is a damage
+/// of its own. `progress` gets the number of versions examined, and the total.
 pub fn versions_touched(
     store: &dyn Store,
     found: &Verified,
@@ -24,7 +24,7 @@ pub fn versions_touched(
 ) -> Result<Vec<String>, ImageError> {
     let mut lost: HashSet<Hash> = found.objects.iter().map(|object| object.object).collect();
     if found.unlisted_in_existing_objects() > 0 {
-        // Where all of the damage in them is, is unknown.
+        // Not all damage in these objects is listed.
         lost.extend(&found.objects_with_damaged_chunks);
     }
     let mut damaged: HashMap<Hash, HashSet<u64>> = HashMap::new();
@@ -35,7 +35,7 @@ pub fn versions_touched(
     let mut known: HashMap<Hash, bool> = HashMap::new();
     let mut touched = Vec::new();
     let images = match store.listed() {
-        // A plain web server has no list, or one for people.
+        // A plain web server has no list, or only a web page.
         Err(e)
             if store.is_remote()
                 && matches!(e.kind(), StoreErrorKind::NotFound | StoreErrorKind::Invalid) =>
@@ -48,7 +48,7 @@ pub fn versions_touched(
     let mut seen = 0_u64;
     for image in images {
         for version in &image.versions {
-            cancel.check("the search for versions that are touched")?;
+            cancel.check("the search for affected versions")?;
             progress(seen, all);
             seen = seen.saturating_add(1);
             let holds = *known.entry(version.manifest).or_insert_with(|| {
@@ -72,7 +72,7 @@ fn holds(manifest: &Manifest, lost: &HashSet<Hash>, damaged: &HashMap<Hash, Hash
     if manifest.objects().iter().any(|object| lost.contains(&object.id)) {
         return true;
     }
-    // For each of the manifest's objects, which chunks of it are damaged.
+    // For each of the manifest's objects, which of its chunks are damaged.
     let places: Vec<Option<&HashSet<u64>>> =
         manifest.objects().iter().map(|object| damaged.get(&object.id)).collect();
     let is_damaged = |object: u32, offset: u64| {

@@ -1,17 +1,17 @@
 //! Copies a whole version to the local disk in the background (hydration).
 //!
-//! Adjacent chunks are copied in one read. A group that fails goes to the end of the list, so damage delays
+//! Adjacent chunks are copied in one read. If a group fails, it goes to the end of the list, so damage delays
 //! nothing else. If a chunk of the group is damaged, its chunks are then copied one by one, because the
-//! others are good. If the object is missing, everything that is left of the object goes to the end with the
-//! group, so the object is not requested group by group.
+//! others are good. If the object is missing, all remaining groups of the object go to the end too, so that
+//! the object is not requested again for each group.
 //!
 //! Chunks that an earlier process left on the local disk count only after they were read back, because they
-//! may have been damaged meanwhile.
+//! may have been damaged since.
 //!
-//! At the end everything is synced, and the manifest is kept. Chunks that are missing at that point, because
-//! a sync failed or a read found them damaged, are copied again, and the copy is not finished before. A chunk
-//! that could not be synced is put once more from the local disk, if it can be read. The more has to be
-//! copied again, the longer the copy waits before it.
+//! At the end everything is synced, and the manifest is stored. Chunks that are missing at that point,
+//! because a sync failed or a read found them damaged, are copied again before the copy counts as finished. A
+//! chunk that could not be synced is written once more from the local disk, if it can be read. The more must
+//! be copied again, the longer the copy waits before it.
 //!
 //! A copy that waits for its store ends soon after it is cancelled, and releases the version.
 
@@ -33,16 +33,17 @@ use crate::units::usize_of_u32;
 
 /// Threads that copy a version.
 const COPY_THREADS: usize = 2;
-/// How long a failed part waits before it is tried again. The time doubles with each failure, up to the
-/// second constant.
+/// The first pause before a failed part is tried again. It doubles with each failure.
 const COPY_AGAIN_AFTER: Duration = Duration::from_secs(2);
+/// The longest such pause.
 const COPY_AGAIN_AFTER_MAX: Duration = Duration::from_secs(60);
-/// If copied chunks have to be copied again, the pause is at least as long as the copying took. It doubles
-/// each time, up to this.
+/// If copied chunks must be copied again, the pause is at least as long as the copying took. It doubles each
+/// time, up to this.
 const COPY_IN_VAIN_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long a copy waits if the cache accepted nothing. The time doubles each time, up to the second
-/// constant. Chunks that are fetched for nothing take bandwidth from others.
+/// The first pause if the cache accepted nothing. It doubles each time. Chunks that are fetched and not accepted
+/// waste bandwidth.
 const NO_ROOM_PAUSE: Duration = Duration::from_millis(50);
+/// The longest such pause.
 const NO_ROOM_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Adjacent chunks.
@@ -51,11 +52,11 @@ struct Part {
     failures: u32,
 }
 
-/// What has to be copied: first the parts that never failed, in the order of the objects, then the rest. It
-/// contains each chunk of the version at most once.
+/// The chunks to copy: first the parts that never failed, in the order of the objects, then the rest. Each
+/// chunk of the version is contained at most once.
 #[derive(Default)]
 struct Parts {
-    /// Ordered by the time from which they may be tried, and then by their arrival.
+    /// Ordered by the time from which they may be tried, and then by their insertion.
     due: BTreeMap<(Instant, u64), Part>,
     came: u64,
 }
@@ -68,7 +69,7 @@ enum Next {
 }
 
 impl Part {
-    /// The number of the object in which it lies.
+    /// The number of the object to which the part belongs.
     fn object(&self) -> Option<u32> {
         self.chunks.first().map(|chunk| chunk.object)
     }
@@ -105,7 +106,7 @@ impl Parts {
                 self.push(at, Part { failures, ..other });
             }
         }
-        // After those parts, which may be here already.
+        // After those parts, which may have been copied by then.
         self.push(at, Part { failures, ..part });
         !why.is_damage()
     }
@@ -125,8 +126,8 @@ fn in_order<'a>(chunks: impl Iterator<Item = &'a ChunkRef>) -> Vec<ChunkRef> {
 }
 
 impl VersionReader {
-    /// Copies the whole version to the local disk cache, at most at `rate_limit` (in stored bytes), and keeps
-    /// it there while this reader is open. After it has finished, no server is needed. Until then the
+    /// Copies the whole version to the local disk cache, at most at `rate_limit` (in stored bytes), and
+    /// retains it there while this reader is open. After it has finished, no server is needed. Until then the
     /// progress is below the total.
     pub fn hydrate(self: &Arc<Self>, rate_limit: &Arc<RateLimit>) -> Result<Background, ImageError> {
         let Some(disk) = self.cache().disk() else {
@@ -142,7 +143,7 @@ impl VersionReader {
         let (reader, rate_limit) = (Arc::downgrade(self), Arc::clone(rate_limit));
         start("hydrate", stored(&chunks), move |work| {
             if !copy_whole(&reader, chunks, &rate_limit, work) {
-                // All chunks may have come without being durable.
+                // All chunks may be cached without being durable.
                 work.falls_short();
             }
         })
@@ -150,23 +151,23 @@ impl VersionReader {
 
     /// Makes the copied chunks durable, and the files that are needed to open the version again. It runs
     /// before the copy is reported as complete, because that must hold after a power cut, too. Fails if some
-    /// chunks are not here.
+    /// chunks are missing.
     fn settle(&self) -> Result<(), ImageError> {
         let Some(disk) = self.cache().disk() else { return Ok(()) };
         let manifest = self.manifest()?;
-        // If the disk was full when the version was opened, the manifest is not kept yet. Done before the
-        // sync, which its directory needs.
+        // If the disk was full when the version was opened, the manifest is not stored yet. This precedes the
+        // sync, which also syncs its directory.
         let kept = disk.must_keep_manifest(self.id(), &manifest.encode());
         disk.sync()?;
         kept?;
-        // A chunk that a machine found damaged and fetched again during the sync may be here without being
+        // A chunk that a machine found damaged and fetched again during the sync may be cached without being
         // synced.
         let others = distinct(&manifest).filter(|chunk| !disk.is_durable(&chunk.hash));
         let others_bytes: u64 = others.map(|chunk| u64::from(chunk.stored_bytes)).sum();
         if others_bytes > 0 {
             let why = format!(
-                "{others_bytes} bytes of what was copied to this host were found damaged or could not be synced meanwhile, and are \
-                 copied again where they are not here yet (if that goes on, look after the disk)"
+                "{others_bytes} bytes that were copied to this host were found damaged or could not be synced, and are copied \
+                 again where they are missing (if this repeats, check the disk)"
             );
             return Err(ImageError::new(ImageErrorKind::Io, why));
         }
@@ -180,12 +181,12 @@ impl VersionReader {
         Ok(in_order(distinct(&manifest).filter(|chunk| disk.lacks(&chunk.hash))))
     }
 
-    /// The stored bytes that a copy of the whole version has to fetch.
+    /// The stored bytes that a copy of the whole version must fetch.
     pub fn to_copy_bytes(&self) -> Result<u64, ImageError> {
         Ok(distinct(&*self.manifest()?).map(|chunk| u64::from(chunk.stored_bytes)).sum())
     }
 
-    /// Copies one part, unless that fails.
+    /// Tries to copy one part.
     fn copy_part(&self, chunks: &[ChunkRef], rate_limit: &RateLimit, work: &Work) -> Result<(), ImageError> {
         let Some(disk) = self.cache().disk() else { return Ok(()) };
         let source = |chunk: &ChunkRef| self.object(usize_of_u32(chunk.object));
@@ -194,8 +195,8 @@ impl VersionReader {
         let missing = || chunks.iter().filter(|chunk| !disk.has(&chunk.hash)).copied().collect::<Vec<_>>();
         let mut no_room = NoRoom { pause: NO_ROOM_PAUSE, left: chunks.len() };
         while !work.is_cancelled() {
-            // A chunk that could not be synced is still here unless it was evicted, so no server is asked for
-            // it.
+            // A chunk that could not be synced is still cached unless it was evicted, so no server is asked
+            // for it.
             if let Some(source) = chunks.first().and_then(source) {
                 source.read_back(chunks, is_over);
             }
@@ -207,7 +208,7 @@ impl VersionReader {
             if work.is_cancelled() {
                 break;
             }
-            // Chunks that a machine fetched during the wait are here.
+            // Chunks that a machine fetched during the wait are cached.
             for group in group(missing(), MergeLimit::COPY) {
                 if let Some(source) = group.first().and_then(source) {
                     source.copy_to_disk(&group, is_over)?;
@@ -215,7 +216,7 @@ impl VersionReader {
             }
             let still = lacking();
             if still > 0 {
-                // The cache is making room, or its disk is full or fails.
+                // The cache is making space, or its disk is full or failing.
                 pause(no_room.pause(still), work);
             }
         }
@@ -223,8 +224,8 @@ impl VersionReader {
     }
 }
 
-/// Copies these chunks, and all chunks that turn out to be missing, until the whole version is here durably.
-/// `false`: it was ended before.
+/// Copies these chunks, and all chunks that turn out to be missing, until the whole version is durable on
+/// this host. `false`: it was cancelled.
 fn copy_whole(
     reader: &Weak<VersionReader>,
     chunks: Vec<ChunkRef>,
@@ -238,7 +239,7 @@ fn copy_whole(
         let took = began.elapsed();
         let Some(open) = reader.upgrade().filter(|_| !work.is_cancelled()) else { return false };
         let Err(e) = open.settle() else { return true };
-        tracing::warn!(error = %e, version = %open.id().short(), "the copy of an image is not complete; trying again later");
+        tracing::warn!(error = %e, version = %open.id().short(), "the copy of an image is not complete yet; trying again later");
         *work.failure.lock() = Some(e);
         // If even that fails, the next round reports why.
         chunks = open.missing().unwrap_or_default();
@@ -261,14 +262,14 @@ fn copy_all(reader: &Weak<VersionReader>, chunks: Vec<ChunkRef>, rate_limit: &Ra
         for _ in 1..COPY_THREADS {
             let started = std::thread::Builder::new().name("hydrate".into()).spawn_scoped(scope, copies);
             if let Err(e) = started {
-                tracing::warn!(error = %e, "cannot start one more thread that copies an image; going on without it");
+                tracing::warn!(error = %e, "cannot start an additional thread that copies an image; continuing without it");
             }
         }
         copies();
     });
 }
 
-/// Copies part after part, and does not give up.
+/// Copies part after part, and retries parts that failed.
 fn copy(reader: &Weak<VersionReader>, parts: &Mutex<Parts>, rate_limit: &RateLimit, work: &Work) {
     while !work.is_cancelled() {
         let next = parts.lock().take(Instant::now());
@@ -293,7 +294,7 @@ fn copy(reader: &Weak<VersionReader>, parts: &Mutex<Parts>, rate_limit: &RateLim
     }
 }
 
-/// How long a copy waits if it did not become complete or durable.
+/// The pauses of a copy that did not become complete or durable.
 #[derive(Default)]
 struct Again {
     failures: u32,
@@ -305,9 +306,9 @@ impl Again {
     /// The pause before a repetition that takes `cost`.
     fn pause(&mut self, cost: Duration) -> Duration {
         let pause = doubled(COPY_AGAIN_AFTER, self.failures, COPY_AGAIN_AFTER_MAX);
-        // With a disk that accepts everything and syncs nothing, the whole version would be transferred and
-        // dropped again and again. The first failure may be the only one, and chunks that are still here are
-        // read from here.
+        // On a disk that accepts everything and syncs nothing, the whole version would be transferred and
+        // dropped again and again. The first failure may be the only one, and chunks that are still cached
+        // are read from the cache.
         let pause = match self.in_vain {
             0 => pause,
             before => pause.max(doubled(cost, before.saturating_sub(1), COPY_IN_VAIN_AFTER_MAX)),
@@ -330,7 +331,7 @@ fn part_of(time: Duration, left: u64, copied: u64) -> Duration {
     u64::try_from(ms).map_or(time, Duration::from_millis)
 }
 
-/// How long to wait for room in the cache.
+/// The pauses of a copy that waits for space in the cache.
 struct NoRoom {
     pause: Duration,
     /// The number of chunks that the cache did not accept the last time.
@@ -378,13 +379,13 @@ mod tests {
         let reader = VersionReader::open(&store, version.manifest, cache).unwrap();
         let chunks: Vec<Hash> = distinct(&reader.manifest().unwrap()).map(|chunk| chunk.hash).collect();
         let work = reader.hydrate(&Arc::new(RateLimit::new(None))).unwrap();
-        wait_until("it is copied", || {
+        wait_until("the version is copied", || {
             let progress = work.progress();
             let is_whole = progress.done_bytes == progress.total_bytes;
             let mut stored = Vec::new();
             assert!(
                 !is_whole || chunks.iter().all(|hash| disk.get(hash, &mut stored)),
-                "what is said to be here is lost"
+                "chunks that are reported as copied are lost"
             );
             progress.is_over
         });
@@ -402,7 +403,7 @@ mod tests {
             let mut again = Again::default();
             costs.iter().map(|cost| again.pause(*cost).as_secs()).collect::<Vec<_>>()
         };
-        // Nothing has to be copied again, as if only the manifest cannot be kept.
+        // Nothing must be copied again, as if only the manifest could not be stored.
         assert_eq!(pauses(&[Duration::ZERO; 7]), [2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(pauses(&[second; 9]), [2, 4, 8, 16, 32, 60, 60, 64, 128]);
         assert_eq!(pauses(&[hour; 7])[1..], [1, 2, 4, 8, 16, 24].map(|hours| hours * 3600));
@@ -441,7 +442,7 @@ mod tests {
         assert!(!parts.failed(failed, ImageErrorKind::NotFound, now));
         let copied = take(&mut parts, now).unwrap();
         assert_eq!(place(&copied), (1, 0));
-        // The damage concerns one chunk, and the other one is copied at once.
+        // The damage affects one chunk, and the other one is copied at once.
         let failed = take(&mut parts, now).unwrap();
         assert_eq!(place(&failed), (1, 10));
         assert!(!parts.failed(failed, ImageErrorKind::Damaged, now));
@@ -450,7 +451,7 @@ mod tests {
         assert!(!parts.failed(alone, ImageErrorKind::Damaged, now));
         let copied = take(&mut parts, now).unwrap();
         assert_eq!(place(&copied), (1, 11));
-        // Everything of the object is tried again, the part that failed last, and later than before.
+        // All parts of the object are tried again, the part that failed last, and later than before.
         let again = now + COPY_AGAIN_AFTER;
         assert_eq!(take(&mut parts, now).err(), Some(Some(again)));
         let missing: Vec<Part> = (0..3).map(|_| take(&mut parts, again).unwrap()).collect();
@@ -472,7 +473,7 @@ mod tests {
         let mut no_room = NoRoom { pause: NO_ROOM_PAUSE, left: 10 };
         let ms: Vec<u128> = (0..9).map(|_| no_room.pause(10).as_millis()).collect();
         assert_eq!(ms, [50, 100, 200, 400, 800, 1600, 3200, 5000, 5000]);
-        // The cache accepted some chunks, so there is room again.
+        // The cache accepted some chunks, so there is space again.
         assert_eq!(no_room.pause(9), NO_ROOM_PAUSE);
         assert_eq!(no_room.pause(9), NO_ROOM_PAUSE * 2);
     }

@@ -1,12 +1,12 @@
-//! Which chunks the store has already, and where. With it, equal chunks are stored once.
+//! An index of the chunks of a store, so that equal chunks are stored once.
 //!
-//! It is built from the manifests when an import starts, so it cannot disagree with them. It takes about 64
-//! bytes of memory for each distinct chunk of the store (1 GiB for 1 TiB of distinct data at 64 KiB), and for
-//! each further place of a chunk. A repair looks for the chunks of one version only, and takes memory for
-//! these alone ([`ChunkIndex::build_for`]).
+//! It is built from the manifests when an import starts, so it cannot disagree with them. It needs about 64
+//! bytes of memory for each distinct chunk of the store (1 GiB for 1 TiB of distinct data at 64 KiB), and as
+//! much for each further place of a chunk. A repair looks for the chunks of one version only, and needs
+//! memory for these alone ([`ChunkIndex::build_for`]).
 //!
-//! It also knows how much of each data object is needed. In a store that cannot give back parts of objects,
-//! such as a bucket, a mostly unused object stays for its needed part, unless new versions do without it
+//! It also knows how much of each data object is needed. In a store that cannot free parts of objects, such
+//! as a bucket, a mostly unused object stays for its needed part, unless new versions avoid it
 //! ([`ChunkIndex::avoid_sparse`]).
 
 use std::collections::HashMap;
@@ -21,19 +21,19 @@ use crate::manifest::{ChunkRef, Manifest, ObjectRef};
 use crate::side_by_side::side_by_side;
 use crate::units::{u64_of, usize_of_u32};
 
-/// How many requests a store across a network gets at a time, for manifests, which are in memory together,
-/// and for lengths of data objects.
+/// How many requests a remote store gets at a time, for manifests, which are in memory together, and for
+/// lengths of data objects.
 const READ_AT_A_TIME: usize = 8;
-/// Manifests that are in memory together cover at most this many bytes of disks, unless it is a single one:
-/// 200 MB of manifests.
+/// Manifests that are in memory together cover at most this many bytes of disks, unless it is a single
+/// manifest: 200 MB of manifests.
 const READ_AT_A_TIME_DISKS_BYTES: u64 = 256 << 30;
 
-/// If less than one part in this of an object is needed, new versions store that part again. With a half,
-/// twice as much would be written; with a quarter, a store would be larger (decision 31).
+/// If less than 1 / `SPARSE` of an object is needed, new versions store that part again. With 2, twice as
+/// much would be written; with 4, a store would be larger (decision 31).
 const SPARSE: u64 = 3;
 
 /// A table keyed by hashes. The hashes come from manifests, whose author may have chosen them. So a million
-/// hashes with some bytes in common must not fall into the same place of the table.
+/// hashes with some bytes in common must not fall into the same slot of the table.
 pub(crate) type HashTable<V> = HashMap<Hash, V, Secrets>;
 
 /// Random numbers of this process, one for each eight bytes of a [`Hash`].
@@ -61,8 +61,8 @@ impl BuildHasher for Secrets {
 }
 
 /// Mixes a [`Hash`], and nothing else, with two multiplications, because each lookup of a chunk in memory
-/// does this. The sum of products is the NH function of UMAC. It is proven that two hashes collide only for
-/// one in 2^64 of all random numbers.
+/// does this. The sum of products is the NH function of UMAC. For any two hashes, only one in 2^64 of all
+/// random numbers makes them collide (proven).
 #[derive(Clone, Copy)]
 pub(crate) struct Mixer {
     secrets: &'static [u64; 4],
@@ -75,7 +75,7 @@ impl Hasher for Mixer {
         let product = |x: u64, y: u64| u128::from(x).wrapping_mul(u128::from(y));
         let first = product(a.wrapping_add(p), b.wrapping_add(q));
         let sum = first.wrapping_add(product(c.wrapping_add(r), d.wrapping_add(s)));
-        // A table takes the place from the low bits and a tag from the high bits.
+        // A table takes the slot from the low bits and a tag from the high bits.
         self.mixed = low(sum) ^ low(sum >> 64);
     }
 
@@ -100,7 +100,7 @@ fn low(bits: u128) -> u64 {
     u64::try_from(bits & u128::from(u64::MAX)).unwrap_or_default()
 }
 
-/// Called with how many more bytes of manifests were read, which may be none. An error ends the reading.
+/// Called with how many more bytes of manifests were read, possibly none. An error ends the reading.
 pub(crate) type OnRead<'a> = dyn FnMut(u64) -> Result<(), ImageError> + 'a;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -121,7 +121,7 @@ pub(crate) struct ChunkIndex {
     others: HashTable<Vec<Place>>,
     /// For each object, how many of its bytes versions need.
     needed_bytes: Vec<u64>,
-    /// For each object, how many bytes the store keeps of it: its length without its holes.
+    /// For each object, how many bytes the store has of it: its length without its holes.
     kept_bytes: Vec<u64>,
     /// Whether nothing was left out, so that `needed_bytes` is complete.
     is_whole: bool,
@@ -131,7 +131,7 @@ pub(crate) struct ChunkIndex {
 
 impl ChunkIndex {
     /// Reads all manifests. A manifest that cannot be read is left out, as is an image whose list of versions
-    /// is damaged; their chunks are then stored once more. If the store does not say whether it has a data
+    /// is damaged; their chunks are then stored once more. If the store does not answer whether it has a data
     /// object, the call fails.
     pub(crate) fn build(store: &dyn Store, on_read: &mut OnRead<'_>) -> Result<Self, ImageError> {
         Self::build_of(store, None, on_read)
@@ -167,12 +167,12 @@ impl ChunkIndex {
         let listed = store.listed()?;
         for (image, error) in listed.unreadable {
             index.is_whole = false;
-            tracing::warn!(%image, %error, "its chunks are not shared");
+            tracing::warn!(%image, %error, "the list of versions of an image cannot be read: its chunks are not shared");
         }
         let versions = listed.images.iter().flat_map(|image| image.versions.iter().map(move |v| (image, v)));
         let versions: Vec<_> =
             versions.filter(|(_, version)| seen.insert(version.manifest, ()).is_none()).collect();
-        // One after the other would wait for as many round trips.
+        // Sequential requests would wait for as many round trips.
         let at_a_time = if store.is_remote() { READ_AT_A_TIME } else { 1 };
         let mut left = versions.as_slice();
         while let Some((versions, rest)) = left.split_at_checked(together(left, at_a_time).max(1)) {
@@ -191,7 +191,7 @@ impl ChunkIndex {
                     Err(e) => {
                         index.is_whole = false;
                         tracing::warn!(image = %image.name, version = version.number, error = %e,
-                            "its chunks are not shared");
+                            "the manifest of a version cannot be read: its chunks are not shared");
                     }
                 }
             }
@@ -269,7 +269,7 @@ impl ChunkIndex {
         }
     }
 
-    /// From now on avoids data objects of which versions need less than a third. What a new version needs of
+    /// Avoids data objects of which versions need less than a third from now on. What a new version needs of
     /// them is stored again, so that they can be removed with the older versions. If some versions cannot be
     /// read, the needed bytes are unknown, and nothing is avoided.
     pub(crate) fn avoid_sparse(&mut self) {
@@ -294,7 +294,7 @@ impl ChunkIndex {
         self.places.contains_key(hash) && self.find(hash).is_none()
     }
 
-    /// Whether a manifest of the store names a chunk in an object that is avoided.
+    /// Whether a manifest of the store has a chunk in an object that is avoided.
     pub(crate) fn avoids(&self, manifest: &Manifest, chunk: &ChunkRef) -> bool {
         self.place_in(manifest, chunk).is_some_and(|place| self.is_avoided(place.object))
     }
@@ -314,14 +314,14 @@ impl ChunkIndex {
         })
     }
 
-    /// The place of a chunk that a manifest of the store names; `None` if its object is not usable.
+    /// The place of a chunk in a manifest of the store; `None` if its object is not usable.
     pub(crate) fn place_in(&self, manifest: &Manifest, chunk: &ChunkRef) -> Option<ChunkRef> {
         let object = manifest.objects().get(usize_of_u32(chunk.object))?;
         let number = self.numbers.get(&object.id)?;
         Some(ChunkRef { object: *number, ..*chunk })
     }
 
-    /// The place of a chunk that a manifest of the store names, or another place if its object is not usable.
+    /// The place of a chunk in a manifest of the store, or another place if its object is not usable.
     pub(crate) fn find_as_in(&self, manifest: &Manifest, chunk: &ChunkRef) -> Option<ChunkRef> {
         self.place_in(manifest, chunk)
             .or_else(|| self.find(&chunk.hash))
@@ -356,24 +356,24 @@ fn read_manifest(store: &dyn Store, version: &Version) -> Result<(u64, Manifest)
 }
 
 /// How many bytes the store has of an object; `None` if new versions must not refer to it. If the store does
-/// not answer, the call fails. If the object were taken for lost instead, all of its chunks would be stored
+/// not answer, the call fails. If the object were considered lost instead, all of its chunks would be stored
 /// again, and a version made from one that needs the object would be refused as damaged.
 fn kept_of(store: &dyn Store, object: &ObjectRef) -> Result<Option<u64>, ImageError> {
     match store.open_object(object.id).map_err(ImageError::from) {
         Ok(opened) if opened.len_bytes() != object.len_bytes => Ok(None),
-        // A store across a network has no holes in objects, and would have to be asked.
+        // A remote store has no holes in objects, and a check would need a request.
         Ok(_) if store.is_remote() => Ok(Some(object.len_bytes)),
         Ok(opened) => {
             let gone = opened.holes().map_or(0, |holes| holes.bytes());
             Ok(Some(object.len_bytes.saturating_sub(gone)))
         }
         Err(e) if e.kind().is_damage() => Ok(None),
-        Err(e) => Err(e.context("cannot look at what the store has")),
+        Err(e) => Err(e.context("cannot check the data objects of the store")),
     }
 }
 
 fn no_threads(error: std::io::Error) -> ImageError {
-    ImageError::from_os("cannot read what the store has on several threads", &error)
+    ImageError::from_os("cannot start the threads that read the store", &error)
 }
 
 #[cfg(test)]
@@ -406,7 +406,7 @@ mod tests {
             *came += 1;
             self.comes.notify_all();
             let late = self.comes.wait_while_for(&mut came, |came| *came < 2, Duration::from_secs(60));
-            assert!(!late.timed_out(), "nothing else is asked for meanwhile");
+            assert!(!late.timed_out(), "no second request arrives at the same time");
         }
     }
 
@@ -495,12 +495,12 @@ mod tests {
         let error = import(disk_of(&[1; 4096]), &far, &options, &mut |_| {}).unwrap_err();
         assert_eq!(error.kind(), ImageErrorKind::Cancelled);
         let asked = usize::try_from(*far.manifests.came.lock()).unwrap();
-        assert!(asked <= READ_AT_A_TIME && asked < manifests.len(), "{asked} were asked for");
+        assert!(asked <= READ_AT_A_TIME && asked < manifests.len(), "{asked} were requested");
         assert_eq!(*far.objects.came.lock(), 0);
     }
 
     #[test]
-    fn hashes_that_were_chosen_to_be_alike_come_to_places_of_their_own() {
+    fn hashes_chosen_to_collide_get_slots_of_their_own() {
         const ALIKE: u64 = 200_000;
         let table: HashTable<()> = HashTable::default();
         // Each hash shares three of its four parts with all others: for example the first eight bytes, and
@@ -513,7 +513,7 @@ mod tests {
             };
             let all: HashSet<u64> = (0..ALIKE).map(mixed).collect();
             assert_eq!(all.len() as u64, ALIKE, "part {part}");
-            // At random, 140,000 of the 262,144 places of a table for as many would be taken.
+            // At random, 140,000 of the 262,144 slots of a table for as many would be used.
             let places: HashSet<u64> = all.iter().map(|mixed| mixed % (1 << 18)).collect();
             assert!(places.len() > 50_000, "part {part}: all are in {} places", places.len());
         }

@@ -1,11 +1,11 @@
-//! Inspection of a disk at its import: the size of its sectors, which firmware boots it, and whether its
-//! content is recognised.
+//! Inspects a disk at its import: the size of its sectors, which firmware boots it, and whether its content
+//! is recognised.
 //!
-//! A raw file does not say how large its sectors are: 512 bytes, or 4,096 (4Kn). A GPT does, because its
-//! header is in the second sector. An MBR counts in sectors, so the right size is the one with which its
-//! partitions begin with something recognised. Otherwise the file format, the host's device or the source's
-//! server tells the size, and 512 is the default. The tables come first: a server may ask for requests of
-//! 4,096 bytes because of its own disk. A size that the user gives overrides everything.
+//! A raw file does not specify its sector size: 512 bytes, or 4,096 (4Kn). A GPT shows it, because its header
+//! is in the second sector. An MBR counts in sectors, so the right size is the one with which its partitions
+//! begin with recognised contents. Otherwise the file format, the host's device or the source's server
+//! specifies the size, and 512 is the default. The tables have precedence, because a server may ask for
+//! requests of 4,096 bytes because of its own disk. A size that the user gives overrides everything.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(crate) const SECTOR_BYTES: u32 = 512;
 /// The size of the sectors of a 4Kn disk.
 pub(crate) const LARGE_SECTOR_BYTES: u32 = 4096;
 
-/// What was seen of a disk.
+/// The result of an inspection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inspection {
     /// Size of its sectors: 512 or 4,096.
@@ -35,7 +35,7 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    /// Inspects a disk that is imported. `told` is the size of its sectors that the user gave.
+    /// Inspects a disk that is imported. `told` is the sector size that the user gave.
     pub(crate) fn of(disk: &Arc<dyn Device>, told: Option<u32>) -> Result<Self, ImageError> {
         let geometry = disk.geometry();
         let sector_bytes = told.map_or_else(|| sector_bytes_of(disk, geometry), Ok)?;
@@ -55,8 +55,8 @@ impl Inspection {
         }
         if !self.is_known {
             lines.push(
-                "the disk has no partition table, boot sector or file system that is known: if the file is a container of \
-                 another kind, convert it first"
+                "the disk has no known partition table, boot sector or file system: if the file is a container of another kind, \
+                 convert it first"
                     .to_owned(),
             );
         } else if let Some(why) = why_bios_cannot_boot(self.sector_bytes, self.boot.is_uefi_only()) {
@@ -74,7 +74,7 @@ impl Inspection {
 /// Why a BIOS cannot boot a disk, as far as that can be seen.
 pub(crate) fn why_bios_cannot_boot(sector_bytes: u32, is_uefi_only: bool) -> Option<String> {
     if sector_bytes == LARGE_SECTOR_BYTES {
-        return Some("its sectors have 4096 bytes, and a BIOS boots from sectors of 512 only".to_owned());
+        return Some("its sectors have 4096 bytes, and a BIOS boots only from sectors of 512".to_owned());
     }
     is_uefi_only.then(|| {
         "it boots with UEFI only: it has an EFI system partition, no boot code in its first sector and no BIOS boot partition"
@@ -82,19 +82,19 @@ pub(crate) fn why_bios_cannot_boot(sector_bytes: u32, is_uefi_only: bool) -> Opt
     })
 }
 
-/// Refuses a sector size that a disk cannot have.
+/// Fails for a sector size that a disk cannot have.
 pub(crate) fn check_sector_bytes(told: Option<u32>, size_bytes: u64) -> Result<(), ImageError> {
     match told {
         None | Some(SECTOR_BYTES) => Ok(()),
         Some(LARGE_SECTOR_BYTES) if size_bytes.is_multiple_of(u64::from(LARGE_SECTOR_BYTES)) => Ok(()),
         Some(LARGE_SECTOR_BYTES) => {
             let message = format!(
-                "a disk of {size_bytes} bytes cannot have sectors of 4096 bytes: it is no multiple of these"
+                "a disk of {size_bytes} bytes cannot have sectors of 4096 bytes: its size is not a multiple"
             );
             Err(ImageError::new(ImageErrorKind::Invalid, message))
         }
         Some(other) => {
-            let message = format!("sectors have 512 or 4096 bytes, and not {other}");
+            let message = format!("sectors have 512 or 4096 bytes, not {other}");
             Err(ImageError::new(ImageErrorKind::Invalid, message))
         }
     }
@@ -122,7 +122,7 @@ fn sector_bytes_of(disk: &Arc<dyn Device>, geometry: Geometry) -> Result<u32, Im
     Ok(gpt_sector_bytes(&start).or_else(|| sector_bytes_of_mbr(disk)).unwrap_or(said))
 }
 
-/// Size of the sectors of a disk in a file. A disk that cannot be read fails when it is used.
+/// The sector size of a disk in a file. A disk that cannot be read fails later, when it is used.
 pub(crate) fn sector_bytes_of_file(disk: &dyn FileDisk) -> u32 {
     if !can_be_large(disk.size_bytes()) {
         return SECTOR_BYTES;

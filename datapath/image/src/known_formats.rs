@@ -1,4 +1,4 @@
-//! Files that their bytes identify as neither a readable disk format nor a raw disk.
+//! Recognises files that are neither a readable disk format nor a raw disk, and says what to do with them.
 
 use std::path::Path;
 
@@ -13,18 +13,18 @@ const JOIN_SESPARSE: &str = "It needs the small .vmdk file that describes it, an
 const MOUNT_EWF: &str =
     "Show its disk as a raw file first, with ewfmount of ewf-tools (it needs all segments, .E01, .E02 ..)";
 
-/// What to do about a file of another format.
+/// What to do with a file of another format.
 enum Advice {
     Qemu,
     Unpack(&'static str),
     /// A sentence.
     Do(&'static str),
-    /// It may still be a raw disk.
+    /// The file may still be a raw disk.
     Raw,
     None,
 }
 
-/// Files that are no raw disks: offset of the mark, the mark, what they are, what to do.
+/// Files that are not raw disks: offset of the magic bytes, the magic bytes, the format, what to do.
 const KNOWN: &[(usize, &[u8], &str, Advice)] = &[
     (0, b"COWD", "a VMDK image of the old kind (COWD)", Advice::Qemu),
     (0, b"# Disk DescriptorFile", "the description of a VMDK image", Advice::Qemu),
@@ -88,8 +88,8 @@ const KNOWN: &[(usize, &[u8], &str, Advice)] = &[
     (0, b"SQLite format 3\0", "an SQLite database", Advice::None),
 ];
 
-/// Refuses a file that is known not to be a raw disk. `start` and `end` are its first and last bytes;
-/// `via_qemu` says how QEMU serves it.
+/// Fails for a file that is known not to be a raw disk. `start` and `end` are its first and last bytes;
+/// `via_qemu` says how QEMU can serve it.
 pub(crate) fn refuse_known_formats(
     path: &Path,
     file_bytes: u64,
@@ -104,13 +104,13 @@ pub(crate) fn refuse_known_formats(
             Advice::Do(what) => format!(". {what}"),
             Advice::Raw => {
                 format!(
-                    ". If that is what a machine's disk holds: headwater image import --format raw {shown}"
+                    ". If this is the content of a machine's disk: headwater image import --format raw {shown}"
                 )
             }
             Advice::None => String::new(),
         };
         let why = format!(
-            "cannot use {shown} as a disk image: it is {what}, and what is read is raw, qcow2, VHD, VHDX and VMDK in one file{advice}"
+            "cannot use {shown} as a disk image: it is {what}; raw, qcow2, VHD, VHDX and VMDK in one file can be read{advice}"
         );
         ImageError::new(ImageErrorKind::Unsupported, why)
     };
@@ -131,7 +131,7 @@ pub(crate) fn refuse_known_formats(
             ImageErrorKind::Invalid,
             format!(
                 "cannot use {shown} as a disk image: it is not qcow2, VHD, VHDX or VMDK, and its size of {file_bytes} \
-                 bytes is not a multiple of 512, so it is no raw disk either"
+                 bytes is not a multiple of 512, so it is not a raw disk either"
             ),
         ));
     }

@@ -1,53 +1,53 @@
-//! Step 4 of the data path: golden images. Import, verified reading, export.
+//! Golden images: import, verified reading, export. Step 4 of the data path.
 //!
 //! ```text
 //!   file, NBD server --open_source / any Device--> import --chunks--> store        verify, export <-- store
 //!
 //!   volume --Op--> VersionReader --hit--> copy from ChunkCache         (the caller's thread)
 //!                      |
-//!                      +--miss--> fetch pool: read, unpack, check --> ChunkCache --> all waiters
+//!                      +--miss--> fetch pool: read, decompress, check --> ChunkCache --> all waiters
 //!                                   ^            |
 //!   readahead, boot trace, copying --+            +-- remote stores: DiskCache first
 //! ```
 //!
 //! # Guarantees
 //! - A version is a [`Manifest`], identified by the BLAKE3 of its bytes, and data objects of zstd chunks. The
-//!   chunk map is flat: finding a chunk never walks a chain. Zero chunks take no space; equal chunks are
-//!   stored once across the store.
-//! - A new version refers to no chunk of a store on this host that was damaged when the version was made.
+//!   chunk map is flat: finding a chunk never follows a chain of versions. Zero chunks need no space; equal
+//!   chunks are stored once across the store.
+//! - A new version refers to no chunk of a local store that was damaged when the version was made.
 //! - Every chunk is checked against its hash once, when it enters memory. Damage becomes an error that names
-//!   the object and the place, and affects only the requests that need that chunk.
+//!   the object and the offset, and affects only requests that need that chunk.
 //! - A chunk is fetched once however many machines wait for it. If their versions have it in several places,
 //!   it is fetched from each of them, and the first to arrive serves all.
 //! - An import that fails, is cancelled or is killed leaves nothing behind. The same holds for an export.
 //! - A version that is made from another one ([`Basis`]) costs only its changed chunks: only these are read,
-//!   packed and stored.
+//!   compressed and stored.
 //! - One content imported into one store has one version hash, whatever the number of threads.
 //!
 //! # Limits
 //! - [`diff`](mod@diff): [`diff::CHANGED_FILES_MAX`] files of a partition, in all partitions as many as fit
 //!   into [`diff::CHANGED_FILES_BYTES_MAX`], and [`diff::PARTITIONS_MAX`] partitions. The directories that
-//!   are open at a time take at most 256 MiB.
+//!   are open at a time need at most 256 MiB.
 //! - Images: at most [`manifest::IMAGE_MAX_BYTES`], in multiples of 512 bytes. An imported disk is at most as
 //!   large as a machine's disk ([`headwater_block::VOLUME_MAX_BYTES`]), and has at most as much data as a
-//!   manifest of [`headwater_store::MANIFEST_MAX_BYTES`] names: 1.3 TiB.
+//!   manifest of [`headwater_store::MANIFEST_MAX_BYTES`] can refer to: 1.3 TiB.
 //! - VHD and VHDX: tables of 64 MiB (`foreign::TABLE_BYTES_MAX`).
-//! - [`ChunkCache`]: its capacity. [`FETCH_THREADS`] reads of each place at a time; as many wait as
-//!   front-ends accept.
+//! - [`ChunkCache`]: its capacity. [`FETCH_THREADS`] reads at a time in each pool; as many wait as front-ends
+//!   accept.
 //! - [`DiskCache`]: its capacity on disk. Readahead: [`reader::READAHEAD_MAX_BYTES`] and
 //!   [`reader::READAHEAD_REMOTE_MAX_BYTES`] for each of eight readers of a disk.
 //! - Import: [`import::IMPORT_THREADS_MAX`] threads with 8 MiB each, 64 bytes for each distinct chunk of the
 //!   store, and 48 more for each chunk that the image has too. The data objects with these chunks are open
-//!   meanwhile.
+//!   during the import.
 //!
 //! # Errors
 //! [`ImageError`] for operations, [`headwater_block::IoError`] for disk requests.
 //!
 //! # Not here
-//! Writing to an image (volumes write, and a seal makes a version of that), networks (an NBD client is a
+//! Writing to an image (volumes write, and a seal makes a version from that), networks (an NBD client is a
 //! `Device` like any other, a remote store is a `Store`).
 //!
-//! Start reading at [`reader`] for the life of a read, at [`import`] for how versions are made.
+//! Start reading at [`reader`] for how a read is served, at [`import`] for how versions are made.
 
 #![cfg_attr(
     not(test),

@@ -1,16 +1,16 @@
-//! The manifest: what a version consists of. No I/O: bytes in, bytes out.
+//! The manifest: the list of the chunks of a version. Encodes and decodes it, without I/O.
 //!
 //! ```text
 //!   header 88 bytes | objects, 40 bytes each | runs, 16 bytes each | chunks, 48 bytes each
 //! ```
-//! A run is a stretch of consecutive chunks with data. Chunks outside all runs are zero and take no space.
-//! The chunk entries follow one another in the order of the runs. So the size of a manifest, in a file and in
+//! A run is a range of consecutive chunks with data. Chunks outside all runs are zero and need no space. The
+//! chunk entries follow one another in the order of the runs. So the size of a manifest, in a file and in
 //! memory, depends on the amount of data in the image and not on its size. Finding a chunk is one binary
-//! search, never a chain.
+//! search, and never follows a chain.
 //!
 //! Everything is checked when a manifest is parsed, so that its users need not check: runs are ascending and
-//! inside the image, every chunk lies inside its object, every object is used. One content has one encoding,
-//! therefore the BLAKE3 of the bytes identifies a version. The format byte by byte: `docs/format.md`.
+//! inside the image, every chunk is inside its object, every object is used. One content has one encoding, so
+//! the BLAKE3 of the bytes identifies a version. The format is described byte by byte in `docs/format.md`.
 
 use std::ops::{Deref, Range};
 
@@ -29,7 +29,7 @@ pub(crate) const OBJECT_MAX_BYTES: u64 = 16 + IMAGE_MAX_BYTES;
 /// Bytes of a chunk's entry.
 pub(crate) const CHUNK_BYTES: usize = 48;
 
-/// Where the bytes of a chunk are.
+/// The place of a chunk's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkRef {
     /// BLAKE3 of the chunk's content.
@@ -51,7 +51,7 @@ pub struct ObjectRef {
     pub len_bytes: u64,
 }
 
-/// What versions need of a store, according to their manifests.
+/// Reads from manifests what versions need of a store.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Manifests;
 
@@ -148,7 +148,7 @@ impl ManifestBuilder {
         for chunk in &mut manifest.refs {
             let at = usize_of_u32(chunk.object);
             let (Some(number), Some(object)) = (new_number.get_mut(at), objects.get(at)) else {
-                return Err(damaged("a chunk lies in an object that is not listed"));
+                return Err(damaged("a chunk is in an object that is not listed"));
             };
             chunk.object = match *number {
                 Some(number) => number,
@@ -233,7 +233,7 @@ impl Manifest {
             self.outline.check_chunk(|| number, chunk)?;
         }
         if usize_of_u32(next_object) != self.objects().len() {
-            return Err(damaged("it lists an object that it does not use"));
+            return Err(damaged("it lists an object that no chunk uses"));
         }
         Ok(())
     }
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_builder_knows_how_long_the_manifest_gets() {
+    fn a_builder_computes_the_length_of_the_manifest() {
         let manifest = sample();
         let mut builder = ManifestBuilder::new(manifest.size_bytes(), CHUNK, None);
         manifest.data().for_each(|(number, chunk)| builder.push(number, *chunk));
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(manifest.run_at(2), (true, 2));
         assert_eq!(manifest.run_at(4), (false, 5));
         assert_eq!(manifest.run_at(9), (true, 1));
-        // The unused object is gone, the others are numbered by first use.
+        // The unused object is removed, the others are numbered by first use.
         assert_eq!(
             manifest.objects().iter().map(|o| o.id).collect::<Vec<_>>(),
             [Hash::of(b"b"), Hash::of(b"a")]
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_may_reach_out_of_its_object_or_of_the_image() {
+    fn chunks_and_runs_outside_their_bounds_are_refused() {
         let good = sample().encode();
         let first_len = 88 + 32;
         let first_run = 88 + 80;
@@ -347,20 +347,20 @@ mod tests {
             (12, &65_535u32.to_le_bytes(), "size of a chunk"),
             (80, &1024u32.to_le_bytes(), "size of a sector"),
             (80, &4096u32.to_le_bytes(), "with sectors of 4096"),
-            (84, &[2], "no flags of its disk"),
+            (84, &[2], "unknown disk flags"),
             (24, &u64::MAX.to_le_bytes(), "claims"),
             (40, &(u64::MAX / 48).to_le_bytes(), "claims"),
-            (first_len, &(OBJECT_MAX_BYTES + 1).to_le_bytes(), "none has more than"),
-            (first_len, &u64::MAX.to_le_bytes(), "none has more than"),
+            (first_len, &(OBJECT_MAX_BYTES + 1).to_le_bytes(), "the maximum is"),
+            (first_len, &u64::MAX.to_le_bytes(), "the maximum is"),
             (first_run, &9u64.to_le_bytes(), "runs"),
             (first_run + 8, &u64::MAX.to_le_bytes(), "runs"),
             (first_run + 8, &0u64.to_le_bytes(), "runs"),
             (first_chunk + 32, &7u32.to_le_bytes(), "order of their use"),
-            (first_chunk + 36, &0u32.to_le_bytes(), "out of its object"),
-            (first_chunk + 36, &(CHUNK + 1).to_le_bytes(), "out of its object"),
-            (first_chunk + 40, &901u64.to_le_bytes(), "out of its object"),
-            (first_chunk + 40, &(1u64 << 63).to_le_bytes(), "out of its object"),
-            (first_chunk + 40, &u64::MAX.to_le_bytes(), "out of its object"),
+            (first_chunk + 36, &0u32.to_le_bytes(), "beyond its object"),
+            (first_chunk + 36, &(CHUNK + 1).to_le_bytes(), "beyond its object"),
+            (first_chunk + 40, &901u64.to_le_bytes(), "beyond its object"),
+            (first_chunk + 40, &(1u64 << 63).to_le_bytes(), "beyond its object"),
+            (first_chunk + 40, &u64::MAX.to_le_bytes(), "beyond its object"),
         ] {
             let error = patch(at, value);
             assert!(error.contains(says), "byte {at}: {error}");
@@ -375,7 +375,7 @@ mod tests {
             Manifests.objects(&bytes)
         };
         assert_eq!(longest(OBJECT_MAX_BYTES).unwrap()[0].1, OBJECT_MAX_BYTES);
-        // This version is not copied, and others are.
+        // This version is not copied, but others are.
         assert_eq!(longest(OBJECT_MAX_BYTES + 1).unwrap_err().kind(), StoreErrorKind::Damaged);
     }
 

@@ -1,5 +1,5 @@
-//! An empty disk of any size: all zeroes. It is a base for machines that start with an empty disk, and for
-//! tests.
+//! An empty disk of any size, which reads as zeroes. It is the base of machines that start with an empty
+//! disk, and is used in tests.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use crate::fetch_pool::read_only;
 use crate::manifest::IMAGE_MAX_BYTES;
 use crate::reader::read_only_geometry;
 
-/// A read-only disk of `size_bytes` zeroes. The size is a multiple of 512.
+/// Creates a read-only disk of `size_bytes` zeroes. The size must be a multiple of 512.
 pub fn null_device(size_bytes: u64) -> Result<Arc<dyn Device>, ImageError> {
     let why = if size_bytes == 0 {
         "a size of 0".to_owned()
     } else if !size_bytes.is_multiple_of(512) {
         format!("{size_bytes} bytes, which is not a multiple of 512")
     } else if size_bytes > IMAGE_MAX_BYTES {
-        format!("{size_bytes} bytes, and the most is {IMAGE_MAX_BYTES}")
+        format!("{size_bytes} bytes, and the maximum is {IMAGE_MAX_BYTES}")
     } else {
         return Ok(Arc::new(NullDevice { size_bytes }));
     };

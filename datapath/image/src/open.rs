@@ -1,5 +1,5 @@
-//! Opens a disk image of unknown format. Raw, qcow2, VHD, VHDX and VMDK are read; every other format is
-//! refused by name.
+//! Opens a disk image of any format. Raw, qcow2, VHD, VHDX and VMDK can be read; other formats are refused by
+//! name.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -49,14 +49,15 @@ impl FileFormat {
     }
 }
 
-/// Which files and devices a qcow2 image may name as its backing file. Everything in them can be read through
+/// Which files and devices a qcow2 image may use as its backing file. Everything in them can be read through
 /// the image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backing {
-    /// Files in the directory of the opened image, or below it: files that came together with the image.
+    /// Files in the directory of the opened image, or below it, because they probably came together with the
+    /// image.
     #[default]
     Beside,
-    /// Everything that this process may read.
+    /// Every file that this process may read.
     Anywhere,
 }
 
@@ -64,19 +65,19 @@ pub enum Backing {
 /// their bytes, and a file that is recognised as something else is refused. The files of the chain must not
 /// change while it is used.
 ///
-/// A raw disk that an untrusted guest has written could pretend to be a qcow2 image whose backing file is a
-/// file beside it. Open such a disk with its format ([`open_chain`], [`open_source`]).
+/// A raw disk that an untrusted guest has written could imitate a qcow2 image whose backing file is another
+/// file in its directory. Open such a disk with its format ([`open_chain`], [`open_source`]).
 pub fn open_file(path: &Path) -> Result<Arc<dyn Device>, ImageError> {
     open_file_backed(path, Backing::Beside)
 }
 
-/// The same, with backing files from elsewhere if `backing` allows it.
+/// As [`open_file`], with backing files from elsewhere if `backing` allows it.
 pub fn open_file_backed(path: &Path, backing: Backing) -> Result<Arc<dyn Device>, ImageError> {
     Ok(open_chain(path, None, backing)?.0)
 }
 
-/// The same, and the files from which it is read: its own, then its backing files. The format can be given as
-/// for [`open_source`].
+/// As [`open_file_backed`]. Also returns the files that are read: its own, then its backing files. The format
+/// can be given as for [`open_source`].
 pub fn open_chain(
     path: &Path,
     format: Option<FileFormat>,
@@ -88,15 +89,15 @@ pub fn open_chain(
     Ok((PooledDisk::open(disk, Place::Here, chain.locks)?, chain.files))
 }
 
-/// Opens an image file that an image is made of. Its reads have threads of their own, so a slow file delays
-/// no machine. Without a format it works as [`open_file`]. With a format, a file of another format is
-/// refused. A file given as raw is the disk whatever its bytes say. The backing files of a qcow2 image are
-/// opened as its header says.
+/// Opens an image file from which an image is made. Its reads have threads of their own, so a slow file
+/// delays no machine. Without a format it works as [`open_file`]. With a format, a file of another format is
+/// refused. A file given as raw is the disk whatever its bytes are. The backing files of a qcow2 image are
+/// opened as its header specifies.
 pub fn open_source(path: &Path, format: Option<FileFormat>) -> Result<Arc<dyn Device>, ImageError> {
     open_source_backed(path, format, Backing::Beside)
 }
 
-/// The same, with backing files from elsewhere if `backing` allows it.
+/// As [`open_source`], with backing files from elsewhere if `backing` allows it.
 pub fn open_source_backed(
     path: &Path,
     format: Option<FileFormat>,
@@ -111,10 +112,10 @@ pub fn open_source_backed(
 /// The files that were opened, from the top.
 #[derive(Default)]
 struct Chain {
-    /// Whether the files are served as they are, instead of being imported. From an NBD server disks can only
+    /// Whether the files are served as they are, instead of being imported. Disks of an NBD server can only
     /// be imported.
     is_served: bool,
-    /// Device and inode of the qcow2 images, which may name a backing file.
+    /// Device and inode of the qcow2 images, which may have a backing file.
     above: Vec<(u64, u64)>,
     files: Vec<PathBuf>,
     /// The same files, open, with their locks.
@@ -199,8 +200,8 @@ fn open_backing(
     };
     if name.starts_with("json:") {
         let why = format!(
-            "cannot open {}: its backing file is not named by a path but by QEMU options, '{name}', and Headwater does not \
-             read them. Look at the options. If they only name a file, name that file by its path: qemu-img rebase -u -b \
+            "cannot open {}: its backing file is not given as a path but as QEMU options, '{name}', and Headwater does not \
+             read them. Look at the options. If they only name a file, replace them by its path: qemu-img rebase -u -b \
              FILE -F FORMAT {}. If not, join both into one image where both are: qemu-img convert",
             above.display(),
             above.display()
@@ -218,7 +219,7 @@ fn open_backing(
     };
     let failed = |e: ImageError| {
         let hint = if e.kind() == ImageErrorKind::NotFound {
-            ". Put it there, or join both into one image where both are: qemu-img convert"
+            ". Put it there, or join both into one image on the host that has both: qemu-img convert"
         } else {
             ""
         };
@@ -245,13 +246,13 @@ fn place(path: &Path, backing: Backing) -> Option<PathBuf> {
     (backing == Backing::Beside).then(|| dir.canonicalize().unwrap_or_else(|_| dir.to_owned()))
 }
 
-/// Refuses a file outside the directory. The author of the image may have meant any file or device of this
+/// Fails for a file outside the directory. The author of the image may have meant any file or device of this
 /// host. The open file itself is checked, because its path may lead elsewhere before it is opened, and paths
 /// through `/proc` lead to files that have no path.
 fn refuse_elsewhere(above: &Path, name: &str, found: &File, within: &Path) -> Result<(), ImageError> {
     let refuse = |what: &str| {
         let why = format!(
-            "cannot use {}: it names {what} as its backing file, '{name}', and could so show anything that is on this \
+            "cannot use {}: its backing file '{name}' is {what}, so the image could expose any file of this \
              host. If that is what you expect (look with 'qemu-img info --backing-chain'), allow it with --backing, or put \
              both files into one directory and say so: qemu-img rebase -u",
             above.display()
@@ -259,19 +260,19 @@ fn refuse_elsewhere(above: &Path, name: &str, found: &File, within: &Path) -> Re
         Err(ImageError::new(ImageErrorKind::Invalid, why))
     };
     let failed = |e: std::io::Error| {
-        let tried = format!("cannot tell where the backing file '{name}' of {} is", above.display());
+        let tried = format!("cannot find out where the backing file '{name}' of {} is", above.display());
         ImageError::from_os(tried, &e)
     };
     let metadata = found.metadata().map_err(failed)?;
     if !metadata.is_file() {
-        return refuse("something that is no file");
+        return refuse("not a regular file");
     }
     let whole = std::fs::read_link(link_of(found)).map_err(failed)?;
     if !whole.starts_with(within) {
-        return refuse("a file outside of its directory");
+        return refuse("outside its directory");
     }
-    // If the file has no name any more (`.. (deleted)`), or belongs to the root directory of another process,
-    // the link shows a path that here is another file or none.
+    // If the file no longer has a name (`.. (deleted)`), or belongs to the root directory of another process,
+    // the link shows a path that is another file here, or none.
     let is_it = |named: Metadata| (named.dev(), named.ino()) == (metadata.dev(), metadata.ino());
     if !std::fs::symlink_metadata(&whole).is_ok_and(is_it) {
         return refuse("a file that has no name in its directory");
@@ -298,7 +299,7 @@ fn read_end(file: &File, file_bytes: u64) -> Result<Vec<u8>, std::io::Error> {
     Ok(end)
 }
 
-/// The format that another crate reads, if the file has one.
+/// The format of another virtual machine, if the file has one.
 fn foreign(path: &Path, file: &File, file_bytes: u64, start: &[u8]) -> Result<Option<Foreign>, ImageError> {
     if let Some(by_start) = Foreign::detect(start) {
         return Ok(Some(by_start));
@@ -313,7 +314,7 @@ fn cannot_open(path: &Path, error: &std::io::Error) -> ImageError {
 }
 
 impl Chain {
-    /// The advice for a file that only QEMU reads.
+    /// The advice for a file that only QEMU can read.
     fn via_qemu(&self, path: &Path) -> String {
         let uri = "nbd+unix:///?socket=/tmp/disk.sock";
         let then = if self.is_served {

@@ -1,4 +1,4 @@
-//! The chunk maps of open versions. Each is in memory once, and read once, for all readers of a version.
+//! The chunk maps of open versions. All readers of a version share one map, which is read once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::chunk_map::ChunkMap;
 use crate::error::ImageError;
 
-/// Chunk maps that readers use.
+/// The chunk maps in use.
 #[derive(Default)]
 pub(crate) struct OpenMaps {
     slots: Mutex<HashMap<Hash, Slot>>,
@@ -23,8 +23,8 @@ enum Slot {
 }
 
 impl OpenMaps {
-    /// Returns the map that another reader has or is reading now, or else the result of `read`. If the other
-    /// read fails, the waiting caller reads too, and gets an error of its own.
+    /// Returns the map that another reader has or is reading now, otherwise the result of `read`. If the
+    /// other read fails, a waiting caller reads too, and gets an error of its own.
     pub(crate) fn get(
         &self,
         id: Hash,
@@ -52,7 +52,7 @@ impl OpenMaps {
     }
 }
 
-/// Ends the wait of others, even if reading fails.
+/// Ends the wait of other callers, even if reading fails.
 struct Reading<'a> {
     maps: &'a OpenMaps,
     id: Hash,

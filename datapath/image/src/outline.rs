@@ -1,5 +1,5 @@
-//! The part of a manifest before its chunk entries: the header, the objects and the runs. It is small,
-//! because its size depends on how scattered the data is, and not on the amount of data.
+//! The part of a manifest before its chunk entries: header, objects and runs. It is small, because its size
+//! depends on how scattered the data is, and not on the amount of data.
 
 use headwater_store::{Hash, VERSION_OBJECTS_MAX};
 
@@ -26,7 +26,7 @@ struct Run {
     first_ref: usize,
 }
 
-/// Which chunks of a version hold data, and which objects it needs.
+/// Which chunks of a version have data, and which objects it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outline {
     size_bytes: u64,
@@ -70,12 +70,12 @@ impl Outline {
         self.is_uefi_only = is_uefi_only;
     }
 
-    /// Whether the disk boots with UEFI only, as far as that was seen when the version was made.
+    /// Whether the disk boots with UEFI only, as found when the version was made.
     pub fn is_uefi_only(&self) -> bool {
         self.is_uefi_only
     }
 
-    /// Why a BIOS cannot boot the disk, as far as that was seen.
+    /// Why a BIOS cannot boot the disk, as found when the version was made.
     pub fn why_bios_cannot_boot(&self) -> Option<String> {
         why_bios_cannot_boot(self.sector_bytes, self.is_uefi_only)
     }
@@ -89,7 +89,7 @@ impl Outline {
         self.size_bytes
     }
 
-    /// Size of a chunk. The last chunk of the image is filled up with zeroes.
+    /// Size of a chunk. The last chunk of the image is padded with zeroes.
     pub fn chunk_bytes(&self) -> u32 {
         self.chunk_bytes
     }
@@ -119,7 +119,7 @@ impl Outline {
         self.size_bytes.div_ceil(u64::from(self.chunk_bytes))
     }
 
-    /// Whether chunk `index` holds data, and for how many chunks from there that is the same, at most to the
+    /// Whether chunk `index` has data, and for how many chunks from there that is the same, at most to the
     /// end of the image.
     pub fn run_at(&self, index: u64) -> (bool, u64) {
         let at = self.last_run_from(index);
@@ -159,7 +159,7 @@ impl Outline {
         self.runs.partition_point(|run| run.start <= index).checked_sub(1)
     }
 
-    /// Where the chunk entries begin in the bytes of the manifest.
+    /// The offset of the chunk entries in the encoded manifest.
     pub(crate) fn encoded_bytes(&self) -> usize {
         HEADER_BYTES + self.objects.len() * OBJECT_BYTES + self.runs.len() * RUN_BYTES
     }
@@ -189,7 +189,7 @@ impl Outline {
     pub(crate) fn decode(header: &Header, tables: &[u8]) -> Result<Self, ImageError> {
         let (objects, runs) = tables
             .split_at_checked(usize_of(header.objects).saturating_mul(OBJECT_BYTES))
-            .ok_or_else(|| damaged("it is cut short"))?;
+            .ok_or_else(|| damaged("it is incomplete"))?;
         let mut first_ref = 0usize;
         let outline = Self {
             size_bytes: header.size_bytes,
@@ -215,7 +215,7 @@ impl Outline {
         Ok(outline)
     }
 
-    /// Checks everything that users rely on.
+    /// Checks everything on which users of the outline rely.
     pub(crate) fn check(&self) -> Result<(), ImageError> {
         if !self.size_bytes.is_multiple_of(512) || self.size_bytes == 0 || self.size_bytes > IMAGE_MAX_BYTES {
             return Err(damaged(format!("{} bytes is not the size of an image", self.size_bytes)));
@@ -236,21 +236,21 @@ impl Outline {
         if self.objects.len() > VERSION_OBJECTS_MAX {
             return Err(damaged(format!("it refers to {} objects", self.objects.len())));
         }
-        // A copy of an object takes memory and disk space in proportion to its length.
+        // A copy of an object needs memory and disk space in proportion to its length.
         if let Some(object) = self.objects.iter().find(|object| object.len_bytes > OBJECT_MAX_BYTES) {
             return Err(damaged(format!(
-                "it says that the data object {} has {} bytes, and none has more than {OBJECT_MAX_BYTES}",
+                "the data object {} is listed with {} bytes; the maximum is {OBJECT_MAX_BYTES}",
                 object.id, object.len_bytes
             )));
         }
         let mut total = 0u64;
-        // The end of the previous run. Adjoining runs would be a second encoding of one run.
+        // The end of the previous run. Adjacent runs would be a second encoding of one run.
         let mut end_before: Option<u64> = None;
         for run in &self.runs {
             let end = run.start.checked_add(run.len).filter(|end| *end <= self.chunks());
             let apart = end_before.is_none_or(|before| before < run.start);
             let (Some(end), true, true) = (end, apart, run.len > 0) else {
-                return Err(damaged("its runs are not in order, or reach out of the image"));
+                return Err(damaged("its runs are not in order, or extend beyond the image"));
             };
             end_before = Some(end);
             total += run.len;
@@ -261,7 +261,8 @@ impl Outline {
         Ok(())
     }
 
-    /// Checks that a chunk lies inside its object. `index` is only for messages, and rarely needed.
+    /// Checks that a chunk is inside its object. `number` returns the chunk's number for messages, and is
+    /// rarely called.
     pub(crate) fn check_chunk(
         &self,
         number: impl FnOnce() -> u64,
@@ -269,13 +270,13 @@ impl Outline {
     ) -> Result<(), ImageError> {
         let Some(object) = self.objects.get(usize_of_u32(chunk.object)) else {
             let number = number();
-            return Err(damaged(format!("chunk {number} lies in an object that is not listed")));
+            return Err(damaged(format!("chunk {number} is in an object that is not listed")));
         };
         let end = chunk.offset.checked_add(u64::from(chunk.stored_bytes));
         let fits = chunk.stored_bytes != 0
             && chunk.stored_bytes <= self.chunk_bytes
             && end.is_some_and(|end| end <= object.len_bytes);
-        if fits { Ok(()) } else { Err(damaged(format!("chunk {} reaches out of its object", number()))) }
+        if fits { Ok(()) } else { Err(damaged(format!("chunk {} extends beyond its object", number()))) }
     }
 }
 
@@ -295,9 +296,9 @@ pub(crate) struct Header {
 impl Header {
     /// Parses the first bytes of a manifest.
     pub(crate) fn decode(mut rest: &[u8]) -> Result<Self, ImageError> {
-        let short = || damaged("it is cut short");
+        let short = || damaged("it is incomplete");
         if take::<8>(&mut rest).ok_or_else(short)? != MAGIC {
-            return Err(damaged("it does not start as a manifest does"));
+            return Err(damaged("its first bytes are wrong"));
         }
         let format = u32::from_le_bytes(take(&mut rest).ok_or_else(short)?);
         if format != FORMAT {
@@ -323,11 +324,11 @@ impl Header {
         match self.flags {
             0 => Ok(false),
             UEFI_ONLY => Ok(true),
-            flags => Err(damaged(format!("{flags:#x} are no flags of its disk"))),
+            flags => Err(damaged(format!("unknown disk flags {flags:#x}"))),
         }
     }
 
-    /// Where the chunk entries begin in a manifest of `len_bytes`. Fails if that length does not follow from
+    /// The offset of the chunk entries in a manifest of `len_bytes`. Fails if that length does not follow from
     /// the header.
     pub(crate) fn chunks_at(&self, len_bytes: u64) -> Result<u64, ImageError> {
         let tables = [(self.objects, OBJECT_BYTES), (self.runs, RUN_BYTES), (self.refs, CHUNK_BYTES)];
@@ -336,7 +337,7 @@ impl Header {
             expected = count
                 .checked_mul(u64_of(each))
                 .and_then(|len| expected.checked_add(len))
-                .ok_or_else(|| damaged("it claims to be longer than 64 bits can say"))?;
+                .ok_or_else(|| damaged("the header's counts overflow 64 bits"))?;
         }
         let follow = len_bytes.saturating_sub(u64_of(HEADER_BYTES));
         if expected != follow {

@@ -1,4 +1,4 @@
-//! A file while it is written: beside its destination, under a unique name.
+//! A file that is being written, in the directory of its destination and under a unique temporary name.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ const FILE_NAME_MAX_BYTES: usize = 255;
 #[derive(Debug)]
 pub struct Partial {
     path: PathBuf,
-    /// Its directory, open from the beginning, so that a directory that cannot be synced is noticed before
+    /// Its directory, open from the beginning, so that a directory that cannot be synced is detected before
     /// anything is written.
     dir: File,
     in_place: bool,
@@ -40,8 +40,8 @@ impl From<io::Error> for NotPlaced {
 }
 
 impl Partial {
-    /// Creates an empty file beside `to`. Existing files are left alone, whatever their names, and no link is
-    /// followed.
+    /// Creates an empty file in the directory of `to`. Existing files are left alone, whatever their names,
+    /// and no link is followed.
     pub fn create(to: &Path) -> io::Result<(Self, File)> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // The parent of a plain file name is the empty path.
@@ -52,7 +52,7 @@ impl Partial {
             let path = to.with_file_name(name_of(to, number));
             match File::options().write(true).create_new(true).open(&path) {
                 Ok(file) => return Ok((Self { path, dir, in_place: false }, file)),
-                // Left by a process that was killed, or by one in another container.
+                // The file of a process that was killed, or of one in another container.
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(e),
             }
@@ -64,7 +64,7 @@ impl Partial {
         &self.path
     }
 
-    /// Gives it its final name, durably. Fails if a file of that name exists.
+    /// Gives the file its final name, durably. Fails if a file of that name exists.
     pub fn put_in_place(mut self, to: &Path) -> Result<(), NotPlaced> {
         self.name(to)?;
         self.dir.sync_all().map_err(NotPlaced::Unsynced)
@@ -72,7 +72,7 @@ impl Partial {
 
     fn name(&mut self, to: &Path) -> io::Result<()> {
         match rustix::fs::renameat_with(CWD, &self.path, CWD, to, RenameFlags::NOREPLACE) {
-            // Some file systems do not support this, such as NFS.
+            // Some file systems, such as NFS, do not support this.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return self.link(to),
             renamed => renamed?,
         }
@@ -80,7 +80,7 @@ impl Partial {
         Ok(())
     }
 
-    /// The same by a hard link, which also fails if the name exists.
+    /// As [`Partial::name`], by a hard link, which also fails if the name exists.
     fn link(&mut self, to: &Path) -> io::Result<()> {
         let no_links = |e: &io::Error| {
             matches!(
@@ -99,8 +99,8 @@ impl Partial {
         Ok(())
     }
 
-    /// The same on a file system without hard links. A file that another process creates under that name at
-    /// this moment is lost.
+    /// As [`Partial::link`], on a file system without hard links. A file that another process creates under
+    /// that name at this moment is overwritten.
     fn rename(&mut self, to: &Path) -> io::Result<()> {
         match fs::symlink_metadata(to) {
             Err(e) if e.kind() == ErrorKind::NotFound => {
@@ -136,7 +136,7 @@ impl Drop for Partial {
             && let Err(e) = fs::remove_file(&self.path)
             && e.kind() != ErrorKind::NotFound
         {
-            tracing::warn!(path = %self.path.display(), error = %e, "cannot remove the unfinished export");
+            tracing::warn!(path = %self.path.display(), error = %e, "cannot remove the incomplete file of an export");
         }
     }
 }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_came_first_stays_whatever_the_file_system_can() {
+    fn an_existing_file_stays_on_every_kind_of_file_system() {
         type Put = fn(&mut Partial, &Path) -> io::Result<()>;
         for put in [Partial::name as Put, Partial::link, Partial::rename] {
             let put = |mut partial: Partial, target: &Path| put(&mut partial, target);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_name_that_was_asked_for_twice_is_right() {
+    fn a_repeated_request_for_a_hard_link_succeeds() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("disk.raw");
         let (mut partial, _) = Partial::create(&target).unwrap();

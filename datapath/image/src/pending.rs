@@ -1,4 +1,4 @@
-//! Requests that wait for chunks, and the parts of a request that lie in one chunk each.
+//! Requests that wait for chunks, and the division of a request into pieces of one chunk each.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use headwater_block::{Completion, IoError, IoErrorKind, Outcome};
 use parking_lot::{Mutex, MutexGuard};
 
-/// Part of a request that lies in one chunk.
+/// A part of a request inside one chunk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     /// Number of the chunk.
@@ -25,10 +25,10 @@ pub(crate) fn copy_piece(chunk: &[u8], piece: Piece, target: &mut [u8]) -> Resul
 }
 
 pub(crate) fn wrong_buffer() -> IoError {
-    IoError::new(IoErrorKind::Invalid, "the buffer does not have the length of the request")
+    IoError::new(IoErrorKind::Invalid, "the buffer's length differs from the request's")
 }
 
-/// Holds an answer back until [`HeldAnswer`] is dropped. The receiver of an answer may remove things that the
+/// Delays an answer until [`HeldAnswer`] is dropped. The receiver of an answer may remove things that the
 /// answering thread still uses.
 pub(crate) fn root(done: Completion) -> (Completion, HeldAnswer) {
     let answer = Arc::new(Mutex::new(Answer { done: Some(done), outcome: None, is_held: true }));
@@ -49,7 +49,7 @@ struct Answer {
     is_held: bool,
 }
 
-/// Holds an answer back while it lives.
+/// Delays an answer until it is dropped.
 pub(crate) struct HeldAnswer(Arc<Mutex<Answer>>);
 
 impl Drop for HeldAnswer {
@@ -84,7 +84,7 @@ struct ReadState {
 }
 
 impl PendingRead {
-    /// Waits for this many pieces, and then answers.
+    /// Waits for this many pieces, and then answers the request.
     pub(crate) fn start(pieces: usize, buffer: Vec<u8>, done: Completion) -> Arc<Self> {
         Arc::new(Self {
             left: AtomicUsize::new(pieces),
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_held_back_and_given_once_whichever_comes_first() {
+    fn a_delayed_answer_is_sent_exactly_once() {
         let held_answer = || {
             let (tx, rx) = mpsc::channel();
             let done =

@@ -1,4 +1,4 @@
-//! Background work for a version, and the prefetch of a boot trace.
+//! Background work for a version, and the prefetch of chunks in a boot trace.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use crate::manifest::ChunkRef;
 use crate::reader::VersionReader;
 use crate::trace::Trace;
 
-/// Stored bytes of a trace that are requested at a time: enough to keep a line busy, and little enough not to
-/// delay reads that somebody waits for.
+/// Stored bytes of a trace that are requested at a time: enough to keep a line busy, and few enough not to
+/// delay reads that a request waits for.
 const PREFETCH_IN_FLIGHT_BYTES: u64 = 768 << 10;
 /// How many chunks of a trace are sorted by their position in the object before they are fetched.
 const PREFETCH_WINDOW: usize = 48;
@@ -25,8 +25,8 @@ const PREFETCH_WINDOW: usize = 48;
 pub struct BackgroundProgress {
     /// Bytes to fetch, as they are stored.
     pub total_bytes: u64,
-    /// How many of them are here. When the work has ended successfully it is all of them, and kept chunks
-    /// have been synced as well.
+    /// How many of them are cached. When the work has ended successfully, these are all, and the chunks on
+    /// the local disk have been synced as well.
     pub done_bytes: u64,
     /// Whether it ended, successfully or not.
     pub is_over: bool,
@@ -41,15 +41,15 @@ pub(crate) struct Work {
     pub failure: Mutex<Option<ImageError>>,
 }
 
-/// Work in the background. Dropping this ends it early.
+/// Work in the background. Dropping this cancels it.
 pub struct Background(Arc<Work>);
 
 impl Background {
     /// The current progress.
     pub fn progress(&self) -> BackgroundProgress {
         let total_bytes = self.0.total_bytes;
-        // Read first. Otherwise work that ends between the two reads would look finished with less than it
-        // did.
+        // Read first. Otherwise work that ends between the two reads would look finished with fewer bytes
+        // than it has.
         let is_over = self.0.over.load(Ordering::Acquire);
         let most = if is_over { total_bytes } else { total_bytes.saturating_sub(1) };
         let done_bytes = self.0.done_bytes.load(Ordering::Relaxed).min(most);
@@ -73,12 +73,12 @@ impl Work {
         self.cancelled.load(Ordering::Acquire)
     }
 
-    /// Sets how many bytes are not here yet, or no longer.
+    /// Sets how many bytes are still missing, or missing again.
     pub(crate) fn set_left(&self, left_bytes: u64) {
         self.done_bytes.store(self.total_bytes.saturating_sub(left_bytes), Ordering::Relaxed);
     }
 
-    /// Records that the work ends before everything was done, so that nobody takes it for complete.
+    /// Records that the work ends before everything was done, so that it is not considered complete.
     pub(crate) fn falls_short(&self) {
         self.done_bytes.fetch_min(self.total_bytes.saturating_sub(1), Ordering::Relaxed);
     }
@@ -121,7 +121,7 @@ pub(crate) fn stored(chunks: &[ChunkRef]) -> u64 {
     chunks.iter().map(|chunk| u64::from(chunk.stored_bytes)).sum()
 }
 
-/// Bounds the bytes under way.
+/// Limits the bytes in flight.
 #[derive(Default)]
 struct Gate {
     bytes: Mutex<u64>,
@@ -129,7 +129,7 @@ struct Gate {
 }
 
 impl Gate {
-    /// Waits until there is room.
+    /// Waits until the limit permits `len` more bytes.
     fn enter(&self, len: u64, work: &Work) {
         let mut bytes = self.bytes.lock();
         while *bytes > 0 && *bytes + len > PREFETCH_IN_FLIGHT_BYTES && !work.is_cancelled() {
@@ -155,11 +155,11 @@ impl Gate {
 
 impl VersionReader {
     /// Fetches the chunks of `trace` in its order, until `budget_bytes` of stored bytes were requested. Reads
-    /// that somebody waits for always go first.
+    /// that a request waits for always have precedence.
     pub fn prefetch(self: &Arc<Self>, trace: &Trace, budget_bytes: u64) -> Result<Background, ImageError> {
         if trace.manifest != self.id() {
             let why = format!(
-                "the boot trace is that of version {}, not of {}",
+                "the boot trace belongs to version {}, not to {}",
                 trace.manifest.short(),
                 self.id().short()
             );
@@ -207,7 +207,7 @@ impl VersionReader {
     }
 }
 
-/// Sleeps, unless the work is cancelled.
+/// Sleeps, but ends early if the work is cancelled.
 pub(crate) fn pause(time: Duration, work: &Work) {
     let until = Instant::now() + time;
     while Instant::now() < until && !work.is_cancelled() {
@@ -236,19 +236,19 @@ mod tests {
         is_copied.recv().unwrap();
         assert_eq!(work.progress(), BackgroundProgress { total_bytes: 10, done_bytes: 9, is_over: false });
         sync.send(()).unwrap();
-        wait_until("it is over", || work.progress().is_over);
+        wait_until("the work is over", || work.progress().is_over);
         assert_eq!(work.progress().done_bytes, 10);
     }
 
     #[test]
-    fn work_that_panics_is_over_and_not_whole() {
+    fn work_that_panics_is_over_and_incomplete() {
         let at_once = start("x", 10, |_| panic!("a bug")).unwrap();
         let at_the_end = start("x", 10, |work| {
             work.done_bytes.fetch_add(10, Ordering::Relaxed);
             panic!("a bug");
         });
         for (work, done_bytes) in [(at_once, 0), (at_the_end.unwrap(), 9)] {
-            wait_until("it is over", || work.progress().is_over);
+            wait_until("the work is over", || work.progress().is_over);
             assert_eq!(work.progress().done_bytes, done_bytes);
             assert!(work.failure().unwrap().to_string().contains("panicked"));
         }

@@ -1,4 +1,4 @@
-//! The progress of a long operation, and how to stop it.
+//! The progress of a long operation, and its cancellation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,16 +8,16 @@ use crate::error::{ImageError, ImageErrorKind};
 /// The progress of a long operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes of the image that were processed; holes count as soon as they are passed. Some operations add
-    /// more: an import counts the bytes of its data object if it sends that after reading the image, and a
+    /// Bytes of the image that were processed; holes count as soon as they are skipped. Some operations add
+    /// more: an import counts the bytes of its data object if that is sent after the image was read, and a
     /// verification counts those of data objects that it then reads as a whole.
     pub done_bytes: u64,
-    /// The total for `done_bytes`: bytes of the image, plus those of the data object from when it is sent, or
-    /// of the data objects that a verification reads as a whole.
+    /// The total for `done_bytes`: bytes of the image, plus those of the data object after it starts to be
+    /// sent, or of the data objects that a verification reads as a whole.
     pub total_bytes: u64,
 }
 
-/// Stops a long operation from another thread or a signal handler. Clones share one switch.
+/// Cancels a long operation from another thread or a signal handler. Clones share one switch.
 #[derive(Clone, Default)]
 pub struct Cancel {
     switch: Arc<AtomicBool>,
@@ -36,19 +36,19 @@ impl Cancel {
         Self::default()
     }
 
-    /// A switch that also counts as on once `cancelled` returns true. `cancelled` is called at each step of
-    /// the operation, even if there is no progress to report.
+    /// A switch that is also on once `cancelled` returns true. `cancelled` is called at each step of the
+    /// operation, even if there is no progress to report.
     pub fn when(cancelled: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self { switch: Arc::default(), also: Some(Arc::new(cancelled)) }
     }
 
-    /// Stops the operation at its next step. It then fails with [`ImageErrorKind::Cancelled`] and leaves
+    /// Cancels the operation at its next step. It then fails with [`ImageErrorKind::Cancelled`] and leaves
     /// nothing behind.
     pub fn cancel(&self) {
         self.switch.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was stopped.
+    /// Whether it was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.switch.load(Ordering::Relaxed) || self.also.as_ref().is_some_and(|also| also())
     }

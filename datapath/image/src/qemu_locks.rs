@@ -1,10 +1,10 @@
-//! QEMU's locks on image files. They are taken while a file is read, so that QEMU does not write to it, and
+//! QEMU's locks on image files. They are held while a file is read, so that QEMU does not write to it, and
 //! checked, so that no file is read while QEMU writes to it.
 //!
-//! A process that opens an image with permission `p` locks byte 100+p, and byte 200+p if nobody else may have
-//! `p`. All these locks are shared locks. To check whether anybody has or forbids a permission, test whether
-//! the byte could be locked exclusively. They are locks of the open file (`F_OFD_SETLK`), so the file has to
-//! stay open for as long as the image is used.
+//! A process that opens an image with permission `p` locks byte 100+p, and byte 200+p if no other process may
+//! have `p`. All these locks are shared locks. To check whether another process has or forbids a permission,
+//! test whether the byte could be locked exclusively. The locks belong to the open file (`F_OFD_SETLK`), so
+//! the file must stay open for as long as the image is used.
 #![expect(unsafe_code, reason = "neither std nor rustix has locks of ranges that belong to an open file")]
 
 use std::fs::File;
@@ -21,15 +21,15 @@ const ALONE_READS: i64 = 200;
 const ALONE_WRITES: i64 = 201;
 const ALONE_RESIZES: i64 = 203;
 
-/// Tells QEMU that this file is read and must not change. Fails if QEMU has it open in a conflicting way. On
-/// a file system without such locks nothing is checked.
+/// Takes locks with which QEMU sees that this file is read and must not change. Fails if QEMU has the file
+/// open in a conflicting way. On a file system without such locks nothing is checked.
 pub(crate) fn take(file: &File, path: &Path) -> Result<(), ImageError> {
     for byte in [READS, ALONE_WRITES, ALONE_RESIZES] {
         match lock(file, libc::F_OFD_SETLK, libc::F_RDLCK, byte) {
             Ok(_) => {}
             Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => return Err(in_use(path)),
             Err(error) => {
-                tracing::debug!(path = %path.display(), %error, "no locks as QEMU has them");
+                tracing::debug!(path = %path.display(), %error, "the file system has no locks: the file is not protected from writes of QEMU");
                 return Ok(());
             }
         }
@@ -60,8 +60,8 @@ fn lock(file: &File, command: i32, kind: i32, byte: i64) -> io::Result<i32> {
 
 fn in_use(path: &Path) -> ImageError {
     let why = format!(
-        "cannot use {}: QEMU, or another program that locks images as it does, has it open for writing, so that it changes while \
-         it is read. Shut the machine down that runs on it, or make a copy or a snapshot of it and use that",
+        "cannot use {}: QEMU, or another program with the same locks, has it open for writing, so it would change while it is \
+         read. Shut down the machine that uses it, or make a copy or a snapshot of it and use that",
         path.display()
     );
     ImageError::new(ImageErrorKind::Busy, why)
@@ -104,7 +104,7 @@ mod tests {
             open_file(&path).unwrap();
             without_byte(other, byte);
         }
-        // Two readers of this program do not disturb each other, and the locks last as long as the disk.
+        // Two readers of this program do not conflict, and the locks last as long as the disk.
         let one = open_file(&path).unwrap();
         let two = open_file_backed(&path, Backing::Anywhere).unwrap();
         let other = File::options().read(true).write(true).open(&path).unwrap();
@@ -112,7 +112,7 @@ mod tests {
         drop(one);
         assert_eq!([READS, ALONE_WRITES, ALONE_RESIZES].map(found), [libc::F_RDLCK; 3]);
         drop(two);
-        headwater_testkit::wait_until("the locks go with the last disk", || {
+        headwater_testkit::wait_until("the locks are released with the last disk", || {
             [READS, ALONE_WRITES, ALONE_RESIZES].map(found) == [libc::F_UNLCK; 3]
         });
     }

@@ -1,4 +1,4 @@
-//! Limits the rate of reads: a faster reader waits.
+//! Limits the rate of reads: a reader that is too fast waits.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 /// The longest wait at a time, so that a cancelled operation ends soon.
 const WAIT_MAX: Duration = Duration::from_millis(200);
 
-/// A rate for several threads together. Unused time is not saved for later.
+/// A rate limit that several threads share. Unused time is not saved for later.
 #[derive(Debug)]
 pub struct RateLimit {
     bytes_per_s: Option<u64>,
@@ -16,7 +16,7 @@ pub struct RateLimit {
 }
 
 impl RateLimit {
-    /// At most `bytes_per_s` bytes a second, at least one; `None`: no limit.
+    /// A limit of `bytes_per_s`, at least one byte per second; `None`: no limit.
     pub fn new(bytes_per_s: Option<u64>) -> Self {
         Self { bytes_per_s, next: Mutex::new(Instant::now()) }
     }
@@ -44,7 +44,7 @@ impl RateLimit {
             }
             std::thread::sleep(left.min(WAIT_MAX));
         }
-        // The bytes are not read, so nobody else has to wait for them.
+        // The bytes are not read, so no other reader has to wait for them.
         let mut next = self.next.lock();
         *next = next.checked_sub(cost).unwrap_or(*next);
     }
@@ -63,13 +63,13 @@ mod tests {
                 scope.spawn(|| (0..5).for_each(|_| rate_limit.take(10_000, || false)));
             }
         });
-        // 200,000 bytes; nobody waits for the last ones.
+        // 200,000 bytes; no thread waits for the last ones.
         assert!(began.elapsed() >= Duration::from_millis(190), "{:?}", began.elapsed());
         RateLimit::new(None).take(u64::MAX, || false);
         let slow = RateLimit::new(Some(1));
         slow.take(1 << 20, || false);
         slow.take(1 << 20, || true);
-        // Abandoned bytes are not waited for; bytes that were read are.
+        // Abandoned bytes cause no wait; bytes that were read do.
         assert!(*slow.next.lock() < Instant::now() + Duration::from_secs((1 << 20) + 1));
     }
 }

@@ -33,8 +33,8 @@ pub(crate) fn open_raw(path: &Path, file: File, size_bytes: u64) -> Result<Arc<d
         return Err(ImageError::new(
             ImageErrorKind::Invalid,
             format!(
-                "cannot use {} as a raw disk: its size of {size_bytes} bytes is not a multiple of 512. If it is \
-                 a disk image all the same, fill it up: truncate --size=%512 FILE",
+                "cannot use {} as a raw disk: its size of {size_bytes} bytes is not a multiple of 512. If it is a \
+                 disk image nevertheless, extend it: truncate --size=%512 FILE",
                 path.display()
             ),
         ));
@@ -43,20 +43,20 @@ pub(crate) fn open_raw(path: &Path, file: File, size_bytes: u64) -> Result<Arc<d
     Ok(Arc::new(RawFile { path: path.to_owned(), file, size_bytes, may_not_wait }))
 }
 
-/// Finds a file without opening it: that blocks on nothing and does nothing to a device. [`open_disk_file`]
-/// opens the same file that is found here, even if the path leads elsewhere by then.
+/// Finds a file without opening it, which never blocks and has no effect on a device. [`open_disk_file`]
+/// opens the same file, even if the path leads elsewhere by then.
 pub(crate) fn find_file(path: &Path) -> Result<File, ImageError> {
     let found = File::options().read(true).custom_flags(libc::O_PATH).open(path);
     found.map_err(|e| ImageError::from_os(format!("cannot open {}", path.display()), &e))
 }
 
-/// The kernel's link to an open file, which tells its path.
+/// The kernel's link to an open file, which shows its path.
 pub(crate) fn link_of(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
-/// Opens a found file that may be a disk: a regular file or a block device, not empty, to which nobody
-/// writes. Returns its size too. While the file, or a clone of it, is open, QEMU does not write to it.
+/// Opens a found file that may be a disk: a regular file or a block device, not empty, that no other program
+/// writes. Also returns its size. While the file, or a clone of it, is open, QEMU does not write to it.
 pub(crate) fn open_disk_file(path: &Path, found: &File) -> Result<(File, u64), ImageError> {
     let shown = path.display();
     let refuse = |why: &str| ImageError::new(ImageErrorKind::Invalid, format!("cannot use {shown}: {why}"));
@@ -88,7 +88,7 @@ struct RawFile {
 }
 
 impl RawFile {
-    /// The error if the file is shorter than it was when it was opened. Nothing more can be said of it then.
+    /// The error if the file is shorter than it was when it was opened. Then it is unknown what is missing.
     fn cut_short(&self) -> Option<IoError> {
         let found =
             self.file.metadata().ok().filter(|found| found.is_file() && found.len() < self.size_bytes)?;
@@ -105,8 +105,8 @@ impl RawFile {
     fn next(&self, seek: RawSeek) -> Result<u64, IoError> {
         match rustix::fs::seek(&self.file, seek) {
             Ok(at) => Ok(at.min(self.size_bytes)),
-            // There is none up to the end of the file, which may have been cut off: the missing part is no
-            // hole.
+            // There is none up to the end of the file, which may have been truncated: the missing part is not
+            // a hole.
             Err(Errno::NXIO) => match self.cut_short() {
                 Some(cut) => Err(cut),
                 None => Ok(self.size_bytes),
@@ -160,7 +160,7 @@ impl FileDisk for RawFile {
         let len = std::num::NonZeroU64::new(range.len());
         let advice = rustix::fs::Advice::WillNeed;
         if let Err(e) = rustix::fs::fadvise(&self.file, range.offset(), len, advice) {
-            tracing::debug!(path = %self.path.display(), error = %e, "no readahead");
+            tracing::debug!(path = %self.path.display(), error = %e, "the file system accepts no hint for readahead");
         }
     }
 
@@ -168,8 +168,8 @@ impl FileDisk for RawFile {
         let mut out: Vec<Extent> = Vec::new();
         let mut at = range.offset();
         while at < range.end() && out.len() < max_extents.max(1) {
-            // Block devices and some file systems do not know. Then everything counts as data, including a
-            // part that was cut off, and reading that fails.
+            // Block devices and some file systems do not know their holes. Then everything counts as data,
+            // including a truncated part, of which a read fails.
             let data = match self.next(RawSeek::Data(at)) {
                 Ok(data) => data,
                 Err(_) => at,
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sparse_file_is_read_and_its_holes_are_seen() {
+    fn a_sparse_file_is_read_and_its_holes_are_found() {
         let (_dir, path) = sparse_file();
         let disk = raw_file(&path).unwrap();
         assert_eq!(disk.geometry().size_bytes, 1 << 20);
@@ -233,12 +233,12 @@ mod tests {
             let attempt = disk.try_now(Op::Read { range, into: &mut into }).unwrap();
             (attempt == Attempt::Done).then_some(into)
         };
-        // Some file systems cannot tell.
+        // Some file systems do not support this.
         let (file, mut into) = (File::open(&path).unwrap(), [0; 512]);
         let flags = ReadWriteFlags::NOWAIT;
         let asked = rustix::io::preadv2(&file, &mut [IoSliceMut::new(&mut into)], 131_072, flags);
         if !matches!(asked, Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS)) {
-            wait_until("what was just read is in memory", || {
+            wait_until("bytes that were just read are in memory", || {
                 blocking::read(disk.as_ref(), 131_072, &mut [0; 8192]).unwrap();
                 read_now(131_072).is_some_and(|bytes| bytes == [7; 8192])
             });
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_no_disks_are_refused_with_the_reason() {
+    fn files_that_are_not_disks_are_refused_with_the_reason() {
         let (dir, path) = sparse_file();
         let error = |path: &Path| raw_file(path).map(drop).unwrap_err().to_string();
         File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();

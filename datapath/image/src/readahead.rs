@@ -1,10 +1,10 @@
-//! Decides which chunks to prefetch for sequential readers. No I/O: reads in, ranges of chunks out.
+//! Decides which chunks to prefetch for sequential readers. No I/O: it maps reads to ranges of chunks.
 //!
-//! | a stream | becomes | when |
+//! | stream | becomes | if |
 //! |---|---|---|
 //! | none | candidate | a chunk is missing that continues no stream |
-//! | candidate | running | the chunk after it is read: the first window is fetched |
-//! | running | running, window doubled | its reader reaches the middle of the window, or overtakes it |
+//! | candidate | running | the next chunk is read: the first window is fetched |
+//! | running | running, with twice the window | its reader reaches the middle of the window, or a chunk after the window |
 //!
 //! Reads that find everything in memory only compare their chunks with a few numbers. They take no lock until
 //! a read enters a new window.
@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-/// The most readers of one disk that are tracked.
+/// The most sequential readers of one disk that are tracked.
 const STREAMS: usize = 8;
 /// The first window, in chunks.
 const FIRST_WINDOW: u64 = 2;
 /// How far a read of a running stream may be from the expected chunk, because requests overtake one another.
 const SLACK: u64 = 16;
-/// The same for a candidate.
+/// The same limit for a candidate.
 const CANDIDATE_SLACK: u64 = 1;
 
 const NONE: u64 = u64::MAX;
@@ -50,7 +50,7 @@ struct Streams {
 }
 
 impl Readahead {
-    /// Fetches at most `max_window` chunks ahead of a reader.
+    /// Prefetches at most `max_window` chunks for a reader.
     pub(crate) fn new(max_window: u64) -> Self {
         Self {
             triggers: [const { AtomicU64::new(NONE) }; STREAMS],
@@ -59,7 +59,7 @@ impl Readahead {
         }
     }
 
-    /// A read of chunks `first` to `last`. Returns what to fetch now.
+    /// Records a read of chunks `first` to `last`. Returns the chunks to fetch now.
     pub(crate) fn read(&self, first: u64, last: u64, missed: bool) -> Option<Range<u64>> {
         if self.max_window < FIRST_WINDOW {
             return None;
@@ -74,7 +74,7 @@ impl Readahead {
         let clock = streams.clock;
         let fits = |stream: &Stream| {
             // Reads of a running stream are seen only if they miss or reach a trigger, so its reader may be
-            // anywhere in the fetched range.
+            // anywhere in the prefetched range.
             let (slack, end) =
                 if stream.window == 0 { (CANDIDATE_SLACK, stream.next) } else { (SLACK, stream.ahead) };
             first < end.saturating_add(slack) && last.saturating_add(slack) >= stream.next
@@ -128,7 +128,7 @@ impl Stream {
             return None;
         }
         self.ahead = end;
-        // When half of it is still ahead, the next part is fetched.
+        // If half of it is still unread, the next part is fetched.
         trigger.store(start.max(end - self.window / 2), Ordering::Relaxed);
         Some(start..end)
     }
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sequential_reader_is_followed_and_its_window_grows_to_the_limit() {
+    fn the_window_of_a_sequential_reader_grows_to_the_limit() {
         let readahead = Readahead::new(32);
         let mut fetched = 0;
         let mut missed = Vec::new();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn random_reads_fetch_nothing_ahead() {
+    fn random_reads_cause_no_prefetch() {
         let readahead = Readahead::new(32);
         let mut chunk = 1u64;
         for _ in 0..1000 {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn eight_readers_are_followed_at_a_time() {
+    fn eight_readers_are_tracked_at_a_time() {
         let readahead = Readahead::new(16);
         let mut fetched = [0u64; 8];
         for chunk in 0..50 {

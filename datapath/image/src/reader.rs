@@ -1,17 +1,17 @@
-//! A version as a read-only disk.
+//! Reads a version as a read-only disk.
 //!
 //! # A read
-//! 1. The chunk map says, for each chunk that the range touches, zero or where it is.
-//! 2. Zero: fill. In the chunk cache: copy. If that was all, the request is done on the caller's thread,
-//!    without an allocation or a system call ([`Device::try_now`]).
+//! 1. The chunk map gives the place of each chunk that the range touches, or says that the chunk is zero.
+//! 2. Zero chunks are filled, chunks in the chunk cache are copied. If that was all, the request is completed
+//!    on the caller's thread, without an allocation or a system call ([`Device::try_now`]).
 //! 3. Otherwise `submit` joins the fetch of each missing chunk. The first request for a chunk queues the
 //!    fetch; others wait for the same fetch. If another version has the chunk in another object, that object
 //!    is fetched too, because one of the two may be damaged, or on a server that is away.
-//! 4. A thread of the fetch pool reads the chunk's range of its object (adjacent chunks in one read), unpacks
-//!    it, checks its hash, puts it into the cache, and copies it for each waiting request. The last piece of
-//!    a request answers it. A chunk of a remote store is then kept on the local disk. Chunks on the local
-//!    disk are read by threads that never wait for servers, because all threads of the other pool may be
-//!    waiting for them. A read that waits for servers that are away occupies no thread.
+//! 4. A thread of the fetch pool reads the chunk's range of its object (adjacent chunks in one read),
+//!    decompresses it, checks its hash, puts it into the cache, and copies it for each waiting request. The
+//!    last piece completes the request. A chunk of a remote store is then written to the disk cache. Chunks
+//!    in the disk cache are read by threads that never wait for servers, because all threads of the other
+//!    pool may be waiting for them. A read that waits for unreachable servers occupies no thread.
 //! 5. For a sequential reader the next chunks are prefetched ([`crate::readahead`]); for a boot, those that
 //!    earlier boots read ([`crate::trace`]).
 
@@ -43,7 +43,7 @@ use crate::units::{usize_of, usize_of_u32};
 pub const READAHEAD_MAX_BYTES: u64 = 2 << 20;
 /// The same for a remote store.
 pub const READAHEAD_REMOTE_MAX_BYTES: u64 = 8 << 20;
-/// A reader's window takes at most the size of the chunk cache divided by this.
+/// A reader's window uses at most the size of the chunk cache divided by this.
 const READAHEAD_CACHE_SHARE: u64 = 8;
 
 /// A version of an image, open for reading. While it is open, the version cannot be removed from the store.
@@ -55,13 +55,13 @@ pub struct VersionReader {
     objects: Vec<Arc<dyn Object>>,
     cache: Arc<ChunkCache>,
     pool: Arc<FetchPool>,
-    /// Reads chunks of a remote store from the local disk.
+    /// Threads that read chunks of a remote store from the local disk.
     kept_pool: Option<Arc<FetchPool>>,
     is_remote: bool,
     readahead: Readahead,
     recorder: OnceLock<Recorder>,
-    /// The number of reasons to suppress readahead: boot traces being fetched, because a trace is better than
-    /// a guess, and a caller that switched readahead off.
+    /// The number of reasons to suppress readahead: boot traces being fetched, because a trace predicts
+    /// better, and a caller that disabled readahead.
     prefetches: AtomicUsize,
     /// Retains the version's chunks in the local disk cache.
     kept: OnceLock<RetainedVersion>,
@@ -77,7 +77,7 @@ impl VersionReader {
         Self::open_pinned(store, manifest, cache, pin)
     }
 
-    /// The same with a pin of the caller, who controls when it is released.
+    /// As [`VersionReader::open`], with a pin of the caller, who controls when it is released.
     pub fn open_pinned(
         store: &dyn Store,
         manifest: Hash,
@@ -120,19 +120,19 @@ impl VersionReader {
         }))
     }
 
-    /// Records from now on, for as long as `lasts`, which chunks are read first. Only the first call counts.
+    /// Starts to record, for at most `lasts`, which chunks are read first. Only the first call has an effect.
     pub fn record(&self, lasts: Duration) {
         let (chunks, chunk_bytes) = (self.outline().chunks(), self.outline().chunk_bytes());
         self.recorder.get_or_init(|| Recorder::start(self.id, chunks, chunk_bytes, lasts));
     }
 
-    /// Ends recording, and returns the result; `None` if nothing was recorded.
+    /// Ends the recording, and returns the result; `None` if nothing was recorded.
     pub fn recorded(&self) -> Option<Trace> {
         let trace = self.recorder.get()?.finish();
         (!trace.chunks.is_empty()).then_some(trace)
     }
 
-    /// Whether recording has ended by itself because its time is over.
+    /// Whether the recording has ended because its time is over.
     pub fn is_recording_over(&self) -> bool {
         self.recorder.get().is_some_and(Recorder::is_over)
     }
@@ -142,12 +142,12 @@ impl VersionReader {
         self.is_remote
     }
 
-    /// Switches readahead off from now on.
+    /// Disables readahead from now on.
     pub fn stop_readahead(&self) {
         self.prefetches.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Suspends readahead while the returned value lives.
+    /// Suspends readahead until the returned value is dropped.
     pub(crate) fn begin_prefetch(&self) -> Prefetching<'_> {
         self.prefetches.fetch_add(1, Ordering::Relaxed);
         Prefetching(&self.prefetches)
@@ -158,11 +158,11 @@ impl VersionReader {
     }
 
     pub(crate) fn keep_on_disk(&self, kept: RetainedVersion) {
-        // Retaining it twice has no further effect.
+        // A second retention has no further effect.
         let _ = self.kept.set(kept);
     }
 
-    /// The source of the chunks of an object.
+    /// What fetches of chunks of an object need.
     pub(crate) fn object(&self, number: usize) -> Option<Source> {
         let object = Arc::clone(self.objects.get(number)?);
         let (cache, is_remote) = (Arc::clone(&self.cache), self.is_remote);
@@ -174,16 +174,16 @@ impl VersionReader {
         self.id
     }
 
-    /// Which of its chunks hold data.
+    /// Which of its chunks have data.
     pub fn outline(&self) -> &Outline {
         self.map.outline()
     }
 
-    /// What the version consists of. The manifest may have to be read for this.
+    /// The manifest of the version. It may have to be read for this.
     pub fn manifest(&self) -> Result<Cow<'_, Manifest>, ImageError> {
         self.map
             .whole()
-            .map_err(|e| e.context(format!("cannot read what version {} consists of", self.id.short())))
+            .map_err(|e| e.context(format!("cannot read the manifest of version {}", self.id.short())))
     }
 
     /// The numbers of the chunks that a range touches.
@@ -209,7 +209,7 @@ impl VersionReader {
         let (done, held) = root(done);
         self.push_map_task(urgency, move || {
             then(&me, me.map.load(chunks).map_err(IoError::from), done);
-            // The receiver of the last answer may remove the version.
+            // The receiver of the last answer may drop the version.
             drop(me);
             drop(held);
         });
@@ -223,7 +223,7 @@ impl VersionReader {
         }
     }
 
-    /// The stored bytes that have to be fetched for a read of this range.
+    /// The stored bytes that must be fetched for a read of this range.
     pub(crate) fn absent_bytes(&self, range: ByteRange) -> u64 {
         // If this fails, the read that follows reports it.
         let _ = self.map.load(self.numbers(range));
@@ -232,7 +232,7 @@ impl VersionReader {
         absent.map(|chunk| u64::from(chunk.stored_bytes)).sum()
     }
 
-    /// The parts of `range` that lie in one chunk each, in order.
+    /// The parts of `range` inside one chunk each, in order.
     fn pieces(&self, range: ByteRange) -> impl Iterator<Item = Piece> {
         let chunk_bytes = u64::from(self.outline().chunk_bytes());
         let mut at = range.offset();
@@ -252,7 +252,7 @@ impl VersionReader {
     }
 
     /// Fills the pieces that need no fetch, and calls `missing` for each of the others. Returns at the first
-    /// missing piece if `missing` says so.
+    /// missing piece if `missing` returns so.
     fn read_now(
         &self,
         recorder: Option<&Recorder>,
@@ -367,8 +367,8 @@ impl VersionReader {
             if self.pool.room_ahead() == 0 {
                 return;
             }
-            // This keeps the version in use only while the chunks are queued. Reading the chunks reports what
-            // is wrong.
+            // This keeps the version in use only while the chunks are queued. A read of the chunks reports
+            // errors.
             let (map, me) = (Arc::clone(&self.map), Weak::clone(&self.me));
             self.push_map_task(Urgency::Ahead, move || {
                 if map.load(ahead.clone()).is_ok()
@@ -410,7 +410,7 @@ impl VersionReader {
         with_room
     }
 
-    /// Groups the chunks by the pool that brings them.
+    /// Groups the chunks by the pool that fetches them.
     fn by_pool(&self, chunks: impl IntoIterator<Item = ChunkRef>) -> Vec<(&Arc<FetchPool>, Vec<ChunkRef>)> {
         let (Some(kept_pool), Some(disk)) = (&self.kept_pool, self.cache.disk()) else {
             return vec![(&self.pool, chunks.into_iter().collect())];
@@ -430,8 +430,8 @@ impl VersionReader {
         if self.is_remote { MergeLimit::REMOTE } else { MergeLimit::HERE }
     }
 
-    /// Brings missing chunks at the beginning of the range into the cache, after reads that somebody waits
-    /// for. Gives up if many prefetches are queued already.
+    /// Fetches missing chunks at the beginning of the range into the cache, after reads that a request waits
+    /// for. Does nothing if many prefetches are queued already.
     fn submit_prefetch(&self, range: ByteRange, done: Completion) {
         let range = range.clipped_to(range.offset().saturating_add(PREFETCH_MAX_BYTES));
         let chunks = self.numbers(range);
@@ -473,10 +473,10 @@ impl VersionReader {
         (joined == Joined::MustFetch).then_some(chunk)
     }
 
-    /// The place at which the version has a chunk.
+    /// The place of a chunk in this version.
     fn place(&self, chunk: &ChunkRef) -> ChunkPlace {
         let object = self.outline().objects().get(usize_of_u32(chunk.object));
-        // A parsed manifest names no object that it lacks.
+        // A parsed manifest refers to no object that it lacks.
         ChunkPlace::new(object.map_or(Hash([0; 32]), |object| object.id), chunk)
     }
 
@@ -493,7 +493,7 @@ impl VersionReader {
         let chunks: Vec<Hash> = group.iter().map(|chunk| chunk.hash).collect();
         let fetch = |chunk: ChunkRef| Fetch::new(&self.cache, chunk, self.place(&chunk));
         let fetches: Vec<Fetch> = group.into_iter().map(fetch).collect();
-        // Dropping a fetch answers its waiters with an error. A parsed manifest names no object that it
+        // Dropping a fetch answers its waiters with an error. A parsed manifest refers to no object that it
         // lacks.
         let Some(source) = source else { return };
         let other = (!Arc::ptr_eq(pool, &self.pool)).then(|| Arc::clone(&self.pool));
@@ -528,20 +528,20 @@ impl Drop for Prefetching<'_> {
     }
 }
 
-/// Keeps a version from being removed. If its manifest is kept on the local disk, the version can be pinned
+/// Prevents the removal of a version. If its manifest is cached on the local disk, the version can be pinned
 /// and opened while the store cannot be reached. The pin takes effect when the store is back.
 pub fn pin(store: &dyn Store, id: Hash, disk: Option<&DiskCache>) -> Result<Pin, ImageError> {
     let is_kept = || disk.is_some_and(|disk| disk.manifest(id).is_some());
     match store.pin(id) {
         Err(e) if e.kind() == StoreErrorKind::Unreachable && is_kept() => {
-            tracing::warn!(version = %id.short(), error = %e, "a version in use is pinned only when its store can be reached again");
+            tracing::warn!(version = %id.short(), error = %e, "the store cannot be reached: a version in use is pinned when the store is back");
             Ok(store.pin_later(id)?)
         }
         pinned => Ok(pinned?),
     }
 }
 
-/// Marks the kept manifest as used now, although another reader has it in memory. Keeps it again if other
+/// Marks the cached manifest as used now, although another reader has it in memory. Caches it again if other
 /// manifests have displaced it.
 fn use_kept_manifest(store: &dyn Store, id: Hash, disk: &DiskCache) {
     if let Ok(false) = disk.use_manifest(id)
@@ -587,7 +587,7 @@ impl Device for VersionReader {
         })
     }
 
-    /// Chunks that are in the cache. Zero chunks are not in memory, so a range that contains one is not
+    /// Returns chunks in the cache. Zero chunks are not in memory, so a range that contains one is not
     /// shared.
     fn read_shared(&self, range: ByteRange, parts: &mut Vec<SharedSlice>) -> bool {
         let before = parts.len();
@@ -600,7 +600,7 @@ impl Device for VersionReader {
             parts.truncate(before);
             return false;
         }
-        // It counts as read, like any other range.
+        // It counts as a read of the range.
         if let Some(recorder) = self.recorder.get() {
             self.pieces(range).for_each(|piece| recorder.touch(piece.index));
         }
@@ -640,7 +640,7 @@ impl std::fmt::Debug for VersionReader {
     }
 }
 
-/// A version as seen by readers of [`Device::unrecorded`].
+/// A version without recording, for readers of [`Device::unrecorded`].
 struct Unrecorded(Arc<VersionReader>);
 
 impl Device for Unrecorded {

@@ -1,9 +1,9 @@
-//! Does the same for a few items concurrently, if each waits for a disk or a server.
+//! Runs a function for a few items concurrently, if each call waits for a disk or a server.
 
 use std::io;
 
-/// The results of `work` for each item, in order. Each item gets a thread with this name, so the caller
-/// bounds their number.
+/// The results of `work` for each item, in order. Each item gets a thread with this name, so the caller must
+/// limit their number.
 pub(crate) fn side_by_side<T: Sync, R: Send>(
     name: &str,
     items: &[T],
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_are_under_way_at_the_same_time_and_answers_are_in_order() {
+    fn all_items_run_concurrently_and_results_are_in_order() {
         let (came, comes) = (Mutex::new(0), Condvar::new());
         let done = side_by_side("meeting", &[1, 2, 3, 4], |item| {
             let mut came = came.lock();

@@ -1,6 +1,6 @@
-//! Boot traces: which chunks a boot reads first, in order. Recording, merging, and the bytes in the store.
+//! Boot traces: which chunks a boot reads first, in order. Records, merges, encodes and decodes them.
 //!
-//! No I/O except for [`Recorder`], which notes what readers touch. The format byte by byte: `docs/format.md`.
+//! Does no I/O. The format is described byte by byte in `docs/format.md`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,12 +20,13 @@ const SUM_BYTES: usize = 32;
 
 /// The most chunks of a trace.
 pub const TRACE_CHUNKS_MAX: usize = 4 << 20;
-/// How many boots a trace remembers. With more boots, each new one has the weight of one part in this.
+/// The most boots that count in a trace. At this number all counts are halved, so older boots fade.
 pub const TRACE_BOOTS_MAX: u32 = 16;
-/// From this many boots on, a chunk is left out if only one boot or fewer than a quarter of them touched it,
+/// From this many boots on, a chunk is dropped if only one boot or fewer than a quarter of them touched it,
 /// and the latest boot did not.
 const RARE_FROM_BOOTS: u32 = 3;
-/// A boot is recorded until it has touched this much of the image. A reader of more is a copy and not a boot.
+/// A recording ends when this much of the image was touched: what comes later is probably a copy of the disk
+/// and no longer the boot. The trace has the chunks up to then.
 pub const BOOT_MAX_BYTES: u64 = 1 << 30;
 /// How many chunks of an image are tracked while a boot is recorded: 1 TiB at 64 KiB.
 const WATCHED_CHUNKS_MAX: u64 = 16 << 20;
@@ -41,12 +42,12 @@ pub struct Touched {
     pub boots: u32,
 }
 
-/// What the boots of a version read, in order.
+/// The chunks that boots of a version read, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     /// The version's manifest.
     pub manifest: Hash,
-    /// How many boots it was made from.
+    /// How many boots count in it; halved at [`TRACE_BOOTS_MAX`].
     pub boots: u32,
     /// In the order in which to fetch them.
     pub chunks: Vec<Touched>,
@@ -105,8 +106,8 @@ impl Trace {
         self.chunks.truncate(TRACE_CHUNKS_MAX);
     }
 
-    /// Adds chunks of a start that was not a complete boot: chunks that no boot touched are added as if one
-    /// had. Returns whether there are any.
+    /// Adds chunks of a start that was not a complete boot: chunks that no boot touched are added with a
+    /// count of one boot. Returns whether there are any.
     pub fn add(&mut self, part: &Self) -> bool {
         let known: std::collections::HashSet<u64> = self.chunks.iter().map(|touched| touched.chunk).collect();
         let before = self.chunks.len();
@@ -117,7 +118,7 @@ impl Trace {
         self.chunks.len() > before
     }
 
-    /// Bytes that its chunks take in the store.
+    /// The stored bytes of its chunks.
     pub fn stored_bytes(&self, manifest: &Manifest) -> u64 {
         self.chunks
             .iter()
@@ -147,7 +148,7 @@ impl Trace {
     /// Parses and checks. The memory is proportional to the length of `bytes`, whatever they claim.
     pub fn decode(bytes: &[u8]) -> Result<Self, ImageError> {
         if !bytes.starts_with(&MAGIC) {
-            return Err(damaged("it does not start as a boot trace does"));
+            return Err(damaged("its first bytes are wrong"));
         }
         let format = bytes.get(8..12).and_then(|b| b.first_chunk()).map(|b| u32::from_le_bytes(*b));
         match format {
@@ -156,23 +157,23 @@ impl Trace {
                 let why = format!("the boot trace has format {other}; this release reads format {FORMAT}");
                 return Err(ImageError::new(ImageErrorKind::Unsupported, why));
             }
-            None => return Err(damaged("it is cut short")),
+            None => return Err(damaged("it is incomplete")),
         }
-        let (body, sum) = bytes.split_last_chunk::<SUM_BYTES>().ok_or_else(|| damaged("it is cut short"))?;
+        let (body, sum) = bytes.split_last_chunk::<SUM_BYTES>().ok_or_else(|| damaged("it is incomplete"))?;
         if Hash::of(body).0 != *sum {
             return Err(damaged("its checksum does not match"));
         }
         let (header, entries) =
-            body.split_first_chunk::<HEADER_BYTES>().ok_or_else(|| damaged("it is cut short"))?;
+            body.split_first_chunk::<HEADER_BYTES>().ok_or_else(|| damaged("it is incomplete"))?;
         let (_, header) = header.split_at(12);
         let mut at = header;
         let boots = take_u32(&mut at);
-        let (hash, mut at) = at.split_first_chunk::<32>().ok_or_else(|| damaged("it is cut short"))?;
+        let (hash, mut at) = at.split_first_chunk::<32>().ok_or_else(|| damaged("it is incomplete"))?;
         let count = take_u64(&mut at);
         let (entries, rest) = entries.as_chunks::<ENTRY_BYTES>();
         let odd = count != u64_of(entries.len()) || !rest.is_empty() || entries.len() > TRACE_CHUNKS_MAX;
         if odd || !(1..=TRACE_BOOTS_MAX).contains(&boots) {
-            return Err(damaged("its numbers do not fit together"));
+            return Err(damaged("its numbers are inconsistent"));
         }
         let entry = |bytes: &[u8; ENTRY_BYTES]| {
             let mut at = bytes.as_slice();
@@ -202,7 +203,7 @@ fn take_u64(rest: &mut &[u8]) -> u64 {
     u64::from_le_bytes(*head)
 }
 
-/// Records which chunks are touched first, for a while.
+/// Records which chunks are touched first, for a limited time.
 pub(crate) struct Recorder {
     manifest: Hash,
     seen: Vec<AtomicU64>,
@@ -214,7 +215,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Records what is touched from now on, for as long as `lasts`.
+    /// Starts to record touched chunks, for at most `lasts`.
     pub(crate) fn start(manifest: Hash, chunks: u64, chunk_bytes: u32, lasts: Duration) -> Self {
         let max_chunks = usize_of(BOOT_MAX_BYTES / u64::from(chunk_bytes).max(1)).min(TRACE_CHUNKS_MAX);
         let words = chunks.min(WATCHED_CHUNKS_MAX).div_ceil(64);
@@ -302,7 +303,7 @@ mod tests {
         for _ in 0..3 {
             merged.merge(&trace(&[(1, 0), (2, 300)]));
         }
-        // Only one boot touched chunk 9; perhaps a backup read it meanwhile.
+        // Only one boot touched chunk 9; perhaps a backup read it at that time.
         let chunks =
             |trace: &Trace| trace.chunks.iter().map(|t| (t.chunk, t.at_ms, t.boots)).collect::<Vec<_>>();
         assert_eq!(chunks(&merged), [(1, 0, 4), (2, 249, 4)]);
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recorder_notes_each_chunk_once_and_ends() {
+    fn a_recorder_records_each_chunk_once_and_ends() {
         let recorder = Recorder::start(Hash::of(b"m"), 100, 65_536, Duration::from_secs(3600));
         for chunk in [5, 3, 5, 99, 3, 1000] {
             recorder.touch(chunk);

@@ -1,4 +1,4 @@
-//! Verify: reads everything that a version needs, and names what is damaged.
+//! Verifies a version: reads everything that it needs, and lists the damage.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub const DAMAGED_LISTED_MAX: usize = 10_000;
 /// The name of the operation, for people.
 const WHAT: &str = "verification";
 /// The fault of an object in which only bytes that no version needs are damaged.
-const NOT_ITS_HASH: &str = "its hash is not its name. The chunks of this version are sound, but another part of the object is damaged. Versions \
+const NOT_ITS_HASH: &str = "its hash is not the one in its name. The chunks of this version are undamaged, but another part of the object is damaged. Versions \
      that need the object cannot be copied from this store. Repair it from a store that has the object";
 
 /// The result of a verification.
@@ -48,8 +48,8 @@ impl Verified {
         self.damaged_chunks.saturating_sub(u64_of(self.damaged.len()))
     }
 
-    /// The number of damaged chunks that are neither listed nor in a lost object. If an object is lost, all of its chunks are known to
-    /// be lost.
+    /// The number of damaged chunks that are neither listed nor in a lost object. If an object is lost, all
+    /// of its chunks are known to be lost.
     pub(crate) fn unlisted_in_existing_objects(&self) -> u64 {
         let lost: HashMap<Hash, u64> = self.objects.iter().filter_map(DamagedObject::lost).collect();
         let listed = self.damaged.iter().filter(|chunk| !lost.contains_key(&chunk.object)).count();
@@ -57,8 +57,8 @@ impl Verified {
         self.damaged_chunks.saturating_sub(known)
     }
 
-    /// The damage, one line for each item. The last line says how many more chunks there are than are listed,
-    /// and what that means. The chunks of a lost data object have no lines of their own.
+    /// The damage, one line for each item. The last line says how many chunks are not listed, and what that
+    /// means. The chunks of a lost data object have no lines of their own.
     pub fn damage(&self) -> Vec<String> {
         let mut damage: Vec<String> = self.objects.iter().map(ToString::to_string).collect();
         let lost = self.objects.iter().filter(|object| object.lost_chunks.is_some());
@@ -81,7 +81,7 @@ impl Verified {
 pub struct DamagedChunk {
     /// Its offset in the image.
     pub image_offset: u64,
-    /// How many bytes of the image are concerned.
+    /// How many bytes of the image are affected.
     pub image_bytes: u64,
     /// The data object that contains it.
     pub object: Hash,
@@ -225,7 +225,7 @@ pub fn verify_in(
     Ok(result)
 }
 
-/// What is wrong with a chunk of a version that was read.
+/// Checks a chunk of a version that was read, and returns its damage.
 fn judge(
     version: &Manifest,
     round: &VerifyRound,
@@ -254,8 +254,8 @@ fn judge(
     }))
 }
 
-/// Reads data objects as a whole and returns those that are bad. An object with damaged chunks is not read,
-/// because its hash says nothing new. It is checked when the chunks have been repaired. `read` gets the
+/// Reads data objects as a whole and returns the bad ones. An object with damaged chunks is not read, because
+/// its hash shows nothing new. It is checked after the chunks have been repaired. `read` is called with the
 /// number of bytes of all objects that were processed.
 fn read_wholes(
     store: &dyn Store,
@@ -278,14 +278,14 @@ fn read_wholes(
     Ok(found)
 }
 
-/// What is wrong with a whole data object in which no chunk was found damaged.
+/// The fault of a whole data object in which no chunk was found damaged.
 fn whole_fault(
     store: &dyn Store,
     object: &ObjectRef,
     (round, cancel): (&VerifyRound, &Cancel),
     read: &mut dyn FnMut(u64),
 ) -> Result<Option<String>, ImageError> {
-    // Opened again: while the chunks were read, a repair may have put another file in its place.
+    // Opened again: while the chunks were read, a repair may have replaced the file.
     let opened = match open_of(store, object) {
         Ok(opened) => opened,
         Err(e) => return damage(e).map(Some),
@@ -304,7 +304,7 @@ fn whole_fault(
         cancel.check(WHAT)?;
         match hash {
             Ok(hash) if hash == object.id => return Ok(None),
-            // The wrong bytes came from one of several servers: the next read asks another one.
+            // The wrong bytes came from one of several servers: the next read uses another one.
             Ok(_) if opened.was_wrong() => {}
             Ok(_) => return Ok(Some(NOT_ITS_HASH.to_owned())),
             Err(e) => return damage(e).map(Some),
@@ -315,7 +315,7 @@ fn whole_fault(
 /// A data object, if it exists, and the fault of its length or header.
 type Opened = (Option<Arc<dyn Object>>, Option<String>);
 
-/// Opens a data object if that is possible at all, and says what is wrong with its length and header.
+/// Opens a data object if that is possible at all, and returns the fault of its length or header.
 fn open_object(store: &dyn Store, object: &ObjectRef, chunk_bytes: u32) -> Result<Opened, ImageError> {
     let opened = match open_of(store, object) {
         Ok(opened) => opened,
@@ -332,14 +332,14 @@ fn open_object(store: &dyn Store, object: &ObjectRef, chunk_bytes: u32) -> Resul
     Ok((Some(opened), reason))
 }
 
-/// The damage of an object that a store cannot give; an error if the failure says nothing about the object.
+/// The damage of an object that a store cannot give; an error if the failure shows nothing about the object.
 fn damage(e: StoreError) -> Result<String, ImageError> {
     let e = ImageError::from(e);
     if e.kind().is_damage() { Ok(e.to_string()) } else { Err(e.context("cannot verify the data object")) }
 }
 
-/// Opens a data object. On a single store, an object of the wrong length can still be read as far as it goes.
-/// On a store with several servers only one of them reported that length, so the object is opened with the
+/// Opens a data object. In a single store, an object of the wrong length can still be read up to its end. In
+/// a store with several servers only one of them reported that length, so the object is opened with the
 /// length from the manifest and read from the others.
 pub(crate) fn open_of(store: &dyn Store, object: &ObjectRef) -> Result<Arc<dyn Object>, StoreError> {
     let opened = store.open_object(object.id)?;
@@ -355,13 +355,13 @@ mod tests {
 
     use super::*;
 
-    /// An object in several places, one of which says that it has 3 bytes.
+    /// An object with several copies, one of which reports a length of 3 bytes.
     struct Places;
 
     struct OnePlace(u64);
 
     fn not_asked<T>() -> Result<T, StoreError> {
-        Err(StoreError::new(StoreErrorKind::Invalid, "nobody asks that"))
+        Err(StoreError::new(StoreErrorKind::Invalid, "this is never called"))
     }
 
     impl Object for OnePlace {
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn the_manifest_says_how_long_an_object_is_and_not_the_first_place() {
+    fn the_length_of_an_object_comes_from_the_manifest() {
         let object = ObjectRef { id: Hash([0; 32]), len_bytes: 5000 };
         assert_eq!(open_of(&Places, &object).unwrap().len_bytes(), 5000);
     }

@@ -1,11 +1,11 @@
-//! A round of checks: version after version of one store, at one rate, each chunk once.
+//! A round of verifications: version after version of one store, at one rate, each chunk once.
 //!
-//! Some bytes of a data object may be needed by no version any more. No version's check covers them, but
-//! damage in them makes a copy of the object fail. The hash of an object covers all its bytes, so only
-//! reading the whole object shows whether it is right. A round reads such an object once, together with the
-//! last of the versions that need it. It does not read it if one of these versions has all chunks of the
-//! object. Every object has such a version until a version is removed: the one for which the object was made.
-//! So bytes are read twice only after a removal.
+//! Some bytes of a data object may not be needed by any version. No version's check covers them, but if they
+//! are damaged, the object cannot be copied. The hash of an object covers all its bytes, so only reading the
+//! whole object shows whether it is right. A round reads such an object once, together with the last of the
+//! versions that need it. It does not read it if one of these versions has all chunks of the object. Every
+//! object has such a version until a version is removed: the one for which the object was made. So bytes are
+//! read twice only after a removal.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -22,28 +22,28 @@ use crate::rate_limit::RateLimit;
 use crate::reader::VersionReader;
 use crate::units::{u64_of, usize_of_u32};
 
-/// The most chunks that are remembered as sound: 448 GiB of data at 64 KiB. They take 72 MiB. Chunks beyond
-/// that are read again for each version that has them.
+/// The most chunks that are remembered as undamaged: 448 GiB of data at 64 KiB. They need 72 MiB. Chunks
+/// beyond that are read again for each version that has them.
 pub const SOUND_MAX: usize = 7 << 20;
 
-/// The most places of chunks that are remembered as not found elsewhere, for all stores together. They take 5
-/// MiB. Other chunks are looked for again for each version that has them.
+/// The most places of chunks that are remembered as not found elsewhere, for all stores together. They need
+/// 5 MiB. Other chunks are searched again for each version that has them.
 const UNFOUND_MAX: usize = 400_000;
 
-/// After this many versions for which a store did not tell where else it has chunks, it is not asked again,
-/// because each request may read all its manifests.
+/// After this many failed requests for the places of a version's chunks, a store is not asked again, because
+/// each request may read all its manifests.
 pub(crate) const FAILURES_MAX: u32 = 3;
 
-/// The shared state of a round's checks. Only right chunks are remembered: a damaged chunk is reported for
-/// each version.
+/// The shared state of a round. Only right chunks are remembered: a damaged chunk is reported for each
+/// version.
 #[derive(Debug)]
 pub struct VerifyRound {
     rate_limit: Arc<RateLimit>,
     sound: Mutex<HashSet<u64>>,
     /// Damaged chunks that are in no other data object of a store.
     unfound: Mutex<HashSet<u64>>,
-    /// For each store, by its displayed name, the number of versions for which it did not tell where it has
-    /// chunks.
+    /// For each store, by its displayed name, the number of versions in a row for which it did not give the
+    /// places of chunks.
     failures: Mutex<HashMap<String, u32>>,
     wholes: Mutex<WholeObjects>,
 }
@@ -73,8 +73,8 @@ impl VerifyRound {
         }
     }
 
-    /// Whether an earlier search for a chunk, as it is packed in this place ([`ChunkKey::sought_in`]), found
-    /// nothing. A search reads all manifests of a store.
+    /// Whether an earlier search for a chunk, as it is compressed in this place ([`ChunkKey::sought_in`]),
+    /// found nothing. A search reads all manifests of a store.
     pub(crate) fn is_unfound(&self, place: ChunkKey) -> bool {
         self.unfound.lock().contains(&place.0)
     }
@@ -87,13 +87,13 @@ impl VerifyRound {
         }
     }
 
-    /// Whether a store failed so often that it is no longer asked where it has chunks.
+    /// Whether a store failed so often that it is no longer asked for the places of chunks.
     pub(crate) fn is_given_up(&self, store: &str) -> bool {
         self.failures.lock().get(store).is_some_and(|versions| *versions >= FAILURES_MAX)
     }
 
-    /// Records whether a store told where it has chunks; it is asked for each version. What counts is the
-    /// number of failures in a row.
+    /// Records whether a store gave the places of chunks of a version. What counts is the number of failures
+    /// in a row.
     pub(crate) fn has_told(&self, store: &str, has_told: bool) {
         let mut failures = self.failures.lock();
         if has_told {
@@ -104,10 +104,10 @@ impl VerifyRound {
         *versions = versions.saturating_add(1);
     }
 
-    /// Begins to verify a version. Returns which of its data objects have to be read as a whole afterwards.
+    /// Begins to verify a version. Returns which of its data objects must be read as a whole afterwards.
     /// These are objects that no other version needs that is still to be verified in this round, and of which
-    /// no version has all chunks. If a store does not list its versions, the result is empty, because this is
-    /// unknown.
+    /// no version has all chunks. If a store does not list its versions, this is unknown, and the result is
+    /// empty.
     pub(crate) fn due_as_wholes(
         &self,
         store: &dyn Store,
@@ -125,7 +125,7 @@ impl VerifyRound {
         Ok(self.wholes.lock().due(version))
     }
 
-    /// Records that a data object has the hash that is its name.
+    /// Records that a data object has the hash in its name.
     pub(crate) fn found_whole(&self, object: Hash) {
         self.wholes.lock().settled.insert(object);
     }
@@ -141,7 +141,7 @@ impl VerifyRound {
     }
 }
 
-/// The images of a store; `None` for a plain web server that has no list of them, has a list for people, or
+/// The images of a store; `None` for a plain web server that has no list of them, has only a web page, or
 /// does not show it.
 fn listed(store: &dyn Store) -> Result<Option<Vec<Image>>, ImageError> {
     match store.listed() {
@@ -150,11 +150,11 @@ fn listed(store: &dyn Store) -> Result<Option<Vec<Image>>, ImageError> {
             tracing::debug!(error = %e, "no data object is checked as a whole");
             Ok(None)
         }
-        Err(e) => Err(ImageError::from(e).context("cannot tell which versions need its data objects")),
+        Err(e) => Err(ImageError::from(e).context("cannot find out which versions need its data objects")),
     }
 }
 
-/// Which data objects still have to be read as a whole. It has as many entries as the lists of versions have
+/// Which data objects must still be read as a whole. It has as many entries as the lists of versions have
 /// versions and objects, and these lists are in memory anyway.
 #[derive(Debug, Default)]
 struct WholeObjects {
@@ -163,12 +163,12 @@ struct WholeObjects {
     /// `None`: not needed so far.
     lists: Option<Lists>,
     /// Objects that need not be read as a whole any more: a verified version has all their chunks, or they
-    /// have the hash that is their name. Bad objects are not in it and are read again, because they may have
-    /// been repaired.
+    /// have the hash in their name. Bad objects are not in it and are read again, because they may have been
+    /// repaired.
     settled: HashSet<Hash>,
 }
 
-/// What a store's lists of versions say.
+/// The contents of a store's lists of versions.
 #[derive(Debug, Default)]
 struct Lists {
     /// Manifests whose versions have not been verified yet.
@@ -218,8 +218,8 @@ impl WholeObjects {
 }
 
 /// The data objects of which a version has all chunks. An import writes the chunks of its object in the order
-/// in which its image has them first. A version that has them in another order is not recognised, and its
-/// object is then only read once more.
+/// of their first use in its image. A version that has them in another order is not recognised, and its
+/// object is then read once more.
 fn held_whole(version: &Manifest) -> impl Iterator<Item = Hash> {
     let header_bytes = u64_of(object_header(version.chunk_bytes()).len());
     let mut ends = vec![header_bytes; version.objects().len()];
@@ -256,8 +256,8 @@ impl ChunkKey {
     }
 }
 
-/// A version that is read at a limited rate, except from memory. The reader itself waits, and no thread that
-/// others need.
+/// A version that is read at a limited rate, except from memory. The reader's own thread waits, and no thread
+/// that others need.
 struct RateLimited {
     version: Arc<VersionReader>,
     rate_limit: Arc<RateLimit>,
@@ -310,7 +310,7 @@ mod tests {
         ] {
             assert!(!round.is_sound(ChunkKey::new(&object, &chunk)));
         }
-        // A chunk packed to the same length was not found; one of another length may be there.
+        // A chunk compressed to the same length was not found; one of another length may exist.
         round.not_found(ChunkKey::new(&one, &chunk(16, 100, b"a")));
         assert!(round.is_unfound(ChunkKey::new(&one, &chunk(16, 100, b"a"))));
         assert!(!round.is_unfound(ChunkKey::new(&one, &chunk(16, 101, b"a"))));
@@ -323,12 +323,12 @@ mod tests {
     }
 
     #[test]
-    fn only_a_repeatedly_failing_store_is_given_up() {
+    fn only_a_repeatedly_failing_store_is_not_asked_again() {
         let round = VerifyRound::new(None);
         for _ in 1..FAILURES_MAX {
             round.has_told("/one", false);
         }
-        // A single success means that the store can tell.
+        // A single success resets the count.
         round.has_told("/one", true);
         for _ in 0..FAILURES_MAX {
             assert!(!round.is_given_up("/one"));
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_has_all_of_an_object_only_with_each_chunk_of_it() {
+    fn a_version_has_a_whole_object_only_with_all_its_chunks() {
         let objects = [b"a", b"b"].map(|name| ObjectRef { id: Hash::of(name), len_bytes: 16 + 300 });
         let held = |chunks: &[(u32, u64)]| {
             let mut builder = ManifestBuilder::new(64 * 4096, 4096, None);

@@ -1,4 +1,4 @@
-//! VHD images (Virtual PC, first generation of Hyper-V), fixed and dynamic, as read-only disks.
+//! Reads VHD images (Virtual PC, first generation of Hyper-V), fixed and dynamic, as read-only disks.
 //!
 //! ```text
 //!   fixed:    the disk's bytes | footer
@@ -7,7 +7,7 @@
 //! The length of the disk is the current size in the footer, which differs from the original size after the
 //! disk was enlarged. The table is checked against the file once, when the image is opened, so that a
 //! truncated file is an error then. Zeroes after the footer of a fixed disk are padding and not part of the
-//! disk. Bitmaps are ignored, as QEMU does: a present block holds zeroes where nothing was written.
+//! disk. Bitmaps are ignored, as in QEMU: in a present block, unwritten sectors are zeroes.
 //!
 //! Not read: differencing disks.
 
@@ -56,12 +56,11 @@ fn is_sound(bytes: &[u8], at: usize) -> bool {
     u32_at(bytes, at) == checksum(bytes, at)
 }
 
-/// The most bytes of padding after a footer. An LVM volume is filled up to 4 MiB, upload tools fill up to 1
-/// MiB.
+/// The most bytes of padding after a footer. An LVM volume is padded to 4 MiB; upload tools pad to 1 MiB.
 const PADDING_BYTES_MAX: u64 = 4 << 20;
 
 /// Where a VHD of fixed size ends in a file, if the file is one: after its footer, which padding may follow.
-/// A footer outside the last sector counts only if it is sound, lies where its disk ends, and only zeroes
+/// A footer outside the last sector counts only if it is valid, is where its disk ends, and only zeroes
 /// follow. Otherwise the file is a disk that happens to contain such bytes.
 pub(crate) fn end_of_fixed(file: &File, file_bytes: u64) -> std::io::Result<Option<u64>> {
     let Some(last) = file_bytes.checked_sub(SECTOR_BYTES) else { return Ok(None) };
@@ -86,7 +85,7 @@ pub(crate) fn end_of_fixed(file: &File, file_bytes: u64) -> std::io::Result<Opti
     Ok(is_footer.then_some(at + SECTOR_BYTES))
 }
 
-/// Where a disk's blocks are.
+/// The places of a disk's blocks.
 #[derive(Debug)]
 struct Blocks {
     block_bytes: u64,
@@ -99,8 +98,8 @@ struct Blocks {
 type ReadAt<'a> = &'a dyn Fn(u64, &mut [u8]) -> Result<(), String>;
 
 /// QEMU opens such a file as if there were no parent, and would read zeroes where the parent has data.
-pub(crate) const DIFFERENCE: &str = "it holds only the difference to a parent: merge it into that first (Hyper-V: Merge-VHD; VirtualBox: \
-     VBoxManage clonemedium), and import what comes of it";
+pub(crate) const DIFFERENCE: &str = "it contains only the difference to a parent: merge it into the parent first (Hyper-V: Merge-VHD; VirtualBox: \
+     VBoxManage clonemedium), and import the result";
 
 /// An open VHD.
 #[derive(Debug)]
@@ -113,12 +112,12 @@ pub(crate) struct Vhd {
 }
 
 impl Vhd {
-    /// Opens the image in an open file. The error says briefly what is wrong with it.
+    /// Opens the image in an open file. The error is a short reason.
     pub(crate) fn open(path: &Path, file: File, file_bytes: u64) -> Result<Arc<dyn FileDisk>, Refusal> {
         let mut start = [0; COOKIE.len()];
         let read = file.read_exact_at(&mut start, 0);
         read.map_err(|e| Refusal::Damaged(unread(&e)))?;
-        // A dynamic disk has a copy of the footer at its start, which counts if the last sector is something
+        // A dynamic disk has a copy of the footer at its start, which is used if the last sector is something
         // else.
         let end = if start == COOKIE {
             None
@@ -134,7 +133,7 @@ impl Vhd {
         read(file_bytes.checked_sub(SECTOR_BYTES).ok_or_else(|| "it is too short".to_owned())?, &mut footer)?;
         let is_footer = |bytes: &[u8]| bytes.starts_with(COOKIE) && is_sound(bytes, 64);
         if !is_footer(&footer) {
-            // The last write to a dynamic disk may have been cut off; then the copy at the start counts.
+            // The last write to a dynamic disk may have been interrupted; then the copy at the start is used.
             read(0, &mut footer)?;
             if !is_footer(&footer) || u32_at(&footer, 60) != 3 {
                 return Err("its footer is damaged".to_owned().into());
@@ -146,7 +145,7 @@ impl Vhd {
         }
         let blocks = match u32_at(&footer, 60) {
             FIXED if size_bytes > file_bytes - SECTOR_BYTES => {
-                return Err(format!("its disk of {size_bytes} bytes is cut off").into());
+                return Err(format!("the file is shorter than its disk of {size_bytes} bytes").into());
             }
             FIXED => None,
             3 => {
@@ -156,14 +155,14 @@ impl Vhd {
             }
             4 => return Err(Refusal::Unsupported(DIFFERENCE.to_owned())),
             other => {
-                return Err(Refusal::Unsupported(format!("it is of type {other}, which is not known here")));
+                return Err(Refusal::Unsupported(format!("it has the unknown type {other}")));
             }
         };
         Ok(Self { path: path.to_owned(), file, size_bytes, blocks })
     }
 
-    /// Where the disk's byte `at` is in the file, `None` for zeroes; and for how many bytes from there that
-    /// holds.
+    /// Where the disk's byte `at` is in the file, `None` for zeroes; and for how many bytes the disk
+    /// continues there.
     fn find(&self, at: u64) -> (Option<u64>, u64) {
         let Some(blocks) = &self.blocks else { return (Some(at), self.size_bytes.saturating_sub(at)) };
         let (number, within) = (at / blocks.block_bytes, at % blocks.block_bytes);
@@ -193,7 +192,7 @@ fn blocks(
     let table_end = needed.checked_mul(4).and_then(|len| table_at.checked_add(len));
     if needed.saturating_mul(4) > TABLE_BYTES_MAX {
         return Err(Refusal::ForQemu(format!(
-            "its table of blocks takes {} bytes (blocks of {block_bytes}), and {TABLE_BYTES_MAX} are the most",
+            "its table of blocks has {} bytes (blocks of {block_bytes}), and the limit is {TABLE_BYTES_MAX}",
             needed.saturating_mul(4)
         )));
     }
@@ -209,7 +208,7 @@ fn blocks(
         let used = block_bytes.min(size_bytes - number * block_bytes);
         let end = u64::from(*sector) * SECTOR_BYTES + bitmap_bytes + used;
         if end > file_bytes {
-            let why = format!("block {number} should go up to {end}, and the file has {file_bytes} bytes");
+            let why = format!("block {number} should end at {end}, but the file has only {file_bytes} bytes");
             return Err(why.into());
         }
     }

@@ -1,6 +1,6 @@
 //! Checks a VHDX before the crate `vhdx-core` reads it. It refuses a file with a log, because the crate
-//! replays logs wrongly and with unbounded memory. It also refuses tables that the crate would read into
-//! memory as a whole.
+//! replays logs wrongly and with unbounded memory. It also refuses tables larger than 64 MiB, because the
+//! crate reads them into memory as a whole.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,19 +11,19 @@ use vhdx::region::{RegionEntry, parse_region_table};
 use crate::foreign::TABLE_BYTES_MAX;
 use crate::units::usize_of;
 
-/// Headers and region tables, and as much after them as the crate examines: a region table may claim more
-/// entries than fit.
+/// The size of the headers and region tables, and of everything after them that the crate examines: a region
+/// table may claim more entries than fit.
 const HEAD_BYTES: u64 = 0x25_0000;
 
 /// Why a file is not given to the crate.
 pub(crate) enum Refusal {
-    /// It has a log that has to be replayed.
+    /// It has a log that must be replayed.
     NotClosed,
-    /// It is not supported. Holds what it is, and what to do.
+    /// It is not supported. Contains what it is, and what to do.
     Unsupported(String),
-    /// It exceeds a limit of this reader, and QEMU may read it. Holds a brief reason.
+    /// It exceeds a limit of this reader, and QEMU may be able to read it. Contains a short reason.
     ForQemu(String),
-    /// It is damaged. Holds a brief reason.
+    /// It is damaged. Contains a short reason.
     Damaged(String),
 }
 
@@ -36,7 +36,7 @@ impl From<String> for Refusal {
 /// Why required bytes could not be read.
 pub(crate) fn unread(error: &std::io::Error) -> String {
     match error.kind() {
-        std::io::ErrorKind::UnexpectedEof => "it ends before what it says is in it".to_owned(),
+        std::io::ErrorKind::UnexpectedEof => "it ends before the data to which its tables refer".to_owned(),
         _ => error.to_string(),
     }
 }
@@ -60,7 +60,7 @@ pub(crate) fn check(file: &File, file_bytes: u64) -> Result<(), Refusal> {
         if u64::from(region.length) <= TABLE_BYTES_MAX {
             return Ok(());
         }
-        let why = format!("its {name} takes {} bytes, and {TABLE_BYTES_MAX} are the most", region.length);
+        let why = format!("its {name} has {} bytes, and the limit is {TABLE_BYTES_MAX}", region.length);
         Err(Refusal::ForQemu(why))
     };
     fits("table of blocks", &regions.bat)?;

@@ -1,4 +1,4 @@
-//! Reads all chunks of a version on several threads, for export and verify.
+//! Reads all chunks of a version on several threads, for export and verification.
 
 use std::slice;
 use std::sync::{Arc, mpsc};
@@ -18,12 +18,12 @@ use crate::verify_round::{ChunkKey, VerifyRound};
 const WALK_THREADS_MAX: usize = 64;
 /// Chunks that a thread takes at a time.
 const TAKE_CHUNKS: usize = 16;
-/// The most unpacked bytes of one read, unless it is a single chunk.
+/// The most decompressed bytes of one read, unless it is a single chunk.
 const READ_MAX_BYTES: usize = 1 << 20;
-/// Reports on their way to the caller; a thread waits if there are more.
+/// The most reports in transit to the caller; a thread waits if there are more.
 const REPORTS_MAX: usize = 256;
 
-/// What is read, and how.
+/// The parameters of a walk.
 pub(crate) struct Walk<'a> {
     pub manifest: &'a Manifest,
     /// The data objects by their numbers; `None` if one is lost.
@@ -42,8 +42,8 @@ type Numbered = (u64, ChunkRef);
 
 impl Walk<'_> {
     /// Reads every chunk with data, in any order and on several threads. `visit` gets the chunk's number, its
-    /// ref, and its checked bytes or an error. Its result goes to `report` on the calling thread, with the
-    /// number of chunks done since the previous report. The first error of `visit` ends the walk.
+    /// reference, and its checked bytes or an error. Its result goes to `report` on the calling thread, with
+    /// the number of chunks done since the previous report. The first error of `visit` ends the walk.
     pub(crate) fn run<T: Send>(
         &self,
         visit: impl Fn(u64, &ChunkRef, Result<&[u8], ImageError>) -> Result<Option<T>, ImageError> + Sync,
@@ -82,7 +82,7 @@ impl Walk<'_> {
                     })?;
             }
             drop(tx);
-            // Moved in, so that it is dropped on return and no thread waits for room in it.
+            // Moved in, so that it is dropped on return and no thread waits for space in it.
             let rx = rx;
             for result in &rx {
                 let (chunks, found) = result?;
@@ -92,8 +92,8 @@ impl Walk<'_> {
         })
     }
 
-    /// One for each processor. Across a network as many as volumes have reads, because the threads wait most
-    /// of the time.
+    /// One thread for each processor. For a remote store as many as volumes have reads, because the threads
+    /// wait most of the time.
     fn threads(&self) -> usize {
         if self.is_remote {
             return FETCH_THREADS;
@@ -101,7 +101,7 @@ impl Walk<'_> {
         std::thread::available_parallelism().map_or(1, usize::from).min(WALK_THREADS_MAX)
     }
 
-    /// A store on this host is read chunk by chunk, because the system reads ahead by itself.
+    /// A local store is read chunk by chunk, because the system reads ahead by itself.
     fn merge_limit(&self) -> MergeLimit {
         let chunks = if self.is_remote {
             let most = READ_MAX_BYTES / usize_of_u32(self.manifest.chunk_bytes()).max(1);
@@ -158,7 +158,7 @@ impl Walk<'_> {
                     visit(*index, chunk, Ok(bytes))?;
                 }
             }
-            // The damage concerns one chunk; the others are good.
+            // The damage affects one chunk; the others are good.
             Err(e) if e.kind().is_damage() && chunks.len() > 1 => {
                 for (index, chunk) in each {
                     self.visit_group(slice::from_ref(index), slice::from_ref(chunk), buffers, visit)?;

@@ -214,7 +214,7 @@ fn boots_are_recorded_on_demand_and_traces_travel_between_hosts() {
     std::fs::write(&junk, "no trace").expect("a file");
     daemon
         .cli(&["image", "trace", "merge", "tiny", text(&junk)])
-        .fails(6, &["junk", "does not start as a boot trace"]);
+        .fails(6, &["junk", "its first bytes are wrong"]);
     let mut other = tiny_disk();
     other[700_000] = 1;
     std::fs::write(daemon.path().join("tiny.raw"), other).expect("the disk can be written");

@@ -14,7 +14,7 @@ const CLUSTER_BYTES: usize = 64 << 10;
 pub(super) const ROOT_AT: usize = 2 * 512;
 pub(super) const CLUSTER_AT: usize = 3 * 512;
 
-/// A FAT12 whose one directory contains itself, followed by `files` empty files. The directory is called
+/// A FAT12 with one directory that contains itself, followed by `files` empty files. The directory is called
 /// `AGAIN`; inside itself it has the given long name, whose length is a multiple of 13 because a part of a
 /// long name has 13 characters.
 pub(super) fn fat_in_itself(long_name: &str, files: usize) -> Vec<u8> {
@@ -73,7 +73,7 @@ fn long_entries(name: &str, short: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A disk with these bytes, of which the whole disk is one partition.
+/// A disk with these bytes, with one partition that covers all of it.
 pub(super) fn device(bytes: Vec<u8>) -> (Arc<dyn Device>, Partition) {
     let partition = Partition { number: 0, offset_bytes: 0, len_bytes: u64_of(bytes.len()) };
     (Arc::new(ReferenceDisk::with_contents(bytes, ReferenceOptions::default())), partition)

@@ -1,15 +1,15 @@
-//! Changed files of a file system: ext2, ext3, ext4, FAT and NTFS.
+//! Compares the files of two file systems: ext2, ext3, ext4, FAT and NTFS.
 //!
 //! Two entries of one path are equal if type, size, attributes, time of modification and link target agree.
 //! If only the time differs, the contents are read and compared, as far as [`Allowance`] permits. A file
 //! whose contents are not compared counts as changed, and a remark says so.
 //!
 //! A time can be set to anything: some images are built with one time for all files, and copies keep times.
-//! The location of files is not known for all kinds of file systems, so a comparison of all contents reads
-//! the whole image. It is done only if blocks changed but no file with other contents was found. Then files
-//! with equal times are read and compared, too. Files that are too long or cannot be read count as equal, and
-//! a remark says so. If this second comparison fails as a whole, for example because of damage, the results
-//! of the first comparison stay.
+//! The location of files on the disk is not known for all kinds of file systems, so comparing all contents
+//! reads the whole image. This is done only if blocks changed but no file with other contents was found. Then
+//! files with equal times are read and compared, too. Files that are too long or cannot be read count as
+//! equal, and a remark says so. If this second comparison fails as a whole, for example because of damage,
+//! the results of the first comparison stay.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -28,17 +28,17 @@ use crate::units::{u64_of, usize_of};
 pub const CHANGED_FILES_MAX: usize = 100_000;
 /// The most memory for the lists of changed files of all partitions. Most of it is paths.
 pub const CHANGED_FILES_BYTES_MAX: usize = 64 << 20;
-/// How much of a file is compared at a time.
+/// How many bytes of a file are compared at a time.
 pub(super) const COMPARE_BYTES: usize = 1 << 20;
 
 /// What happened to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileChange {
-    /// It is new. If it is a directory, everything in it is new and listed too.
+    /// The file is new. If it is a directory, everything in it is new and listed too.
     Added,
-    /// It is gone.
+    /// The file was removed.
     Removed,
-    /// Its content, type or link target differs; or its time differs, and its content is too long to be read.
+    /// Content, type or link target differs; or the time differs, and the content is too long to be read.
     Changed,
     /// Owner, mode or time differs; the content is equal.
     Attributes,
@@ -59,7 +59,7 @@ type Found = (Option<Vec<ChangedFile>>, Option<String>);
 
 /// Compares the file systems in a partition of two versions. If a file system cannot be read, the result is a
 /// remark. The list of changed files uses memory from `list_bytes_left`; while all contents are compared, a
-/// second list takes as much. `compared` is called with the number of additional bytes of files that were
+/// second list needs as much. `compared` is called with the number of additional bytes of files that were
 /// compared.
 pub(super) fn compare(
     from: &Arc<dyn Device>,
@@ -82,7 +82,7 @@ pub(super) fn compare(
             uncompared,
             state: None,
         };
-        // Hostile bytes must not end the caller, even if a crate panics on them.
+        // Malicious file systems must not end the process, even if a crate panics on them.
         let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Fault> {
             let (old, new) = (tree::open(from, partition)?, tree::open(to, partition)?);
             walk.state = remark_on_state(old.remark(), new.remark());
@@ -122,14 +122,14 @@ pub(super) fn compare(
     remarks.extend(walk.visits.remark());
     if walk.unread > 0 {
         remarks.push(format!(
-            "files that claim more than the partition holds, alone or together, \
+            "files that claim more bytes than the partition has, alone or together, \
              count as changed and were not read: {}",
             walk.unread
         ));
     }
     if let Some(files @ 1..) = walk.uncompared {
         remarks.push(format!(
-            "files with the same size and time of modification that claim more than the partition holds, alone or \
+            "files with the same size and time of modification that claim more bytes than the partition has, alone or \
              together, or that cannot be read, were not compared: {files}"
         ));
     }
@@ -167,7 +167,7 @@ struct Walk<'a> {
     state: Option<String>,
 }
 
-/// Combines the remarks of both versions' file systems into one sentence. One of them may have been read
+/// Combines the remarks on both versions' file systems into one sentence. One of them may have been read
 /// without its journal.
 fn remark_on_state(old: Option<String>, new: Option<String>) -> Option<String> {
     match (old, new) {
@@ -202,7 +202,7 @@ impl Walk<'_> {
         self.changed.push(ChangedFile { path, change, size_bytes: node.size_bytes });
     }
 
-    /// Lists a directory. An incomplete list is an error here, because nobody would know what changed.
+    /// Lists a directory. An incomplete list is an error here, because changes could be missed.
     fn list(&mut self, tree: &mut dyn FileSystem, directory: &Node) -> Result<Entries, Fault> {
         let entries = tree.list(directory, &mut self.visits)?;
         match entries.values().find_map(|entry| entry.fault.clone()) {
@@ -295,12 +295,13 @@ impl Walk<'_> {
         Ok(if differs { Some(FileChange::Changed) } else { attributes })
     }
 
-    /// Whether a file is longer than may be read of it.
+    /// Whether a file is longer than the allowance.
     fn is_too_long(&self, node: &Node) -> bool {
         self.allowance.of_file(node.size_bytes) < node.size_bytes
     }
 
-    /// Whether a file with equal size and time has other contents, if contents are to be compared and can be.
+    /// Whether a file with equal size and time has other contents, if contents are to be compared and can be
+    /// read.
     fn is_found_to_differ(&mut self, trees: &mut Trees<'_>, was: &Node, now: &Node) -> bool {
         let Some(uncompared) = self.uncompared else { return false };
         if !self.is_too_long(now)
@@ -368,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_too_deep_is_a_remark() {
+    fn too_deep_directories_are_a_remark() {
         let disk = fat_in_itself("", 1);
         let (files, remark) = compared(disk.clone(), disk.clone(), CHANGED_FILES_BYTES_MAX);
         assert_eq!(files, Some(Vec::new()));
@@ -380,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_too_long_a_path_is_a_remark() {
+    fn too_long_paths_are_a_remark() {
         let name = "n".repeat(247);
         let (paths, remark) = added(fat_in_itself(&name, 1), CHANGED_FILES_BYTES_MAX);
         let longest = paths.iter().map(String::len).max().unwrap();
@@ -389,14 +390,14 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_changed_files_takes_no_more_than_it_may() {
+    fn the_list_of_changed_files_has_a_memory_limit() {
         let (paths, remark) = added(fat_in_itself("", 10), 1000);
         let bytes: usize = paths.iter().map(|path| size_of::<ChangedFile>() + path.len()).sum();
         assert!(!paths.is_empty() && bytes <= 1000, "{bytes}");
         assert!(remark.contains("the others are not listed"), "{remark}");
     }
 
-    /// A disk on which every read except at its beginning panics, like a crate that damage surprises.
+    /// A disk on which every read except at its beginning panics, like a crate that cannot handle damage.
     struct Surprising(Arc<dyn Device>);
 
     impl Device for Surprising {
@@ -420,8 +421,8 @@ mod tests {
 
     #[test]
     fn first_results_stay_if_comparing_all_contents_fails() {
-        // A file of a whole cluster, which is read only for its contents, and a file of which only the time
-        // differs.
+        // A file of a whole cluster, which is read only to compare contents, and a file of which only the
+        // time differs.
         let mut before = fat_in_itself("", 0);
         before[ROOT_AT..ROOT_AT + 32].copy_from_slice(&entry(b"LARGE      ", 0x20, 2));
         before[ROOT_AT + 28..ROOT_AT + 32].copy_from_slice(&65_536_u32.to_le_bytes());

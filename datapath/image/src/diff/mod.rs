@@ -1,17 +1,17 @@
-//! Differences between two versions: chunks, 4 KiB blocks, and files of readable file systems.
+//! Compares two versions: chunks, 4 KiB blocks, and files of readable file systems.
 //!
 //! ```text
 //!   manifests --hashes differ--> chunks --both read and compared--> 4 KiB blocks
 //!   partitions (GPT, MBR, or the whole disk) --readable in both, and blocks changed--> files
 //! ```
 //! Only chunks whose hashes differ are read to count blocks. A file system is read if its partition changed
-//! and it is ext2, ext3, ext4, FAT or NTFS in both versions. Other partitions are named, and their content is
-//! not read. The crate headwater-filesystems reads file systems.
+//! and it is ext2, ext3, ext4, FAT or NTFS in both versions. Other partitions are listed without their
+//! contents. The crate headwater-filesystems reads file systems.
 //!
-//! - [`tree`]: opens the file systems of a disk. [`named`]: single files by name.
+//! - [`tree`]: opens the file systems of a disk. [`named`]: reads single files by name.
 //! - [`files`]: compares two file systems. [`touched`]: reads one file system to find its damaged files.
-//!   [`allowance`]: limits how much of files both read. [`small`]: a few files of one file system, by their
-//!   paths.
+//!   [`allowance`]: limits how many bytes of files both read. [`small`]: reads a few files of one file system
+//!   by their paths.
 
 mod allowance;
 #[cfg(test)]
@@ -97,8 +97,8 @@ pub fn diff(
     cancel: &Cancel,
     progress: &mut dyn FnMut(DiffProgress),
 ) -> Result<Difference, ImageError> {
-    // One cache for both versions: a chunk that both have is fetched once if both are read there one after
-    // the other.
+    // One cache for both versions: a chunk that both have is fetched once if both read it one after the
+    // other.
     let cache = ChunkCache::new(CHUNKS_BYTES);
     let from = VersionReader::open(store, from, Arc::clone(&cache))?;
     let to = VersionReader::open(store, to, cache)?;
@@ -142,8 +142,8 @@ pub fn diff(
     Ok(found)
 }
 
-/// The stretches of changed blocks, ascending. If the images differ in size, the part that only one of them
-/// has counts as changed unless it is zero.
+/// The ranges of changed blocks, ascending. If the images differ in size, the part that only one of them has
+/// counts as changed unless it is zero.
 fn changed_blocks(
     from: &VersionReader,
     to: &VersionReader,

@@ -1,6 +1,6 @@
-//! Single files of a disk by their names.
+//! Reads single files of a disk by their names.
 //!
-//! Names are followed through directories, and not through symbolic links.
+//! Names are followed through directories, but not through symbolic links.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub fn read_file(
         let mut have = 0;
         while let Some(rest) = bytes.get_mut(have..).filter(|rest| !rest.is_empty()) {
             match tree.read(&node, u64_of(have), rest)? {
-                0 => return Err(fault("it is shorter than its directory says")),
+                0 => return Err(fault("it is shorter than its directory entry says")),
                 len => have += len,
             }
         }
@@ -62,7 +62,7 @@ pub fn read_file(
         Ok(Some(Ok(bytes))) => Ok(Some(bytes)),
         Ok(Some(Err(bytes))) => {
             let why =
-                format!("it has {}, and at most {} are read", size::format(bytes), size::format(most_bytes));
+                format!("it has {}, and the limit is {}", size::format(bytes), size::format(most_bytes));
             Err(failed(ImageErrorKind::Invalid, &why))
         }
         Err(fault) => Err(failed(ImageErrorKind::Damaged, &fault)),
@@ -74,12 +74,12 @@ fn in_tree<T>(
     partition: &Partition,
     work: impl FnOnce(&mut dyn FileSystem) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
-    // Hostile bytes must not end the caller, even if a crate panics on them.
+    // Malicious file systems must not end the process, even if a crate panics on them.
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let mut tree = tree::open(disk, partition)?;
         work(&mut *tree)
     }));
-    outcome.unwrap_or_else(|_| Err(fault("the file system is too damaged to be looked into")))
+    outcome.unwrap_or_else(|_| Err(fault("the file system is too damaged to be read")))
 }
 
 fn find(tree: &mut dyn FileSystem, path: &str) -> Result<Option<Node>, Fault> {

@@ -1,4 +1,5 @@
-//! Small files of the file systems on a disk, by their paths. A seal reads them before it makes a version.
+//! Reads small files of the file systems on a disk by their paths. A seal reads them before it makes a
+//! version.
 //!
 //! Links are not followed, and the last part of a path may have one `*`. Partitions without a known file
 //! system are left out. A known file system that cannot be read is reported, and so is a partition table that
@@ -34,11 +35,11 @@ pub struct SmallFile {
 /// The result for one partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SmallFiles {
-    /// `partition 1`, `the whole disk`.
+    /// For example `partition 1`, `the whole disk`.
     pub place: String,
     /// The files that exist.
     pub files: Vec<SmallFile>,
-    /// Paths of files that exist, whether or not their contents can be read.
+    /// Paths of existing files, whether or not their contents can be read.
     pub present: Vec<String>,
     /// Why the file system was not read, or not completely.
     pub unread: Option<String>,
@@ -50,8 +51,8 @@ impl SmallFiles {
     }
 }
 
-/// Reads files at `paths` in all readable file systems of a disk. Also looks for files at `present` without
-/// reading them, because Windows compresses its own files in ways that only Windows reads.
+/// Reads files at `paths` in all readable file systems of a disk. Also checks for files at `present` without
+/// reading them, because Windows compresses its own files in ways that only Windows can read.
 pub fn small_files(
     disk: &Arc<dyn Device>,
     paths: &[&str],
@@ -61,9 +62,9 @@ pub fn small_files(
     let mut out = Vec::new();
     let tables = tree::find_readable(disk.as_ref())?;
     for partition in tables.partitions {
-        cancel.check("the look into file systems")?;
+        cancel.check("reading the file systems")?;
         let mut found = SmallFiles::at(partition.to_string());
-        // Hostile bytes must not end the caller, even if a crate panics on them.
+        // Malicious file systems must not end the process, even if a crate panics on them.
         let read = catch_unwind(AssertUnwindSafe(|| {
             read_all(disk, &partition, (paths, present), cancel, &mut found)
         }));
@@ -79,7 +80,7 @@ pub fn small_files(
         missing.unread = Some(e.to_string());
         out.push(missing);
     }
-    cancel.check("the look into file systems")?;
+    cancel.check("reading the file systems")?;
     Ok(out)
 }
 
@@ -152,8 +153,7 @@ fn find(tree: &mut dyn FileSystem, path: &str, visits: &mut Visits) -> Result<Ve
     Ok(entries.into_iter().filter(|(name, _)| is_meant(name)).map(|(_, node)| node).collect())
 }
 
-/// Finds an entry by its name. If no entry has exactly this name, upper and lower case are not distinguished,
-/// as on some file systems.
+/// Finds an entry by its name. If no entry has exactly this name, case is ignored, as on some file systems.
 fn entry(mut entries: Entries, name: &str) -> Option<Node> {
     entries.remove(name.as_bytes()).or_else(|| {
         let same = |other: &Vec<u8>| other.eq_ignore_ascii_case(name.as_bytes());
@@ -198,9 +198,9 @@ mod tests {
         assert_eq!(found, [SmallFiles { files, ..SmallFiles::at("the whole disk".into()) }]);
     }
 
-    /// With CompactOS, Windows keeps the contents in another stream and leaves a reparse point.
+    /// With CompactOS, Windows stores the contents in another stream and leaves a reparse point.
     #[test]
-    fn a_windows_is_seen_by_a_kernel_that_only_windows_reads() {
+    fn windows_is_detected_by_a_compressed_kernel_file() {
         let dir = tempfile::tempdir().unwrap();
         let (mount, raw) = (dir.path().join("mnt"), dir.path().join("disk.raw"));
         std::fs::create_dir(&mount).unwrap();
@@ -213,7 +213,7 @@ mod tests {
         let script = "import os, sys; os.setxattr(sys.argv[1], 'system.ntfs_reparse_data', \
             bytes.fromhex('17000080' '1000' '0000' '01000000' '02000000' '01000000' '00000000'))";
         run("python3-minimal", "python3", &["-c", script, system.join("ntoskrnl.exe").to_str().unwrap()]);
-        wait_until("it is not busy", || output("mount", Command::new("umount").arg(&mount)).status.success());
+        wait_until("the mount is not busy", || output("mount", Command::new("umount").arg(&mount)).status.success());
         let found = look(std::fs::read(&raw).unwrap(), &["/Windows/System32/ntoskrnl.exe"]);
         let present = vec!["/WINDOWS/system32/ntoskrnl.exe".to_owned()];
         assert_eq!(found, [SmallFiles { present, ..SmallFiles::at("the whole disk".into()) }]);

@@ -1,9 +1,9 @@
 //! Finds the files that cannot be read because of damage.
 //!
-//! Every file of a readable file system (ext2, ext3, ext4, FAT, NTFS) in a damaged partition is read. Reading
-//! fails if a chunk that the file needs is damaged. So the list contains exactly the files that users miss,
-//! whatever the layout. If files claim more than [`Allowance`] permits, a remark says that they were not read
-//! to the end.
+//! Every file of a readable file system (ext2, ext3, ext4, FAT, NTFS) in a damaged partition is read. The
+//! read fails if a chunk that the file needs is damaged. So the list has exactly the unreadable files,
+//! whatever the layout. If files claim more bytes than [`Allowance`] permits, a remark says that they were
+//! not read to the end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -40,9 +40,9 @@ pub struct Touched {
     pub remarks: Vec<String>,
 }
 
-/// Finds the files of a version that the damaged chunks affect, at the rate of the round. If more chunks are
-/// damaged than are listed, all partitions are examined. If the version cannot be opened, the result is a
-/// remark. `progress` is called with the number of bytes of files that were read.
+/// Finds the files of a version that the damaged chunks affect, at the rate limit of the round. If more
+/// chunks are damaged than are listed, all partitions are examined. If the version cannot be opened, the
+/// result is a remark. `progress` is called with the number of bytes of files that were read.
 pub fn files_touched(
     store: &dyn Store,
     manifest: Hash,
@@ -112,7 +112,7 @@ fn look_into(
         first_unread: None,
         read,
     };
-    // Hostile bytes must not end the caller, even if a crate panics on them.
+    // Malicious file systems must not end the process, even if a crate panics on them.
     let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Fault> {
         let mut tree = tree::open(disk, partition)?;
         let root = tree.root();
@@ -122,11 +122,11 @@ fn look_into(
     match outcome {
         Ok(Ok(())) => {}
         Ok(Err(e)) => touched.remarks.push(format!("{partition} is {READABLE} that can be read: {e}")),
-        Err(_) => touched.remarks.push(format!("{partition} is too damaged to be looked into")),
+        Err(_) => touched.remarks.push(format!("{partition} is too damaged to be read")),
     }
     if walk.is_cut {
         touched.remarks.push(format!(
-            "{partition} has files that are not listed: more than {TOUCHED_FILES_MAX} are touched, \
+            "{partition} has more damaged files than are listed: they are more than {TOUCHED_FILES_MAX}, \
              or their paths have more than {} MiB",
             TOUCHED_PATHS_BYTES_MAX >> 20
         ));
@@ -136,7 +136,7 @@ fn look_into(
     }
     if let Some(first) = walk.first_unread {
         touched.remarks.push(format!(
-            "{partition} has files that claim more than it holds, alone or together, \
+            "{partition} has files that claim more bytes than it has, alone or together, \
              and were not read to the end: {}, the first is {first}",
             walk.unread
         ));
@@ -210,7 +210,7 @@ impl Walk<'_> {
         let mut at = 0u64;
         let mut is_readable = true;
         while !self.cancel.is_cancelled() {
-            // Its end is read, too, so that an empty file is opened.
+            // The end is read too, even of an empty file, so that the file is opened.
             if (most_bytes..node.size_bytes).contains(&at) {
                 self.note_unread(node);
                 break;
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_too_deep_is_a_remark() {
+    fn too_deep_directories_are_a_remark() {
         for name in [String::new(), "n".repeat(247)] {
             let touched = looked_into(fat_in_itself(&name, 1), Touched::default());
             assert_eq!((touched.files.len(), touched.remarks.len()), (0, 1), "{:?}", touched.remarks);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_paths_of_damaged_files_take_no_more_than_they_may() {
+    fn the_paths_of_damaged_files_have_a_memory_limit() {
         let mut disk = fat_in_itself("", 1);
         // The directory's entry for itself now claims a byte, and has no cluster.
         disk[CLUSTER_AT + 32 + 28] = 1;

@@ -18,7 +18,7 @@ pub(crate) fn open(disk: &Arc<dyn Device>, partition: &Partition) -> Result<Box<
     headwater_filesystems::open(Bytes::new(Arc::new(Arc::clone(disk)), partition))
 }
 
-/// The limits of a visit that ends if it is cancelled.
+/// The limits of a walk through a file system that ends if it is cancelled.
 pub(crate) fn visits(cancel: &Cancel) -> Visits {
     let cancel = cancel.clone();
     Visits::new(move || cancel.is_cancelled())
@@ -33,7 +33,7 @@ pub(crate) fn find(disk: &dyn Device) -> Result<Vec<Partition>, ImageError> {
     }
 }
 
-/// The same, even if a table of logical partitions cannot be read.
+/// As [`find`], even if a table of logical partitions cannot be read.
 pub(crate) fn find_readable(disk: &dyn Device) -> Result<Partitions, ImageError> {
     partitions(&disk, disk.geometry().logical_block_bytes.into()).map_err(image_error)
 }

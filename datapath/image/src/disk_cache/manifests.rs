@@ -1,4 +1,5 @@
-//! Manifests of versions that were opened, so that the versions can be opened again while no server answers.
+//! Caches manifests of opened versions on the local disk, so that the versions can be opened again while no
+//! server answers.
 
 use std::io;
 
@@ -9,7 +10,7 @@ use crate::disk_cache::sidecars::SidecarDirectory;
 use crate::error::ImageError;
 
 const DIR: &str = "manifests";
-/// Manifests take at most the cache's size divided by this, in addition to the chunks.
+/// Manifests use at most the cache's size divided by this, in addition to the chunks.
 const SHARE: u64 = 16;
 
 impl DiskCache {
@@ -17,16 +18,16 @@ impl DiskCache {
         SidecarDirectory::new(self.dir.join(DIR), self.capacity_bytes / SHARE)
     }
 
-    /// The manifest, if it is here and sound.
+    /// The manifest, if it is cached and undamaged.
     pub(crate) fn manifest(&self, id: Hash) -> Option<Vec<u8>> {
         let (bytes, _) = self.manifests().read(id, MANIFEST_MAX_BYTES)?;
         (Hash::of(&bytes) == id).then_some(bytes)
     }
 
-    /// Keeps a manifest if possible. The least recently used manifests are removed if space is needed.
+    /// Caches a manifest if possible. The least recently used manifests are removed if space is needed.
     pub(crate) fn keep_manifest(&self, id: Hash, bytes: &[u8]) {
         if let Err(e) = self.must_keep_manifest(id, bytes) {
-            tracing::warn!(error = %e, "cannot keep the manifest of a version in the chunk cache; the version is opened, and not without servers later");
+            tracing::warn!(error = %e, "cannot write the manifest of a version to the chunk cache: the version opens now, but cannot be opened while no server answers");
         }
     }
 
@@ -35,15 +36,15 @@ impl DiskCache {
         self.try_keep_manifest(id, bytes).map_err(|e| {
             let (version, dir) = (id.short(), self.dir.join(DIR));
             let tried = format!(
-                "cannot keep the manifest of version {version} in {}, so the version cannot be opened while no server answers \
-                 (check that there is free space, and that the directory can be written)",
+                "cannot write the manifest of version {version} to {}, so the version cannot be opened while no server answers \
+                 (check that there is free space, and that the directory is writable)",
                 dir.display()
             );
             ImageError::from_os(tried, &e)
         })
     }
 
-    /// Marks a manifest as used now. Returns whether it is here.
+    /// Marks a manifest as used now. Returns whether it is cached.
     pub(crate) fn use_manifest(&self, id: Hash) -> io::Result<bool> {
         self.manifests().touch(id)
     }
@@ -53,7 +54,8 @@ impl DiskCache {
             return self.use_manifest(id).map(drop);
         }
         self.manifests().keep(id, bytes).inspect_err(|_| {
-            // If the sync of the directory failed, the file exists and is not durable. The next call writes it again.
+            // If the sync of the directory failed, the file exists and is not durable. The next call writes
+            // it again.
             let _ = self.manifests().remove(id);
         })
     }
@@ -68,7 +70,7 @@ mod tests {
     use crate::disk_cache::tests::open_again;
 
     #[test]
-    fn manifests_are_kept_whole_and_bounded() {
+    fn cached_manifests_are_complete_and_bounded() {
         let dir = tempfile::tempdir().unwrap();
         let cache = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
         let manifests: Vec<Vec<u8>> = (0..3).map(|n| vec![n; 1 << 20]).collect();

@@ -1,30 +1,30 @@
-//! Chunks of remote images on a local disk, bounded, for all volumes of a process.
+//! A cache of chunks of remote images on a local disk, with a size limit, for all volumes of a process.
 //!
 //! ```text
-//!   DIR/cache          what the directory is
+//!   DIR/cache          identifies the directory as a cache
 //!   DIR/lock           locked by the one process that uses it
-//!   DIR/segment-N      records, one after another; N counts up
+//!   DIR/segment-N      records, one after another; N increases
 //!   DIR/lost-N         a segment that could not be synced: it is read while it exists, and nothing in it counts as durable
-//!   DIR/moving         the next segment, while the chunks that stay are copied to it from a segment that is removed
+//!   DIR/moving         the next segment, to which the remaining chunks of a segment are copied before that is removed
 //!   DIR/traces/HASH    boot traces that were recorded here
 //!   DIR/manifests/HASH manifests of versions that were opened
 //!   DIR/stores/HASH    the settings and lists of their stores: see [`stores`]
 //! ```
 //! A record is a chunk as it is in the store, preceded by its hash and length. Chunks are appended to the
-//! newest segment. When there is no room, the oldest segment is removed that does not consist of retained
-//! chunks only. Chunks in it that were used since they came, or that belong to a retained version, are copied
-//! to a new segment first ([`moving`]).
+//! newest segment. If the cache is full, the oldest segment is removed, except segments of retained chunks
+//! only. Its chunks that were used since they were written, or that belong to a retained version, are first
+//! copied to a new segment ([`moving`]).
 //!
 //! # Guarantees
-//! - The reader checks every chunk from here, as it checks chunks from a server. A wrong chunk is forgotten
-//!   and fetched again.
+//! - The reader checks every chunk of the cache, like a chunk from a server. A wrong chunk is removed from
+//!   the index and fetched again.
 //! - Chunks that need not be durable are not synced: after a crash a record is either complete or detectably
-//!   broken. Four things are synced: `cache`, the files that are needed to open a version without servers,
+//!   damaged. Four things are synced: `cache`, the files that are needed to open a version without servers,
 //!   boot traces, and the chunks of a version that is reported as complete ([`DiskCache::sync`]).
-//! - The segment files never take more than the limit. A full or failing disk costs the cache, not the read.
-//! - Chunks of a retained version are removed only after they were copied elsewhere. If copying fails, their
-//!   segment stays. A chunk that cannot be synced is read as before, but counts as lacking: it can be put
-//!   once more, and it is the first to be removed.
+//! - The segment files never exceed the limit. A full or failing disk disables caching, not reading.
+//! - Chunks of a retained version are removed only after they were copied to another segment. If copying
+//!   fails, their segment stays. A chunk that could not be synced is read as before, but counts as missing:
+//!   it can be written once more, and it is the first to be removed.
 //!
 //! # Lock order
 //! `keeping`; `syncing`, `beginning`, `state`. Every read waits for `state`, so it is not held across I/O,
@@ -65,7 +65,7 @@ const SEGMENT_MAX_BYTES: u64 = 64 << 20;
 /// Segments that are read concurrently when a cache is opened, each on a thread: after a start of the host
 /// each record in them is a read that waits for the disk.
 const SCANS_AT_A_TIME: usize = 8;
-/// How much of the cache, in parts of 16, retained versions may fill. The rest is needed to move them.
+/// How much of the cache, in parts of 16, retained versions may use. The rest is needed to move them.
 const KEPT_SHARE: u64 = 13;
 
 const MARK_FILE: &str = "cache";
@@ -95,7 +95,7 @@ impl Place {
 enum Synced {
     NotYet,
     Yes,
-    /// A sync failed. No later sync can tell what is on the disk. Every read is still checked.
+    /// A sync failed. No later sync can show what is on the disk. Every read is still checked.
     Failed,
 }
 
@@ -104,10 +104,10 @@ struct Segment {
     number: u64,
     path: PathBuf,
     file: Arc<File>,
-    /// The length that has been claimed.
+    /// The length that is in use or reserved for writers.
     len: u64,
     hashes: Vec<Hash>,
-    /// A sync failed. No chunk is added any more, because it is unknown which of its pages are on the disk.
+    /// A sync failed. No chunk is added any more, because it is unknown which pages are on the disk.
     is_lost: bool,
 }
 
@@ -126,12 +126,12 @@ struct State {
     kept: Vec<Arc<KeptVersion>>,
     /// Whether writing failed, and that was logged.
     failing: bool,
-    /// Set while a thread makes room.
+    /// Set while a thread makes space.
     moving: bool,
-    /// How many chunks are skipped before the cache tries again to make room, after that failed.
+    /// How many chunks are not cached before the cache tries again to make space, after that failed.
     passes: u32,
-    /// This process began the segments from this number on. The end of an older one may be half a record, so
-    /// nothing is appended to it.
+    /// This process created the segments from this number on. An older one may end with an incomplete record,
+    /// so nothing is appended to it.
     fresh_from: u64,
 }
 
@@ -149,11 +149,11 @@ impl State {
 /// The chunks of a version that must stay.
 #[derive(Debug)]
 struct KeptVersion {
-    /// Each with the length of its record.
+    /// The chunks, with the lengths of their records.
     chunks: HashTable<u64>,
 }
 
-/// What the cache has done since it was opened.
+/// Counters of the cache since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskCacheCounters {
     /// Lookups that found the chunk.
@@ -162,7 +162,7 @@ pub struct DiskCacheCounters {
     pub misses: u64,
     /// Chunks written.
     pub writes: u64,
-    /// Chunks dropped to make room.
+    /// Chunks dropped to make space.
     pub evictions: u64,
     /// Chunks whose bytes were wrong, and that were fetched again.
     pub damaged: u64,
@@ -192,9 +192,9 @@ pub struct DiskCache {
     capacity_bytes: u64,
     segment_bytes: u64,
     state: Mutex<State>,
-    /// Held while a decision is made whether one more version can be retained.
+    /// Held while a thread decides whether one more version can be retained.
     keeping: Mutex<()>,
-    /// Held while a segment's file is created. Only threads that put chunks wait for it.
+    /// Held while a segment's file is created. Only threads that write chunks wait for it.
     beginning: Mutex<()>,
     /// Held while the cache is synced: if two threads sync a file, the system reports a failure to only one
     /// of them.
@@ -212,7 +212,7 @@ impl DiskCache {
             return Err(ImageError::new(
                 ImageErrorKind::Invalid,
                 format!(
-                    "a chunk cache of {} in {} is too small: it takes {} or more",
+                    "a chunk cache of {} in {} is too small: the minimum is {}",
                     size::format(capacity_bytes),
                     dir.display(),
                     size::format(DISK_CACHE_MIN_BYTES)
@@ -305,11 +305,11 @@ impl DiskCache {
             }
         }
         let mut state = self.state.lock();
-        // The limit may be smaller than before. No version is retained yet. The space to move a segment is
+        // The limit may be smaller than before. No version is retained yet. The space for moving a segment is
         // reserved for the present segment length, so longer segments are removed, wherever they are.
         self.remove_longer(&mut state);
         // If moving a segment was interrupted, its chunks exist twice. Such a segment is removed before all
-        // others: its other chunks were to be dropped.
+        // others: its other chunks were about to be dropped.
         let segments = std::mem::take(&mut state.segments);
         let is_moved = |segment: &Segment| {
             let found = moving::places_in(&state, segment).count();
@@ -322,7 +322,7 @@ impl DiskCache {
         Ok(())
     }
 
-    /// Fills `into` with the stored bytes of a chunk, if they are here.
+    /// Fills `into` with the stored bytes of a chunk, if they are cached.
     pub(crate) fn get(&self, hash: &Hash, into: &mut Vec<u8>) -> bool {
         let found = {
             let mut state = self.state.lock();
@@ -348,9 +348,9 @@ impl DiskCache {
         file.read_exact_at(into, place.offset).inspect_err(|e| self.forget(hash, e)).is_ok()
     }
 
-    /// Fills `into` with the stored bytes of a chunk that still has to be read back: an earlier process left
-    /// it and nobody has confirmed that it [was right](Self::was_right), or it could not be synced. The call
-    /// does not count as a use.
+    /// Fills `into` with the stored bytes of a chunk that must still be read back: an earlier process wrote
+    /// it and nobody has confirmed it with [`Self::was_right`], or it could not be synced. The call does not
+    /// count as a use.
     pub(crate) fn get_unread(&self, hash: &Hash, into: &mut Vec<u8>) -> bool {
         let found = {
             let state = self.state.lock();
@@ -361,34 +361,34 @@ impl DiskCache {
         found.is_some_and(|(place, file)| self.read(hash, place, &file, into))
     }
 
-    /// Confirms that the stored bytes are the chunk.
+    /// Confirms that the stored bytes are those of the chunk.
     pub(crate) fn was_right(&self, hash: &Hash) {
         if let Some(place) = self.state.lock().index.get_mut(hash) {
             place.is_unread = false;
         }
     }
 
-    /// Whether a chunk is here; reads nothing.
+    /// Whether a chunk is cached; reads nothing.
     pub(crate) fn has(&self, hash: &Hash) -> bool {
         self.state.lock().index.contains_key(hash)
     }
 
-    /// Whether a chunk should be put: it is not here, or could not be synced.
+    /// Whether a chunk should be written: it is not cached, or could not be synced.
     pub(crate) fn lacks(&self, hash: &Hash) -> bool {
         self.state.lock().index.get(hash).is_none_or(|place| place.synced == Synced::Failed)
     }
 
-    /// Whether a chunk is here and survives a power cut.
+    /// Whether a chunk is cached and survives a power cut.
     pub(crate) fn is_durable(&self, hash: &Hash) -> bool {
         self.state.lock().index.get(hash).is_some_and(|place| place.synced == Synced::Yes)
     }
 
-    /// Whether a chunk is here, answered without waiting for other threads.
+    /// Whether a chunk is cached, answered without waiting for other threads.
     pub(crate) fn has_now(&self, hash: &Hash) -> bool {
         self.state.try_lock().is_some_and(|state| state.index.contains_key(hash))
     }
 
-    /// Forgets a chunk whose stored bytes were wrong.
+    /// Removes a chunk whose stored bytes were wrong from the index.
     pub(crate) fn forget(&self, hash: &Hash, why: &dyn std::fmt::Display) {
         if self.state.lock().index.remove(hash).is_some() {
             self.counters.damaged.fetch_add(1, Ordering::Relaxed);
@@ -397,12 +397,12 @@ impl DiskCache {
         }
     }
 
-    /// The longest record that is kept. Longer records would fill segments badly.
+    /// The longest record that is cached. Longer records would waste space in segments.
     fn record_max_bytes(&self) -> u64 {
         self.segment_bytes / 2
     }
 
-    /// Keeps the stored bytes of a chunk.
+    /// Writes the stored bytes of a chunk to the cache.
     pub(crate) fn put(&self, hash: &Hash, stored: &[u8]) {
         if let Err(e) = self.try_put(hash, stored) {
             self.counters.failures.fetch_add(1, Ordering::Relaxed);
@@ -426,7 +426,7 @@ impl DiskCache {
         file.write_all_at(&record, offset)?;
         let mut state = self.state.lock();
         state.failing = false;
-        // The segment may be removed by now, or a failed sync may have lost the bytes.
+        // The segment may have been removed by now, or a failed sync may have lost the bytes.
         if let Some(segment) = state.segment_mut(number).filter(|segment| !segment.is_lost) {
             segment.hashes.push(*hash);
             let offset = offset + u64_of(RECORD_HEADER_BYTES);
@@ -436,7 +436,7 @@ impl DiskCache {
         Ok(())
     }
 
-    /// How much of the cache is free for chunks that may be evicted: what the retained versions leave.
+    /// How much of the cache is free for chunks that may be evicted: everything except the retained versions.
     pub fn room_bytes(&self) -> u64 {
         let kept = self.state.lock().kept.clone();
         self.keeps_at_most_bytes().saturating_sub(bytes_of(&kept))
@@ -446,7 +446,7 @@ impl DiskCache {
         self.capacity_bytes / SEGMENTS * KEPT_SHARE
     }
 
-    /// Retains the chunks of a version, once they are here, while the returned value lives.
+    /// Retains the chunks of a version, once they are cached, until the returned value is dropped.
     pub(crate) fn keep(
         self: &Arc<Self>,
         manifest: Hash,
@@ -470,7 +470,7 @@ impl DiskCache {
             );
             return Err(ImageError::new(ImageErrorKind::NoSpace, why));
         }
-        // Versions that are released meanwhile only leave more room.
+        // Versions that are released in the meantime only leave more space.
         let _one_at_a_time = self.keeping.lock();
         let others = self.state.lock().kept.clone();
         let others_bytes = bytes_of(&others);
@@ -480,9 +480,9 @@ impl DiskCache {
             return Err(ImageError::new(
                 ImageErrorKind::NoSpace,
                 format!(
-                    "version {} does not fit into the chunk cache {}: it takes {more_bytes} bytes beside the \
-                     {others_bytes} that are kept for other versions, and of {} bytes at most {room} can be kept: make \
-                     the cache larger",
+                    "version {} does not fit into the chunk cache {}: it needs {more_bytes} bytes in addition to the \
+                     {others_bytes} of other retained versions, and of {} bytes at most {room} can be retained: make the \
+                     cache larger",
                     manifest.short(),
                     self.dir.display(),
                     self.capacity_bytes
@@ -503,15 +503,15 @@ fn bytes_of(kept: &[Arc<KeptVersion>]) -> u64 {
 }
 
 impl KeptVersion {
-    /// The size of its records beyond those that `others` have too. A chunk is kept once, however many
-    /// versions have it.
+    /// The size of its records that none of `others` has. A chunk is stored once, however many versions have
+    /// it.
     fn bytes_beside(&self, others: &[Arc<Self>]) -> u64 {
         let is_new = |hash: &Hash| !others.iter().any(|other| other.chunks.contains_key(hash));
         self.chunks.iter().filter(|(hash, _)| is_new(hash)).map(|(_, len)| len).sum()
     }
 }
 
-/// Retains a version in the cache while it lives.
+/// Retains a version in the cache until it is dropped.
 #[derive(Debug)]
 pub(crate) struct RetainedVersion {
     cache: Arc<DiskCache>,
@@ -524,7 +524,7 @@ impl Drop for RetainedVersion {
     }
 }
 
-/// Opens a file of the cache, for its owner only, because it holds parts of disks. It follows no link,
+/// Opens a file of the cache, readable only by its owner, because it has parts of disks. It follows no link,
 /// because another user may have put one there if the directory is writable for others.
 fn open_own(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
     let no_follow = i32::try_from(rustix::fs::OFlags::NOFOLLOW.bits()).unwrap_or(0);
@@ -538,19 +538,19 @@ fn open_segment(path: &Path) -> std::io::Result<(File, u64)> {
     Ok((file, len))
 }
 
-/// Creates a directory of the cache if it is missing, for its owner only.
+/// Creates a directory of the cache if it is missing, accessible only to its owner.
 fn make_own(dir: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
-/// What the file `cache` of a directory says.
+/// The content of the file `cache` of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// A cache of this format.
     Ours,
-    /// A full disk or a power cut interrupted an earlier release that created it.
+    /// A full disk or a power cut interrupted an earlier release that created the cache.
     Begun,
-    /// Anything else, which is left alone.
+    /// Anything else: the directory is not used.
     Foreign,
 }
 
@@ -564,7 +564,7 @@ impl Mark {
     }
 }
 
-/// Marks the directory as a cache. A directory with other files in it is not taken over.
+/// Marks the directory as a cache. A directory with other files in it is refused.
 fn mark(dir: &Path) -> Result<(), ImageError> {
     let (path, part) = (dir.join(MARK_FILE), dir.join(MARK_PART));
     let failed =
@@ -586,7 +586,7 @@ fn mark(dir: &Path) -> Result<(), ImageError> {
         let name = entry.map_err(failed)?.file_name();
         if name != "lock" && name != MARK_PART && !(is_begun && name == MARK_FILE) {
             let why = format!(
-                "{} is no chunk cache, and is not empty (it holds {}): choose another directory",
+                "{} is no chunk cache, and is not empty (it has {}): choose another directory",
                 dir.display(),
                 name.display()
             );

@@ -1,16 +1,17 @@
-//! Makes room in the chunk cache: removes a segment after the chunks that stay have been copied elsewhere. It
-//! chooses the oldest segment that gives space back. A segment that consists of retained chunks only would
-//! just be rewritten. A segment that could not be synced is removed before all others.
+//! Makes space in the chunk cache: removes a segment after its remaining chunks have been copied to another
+//! one. It chooses the oldest segment whose removal frees space. A segment of retained chunks only would just
+//! be rewritten. A segment that could not be synced is removed before all others.
 //!
-//! 1. The segment becomes the first one, and the chunks that do not stay leave the index.
+//! 1. The segment becomes the first one, and the chunks to drop are removed from the index.
 //! 2. All other chunks, including those that still arrive in the segment, are copied to the file `moving`. No
-//!    other thread knows that file, and readers continue to find the chunks in the old place.
-//! 3. The copy is renamed to a segment. Chunks that arrived in the old segment meanwhile are copied, too.
+//!    other thread knows that file, and readers continue to use the old segment.
+//! 3. The copy is renamed to a segment. Chunks that arrived in the old segment in the meantime are copied,
+//!    too.
 //! 4. The copy becomes the newest segment, the index points into it, and the old segment is removed.
 //!
 //! Steps 1 and 4 each run under the lock, except for the removal itself; 2 and 3 run without it. A chunk that
-//! is put meanwhile and finds no room is not kept. There is always room for the copy, because nothing else
-//! uses the last segment's worth of the limit.
+//! is written in the meantime and finds no space is not cached. There is always space for the copy, because
+//! the last segment's worth of the limit is reserved for it.
 //!
 //! If 2 or 3 fails, or the process ends before 3, the copy is removed and the segment stays. If the process
 //! ends before 4, the segment whose chunks exist twice is removed first. If a segment has no chunk of a
@@ -32,17 +33,17 @@ use crate::index::HashTable;
 use crate::units::{u64_of, usize_of_u32};
 
 const MOVING: &str = "moving";
-/// How many chunks are not kept after a failed move. A failing disk should not be kept busy with retries.
+/// How many chunks are not cached after a failed move. A failing disk should not be kept busy with retries.
 const PASSES: u32 = 256;
-/// A segment is chosen before younger ones if it gives back at least this part of its length. Less is not
-/// worth the copying while others give more.
+/// A segment is chosen before younger ones if its removal frees at least 1 / `WORTH_MOVING` of its length.
+/// Freeing less is not worth the copying while other segments free more.
 const WORTH_MOVING: u64 = 4;
 
 /// How many segments are examined for one that is worth moving, once a candidate is known. Readers wait
 /// during the search.
 const MOST_LOOKED_AT: usize = 64;
 
-/// What happens to a segment's chunks when it is removed.
+/// What happens to the chunks of a segment that is removed.
 #[derive(Default)]
 struct SegmentChunks {
     stay: Vec<Hash>,
@@ -62,7 +63,7 @@ struct Copied {
     places: HashTable<u64>,
 }
 
-/// Removes what a process left that ended during a move.
+/// Removes the file of a process that ended during a move.
 pub(super) fn remove_rest(dir: &Path) -> io::Result<()> {
     match fs::remove_file(dir.join(MOVING)) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -71,12 +72,12 @@ pub(super) fn remove_rest(dir: &Path) -> io::Result<()> {
 }
 
 impl DiskCache {
-    /// Whether `len` more bytes leave the room that moving needs.
+    /// Whether `len` more bytes leave the space that moving needs.
     pub(super) fn has_room(&self, state: &State, len: u64) -> bool {
         state.bytes.saturating_add(len).saturating_add(self.segment_bytes) <= self.capacity_bytes
     }
 
-    /// Claims room for a record in the newest segment. `None`: there is none now. It moves at most one
+    /// Reserves space for a record in the newest segment. `None`: there is none now. It moves at most one
     /// segment, because the caller has other work.
     pub(super) fn claim(&self, len: u64) -> io::Result<Option<(u64, Arc<File>, u64)>> {
         let mut has_moved = false;
@@ -113,8 +114,8 @@ impl DiskCache {
         }
     }
 
-    /// The segment to remove; `None` if everything must stay. Among the first segments it takes one that
-    /// gives enough back. No other thread removes a segment meanwhile.
+    /// The segment to remove; `None` if everything must stay. Among the first segments it takes one whose
+    /// removal frees enough. No other thread removes a segment in the meantime.
     fn choose(&self) -> Option<u64> {
         let numbers = may_go(&self.state.lock());
         let mut best = None;
@@ -138,7 +139,7 @@ impl DiskCache {
         best.map(|(_, number)| number)
     }
 
-    /// Makes room. Returns whether something had to be copied.
+    /// Makes space. Returns whether chunks were copied.
     fn move_segment(&self, number: u64) -> io::Result<bool> {
         let mut state = self.state.lock();
         let at = state.segments.iter().position(|segment| segment.number == number);
@@ -148,7 +149,7 @@ impl DiskCache {
         let has_more = self.thin_first(&mut state);
         drop(state);
         if let Some(gone) = self.move_first()? {
-            // Without the lock: readers wait for that, and freeing the space takes time.
+            // Without the lock, because readers wait for it, and freeing the space takes time.
             let freed_bytes = unlink(gone);
             let mut state = self.state.lock();
             state.bytes = state.bytes.saturating_sub(freed_bytes);
@@ -156,7 +157,7 @@ impl DiskCache {
         Ok(has_more)
     }
 
-    /// Claims room in the newest segment, if the record fits.
+    /// Reserves space in the newest segment, if the record fits.
     fn claim_in_newest(&self, state: &mut State, len: u64) -> Option<(u64, Arc<File>, u64)> {
         let newest = self.newest(state, len)?;
         let offset = newest.len;
@@ -173,8 +174,8 @@ impl DiskCache {
         (takes_more && newest.len + len <= self.segment_bytes).then_some(newest)
     }
 
-    /// Begins a segment, unless another thread has done so meanwhile. A disk that is slow to create a file
-    /// delays no reader.
+    /// Creates a segment, unless another thread has done so. A disk that is slow to create a file delays no
+    /// reader.
     fn begin_segment(&self, len: u64) -> io::Result<()> {
         let _alone = self.beginning.lock();
         let mut state = self.state.lock();
@@ -214,12 +215,12 @@ impl DiskCache {
     fn move_first(&self) -> io::Result<Option<Segment>> {
         let mut copied: Option<Copied> = None;
         let moved = self.copy_first(&mut copied);
-        // A copy that cannot be removed is cleaned up with the next move.
+        // If the copy cannot be removed, the next move cleans it up.
         if moved.is_err()
             && let Some((_, path)) = copied.and_then(|copy| copy.name)
             && let Err(e) = fs::rename(&path, self.dir.join(MOVING))
         {
-            tracing::warn!(path = %path.display(), error = %e, "cannot take back the name of a failed move");
+            tracing::warn!(path = %path.display(), error = %e, "cannot remove the segment of a failed move");
         }
         moved
     }
@@ -259,7 +260,7 @@ impl DiskCache {
                 stored.resize(usize_of_u32(place.len), 0);
                 match from.read_exact_at(&mut stored, place.offset) {
                     Ok(()) => copy.append(&hash, place.len, &stored)?,
-                    // It is lost, whatever happens to the segment.
+                    // The copy is lost, whatever happens to the segment.
                     Err(e) => self.forget(&hash, &e),
                 }
             }
@@ -273,7 +274,7 @@ impl DiskCache {
         {
             let mut hashes = Vec::with_capacity(copy.places.len());
             for (hash, offset) in copy.places {
-                // The chunk may have been forgotten meanwhile, and put elsewhere.
+                // The chunk may have been removed from the index, and written to another segment.
                 if let Some(place) = state.index.get_mut(&hash).filter(|place| place.segment == number) {
                     // The copy was synced before it was renamed. If the original could not be synced, its
                     // bytes may be wrong.
@@ -310,7 +311,7 @@ impl DiskCache {
         Some(first)
     }
 
-    /// Removes segments that are longer than the segment length. A cache with a larger limit left them.
+    /// Removes segments that are longer than the segment length. A cache with a larger limit created them.
     pub(super) fn remove_longer(&self, state: &mut State) {
         let (shorter, longer) =
             std::mem::take(&mut state.segments).into_iter().partition(|it| it.len <= self.segment_bytes);
@@ -322,7 +323,7 @@ impl DiskCache {
     /// Cleans up after a failed move. Returns the complete error.
     fn after_failure(&self, state: &mut State, error: &io::Error) -> io::Error {
         if let Err(e) = remove_rest(&self.dir) {
-            tracing::warn!(dir = %self.dir.display(), error = %e, "cannot remove the rest of a failed move");
+            tracing::warn!(dir = %self.dir.display(), error = %e, "cannot remove the file of a failed move");
         }
         state.passes = PASSES;
         let Some(first) = state.segments.front() else {
@@ -332,12 +333,12 @@ impl DiskCache {
         let is_kept = |hash: &Hash| state.kept.iter().any(|version| version.chunks.contains_key(hash));
         let must_stay = places_in(state, first).any(|(hash, _)| is_kept(&hash));
         let outcome = if must_stay {
-            "it holds chunks of a version that is kept, and stays"
+            "it has chunks of a retained version, and stays"
         } else {
             self.remove_first(state);
-            "nothing in it is kept, and it is removed"
+            "it has no chunks of a retained version, and is removed"
         };
-        let why = format!("cannot copy the kept chunks of {shown} ({outcome}): {error}");
+        let why = format!("cannot copy the remaining chunks of {shown} ({outcome}): {error}");
         io::Error::new(error.kind(), why)
     }
 }
@@ -350,7 +351,7 @@ fn unlink(segment: Segment) -> u64 {
     segment.len
 }
 
-/// The chunks that the index has in a segment.
+/// The chunks of a segment in the index.
 pub(super) fn places_in<'a>(
     state: &'a State,
     segment: &'a Segment,
@@ -360,7 +361,7 @@ pub(super) fn places_in<'a>(
 }
 
 /// The segments that may be removed, in the order in which they are examined. Chunks that could not be synced
-/// count as lacking anyway, so their segments come first.
+/// count as missing anyway, so their segments come first.
 fn may_go(state: &State) -> Vec<u64> {
     // The newest segment is being filled, as long as that is possible.
     let newest = state.segments.back().filter(|newest| !newest.is_lost).map(|newest| newest.number);
@@ -369,8 +370,8 @@ fn may_go(state: &State) -> Vec<u64> {
     lost.into_iter().chain(sound).map(|segment| segment.number).collect()
 }
 
-/// Decides which of a segment's chunks stay: all of retained versions, and of the others those that were
-/// used, up to half of the segment. A chunk that could not be synced never stays.
+/// Decides which chunks of a segment stay: all of retained versions, and of the others those that were used,
+/// up to half of the segment. A chunk that could not be synced never stays.
 fn part(state: &State, segment: &Segment) -> SegmentChunks {
     let record_bytes = |place: &Place| u64::from(place.len) + u64_of(RECORD_HEADER_BYTES);
     let is_kept = |hash: &Hash| state.kept.iter().any(|version| version.chunks.contains_key(hash));

@@ -1,4 +1,4 @@
-//! A segment of the chunk cache: records, one after another.
+//! A segment of the chunk cache: a file of records, one after another.
 //!
 //! | offset | bytes | what |
 //! |---|---|---|
@@ -17,7 +17,7 @@ use crate::units::{u64_of, usize_of};
 
 pub(super) const RECORD_HEADER_BYTES: usize = 48;
 const MAGIC: [u8; 4] = *b"HWCK";
-/// How much is read at a time in the search for records.
+/// How many bytes are read at a time in the search for records.
 const SEARCH_BYTES: usize = 256 << 10;
 
 /// The header of a stored chunk.
@@ -44,8 +44,8 @@ fn parse(header: &[u8; RECORD_HEADER_BYTES]) -> Option<(Hash, u32)> {
     (fits && record_header(&hash, len) == *header).then_some((hash, len))
 }
 
-/// The records of a segment of `len` bytes: hash, offset of the chunk, its stored length. Bytes that are no
-/// record are skipped. A failed write or a crash can leave such bytes between records, even between records
+/// The records of a segment of `len` bytes: hash, offset of the chunk, its stored length. Bytes that are not
+/// a record are skipped. A failed write or a crash can leave such bytes between records, even between records
 /// written at the same time.
 pub(crate) fn scan(file: &File, len: u64) -> Vec<(Hash, u64, u32)> {
     let mut found = Vec::new();

@@ -1,5 +1,5 @@
-//! Files beside the chunks, named by hashes: boot traces, and what is needed to open versions while no server
-//! answers, even after a power cut.
+//! Small files beside the chunks, named by hashes: boot traces, and files that are needed to open versions
+//! while no server answers. They survive a power cut.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -13,13 +13,14 @@ use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, utimensat};
 use crate::disk_cache::{make_own, open_own};
 use crate::units::u64_of;
 
-/// The prefix of the name of an unfinished file. A number follows or, from an earlier release, nothing.
+/// The prefix of the name of an incomplete file. A number follows or, from an earlier release, nothing.
 const PART: &str = "part";
 
 /// Numbers the files being written, because machines that start together may open the same version.
 static WRITES: AtomicU64 = AtomicU64::new(0);
 
-/// A bounded directory of such files. The least recently used ones are removed to make room for a new one.
+/// A directory of such files with a size limit. The least recently used ones are removed to make space for a
+/// new one.
 pub(super) struct SidecarDirectory {
     dir: PathBuf,
     limit_bytes: u64,
@@ -52,7 +53,7 @@ impl SidecarDirectory {
         }
     }
 
-    /// Keeps a file durably, and replaces an existing one of the same name.
+    /// Writes a file durably, and replaces an existing one of the same name.
     pub(super) fn keep(&self, id: Hash, bytes: &[u8]) -> io::Result<()> {
         make_own(&self.dir)?;
         let Some(room) = self.limit_bytes.checked_sub(u64_of(bytes.len())) else {
@@ -79,7 +80,7 @@ impl SidecarDirectory {
         unless_missing(fs::remove_file(self.dir.join(id.to_string())))
     }
 
-    /// Removes unfinished files of a process that ended.
+    /// Removes incomplete files of a process that ended.
     pub(super) fn remove_rest(&self) -> io::Result<()> {
         let entries = match fs::read_dir(&self.dir) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -94,8 +95,8 @@ impl SidecarDirectory {
         Ok(())
     }
 
-    /// Removes the least recently used files until the others take at most `room` bytes. The file of `id` is
-    /// replaced and takes none.
+    /// Removes the least recently used files until the others use at most `room` bytes. The file of `id` does
+    /// not count, because it is replaced.
     fn thin(&self, room: u64, id: Hash) -> io::Result<()> {
         let mut all: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
@@ -105,7 +106,7 @@ impl SidecarDirectory {
             }
             match entry.metadata() {
                 Ok(metadata) => all.push((metadata.modified()?, metadata.len(), entry.path())),
-                // Another call that makes room removed it.
+                // Another call that makes space removed it.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(e),
             }

@@ -1,13 +1,13 @@
-//! The settings and image lists of stores as they were last seen, so that versions can be opened while no
-//! server answers.
+//! Caches the settings and image lists of stores as they were last seen, so that versions can be opened while
+//! no server answers.
 //!
 //! ```text
 //!   DIR/stores/HASH    8 bytes  magic
-//!                     32 bytes  BLAKE3 of the name of the file and of what follows
+//!                     32 bytes  BLAKE3 of the file's name and of the following bytes
 //!                               the file `store`, or the list of versions of an image, as `docs/format.md` says
 //! ```
 //! `HASH` is the hash of the store's name and the path in it. These files are not named by their contents, so
-//! the checksum at the start detects a file that was changed, cut off or put in another's place. The time of
+//! the checksum at the start detects a file that was changed, cut off or replaced by another one. The time of
 //! a file is when it was last looked up.
 
 use std::time::SystemTime;
@@ -18,7 +18,7 @@ use crate::disk_cache::DiskCache;
 use crate::disk_cache::sidecars::SidecarDirectory;
 
 const DIR: &str = "stores";
-/// They take at most the cache's size divided by this, in addition to the chunks.
+/// They use at most the cache's size divided by this, in addition to the chunks.
 const SHARE: u64 = 64;
 const MAGIC: &[u8; 8] = b"HWSEEN\x01\0";
 /// The path of a store's settings.
@@ -29,36 +29,37 @@ impl DiskCache {
         SidecarDirectory::new(self.dir.join(DIR), self.capacity_bytes / SHARE)
     }
 
-    /// Keeps the settings of a store, for the next process.
+    /// Caches the settings of a store, for the next process.
     pub fn keep_store(&self, store: &str, chunk_bytes: u32) {
         self.keep_path(store, SETTINGS, settings_bytes(chunk_bytes));
     }
 
-    /// The chunk size of a store, if its settings are here and sound, and when they were last looked up.
+    /// The chunk size of a store, if its settings are cached and undamaged, and when they were last looked
+    /// up.
     pub fn kept_store(&self, store: &str) -> Option<(u32, SystemTime)> {
         let (bytes, at) = self.kept_path(store, SETTINGS)?;
         Some((chunk_bytes_of(store, &bytes).ok()?, at))
     }
 
-    /// Keeps the list of versions of an image. The least recently looked up ones are removed for it.
+    /// Caches the list of versions of an image. The least recently looked up ones are removed for it.
     pub fn keep_image(&self, store: &str, image: &Image) {
         self.keep_path(store, &path_of(&image.name), image.encode());
         // The settings get the time of the newest list, because a list is useless without them.
         if let Err(e) = self.stores().touch(id_of(store, SETTINGS)) {
-            tracing::debug!(error = %e, "cannot note the time at which a store was last looked up");
+            tracing::debug!(error = %e, "cannot record the time at which a store was last looked up");
         }
     }
 
-    /// The list of versions of an image, if it is here and sound, and when it was last looked up.
+    /// The list of versions of an image, if it is cached and undamaged, and when it was last looked up.
     pub fn kept_image(&self, store: &str, name: &ImageName) -> Option<(Image, SystemTime)> {
         let (bytes, at) = self.kept_path(store, &path_of(name))?;
         Some((Image::decode(name, &bytes).ok()?, at))
     }
 
-    /// Forgets the list of an image that the store no longer has.
+    /// Removes the list of an image that the store no longer has.
     pub fn forget_image(&self, store: &str, name: &ImageName) {
         if let Err(e) = self.stores().remove(id_of(store, &path_of(name))) {
-            tracing::warn!(image = %name, dir = %self.dir.display(), error = %e, "cannot remove the kept list of versions of an image");
+            tracing::warn!(image = %name, dir = %self.dir.display(), error = %e, "cannot remove the list of versions of an image from the chunk cache");
         }
     }
 
@@ -70,7 +71,7 @@ impl DiskCache {
         });
         if let Err(e) = kept {
             tracing::warn!(path, dir = %self.dir.display(), error = %e,
-                "cannot keep a copy of a store's lists and settings: the store cannot be opened while all servers are gone");
+                "cannot write a store's lists and settings to the chunk cache: the store cannot be opened while no server answers");
         }
     }
 
@@ -81,12 +82,12 @@ impl DiskCache {
     }
 }
 
-/// The content of the file with the name `id`.
+/// Encodes the content of the file with the name `id`.
 pub(crate) fn closed(id: Hash, bytes: &[u8]) -> Vec<u8> {
     [MAGIC, sum_of(id, bytes).as_slice(), bytes].concat()
 }
 
-/// The payload of the file with the name `id`, if it is sound.
+/// The payload of the file with the name `id`, if it is undamaged.
 pub(crate) fn opened(id: Hash, bytes: &[u8]) -> Option<&[u8]> {
     let (sum, bytes) = bytes.strip_prefix(MAGIC)?.split_first_chunk::<32>()?;
     (*sum == sum_of(id, bytes)).then_some(bytes)
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_bounded_and_the_store_stays_as_long_as_one_of_them() {
+    fn settings_stay_as_long_as_a_list_of_their_store() {
         let dir = tempfile::tempdir().unwrap();
         let cache = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
         cache.keep_store(STORE, 65_536);

@@ -11,7 +11,7 @@ use crate::disk_cache::moving::places_in;
 use crate::disk_cache::{DiskCache, State, Synced};
 use crate::error::ImageError;
 
-/// The prefix of the name of a file that could not be synced. Its number follows.
+/// The prefix of the name of a segment that could not be synced. Its number follows.
 pub(super) const LOST: &str = "lost-";
 
 /// Whether a file's name says that it could not be synced.
@@ -23,12 +23,13 @@ pub(super) fn is_lost(path: &Path) -> bool {
 pub(super) struct ToSync {
     path: PathBuf,
     file: Arc<File>,
-    /// These chunks, and their offsets. A chunk that arrives or is replaced meanwhile may miss the sync.
+    /// These chunks, and their offsets. A chunk that arrives or is replaced during the sync may not be
+    /// covered by it.
     pub(super) chunks: Vec<(Hash, u64)>,
 }
 
 impl DiskCache {
-    /// Makes the cache durable. Chunks that could not be synced count as lacking from then on. The system
+    /// Makes the cache durable. Chunks that could not be synced count as missing from then on. The system
     /// reports a failed sync only once, so a later sync would not notice. After the first error, which is
     /// returned, all other files are still synced.
     pub(crate) fn sync(&self) -> Result<(), ImageError> {
@@ -56,7 +57,7 @@ impl DiskCache {
 }
 
 impl State {
-    /// What a sync of a segment makes durable. `None`: nothing in it waits for a sync.
+    /// What a sync of a segment makes durable. `None`: nothing in it needs a sync.
     pub(super) fn to_sync(&self, number: u64) -> Option<ToSync> {
         let segment = self.segments.iter().find(|segment| segment.number == number)?;
         let not_yet = places_in(self, segment).filter(|(_, place)| place.synced == Synced::NotYet);
@@ -65,7 +66,7 @@ impl State {
         (!chunks.is_empty()).then_some(ToSync { path, file, chunks })
     }
 
-    /// Marks these chunks of a segment as durable, if they are still where they were.
+    /// Marks these chunks of a segment as durable, if they have not moved.
     pub(super) fn was_synced(&mut self, number: u64, chunks: &[(Hash, u64)]) {
         for (hash, offset) in chunks {
             if let Some(place) = self.index.get_mut(hash)
@@ -76,13 +77,13 @@ impl State {
         }
     }
 
-    /// Called if a segment could not be synced: chunks in it that were not durable will not become durable.
+    /// Called if a segment could not be synced: its chunks that were not durable will not become durable.
     fn was_not_synced(&mut self, number: u64) {
         let Some(segment) = self.segments.iter_mut().find(|segment| segment.number == number) else { return };
         segment.is_lost = true;
         // The system reports the failure once. A daemon that starts before the next power cut would sync the
         // file without an error. Durable chunks in the file stay durable now, and after a restart they are
-        // put once more as well.
+        // written once more as well.
         let lost = segment.path.with_file_name(format!("{LOST}{number}"));
         match std::fs::rename(&segment.path, &lost) {
             Ok(()) => segment.path = lost,
@@ -103,8 +104,8 @@ impl State {
 
 fn cannot_sync(path: &Path, error: &std::io::Error) -> ImageError {
     let tried = format!(
-        "cannot sync {}, without which what was copied to this host may be lost in a power cut (it is tried again; if that \
-         goes on, look after the disk)",
+        "cannot sync {}: chunks that were copied to this host may be lost in a power cut (the sync is tried again; if it \
+         keeps failing, check the disk)",
         path.display()
     );
     ImageError::from_os(tried, error)

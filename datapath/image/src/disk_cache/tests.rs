@@ -13,7 +13,7 @@ fn chunk(n: u32) -> (Hash, Vec<u8>) {
 /// its fork and its exec.
 pub fn open_again(dir: &Path) -> Arc<DiskCache> {
     let mut opened = None;
-    headwater_testkit::wait_until("it is not busy", || {
+    headwater_testkit::wait_until("the cache is not in use", || {
         let result = DiskCache::open(dir, CAPACITY);
         let is_busy = result.as_ref().is_err_and(|e| e.kind() == ImageErrorKind::Busy);
         opened = Some(result);
@@ -27,7 +27,7 @@ fn put(cache: &DiskCache, n: u32) {
     cache.put(&hash, &bytes);
 }
 
-/// Whether a chunk is there, and right.
+/// Whether a chunk is cached and right.
 fn has(cache: &DiskCache, n: u32) -> bool {
     let (hash, bytes) = chunk(n);
     let mut got = Vec::new();
@@ -42,8 +42,7 @@ fn bytes_on_disk(dir: &Path) -> u64 {
         .sum()
 }
 
-/// From now on the segment accepts writes, and syncs fail: it is replaced by something that is no file on a
-/// disk.
+/// From now on the segment accepts writes, and syncs fail: its file is replaced by one that is not on a disk.
 pub fn fail_syncs(cache: &DiskCache, number: u64) {
     let no_file = File::options().read(true).write(true).open("/dev/null").unwrap();
     cache.state.lock().segment_mut(number).unwrap().file = Arc::new(no_file);
@@ -64,14 +63,14 @@ fn unsynced_chunks_are_lacking_and_all_others_synced() {
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     let known = |range: std::ops::Range<u32>| range.filter(|n| !cache.lacks(&chunk(*n).0)).count();
     let durable = |range: std::ops::Range<u32>| range.filter(|n| cache.is_durable(&chunk(*n).0)).count();
-    // 41 chunks a segment.
+    // Each segment has 41 chunks.
     (0..50).for_each(|n| put(&cache, n));
     fail_syncs(&cache, 0);
     let failed = cache.sync().unwrap_err().to_string();
     assert!(failed.contains("segment-0"), "{failed}");
     assert_eq!((known(0..41), known(41..50)), (0, 9));
     assert_eq!((durable(0..41), durable(41..50)), (0, 9));
-    // The next sync has nothing left that fails, and that brings nothing back.
+    // The next sync has nothing left that fails, and makes no lost chunk durable.
     cache.sync().unwrap();
     assert_eq!((known(0..41), cache.counters().failures), (0, 1));
 
@@ -88,7 +87,7 @@ fn unsynced_chunks_are_lacking_and_all_others_synced() {
     assert_eq!((durable(41..50), durable(50..60)), (9, 10));
 
     // A later process learns it from the file's name, because the system does not report the failure again:
-    // the chunks are read, and are to be put again.
+    // the chunks are read, and must be written again.
     drop(cache);
     let cache = open_again(dir.path());
     assert!((0..60).all(|n| has(&cache, n)));
@@ -105,12 +104,12 @@ fn unsynced_chunks_are_readable_and_evicted_first() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     let _kept = cache.keep(Hash::of(b"v"), (41..82).map(|n| (chunk(n).0, 100_000))).unwrap();
-    // 41 chunks a segment.
+    // Each segment has 41 chunks.
     (0..90).for_each(|n| put(&cache, n));
     sync_in_vain(&cache, 1);
     assert!((0..90).all(|n| has(&cache, n)));
     assert!((0..90).all(|n| cache.lacks(&chunk(n).0) == (41..82).contains(&n)));
-    // A chunk that is put once more is in another segment, and becomes durable there.
+    // A chunk that is written once more is in another segment, and becomes durable there.
     put(&cache, 41);
     assert!(!cache.lacks(&chunk(41).0));
     cache.sync().unwrap();
@@ -166,7 +165,7 @@ fn durable_chunks_stay_durable_after_failed_moves_and_syncs() {
         }
         put(&cache, n);
     }
-    assert!(!moving.is_symlink() && dir.path().join("segment-0").exists(), "it was not moved in vain");
+    assert!(!moving.is_symlink() && dir.path().join("segment-0").exists(), "the segment was not moved");
     assert!((0..20).all(|n| has(&cache, n)) && (100..116).all(|n| !has(&cache, n)));
     sync_in_vain(&cache, 0);
     assert!((0..10).all(|n| cache.is_durable(&chunk(n).0)));
@@ -184,7 +183,7 @@ fn golden_bytes_of_the_mark() {
 }
 
 #[test]
-fn a_cache_whose_making_was_cut_off_is_made_again() {
+fn an_interrupted_cache_creation_is_repeated() {
     for cut in [&[][..], &[0; 16]] {
         let dir = tempfile::tempdir().unwrap();
         let in_dir = |name: &str| dir.path().join(name);
@@ -219,7 +218,7 @@ fn chunks_are_found_again_by_the_next_process() {
 }
 
 #[test]
-fn the_cache_stays_in_its_bounds_and_keeps_what_is_used() {
+fn the_cache_keeps_its_limit_and_used_chunks() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     put(&cache, 0);
@@ -237,7 +236,7 @@ fn the_cache_stays_in_its_bounds_and_keeps_what_is_used() {
 }
 
 #[test]
-fn a_version_that_is_kept_stays_whatever_comes() {
+fn a_retained_version_stays_whatever_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     let kept = cache.keep(Hash::of(b"v"), (0..400).map(|n| (chunk(n).0, 100_000))).unwrap();
@@ -259,7 +258,7 @@ fn segments_of_retained_chunks_only_are_not_moved() {
     let _kept = cache.keep(Hash::of(b"v"), (0..500).map(|n| (chunk(n).0, 100_000))).unwrap();
     (0..500).for_each(|n| put(&cache, n));
     let next_number = || cache.state.lock().next_number;
-    // 41 chunks a segment; the last one of them is not retained.
+    // Each segment has 41 chunks; the last of them is not retained.
     let places = || {
         let state = cache.state.lock();
         (0..492).map(|n| state.index.get(&chunk(n).0).unwrap().segment).collect::<Vec<_>>()
@@ -270,13 +269,13 @@ fn segments_of_retained_chunks_only_are_not_moved() {
         put(&cache, n);
         assert!(next_number() - before <= 2, "one put moved several segments");
     }
-    assert!(places() == before, "what is kept as a whole was moved");
+    assert!(places() == before, "a segment of retained chunks was moved");
     assert!((0..500).all(|n| has(&cache, n)) && has(&cache, 2999));
     assert!(bytes_on_disk(dir.path()) <= CAPACITY);
 }
 
 #[test]
-fn room_is_made_where_everything_is_kept_in_part() {
+fn space_is_made_if_all_segments_have_retained_chunks() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     let is_kept = |n: &u32| !n.is_multiple_of(6);
@@ -293,7 +292,7 @@ fn room_is_made_where_everything_is_kept_in_part() {
 }
 
 #[test]
-fn a_process_that_ends_anywhere_leaves_whole_chunks_or_none() {
+fn a_process_that_ends_anywhere_leaves_complete_chunks_or_none() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     (0..5).for_each(|n| put(&cache, n));
@@ -336,11 +335,11 @@ fn records_after_a_failed_write_are_found() {
 }
 
 #[test]
-fn damage_is_forgotten_and_foreign_directories_are_refused() {
+fn damaged_chunks_are_dropped_and_foreign_directories_refused() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     put(&cache, 1);
-    // A file that was cut off is noticed here; changed bytes are noticed by the reader.
+    // The cache detects a truncated file; the reader detects changed bytes.
     File::options().write(true).open(dir.path().join("segment-0")).unwrap().set_len(1000).unwrap();
     assert!(!has(&cache, 1));
     assert_eq!(cache.counters().damaged, 1);
@@ -361,7 +360,7 @@ fn damage_is_forgotten_and_foreign_directories_are_refused() {
 fn of_duplicate_records_the_newer_one_counts() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
-    // 41 chunks a segment.
+    // Each segment has 41 chunks.
     (0..450).for_each(|n| put(&cache, n));
     drop(cache);
     // The process ended when the first segment had been copied and not yet removed.
@@ -401,7 +400,7 @@ fn a_segment_with_an_interrupted_move_is_removed_first() {
 }
 
 #[test]
-fn links_in_the_place_of_its_files_are_not_followed() {
+fn symbolic_links_instead_of_its_files_are_not_followed() {
     let links = tempfile::tempdir().unwrap();
     let target = links.path().join("target");
     let link = |at: &Path| std::os::unix::fs::symlink(&target, at).unwrap();
@@ -414,7 +413,7 @@ fn links_in_the_place_of_its_files_are_not_followed() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     fs::create_dir(dir.path().join("traces")).unwrap();
-    // Whatever number the file is written under.
+    // Whatever the number in the file's name.
     (0..4096).for_each(|n| link(&dir.path().join("traces").join(format!("part-{n}"))));
     link(&dir.path().join("segment-0"));
     assert!(cache.set_trace(Hash::of(b"m"), Some(b"trace")).is_err());
@@ -464,11 +463,11 @@ fn a_retained_version_stays_during_concurrent_puts() {
 }
 
 #[test]
-fn a_version_that_is_kept_stays_where_it_cannot_be_moved() {
+fn a_retained_version_stays_if_it_cannot_be_moved() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
     let kept = cache.keep(Hash::of(b"v"), (0..300).map(|n| (chunk(n).0, 100_000))).unwrap();
-    // Each beside a chunk that is not retained, so that every segment gives something back.
+    // Each segment also has a chunk that is not retained, so that its removal frees something.
     (0..300).for_each(|n| [n, 50_000 + n].iter().for_each(|n| put(&cache, *n)));
     // The disk is always full at the destination.
     let moving = dir.path().join("moving");
@@ -481,7 +480,7 @@ fn a_version_that_is_kept_stays_where_it_cannot_be_moved() {
             next += 1;
             assert!(next < 10_000, "nothing failed");
         }
-        assert!(!moving.is_symlink(), "what failed is removed");
+        assert!(!moving.is_symlink(), "the file of the failed move is removed");
     };
     fail_once();
     fail_once();

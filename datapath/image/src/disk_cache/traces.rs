@@ -1,4 +1,4 @@
-//! Boot traces that were recorded on this host, for versions of stores that are only read.
+//! Caches boot traces that were recorded on this host, for versions of read-only stores.
 
 use headwater_store::{Hash, TRACE_MAX_BYTES};
 
@@ -7,7 +7,7 @@ use crate::disk_cache::sidecars::SidecarDirectory;
 use crate::error::ImageError;
 
 const DIR: &str = "traces";
-/// They take at most the cache's size divided by this, in addition to the chunks.
+/// They use at most the cache's size divided by this, in addition to the chunks.
 const SHARE: u64 = 64;
 
 impl DiskCache {
@@ -19,12 +19,12 @@ impl DiskCache {
     pub fn trace(&self, manifest: Hash) -> Option<Vec<u8>> {
         let (bytes, _) = self.traces().read(manifest, TRACE_MAX_BYTES)?;
         if let Err(e) = self.traces().touch(manifest) {
-            tracing::debug!(error = %e, "cannot note the time at which a boot trace was last used");
+            tracing::debug!(error = %e, "cannot record the time at which a boot trace was last used");
         }
         Some(bytes)
     }
 
-    /// Keeps or removes a boot trace. The least recently used ones are removed for it.
+    /// Writes or removes a boot trace. The least recently used ones are removed for it.
     pub fn set_trace(&self, manifest: Hash, trace: Option<&[u8]>) -> Result<(), ImageError> {
         let traces = self.traces();
         let set = match trace {
@@ -45,7 +45,7 @@ mod tests {
     use crate::disk_cache::tests::open_again;
 
     #[test]
-    fn traces_are_bounded_and_those_that_are_used_stay() {
+    fn traces_are_bounded_and_used_traces_stay() {
         let dir = tempfile::tempdir().unwrap();
         let cache = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
         let limit = (DISK_CACHE_MIN_BYTES / SHARE) as usize;
@@ -63,7 +63,7 @@ mod tests {
         // A trace that exceeds the whole limit is refused, and evicts nothing.
         assert!(cache.set_trace(id(99), Some(&vec![7; limit + 1])).is_err());
         assert!(cache.trace(id(0)).is_some() && cache.trace(id(99)).is_none());
-        // Unfinished files are removed, even those of an earlier release.
+        // Incomplete files are removed, even those of an earlier release.
         let parts = ["part", "part-3"].map(|name| dir.path().join(DIR).join(name));
         parts.iter().for_each(|part| fs::write(part, [1]).unwrap());
         drop(cache);

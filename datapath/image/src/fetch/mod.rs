@@ -1,7 +1,7 @@
 //! Fetches chunks from the local disk cache or from the store. Adjacent chunks are fetched in one read.
 //!
-//! This module reads, checks and keeps chunks. [`task`] holds the tasks that the pool's threads run while
-//! somebody may wait.
+//! This module reads, checks and caches chunks. [`task`] has the tasks of the pool's threads for fetches that
+//! a request may wait for.
 
 mod task;
 
@@ -23,10 +23,10 @@ use crate::error::{ImageError, ImageErrorKind};
 use crate::manifest::ChunkRef;
 use crate::units::{u64_of, usize_of_u32};
 
-/// How often a copy that waits for its store checks whether it can continue or has to end.
+/// How often a background copy that waits for its store checks whether it can continue or must end.
 const COPY_LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How much is read at once.
+/// How many chunks and bytes one read may have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MergeLimit {
     pub chunks: usize,
@@ -34,13 +34,13 @@ pub(crate) struct MergeLimit {
 }
 
 impl MergeLimit {
-    /// For a store on this host: the system reads ahead by itself, and several threads unpack sooner.
+    /// For a store on this host: the system reads ahead by itself, and several threads decompress sooner.
     pub(crate) const HERE: Self = Self { chunks: 4, stored_bytes: 256 << 10 };
-    /// For a store across a network, where each request takes a round trip.
+    /// For a remote store, where each request takes a round trip.
     pub(crate) const REMOTE: Self = Self { chunks: 16, stored_bytes: 512 << 10 };
-    /// For a prefetch: smaller, so that a read that somebody waits for is not delayed much.
+    /// For a prefetch: smaller, so that it does not delay a read that a request waits for.
     pub(crate) const AHEAD: Self = Self { chunks: 8, stored_bytes: 128 << 10 };
-    /// For a copy, which nobody waits for.
+    /// For a background copy, which no request waits for.
     pub(crate) const COPY: Self = Self { chunks: 32, stored_bytes: 1 << 20 };
 }
 
@@ -68,11 +68,11 @@ pub(crate) fn group(chunks: impl IntoIterator<Item = ChunkRef>, limit: MergeLimi
 }
 
 thread_local! {
-    /// Packed chunks. Only few threads fetch, so this is bounded.
+    /// Compressed chunks. Only few threads fetch, so this memory is bounded.
     static PACKED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Reads, unpacks and checks a chunk. `into` has the chunk's length.
+/// Reads, decompresses and checks a chunk. `into` has the chunk's length.
 pub(crate) fn fetch_chunk(
     object: &dyn Object,
     chunk: &ChunkRef,
@@ -82,8 +82,8 @@ pub(crate) fn fetch_chunk(
     Ok(into)
 }
 
-/// The same for adjacent chunks, in one read. Each buffer of `into` has a chunk's length, and there are at
-/// least as many as chunks.
+/// As [`fetch_chunk`] for adjacent chunks, in one read. Each buffer of `into` has a chunk's length, and there
+/// are at least as many buffers as chunks.
 pub(crate) fn fetch_group(
     object: &dyn Object,
     chunks: &[ChunkRef],
@@ -93,7 +93,7 @@ pub(crate) fn fetch_group(
     PACKED.with_borrow_mut(|packed| {
         read_group(object, chunks, packed, None, &mut |chunk, stored| {
             if chunks.first() == Some(chunk) {
-                // The bytes of another server were refused before.
+                // The bytes of another server may have been refused before.
                 next = 0;
             }
             let bytes = into.get_mut(next).ok_or_else(|| unasked(chunk))?;
@@ -107,12 +107,12 @@ pub(crate) fn fetch_group(
     Ok(())
 }
 
-/// The error for an object that skipped its checks. The buffers may hold other chunks.
+/// The error for an object that did not call its check. The buffers may have other chunks.
 fn unchecked() -> ImageError {
     ImageError::new(ImageErrorKind::Io, "chunks were not checked, and are not used")
 }
 
-/// Unpacks and checks one chunk of `object`.
+/// Decompresses and checks one chunk of `object`.
 fn unpack_one(
     object: &dyn Object,
     chunk: &ChunkRef,
@@ -129,18 +129,18 @@ fn unpack_one(
     })
 }
 
-/// What all fetches of a source share.
+/// The object, caches and settings that all fetches of a data object share.
 #[derive(Clone)]
 pub(crate) struct Source {
     pub object: Arc<dyn Object>,
     pub cache: Arc<ChunkCache>,
     pub chunk_bytes: usize,
-    /// Whether fetched chunks are looked up and kept on the local disk.
+    /// Whether fetched chunks are looked up and cached on the local disk.
     pub is_remote: bool,
 }
 
 impl Source {
-    /// Carries out fetches of chunks that are on the local disk. Returns those whose chunks are missing or
+    /// Completes fetches of chunks that are on the local disk. Returns those whose chunks are missing or
     /// damaged there.
     pub(crate) fn fetch_kept(&self, fetches: Vec<Fetch>) -> Vec<Fetch> {
         PACKED.with_borrow_mut(|packed| {
@@ -170,22 +170,22 @@ impl Source {
         }
     }
 
-    /// Reads adjacent chunks in one read. `None`: it waits for its store, and has to be repeated with this
-    /// `waiting`.
+    /// Reads adjacent chunks in one read. `None`: the read waits for its store, and must be repeated with the
+    /// same `waiting`.
     fn read(
         &self,
         chunks: &[ChunkRef],
         packed: &mut Vec<u8>,
         waiting: &mut Waiting,
     ) -> Result<Option<Vec<Pages>>, ImageError> {
-        // Allocated once bytes have arrived, because a waiting read is repeated again and again.
+        // Allocated after bytes have arrived, because a waiting read is repeated many times.
         let mut unpacked: Vec<Pages> = Vec::new();
         let mut no_memory = None;
         let mut next = 0;
         let is_read =
             read_group(self.object.as_ref(), chunks, packed, Some(waiting), &mut |chunk, stored| {
                 if chunks.first() == Some(chunk) {
-                    // The bytes of another server were refused before.
+                    // The bytes of another server may have been refused before.
                     next = 0;
                 }
                 if unpacked.is_empty() {
@@ -222,8 +222,8 @@ impl Source {
         self.cache.disk().filter(|_| self.is_remote).map(Arc::as_ref)
     }
 
-    /// Copies adjacent chunks to the local disk, checked, without keeping them in memory. Gives up when
-    /// `is_over` says so, even while the store is away.
+    /// Copies adjacent chunks to the local disk, checked, without keeping them in memory. Stops if `is_over`
+    /// returns true, even while the store is away.
     pub(crate) fn copy_to_disk(
         &self,
         chunks: &[ChunkRef],
@@ -254,9 +254,9 @@ impl Source {
         })
     }
 
-    /// Reads back chunks from the local disk and checks them: those that an earlier process left, once in
-    /// each process, and those that could not be synced. The latter are put once more, and need not come from
-    /// the store again. Wrong chunks are forgotten.
+    /// Reads back chunks from the local disk and checks them: those that an earlier process wrote, once in
+    /// each process, and those that could not be synced. The latter are written once more, and need not be
+    /// fetched from the store again. Wrong chunks are removed from the index.
     pub(crate) fn read_back(&self, chunks: &[ChunkRef], is_over: impl Fn() -> bool) {
         let Some(disk) = self.cache.disk() else { return };
         PACKED.with_borrow_mut(|packed| {
@@ -268,7 +268,7 @@ impl Source {
                 match chunk::unpack(packed, &mut bytes, &chunk.hash) {
                     Ok(()) => {
                         disk.was_right(&chunk.hash);
-                        // A chunk that is not lacking is not put again.
+                        // A chunk that is not missing is not written again.
                         disk.put(&chunk.hash, packed);
                     }
                     Err(e) => disk.forget(&chunk.hash, &e),
@@ -283,12 +283,12 @@ fn put_each(disk: &DiskCache, chunks: &[ChunkRef], packed: &[u8]) {
 }
 
 fn unasked(chunk: &ChunkRef) -> StoreError {
-    StoreError::new(StoreErrorKind::Io, format!("chunk {} was not asked for", chunk.hash))
+    StoreError::new(StoreErrorKind::Io, format!("chunk {} was not requested", chunk.hash))
 }
 
 type EachChunk<'a> = dyn FnMut(&ChunkRef, &[u8]) -> Result<(), StoreError> + 'a;
 
-/// `false`: the read waits. Without `waiting` the call itself waits.
+/// Returns `false` if the read waits. Without `waiting` the call itself waits.
 fn read_group(
     object: &dyn Object,
     chunks: &[ChunkRef],
@@ -306,7 +306,7 @@ fn read_group(
     })
 }
 
-/// The part of each chunk in the packed bytes of the group.
+/// The part of each chunk in the compressed bytes of the group.
 fn stored_of<'a>(chunks: &'a [ChunkRef], packed: &'a [u8]) -> impl Iterator<Item = (&'a ChunkRef, &'a [u8])> {
     let mut rest = packed;
     chunks.iter().map(move |chunk| {

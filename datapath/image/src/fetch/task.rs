@@ -1,4 +1,4 @@
-//! Fetches that somebody may wait for, as tasks of the pool.
+//! Fetches that a request may wait for, as tasks of the pool.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::error::ImageErrorKind;
 use crate::fetch_pool::{Task, Urgency};
 use crate::manifest::ChunkRef;
 
-/// A fetch of a chunk under way. Whatever happens to it, its waiters get an answer.
+/// A fetch of a chunk in progress. Its waiters always get an answer, even if it is dropped.
 pub(crate) struct Fetch {
     cache: Arc<ChunkCache>,
     pub chunk: ChunkRef,
@@ -22,7 +22,7 @@ pub(crate) struct Fetch {
 }
 
 impl Fetch {
-    /// For a chunk that [`ChunkCache::join`] said must be fetched from this place.
+    /// Creates a fetch for a chunk that [`ChunkCache::join`] said must be fetched from this place.
     pub(crate) fn new(cache: &Arc<ChunkCache>, chunk: ChunkRef, place: ChunkPlace) -> Self {
         Self { cache: Arc::clone(cache), chunk, place, ended: false }
     }
@@ -31,7 +31,7 @@ impl Fetch {
         self.tell(outcome);
     }
 
-    /// Answers the waiters while the read continues for other chunks. It answers once only; a later request
+    /// Answers the waiters while the read continues for other chunks. It answers only once; a later request
     /// begins another fetch.
     fn tell(&mut self, outcome: Result<Pages, IoError>) {
         if !std::mem::replace(&mut self.ended, true) {
@@ -39,12 +39,12 @@ impl Fetch {
         }
     }
 
-    /// Whether anybody still waits for it.
+    /// Whether a request or prefetch still waits for it.
     fn is_needed(&self) -> bool {
         !self.ended && self.cache.is_awaited_from(&self.chunk.hash, &self.place)
     }
 
-    /// Ends a fetch that nobody waits for. A later request begins another one.
+    /// Ends a fetch that no request waits for. A later request begins another one.
     fn end_unneeded(mut self) {
         self.ended = true;
     }
@@ -53,7 +53,7 @@ impl Fetch {
 impl Drop for Fetch {
     fn drop(&mut self) {
         if !self.ended {
-            self.tell(Err(IoError::new(IoErrorKind::Device, "reading the chunk was given up")));
+            self.tell(Err(IoError::new(IoErrorKind::Device, "reading the chunk was cancelled")));
         }
     }
 }
@@ -65,14 +65,14 @@ pub(crate) struct Fetching {
     is_ahead: bool,
     /// It has not run yet.
     is_new: bool,
-    /// The waiting read with everything that it was asked for. Some of these chunks may have come from
-    /// elsewhere, and their fetches ended.
+    /// The fetches of the waiting read. Some of these chunks may have arrived from elsewhere, and their
+    /// fetches ended.
     asked: Vec<Fetch>,
     waiting: Waiting,
-    /// What is left to be read after it, each in one read.
+    /// Fetches to read after it, each group in one read.
     parts: VecDeque<Vec<Fetch>>,
-    /// Packed chunks that were read and have yet to be kept on the local disk. That may have to make room
-    /// first, and nobody should wait for it.
+    /// Compressed chunks that were read and must still be written to the disk cache. That may have to make
+    /// space first, and no request should wait for it.
     to_keep: Vec<(Vec<ChunkRef>, Vec<u8>)>,
 }
 
@@ -96,21 +96,21 @@ impl Fetching {
 
     /// Whether to repeat the waiting read.
     fn goes_on(&self, now: Instant) -> bool {
-        // A store may have capacity that is reserved for reads that somebody waits for.
+        // A store may reserve capacity for reads that a request waits for.
         self.waiting.is_due(now) || (self.waiting.read_for() == ReadFor::Later && self.is_waited_for())
     }
 
     /// Whether a chunk arrived from elsewhere while this task waited for its store: on the local disk,
-    /// through a copy, or from another place.
+    /// through a background copy, or from another place.
     fn has_come(&self) -> bool {
         let disk = self.source.keeps_on();
         let is_here = |fetch: &Fetch| disk.is_some_and(|disk| disk.has_now(&fetch.chunk.hash));
         self.left().any(|fetch| !fetch.is_needed() || is_here(fetch))
     }
 
-    /// Takes out the chunks that are on the local disk or came from another place. The waiting read continues
-    /// unchanged, because its bytes may be on their way, and a server that is away is asked less and less
-    /// often.
+    /// Takes out the chunks that are on the local disk or arrived from another place. The waiting read
+    /// continues unchanged, because its bytes may be in transit, and because a server that is away is asked
+    /// less and less often.
     fn take_out(&mut self, packed: &mut Vec<u8>) {
         for fetch in self.asked.iter_mut().filter(|fetch| !fetch.ended) {
             if !fetch.is_needed() {
@@ -139,7 +139,7 @@ impl Fetching {
         self.parts = parts;
     }
 
-    /// Cancels the waiting read if nobody needs any part of it any more.
+    /// Cancels the waiting read if no part of it is needed any more.
     fn give_up_unneeded(&mut self) {
         if !self.asked.iter().any(Fetch::is_needed) {
             self.asked.drain(..).for_each(Fetch::end_unneeded);
@@ -147,7 +147,7 @@ impl Fetching {
         }
     }
 
-    /// Whether there is something to read: the next part, unless a read waits.
+    /// Whether there is something to read: the next group, unless a read waits.
     fn has_next(&mut self) -> bool {
         while self.asked.is_empty() {
             let Some(part) = self.parts.pop_front() else { return false };
@@ -156,7 +156,7 @@ impl Fetching {
         true
     }
 
-    /// Reads what was asked for. Returns whether it waits.
+    /// Reads what was requested. Returns whether it waits.
     fn read_asked(&mut self, packed: &mut Vec<u8>) -> bool {
         let chunks: Vec<ChunkRef> = self.asked.iter().map(|fetch| fetch.chunk).collect();
         let read = self.source.read(&chunks, packed, &mut self.waiting);
@@ -169,7 +169,7 @@ impl Fetching {
                     self.to_keep.push((chunks, std::mem::take(packed)));
                 }
             }
-            // The damage concerns one chunk; the others are good.
+            // The damage affects one chunk; the others are good.
             Err(e) if e.kind() == ImageErrorKind::Damaged && asked.len() > 1 => {
                 let left = asked.into_iter().filter(|fetch| !fetch.ended);
                 left.rev().for_each(|fetch| self.parts.push_front(vec![fetch]));
@@ -177,7 +177,7 @@ impl Fetching {
             Err(e) => {
                 let error = IoError::from(e);
                 for fetch in asked.into_iter().filter(|fetch| !fetch.ended) {
-                    // A copy may have brought it while this task waited.
+                    // A background copy may have brought it while this task waited.
                     let kept = self.source.kept_on_disk(&fetch.chunk, packed);
                     fetch.end(kept.ok_or_else(|| error.clone()));
                 }
@@ -186,7 +186,7 @@ impl Fetching {
         false
     }
 
-    /// Keeps what was read on the local disk, if that accepts it. The memory is reused.
+    /// Writes what was read to the disk cache, if that accepts it. The memory is reused.
     fn keep(&mut self, packed: &mut Vec<u8>) {
         for (chunks, stored) in self.to_keep.drain(..) {
             if let Some(disk) = self.source.keeps_on() {
@@ -205,8 +205,8 @@ impl Task for Fetching {
                     self.take_out(packed);
                 }
             } else {
-                // A copy or another version's fetch may bring chunks while this task waits. If the read is
-                // due, all its bytes may be here.
+                // A background copy or another version's fetch may bring chunks while this task waits. If the
+                // read is due, all its bytes may have arrived.
                 if !self.goes_on(Instant::now()) && self.has_come() {
                     self.take_out(packed);
                 }

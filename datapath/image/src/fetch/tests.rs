@@ -44,7 +44,7 @@ fn three_chunks() -> (Vec<u8>, Vec<ChunkRef>) {
     (bytes, chunks)
 }
 
-/// An object whose server is away for good.
+/// An object whose server is never available.
 struct Away;
 
 impl Object for Away {
@@ -57,7 +57,7 @@ impl Object for Away {
     }
 
     fn read_range(&self, _: u64, _: &mut [u8]) -> Result<(), StoreError> {
-        Err(StoreError::new(StoreErrorKind::Unreachable, "it is away"))
+        Err(StoreError::new(StoreErrorKind::Unreachable, "the server is away"))
     }
 
     fn read_or_wait(
@@ -88,14 +88,14 @@ fn chunks_that_arrive_elsewhere_end_the_wait_for_the_store() {
     let fetches = chunks.iter().map(|chunk| join(chunk, Away.id())).collect();
     let source =
         Source { object: Arc::new(Away), cache: Arc::clone(&cache), chunk_bytes: 4096, is_remote: true };
-    let task = Box::new(Fetching::new(source, fetches, Urgency::Waited)).run().expect("it does not wait");
+    let task = Box::new(Fetching::new(source, fetches, Urgency::Waited)).run().expect("the task must wait");
     assert!(!task.is_due(Instant::now()));
-    // Another version has the last chunk in another object, and a copy brings the middle one.
+    // Another version has the last chunk in another object, and a background copy brings the middle one.
     join(&chunks[2], Hash([1; 32])).end(Ok(Pages::copy_of(&bytes[8192..]).unwrap()));
     disk.put(&chunks[1].hash, &bytes[4096..8192]);
     assert_eq!(*told.lock().unwrap(), [3, 3]);
     assert!(task.is_due(Instant::now()));
-    let task = task.run().expect("it does not wait for the first one");
+    let task = task.run().expect("the task must wait for the first chunk");
     assert_eq!(*told.lock().unwrap(), [3, 3, 2]);
     assert!(!task.is_due(Instant::now()));
     disk.put(&chunks[0].hash, &bytes[..4096]);
@@ -103,16 +103,16 @@ fn chunks_that_arrive_elsewhere_end_the_wait_for_the_store() {
     assert_eq!(*told.lock().unwrap(), [3, 3, 2, 1]);
 }
 
-/// The same as [`Bytes`], but the bytes are on their way until the test says that they are here.
+/// As [`Bytes`], but the bytes are in transit until the test says that they have arrived.
 struct Coming {
     bytes: Vec<u8>,
     are_here: Arc<AtomicBool>,
-    /// How often bytes were requested, and how often given up.
+    /// How often bytes were requested, and how often a transfer was cancelled.
     asked: AtomicU64,
     given_up: Arc<AtomicU64>,
 }
 
-/// Bytes on their way.
+/// Bytes in transit.
 struct Transfer(Arc<AtomicU64>);
 
 impl Drop for Transfer {
@@ -153,14 +153,14 @@ impl Object for Coming {
             return Ok(false);
         }
         self.read_checked(offset, into, check)?;
-        // The transfer has ended and was not given up.
+        // The transfer has ended and was not cancelled.
         self.given_up.fetch_sub(1, Ordering::SeqCst);
         Ok(true)
     }
 }
 
 #[test]
-fn a_read_under_way_is_not_repeated_for_partial_arrivals() {
+fn a_read_in_progress_is_not_repeated_for_partial_arrivals() {
     for is_late in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let disk = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
@@ -191,16 +191,16 @@ fn a_read_under_way_is_not_repeated_for_partial_arrivals() {
                 is_remote: true,
             };
             let task = Box::new(Fetching::new(source, fetches, Urgency::Waited));
-            task.run().expect("it does not wait")
+            task.run().expect("the task must wait")
         };
         let mut task = start(&chunks);
-        // Another version has the last chunk in another object, and a copy brings the middle one.
+        // Another version has the last chunk in another object, and a background copy brings the middle one.
         join(&chunks[2], Hash([1; 32])).end(Ok(Pages::copy_of(&bytes[8192..]).unwrap()));
         disk.put(&chunks[1].hash, &bytes[4096..8192]);
         assert!(task.is_due(Instant::now()));
         if is_late {
-            // Waiters for these get an answer, and the other chunk is still on its way.
-            task = task.run().expect("it does not wait for the first one");
+            // Waiters for these chunks get an answer, and the other chunk is still in transit.
+            task = task.run().expect("the task must wait for the first chunk");
             assert_eq!(*told.lock().unwrap(), [3, 3, 2]);
             assert!(!task.is_due(Instant::now()));
         }
@@ -209,10 +209,10 @@ fn a_read_under_way_is_not_repeated_for_partial_arrivals() {
         let mut told_last = told.lock().unwrap().split_off(2);
         told_last.sort_unstable();
         assert_eq!(told_last, [1, 2]);
-        assert_eq!(counts(), (1, 0), "what was on its way was given up");
+        assert_eq!(counts(), (1, 0), "the transfer was cancelled");
         assert_eq!(cache.counters().fetched_bytes, 3 * 4096);
 
-        // Nobody needs the bytes on their way any more.
+        // The bytes in transit are not needed any more.
         are_here.store(false, Ordering::SeqCst);
         let other = [4_u8; 4096];
         let chunk = ChunkRef { hash: Hash::of(&other), object: 0, stored_bytes: 4096, offset: 0 };
@@ -251,7 +251,7 @@ fn waiters_are_answered_before_chunks_are_kept_on_disk() {
     let disk = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
     let cache = ChunkCache::with_disk(1 << 20, Arc::clone(&disk));
     let (bytes, chunks) = three_chunks();
-    // The middle chunk is here: its neighbours are read one after the other.
+    // The middle chunk is cached: its neighbours are read one after the other.
     disk.put(&chunks[1].hash, &bytes[4096..8192]);
     let kept_then = Arc::new(Mutex::new(Vec::new()));
     let fetch = |chunk: &ChunkRef| {
@@ -294,7 +294,7 @@ fn chunks_of_an_earlier_process_are_read_back_once() {
     assert_eq!(unread, [true, true, true, false]);
     let cache = ChunkCache::with_disk(1 << 20, Arc::clone(&disk));
     let source = Source { object: Arc::new(Bytes(Vec::new())), cache, chunk_bytes: 4096, is_remote: true };
-    // Given up at once.
+    // Cancelled at once.
     source.read_back(&chunks, || true);
     assert!(disk.get_unread(&chunks[1].hash, packed) && disk.counters().damaged == 0);
     source.read_back(&chunks[..2], || false);
@@ -302,7 +302,7 @@ fn chunks_of_an_earlier_process_are_read_back_once() {
     assert_eq!(unread, [false, false, true, false]);
     assert_eq!(disk.counters().damaged, 1);
     assert!(!disk.has(&chunks[0].hash) && chunks[1..].iter().all(|chunk| disk.has(&chunk.hash)));
-    // When a segment is removed, the state of its chunks is removed too.
+    // If a segment is removed, the state of its chunks is removed too.
     let of_both = [(chunks[1].hash, 4096), (chunks[2].hash, 4096)];
     let _kept = disk.keep(Hash([1; 32]), of_both.into_iter()).unwrap();
     let large = vec![7; 1 << 20];

@@ -23,15 +23,16 @@ use crate::progress::Cancel;
 use crate::reader::read_only_geometry;
 use crate::units::{u64_of, usize_of};
 
-/// How many partitions are examined, and how many entries of each.
+/// How many partitions are examined.
 const PARTITIONS_LOOKED_INTO: usize = 4;
+/// How many entries of each partition are examined.
 const ENTRIES_LOOKED_AT: usize = 200;
-/// How much the search for partitions may read: a GPT, or the tables of four extended partitions.
+/// How many bytes the search for partitions may read: a GPT, or the tables of four extended partitions.
 const TABLES_BYTES_MAX: u64 = 1 << 20;
-/// How much of a file is read at a time.
+/// How many bytes of a file are read at a time.
 const READ_BYTES: usize = 64 << 10;
-/// How much one step (opening, a directory, a piece of a file) may read of a disk of 12 MiB, even repeatedly
-/// if its tables lead to and fro. With more than this, a user would wait for damaged tables.
+/// How many bytes one step (opening, a directory, a piece of a file) may read of a disk of 12 MiB, even
+/// repeatedly if its tables refer to each other. If a step read more, a user would wait for damaged tables.
 const STEP_BYTES_MAX: u64 = 4 << 30;
 
 /// A disk in memory that counts how much is read.
@@ -81,14 +82,14 @@ impl Device for Disk {
 fn disk_of(pieces: &[u8]) -> Arc<Disk> {
     let mut bytes = whole_of(pieces);
     bytes.truncate(bytes.len() / 512 * 512);
-    // Otherwise no change would pass the checksum.
+    // Without this, no change would pass the checksum.
     if bytes.get(GPT_AT..).is_some_and(|header| header.starts_with(b"EFI PART")) {
         sum_gpt(&mut bytes);
     }
     Arc::new(Disk { bytes, read_bytes: AtomicU64::new(0) })
 }
 
-/// A disk: its partitions lie inside it, each with a number of its own. They and their contents are read in
+/// A disk: its partitions are inside it, each with a number of its own. They and their contents are read in
 /// bounded steps, or refused. A file has the same content however it is read.
 pub fn file_systems(pieces: &[u8]) {
     let disk = disk_of(pieces);
@@ -348,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_listed_no_further_than_it_may() {
+    fn listing_a_directory_has_a_limit() {
         let dir = tempfile::tempdir().unwrap();
         let (tree, image) = (dir.path().join("tree"), dir.path().join("image"));
         std::fs::create_dir_all(tree.join("many/deep")).unwrap();

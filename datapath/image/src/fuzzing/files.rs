@@ -1,5 +1,5 @@
-//! Whole image files: qcow2 is compared with a second reader of its tables; VHD, VHDX and VMDK must be
-//! consistent with themselves.
+//! Checks readers of whole image files: qcow2 is compared with a second reader of its tables; VHD, VHDX and
+//! VMDK must be consistent with themselves.
 //!
 //! A file with tables far apart is mostly holes, so the input consists of its pieces: offset (4 bytes),
 //! length (2 bytes) and contents of each, until the bytes end. Checksums of a format are corrected, because
@@ -24,7 +24,7 @@ use crate::units::{u64_of, usize_of};
 
 /// The limit for the end of a piece: as much as the smallest VHDX with a few blocks needs.
 const FILE_BYTES: u64 = 12 << 20;
-/// How much of a disk is read: its start, and as much of its end.
+/// How many bytes of a disk are read: at its start, and at its end.
 const READ_BYTES: u64 = 256 << 10;
 
 /// Calls `read` with a file that has these bytes.
@@ -42,7 +42,7 @@ fn memfd() -> File {
     }
 }
 
-/// A path with which a file without a name can be opened once more.
+/// A path with which a file without a name can be opened again.
 fn path_of(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
@@ -107,7 +107,7 @@ pub fn qcow2_file(pieces: &[u8]) {
     let mut bytes = vec![0; usize_of(len)];
     let whole = file.read_exact_at(&mut bytes, 0);
     assert!(whole.is_ok(), "{whole:?}");
-    // Parts of a backing file are zero here.
+    // Parts of a backing file read as zeroes here.
     let plain = PlainQcow2 { bytes, header: header.clone() };
     let path = path_of(&file);
     let Ok(disk) = Qcow2Disk::open(&path, file, len, header, None) else { return };
@@ -118,8 +118,8 @@ pub fn qcow2_file(pieces: &[u8]) {
         match (disk.read(at, &mut found), plain.read(at, len)) {
             (Ok(()), Some(expected)) => assert!(found == expected, "other bytes from {at} on"),
             (Ok(()), None) => panic!("damaged tables were read from {at} on"),
-            // Refusing is right only if the range has a compressed cluster, or an invalid entry.
-            (Err(e), expected) => assert!(expected.is_none(), "sound bytes from {at} on were refused: {e}"),
+            // A refusal is right only if the range has a compressed cluster, or an invalid entry.
+            (Err(e), expected) => assert!(expected.is_none(), "valid bytes from {at} on were refused: {e}"),
         }
         extents(&disk, at, &found);
         let Some(range) = ByteRange::new(at, len) else { continue };
@@ -233,7 +233,7 @@ impl PlainQcow2 {
     }
 }
 
-/// Images with every kind of table entry: present, absent, zero, packed and truncated clusters.
+/// Images with every kind of table entry: present, absent, zero, compressed and truncated clusters.
 pub(super) fn qcow2_samples() -> Vec<Vec<u8>> {
     [(9, false, 2), (9, false, 3), (12, false, 3), (14, true, 3)]
         .into_iter()

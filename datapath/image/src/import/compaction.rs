@@ -1,15 +1,15 @@
-//! Compaction: a new version stores chunks again that it needs of mostly unused data objects. These objects
-//! can then be removed with the older versions that need them.
+//! Compaction: a new version stores those chunks again that it needs from mostly unused data objects. These
+//! objects can then be removed together with the older versions that need them.
 //!
 //! In a bucket, and on a file system without holes, an object stays as long as any version needs a single
 //! chunk of it. A store in which versions come and go every week would grow by everything that was ever
-//! added. (In other stores `Store::trim` gives back the unneeded parts of objects, so no object is mostly
-//! unused.) Like the cleaner of a log, a new version copies the needed part of each object of which less than
-//! a third is needed. Each byte that is copied in this way has two unused bytes beside it. So in the long run
-//! at most half as many bytes are copied as were added.
+//! added. (In other stores `Store::trim` frees the unneeded parts of objects, so no object is mostly unused.)
+//! Like the cleaner of a log-structured file system, a new version copies the needed part of each object of
+//! which less than a third is needed. For each byte that is copied in this way, at least two unused bytes
+//! become free. So in the long run at most half as many bytes are copied as were added.
 //!
-//! An import of a whole disk finds these chunks by itself, as new ones. With a [`Basis`](super::Basis), which
-//! names only the differences to the version below, they are read as if they differed.
+//! An import of a whole disk treats these chunks as new chunks. With a [`Basis`](super::Basis), which lists
+//! only the differences to its parent version, they are read as if they differed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,10 +19,11 @@ use crate::index::ChunkIndex;
 use crate::manifest::Manifest;
 use crate::units::usize_of;
 
-/// The most that one seal compacts, because a machine's disk is frozen meanwhile. The next seal continues.
+/// The most bytes that one seal compacts, because the machine's disk is frozen during the seal. The next seal
+/// continues.
 const COMPACTED_BYTES_MAX: u64 = 1 << 30;
 
-/// The chunks of the version below that should be compacted, and how many bytes of them were.
+/// The chunks of the parent version that should be compacted, and how many bytes of them were.
 pub(super) struct Compaction {
     chunk_bytes: u64,
     size_bytes: u64,
@@ -41,7 +42,7 @@ impl Compaction {
         Self { chunk_bytes, size_bytes, chunks, compacted_bytes: AtomicU64::new(0) }
     }
 
-    /// The differences, including these chunks as if they differed.
+    /// The differences, with these chunks as if they differed.
     pub(super) fn beside(self: Arc<Self>, changes: Changes) -> Changes {
         if self.chunks.is_empty() {
             return changes;
@@ -68,7 +69,7 @@ impl Compaction {
         out
     }
 
-    /// Splits a stretch without changes. Chunks with a change outside the stretch are read anyway.
+    /// Splits a range without changes. Chunks with a change outside the range are read anyway.
     fn split(&self, mut at: u64, end: u64, out: &mut Vec<(u64, bool)>) {
         let first = at.div_ceil(self.chunk_bytes);
         let from = self.chunks.partition_point(|number| *number < first);

@@ -1,14 +1,14 @@
-//! Chunks that the store already has: they are read back before a new version refers to them.
+//! Looks up chunks that the store already has, and reads them back before a new version refers to them.
 //!
-//! Otherwise a chunk that decayed in the store would make every later version of the same bytes unreadable,
-//! although its source is good. So an import reads each distinct chunk that it refers to once, unpacks it and
-//! compares its hash. If the chunk is damaged, or the disk cannot read it, another copy of it is used, if the
-//! store has one. Otherwise it counts as new and is stored again; if the whole disk fails, that write fails
-//! too. Older versions keep the damaged chunk, and `image verify` finds it. If the store cannot be read for
-//! another reason, the state of the chunk is unknown, and the import fails. Otherwise it would store
-//! everything twice.
+//! Otherwise a chunk that was damaged in the store would make every later version of the same bytes
+//! unreadable, although its source is good. So an import reads each distinct chunk that it refers to once,
+//! decompresses it and compares its hash. If the chunk is damaged, or the disk cannot read it, another copy
+//! of it is used, if the store has one. Otherwise it counts as new and is stored again; if the whole disk
+//! fails, that write fails too. Older versions keep the damaged chunk, and `image verify` finds it. If the
+//! store cannot be read for another reason, the state of the chunk is unknown, and the import fails.
+//! Otherwise it would store everything twice.
 //!
-//! Chunks of a store across a network are not read back, because that would cost more than the import saves.
+//! Chunks of a remote store are not read back, because that would cost more than the import saves.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const PARTS: usize = 16;
 pub(super) struct KnownChunks<'a> {
     store: &'a dyn Store,
     index: &'a ChunkIndex,
-    /// Which copy of a chunk is sound, counted from 0; `None`: no copy is.
+    /// Which copy of a chunk is undamaged, counted from 0; `None`: no copy is.
     read: [Mutex<HashTable<Option<u32>>>; PARTS],
     /// Data objects that were needed so far; `None` if one cannot be opened.
     objects: Mutex<HashMap<u32, Option<Arc<dyn Object>>>>,
@@ -44,7 +44,7 @@ impl<'a> KnownChunks<'a> {
         Self { store, index, read, objects, damaged: AtomicU64::new(0), carried: AtomicU64::new(0) }
     }
 
-    /// Distinct chunks that were damaged in the first place where the store has them.
+    /// Distinct chunks whose first copy in the store was damaged.
     pub(super) fn damaged(&self) -> u64 {
         self.damaged.load(Ordering::Relaxed)
     }
@@ -55,7 +55,7 @@ impl<'a> KnownChunks<'a> {
         self.carried.load(Ordering::Relaxed)
     }
 
-    /// Where the store has a sound copy of the chunk. `buffer` has the size of a chunk.
+    /// The place of an undamaged copy of the chunk in the store. `buffer` has the size of a chunk.
     pub(super) fn find(&self, hash: &Hash, buffer: &mut Vec<u8>) -> Result<Option<ChunkRef>, ImageError> {
         let Some(first) = self.index.find(hash) else {
             if self.index.is_only_avoided(hash) {
@@ -93,13 +93,13 @@ impl<'a> KnownChunks<'a> {
         Ok(None)
     }
 
-    /// Whether the bytes at a place are those of its chunk. Across a network this is not checked.
+    /// Whether the bytes at a place are those of its chunk. In a remote store this is not checked.
     pub(super) fn is_good(&self, chunk: &ChunkRef) -> bool {
         let mut buffer = vec![0; usize_of_u32(self.store.chunk_bytes())];
         self.store.is_remote() || self.is_sound(chunk, &mut buffer).unwrap_or(false)
     }
 
-    /// Notes that a chunk is damaged where the newest version has it, unless damage is known already.
+    /// Records that a chunk is damaged in its place in the newest version, unless damage is known already.
     pub(super) fn found_damage(&self) {
         self.damaged.fetch_max(1, Ordering::Relaxed);
     }
@@ -114,10 +114,10 @@ impl<'a> KnownChunks<'a> {
             }
             Err(e) if e.kind().is_damage() => {
                 buffer.resize(len, 0);
-                tracing::debug!(error = %e, "a chunk in the store is damaged and is not used");
+                tracing::debug!(error = %e, "a chunk in the store is damaged: this copy of it is not used");
                 Ok(false)
             }
-            Err(e) => Err(e.context("cannot read back what the store has")),
+            Err(e) => Err(e.context("cannot read back a chunk that the store has")),
         }
     }
 
@@ -130,7 +130,7 @@ impl<'a> KnownChunks<'a> {
         let opened = match self.store.open_object_of(object.id, object.len_bytes).map_err(ImageError::from) {
             Ok(opened) => Some(opened),
             Err(e) if e.kind().is_damage() => None,
-            Err(e) => return Err(e.context("cannot read back what the store has")),
+            Err(e) => return Err(e.context("cannot read back a chunk that the store has")),
         };
         objects.insert(number, opened.clone());
         Ok(opened)

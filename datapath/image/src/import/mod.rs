@@ -1,21 +1,21 @@
-//! Import: from any device to a version in the store.
+//! Imports any device as a version in the store.
 //!
 //! ```text
-//!   planner --ranges with data, in order--> worker 1..n: read, zero? hash, known? pack --+
+//!   planner --ranges with data, in order--> workers: read, zero? hash, known? compress --+
 //!      ^                                                                                 v
-//!      +-- a free `Work` is needed to start, which bounds memory ---------- writer: in order, to the store
+//!      +-- a free `Work` is needed to start, which bounds memory --------- writer: in order, to the store
 //! ```
 //! The workers finish in any order. But for one source and store the data object and the manifest are always
-//! the same, whatever the number of workers, because the writer puts each distinct chunk where the image has
-//! it first. So one content gives one version hash.
+//! the same, whatever the number of workers, because the writer puts each distinct chunk at the position of
+//! its first use in the image. So one content gives one version hash.
 //!
 //! A [`Basis`] is a known version together with the source's differences to it. With a basis only chunks with
-//! a difference are read, and all others are taken over from its manifest. So the cost of a seal follows the
-//! size of the changes, plus at most 1 GiB of compaction ([`compaction`]), and not the size of the disk.
+//! a difference are read, and all others are taken from its manifest. So the cost of a seal depends on the
+//! size of the changes, plus at most 1 GiB of compaction ([`compaction`]), and not on the size of the disk.
 //!
 //! A chunk that the store already has is read back before a version refers to it, and stored again if it is
-//! damaged ([`known`]). Chunks that are taken over from a [`Basis`] are not read back: they are as good as in
-//! the version below. Chunks in mostly unused data objects are stored again, too ([`compaction`]).
+//! damaged ([`known`]). Chunks that are taken from a [`Basis`] are not read back: they are as good as in the
+//! parent version. Chunks in mostly unused data objects are stored again, too ([`compaction`]).
 //!
 //! Nothing is visible before the last step. An error, a cancellation or a crash before it leaves the store as
 //! it was (see [`headwater_store::Publication`]).
@@ -53,11 +53,11 @@ use crate::units::{u64_of, usize_of, usize_of_u32};
 pub const LEVEL_DEFAULT: i32 = 3;
 /// The most worker threads of an import.
 pub const IMPORT_THREADS_MAX: usize = 64;
-/// How much of the image a worker takes at a time, unless a chunk is larger.
+/// How many bytes of the image a worker takes at a time, unless a chunk is larger.
 const WORK_BYTES: u32 = 1 << 20;
-/// The number of `Work`s for each worker: one is processed, the others are on their way to the writer or wait
-/// for their turn. An import takes at most `2 * WORK_BYTES * WORKS_PER_THREAD` bytes a thread, and a page for
-/// each.
+/// The number of `Work`s for each worker: one is processed, the others are in transit to the writer or wait
+/// for their turn. An import needs at most `2 * WORK_BYTES * WORKS_PER_THREAD` bytes for each thread, and a
+/// page for each `Work`.
 const WORKS_PER_THREAD: usize = 4;
 
 /// The differences in a range: from its start, the lengths of runs and whether each run differs. The list may
@@ -67,7 +67,7 @@ pub type Changes = Arc<dyn Fn(ByteRange, usize) -> Vec<(u64, bool)> + Send + Syn
 /// The version from which a source was made. It becomes the parent of the new version.
 #[derive(Clone)]
 pub struct Basis {
-    /// Its manifest. It must not be removed meanwhile.
+    /// Its manifest. It must not be removed during the import.
     pub parent: Hash,
     /// The source's differences to it. They may include too much, but never too little.
     pub changes: Changes,
@@ -79,20 +79,20 @@ impl std::fmt::Debug for Basis {
     }
 }
 
-/// What to import as, and how.
+/// The parameters of an import.
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
     /// The image that gets a new version.
     pub name: ImageName,
     /// Now, in seconds since 1970.
     pub created_at_s: u64,
-    /// The origin: a path, a URI.
+    /// The origin, such as a path or URI.
     pub source: String,
     /// A note for people.
     pub note: String,
     /// The user who imports it.
     pub author: String,
-    /// Size of the disk's sectors, 512 or 4,096; `None`: as the disk and its source say.
+    /// Size of the disk's sectors, 512 or 4,096; `None`: as the disk or its source specifies.
     pub sector_bytes: Option<u32>,
     /// Whether to make no version if the newest one already has the same bytes.
     pub unless_newest: bool,
@@ -101,14 +101,14 @@ pub struct ImportOptions {
     pub newest_at_most: Option<u32>,
     /// Whether the source is a machine's disk; see [`NewVersion::is_sealed`].
     pub is_sealed: bool,
-    /// Whether the version may hold the identity of one machine; see [`NewVersion::keeps_identity`].
+    /// Whether the version may contain the identity of one machine; see [`NewVersion::keeps_identity`].
     pub keeps_identity: bool,
     /// zstd level.
     pub level: i32,
     /// Worker threads; `None` for one on each core.
     pub threads: Option<usize>,
-    /// The version from which the source was made, if it is known. A source without differences to it is an
-    /// error.
+    /// The version from which the source was made, if it is known. If the source does not differ from it, the
+    /// import fails.
     pub basis: Option<Basis>,
     /// A switch that stops the import.
     pub cancel: Cancel,
@@ -143,27 +143,27 @@ pub struct Imported {
     pub version: Version,
     /// Whether this import made it.
     pub is_new: bool,
-    /// The version to which it pointed `production`, if that was not set.
+    /// The version to which this import set `production`, if that was not set.
     pub production: Option<u32>,
     /// Bytes of the image that are not zero, in whole chunks.
     pub data_bytes: u64,
-    /// How many of these bytes are not stored again, because the store had them or the image has them more
-    /// than once.
+    /// How many of these bytes are not stored again, because the store had them or the image has them several
+    /// times.
     pub shared_bytes: u64,
     /// Bytes that were read from the source; with a basis, only of the differences.
     pub read_bytes: u64,
-    /// Chunks that are damaged in the store: this version does not refer to them, older ones do.
+    /// Chunks that are damaged in the store: older versions refer to them, this version does not.
     pub damaged_chunks: u64,
-    /// What was seen on the disk; `None` with a basis, whose version already has this information.
+    /// The result of the disk's inspection; `None` with a basis, whose version already has this information.
     pub inspection: Option<Inspection>,
 }
 
-/// Imports `source` as a new version. `progress` is called on this thread, about once a MiB, and several
+/// Imports `source` as a new version. `progress` is called on this thread, about once per MiB, and several
 /// times a second while the source does not answer. If the data object is sent to the store only after the
-/// source was read, its bytes count from then on as well, and `progress` is called after every few parts.
+/// source was read, its bytes are then counted as well, and `progress` is called after every few parts.
 ///
 /// A cancelled import may leave reads of the source unanswered. If the source hangs in [`Device::extents`],
-/// the import cannot end before it answers, so a caller that cancels should cut off such a source too.
+/// the import cannot end before it answers, so a caller that cancels should also disconnect such a source.
 pub fn import(
     source: Arc<dyn Device>,
     store: &dyn Store,
@@ -180,7 +180,7 @@ pub fn import(
         // A full store, or damage that the new version would only inherit, must not prevent the version.
         Err(e) if attempt.may_fail_of_carrying(&e, options) => {
             tracing::warn!(image = %options.name, error = %e,
-                "chunks of data objects that are mostly out of use could not be stored again: importing without that");
+                "chunks of mostly unused data objects could not be stored again: importing without compaction");
             import_once(&source, store, options, progress, (false, &mut attempt))
         }
         done => done,
@@ -209,7 +209,7 @@ impl Attempt {
     }
 }
 
-/// With `carries`, it stores chunks of mostly unused data objects again.
+/// One attempt. With `carries`, it stores chunks of mostly unused data objects again.
 fn import_once(
     source: &Arc<dyn Device>,
     store: &dyn Store,
@@ -219,7 +219,7 @@ fn import_once(
 ) -> Result<Imported, ImageError> {
     let size_bytes = source.geometry().size_bytes;
     let chunk_bytes = store.chunk_bytes();
-    // Before the index is built: from now on nothing that it finds is reclaimed.
+    // Before the index is built: from now on nothing that the index lists is reclaimed.
     let mut publication = store.publish()?;
     let mut index = ChunkIndex::build(store, &mut |_| {
         // The progress callback may cancel here.
@@ -258,7 +258,7 @@ fn import_once(
         Some(newest) if written == 0 => (newest, 0),
         Some(newest) => {
             let begun = std::mem::replace(&mut publication, store.publish()?);
-            // The new publication only knows what was reclaimed since it began.
+            // The new publication protects only from reclaims since its beginning.
             begun.confirm()?;
             (newest, 0)
         }
@@ -292,7 +292,7 @@ fn import_once(
     progress(at);
     if is_new && attempt.has_carried {
         tracing::info!(image = %options.name, version = version.number, chunks = known.carried(),
-            "chunks of data objects that are mostly out of use were stored again, so that these go with older versions");
+            "chunks of mostly unused data objects were stored again, so that these objects can be removed with older versions");
     }
     let damaged_chunks = known.damaged();
     warn_of_damage(store, options, &version, damaged_chunks);
@@ -308,8 +308,8 @@ fn import_once(
     })
 }
 
-/// Inspects a disk after it was read: before that the source may hang, and nobody could cancel the
-/// inspection. A version with a basis inherits the result of that version.
+/// Inspects a disk after it was read: before that the source may hang, and the inspection could not be
+/// cancelled. A version with a basis inherits the result of that version.
 fn inspect(
     source: &Arc<dyn Device>,
     (parent, told): (Option<&Manifest>, Option<u32>),
@@ -324,8 +324,8 @@ fn inspect(
     Ok(Some(found))
 }
 
-/// Finishes the data object. If it is sent only now, its bytes count after those of the image, because the
-/// import is not finished before.
+/// Finishes the data object. If it is sent only now, its bytes are counted after those of the image, because
+/// the import is not finished before.
 fn finish_object(
     publication: &mut dyn Publication,
     object_bytes: u64,
@@ -352,13 +352,13 @@ fn finish_object(
 fn warn_of_damage(store: &dyn Store, options: &ImportOptions, version: &Version, damaged_chunks: u64) {
     if damaged_chunks > 0 {
         tracing::warn!(image = %options.name, version = version.number, damaged_chunks,
-            "the store's copies of chunks are damaged, and others were used or made; older versions, of other images too, may need \
-             them: 'headwater store verify {}' says which", store.shown());
+            "chunks in the store are damaged: this version uses other copies of them, but older versions, of other images too, may \
+             need them: 'headwater store verify {}' lists these versions", store.shown());
     }
 }
 
 /// The manifest of the newest version of an image, if it has the same bytes, wherever they are stored, and
-/// they are sound there.
+/// they are undamaged.
 fn same_newest(
     store: &dyn Store,
     options: &ImportOptions,
@@ -465,7 +465,7 @@ fn thread_count(options: &ImportOptions) -> usize {
     threads.clamp(1, IMPORT_THREADS_MAX)
 }
 
-/// A channel that contains all unused `Work`s; at first that is all of them.
+/// A channel with all unused `Work`s; at first that is all of them.
 fn free_works(count: usize, work_bytes: usize) -> (mpsc::Sender<Box<Work>>, mpsc::Receiver<Box<Work>>) {
     let (tx, rx) = mpsc::channel();
     for _ in 0..count {
@@ -481,9 +481,9 @@ fn check_size(size_bytes: u64) -> Result<u64, ImageError> {
     } else if !size_bytes.is_multiple_of(512) {
         format!("its size of {size_bytes} bytes is not a multiple of 512")
     } else if size_bytes > VOLUME_MAX_BYTES {
-        // The format would allow more, but no machine could be started on it.
+        // The format would allow more, but no machine could be started with it.
         format!(
-            "it has {size_bytes} bytes, and a machine's disk at most {VOLUME_MAX_BYTES} (8 KiB less than 16 TiB)"
+            "it has {size_bytes} bytes, but a machine's disk has at most {VOLUME_MAX_BYTES} (8 KiB less than 16 TiB)"
         )
     } else {
         return Ok(size_bytes);

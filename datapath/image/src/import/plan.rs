@@ -9,9 +9,9 @@ use headwater_block::{ByteRange, Device, ExtentKind};
 use crate::error::{ImageError, ImageErrorKind};
 use crate::import::Changes;
 
-/// For how much of the source extents are requested at a time.
+/// The length of a request for extents.
 const ASK_BYTES: u64 = 1 << 30;
-/// How many extents are requested at a time.
+/// The most extents of a request.
 const ASK_EXTENTS: usize = 256;
 
 /// A range to read: whole chunks from `offset`. `sequence` is the order in which they are written.
@@ -31,7 +31,7 @@ pub(super) struct Planner {
     sequence: u64,
     /// Where the next batch may start: the start of a chunk.
     at: u64,
-    /// What is known about the source from `at` on: the end of each extent, and whether it has to be read.
+    /// What is known about the source from `at` on: the end of each extent, and whether it must be read.
     known: VecDeque<(u64, bool)>,
 }
 
@@ -81,7 +81,7 @@ impl Planner {
         Ok(None)
     }
 
-    /// The end of the extent that covers `at`, and whether it has to be read.
+    /// The end of the extent that covers `at`, and whether it must be read.
     fn extent(&mut self) -> Result<(u64, bool), ImageError> {
         loop {
             while self.known.front().is_some_and(|(end, _)| *end <= self.at) {
@@ -105,7 +105,7 @@ impl Planner {
 }
 
 impl Planner {
-    /// Runs of bytes from the start of a range, and whether each has to be read.
+    /// Runs of bytes from the start of a range, and whether each must be read.
     fn ask(&self, range: ByteRange) -> Result<Vec<(u64, bool)>, ImageError> {
         if let Some(changes) = &self.changes {
             return Ok(changes(range, ASK_EXTENTS));
@@ -116,5 +116,5 @@ impl Planner {
 }
 
 fn nonsense() -> ImageError {
-    ImageError::new(ImageErrorKind::Io, "the source of the import gives no sensible extents")
+    ImageError::new(ImageErrorKind::Io, "the source of the import reports invalid extents")
 }

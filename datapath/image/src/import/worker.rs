@@ -1,5 +1,5 @@
-//! The parallel part of an import: read, detect zeroes, hash, look up the hash, check the stored chunk, pack
-//! new chunks.
+//! The parallel part of an import: reads, detects zeroes, hashes, looks up the hash, checks the stored chunk,
+//! compresses new chunks.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -29,9 +29,9 @@ pub(super) enum Found {
     Zero,
     /// The store has it.
     Known(ChunkRef),
-    /// It is new, and packed here: `start .. start + len` of [`Work::output`].
+    /// The chunk is new, and compressed in `start .. start + len` of [`Work::output`].
     Packed { hash: Hash, start: usize, len: usize },
-    /// It is new, and this or another `Work` of this import has packed it.
+    /// The chunk is new, and this or another `Work` of this import has compressed it.
     Elsewhere(Hash),
 }
 
@@ -55,12 +55,12 @@ impl Work {
     }
 }
 
-/// The new chunks of this import that a worker packs or has packed.
+/// The hashes of new chunks that a worker of this import compresses or has compressed.
 #[derive(Default)]
 pub(super) struct Claims([Mutex<HashTable<()>>; 16]);
 
 impl Claims {
-    /// Whether the caller is the first with this hash, and therefore has to pack it.
+    /// Whether the caller is the first with this hash, and therefore must compress the chunk.
     fn claim(&self, hash: Hash) -> bool {
         let [.., last] = hash.0;
         match self.0.get(usize::from(last) % self.0.len()) {
@@ -86,7 +86,7 @@ pub(super) struct Shared<'a> {
     pub(super) known: &'a KnownChunks<'a>,
     pub(super) claims: Claims,
     pub(super) free: Mutex<mpsc::Receiver<Box<Work>>>,
-    /// Nobody needs the results of the workers any more.
+    /// The results of the workers are no longer needed.
     pub(super) is_over: AtomicBool,
 }
 
@@ -94,7 +94,7 @@ impl Shared<'_> {
     /// One worker: it runs until the plan ends, or the writer has ended.
     pub(super) fn run(&self, done: &mpsc::Sender<Done>) {
         if let Err(e) = self.work(done) {
-            // Nobody listens if another worker failed first.
+            // The receiver is gone if another worker failed first.
             let _ = done.send(Err(e));
         }
     }

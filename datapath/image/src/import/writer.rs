@@ -1,5 +1,5 @@
-//! The ordered part of an import: it puts each distinct chunk into the data object where the image has it
-//! first.
+//! The ordered part of an import: writes each distinct chunk to the data object at the position of its first
+//! use in the image.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -17,7 +17,7 @@ use crate::manifest::{CHUNK_BYTES, ChunkRef, Manifest, ManifestBuilder};
 use crate::progress::Cancel;
 use crate::units::{u64_of, usize_of_u32};
 
-/// Packed chunks are handed to the store in pieces of about this size.
+/// Compressed chunks are given to the store in pieces of about this size.
 const WRITE_BYTES: usize = 1 << 20;
 /// How long the writer waits for the workers before it checks whether it should stop, because a source may
 /// hang.
@@ -73,10 +73,10 @@ impl<'a> Parent<'a> {
         self.chunks.next_if(|(number, _)| *number < end)
     }
 
-    /// Where the store has a chunk.
+    /// The place of a chunk in the store.
     fn place_of(&mut self, chunk: &ChunkRef) -> Option<ChunkRef> {
-        // Another version stored it again. A chunk that is nowhere else, or cannot be read there, stays where
-        // it is.
+        // Another version may have stored the chunk again. If it has no other place, or cannot be read there,
+        // its place does not change.
         if self.index.avoids(self.manifest, chunk)
             && !self.index.is_only_avoided(&chunk.hash)
             && let Ok(Some(elsewhere)) = self.known.find(&chunk.hash, &mut self.buffer)
@@ -112,9 +112,9 @@ pub(super) struct Writer<'a> {
     offset: u64,
     /// Chunks in the data object.
     written: HashTable<ChunkRef>,
-    /// Works that came before their turn, by sequence.
+    /// Works that arrived before their turn, by sequence.
     early: BTreeMap<u64, Box<Work>>,
-    /// Where packed chunks are in `early`: sequence, start and length.
+    /// The compressed chunks in `early`: sequence, start and length.
     early_chunks: HashTable<(u64, usize, usize)>,
 }
 
@@ -154,7 +154,7 @@ impl<'a> Writer<'a> {
         loop {
             while !self.early.contains_key(&turn) {
                 if !self.receive(feed)? {
-                    // All workers have finished, so nothing is missing before the Works that came.
+                    // All workers have finished, so no Work is missing before those that arrived.
                     return if self.early.is_empty() { Ok(()) } else { Err(lost()) };
                 }
             }
@@ -165,7 +165,7 @@ impl<'a> Writer<'a> {
             feed.done_bytes = work.batch.offset.saturating_add(work.batch.len);
             feed.look()?;
             turn += 1;
-            // If the workers have finished, nobody needs it any more.
+            // If the workers have finished, it is no longer needed.
             let _ = free.send(work);
         }
     }
@@ -214,14 +214,14 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Takes over the parent's chunks up to `end`.
+    /// Takes the parent's chunks up to `end`.
     fn keep_before(&mut self, end: u64) -> Result<(), ImageError> {
         let Some(parent) = &mut self.parent else { return Ok(()) };
         while let Some((number, chunk)) = parent.next_before(end) {
             let chunk = parent.place_of(chunk).ok_or_else(|| {
                 ImageError::new(
                     ImageErrorKind::Damaged,
-                    format!("chunk {number} of the version below is not in the store any more; 'headwater image verify' says more"),
+                    format!("chunk {number} of the parent version is no longer in the store; 'headwater image verify' shows the damage"),
                 )
             })?;
             list(&mut self.builder, number, chunk, self.chunk_bytes)?;
@@ -229,8 +229,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// A chunk that the image has here for the first time, although a worker found it first later in the
-    /// image.
+    /// Finds a chunk that is used here for the first time in the image, although a worker compressed it as
+    /// part of a later `Work`.
     fn fetch_early(&mut self, hash: Hash, feed: &mut Feed<'_>) -> Result<ChunkRef, ImageError> {
         loop {
             if let Some((sequence, start, len)) = self.early_chunks.get(&hash).copied() {
@@ -264,7 +264,7 @@ impl<'a> Writer<'a> {
         Ok(chunk)
     }
 
-    /// Writes the rest.
+    /// Writes the remaining bytes.
     pub(super) fn finish(mut self) -> Result<Written, ImageError> {
         self.keep_before(u64::MAX)?;
         if !self.buffer.is_empty() {
@@ -275,8 +275,8 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Adds a chunk to the manifest, unless the manifest would get too long. Checked here and not at the end,
-/// when everything would have been read, packed and stored for nothing.
+/// Adds a chunk to the manifest, unless the manifest would become too long. This is checked here and not at
+/// the end, when everything would have been read, compressed and stored for nothing.
 fn list(
     builder: &mut ManifestBuilder,
     number: u64,
@@ -288,7 +288,7 @@ fn list(
     Ok(())
 }
 
-/// Refuses one more chunk if the manifest has its maximal length.
+/// Fails if the manifest has its maximum length and cannot take one more chunk.
 fn check_length(manifest_bytes: u64, chunk_bytes: u32) -> Result<(), ImageError> {
     if manifest_bytes <= MANIFEST_MAX_BYTES {
         return Ok(());
@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manifest_that_no_reader_would_read_is_refused() {
+    fn a_manifest_that_is_too_long_is_refused() {
         check_length(MANIFEST_MAX_BYTES, 65_536).unwrap();
         let error = check_length(MANIFEST_MAX_BYTES + 1, 65_536).unwrap_err();
         assert_eq!(error.kind(), ImageErrorKind::Invalid);

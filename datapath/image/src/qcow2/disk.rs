@@ -1,4 +1,4 @@
-//! Reading a qcow2 image.
+//! Reads a qcow2 image.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -14,7 +14,8 @@ use crate::qcow2::header::{Compression, Header};
 use crate::qcow2::tables::{CompressedCluster, Place, Tables};
 use crate::units::{u64_of, usize_of};
 
-/// Memory for unpacked clusters of one image, so that small reads do not unpack each cluster many times.
+/// Memory for decompressed clusters of one image, so that small reads do not decompress each cluster many
+/// times.
 const UNPACKED_CACHE_BYTES: u64 = 4 << 20;
 
 /// An open qcow2 image with its backing files.
@@ -24,12 +25,12 @@ pub(crate) struct Qcow2Disk {
     file_bytes: u64,
     tables: Tables,
     backing: Option<Arc<dyn FileDisk>>,
-    /// Clusters of which a part was needed, unpacked, oldest first, by their offset in the file.
+    /// Decompressed clusters of which a part was needed, oldest first, by their offset in the file.
     unpacked: Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>,
 }
 
 impl Qcow2Disk {
-    /// Opens the image; `backing` is the opened backing file that the header names.
+    /// Opens the image; `backing` is the opened backing file that the header specifies.
     pub(crate) fn open(
         path: &Path,
         file: File,
@@ -99,7 +100,7 @@ impl Qcow2Disk {
             Compression::Deflate => inflate(&packed, into),
             Compression::Zstd => unpack_zstd(&packed, into),
         };
-        if whole { Ok(()) } else { Err(self.damaged(at, "it cannot be unpacked")) }
+        if whole { Ok(()) } else { Err(self.damaged(at, "it cannot be decompressed")) }
     }
 
     fn damaged(&self, at: CompressedCluster, why: &str) -> IoError {
@@ -110,7 +111,7 @@ impl Qcow2Disk {
     }
 }
 
-/// Unpacks raw deflate. Bytes after the stream in its last sector are ignored.
+/// Decompresses raw deflate. Bytes after the stream in its last sector are ignored.
 pub(crate) fn inflate(packed: &[u8], into: &mut [u8]) -> bool {
     use miniz_oxide::inflate::core::{DecompressorOxide, decompress, inflate_flags};
     let mut state = Box::<DecompressorOxide>::default();
@@ -119,8 +120,8 @@ pub(crate) fn inflate(packed: &[u8], into: &mut [u8]) -> bool {
     written == into.len()
 }
 
-/// Unpacks as many zstd frames as fill `into`. As in QEMU, the last frame ends exactly there. Bytes after it
-/// in the last sector are ignored.
+/// Decompresses as many zstd frames as fill `into`. As in QEMU, the last frame ends exactly there. Bytes
+/// after it in the last sector are ignored.
 pub(crate) fn unpack_zstd(packed: &[u8], into: &mut [u8]) -> bool {
     use zstd::stream::raw::{Decoder, InBuffer, Operation, OutBuffer};
     let Ok(mut decoder) = Decoder::new() else { return false };

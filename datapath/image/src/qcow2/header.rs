@@ -1,4 +1,4 @@
-//! The header of a qcow2 image. No I/O: bytes in, values out.
+//! Parses the header of a qcow2 image. No I/O.
 
 use crate::units::{u64_of, usize_of, usize_of_u32};
 
@@ -25,7 +25,7 @@ pub(crate) enum Refusal {
     Encrypted,
 }
 
-/// How compressed clusters are compressed.
+/// The compression of clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compression {
     Deflate,
@@ -43,12 +43,13 @@ pub(crate) struct Header {
     pub(crate) extended_l2: bool,
     /// The name of the backing file, as written in the header.
     pub(crate) backing: Option<String>,
-    /// Its format, if the header says.
+    /// The format of the backing file, if the header specifies it.
     pub(crate) backing_format: Option<String>,
 }
 
 impl Header {
-    /// How much of the start of a file [`Header::decode`] needs: the header lies in the first cluster.
+    /// How many bytes at the start of a file [`Header::decode`] needs: the header is inside the first
+    /// cluster.
     pub(crate) const MAX_BYTES: u64 = 2 << 20;
 
     pub(crate) fn cluster_bytes(&self) -> u64 {
@@ -70,19 +71,19 @@ impl Header {
         let fields = Fields(start);
         let short = || damaged("it ends inside its header");
         if start.get(..4) != Some(&MAGIC) {
-            return Err(damaged("it does not start as a qcow2 image does"));
+            return Err(damaged("its first bytes are not those of a qcow2 image"));
         }
         let version = fields.u32(4).ok_or_else(short)?;
         if !(2..=3).contains(&version) {
             return Err(Refusal::Unsupported(format!(
-                "it has qcow version {version}; versions 2 and 3 are read"
+                "it has qcow version {version}; versions 2 and 3 can be read"
             )));
         }
         let cluster_bits = fields.u32(20).ok_or_else(short)?;
         if !(9..=21).contains(&cluster_bits) {
-            return Err(damaged("its cluster size makes no sense"));
+            return Err(damaged("its cluster size is invalid"));
         }
-        // Checked before anything else that may go wrong in an encrypted image.
+        // Checked before everything else that can be wrong in an encrypted image.
         if fields.u32(32).ok_or_else(short)? != 0 {
             return Err(Refusal::Encrypted);
         }
@@ -143,16 +144,16 @@ fn check_features(features: u64) -> Result<(), Refusal> {
     }
     if features & INCOMPATIBLE_DATA_FILE != 0 {
         return Err(Refusal::Unsupported(
-            "its data is in another file. Look first which file that is (qemu-img info FILE, 'data file'): QEMU opens whatever \
-             path the image names, also a file of this host that did not come with the image"
+            "its data is in another file. First check which file that is (qemu-img info FILE, 'data file'): QEMU opens whatever \
+             path the image contains, even a file of this host that did not come with the image"
                 .into(),
         ));
     }
     let known = INCOMPATIBLE_DIRTY | INCOMPATIBLE_COMPRESSION | INCOMPATIBLE_EXTENDED_L2;
-    // Dirty means that refcounts may be wrong, and readers need none.
+    // Dirty means that refcounts may be wrong, and a reader needs none.
     if features & !known != 0 {
         return Err(Refusal::Unsupported(format!(
-            "it uses features that are not known here ({features:#x})"
+            "it uses unknown features ({features:#x})"
         )));
     }
     Ok(())
@@ -170,7 +171,7 @@ fn features_of(
             Some(0) => Compression::Deflate,
             Some(1) => Compression::Zstd,
             other => {
-                return Err(Refusal::Unsupported(format!("its compression ({other:?}) is not known here")));
+                return Err(Refusal::Unsupported(format!("its compression ({other:?}) is unknown")));
             }
         }
     };
@@ -206,7 +207,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Extensions lie between the header and the name of the backing file, or the end of the first cluster.
+    /// Extensions are between the header and the name of the backing file, or the end of the first cluster.
     /// An image of version 2 may have no space for extensions, and then has no end mark either.
     fn backing_format(&self, header_bytes: u32, cluster_bytes: u64) -> Result<Option<String>, Refusal> {
         let end = self.u64(8).filter(|offset| *offset != 0).unwrap_or(cluster_bytes);
@@ -230,7 +231,7 @@ impl Fields<'_> {
 mod tests {
     use super::*;
 
-    /// The header of a version 2 image that consists only of what follows it.
+    /// A version 2 image that consists of a header and `after`.
     fn version_2(backing_offset: u64, backing_bytes: u32, after: &[u8]) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&2_u32.to_be_bytes());
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_format_of_the_backing_file_is_read_where_there_is_one() {
+    fn the_format_of_the_backing_file_is_read_if_present() {
         let mut after = BACKING_FORMAT.to_be_bytes().to_vec();
         after.extend_from_slice(&3_u32.to_be_bytes());
         after.extend_from_slice(b"raw\0\0\0\0\0/base.img");

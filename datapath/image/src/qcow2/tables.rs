@@ -1,4 +1,4 @@
-//! L1 and L2 tables: where an offset of the disk is in the file.
+//! L1 and L2 tables of a qcow2 image: find the offset in the file for an offset of the disk.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const ZERO: u64 = 1;
 /// Subclusters of a cluster with extended L2 entries.
 const SUBCLUSTERS: u64 = 32;
 
-/// Where a piece of the disk is.
+/// The place of a piece of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// In the file, from this offset.
@@ -94,7 +94,7 @@ impl Tables {
             }
             if !offset.is_multiple_of(cluster_bytes) || offset.saturating_add(cluster_bytes) > file_bytes {
                 return Err(damaged(format!(
-                    "L2 table {number} should be at {offset}, and the file has {file_bytes} bytes"
+                    "L2 table {number} should be at {offset}, but the file has only {file_bytes} bytes"
                 )));
             }
             // Each table is needed once here, and the more there are, the longer a lookup in the cache would
@@ -107,7 +107,7 @@ impl Tables {
                 };
                 if end > file_bytes {
                     return Err(damaged(format!(
-                        "the data of cluster {cluster} should go up to {end}, and the file has {file_bytes} bytes"
+                        "the data of cluster {cluster} should end at {end}, but the file has only {file_bytes} bytes"
                     )));
                 }
             }
@@ -116,18 +116,18 @@ impl Tables {
     }
 
     /// Refuses a table that is used for two ranges of the disk, as QEMU's check does. Otherwise a short file
-    /// with a long L1 table could have any number of clusters to examine.
+    /// with a long L1 table could require any number of clusters to be checked.
     fn refuse_shared_tables(&self, tables: u64) -> Result<(), IoError> {
         let used = self.l1.iter().take(usize_of(tables)).map(|entry| entry & OFFSET_MASK);
         let mut offsets: Vec<u64> = used.filter(|offset| *offset != 0).collect();
         offsets.sort_unstable();
         match offsets.array_windows().find(|[one, next]| one == next) {
-            Some([offset, _]) => Err(damaged(format!("its L1 table names the L2 table at {offset} twice"))),
+            Some([offset, _]) => Err(damaged(format!("its L1 table refers to the L2 table at {offset} twice"))),
             None => Ok(()),
         }
     }
 
-    /// How long the file must be for the contents of this cluster; `None` if it has none.
+    /// The length that the file must have for the contents of this cluster; `None` if it has none.
     fn needed_end(&self, table: &[u64], index: u64, cluster: u64) -> Result<Option<u64>, IoError> {
         let words = usize_of(self.header.l2_entry_bytes() / 8);
         let entry = table.chunks_exact(words).nth(usize_of(index));
@@ -145,7 +145,7 @@ impl Tables {
                 Place::File(offset) => {
                     needed = Some(offset.saturating_add(piece_bytes.min(used - within)));
                 }
-                // Its end is known only when it is unpacked.
+                // Its end is known only after decompression.
                 Place::Compressed(at) => return Ok(Some(at.offset.saturating_add(1))),
                 Place::Zero | Place::Backing => {}
             }
@@ -153,7 +153,7 @@ impl Tables {
         Ok(needed)
     }
 
-    /// Where the disk's byte `at` is, and for how many bytes from there that holds.
+    /// The place of the disk's byte `at`, and for how many bytes the disk continues there.
     pub(super) fn find(&self, at: u64, read: ReadAt<'_>) -> Result<(Place, u64), IoError> {
         let cluster_bytes = self.header.cluster_bytes();
         let (cluster, within) = (at / cluster_bytes, at % cluster_bytes);
@@ -161,7 +161,7 @@ impl Tables {
         let entry = self.l1.get(usize_of(number)).ok_or_else(|| damaged("its L1 table is too short"))?;
         let offset = entry & OFFSET_MASK;
         if offset == 0 {
-            // The whole table is missing, so this holds to the end of the range that it would cover.
+            // The whole table is missing, so the answer holds to the end of the range that it would cover.
             let covered = self.header.l2_entries() * cluster_bytes;
             return Ok((Place::Backing, covered - at % covered));
         }
@@ -181,7 +181,7 @@ impl Tables {
         }
         let offset = entry & OFFSET_MASK;
         if !offset.is_multiple_of(cluster_bytes) {
-            return Err(damaged("a cluster is not at the start of one"));
+            return Err(damaged("the offset of a cluster is not aligned"));
         }
         if self.header.extended_l2 {
             let bitmap = *table.get(at + 1).ok_or_else(missing)?;
@@ -249,7 +249,7 @@ mod tests {
     use std::cell::Cell;
 
     #[test]
-    fn each_table_is_kept_once_and_the_oldest_goes() {
+    fn each_table_is_cached_once_and_the_oldest_is_dropped() {
         let header = Header {
             version: 3,
             size_bytes: 1 << 20,

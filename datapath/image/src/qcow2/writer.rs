@@ -1,5 +1,5 @@
-//! Writes a version as a qcow2 image of version 3, from front to back. The manifest determines where
-//! everything is before any data is read. No I/O: a manifest in, tables and offsets out.
+//! Writes a version as a qcow2 image of version 3, from front to back. The manifest determines the whole
+//! layout before any data is read. No I/O: computes tables and offsets from a manifest.
 //!
 //! ```text
 //!   header | refcount table | refcount blocks | L1 table | L2 tables | data clusters, in the order of the disk
@@ -35,7 +35,7 @@ struct Run {
     before: u64,
 }
 
-/// Where everything is in the file.
+/// The layout of the file.
 #[derive(Debug)]
 pub(crate) struct Layout {
     size_bytes: u64,
@@ -91,7 +91,7 @@ impl Layout {
         layout
     }
 
-    /// Refcount blocks are clusters that have refcounts themselves, so their number grows until it is
+    /// Refcount blocks are clusters that have refcounts themselves, so their number is increased until it is
     /// sufficient.
     fn count_refcounts(&mut self) {
         loop {
@@ -109,7 +109,7 @@ impl Layout {
         self.clusters() * CLUSTER_BYTES
     }
 
-    /// The offset of a chunk with data, which is stored in one piece.
+    /// The offset of a chunk with data, which is stored contiguously.
     pub(crate) fn offset_of(&self, chunk: u64) -> Option<u64> {
         let at = chunk.checked_mul(self.chunk_bytes)?;
         let cluster = at / CLUSTER_BYTES;
@@ -151,8 +151,8 @@ impl Layout {
         self.first_data() + self.data_clusters
     }
 
-    /// "Header". Readers need to know nothing beyond version 3: no feature bits, no extensions (zeroes
-    /// follow, which end them), no backing file, no encryption, no snapshots.
+    /// "Header". Needs nothing beyond version 3 of the format: no feature bits, no extensions (the zeroes
+    /// that follow end them), no backing file, no encryption, no snapshots.
     fn header(&self) -> Vec<u8> {
         let l1_entries = u32::try_from(self.l1_entries).unwrap_or(u32::MAX);
         let table_clusters = u32::try_from(self.refcount_table_clusters).unwrap_or(u32::MAX);
@@ -312,7 +312,7 @@ mod tests {
         }
         used.sort_unstable();
         let clusters = file.metadata().unwrap().len() / CLUSTER_BYTES;
-        assert!(used.iter().copied().eq(0..clusters), "a cluster is used twice, or by nobody");
+        assert!(used.iter().copied().eq(0..clusters), "a cluster is used twice, or not at all");
         let expected = (0..u64_of(refcounts.len())).map(|cluster| u16::from(cluster < clusters));
         assert!(
             refcounts.iter().copied().eq(expected) && u64_of(refcounts.len()) >= clusters,
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn refcounts_count_themselves() {
+    fn refcount_blocks_have_refcounts() {
         // Up to a file of 2 GiB, which one block covers, and then a file that needs another block.
         for data in 32_758..32_768u64 {
             let layout = Layout::new(&manifest(data * CLUSTER_BYTES, 65_536, 0..data));

@@ -1,4 +1,4 @@
-//! Looks for chunks by their hash, in whatever data objects a store has them.
+//! Searches for chunks by their hash, in all data objects of a store.
 
 use std::cell::OnceCell;
 
@@ -11,21 +11,22 @@ use crate::manifest::{ChunkRef, Manifest};
 use crate::progress::Cancel;
 use crate::verify_round::{ChunkKey, FAILURES_MAX, VerifyRound};
 
-/// A store in which chunks are looked for by their hash.
+/// A store in which chunks are searched by their hash.
 pub(super) struct ByHash<'a> {
     pub(super) store: &'a dyn Store,
     round: &'a VerifyRound,
-    /// It is the store that is repaired, which is read at the rate of the round.
+    /// Whether it is the store that is repaired, which is read at the rate of the round.
     is_own: bool,
-    /// Where the store has the version's chunks, according to all its manifests. They are read once, when the
-    /// first chunk is looked for. `None`: its chunks have another size, so it has none of them.
+    /// The places of the version's chunks in the store, according to all its manifests. They are read once,
+    /// when the first chunk is searched. `None`: the store's chunks have another size, so it has none of
+    /// them.
     index: OnceCell<Result<Option<ChunkIndex>, String>>,
 }
 
 /// Why a store gave no copy of a chunk.
 struct NoCopy {
     why: String,
-    /// It answered, and has no usable copy.
+    /// The store answered, and has no usable copy.
     is_certain: bool,
 }
 
@@ -34,9 +35,9 @@ impl<'a> ByHash<'a> {
         Self { store, round, is_own, index: OnceCell::new() }
     }
 
-    /// The bytes of a chunk from a data object other than `object`, if they have the stored length, or the
-    /// reason why not. If a store answered that it lacks a chunk, it is not asked again in the round,
-    /// whatever the other stores said.
+    /// The bytes of a chunk from a data object other than `object`, if they have the stored length, otherwise
+    /// the reason. If a store answered that it lacks a chunk, it is not asked again in the round, whatever
+    /// the other stores answered.
     pub(super) fn read(
         &self,
         chunk: &ChunkRef,
@@ -47,7 +48,7 @@ impl<'a> ByHash<'a> {
         let shown = self.store.shown();
         let place = ChunkKey::new(&object, chunk).sought_in(&shown);
         if self.round.is_unfound(place) {
-            return Err("no other data object has it, as was found out for another version".to_owned());
+            return Err("no other data object has it (checked for another version)".to_owned());
         }
         self.look_for(chunk, object, version, cancel).map_err(|NoCopy { why, is_certain }| {
             // A store that did not answer now may do so when the next version is repaired.
@@ -76,13 +77,13 @@ impl<'a> ByHash<'a> {
             let (id, stored_bytes) = (there.id, chunk.stored_bytes);
             if copy.stored_bytes != stored_bytes {
                 why = format!(
-                    "data object {id} has it packed otherwise, as {} bytes instead of {stored_bytes}",
+                    "data object {id} has it with another compression, as {} bytes instead of {stored_bytes}",
                     copy.stored_bytes
                 );
                 continue;
             }
             self.take(u64::from(stored_bytes), cancel);
-            // How the chunk is packed is checked together with the whole object.
+            // The compressed bytes are checked together with the whole object.
             match read_checked(self.store, there, &copy, version.chunk_bytes(), unpack) {
                 Ok(stored) => return Ok(stored),
                 Err(e) => {
@@ -102,7 +103,7 @@ impl<'a> ByHash<'a> {
             }
             if self.round.is_given_up(&self.store.shown()) {
                 return Err(format!(
-                    "what its data objects have could not be read for {FAILURES_MAX} versions, and is asked for again in the next round"
+                    "its lists of chunks could not be read for {FAILURES_MAX} versions; they are read again in the next round"
                 ));
             }
             let built = ChunkIndex::build_for(self.store, version, &mut |bytes| {
@@ -110,7 +111,7 @@ impl<'a> ByHash<'a> {
                 cancel.check("the repair")
             });
             self.round.has_told(&self.store.shown(), built.is_ok());
-            built.map(Some).map_err(|e| format!("what its data objects have cannot be read: {e}"))
+            built.map(Some).map_err(|e| format!("its lists of chunks cannot be read: {e}"))
         });
         index.as_ref().map(Option::as_ref).map_err(String::clone)
     }

@@ -1,7 +1,7 @@
 //! Repair: replaces damaged bytes that a verification found by right bytes from another store or server.
 //!
-//! A version has the same objects everywhere, so another store has a damaged chunk at the same place of the
-//! same object. It is read there and checked against the hash in the manifest before it is put in place. What
+//! A version has the same objects in all stores, so another store has a damaged chunk at the same offset of
+//! the same object. It is read there and checked against the hash in the manifest before it is written. What
 //! cannot be repaired stays as it is.
 //!
 //! # Whole copies
@@ -14,20 +14,20 @@
 //!   for two copies, it is repaired chunk by chunk instead.
 //!
 //! # Chunks of other objects
-//! Stores to which versions came in another order have equal chunks in other objects. So if no source has the
-//! object, its chunk is looked for by its hash (`ByHash`), in the store itself and then in the sources. Such
-//! a chunk may be right when unpacked and still have other bytes than the object had. Another level or
-//! release of zstd packs differently, mostly to another length. With it the object would no longer have the
-//! hash that is its name, so nobody could copy it.
+//! Stores to which versions were added in another order have equal chunks in other objects. So if no source
+//! has the object, its chunk is searched by its hash (`ByHash`), in the store itself and then in the sources.
+//! The content of such a chunk is right, but its compressed bytes can differ, because another level or
+//! release of zstd compresses differently, usually to another length. With other bytes the object would no
+//! longer have the hash in its name, and could no longer be copied.
 //!
-//! | the chunk is | taken from another object |
+//! | the chunk in the other object is | it is used |
 //! |---|---|
 //! | stored uncompressed | like any right bytes: its hash determines its bytes |
-//! | packed to another length | never |
-//! | packed to the same length | together with all other damage in the object, which is rewritten as a whole: the store accepts it only with its hash |
+//! | compressed to another length | never |
+//! | compressed to the same length | together with repairs of all other damage in the object, which is rewritten as a whole: the store accepts it only if its hash is right |
 //!
-//! A manifest is named by its hash and the same everywhere, too. [`repair_manifest`] comes first, because
-//! without the manifest nothing is known about a version.
+//! A manifest is named by its hash and the same in all stores, too. [`repair_manifest`] comes first, because
+//! without its manifest nothing is known about a version.
 
 mod by_hash;
 mod patched;
@@ -49,22 +49,22 @@ use crate::units::{u64_of, usize_of_u32};
 use crate::verify::{DamagedChunk, Verified, open_of, verify_in};
 use crate::verify_round::VerifyRound;
 
-/// How many right bytes wait in memory to be put in place, not counting those of one chunk.
+/// The most right bytes in memory that wait to be written, not counting those of one chunk.
 const PATCHES_MAX_BYTES: usize = 32 << 20;
 
-/// A copy reads an object in one go, while patches ask a source for each chunk. So a copy may read this many
-/// times the bytes that patches would.
+/// A copy reads an object sequentially, while patches request each chunk from a source. So a copy may read
+/// this many times the bytes that patches would.
 const COPY_MAX_TIMES: u64 = 16;
 
 /// Why an object that was copied is not copied again.
 const COPIED_BEFORE: &str =
     "it was copied in this repair, and is damaged again: the disk of the store may be failing";
-/// Why packed chunks of other objects are not tried.
+/// Why compressed chunks of other objects are not tried.
 const MORE_IS_DAMAGED: &str =
-    "more of it is damaged, so its hash cannot show whether they are packed in the same way";
-/// Why packed chunks of other objects are refused.
+    "more of it is damaged, so its hash cannot show whether they are compressed in the same way";
+/// Why compressed chunks of other objects are refused.
 const NOT_THE_SAME: &str =
-    "with them its hash is not its name: another level or zstd packed them, or it is damaged elsewhere too";
+    "with them the object's hash is wrong: they were compressed with another level or release of zstd, or the object has other damage";
 
 /// The result of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub struct Repaired {
     pub chunks: u64,
     /// Objects that were copied as a whole.
     pub objects: u64,
-    /// The damage that is left.
+    /// The remaining damage.
     pub left: Verified,
     /// Why something could not be repaired, one line each.
     pub reasons: Vec<String>,
@@ -104,13 +104,13 @@ pub fn repair_manifest(
 ) -> Result<bool, ImageError> {
     let Err(found) = store.manifest(manifest) else { return Ok(false) };
     let found = ImageError::from(found);
-    // The manifest of a version that was removed meanwhile must not come back.
+    // The manifest of a version that was removed in the meantime must not be restored.
     let is_listed =
         store.listed()?.images.iter().any(|image| image.versions.iter().any(|v| v.manifest == manifest));
     if !is_listed {
         return Err(found);
     }
-    let mut why = "no other store was named".to_owned();
+    let mut why = "no other store was given".to_owned();
     for source in sources {
         let bytes = source.manifest(manifest).map_err(ImageError::from);
         match bytes.and_then(|bytes| Manifest::decode(&bytes).map(|_| bytes)) {
@@ -127,10 +127,9 @@ pub fn repair_manifest(
 /// Repairs the damage that [`verify_in`] found in the version with this manifest, from the first of `sources`
 /// that has the bytes, or from another data object. If something was repaired, it verifies the version again
 /// in the same round, without rereading chunks that were right.
-///
 /// If more chunks are damaged than are listed, it continues with the next ones for as long as their number
 /// decreases. It also continues with data objects of which all damaged chunks are right now, because their
-/// whole content can be checked then. `progress` gets the progress.
+/// whole content can then be checked. `progress` is called with the progress.
 pub fn repair(
     store: &dyn Store,
     manifest: Hash,
@@ -266,9 +265,9 @@ impl<'a> Repair<'a> {
         })
     }
 
-    /// Repairs chunks of one object, as many at a time as fit into memory. A store across a network writes
-    /// objects only as a whole, so there an object with more damage than that is copied. Elsewhere an object
-    /// with much damage is copied if possible. With `is_lost` the whole object is unusable, and could not be
+    /// Repairs chunks of one object, as many at a time as fit into memory. A remote store writes objects only
+    /// as a whole, so there an object with more damage than that is copied. In other stores an object with
+    /// much damage is copied if possible. With `is_lost` the whole object is unusable, and could not be
     /// copied.
     fn chunks(
         &self,
@@ -308,7 +307,7 @@ impl<'a> Repair<'a> {
                 }
             }
             // An object that is written only as a whole gets all patches at once, and missing chunks are
-            // looked for at the end.
+            // searched at the end.
             let must_wait = self.store.is_remote() && !missing.is_empty();
             let is_due = bytes >= PATCHES_MAX_BYTES || damaged.peek().is_none();
             if must_wait || !is_due || patches.is_empty() {
@@ -335,9 +334,9 @@ impl<'a> Repair<'a> {
         self.with_other_objects(object, missing, patches, stays_damaged, outcome)
     }
 
-    /// Repairs packed chunks that no source has in this object with equal chunks of other objects, together
-    /// with `patches`. This needs an object in which no other known damage stays, because only the hash of
-    /// the whole object shows whether the chunks are packed in the same way.
+    /// Repairs compressed chunks that no source has in this object with equal chunks of other objects,
+    /// together with `patches`. No other known damage may remain in the object, because only the hash of the
+    /// whole object shows whether the chunks are compressed in the same way.
     fn with_other_objects(
         &self,
         object: Hash,
@@ -351,8 +350,8 @@ impl<'a> Repair<'a> {
         let all_bytes: u64 = missing.iter().map(|(chunk, _)| u64::from(chunk.stored_bytes)).sum();
         if all_bytes > u64_of(PATCHES_MAX_BYTES) {
             outcome.reasons.push(format!(
-                "data object {object}: no source has it, {all_bytes} bytes of packed chunks are damaged, \
-                 and at most {PATCHES_MAX_BYTES} are taken from other ones"
+                "data object {object}: no source has it, {all_bytes} bytes of compressed chunks are damaged, \
+                 and at most {PATCHES_MAX_BYTES} are taken from other data objects"
             ));
             return Ok(());
         }
@@ -377,7 +376,7 @@ impl<'a> Repair<'a> {
             Ok(()) => outcome.chunks += count,
             Err(why) => {
                 let why = format!(
-                    "data object {object}: packed chunks of other data objects cannot be written to it: {why}"
+                    "data object {object}: cannot replace its damaged chunks with copies from other data objects: {why}"
                 );
                 if has_waited {
                     self.whole(object, &why, outcome);
@@ -389,13 +388,13 @@ impl<'a> Repair<'a> {
         Ok(())
     }
 
-    /// Rewrites an object with these patches, or returns the reason why not. The store accepts it only with
-    /// the hash that is its name.
+    /// Rewrites an object with these patches, or returns the reason if that fails. The store accepts it only
+    /// with the hash in its name.
     fn rewrite(&self, object: Hash, patches: Vec<Patch>) -> Result<Result<(), String>, ImageError> {
         let Err(e) = self.write_patched(object, patches) else { return Ok(Ok(())) };
         self.cancel.check("the repair")?;
         if e.kind() == StoreErrorKind::Damaged {
-            tracing::debug!(%object, error = %e, "with packed chunks of other data objects it does not have the right hash");
+            tracing::debug!(%object, error = %e, "with compressed chunks of other data objects an object does not have the right hash");
             return Ok(Err(NOT_THE_SAME.to_owned()));
         }
         Ok(Err(e.to_string()))
@@ -427,7 +426,7 @@ impl<'a> Repair<'a> {
                 true
             }
             Err(why) => {
-                tracing::info!(%object, why, "much of it is damaged, and is repaired chunk by chunk, as it cannot be copied");
+                tracing::info!(%object, why, "a data object with much damage cannot be copied: it is repaired chunk by chunk");
                 false
             }
         }
@@ -438,7 +437,7 @@ impl<'a> Repair<'a> {
         let copied = self.copy_object(object);
         match &copied {
             Ok(()) => outcome.objects += 1,
-            Err(e) => outcome.reasons.push(format!("{why}; nor can it be copied as a whole: {e}")),
+            Err(e) => outcome.reasons.push(format!("{why}; it cannot be copied as a whole either: {e}")),
         }
         copied.is_ok()
     }
@@ -450,7 +449,7 @@ impl<'a> Repair<'a> {
         }
         let copied = self.copy_from_sources(id);
         let why_not_again = copied.clone().err().unwrap_or_else(|| COPIED_BEFORE.to_owned());
-        // The borrow succeeds: nobody holds it for longer than this.
+        // The borrow succeeds: no other caller holds it.
         if let Ok(mut tried) = self.tried.try_borrow_mut() {
             tried.insert(id, why_not_again);
         }
@@ -463,10 +462,10 @@ impl<'a> Repair<'a> {
     }
 
     /// Sources that have everything that the version needs of the object come first. A copy from another
-    /// source takes the rest from the existing object.
+    /// source takes the remaining bytes from the existing object.
     fn copy_from_sources(&self, id: Hash) -> Result<(), String> {
         let ObjectRef { id, len_bytes } = self.object(id)?;
-        let mut why = "no other store was named".to_owned();
+        let mut why = "no other store was given".to_owned();
         let before = self.at.copied_bytes.get();
         let mut go_on = |bytes: u64| {
             self.tell_copied(before.saturating_add(bytes));
@@ -479,7 +478,7 @@ impl<'a> Repair<'a> {
             });
             match outcome {
                 Ok(()) => Ok(true),
-                // It takes as much space from another source.
+                // A copy from another source needs the same space.
                 Err(e) if e.kind() == StoreErrorKind::NoSpace => Err(e.to_string()),
                 Err(e) => {
                     *why = e.to_string();
@@ -517,7 +516,7 @@ impl<'a> Repair<'a> {
             let own = self.store.open_object(id).and_then(|own| own.holes());
             let is_enough = own.is_ok_and(|own| !self.lacks(id, &own));
             if !is_enough {
-                why = format!("{shown} has given back some of what this version needs of it");
+                why = format!("{shown} has deleted parts of the object that this version needs");
             } else if copy(object.as_ref(), &mut why)? {
                 return Ok(());
             }
@@ -525,7 +524,7 @@ impl<'a> Repair<'a> {
         Err(why)
     }
 
-    /// Whether the version needs something that is in these holes of an object.
+    /// Whether the version needs something in these holes of an object.
     fn lacks(&self, id: Hash, holes: &Holes) -> bool {
         let number = self.manifest.objects().iter().position(|object| object.id == id);
         let stretch =
@@ -544,11 +543,11 @@ impl<'a> Repair<'a> {
         Ok(())
     }
 
-    /// The right stored bytes of a chunk: from the same object in a source, or else from any object, if only
-    /// one sequence of bytes can be right.
+    /// The right stored bytes of a chunk: from the same object in a source or, if only one sequence of bytes
+    /// can be right, from any object.
     fn right_bytes(&self, damaged: &DamagedChunk, is_lost: bool) -> Result<Patch, String> {
         let (chunk, object) = (self.chunk(damaged)?, self.object(damaged.object)?);
-        let mut why = "no other store was named".to_owned();
+        let mut why = "no other store was given".to_owned();
         for source in self.sources {
             match read_checked(source.as_ref(), object, chunk, self.manifest.chunk_bytes(), unpack_as_packed)
             {
@@ -562,7 +561,7 @@ impl<'a> Repair<'a> {
         self.of_other_object(damaged).map_err(|other| format!("{why}; {other}"))
     }
 
-    /// Bytes of the same length from another object, which unpack to the right chunk.
+    /// Bytes of the same length from another object, which decompress to the right chunk.
     fn of_other_object(&self, damaged: &DamagedChunk) -> Result<Patch, String> {
         let chunk = self.chunk(damaged)?;
         let mut reasons = Vec::new();
@@ -594,8 +593,8 @@ impl<'a> Repair<'a> {
 /// Whether so much of an object is damaged that the whole object should be copied if possible. `listed_bytes`
 /// of the damage in it are listed. If more is damaged than is listed, each repaired list requires all
 /// remaining damage to be read again to find the next list. With a million chunks that would be a hundred
-/// times. If only a little of a large object is damaged, it is still repaired chunk by chunk: a copy takes
-/// the space of the object twice for a while, and machines need the space.
+/// times. If only a little of a large object is damaged, it is still repaired chunk by chunk: a copy
+/// temporarily needs the space of the object twice, and machines need the space.
 fn is_for_a_copy(len_bytes: u64, listed_bytes: u64, found: &Verified) -> bool {
     let lists = found.damaged_chunks.div_ceil(u64_of(found.damaged.len()).max(1));
     if lists <= 1 && listed_bytes <= u64_of(PATCHES_MAX_BYTES) {
@@ -606,7 +605,7 @@ fn is_for_a_copy(len_bytes: u64, listed_bytes: u64, found: &Verified) -> bool {
     len_bytes <= damaged_bytes.saturating_mul(lists).saturating_mul(COPY_MAX_TIMES)
 }
 
-/// Unpacks a chunk and checks its hash.
+/// Decompresses a chunk and checks its hash.
 type Unpack = fn(&[u8], &mut [u8], &Hash) -> Result<(), ImageError>;
 
 fn read_checked(
@@ -626,15 +625,15 @@ fn read_checked(
     Ok(stored)
 }
 
-/// As [`unpack`], but refuses a packed chunk in which the one bit is set that RFC 8878 tells decoders to
-/// ignore. Such a chunk would unpack correctly, but the object would not have the hash that is its name.
-/// Another packing of the same content and length is not detected here; a copy of the object detects it.
+/// As [`unpack`], but refuses a compressed chunk with the one bit set that RFC 8878 tells decoders to ignore.
+/// Such a chunk would decompress correctly, but the object would not have the hash in its name. Another
+/// compression of the same content and length is not detected here; a copy of the object detects it.
 fn unpack_as_packed(stored: &[u8], into: &mut [u8], hash: &Hash) -> Result<(), ImageError> {
     // The descriptor of a frame, after its magic number, and its unused bit (RFC 8878, 3.1.1.1.1.3).
     const DESCRIPTOR: usize = 4;
     const UNUSED: u8 = 1 << 4;
     if stored.len() != into.len() && stored.get(DESCRIPTOR).is_some_and(|byte| byte & UNUSED != 0) {
-        let why = "a bit is set in it that unpacking ignores, so that its object would not have its hash";
+        let why = "it has a bit set that decompression ignores, so the hash of its object would be wrong";
         return Err(ImageError::new(ImageErrorKind::Damaged, why));
     }
     unpack(stored, into, hash)
@@ -662,7 +661,7 @@ mod tests {
             damaged: vec![chunk.clone(); 10],
             ..Verified::default()
         };
-        // All are listed: what fits into memory is put in place at once.
+        // All are listed: as much as fits into memory is written at once.
         assert!(!is_for_a_copy(32 * MIB, 32 * MIB, &found(10)));
         assert!(is_for_a_copy(33 * MIB, 33 * MIB, &found(10)));
         assert!(is_for_a_copy(16 * 33 * MIB, 33 * MIB, &found(10)));
@@ -675,7 +674,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bit_that_unpacking_ignores_is_not_put_in_place() {
+    fn a_chunk_with_an_ignored_zstd_bit_is_refused() {
         let chunk: Vec<u8> = (0..4096u32).map(|at| (at / 64) as u8).collect();
         let (hash, mut out) = (Hash::of(&chunk), vec![0; 4096]);
         let mut packed = vec![0; 4096];

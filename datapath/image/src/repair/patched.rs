@@ -1,4 +1,4 @@
-//! An object as a repair rewrites it: the existing bytes, with right bytes instead of wrong ones.
+//! An object that a repair rewrites: the existing bytes, with right bytes instead of wrong ones.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::units::{u64_of, usize_of};
 /// A damaged object with patches over its wrong bytes.
 pub(super) struct Patched {
     pub(super) damaged: Arc<dyn Object>,
-    /// Sorted by offset. Two patches are either the same or do not touch.
+    /// Sorted by offset. Two patches are either equal or do not touch.
     pub(super) patches: Vec<Patch>,
 }
 
@@ -35,7 +35,7 @@ impl Object for Patched {
         self.damaged.holes()
     }
 
-    /// The bytes below patches are not read, because the disk may not be able to.
+    /// The bytes below patches are not read, because the disk may be unable to read them.
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
         let (mut at, mut rest) = (offset, into);
         for patch in &self.patches {

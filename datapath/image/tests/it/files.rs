@@ -398,7 +398,7 @@ fn a_data_file_and_a_corrupt_mark_are_refused() {
     assert_eq!(kind, ImageErrorKind::Unsupported);
     assert!(message.contains("another file"), "{message}");
     // QEMU opens any path that the image names.
-    let (warning, advice) = (message.find("Look first which file that is"), message.find("qemu-nbd"));
+    let (warning, advice) = (message.find("First check which file that is"), message.find("qemu-nbd"));
     assert!(warning.is_some() && warning < advice, "{message}");
     dir.qemu_img(&["create", "-q", "-f", "qcow2", "DIR/bad.qcow2", "1M"]);
     let file = File::options().write(true).open(dir.path("bad.qcow2")).unwrap();

@@ -329,7 +329,7 @@ fn a_vhd_with_a_parent_is_refused_without_advising_qemu() {
     let error = open_file(&path).map(drop).unwrap_err();
     assert_eq!(error.kind(), ImageErrorKind::Unsupported);
     let error = error.to_string();
-    assert!(error.contains("merge it into that first") && !error.contains("qemu-nbd"), "{error}");
+    assert!(error.contains("merge it into the parent first") && !error.contains("qemu-nbd"), "{error}");
 }
 
 #[test]

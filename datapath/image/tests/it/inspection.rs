@@ -96,5 +96,5 @@ fn a_disk_on_which_nothing_is_known_is_a_remark() {
     fs::write(&path, bytes).unwrap();
     let (why, remarks) = seen(&path);
     assert_eq!(why, None);
-    assert!(matches!(&remarks[..], [one] if one.contains("no partition table")), "{remarks:?}");
+    assert!(matches!(&remarks[..], [one] if one.contains("no known partition table")), "{remarks:?}");
 }

@@ -150,7 +150,7 @@ fn a_store_that_cannot_be_read_for_now_is_not_taken_for_damaged() {
     store.fails.store(true, Ordering::SeqCst);
     let error = again().unwrap_err();
     assert_eq!(error.kind(), ImageErrorKind::Io, "{error}");
-    assert!(error.to_string().contains("cannot read back what the store has"), "{error}");
+    assert!(error.to_string().contains("cannot read back a chunk that the store has"), "{error}");
     assert!(store.image(&"again".parse().unwrap()).unwrap().is_none());
     store.fails.store(false, Ordering::SeqCst);
     let found = again().unwrap();
@@ -180,7 +180,7 @@ fn an_object_that_cannot_be_opened_for_now_is_not_taken_for_lost() {
         store.fails_to_open.store(true, Ordering::SeqCst);
         let error = import(disk_of(disk.clone()), &store, options, &mut |_| {}).unwrap_err();
         assert_eq!(error.kind(), ImageErrorKind::Io, "{error}");
-        assert!(error.to_string().contains("cannot look at what the store has"), "{error}");
+        assert!(error.to_string().contains("cannot check the data objects of the store"), "{error}");
         assert_eq!(files(dir.path()), before, "something is left");
     }
     let imported = import(disk_of(disk), &store, &again, &mut |_| {}).unwrap();

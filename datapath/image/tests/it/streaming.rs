@@ -727,7 +727,7 @@ fn a_copy_is_not_whole_before_its_version_can_be_opened_again() {
     wait_until(state, || work.failure().is_some());
     let (progress, failure) = (work.progress(), work.failure().unwrap().to_string());
     assert!(!progress.is_over && progress.done_bytes < progress.total_bytes, "{progress:?}");
-    assert!(failure.contains("cannot keep the manifest"), "{failure}");
+    assert!(failure.contains("cannot write the manifest"), "{failure}");
     std::fs::remove_file(&manifests).unwrap();
     wait_for(&work);
     let progress = work.progress();

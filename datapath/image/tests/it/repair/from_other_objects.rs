@@ -130,7 +130,7 @@ fn only_stores_without_an_answer_are_asked_again() {
     for (version, is_known) in [(&sites.older, false), (&sites.newest, true)] {
         let done = repair_object(version, &round, &lacking);
         assert_eq!((done.chunks, done.reasons.len()), (0, 1), "{:?}", done.reasons);
-        assert_eq!(done.reasons[0].contains("found out for another version"), is_known, "{:?}", done.reasons);
+        assert_eq!(done.reasons[0].contains("checked for another version"), is_known, "{:?}", done.reasons);
     }
 
     let there = Arc::new(Noting::new(sites.there.clone()));
@@ -173,7 +173,7 @@ fn a_copy_that_is_damaged_too_is_looked_for_once_in_a_round() {
     let read: Vec<_> = mended.iter().map(|(here, there, _)| (*here, *there)).collect();
     assert_eq!(read, [(1 + 2, 1), (1, 0), (1, 0)]);
     assert!(mended[0].2.contains("has it too"), "{}", mended[0].2);
-    assert!(mended[1].2.contains("found out for another version"), "{}", mended[1].2);
+    assert!(mended[1].2.contains("checked for another version"), "{}", mended[1].2);
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn a_silent_store_is_given_up_for_the_round() {
     assert_eq!(read, [(1 + 2, 1), (1, 1), (1, 1), (1, 0), (1, 0)]);
     for (number, (_, _, why)) in mended.iter().enumerate() {
         assert_eq!(why.contains("it does not answer"), number < 3, "{why}");
-        assert_eq!(why.contains("asked for again in the next round"), number >= 3, "{why}");
+        assert_eq!(why.contains("read again in the next round"), number >= 3, "{why}");
     }
     // In the next round it is.
     there.falters.store(0, Ordering::Relaxed);
@@ -202,7 +202,7 @@ fn a_chunk_that_is_packed_otherwise_elsewhere_is_refused_and_nothing_is_changed(
     let here = place(&sites.here, &sites.newest, PACKED).1;
     let there = place(&sites.there, &sites.theirs, PACKED).1;
     assert_ne!(here.stored_bytes, there.stored_bytes);
-    sites.must_refuse("packed otherwise");
+    sites.must_refuse("with another compression");
 
     // Into as many bytes, of which one is another one: no reader looks at this bit of the header of a frame.
     let sites = Sites::new(LEVEL_DEFAULT);
@@ -211,7 +211,7 @@ fn a_chunk_that_is_packed_otherwise_elsewhere_is_refused_and_nothing_is_changed(
     let unused_bit_at = chunk.offset + 4;
     flip(&theirs, unused_bit_at);
     assert!(check(&sites.there, &sites.theirs).is_sound());
-    sites.must_refuse("its hash is not its name");
+    sites.must_refuse("with them the object's hash is wrong");
     flip(&theirs, unused_bit_at);
     let done = sites.repair_object();
     assert_eq!((done.chunks, done.left.is_sound()), (1, true), "{:?}", done.reasons);
@@ -227,7 +227,7 @@ fn with_more_damage_only_uncompressed_chunks_come_from_other_objects() {
     assert_eq!((done.chunks, done.left.damaged_chunks), (1, 1), "{:?}", done.reasons);
     assert_eq!(done.left.damaged[0].image_offset, PACKED * CHUNK_BYTES as u64);
     assert_eq!(done.reasons.len(), 1, "{:?}", done.reasons);
-    assert!(done.reasons[0].contains("it is damaged elsewhere too"), "{:?}", done.reasons);
+    assert!(done.reasons[0].contains("the object has other damage"), "{:?}", done.reasons);
     assert_eq!(check(&sites.here, &sites.older).damaged_chunks, 2);
 }
 

@@ -385,7 +385,7 @@ fn unneeded_damaged_bytes_are_found_and_repaired_once_a_round() {
     assert!(verified(&second, &round).0.is_sound());
     let found = verified(&third, &round).0;
     assert_eq!((found.objects.len(), found.damaged_chunks), (1, 0), "{found:?}");
-    assert!(found.damage()[0].contains("its hash is not its name"), "{:?}", found.damage());
+    assert!(found.damage()[0].contains("its hash is not the one in its name"), "{:?}", found.damage());
     let touched = versions_touched(&here, &found, &round, &Cancel::new(), &mut |_, _| {}).unwrap();
     assert_eq!(touched, ["disk@2", "disk@3"]);
     let copied = synced(&here);

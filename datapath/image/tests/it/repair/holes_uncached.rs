@@ -136,7 +136,7 @@ fn an_incomplete_source_is_asked_once_more_for_its_holes() {
         asked.fails.store(fails, Ordering::Relaxed);
         let done = repair_object(&here, &version, &[Arc::clone(&source)]);
         assert!(!done.left.is_sound() && done.objects == 0, "{done:?}");
-        assert!(done.reasons.iter().any(|why| why.contains("has given back some")), "{:?}", done.reasons);
+        assert!(done.reasons.iter().any(|why| why.contains("has deleted parts")), "{:?}", done.reasons);
         assert_eq!(asked.times.swap(0, Ordering::Relaxed), 1);
     }
     asked.helps.store(true, Ordering::Relaxed);
