@@ -146,7 +146,8 @@ mod tests {
         // Each time from another port, and with other names.
         let noise: usize = (0..500)
             .map(|port| {
-                printed(&format!("client 192.0.2.1:{port}"), 1) + printed(&format!("n{port} at 192.0.2.1:7"), 1)
+                printed(&format!("client 192.0.2.1:{port}"), 1)
+                    + printed(&format!("n{port} at 192.0.2.1:7"), 1)
             })
             .sum();
         assert_eq!(noise, 5);

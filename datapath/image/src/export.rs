@@ -156,7 +156,8 @@ fn export(
     file.sync_all().map_err(failed)?;
     partial.put_in_place(to).map_err(|e| match e {
         NotPlaced::Removed(e) if e.kind() == ErrorKind::AlreadyExists => {
-            let why = format!("{} was created by another export or another program in the meantime", to.display());
+            let why =
+                format!("{} was created by another export or another program in the meantime", to.display());
             ImageError::new(ImageErrorKind::Busy, why)
         }
         NotPlaced::Removed(e) => failed(e),

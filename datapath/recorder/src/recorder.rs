@@ -72,8 +72,14 @@ impl Recorder {
         let (queue, requests) = sync_channel(queued);
         let (began, dropped) = (Instant::now(), Arc::new(AtomicU64::new(0)));
         let (path_of_thread, left_out) = (path.to_owned(), Arc::clone(&dropped));
-        let thread =
-            Thread { writer, began, dropped: left_out, path: path_of_thread, reported_dropped: 0, most_requests };
+        let thread = Thread {
+            writer,
+            began,
+            dropped: left_out,
+            path: path_of_thread,
+            reported_dropped: 0,
+            most_requests,
+        };
         let thread =
             std::thread::Builder::new().name("recorder".into()).spawn(move || thread.run(&requests))?;
         let (path, is_over) = (path.to_owned(), AtomicBool::new(false));

@@ -91,7 +91,8 @@ impl Blame {
         let turn = |server: usize| {
             self.before.iter().position(|before| *before == server).map_or(0, |turn| turn + 1)
         };
-        let candidates = lists.iter().filter(|(server, _)| self.alone && !self.servers_with_wrong_bytes.contains(server));
+        let candidates =
+            lists.iter().filter(|(server, _)| self.alone && !self.servers_with_wrong_bytes.contains(server));
         let best = candidates.min_by_key(|(server, holes)| (turn(*server), holes.bytes()));
         self.giver = best.map(|(server, _)| server);
         if let Some(giver) = self.giver {
@@ -178,7 +179,10 @@ mod tests {
         for server in 0..3 {
             assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(server));
             let choice = whole.choice();
-            assert!(choice.alone && choice.past_caches && choice.servers_with_wrong_bytes.is_empty(), "{choice:?}");
+            assert!(
+                choice.alone && choice.past_caches && choice.servers_with_wrong_bytes.is_empty(),
+                "{choice:?}"
+            );
             assert_eq!((choice.first, choice.reading), (Some(server), Some(1)));
             assert_eq!((whole.next_reading(server), whole.next_reading(3)), (Some(2), Some(1)));
             whole.read(server, 60);

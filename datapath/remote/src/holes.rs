@@ -121,7 +121,11 @@ impl Known {
 }
 
 /// Asks the servers for the holes of an object.
-pub(crate) fn ask(servers: &Servers, question: &Question<'_>, waits: ListWait) -> Result<HoleLists, StoreError> {
+pub(crate) fn ask(
+    servers: &Servers,
+    question: &Question<'_>,
+    waits: ListWait,
+) -> Result<HoleLists, StoreError> {
     let known = servers.list.iter().map(|_| Known::Nothing).collect();
     let began = Instant::now();
     let mut asking = PendingQuery { servers, question, known, order: Vec::new(), began, failing_since: None };
@@ -160,7 +164,8 @@ pub(crate) fn is_gone_there(
     }
     let choice = ServerChoice { past_caches: true, ..ServerChoice::default() };
     let (short_timeout, waits_while_busy) = (!ask.retrying, ask.waits_while_busy);
-    let question = Question { id, len_bytes, short_timeout, waits_while_busy, choice: &choice, reading: &|_| None };
+    let question =
+        Question { id, len_bytes, short_timeout, waits_while_busy, choice: &choice, reading: &|_| None };
     match ask_for_list(servers, &question, server, 0) {
         Known::Said(holes) => {
             let is_gone = holes.overlap(part);
@@ -299,8 +304,8 @@ impl PendingQuery<'_> {
         }
         let is_failing = open.iter().any(|server| self.servers.is_there(*server));
         self.failing_since = self.failing_since.filter(|_| is_failing).or(Some(now).filter(|_| is_failing));
-        let others_are_wrong =
-            !self.question.choice.servers_with_wrong_bytes.is_empty() || self.known.iter().any(Known::is_wrong);
+        let others_are_wrong = !self.question.choice.servers_with_wrong_bytes.is_empty()
+            || self.known.iter().any(Known::is_wrong);
         let since = if has_answered || others_are_wrong { Some(self.began) } else { self.failing_since };
         let until = since.map(|since| since + self.servers.limits.wait_for_better);
         if until.is_some_and(|until| now >= until) {
@@ -380,7 +385,9 @@ impl PendingQuery<'_> {
             let why = format!("cannot get the list holes/{id}, because no server can be asked: {reasons}");
             StoreError::new(StoreErrorKind::Unreachable, why)
         });
-        if why.kind() == StoreErrorKind::Unreachable && !self.question.choice.servers_with_wrong_bytes.is_empty() {
+        if why.kind() == StoreErrorKind::Unreachable
+            && !self.question.choice.servers_with_wrong_bytes.is_empty()
+        {
             let why = format!("{why}; the other servers have wrong bytes of this object");
             return StoreError::new(StoreErrorKind::Damaged, why);
         }

@@ -453,8 +453,7 @@ impl Reading {
         let lack_it = |tried: &[AttemptResult]| {
             tried.iter().all(|tried| is_left_out(tried) || tried.missing_until().is_some())
         };
-        if !ask.choice.or_bytes_in_holes || !self.tried.iter().any(is_left_out) || !lack_it(&self.tried)
-        {
+        if !ask.choice.or_bytes_in_holes || !self.tried.iter().any(is_left_out) || !lack_it(&self.tried) {
             return false;
         }
         look_for_stores(servers, &mut self.tried);
@@ -670,7 +669,10 @@ fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &[AttemptResult]) -> StoreE
     let mut kind = StoreErrorKind::Io;
     for (server, tried) in status.servers.iter().zip(tried) {
         match &tried.verdict {
-            Some(Verdict::GivenBack) => missing.push(format!("{} (it was deleted there, because no version on that server needs it)", server.url)),
+            Some(Verdict::GivenBack) => missing.push(format!(
+                "{} (it was deleted there, because no version on that server needs it)",
+                server.url
+            )),
             Some(Verdict::Missing { why: Some(why), .. }) => missing.push(format!("{} ({why})", server.url)),
             Some(_) => missing.push(server.url.clone()),
             None => others.push(format!("{}: {}", server.url, server.why.as_deref().unwrap_or("unknown"))),

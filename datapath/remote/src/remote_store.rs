@@ -718,7 +718,10 @@ impl RemoteObject {
 
     fn fill(&self, into: &mut [u8], answer: &Answer) -> Result<(), StoreError> {
         let Some(body) = answer.body.get(..into.len()) else {
-            return Err(StoreError::new(StoreErrorKind::Io, format!("the servers sent too few bytes of {}", self.path)));
+            return Err(StoreError::new(
+                StoreErrorKind::Io,
+                format!("the servers sent too few bytes of {}", self.path),
+            ));
         };
         into.copy_from_slice(body);
         Ok(())

@@ -44,20 +44,26 @@ pub(crate) fn in_words(error: &rustls::Error) -> String {
     let rustls::Error::InvalidCertificate(refused) = error else { return error.to_string() };
     match refused {
         // `BadSignature` occurs if an authority with the same name and another key is trusted.
-        CertificateError::UnknownIssuer | CertificateError::BadSignature => "no trusted authority has signed its certificate: give the certificate of its \
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+            "no trusted authority has signed its certificate: give the certificate of its \
                                             authority (or its own, if it is self-signed) with --ca FILE"
-            .to_owned(),
+                .to_owned()
+        }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => format!(
             "{error}; a server's certificate needs its name or address as a subjectAltName (DNS:NAME or IP:ADDRESS), a common \
              name (CN) does not count"
         ),
         CertificateError::Other(why) => match why.to_string().as_str() {
-            "CaUsedAsEndEntity" => "its certificate is that of an authority (CA:TRUE), which cannot be a server's: make \
+            "CaUsedAsEndEntity" => {
+                "its certificate is that of an authority (CA:TRUE), which cannot be a server's: make \
                                     one with CA:FALSE"
-                .to_owned(),
-            "UnsupportedCertVersion" => "its certificate is of X.509 version 1: make one of version 3, with its name or \
+                    .to_owned()
+            }
+            "UnsupportedCertVersion" => {
+                "its certificate is of X.509 version 1: make one of version 3, with its name or \
                                          address as a subjectAltName"
-                .to_owned(),
+                    .to_owned()
+            }
             why => format!("its certificate cannot be used: {why}"),
         },
         _ => error.to_string(),

@@ -278,7 +278,9 @@ impl Transfer {
                     // Each of them counts as progress. Without a limit, an endless series would not be
                     // noticed.
                     if self.announced > ANNOUNCED_MAX {
-                        return Err(Fault::Odd("it announces an answer again and again, and sends none".into()));
+                        return Err(Fault::Odd(
+                            "it announces an answer again and again, and sends none".into(),
+                        ));
                     }
                     continue;
                 }
@@ -376,8 +378,7 @@ fn judge(head: &Head, wanted: Wanted) -> Result<u64, Fault> {
             }
             let last = first.saturating_add(len.saturating_sub(1));
             let (from, to) = (range.first, range.last);
-            let why =
-                || format!("it sends {length} bytes, {from} to {to}, instead of {first} to {last}");
+            let why = || format!("it sends {length} bytes, {from} to {to}, instead of {first} to {last}");
             if (from, to) != (first, last) {
                 return Err(Fault::Wrong(why()));
             }

@@ -90,8 +90,9 @@ impl RetentionRoot {
         if sound(daemon, &['-']) && sound(id, &['-', '_', '.']) {
             return Ok(format!("{manifest}/{image}/{}.{daemon}.{id}", purpose.name()));
         }
-        let message =
-            format!("cannot record who needs a version of '{image}': '{daemon}' or '{id}' is not a valid name");
+        let message = format!(
+            "cannot record who needs a version of '{image}': '{daemon}' or '{id}' is not a valid name"
+        );
         Err(StoreError::new(StoreErrorKind::Invalid, message))
     }
 

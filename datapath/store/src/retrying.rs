@@ -58,7 +58,10 @@ impl<S: Store + Clone> RetryingStore<S> {
     fn opening<T>(&self, ask: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
         let away = self.outage.away.lock().clone();
         if let Some((since, why)) = away.filter(|(since, _)| since.elapsed() < AWAY_FOR) {
-            tracing::debug!(ago_ms = as_ms(since.elapsed()), "opening fails at once: the store could not be reached a moment ago");
+            tracing::debug!(
+                ago_ms = as_ms(since.elapsed()),
+                "opening fails at once: the store could not be reached a moment ago"
+            );
             return Err(why);
         }
         let began = Instant::now();

@@ -86,7 +86,10 @@ mod tests {
     #[test]
     fn a_request_waits_for_a_busy_server_up_to_its_limit() {
         let second = Duration::from_secs(1);
-        assert!(WhileBusy::default().allows_waiting(second * 30) && !WhileBusy::default().allows_waiting(second * 31));
+        assert!(
+            WhileBusy::default().allows_waiting(second * 30)
+                && !WhileBusy::default().allows_waiting(second * 31)
+        );
         assert!(!WhileBusy::not_at_all().allows_waiting(Duration::ZERO));
         let long = WhileBusy::as_long_as(|_| true);
         assert!(long.allows_waiting(second * 1_000_000) && long.until(Instant::now()).is_none());

@@ -214,20 +214,18 @@ impl Answers {
             return closed_for_another();
         }
         let Some(target) = Target::of(request.uri().path()) else {
-            return problem(
-                StatusCode::NOT_FOUND,
-                "not_found",
-                "a store has no file with this path",
-            );
+            return problem(StatusCode::NOT_FOUND, "not_found", "a store has no file with this path");
         };
         let Some(permit) = self.reads.permit_soon().await else { return busy() };
-        let (answers, wanted, options) = (Arc::clone(self), target.clone(), RequestOptions::of(request.headers()));
+        let (answers, wanted, options) =
+            (Arc::clone(self), target.clone(), RequestOptions::of(request.headers()));
         let again = options.again;
         let found = tokio::task::spawn_blocking(move || (answers.find(&wanted, &options), permit)).await;
         match found {
             Ok((Ok(found), permit)) => {
                 let (reads, progress) = (self.reads.clone(), Arc::clone(progress));
-                let context = ReadContext { reads, permit, send_memory: send_memory.of_answer(), progress, again };
+                let context =
+                    ReadContext { reads, permit, send_memory: send_memory.of_answer(), progress, again };
                 let mut response = self.send(&target, &found, request, context);
                 // A HEAD answer promises a body, so the content must exist, or at least its beginning.
                 match response.body_mut().first_piece().await {

@@ -327,7 +327,8 @@ mod tests {
             assert!(is_taken);
             let (mut client, server) = tokio::io::duplex(64 << 10);
             let (_stop, stopped) = watch::channel(false);
-            let serving = serve_http(server, Arc::clone(&answers), permit.entry(), Limits::default(), stopped);
+            let serving =
+                serve_http(server, Arc::clone(&answers), permit.entry(), Limits::default(), stopped);
             let serving = tokio::spawn(serving);
             // Later requests of this client are not answered either.
             let request = "GET /store HTTP/1.1\r\nHost: localhost\r\n";

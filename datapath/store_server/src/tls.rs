@@ -71,7 +71,8 @@ impl Certificates {
     fn open(files: &TlsFiles, provider: Arc<CryptoProvider>) -> Result<Self, ServeError> {
         let seen = stamps(files);
         let pair = Arc::new(read(files, &provider)?);
-        let mut state = State { pair, seen, failed: None, checked_at: Instant::now(), expiry_logged_at: None };
+        let mut state =
+            State { pair, seen, failed: None, checked_at: Instant::now(), expiry_logged_at: None };
         log_expiry(files, &mut state);
         Ok(Self { files: files.clone(), provider, state: Mutex::new(state) })
     }

@@ -213,7 +213,9 @@ mod tests {
         let script = "import os, sys; os.setxattr(sys.argv[1], 'system.ntfs_reparse_data', \
             bytes.fromhex('17000080' '1000' '0000' '01000000' '02000000' '01000000' '00000000'))";
         run("python3-minimal", "python3", &["-c", script, system.join("ntoskrnl.exe").to_str().unwrap()]);
-        wait_until("the mount is not busy", || output("mount", Command::new("umount").arg(&mount)).status.success());
+        wait_until("the mount is not busy", || {
+            output("mount", Command::new("umount").arg(&mount)).status.success()
+        });
         let found = look(std::fs::read(&raw).unwrap(), &["/Windows/System32/ntoskrnl.exe"]);
         let present = vec!["/WINDOWS/system32/ntoskrnl.exe".to_owned()];
         assert_eq!(found, [SmallFiles { present, ..SmallFiles::at("the whole disk".into()) }]);

@@ -152,9 +152,7 @@ fn check_features(features: u64) -> Result<(), Refusal> {
     let known = INCOMPATIBLE_DIRTY | INCOMPATIBLE_COMPRESSION | INCOMPATIBLE_EXTENDED_L2;
     // Dirty means that refcounts may be wrong, and a reader needs none.
     if features & !known != 0 {
-        return Err(Refusal::Unsupported(format!(
-            "it uses unknown features ({features:#x})"
-        )));
+        return Err(Refusal::Unsupported(format!("it uses unknown features ({features:#x})")));
     }
     Ok(())
 }

@@ -122,7 +122,9 @@ impl Tables {
         let mut offsets: Vec<u64> = used.filter(|offset| *offset != 0).collect();
         offsets.sort_unstable();
         match offsets.array_windows().find(|[one, next]| one == next) {
-            Some([offset, _]) => Err(damaged(format!("its L1 table refers to the L2 table at {offset} twice"))),
+            Some([offset, _]) => {
+                Err(damaged(format!("its L1 table refers to the L2 table at {offset} twice")))
+            }
             None => Ok(()),
         }
     }

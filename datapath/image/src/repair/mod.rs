@@ -63,8 +63,7 @@ const COPIED_BEFORE: &str =
 const MORE_IS_DAMAGED: &str =
     "more of it is damaged, so its hash cannot show whether they are compressed in the same way";
 /// Why compressed chunks of other objects are refused.
-const NOT_THE_SAME: &str =
-    "with them the object's hash is wrong: they were compressed with another level or release of zstd, or the object has other damage";
+const NOT_THE_SAME: &str = "with them the object's hash is wrong: they were compressed with another level or release of zstd, or the object has other damage";
 
 /// The result of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -225,7 +225,10 @@ mod tests {
             needed.mark(&stretch);
         }
         let read = |gone: &Holes, offset: u64, into: &mut [u8]| {
-            assert!(!gone.overlap(&(offset..offset + into.len() as u64)), "{offset} was read, and is in a hole");
+            assert!(
+                !gone.overlap(&(offset..offset + into.len() as u64)),
+                "{offset} was read, and is in a hole"
+            );
             into.copy_from_slice(&bytes[offset as usize..][..into.len()]);
         };
         let plan = |needed: &Needed, before: &Holes| {

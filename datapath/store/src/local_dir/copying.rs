@@ -136,9 +136,7 @@ impl Inner {
             remove_quietly(&part.path);
             return Err(StoreError::new(
                 StoreErrorKind::Damaged,
-                format!(
-                    "the data object {id} is damaged at the source or in transit; it was not copied"
-                ),
+                format!("the data object {id} is damaged at the source or in transit; it was not copied"),
             ));
         }
         let target = self.layout.object(id);
@@ -484,7 +482,7 @@ mod tests {
     #[test]
     fn a_copy_may_fill_the_disk_but_a_repair_may_not() {
         let dir = tempfile::tempdir().unwrap();
-        let this = test_name(a_copy_may_fill_the_disk_and_a_repair_may_not);
+        let this = test_name(a_copy_may_fill_the_disk_but_a_repair_may_not);
         on_small_file_system(this, dir.path(), 16, in_it);
     }
 

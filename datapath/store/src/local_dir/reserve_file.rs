@@ -32,7 +32,8 @@ impl Inner {
     pub(super) fn put_changed(&self, image: &Image) -> Result<(), StoreError> {
         match self.put_image(image) {
             Err(e) if e.kind() == StoreErrorKind::NoSpace => self.put_in_reserve(image).map_err(|second| {
-                let lacks_reserve = matches!(second.kind(), StoreErrorKind::NoSpace | StoreErrorKind::NotFound);
+                let lacks_reserve =
+                    matches!(second.kind(), StoreErrorKind::NoSpace | StoreErrorKind::NotFound);
                 // After an error of the second attempt, the list may be in place without being durable.
                 if lacks_reserve { e } else { second }
             }),

@@ -245,7 +245,8 @@ impl Inner {
         again: bool,
     ) -> Result<Trimmed, StoreError> {
         let path = self.layout.object(id);
-        let failed = |e| StoreError::from_read(format!("cannot free unneeded parts of {}", path.display()), e);
+        let failed =
+            |e| StoreError::from_read(format!("cannot free unneeded parts of {}", path.display()), e);
         let file = match File::options().read(true).write(true).open(&path) {
             Ok(file) => file,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Trimmed::Freed(0)),
@@ -329,7 +330,12 @@ fn punch(file: &File, path: &Path, holes: &Holes) -> std::io::Result<()> {
 /// Whether the file system of a file supports holes. Tries to punch a hole beyond the end of the file, which
 /// changes nothing.
 fn can_have_holes(file: &File, path: &Path) -> Result<bool, StoreError> {
-    let failed = |e| StoreError::from_os(format!("cannot test whether the file system of {} supports holes", path.display()), e);
+    let failed = |e| {
+        StoreError::from_os(
+            format!("cannot test whether the file system of {} supports holes", path.display()),
+            e,
+        )
+    };
     let len_bytes = file.metadata().map_err(failed)?.len();
     match fallocate(file, PUNCH, len_bytes.next_multiple_of(HOLE_BYTES_MIN), HOLE_BYTES_MIN) {
         Ok(()) => Ok(true),

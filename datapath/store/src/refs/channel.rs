@@ -315,7 +315,10 @@ impl Image {
     fn maintenance_is_not_set(&self) -> StoreError {
         StoreError::new(
             StoreErrorKind::Invalid,
-            format!("channel maintenance of image '{}' is always its newest version, and cannot be set", self.name),
+            format!(
+                "channel maintenance of image '{}' is always its newest version, and cannot be set",
+                self.name
+            ),
         )
     }
 

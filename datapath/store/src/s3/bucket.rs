@@ -332,7 +332,8 @@ impl Bucket {
                 return Err((Refusal::Failed(error), doubt));
             }
             // The request has waited for the busy server as long as it may.
-            let is_over = matches!(failure, Failure::Busy(_)) && self.while_busy.allows_waiting(Duration::ZERO);
+            let is_over =
+                matches!(failure, Failure::Busy(_)) && self.while_busy.allows_waiting(Duration::ZERO);
             doubt.unanswered |= matches!(failure, Failure::Broken(_));
             if is_over || attempt >= self.attempts || !failure.may_pass() {
                 let error = failure.describe(operation, &self.shown(&key), &self.url, attempt);

@@ -191,7 +191,9 @@ impl Failure {
             Self::Status(416, _) => ". It is shorter than it should be".to_owned(),
             Self::Status(..) => format!(". Check the endpoint and the region of {url}"),
             Self::NoListing(_) => {
-                format!(". Check that {server} supports ListObjectsV2, and that no proxy answers instead of it")
+                format!(
+                    ". Check that {server} supports ListObjectsV2, and that no proxy answers instead of it"
+                )
             }
             Self::Unconnected(_) | Self::Broken(_) => {
                 format!(". Check that {server} is up and can be reached from here")

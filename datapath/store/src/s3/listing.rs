@@ -58,7 +58,8 @@ impl CheckingClient {
             return Err(HttpError::new(HttpErrorKind::Unknown, busy));
         }
         if is_success && is_listing {
-            check_listing(&String::from_utf8_lossy(&body)).map_err(|e| HttpError::new(HttpErrorKind::Decode, e))?;
+            check_listing(&String::from_utf8_lossy(&body))
+                .map_err(|e| HttpError::new(HttpErrorKind::Decode, e))?;
         }
         Ok(HttpResponse::from_parts(head, body.into()))
     }

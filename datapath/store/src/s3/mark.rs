@@ -224,7 +224,8 @@ impl Marks {
 
     fn server_time_s(&self) -> Result<i64, StoreError> {
         let key = format!("{LOCKS}/clock-{}", self.unique());
-        let written = match self.bucket.put(&key, &Bytes::from_static(b"what time is it\n"), &Condition::Any) {
+        let written = match self.bucket.put(&key, &Bytes::from_static(b"what time is it\n"), &Condition::Any)
+        {
             Ok(_) => self.bucket.head(&key)?.map(|(_, at_s)| at_s),
             Err(Refusal::Failed(e)) => return Err(e),
             Err(_) => None,
@@ -401,7 +402,9 @@ async fn keep_renewing(bucket: Bucket, held: Arc<Held>, every: Duration, renewal
                 tracing::debug!(error = %e, "a mark in S3 cannot be set yet");
                 pause = every.min(SET_AGAIN);
             }
-            Err(Refusal::Failed(e)) => tracing::warn!(error = %e, "cannot renew a mark in S3 now; it will be tried again"),
+            Err(Refusal::Failed(e)) => {
+                tracing::warn!(error = %e, "cannot renew a mark in S3 now; it will be tried again")
+            }
             Err(_) => {
                 let key = bucket.shown(&held.key);
                 tracing::warn!(key, "another process considered this one dead and removed its mark in S3");

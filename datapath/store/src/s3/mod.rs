@@ -589,7 +589,9 @@ impl Store for S3Store {
             let shown = self.inner.bucket.shown(&object_key(object));
             return Err(StoreError::new(
                 StoreErrorKind::Damaged,
-                format!("cannot repair {shown}: the bucket has it only with holes, so it must be copied as a whole"),
+                format!(
+                    "cannot repair {shown}: the bucket has it only with holes, so it must be copied as a whole"
+                ),
             ));
         }
         publication::send_object(&self.inner, &damaged, patches, None, &mut |_| Ok(()))

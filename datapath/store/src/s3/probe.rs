@@ -54,8 +54,7 @@ fn test_conditions(bucket: &Bucket, key: &str) -> Result<(), StoreError> {
         Err(Refusal::Failed(e)) => return Err(e),
         Err(_) => {
             let shown = bucket.shown(key);
-            let message =
-                format!("cannot write {shown}: the server says that it exists already; try again");
+            let message = format!("cannot write {shown}: the server says that it exists already; try again");
             return Err(StoreError::new(StoreErrorKind::Io, message));
         }
     }

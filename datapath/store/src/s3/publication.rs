@@ -43,7 +43,9 @@ impl S3Publication {
     fn spool_failed(&self, e: std::io::Error) -> StoreError {
         let dir = self.store.spool_dir.display();
         StoreError::from_os(
-            format!("cannot store the data object in {dir} until it is sent (to use another directory, set TMPDIR)"),
+            format!(
+                "cannot store the data object in {dir} until it is sent (to use another directory, set TMPDIR)"
+            ),
             e,
         )
     }

@@ -182,7 +182,10 @@ fn must(bucket: &Bucket, key: &str, refusal: Refusal) -> StoreError {
         Refusal::Failed(e) => e,
         Refusal::Absent | Refusal::Conflict | Refusal::Unknown(_) => StoreError::new(
             StoreErrorKind::Io,
-            format!("cannot write {}: the server lost the parts that were sent; try again", bucket.shown(key)),
+            format!(
+                "cannot write {}: the server lost the parts that were sent; try again",
+                bucket.shown(key)
+            ),
         ),
     }
 }

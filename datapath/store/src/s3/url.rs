@@ -66,7 +66,9 @@ impl FromStr for S3Url {
             !part.is_empty() && part != "." && part != ".." && part.chars().all(|c| sound(c) || c == '=')
         };
         if !prefix.is_empty() && !prefix.split('/').all(sound_part) {
-            return Err(invalid("its prefix may contain only letters, digits, '.', '-', '_', '=' and single '/', and no part '.' or '..'"));
+            return Err(invalid(
+                "its prefix may contain only letters, digits, '.', '-', '_', '=' and single '/', and no part '.' or '..'",
+            ));
         }
         let mut url = Self {
             bucket: bucket.to_owned(),
