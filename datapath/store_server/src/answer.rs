@@ -289,7 +289,7 @@ impl Answers {
     fn leased(&self, target: &Target, id: Hash) -> Result<Arc<Content>, StoreError> {
         let is_new = self.leases.renew(id, Instant::now())?;
         let manifest = self.manifest(target, id);
-        // A store on servers pins every version that it is options for, so unknown names would use up the limit
+        // A store on servers pins every version that it is asked for, so unknown names would use up the limit
         // for real versions.
         if is_new && matches!(&manifest, Err(e) if e.kind() == StoreErrorKind::NotFound) {
             self.leases.drop_one(id);
