@@ -1,4 +1,5 @@
-//! A server of many connections: one thread accepts them, each is served by a thread of its own, and stopping ends them all.
+//! A server of many connections: one thread accepts them, and a thread per connection serves it. Stopping the
+//! server ends all of them.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,38 +14,40 @@ use crate::listener::{BindError, Listener, Peer};
 use crate::register::{Limits, Permit, Register};
 use crate::socket::Socket;
 
-/// How long to wait where no connection can be accepted: for lack of descriptors or memory, of which those that end give back some.
+/// How long to wait before the next accept if descriptors or memory are short. Connections that end meanwhile
+/// give some back.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(100);
 
-/// How long connections that were cut may take to end.
+/// How long a cut connection may take to end.
 const CUT_GRACE: Duration = Duration::from_secs(1);
 
-/// What a front-end does with its connections, and how it speaks of them.
+/// A protocol's part of a server: how it serves a connection, and the words for its log lines.
 pub trait FrontEnd: Send + Sync + 'static {
-    /// The protocol, in logs.
+    /// Name of the protocol in logs.
     const PROTOCOL: &'static str;
-    /// Those who connect, in logs.
+    /// Plural noun for the clients in logs, such as "initiators".
     const CLIENTS: &'static str;
-    /// What the names of its threads begin with.
+    /// Prefix of the names of its threads.
     const THREADS: &'static str;
 
-    /// What its connections receive and send by.
+    /// The socket type of its connections.
     type Socket: AsRef<Socket> + Send + Sync + 'static;
 
-    /// Such a socket.
+    /// Wraps a new connection.
     fn socket(fd: OwnedFd) -> Self::Socket;
 
-    /// Who connects from there, in logs.
+    /// Describes the client at this address in logs.
     fn client(peer: &Peer) -> String;
 
-    /// Where faults of clients are told.
+    /// The log of faults that clients cause.
     fn faults(&self) -> &FaultLog;
 
-    /// Serves a connection until its end, on a thread of its own. When the server stops, its socket receives nothing more.
+    /// Serves a connection until it ends, on a thread of its own. When the server stops, the socket receives
+    /// nothing more.
     fn serve(&self, permit: &Permit<Self::Socket>, socket: &Arc<Self::Socket>, peer: &Peer);
 }
 
-/// Accepts connections and has them served. Dropping it stops that.
+/// Accepts connections and starts a thread for each. Dropping it stops the server.
 pub struct Acceptor<F: FrontEnd> {
     shared: Arc<Shared<F>>,
     stop_timeout: Duration,
@@ -59,7 +62,8 @@ struct Shared<F: FrontEnd> {
 }
 
 impl<F: FrontEnd> Acceptor<F> {
-    /// Begins to accept. Once told to stop, connections have `stop_timeout` before they are cut.
+    /// Starts to accept. After [`Acceptor::stop`], connections have `stop_timeout` to end before they are
+    /// cut.
     pub fn start(
         listener: Listener,
         front_end: Arc<F>,
@@ -81,13 +85,14 @@ impl<F: FrontEnd> Acceptor<F> {
         Ok(Self { shared, stop_timeout, thread: Mutex::new(Some(thread)) })
     }
 
-    /// How many are connected now, half-open ones included.
+    /// Number of connections now, including half-open ones.
     pub fn connections(&self) -> usize {
         self.shared.register.count()
     }
 
-    /// Stops: nobody is accepted any more, and what was listened on is gone; sockets receive nothing more, so that connections end when
-    /// what they have taken is done; those that have not ended in time are cut. Takes a second more at most. Harmless when repeated.
+    /// Stops the server. It accepts no more connections and closes the listener. Sockets receive nothing
+    /// more, so connections end when their requests are answered. Connections that have not ended after
+    /// `stop_timeout` are cut, which takes at most one second more. A second call does nothing.
     pub fn stop(&self) {
         let Some(thread) = self.thread.lock().take() else { return };
         let register = &self.shared.register;
@@ -154,7 +159,8 @@ impl<F: FrontEnd> Shared<F> {
         let name = format!("{}-{}", F::THREADS, permit.id());
         let spawned = std::thread::Builder::new().name(name).spawn(move || {
             front_end.serve(&permit, &socket, &peer);
-            // The seat last: when the last one has left, all sockets are closed, and nobody but the server has the front-end.
+            // Drop the permit last: when the register is empty, all sockets are closed and only the server
+            // holds the front-end.
             drop(socket);
             drop(front_end);
             drop(permit);

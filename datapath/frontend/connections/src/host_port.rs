@@ -1,12 +1,12 @@
-//! A host and a port as people write them: `HOST:PORT`, with brackets where the host is an IPv6 address.
+//! Splits and joins a host and a port in the form `HOST:PORT`, with brackets around an IPv6 address.
 
 /// Splits `HOST`, `HOST:PORT`, `[V6]` and `[V6]:PORT`, or says why it cannot. The host may be empty.
 pub fn split(text: &str) -> Result<(&str, Option<u16>), &'static str> {
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
-            let (host, after) = rest.split_once(']').ok_or("the bracket is not closed")?;
+            let (host, after) = rest.split_once(']').ok_or("the closing bracket is missing")?;
             let port = match after.strip_prefix(':') {
-                None if !after.is_empty() => return Err("something other than a port follows the bracket"),
+                None if !after.is_empty() => return Err("only a colon and a port may follow the closing bracket"),
                 port => port,
             };
             (host, port)
@@ -17,7 +17,7 @@ pub fn split(text: &str) -> Result<(&str, Option<u16>), &'static str> {
     Ok((host, port))
 }
 
-/// The two in one.
+/// Joins a host and a port; puts brackets around an IPv6 address.
 pub fn join(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }

@@ -1,29 +1,32 @@
-//! What servers of several front-ends have in common: where they listen, whom they let in, how connections receive and send, and how
-//! all of it ends.
+//! The parts that the servers of several front-ends share: listening, limits on connections, sockets, and an
+//! orderly stop.
 //!
 //! ```text
-//!  Listener --accept--> Acceptor --Seat--> a thread: FrontEnd::serve --> Socket
-//!                          |     <-leaves-                                 ^
+//!  Listener --accept--> Acceptor --Permit--> a thread: FrontEnd::serve --> Socket
+//!                          |     <- drop -                                 ^
 //!                       Register --cut the oldest half-open one, or all ---+
 //! ```
 //!
 //! # Guarantees
-//! - The file of a unix socket goes with its [`Listener`]; one that a dead process has left is replaced, and nothing else is.
-//! - Those who connect and say nothing keep nobody out ([`Limits::half_open`]), and no more are served than [`Limits::connections`].
-//!   Nor does one who takes all of these: who has none gets a place of whoever has most ([`Owner`]).
-//! - When [`Acceptor::stop`] returns, nobody is accepted any more, and every connection has ended but for those whose front-end did not
-//!   notice within a second that they were cut.
-//! - A peer that takes something of what is sent, however little, is waited for; one that takes nothing is not ([`Stall`]).
+//! - Dropping a [`Listener`] removes the file of its unix socket. Binding replaces a socket file that a dead
+//!   process left, and no other file.
+//! - Clients that connect and send nothing do not keep others out ([`Limits::half_open`]). At most
+//!   [`Limits::connections`] are served.
+//!   If one [`Owner`] has most of them, a client without a connection gets one of that owner's.
+//! - When [`Acceptor::stop`] returns, no connection is accepted any more, and every connection has ended,
+//!   except if its front-end needs more than a second to notice that it was cut.
+//! - A peer that accepts only a few bytes is waited for; a peer that accepts none within the limit is not
+//!   ([`Stall`]).
 //!
 //! # Limits
-//! [`Limits`], which a front-end makes of its own.
+//! [`Limits`]; each front-end fills in its own.
 //!
 //! # Errors
 //! [`BindError`] says what was tried and what to do.
 //!
 //! # Not here
-//! No protocol, and no runtime: servers in asynchronous code have listeners of their own. Nothing of a front-end with one client at a
-//! time (vhost-user) but where it listens.
+//! No protocol and no async runtime: asynchronous servers have listeners of their own. vhost-user, which has
+//! one client at a time, uses only [`Listener`].
 //!
 //! Start reading at [`acceptor`].
 

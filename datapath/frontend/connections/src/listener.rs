@@ -1,5 +1,5 @@
-//! Listening on a unix socket or a TCP port: each way in which binding can fail has a message of its own, and sockets left behind by
-//! a dead process are replaced.
+//! Listens on a unix socket or a TCP port. Each way in which binding can fail has a message of its own, and
+//! socket files of dead processes are replaced.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 
 use crate::host_port;
 
-/// Longest path of a unix socket in bytes (`sun_path` without its final zero).
+/// Longest path of a unix socket in bytes (`sun_path` without its terminating zero).
 pub const UNIX_PATH_BYTES: usize = 107;
 
 /// Why a server cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// The path does not fit into a socket address.
+    /// The path is too long for a socket address.
     #[error(
         "cannot listen on '{path}': the path has {bytes} bytes, a unix socket's may have {UNIX_PATH_BYTES}; \
          choose a shorter one"
@@ -27,13 +27,13 @@ pub enum BindError {
         /// Its length.
         bytes: usize,
     },
-    /// Somebody else listens there.
+    /// Another process listens at the path.
     #[error("cannot listen on '{path}': another process listens there; stop it or choose another path")]
     PathInUse {
         /// The path.
         path: PathBuf,
     },
-    /// There is something that must not be removed.
+    /// The path is a file of another kind, which must not be removed.
     #[error(
         "cannot listen on '{path}': a file that is no socket is in the way; remove it or choose another path"
     )]
@@ -41,15 +41,15 @@ pub enum BindError {
         /// The path.
         path: PathBuf,
     },
-    /// The directory is not there.
+    /// The directory does not exist.
     #[error("cannot listen on '{path}': its directory does not exist; create it or choose another path")]
     NoDirectory {
         /// The path.
         path: PathBuf,
     },
-    /// Somebody else listens on the port.
+    /// Another process listens on the port.
     #[error(
-        "cannot listen on {address}: the port is in use; stop the process that has it or choose another port"
+        "cannot listen on {address}: the port is in use; stop the process that listens there or choose another port"
     )]
     PortInUse {
         /// The address.
@@ -60,26 +60,26 @@ pub enum BindError {
     UnknownHost {
         /// The address.
         address: String,
-        /// Why.
+        /// The resolver's error.
         source: std::io::Error,
     },
-    /// This machine does not have the address.
-    #[error("cannot listen on {address}: this machine does not have that address; see: ip address")]
+    /// No interface of this host has the address.
+    #[error("cannot listen on {address}: this host does not have that address; see: ip address")]
     NotOurs {
         /// The address.
         address: String,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("cannot listen on {address}: {source}")]
     System {
         /// The address.
         address: String,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// A listening socket. That of a path removes its file when it is dropped.
+/// A listening socket. Dropping it removes the file of a unix socket.
 #[derive(Debug)]
 pub struct Listener {
     address: String,
@@ -89,19 +89,19 @@ pub struct Listener {
 #[derive(Debug)]
 enum ListeningSocket {
     Unix {
-        /// Goes first: who finds no file need not ask whether anybody listens.
+        /// Dropped before the socket, so that while the file exists, the socket listens.
         _file: SocketFile,
         socket: UnixListener,
     },
     Tcp(TcpListener),
 }
 
-/// Where a connection comes from.
+/// The address of a connection's peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// A process of this host, if the system says which.
+    /// A process of this host; its PID, if the system reports it.
     Unix(Option<i32>),
-    /// A port of some host.
+    /// A TCP peer.
     Tcp(SocketAddr),
 }
 
@@ -116,7 +116,7 @@ impl std::fmt::Display for Peer {
 }
 
 impl Listener {
-    /// Listens at a path.
+    /// Listens on a unix socket at this path.
     pub fn unix(path: &Path) -> Result<Self, BindError> {
         let address = format!("unix:{}", path.display());
         let failed = system(&address);
@@ -126,7 +126,8 @@ impl Listener {
         Ok(Self { address, socket: ListeningSocket::Unix { _file: file, socket } })
     }
 
-    /// Listens on a port of the first of a host's addresses where that can be done, a free one for 0. Returns the port as well.
+    /// Listens on the first address of the host on which it can. Port 0 takes a free port. Returns the port,
+    /// too.
     pub fn tcp(host: &str, port: u16) -> Result<(Self, u16), BindError> {
         let address = format!("tcp:{}", host_port::join(host, port));
         let failed = system(&address);
@@ -137,14 +138,15 @@ impl Listener {
         Ok((Self { address, socket: ListeningSocket::Tcp(socket) }, port))
     }
 
-    /// The error of a server that listens here, and has not got what else it needs.
+    /// Makes the error of a server that listens here but cannot start for another reason.
     pub fn failed(&self) -> impl Fn(std::io::Error) -> BindError + use<> {
         system(&self.address)
     }
 
-    /// The next connection, set up for disk requests; `None` if there is none, or it is gone already.
+    /// Accepts the next connection, with the socket options for disk requests. `None`: there is none, or it
+    /// has closed already.
     pub fn accept(&self) -> std::io::Result<Option<(OwnedFd, Peer)>> {
-        // What is accepted waits, though its listener does not.
+        // The listener is non-blocking; an accepted socket must block.
         let accepted = match &self.socket {
             ListeningSocket::Unix { socket, .. } => socket.accept().map(|(stream, _)| {
                 let process = rustix::net::sockopt::socket_peercred(&stream).ok();
@@ -175,11 +177,11 @@ impl AsFd for Listener {
     }
 }
 
-/// The file of a unix socket.
+/// The file of a unix socket; removed when dropped.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
-    /// Device and inode, so that only our own is removed.
+    /// Device and inode of our file, so that no other file is removed.
     identity: Option<(u64, u64)>,
 }
 
@@ -222,7 +224,7 @@ fn bind_unix(path: &Path, failed: impl Fn(std::io::Error) -> BindError) -> Resul
         return Err(BindError::NotASocket { path: path.into() });
     }
     match UnixStream::connect(path) {
-        // Left behind by a process that died: nobody answers, nobody ever will.
+        // A process that died left the file: nothing listens there.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
         _ => return Err(BindError::PathInUse { path: path.into() }),
     }
@@ -297,7 +299,7 @@ mod tests {
         let (_first, port) = Listener::tcp("127.0.0.1", 0).unwrap();
         let error = Listener::tcp("127.0.0.1", port).unwrap_err();
         assert!(matches!(error, BindError::PortInUse { .. }), "{error}");
-        // For documentation: nobody has it.
+        // An address reserved for documentation (RFC 5737).
         let error = Listener::tcp("192.0.2.1", 0).unwrap_err();
         assert!(matches!(error, BindError::NotOurs { .. }), "{error}");
     }
@@ -316,7 +318,7 @@ mod tests {
         let client = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let (socket, peer) = listener.accept().unwrap().unwrap();
         assert_eq!(peer, Peer::Tcp(client.local_addr().unwrap()));
-        // The listener does not wait; its connections do.
+        // The listener is non-blocking; its connections block.
         assert!(!rustix::fs::fcntl_getfl(&socket).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
     }
 }

@@ -1,11 +1,15 @@
-//! Who is connected: how many may be, which of them are half open, and when the last has left.
+//! The register of a server's connections: how many may be connected, which of them are half open, and when
+//! the last one has ended.
 //!
-//! A connection is half open until its front-end has found out who it is and opens it. Those who open connections and say nothing keep
-//! nobody out: where there are too many of them, a new one ends the oldest.
+//! A connection is half open until its front-end has identified the client and calls [`Permit::open`].
+//! Clients that connect and send nothing do not keep others out: if too many connections are half open, a new
+//! one cuts the oldest of them.
 //!
-//! Nor does one who takes all places. While there are places nobody is asked how many he has: a host may have many machines, and many hosts
-//! one address. When all are taken, and one [owner](Owner) has more than half, others may still say who they are; and whoever has none
-//! gets the newest place of the owner who has most. Who has some is refused, and so loses nobody his connection.
+//! Neither can one client that takes all connections. As long as there are free ones, nothing is counted per
+//! owner: a host may have many machines, and many hosts may share an address. If all are taken and one
+//! [owner](Owner) has more than half of them, further clients may still identify themselves. A client whose
+//! owner has no connection then replaces the newest connection of the largest owner. A client whose owner has
+//! one already is refused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -18,13 +22,14 @@ use parking_lot::{Condvar, Mutex};
 use crate::listener::Peer;
 use crate::socket::Socket;
 
-/// Who has more than one in so many of all connections may have to give way. Not less than half: a connection that is cut is a machine's disk.
+/// An owner with more than this part of all connections may lose one to another owner. At least half, because
+/// a cut connection is a machine's disk.
 const LARGE_PART: usize = 2;
 
-/// Low bits of an IPv6 address, which whoever is in a network chooses as he likes.
+/// Low bits of an IPv6 address, which a client can choose freely within its network.
 const IPV6_HOST_BITS: u32 = 64;
 
-/// The connections of a server.
+/// All connections of a server.
 #[derive(Debug)]
 pub struct Register<S> {
     limits: Limits,
@@ -33,28 +38,29 @@ pub struct Register<S> {
     stopping: AtomicBool,
 }
 
-/// How many may be connected.
+/// Limits on the number of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// At the same time, half-open ones included. More are refused, but where one owner has more than half of them: then as many as
-    /// may be half open are let in besides, of which those stay that get another's place.
+    /// At the same time, including half-open ones; further ones are refused. Exception: if one owner has more
+    /// than half of them, up to `half_open` more are admitted, and stay only if they replace another
+    /// connection.
     pub connections: usize,
-    /// Half open. A new one ends the oldest of them.
+    /// Half-open connections. A new one cuts the oldest.
     pub half_open: usize,
 }
 
-/// Whose a connection is, where places are short.
+/// The owner to which a connection counts when all connections are taken.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Owner {
-    /// Of whoever has proved this name.
+    /// A client that proved this name.
     Name(String),
-    /// Of a host; with IPv6 of a network.
+    /// A host; for IPv6, a network.
     Host(IpAddr),
 }
 
 impl Owner {
-    /// By the name that was proved, else by the address. Nobody's is one without either, such as a local process: it takes nobody's place,
-    /// and nobody takes its.
+    /// The proved name, or else the address. `None` without either, such as for a local process: such a
+    /// connection replaces no other and is never replaced.
     pub fn of(name: Option<&str>, peer: &Peer) -> Option<Self> {
         match (name, peer) {
             (Some(name), _) => Some(Self::Name(name.to_owned())),
@@ -78,14 +84,14 @@ impl Owner {
 pub enum NotOpened {
     /// It was cut before.
     Cut,
-    /// All places are taken, and nobody gives way to it.
+    /// All connections are taken, and none may be replaced.
     Full,
 }
 
 #[derive(Debug)]
 struct State<S> {
     last_id: u64,
-    /// By age.
+    /// By age: the key is the id.
     connections: BTreeMap<u64, Registered<S>>,
 }
 
@@ -93,22 +99,22 @@ struct State<S> {
 struct Registered<S> {
     socket: Arc<S>,
     stage: Stage,
-    /// Once it is open.
+    /// Set when the connection is opened.
     owner: Option<Owner>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     HalfOpen,
-    /// Cut while it was half open, to make room for another one.
+    /// Cut while half open, because a new connection came.
     Evicted,
     Open,
-    /// Cut while it was open, for one whose owner had none.
+    /// Cut while open, for a client whose owner had no connection.
     GaveWay,
 }
 
 impl<S: AsRef<Socket>> Register<S> {
-    /// Empty.
+    /// Makes an empty register.
     pub fn new(limits: Limits) -> Arc<Self> {
         let state = State { last_id: 0, connections: BTreeMap::new() };
         Arc::new(Self {
@@ -119,14 +125,15 @@ impl<S: AsRef<Socket>> Register<S> {
         })
     }
 
-    /// Registers a half-open connection; `None` where there are too many.
+    /// Registers a half-open connection; `None` if there are too many.
     pub fn admit(self: &Arc<Self>, socket: &Arc<S>, peer: &Peer) -> Option<Permit<S>> {
         let Limits { connections, half_open } = self.limits;
         let mut state = self.state.lock();
         state.make_room(half_open);
         let taken = state.connections.len();
         if taken >= connections {
-            // One from the same host could prove another name, but then the host would not have them without one.
+            // A client of the same host might prove another name, but a host with most connections has proved
+            // none for them.
             let from = Owner::of(None, peer);
             let may_get_one = || state.largest(connections).is_some_and(|owner| Some(owner) != from);
             if taken >= connections.saturating_add(half_open) || !may_get_one() {
@@ -146,7 +153,7 @@ impl<S: AsRef<Socket>> Register<S> {
         self.state.lock().connections.len()
     }
 
-    /// From now on the server stops.
+    /// Marks the server as stopping.
     pub(crate) fn begin_stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
     }
@@ -159,9 +166,9 @@ impl<S: AsRef<Socket>> Register<S> {
         self.state.lock().connections.values().for_each(|connection| act((*connection.socket).as_ref()));
     }
 
-    /// `false`: the time is over.
-    pub(crate) fn wait_until_empty(&self, patience: Duration) -> bool {
-        let deadline = Instant::now().checked_add(patience);
+    /// Waits until all connections have ended; `false` after `timeout`.
+    pub(crate) fn wait_until_empty(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now().checked_add(timeout);
         let mut state = self.state.lock();
         while !state.connections.is_empty() {
             let timed_out = match deadline {
@@ -180,7 +187,7 @@ impl<S: AsRef<Socket>> Register<S> {
 }
 
 impl<S: AsRef<Socket>> State<S> {
-    /// Ends the oldest half-open connection where there are `limit`.
+    /// Cuts the oldest half-open connection if there are `limit` of them.
     fn make_room(&mut self, limit: usize) {
         let is_half_open = |connection: &&mut Registered<S>| connection.stage == Stage::HalfOpen;
         if self.connections.values_mut().filter(is_half_open).count() >= limit
@@ -197,7 +204,7 @@ impl<S> State<S> {
         self.connections.values().filter(|connection| connection.stage == Stage::Open)
     }
 
-    /// Who has most open connections, if that is more than a large part of all.
+    /// The owner with most open connections, if it has more than the part [`LARGE_PART`] of all.
     fn largest(&self, connections: usize) -> Option<Owner> {
         let mut counts = HashMap::<&Owner, usize>::new();
         for owner in self.open().filter_map(|connection| connection.owner.as_ref()) {
@@ -210,7 +217,8 @@ impl<S> State<S> {
 }
 
 impl<S: AsRef<Socket>> State<S> {
-    /// Ends the newest connection of whoever has most, for one of `owner`. `false`: that one has some, or nobody has many.
+    /// Cuts the newest connection of the largest owner, in favour of `owner`. `false` if `owner` has a
+    /// connection already, or no owner is large.
     fn evict_largest(&mut self, owner: Option<&Owner>, connections: usize) -> bool {
         let has_some = |owner| self.open().any(|connection| connection.owner.as_ref() == Some(owner));
         if owner.is_none_or(has_some) {
@@ -218,7 +226,8 @@ impl<S: AsRef<Socket>> State<S> {
         }
         let Some(largest) = self.largest(connections) else { return false };
         if matches!((owner, &largest), (Some(Owner::Host(_)), Owner::Name(_))) {
-            // Who has proved nothing, of whom there may be any number.
+            // A client without a name does not displace one with a name: an attacker can have any number of
+            // addresses.
             return false;
         }
         let is_theirs = |connection: &&mut Registered<S>| {
@@ -231,7 +240,7 @@ impl<S: AsRef<Socket>> State<S> {
     }
 }
 
-/// A connection's place in the register; leaves it when dropped, also by a panic.
+/// A registered connection; removed from the register when dropped, including by a panic.
 #[derive(Debug)]
 pub struct Permit<S> {
     register: Arc<Register<S>>,
@@ -239,17 +248,17 @@ pub struct Permit<S> {
 }
 
 impl<S> Permit<S> {
-    /// A number that no other connection of the server has had.
+    /// A number that is unique among all connections of the server.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Whether it was cut while it was half open, to make room for another one.
+    /// Whether it was cut while half open, because a new connection came.
     pub fn is_evicted(&self) -> bool {
         self.is_in(Stage::Evicted)
     }
 
-    /// Whether it was cut while it was open, for one whose owner had none.
+    /// Whether it was cut while open, for a client whose owner had no connection.
     pub fn gave_way(&self) -> bool {
         self.is_in(Stage::GaveWay)
     }
@@ -259,14 +268,14 @@ impl<S> Permit<S> {
         state.connections.get(&self.id).is_some_and(|connection| connection.stage == stage)
     }
 
-    /// Whether the server stops: then a socket that receives nothing more says nothing about its peer.
+    /// Whether the server is stopping: then the end of input does not mean that the peer has closed.
     pub fn is_stopping(&self) -> bool {
         self.register.stopping.load(Ordering::SeqCst)
     }
 }
 
 impl<S: AsRef<Socket>> Permit<S> {
-    /// It is half open no longer.
+    /// Makes the connection open: its client is identified.
     pub fn open(&self, owner: Option<Owner>) -> Result<(), NotOpened> {
         let connections = self.register.limits.connections;
         let mut state = self.register.state.lock();
@@ -327,7 +336,8 @@ mod tests {
         assert!(!is_cut(&of_first) && is_cut(&of_second) && !is_cut(&of_third));
         assert!(second.is_evicted() && !third.is_evicted());
         assert_eq!(second.open(None), Err(NotOpened::Cut));
-        // It makes room for nobody until it has left, and whoever is refused may have ended one more.
+        // A half-open connection keeps its place until it has ended, so the new client is refused and may
+        // cause another cut.
         assert!(connect(&register).0.is_none());
         assert!(third.is_evicted());
         drop(second);
@@ -349,19 +359,20 @@ mod tests {
         assert_eq!((greedy.len(), register.count()), (16, 16));
         let first = open(name("first")).unwrap();
         assert!(greedy[15].0.gave_way() && is_cut(&greedy[15].1));
-        // Who has one gets no more, nor does who is nobody; and who gave way is not let in for another.
+        // An owner with a connection gets no more, nor does a client without an owner; the owner that lost
+        // one cannot take another's.
         assert!([name("first"), None, name("greedy")].into_iter().all(|owner| open(owner).is_none()));
         let second = open(name("second")).unwrap();
         assert!(greedy[14].0.gave_way() && greedy[..14].iter().all(|(_, client)| !is_cut(client)));
         assert!(!is_cut(&first.1) && !is_cut(&second.1));
-        // Nor who has proved no name.
+        // Nor does a client that proved no name.
         assert!(open(Some(Owner::Host("10.0.0.9".parse().unwrap()))).is_none());
-        // They leave, and all is as it was.
+        // They end, and the register is as before.
         drop(greedy);
         assert_eq!(register.count(), 2);
         let nobodys: Vec<_> = std::iter::from_fn(|| open(None)).collect();
         assert_eq!((nobodys.len(), register.count()), (14, 16));
-        assert!(open(name("third")).is_none(), "nobody has many");
+        assert!(open(name("third")).is_none(), "no owner is large");
     }
 
     #[test]
@@ -381,7 +392,7 @@ mod tests {
         };
         let both = [admit("10.0.0.1:1"), admit("10.0.0.1:2")];
         both.iter().for_each(|(permit, _)| permit.as_ref().unwrap().open(host("10.0.0.1:1")).unwrap());
-        // A host that has most is refused before it says anything, another one is not.
+        // A host with most connections is refused before it sends anything; another host is not.
         assert!(admit("10.0.0.1:3").0.is_none());
         assert_eq!(admit("10.0.0.2:1").0.unwrap().open(host("10.0.0.2:1")), Ok(()));
     }

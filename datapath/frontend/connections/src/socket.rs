@@ -1,4 +1,5 @@
-//! A connected socket: receiving and sending with and without waiting, whole, by system calls that raise no SIGPIPE.
+//! A connected stream socket. [`Socket::receive`] returns the bytes that have arrived;
+//! [`Socket::receive_exact`] and [`Socket::send`] transfer everything. No call raises SIGPIPE.
 
 use std::io::{ErrorKind, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,42 +12,43 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
 
 use crate::stall::Stall;
 
-/// Parts of one system call: what every kernel takes (`UIO_MAXIOV`).
+/// The most parts of one system call (`UIO_MAXIOV`).
 const SEND_PARTS: usize = 1024;
 
 /// A connected stream socket, unix or TCP.
 #[derive(Debug)]
 pub struct Socket(OwnedFd);
 
-/// What a receive found.
+/// The result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// This many bytes; never 0.
+    /// This many bytes arrived; never 0.
     Bytes(usize),
-    /// Nothing yet.
+    /// Nothing has arrived.
     Nothing,
     /// The peer sends no more.
     End,
 }
 
 impl Socket {
-    /// A socket as it is set up.
+    /// Wraps the descriptor and changes no socket option.
     pub fn new(fd: OwnedFd) -> Self {
         Self(fd)
     }
 
-    /// Bounds how long one receive that waits does so; it says [`Received::Nothing`] then.
+    /// Limits how long one blocking receive waits; after that it returns [`Received::Nothing`].
     pub fn limit_wait(&self, limit: Duration) -> std::io::Result<()> {
         Ok(set_socket_timeout(self, Timeout::Recv, Some(limit))?)
     }
 
-    /// Bounds how long the peer of a send without a deadline may take nothing; it fails with `TimedOut` then, or up to two such times
-    /// later.
+    /// Sets the stall limit: a send without a deadline fails with `TimedOut` if the peer accepts no bytes for
+    /// this time (detected after one to three times the limit).
     pub fn limit_stall(&self, limit: Duration) -> std::io::Result<()> {
         Ok(set_socket_timeout(self, Timeout::Send, Some(limit))?)
     }
 
-    /// Receives what is there, at most `into.len()`; waits for the first byte if `wait`, up to the limit that was set.
+    /// Receives the bytes that have arrived, at most `into.len()`. If `wait`, waits for the first byte, up to
+    /// the limit of [`Socket::limit_wait`].
     pub fn receive(&self, into: &mut [u8], wait: bool) -> std::io::Result<Received> {
         let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
         loop {
@@ -65,7 +67,7 @@ impl Socket {
         self.receive_exact_by(into, deadline, |into| self.receive(into, false))
     }
 
-    /// The same for bytes that are received another way, without waiting.
+    /// Like [`Socket::receive_exact`], but reads with `receive`, which must not block; for TLS.
     pub fn receive_exact_by(
         &self,
         into: &mut [u8],
@@ -86,15 +88,16 @@ impl Socket {
         Ok(true)
     }
 
-    /// Sends all parts whole, waiting for the peer before `deadline`, else up to the limit that was set, else as long as it takes. Empties
-    /// `parts`, which are those of one message.
+    /// Sends all parts. With a `deadline`, fails with `TimedOut` at it. Without one, fails if the peer
+    /// accepts no bytes for the time of [`Socket::limit_stall`]; without that limit too, blocks indefinitely.
+    /// Consumes `parts`.
     pub fn send(&self, parts: &mut [IoSlice<'_>], deadline: Option<Instant>) -> std::io::Result<()> {
         let wait = if deadline.is_some() { SendFlags::DONTWAIT } else { SendFlags::empty() };
         self.send_with(wait, parts, deadline)
     }
 
-    /// The same without a deadline, for what is followed by more at once.
-    pub fn send_first(&self, parts: &mut [IoSlice<'_>]) -> std::io::Result<()> {
+    /// Sends with `MSG_MORE` and without a deadline: the caller sends more right after.
+    pub fn send_more(&self, parts: &mut [IoSlice<'_>]) -> std::io::Result<()> {
         self.send_with(SendFlags::MORE, parts, None)
     }
 
@@ -106,7 +109,7 @@ impl Socket {
     ) -> std::io::Result<()> {
         let flags = flags | SendFlags::NOSIGNAL;
         let mut stall = Stall::default();
-        // Empty ones in front go too.
+        // Removes empty parts at the front, too.
         IoSlice::advance_slices(&mut parts, 0);
         while let Some(first) = parts.first() {
             let sent = if parts.len() == 1 {
@@ -125,7 +128,7 @@ impl Socket {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => match deadline {
-                    // It has waited already.
+                    // The kernel has waited for the stall limit.
                     None => stall.waited(self)?,
                     Some(deadline) => self.wait_until(PollFlags::OUT, deadline)?,
                 },
@@ -143,23 +146,24 @@ impl Socket {
         }
         let mut fds = [PollFd::new(&self.0, flags)];
         match rustix::event::poll(&mut fds, Timespec::try_from(left).ok().as_ref()) {
-            // The caller tries again and finds out.
+            // The caller repeats its call and gets any error there.
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// Ends receiving: a receive that waits returns, what has arrived can still be read, and replies can be sent.
+    /// Ends receiving: a blocked receive returns, bytes that have arrived can still be read, and replies can
+    /// be sent.
     pub fn stop_receiving(&self) {
         let _ = rustix::net::shutdown(&self.0, Shutdown::Read);
     }
 
-    /// Says that nothing more is sent.
+    /// Shuts down the sending direction.
     pub fn stop_sending(&self) {
         let _ = rustix::net::shutdown(&self.0, Shutdown::Write);
     }
 
-    /// Ends both directions; wakes whoever waits in a system call on it.
+    /// Shuts down both directions; wakes threads that wait in a system call on the socket.
     pub fn cut(&self) {
         let _ = rustix::net::shutdown(&self.0, Shutdown::Both);
     }

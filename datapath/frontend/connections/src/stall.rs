@@ -1,7 +1,9 @@
-//! Whether a peer takes nothing, or only too little for the kernel to wake who sends to it.
+//! Detects whether a peer accepts nothing, or only too little for the kernel to wake a blocked sender.
 //!
-//! A send that waits is woken when a good part of the socket's buffer is free, a third over TCP. One that starts on a full buffer and is not
-//! woken within the socket's limit fails, however much the peer took meanwhile: a slow one is told from a dead one by what is left.
+//! The kernel wakes a blocked send when a good part of the socket's buffer is free (a third for TCP). A send
+//! that starts on a full buffer and is not woken within the socket's limit fails, although the peer may have
+//! accepted bytes meanwhile. Comparing the number of unsent bytes before and after tells a slow peer from a
+//! dead one.
 #![expect(unsafe_code, reason = "the socket library does not know SIOCOUTQ")]
 
 use std::ffi::c_int;
@@ -9,27 +11,28 @@ use std::os::fd::AsFd;
 
 use rustix::ioctl::{Getter, Opcode, ioctl};
 
-/// `SIOCOUTQ`: what the peer has not acknowledged (TCP) or not taken (unix), in bytes.
+/// `SIOCOUTQ`: the number of bytes that the peer has not acknowledged (TCP) or not read (unix).
 const SIOCOUTQ: Opcode = 0x5411;
 
-/// What was left in a socket when a send last waited in vain.
+/// The number of unsent bytes when a send last timed out.
 #[derive(Debug, Default)]
 pub struct Stall {
     left: Option<c_int>,
 }
 
 impl Stall {
-    /// The socket took something: the peer has made progress before.
+    /// The whole send succeeded: forget earlier time-outs.
     pub fn took(&mut self) {
         self.left = None;
     }
 
-    /// The socket took something, and the limit passed before it took the rest.
+    /// The socket accepted a part, and the limit passed before it accepted the rest.
     pub fn took_some(&mut self, socket: impl AsFd) {
         self.left = left_bytes(socket);
     }
 
-    /// The limit has passed. Fails with `TimedOut` if the peer took nothing since the last time, or nobody can tell.
+    /// The limit has passed. Fails with `TimedOut` if the peer accepted nothing since the last call, or the
+    /// system cannot tell.
     pub fn waited(&mut self, socket: impl AsFd) -> std::io::Result<()> {
         let left = left_bytes(socket);
         let is_progress = match (left, self.left) {

@@ -16,7 +16,7 @@ pub struct Address {
     pub port: u16,
 }
 
-/// A text that is no address.
+/// A text that is not an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{text}' is not an address to listen on: {why}; write tcp:HOST or tcp:HOST:PORT")]
 pub struct AddressError {

@@ -1,9 +1,9 @@
-//! Secrets for CHAP: lines of text, from a file that only its owner can read, or from the environment.
+//! CHAP secrets: lines of text, from a file that only its owner can read, or from the environment.
 //!
 //! ```text
-//! # who may log in, any number: to all targets, or to those that are named
+//! # initiators that may log in, any number; with TARGETs, only to these targets
 //! initiator  NAME  SECRET  [TARGET..]
-//! # how the target proves itself, where the initiator asks (mutual CHAP); one at most
+//! # the secret with which the target proves itself if the initiator asks (mutual CHAP); at most one
 //! target     NAME  SECRET
 //! ```
 
@@ -15,7 +15,7 @@ use headwater_block::small_file;
 use crate::login::chap::{Accounts, SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret};
 use crate::name::IscsiName;
 
-/// A longer file does not contain secrets.
+/// A longer file is refused: it cannot be a file of secrets.
 const FILE_BYTES: u64 = 1 << 20;
 
 /// Why there are no usable secrets. No message shows a secret.
@@ -57,9 +57,9 @@ pub enum ChapFileError {
         /// The name.
         target: IscsiName,
     },
-    /// All lines are for other targets.
+    /// No line permits a login to this target.
     #[error(
-        "the CHAP secrets in {place} let nobody log in to '{target}': add a line 'initiator NAME SECRET {target}'"
+        "the CHAP secrets in {place} permit no login to '{target}': add a line 'initiator NAME SECRET {target}'"
     )]
     Closed {
         /// Which file, or the environment.
@@ -67,7 +67,7 @@ pub enum ChapFileError {
         /// The target.
         target: IscsiName,
     },
-    /// Nobody could log in with it.
+    /// The text names no initiator.
     #[error("the CHAP secrets in {place} name no initiator: add a line 'initiator NAME SECRET'")]
     Nobody {
         /// Which file, or the environment.
@@ -75,7 +75,7 @@ pub enum ChapFileError {
     },
 }
 
-/// What a text of secrets says.
+/// The parsed secrets.
 #[derive(Debug, Default)]
 pub struct ChapFile {
     place: String,
@@ -92,8 +92,8 @@ struct Login {
 }
 
 impl ChapFile {
-    /// For each of these targets, in their order, who may log in. Fails if a line names another target, or if
-    /// nobody may log in to one of them.
+    /// Returns the accounts of each target in `targets`, in their order. Fails if a line names another
+    /// target, or if a target has no initiator that may log in.
     pub fn accounts(&self, targets: &[IscsiName]) -> Result<Vec<Accounts>, ChapFileError> {
         let named = self.initiators.iter().flat_map(|login| &login.targets);
         if let Some(target) = named.into_iter().find(|target| !targets.contains(target)) {
@@ -126,7 +126,7 @@ pub fn read(path: &Path) -> Result<ChapFile, ChapFileError> {
     parse(&text, &path.display().to_string())
 }
 
-/// Parses a text; `place` says where it comes from, for messages.
+/// Parses a text; `place` names its source in messages.
 pub fn parse(text: &str, place: &str) -> Result<ChapFile, ChapFileError> {
     let mut file = ChapFile { place: place.into(), ..ChapFile::default() };
     for (at, line) in text.lines().enumerate() {
@@ -157,11 +157,12 @@ fn take_line(line: &str, file: &mut ChapFile) -> Result<(), String> {
             secret.len()
         )
     })?;
-    // The same secret in both directions would let an initiator have its challenge answered by the target.
+    // With the same secret in both directions, an initiator could have the target answer the initiator's own
+    // challenge.
     let clash = || Err("the target's secret must differ from those of initiators".to_owned());
     match *kind {
         "initiator" if file.initiators.iter().any(|known| known.secret.name == *name) => {
-            Err(format!("the initiator '{name}' is there already"))
+            Err(format!("the initiator '{name}' occurs twice"))
         }
         "initiator" if file.target.as_ref().is_some_and(|target| target.has_the_secret_of(&new)) => clash(),
         "initiator" => {
@@ -180,11 +181,11 @@ fn take_line(line: &str, file: &mut ChapFile) -> Result<(), String> {
     }
 }
 
-/// Parses the name of a target. A text that is no name may be a part of a secret that contains a space, so it
-/// is not shown.
+/// Parses the name of a target. An invalid text is not shown in the error, because it may be a part of a
+/// secret that contains a space.
 fn named(word: &str) -> Result<IscsiName, String> {
     word.parse()
-        .map_err(|_| "what follows a secret must be names of targets (iqn...); secrets have no spaces".into())
+        .map_err(|_| "only names of targets (iqn...) may follow a secret; secrets have no spaces".into())
 }
 
 #[cfg(test)]
@@ -228,7 +229,7 @@ mod tests {
         assert!(unknown.contains(":b', which is not offered"), "{unknown}");
         let file = parse("initiator a secret-of-a-1 iqn.2026-01.org.example:a", "the test").unwrap();
         let closed = file.accounts(&[name("a"), name("b")]).unwrap_err().to_string();
-        assert!(closed.contains("let nobody log in to 'iqn.2026-01.org.example:b'"), "{closed}");
+        assert!(closed.contains("permit no login to 'iqn.2026-01.org.example:b'"), "{closed}");
     }
 
     #[test]
@@ -239,11 +240,11 @@ mod tests {
             ("\ninitiator a hidden", "line 2: the secret of 'a' has 6 bytes"),
             ("initiator a", "line 1: expected three words"),
             ("user a hidden-secret-1", "'user' is neither"),
-            ("initiator a hidden-secret-1 hidden", "line 1: what follows a secret"),
+            ("initiator a hidden-secret-1 hidden", "line 1: only names of targets (iqn...) may follow a secret"),
             ("target a hidden-secret-1 iqn.2026-01.org.example:a", "line 1: expected three words"),
             (
                 "initiator a hidden-secret-1\ninitiator a hidden-secret-2",
-                "line 2: the initiator 'a' is there",
+                "line 2: the initiator 'a' occurs twice",
             ),
             (
                 "initiator a hidden-secret-1\ntarget b hidden-secret-1",

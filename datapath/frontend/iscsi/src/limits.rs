@@ -33,8 +33,8 @@ pub struct Limits {
     /// R2Ts of one task at the same time (MaxOutstandingR2T).
     pub outstanding_r2t: u16,
     /// Commands of one session at the same time (the window of MaxCmdSN), and in addition as many immediate
-    /// commands. It is larger than the queues of initiators. Commands keep their order, so if writes that
-    /// wait for disk space filled the window, no read could pass them.
+    /// commands. Larger than the queues of initiators: commands keep their order, so if writes that wait for
+    /// disk space filled the window, no read could pass them.
     pub queue_depth: u32,
     /// Data of one session that R2Ts have requested, or that waits to be executed, in bytes. The limit may be
     /// exceeded by one burst. Commands that store nothing have another quarter for themselves, so that writes
@@ -61,12 +61,12 @@ pub struct Limits {
     /// initiator that never answered a ping is not disconnected for that, because some boot firmware cannot
     /// answer.
     pub keepalive_ms: u64,
-    /// How long an initiator may take no bytes of its replies, in milliseconds. The connection is then cut
-    /// after one to three times this time, and never while the initiator takes any bytes.
+    /// How long an initiator may accept no bytes of its replies, in milliseconds. The connection is then cut
+    /// after one to three times this time, and never while the initiator accepts any bytes.
     ///
-    /// It is also how long requested or announced data may fail to arrive, if others wait for the memory that
-    /// is reserved for it, or were refused because of it. The data of one command may then take this time,
-    /// and a second more for each 32 KiB of the session that arrived meanwhile (counting at most
+    /// It is also how long requested or announced data may fail to arrive while others wait for the memory
+    /// that is reserved for it, or were refused because of it. The data of one command may then take this
+    /// time, and a second more for each 32 KiB of the session that arrived meanwhile (counting at most
     /// `bytes_collected` and 64 MiB).
     pub send_stall_ms: u64,
     /// How long [`crate::Server::stop`] waits for initiators to log out when asked to, in milliseconds.

@@ -5,7 +5,7 @@ use std::str::FromStr;
 /// Longest name in bytes.
 pub const NAME_BYTES: usize = 223;
 
-/// The name of an initiator or a target. Letters are kept in lower case, as the protocol compares them.
+/// The name of an initiator or a target, in lower case: the protocol ignores case.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IscsiName(String);
 
@@ -36,7 +36,7 @@ impl FromStr for IscsiName {
     fn from_str(text: &str) -> Result<Self, NameError> {
         check(text)
             .map(|()| Self(text.to_lowercase()))
-            // A hostile name must not fill a log.
+            // The text is cut, so that a hostile name cannot fill a log.
             .map_err(|why| NameError { text: text.chars().take(NAME_BYTES).collect(), why })
     }
 }
@@ -53,7 +53,7 @@ fn check(text: &str) -> Result<(), &'static str> {
             return Err("it has characters other than letters, digits, '-', '.' and ':'");
         }
         let Some((date, authority)) = rest.split_once('.') else {
-            return Err("after iqn. come a year and month and a domain name");
+            return Err("after iqn. it needs a year and month and a domain name, such as iqn.2026-01.org.example");
         };
         let is_date = date.len() == 7
             && date.bytes().enumerate().all(|(at, byte)| match at {
@@ -61,7 +61,7 @@ fn check(text: &str) -> Result<(), &'static str> {
                 _ => byte.is_ascii_digit(),
             });
         if !is_date {
-            return Err("after iqn. comes a year and month such as 2026-01");
+            return Err("after iqn. it needs a year and month, such as iqn.2026-01.org.example");
         }
         if authority.is_empty() || authority.starts_with(':') {
             return Err("the domain name is missing");

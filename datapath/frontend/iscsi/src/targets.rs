@@ -1,4 +1,4 @@
-//! What a server offers, and to whom.
+//! The targets that a server offers, and the initiators that may use them.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ pub struct Offer {
     pub scsi: Arc<headwater_scsi::Target>,
     /// Shown by initiators; may be empty.
     pub alias: String,
-    /// Who may log in; `None` for anybody.
+    /// Accounts that may log in; `None`: no login is needed.
     pub accounts: Option<Arc<Accounts>>,
 }
 
@@ -35,7 +35,7 @@ pub trait Targets: Send + Sync + 'static {
     /// The target of that name, for this initiator.
     fn open(&self, target: &IscsiName, initiator: &IscsiName) -> Result<Offer, Denied>;
 
-    /// Who may request the names; `None` for anybody.
+    /// Accounts that may list the names; `None`: no login is needed.
     fn discovery_accounts(&self) -> Option<Arc<Accounts>>;
 }
 
@@ -63,7 +63,7 @@ impl Targets for FixedTargets {
     fn discovery_accounts(&self) -> Option<Arc<Accounts>> {
         let mut all = Accounts::default();
         for (_, offer) in &self.0 {
-            // A target that is open to anybody can be discovered by anybody.
+            // If one target needs no login, discovery needs none either.
             let accounts = offer.accounts.as_ref()?;
             all.target = all.target.or_else(|| accounts.target.clone());
             let new = accounts.initiators.iter().filter(|initiator| !all.initiators.contains(initiator));

@@ -65,7 +65,7 @@ fn reached_limits_are_logged_with_address_and_reason() {
         held.push(stream);
         if number == 2 {
             log.wait_for(&format!(
-                "iSCSI: initiator at {}: the connection was closed: more than 2 others wanted to log in, and it had not",
+                "iSCSI: initiator at {}: the connection was closed: 2 connections had not logged in, which is the limit, and this one was the oldest",
                 address(&held[0])
             ));
         }
@@ -103,7 +103,7 @@ fn reached_limits_are_logged_with_address_and_reason() {
         raw.ends();
         if number == 0 {
             let who = address(&raw.stream);
-            let why = "it hung up in the middle of a command, which was not carried out";
+            let why = "it hung up in the middle of a command, which was not executed";
             log.wait_for(&format!("iSCSI: {INITIATOR} at {who}: the connection was closed: {why}"));
         }
     }

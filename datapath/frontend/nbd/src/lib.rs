@@ -14,9 +14,10 @@
 //!   once. Write payloads are used where they were received, and reads go directly into the reply batch. No
 //!   request needs an allocation, a task or a lock.
 //! - A request that must wait does not delay later ones: replies are sent in the order of completion.
-//! - A write is given to the device only when its whole payload has arrived. If the client disconnects in the
-//!   middle, nothing of it is written.
-//! - A client that sends garbage, gives false lengths, or never reads its replies affects only its own
+//! - A write is given to the device only when its whole payload has arrived. If the client disconnects before
+//!   that, nothing of it is written, except of a write that is longer than the device's limit, which is
+//!   stored in parts.
+//! - A client that sends garbage, gives false lengths, or never reads its replies, affects only its own
 //!   connection, and costs bounded memory ([`Limits`]).
 //! - All connections of an export see the effect of `flush`, `FUA` and answered writes (multi-conn).
 //!

@@ -30,9 +30,8 @@ pub struct Limits {
     pub option_bytes: u32,
     /// Name of an export or of a metadata context, in bytes.
     pub name_bytes: u32,
-    /// One read or write, in bytes; reported to clients as the maximum block size. A longer read or write of
-    /// a client that ignores it is executed in parts. Of a longer cache request the device may execute only a
-    /// part.
+    /// Longest read or write, in bytes; reported to clients as the maximum block size. If a client ignores
+    /// it, a longer read or write is executed in parts. A longer cache request may be executed only partly.
     pub request_bytes: u32,
     /// The longest read or write that is executed, in bytes. A longer write closes the connection, because
     /// its payload cannot be received; a longer read is an error.
@@ -104,7 +103,7 @@ impl Limits {
         Duration::from_millis((self.send_stall_ms / 4).max(1))
     }
 
-    /// The same limits, with impossible values raised or lowered to possible ones.
+    /// The same limits, with impossible values replaced by the nearest possible ones.
     pub(crate) fn sane(mut self) -> Self {
         self.connections = self.connections.max(1);
         self.half_open = self.half_open.clamp(1, self.connections);

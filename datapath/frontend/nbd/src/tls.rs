@@ -59,7 +59,7 @@ pub enum TlsError {
         /// Why.
         why: String,
     },
-    /// The server's name cannot be in a certificate.
+    /// The server's name cannot be a name in a certificate.
     #[error(
         "'{name}' cannot be the name in a server's certificate; give it by ?tls-hostname=NAME in the URI"
     )]
@@ -88,7 +88,7 @@ pub struct ServerTls {
     pub(crate) is_required: bool,
 }
 
-/// The files, and what was read from them last.
+/// The files' contents as last read.
 struct ServerFiles {
     directory: PathBuf,
     verifies_clients: bool,
@@ -97,20 +97,20 @@ struct ServerFiles {
 
 struct ServerState {
     config: Arc<ServerConfig>,
-    /// The state of the files when they were last used. Unusable files are tried again, because a repair need
-    /// not change these stamps.
+    /// The stamps of the files when they were last read. After an error the files are read again although
+    /// their stamps are equal, because a repair need not change the stamps.
     seen: Stamps,
-    /// Why they cannot be used now, as it was logged.
-    told: Option<String>,
+    /// The error that was logged, if the files cannot be used now.
+    logged: Option<String>,
     /// Whether there was a list of revoked certificates.
-    has_withdrawn: bool,
-    looked: Instant,
+    has_revoked: bool,
+    checked: Instant,
 }
 
 /// How often the files are checked for changes, at most.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-const WITHDRAWN: &str = "ca-crl.pem";
-const SERVER_FILES: [&str; 4] = ["ca-cert.pem", WITHDRAWN, "server-cert.pem", "server-key.pem"];
+const CHECK_EVERY: Duration = Duration::from_secs(1);
+const REVOKED: &str = "ca-crl.pem";
+const SERVER_FILES: [&str; 4] = ["ca-cert.pem", REVOKED, "server-cert.pem", "server-key.pem"];
 
 /// Identifies the state of the files: number, length, and time of change.
 type Stamps = [Option<(u64, u64, i64, i64)>; SERVER_FILES.len()];
@@ -128,9 +128,9 @@ impl ServerTls {
     /// Reads a directory.
     pub fn load(directory: &Path, options: ServerTlsOptions) -> Result<Self, TlsError> {
         let (seen, verifies_clients) = (stamps(directory), options.verifies_clients);
-        let (config, has_withdrawn) = server_config(directory, verifies_clients)?;
+        let (config, has_revoked) = server_config(directory, verifies_clients)?;
         let state =
-            Mutex::new(ServerState { config, seen, told: None, has_withdrawn, looked: Instant::now() });
+            Mutex::new(ServerState { config, seen, logged: None, has_revoked, checked: Instant::now() });
         let files = Arc::new(ServerFiles { directory: directory.into(), verifies_clients, state });
         Ok(Self { files, is_required: options.is_required })
     }
@@ -143,12 +143,12 @@ impl ServerTls {
 impl ServerFiles {
     fn current(&self) -> Arc<ServerConfig> {
         let mut state = self.state.lock();
-        if state.looked.elapsed() >= LOOK_EVERY {
-            state.looked = Instant::now();
-            // Before they are read: later changes are read again.
+        if state.checked.elapsed() >= CHECK_EVERY {
+            state.checked = Instant::now();
+            // Before the files are read, so that a later change is noticed.
             let seen = stamps(&self.directory);
             if state.seen == seen {
-                state.told = None;
+                state.logged = None;
             } else {
                 self.read_again(&mut state, seen);
             }
@@ -159,24 +159,25 @@ impl ServerFiles {
     fn read_again(&self, state: &mut ServerState, seen: Stamps) {
         let directory = self.directory.display();
         match server_config(&self.directory, self.verifies_clients) {
-            // Normal while one file after the other is replaced.
+            // This is normal while the files are replaced one after the other.
             Err(error) => {
-                let told = Some(error.to_string());
-                if told != state.told {
+                let logged = Some(error.to_string());
+                if logged != state.logged {
                     tracing::warn!(%error, "TLS files have changed and cannot be used: the previous ones stay in use until the files are repaired");
                 }
-                state.told = told;
+                state.logged = logged;
                 return;
             }
-            // The list is being replaced: a client that was locked out must not come in meanwhile.
-            Ok((_, false)) if state.has_withdrawn => tracing::warn!(%directory,
-                "the list of withdrawn certificates ({WITHDRAWN}) is gone: the previous files stay in use until it is back"),
-            Ok((config, has_withdrawn)) => {
+            // The list of revoked certificates is being replaced: a revoked client must not be admitted
+            // meanwhile.
+            Ok((_, false)) if state.has_revoked => tracing::warn!(%directory,
+                "the list of revoked certificates ({REVOKED}) is missing: the previous files stay in use until it exists again"),
+            Ok((config, has_revoked)) => {
                 tracing::info!(%directory, "the TLS files were read again");
-                (state.config, state.has_withdrawn) = (config, has_withdrawn);
+                (state.config, state.has_revoked) = (config, has_revoked);
             }
         }
-        (state.seen, state.told) = (seen, None);
+        (state.seen, state.logged) = (seen, None);
     }
 }
 
@@ -194,12 +195,12 @@ fn server_config(directory: &Path, verifies_clients: bool) -> Result<(Arc<Server
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .map_err(|e| together(e.to_string()))?;
-    let withdrawn = Some(directory.join(WITHDRAWN)).filter(|path| verifies_clients && path.exists());
+    let revoked = Some(directory.join(REVOKED)).filter(|path| verifies_clients && path.exists());
     let builder = if verifies_clients {
         let mut verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::new(authorities(directory)?), provider);
-        if let Some(path) = &withdrawn {
-            let lists: Vec<CertificateRevocationListDer<'static>> = objects(path, "withdrawn certificates")?;
+        if let Some(path) = &revoked {
+            let lists: Vec<CertificateRevocationListDer<'static>> = objects(path, "revoked certificates")?;
             verifier = verifier.with_crls(lists).allow_unknown_revocation_status();
         }
         builder.with_client_cert_verifier(verifier.build().map_err(|e| together(e.to_string()))?)
@@ -212,7 +213,7 @@ fn server_config(directory: &Path, verifies_clients: bool) -> Result<(Arc<Server
     // resuming client's certificate would not be checked again either, although it may have expired.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
-    Ok((Arc::new(config), withdrawn.is_some()))
+    Ok((Arc::new(config), revoked.is_some()))
 }
 
 /// What a client's URI says about TLS.

@@ -25,10 +25,10 @@ pub const SECRET_BYTES_MAX: usize = 255;
 /// Length of our challenge.
 pub const CHALLENGE_BYTES: usize = 32;
 
-/// A name and the secret that goes with it.
+/// A name and its secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
-    /// Who.
+    /// The account's name.
     pub name: String,
     secret: Vec<u8>,
 }
@@ -66,7 +66,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// The first algorithm of the initiator's list that is known.
+    /// The first known algorithm in the initiator's list.
     pub fn choose(list: &str) -> Option<Self> {
         list.split(',').find_map(|choice| match number(choice)? {
             5 => Some(Self::Md5),
@@ -77,7 +77,7 @@ impl Algorithm {
         })
     }
 
-    /// Its number.
+    /// The algorithm's number in the protocol.
     pub fn number(self) -> u8 {
         match self {
             Self::Md5 => 5,
@@ -106,10 +106,10 @@ impl Algorithm {
     }
 }
 
-/// Who may log in, and how the target proves itself.
+/// The accounts of a target.
 #[derive(Clone, Debug, Default)]
 pub struct Accounts {
-    /// Initiators.
+    /// Initiators that may log in.
     pub initiators: Vec<Secret>,
     /// The target's own name and secret, for mutual CHAP.
     pub target: Option<Secret>,
@@ -126,7 +126,7 @@ pub struct Challenge {
     pub bytes: [u8; CHALLENGE_BYTES],
 }
 
-/// What an initiator answered.
+/// An initiator's answer to a challenge.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Response<'a> {
     /// CHAP_N.
@@ -139,7 +139,7 @@ pub struct Response<'a> {
     pub challenge: Option<&'a str>,
 }
 
-/// Why a login is refused; for the log, not for the initiator.
+/// Why a login is refused; for the log only, not for the initiator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal(pub String);
 
@@ -153,7 +153,7 @@ impl Challenge {
         ]
     }
 
-    /// Checks the answer. Returns the target's proof, if the initiator asked for it.
+    /// Checks the answer. Returns the target's own proof, if the initiator asked for mutual CHAP.
     pub fn check(
         &self,
         accounts: &Accounts,
@@ -166,7 +166,7 @@ impl Challenge {
         let Some(response) = binary(response) else {
             return fail("its CHAP_R is neither hexadecimal nor base64".into());
         };
-        // All accounts are compared, so that the time does not reveal which names exist.
+        // All accounts are compared, so that the duration does not reveal which names exist.
         let mut known = false;
         let mut right = false;
         for account in &accounts.initiators {
@@ -181,7 +181,7 @@ impl Challenge {
             let name = name.escape_debug();
             return fail(match known {
                 true => format!("the CHAP response of '{name}' is wrong: the secrets differ"),
-                false => format!("'{name}' is no CHAP name of this target"),
+                false => format!("'{name}' is not a CHAP name of this target"),
             });
         }
         match (answer.identifier, answer.challenge) {
@@ -207,7 +207,7 @@ impl Challenge {
         let Some(challenge) = binary(challenge).filter(|bytes| bytes.len() <= 1024) else {
             return fail("its CHAP_C is neither hexadecimal nor base64, or longer than 1024 bytes");
         };
-        // Otherwise the target could be made to answer its own challenge, in another connection.
+        // An initiator could otherwise have the target answer its own challenge over another connection.
         if challenge == self.bytes {
             return fail("it sent the target's own challenge back");
         }

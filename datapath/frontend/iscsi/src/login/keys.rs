@@ -9,7 +9,8 @@
 //! | and | ImmediateData | Yes if both sides say Yes |
 //! | declared | MaxRecvDataSegmentLength, names, aliases, SessionType | each side's own value; no answer |
 //!
-//! FirstBurstLength is never more than MaxBurstLength, whichever comes first ([`Parameters::settled`]).
+//! FirstBurstLength is never more than MaxBurstLength, in whatever order they are negotiated
+//! ([`Parameters::settled`]).
 //!
 //! A value that a key cannot have is answered `Reject`, and the key keeps its default. An unknown key is
 //! answered `NotUnderstood`. A key that is given twice ends the login.
@@ -61,8 +62,8 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// The final values once all keys were answered. A first burst is no longer than any other (section
-    /// 13.14). Its key may have come before the other one, or not at all.
+    /// The final values after all keys were answered. FirstBurstLength is limited to MaxBurstLength (section
+    /// 13.14); the initiator may have sent it first, or not at all.
     pub fn settled(mut self) -> Self {
         self.first_burst_bytes = self.first_burst_bytes.min(self.max_burst_bytes);
         self
@@ -90,7 +91,7 @@ const IRRELEVANT: &str = "Irrelevant";
 /// The answer to an unknown key.
 pub const NOT_UNDERSTOOD: &str = "NotUnderstood";
 
-/// Negotiates one operational key. `discovery`: keys that only matter for SCSI are irrelevant.
+/// Negotiates one operational key. In a discovery, keys that only matter for SCSI are irrelevant.
 pub fn negotiate(
     parameters: &mut Parameters,
     limits: &Limits,
@@ -118,7 +119,7 @@ pub fn negotiate(
         "DataDigest" => digest(&mut parameters.data_digest, value),
         "InitialR2T" => boolean(&mut parameters.initial_r2t, value, |theirs| theirs),
         "ImmediateData" => boolean(&mut parameters.immediate_data, value, |theirs| theirs),
-        // Both orders are always kept, so the answer is always Yes.
+        // Data always arrives in order, so the answer is always Yes.
         "DataPDUInOrder" | "DataSequenceInOrder" => boolean(&mut true, value, |_| true),
         // Marks in the byte stream are obsolete: no initiator uses them, but some still ask for them.
         "IFMarker" | "OFMarker" => boolean(&mut false, value, |_| false),

@@ -2,11 +2,11 @@
 //!
 //! | stage | content | continues when |
 //! |---|---|---|
-//! | security (0) | who, which target, `AuthMethod`, CHAP | no proof is needed, or the proof was right |
+//! | security (0) | names of initiator and target, `AuthMethod`, CHAP | CHAP is not needed, or succeeded |
 //! | operational (1) | the keys of [`keys`] | the initiator is ready |
 //! | full feature (3) | [`Step::Done`] | |
 //!
-//! The first PDU may belong to either stage; if CHAP is demanded it must belong to the first. A text may come
+//! The first PDU may belong to stage 0 or 1; if CHAP is demanded, it must belong to stage 0. A text may come
 //! in several PDUs (C bit): each but the last is answered by an empty response.
 
 pub mod chap;
@@ -39,11 +39,11 @@ pub mod status {
     pub const AUTHORIZATION_FAILURE: u16 = 0x0202;
     /// There is no such target.
     pub const NOT_FOUND: u16 = 0x0203;
-    /// The target is gone.
+    /// The target was removed.
     pub const TARGET_REMOVED: u16 = 0x0204;
     /// No common version.
     pub const UNSUPPORTED_VERSION: u16 = 0x0205;
-    /// A session has one connection here.
+    /// A second connection in a session, which is not supported.
     pub const TOO_MANY_CONNECTIONS: u16 = 0x0206;
     /// A name is missing.
     pub const MISSING_PARAMETER: u16 = 0x0207;
@@ -51,16 +51,16 @@ pub mod status {
     pub const SESSION_TYPE_NOT_SUPPORTED: u16 = 0x0209;
     /// There is no session with this TSIH.
     pub const SESSION_DOES_NOT_EXIST: u16 = 0x020a;
-    /// A PDU that has no place in a login.
+    /// A PDU that is not allowed in a login.
     pub const INVALID_DURING_LOGIN: u16 = 0x020b;
-    /// The service cannot be had now.
+    /// The service is not available now.
     pub const SERVICE_UNAVAILABLE: u16 = 0x0301;
     /// A limit is reached.
     pub const OUT_OF_RESOURCES: u16 = 0x0302;
 }
 
-/// Keys in one login, in all its texts together: three times as many as the protocol defines. They are
-/// remembered, because no key may come twice.
+/// The most keys in one login, in all its texts together: three times as many as the protocol defines. They
+/// are remembered, because a key may not come twice.
 const KEYS_MAX: usize = 128;
 
 const SECURITY: u8 = 0;
@@ -70,7 +70,7 @@ const FULL_FEATURE: u8 = 3;
 /// A session as the login created it.
 #[derive(Clone, Debug)]
 pub struct Established {
-    /// Who.
+    /// The initiator's name.
     pub initiator: IscsiName,
     /// The name that CHAP proved.
     pub proved: Option<String>,
@@ -82,7 +82,7 @@ pub struct Established {
     pub cid: u16,
     /// The target; `None` for a discovery.
     pub target: Option<(IscsiName, Offer)>,
-    /// What was negotiated.
+    /// The negotiated parameters.
     pub parameters: Parameters,
     /// The first command number.
     pub exp_cmd_sn: u32,
@@ -97,7 +97,7 @@ pub enum Step {
     More(LoginResponse, Vec<u8>),
     /// Send this, with the session's TSIH filled in; the login is over.
     Done(LoginResponse, Vec<u8>, Box<Established>),
-    /// Send this and close.
+    /// Send this response and close; the text is the reason for the log.
     Refused(LoginResponse, String),
 }
 
@@ -116,7 +116,7 @@ enum Proof {
     Agreed,
     /// A challenge was sent.
     Challenged(Challenge),
-    /// Proved, or not needed; holds the name.
+    /// CHAP succeeded, or is not needed; holds the CHAP name.
     Given(Option<String>),
 }
 
@@ -145,7 +145,7 @@ pub struct Login<'a> {
 }
 
 impl<'a> Login<'a> {
-    /// A login that has not begun. `random` must be unpredictable.
+    /// A login before its first PDU. `random` must be unpredictable.
     pub fn new(targets: &'a dyn Targets, limits: &'a Limits, random: [u8; CHALLENGE_BYTES + 1]) -> Self {
         Self {
             targets,
@@ -163,7 +163,7 @@ impl<'a> Login<'a> {
         }
     }
 
-    /// The initiator, once it is known.
+    /// The initiator's name, after its first text.
     pub fn initiator(&self) -> Option<&IscsiName> {
         self.parties.as_ref().map(|parties| &parties.initiator)
     }
@@ -177,7 +177,7 @@ impl<'a> Login<'a> {
                 match transit {
                     true if request.next_stage == FULL_FEATURE => match self.establish() {
                         Some(established) => Step::Done(response, out, Box::new(established)),
-                        None => self.refused(request, status::INITIATOR_ERROR, "it is not complete".into()),
+                        None => self.refused(request, status::INITIATOR_ERROR, "the login PDU is not complete".into()),
                     },
                     true => {
                         self.stage = request.next_stage;
@@ -190,7 +190,7 @@ impl<'a> Login<'a> {
         }
     }
 
-    /// Refuses the login, whatever the state is.
+    /// Refuses the login, in any state.
     pub fn refused(&mut self, request: &LoginRequest, status: u16, why: String) -> Step {
         let response = LoginResponse { next_stage: 0, ..self.response(request, false, status) };
         Step::Refused(response, why)
@@ -218,7 +218,7 @@ impl<'a> Login<'a> {
         }
     }
 
-    /// Fills `out`. Returns whether the next stage begins.
+    /// Fills `out` with the answer's text. Returns whether the next stage begins.
     fn try_step(&mut self, request: &LoginRequest, data: &[u8], out: &mut Vec<u8>) -> Result<bool, Refusal> {
         self.check(request)?;
         if self.text.len().saturating_add(data.len()) > self.limits.text_bytes {
@@ -281,13 +281,13 @@ impl<'a> Login<'a> {
         if request.current_stage != self.stage {
             return refuse(
                 status::INITIATOR_ERROR,
-                format!("it is in login stage {}, and claims {}", self.stage, request.current_stage),
+                format!("the login is in stage {}, but its PDU says {}", self.stage, request.current_stage),
             );
         }
         check_stages(request)
     }
 
-    /// Learns the initiator and the target.
+    /// Reads the names of the initiator and the target.
     fn introduce(&mut self, pairs: &[(&str, &str)], out: &mut Vec<u8>) -> Result<(), Refusal> {
         let value = |key: &str| pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
         let Some(initiator) = value("InitiatorName") else {
@@ -334,7 +334,7 @@ impl<'a> Login<'a> {
         let not_found = |name: &dyn std::fmt::Display| {
             refuse(
                 status::NOT_FOUND,
-                format!("initiator {initiator} asks for a target that is not here, {name}"),
+                format!("initiator {initiator} asks for the target {name}, which does not exist"),
             )
         };
         let name: IscsiName = match name.parse() {
@@ -346,10 +346,10 @@ impl<'a> Login<'a> {
             Err(Denied::NotFound) => not_found(&name),
             Err(Denied::Forbidden) => refuse(
                 status::AUTHORIZATION_FAILURE,
-                format!("initiator {initiator} may not have the target {name}"),
+                format!("initiator {initiator} may not use the target {name}"),
             ),
             Err(Denied::Removed) => {
-                refuse(status::TARGET_REMOVED, format!("the target {name} of initiator {initiator} is gone"))
+                refuse(status::TARGET_REMOVED, format!("the target {name} of initiator {initiator} was removed"))
             }
         }
     }
@@ -364,7 +364,7 @@ impl<'a> Login<'a> {
                     status::AUTHENTICATION_FAILURE,
                     match accounts {
                         Some(_) => "it did not offer CHAP, which this target demands",
-                        None => "it demands CHAP, and no secrets are set for this target",
+                        None => "it demands CHAP, but this target has no secrets",
                     },
                 );
             }
@@ -376,10 +376,10 @@ impl<'a> Login<'a> {
         let Some(accounts) = accounts else { return Ok(()) };
         if let Some(algorithms) = value("CHAP_A") {
             let Proof::Agreed = self.proof else {
-                return refuse(status::INITIATOR_ERROR, "it sent CHAP_A out of turn");
+                return refuse(status::INITIATOR_ERROR, "it sent CHAP_A when it was not expected");
             };
             let Some(algorithm) = Algorithm::choose(algorithms) else {
-                let why = format!("none of its CHAP algorithms is known: {}", algorithms.escape_debug());
+                let why = format!("none of its CHAP algorithms is supported: {}", algorithms.escape_debug());
                 return refuse(status::AUTHENTICATION_FAILURE, why);
             };
             let [identifier, bytes @ ..] = self.random;
@@ -397,7 +397,7 @@ impl<'a> Login<'a> {
         };
         if answer.name.is_some() || answer.response.is_some() {
             let Proof::Challenged(challenge) = &self.proof else {
-                return refuse(status::INITIATOR_ERROR, "it sent a CHAP response out of turn");
+                return refuse(status::INITIATOR_ERROR, "it sent a CHAP response before a challenge");
             };
             let proof = challenge.check(&accounts, &answer).or_else(|refusal| {
                 let who = self.initiator().map_or("", IscsiName::as_str);
@@ -426,13 +426,13 @@ impl<'a> Login<'a> {
             }
             "InitiatorAlias" => return Ok(()),
             "TargetAlias" | "TargetAddress" | "TargetPortalGroupTag" | "SendTargets" => {
-                return refuse(status::INITIATOR_ERROR, format!("it gave {key}, which is not its to give"));
+                return refuse(status::INITIATOR_ERROR, format!("it gave {key}, which only a target may give"));
             }
             _ => {}
         }
         let discovery = self.parties.as_ref().is_some_and(|parties| parties.target.is_none());
-        // Operational keys are negotiated even in the security stage, where they do not belong. It does no
-        // harm, and some initiators send everything at once.
+        // Operational keys are also negotiated in the security stage, where they do not belong: some
+        // initiators send all keys at once, and it does no harm.
         match negotiate(&mut self.parameters, self.limits, discovery, key, value) {
             Answer::Silence => {}
             Answer::Value(value) => put_pair(out, key, &value),
@@ -460,7 +460,7 @@ impl<'a> Login<'a> {
 
 fn check_stages(request: &LoginRequest) -> Result<(), Refusal> {
     if request.version_min > 0 {
-        let why = format!("it speaks version {} at least, and 0 is the only one", request.version_min);
+        let why = format!("it needs version {} or later, but only version 0 exists", request.version_min);
         return refuse(status::UNSUPPORTED_VERSION, why);
     }
     let stage_is_legal = matches!(request.current_stage, SECURITY | OPERATIONAL);
@@ -472,7 +472,7 @@ fn check_stages(request: &LoginRequest) -> Result<(), Refusal> {
         return refuse(status::INITIATOR_ERROR, why);
     }
     if request.transit && request.go_on {
-        return refuse(status::INITIATOR_ERROR, "its text goes on, and it wants to go to the next stage");
+        return refuse(status::INITIATOR_ERROR, "its text continues in another PDU, but it asks for the next stage");
     }
     Ok(())
 }

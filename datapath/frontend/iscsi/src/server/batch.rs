@@ -1,10 +1,10 @@
-//! Replies that are collected and sent with one system call.
+//! Replies that are collected and sent with one system call. The caller checks [`Batch::is_full`] and sends.
 
 use std::io::IoSlice;
 
 use headwater_connections::Socket;
 
-/// Data of at most this length is put into the batch; longer data is sent from where it is.
+/// Data of at most this length is copied into the batch; longer data is sent without copying.
 pub(super) const INLINE_BYTES: usize = 64 << 10;
 
 /// The space that each PDU may use: a header, inline data, padding and both digests.

@@ -24,7 +24,7 @@ use crate::wire::response::RejectReason;
 impl Session<'_> {
     pub(super) fn scsi_command(&mut self, header: &Bhs, ahs: &[u8], data: &[u8]) -> Result<(), End> {
         let (Ok(command), Some(nexus)) = (ScsiCommand::decode(header), &self.nexus) else {
-            // A discovery has no logical units.
+            // A discovery session has no logical units.
             return self.reject(header, RejectReason::CommandNotSupported);
         };
         let Some(attribute) = attribute(command.attribute) else {
@@ -38,8 +38,8 @@ impl Session<'_> {
             return self.reject(header, RejectReason::TaskInProgress);
         }
         if !data.is_empty() {
-            // It arrived before data that other commands of this session wait for.
-            self.pace.came(data.len());
+            // This data counts: it arrived before data that other commands of this session wait for.
+            self.pace.received(data.len());
         }
         let depth = usize::try_from(self.limits.queue_depth).unwrap_or(usize::MAX);
         if command.immediate && self.tasks.len() >= depth.saturating_mul(2) {
@@ -98,22 +98,22 @@ impl Session<'_> {
             if self.parameters.initial_r2t {
                 collecting.fault = Some(Fault::Unexpected);
             }
-            collecting.unasked = Some(Sequence {
+            collecting.unsolicited = Some(Sequence {
                 transfer_tag: RESERVED_TAG,
                 next: u32::try_from(data.len()).unwrap_or(u32::MAX),
                 end: self.parameters.first_burst_bytes.min(order.announced),
                 data_sn: 0,
             });
         }
-        let unasked = match &collecting.unasked {
-            Some(unasked) => unasked.end.min(order.wanted()),
+        let unsolicited = match &collecting.unsolicited {
+            Some(unsolicited) => unsolicited.end.min(order.wanted()),
             None => u32::try_from(collecting.data.len()).unwrap_or(u32::MAX),
         };
-        let mut unasked_bytes = u64::from(unasked);
+        let mut unsolicited_bytes = u64::from(unsolicited);
         if collecting.fault.is_some() {
-            unasked_bytes = 0;
-        } else if !self.unasked.take_unasked(unasked_bytes, false) {
-            unasked_bytes = 0;
+            unsolicited_bytes = 0;
+        } else if !self.unsolicited.take_unasked(unsolicited_bytes, false) {
+            unsolicited_bytes = 0;
             collecting.data = Vec::new();
             collecting.fault = Some(Fault::NoMemory);
             self.count_refused();
@@ -122,12 +122,13 @@ impl Session<'_> {
         if !order.immediate {
             self.window.open();
         }
-        self.tasks.add(order, serial, State::Collecting(collecting), unasked_bytes);
+        self.tasks.add(order, serial, State::Collecting(collecting), unsolicited_bytes);
         self.advance(order.tag)?;
         if self.tasks.is_clear() { Ok(()) } else { self.pump() }
     }
 
-    /// Executes a command that nothing delays, and answers it, unless it must wait.
+    /// Executes a command that needs not wait for others, and answers it. Returns `false` if the device must
+    /// wait.
     #[inline]
     fn answer_at_once(&mut self, order: &Order, data: &[u8]) -> Result<bool, End> {
         let Some(nexus) = &self.nexus else { return Ok(false) };
@@ -154,13 +155,13 @@ impl Session<'_> {
         Ok(false)
     }
 
-    /// Begins a command that must wait, when no earlier one waits.
+    /// Starts a command that must wait for the device, if no earlier one waits.
     fn start(&mut self, order: &Order, data: &[u8]) -> Result<(), End> {
         let charge = charge(order, data.len());
-        let came_bytes = u64::try_from(data.len()).unwrap_or(u64::MAX);
-        let memory_bytes = order.memory_bytes(came_bytes);
+        let received_bytes = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        let memory_bytes = order.memory_bytes(received_bytes);
         let is_admitted = self.may_execute(order) && self.share.take(memory_bytes, order.expected.needs_room);
-        if !is_admitted && !self.unasked.take_unasked(came_bytes, false) {
+        if !is_admitted && !self.unsolicited.take_unasked(received_bytes, false) {
             self.count_refused();
             return self.reply(order, 0, FULL, &[]);
         }
@@ -169,7 +170,7 @@ impl Session<'_> {
             self.window.open();
         }
         if !is_admitted {
-            self.tasks.add(*order, serial, State::Ready(data.to_vec()), came_bytes);
+            self.tasks.add(*order, serial, State::Ready(data.to_vec()), received_bytes);
             return Ok(());
         }
         self.tasks.add_running(*order, serial, charge, memory_bytes);
@@ -177,12 +178,12 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Whether there is memory to hand the command over.
+    /// Whether there is memory to give the command to the device.
     fn may_execute(&self, order: &Order) -> bool {
         self.tasks.executing().admits(order.expected.needs_room, self.limits.bytes_executing)
     }
 
-    /// Starts whatever may start: ready tasks in order while there is room, then requests for data.
+    /// Starts all that can start: ready tasks in order while limits permit, then R2Ts.
     pub(super) fn pump(&mut self) -> Result<(), End> {
         for tag in self.tasks.waiting() {
             let Some(task) = self.tasks.get_mut(tag) else { continue };
@@ -199,7 +200,7 @@ impl Session<'_> {
                         self.hand_over(&order, serial, data);
                     }
                 }
-                State::Collecting(collecting) if !collecting.awaits_data() => self.ask_for_data(tag)?,
+                State::Collecting(collecting) if !collecting.awaits_data() => self.request_data(tag)?,
                 State::Collecting(_) | State::Running(_) => {}
             }
         }
@@ -232,7 +233,7 @@ impl Session<'_> {
             self.window.close();
         }
         let answered = match &outcome.reply {
-            // Aborted: the answer to the function informs the initiator.
+            // The task was aborted: the answer to the function informs the initiator.
             None => Ok(()),
             Some(reply) => self.reply(&task.order, task.r2ts, Ending::of(reply), &outcome.data_in),
         };
@@ -244,10 +245,10 @@ impl Session<'_> {
     /// Returns the memory of a task that has ended.
     pub(super) fn give_back(&mut self, task: &super::tasks::Task) {
         self.share.give(task.memory_bytes, task.order.expected.needs_room);
-        self.unasked.give(task.unasked_bytes, false);
+        self.unsolicited.give(task.unsolicited_bytes, false);
     }
 
-    /// Answers a task that was refused because of the way its data arrived.
+    /// Answers a task that is refused because its data arrived in a wrong way.
     pub(super) fn refuse(&mut self, tag: u32, fault: Fault) -> Result<(), End> {
         let Some(task) = self.tasks.remove(tag) else { return Ok(()) };
         self.give_back(&task);
@@ -259,7 +260,7 @@ impl Session<'_> {
         }
         self.shared.faults.warn(&self.who, &format_args!("a command was refused for its data: {fault:?}"));
         let [asc, ascq] = fault.code().to_be_bytes();
-        // Fixed format: the transport's own sense data does not depend on the logical unit's mode pages.
+        // Fixed format: sense data of the transport does not follow the logical unit's mode pages.
         let sense =
             [0x70, 0, SenseKey::AbortedCommand as u8, 0, 0, 0, 0, 10, 0, 0, 0, 0, asc, ascq, 0, 0, 0, 0];
         let ending = Ending { status: Status::CheckCondition, sense: &sense };
@@ -267,9 +268,9 @@ impl Session<'_> {
     }
 }
 
-/// There is no memory for the data that came with the command: the initiator sends it again when others of
-/// its commands have ended. A session without commands under way has enough memory of its own for the
-/// unsolicited data of one.
+/// The answer if there is no memory for a command's unsolicited data. The initiator sends the command again
+/// when others of its commands have ended. A session without other commands always has enough memory of its
+/// own.
 const FULL: Ending<'static> = Ending { status: Status::TaskSetFull, sense: &[] };
 
 #[inline]

@@ -23,7 +23,7 @@ impl Session<'_> {
             tracing::debug!("iSCSI: {}: data for no task, tag {:#x}", self.who, pdu.task_tag);
             return Ok(());
         };
-        self.pace.came(data.len());
+        self.pace.received(data.len());
         let wanted = order.wanted();
         let Some(sequence) = sequence(collecting, pdu.transfer_tag) else {
             return self.reject(header, RejectReason::InvalidPduField);
@@ -45,9 +45,9 @@ impl Session<'_> {
         }
         if pdu.is_final {
             if pdu.transfer_tag == RESERVED_TAG {
-                collecting.unasked = None;
+                collecting.unsolicited = None;
             } else {
-                collecting.asked.pop_front();
+                collecting.requested.pop_front();
             }
             self.advance(pdu.task_tag)?;
             if !self.tasks.is_clear() {
@@ -57,34 +57,34 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Moves a task to its next state when none of its data is on the way: refused, ready, or requesting
-    /// more.
+    /// Moves a task to its next state when none of its data is on the way: refused, ready, or requesting more
+    /// data.
     pub(super) fn advance(&mut self, tag: u32) -> Result<(), End> {
         let Some(task) = self.tasks.get_mut(tag) else { return Ok(()) };
         let wanted = task.order.wanted();
         let State::Collecting(collecting) = &mut task.state else { return Ok(()) };
         let is_complete = u32::try_from(collecting.data.len()).unwrap_or(u32::MAX) >= wanted;
-        if collecting.unasked.is_some() || (collecting.fault.is_some() && !collecting.asked.is_empty()) {
+        if collecting.unsolicited.is_some() || (collecting.fault.is_some() && !collecting.requested.is_empty()) {
             return Ok(());
         }
         if let Some(fault) = collecting.fault {
             return self.refuse(tag, fault);
         }
-        if is_complete && collecting.asked.is_empty() {
+        if is_complete && collecting.requested.is_empty() {
             task.state = State::Ready(std::mem::take(&mut collecting.data));
             return Ok(());
         }
-        self.ask_for_data(tag)
+        self.request_data(tag)
     }
 
     /// Sends as many R2Ts as are allowed, once memory is reserved for all of the task's data.
-    pub(super) fn ask_for_data(&mut self, tag: u32) -> Result<(), End> {
+    pub(super) fn request_data(&mut self, tag: u32) -> Result<(), End> {
         let counted = self.tasks.collected();
         let Some(task) = self.tasks.get_mut(tag) else { return Ok(()) };
         let wanted = task.order.wanted();
         let has_room = counted.admits(task.order.expected.needs_room, self.limits.bytes_collected);
-        // Including everything that it needs to run. Otherwise a task could hold its data while it waits for
-        // more memory, and keep that data's memory from others.
+        // Includes all memory that the task needs to run. Otherwise a task could hold memory for its data
+        // while it waits for more, and block others.
         let more_bytes = task.more_bytes(u64::from(wanted));
         let State::Collecting(collecting) = &mut task.state else { return Ok(()) };
         if !collecting.admitted {
@@ -93,7 +93,7 @@ impl Session<'_> {
             }
             task.memory_bytes = task.memory_bytes.saturating_add(more_bytes);
             collecting.admitted = true;
-            // Refused commands of other sessions matter only for unsolicited data.
+            // The count of refused commands matters only for unsolicited data.
             collecting.since = self.pace.since_now(0);
             collecting.next = u32::try_from(collecting.data.len()).unwrap_or(u32::MAX);
             let bytes = u64::from(wanted.saturating_sub(collecting.next));
@@ -113,14 +113,14 @@ impl Session<'_> {
         let task = self.tasks.get_mut(tag)?;
         let wanted = task.order.wanted();
         let State::Collecting(collecting) = &mut task.state else { return None };
-        if collecting.asked.len() >= limit || collecting.next >= wanted {
+        if collecting.requested.len() >= limit || collecting.next >= wanted {
             return None;
         }
         let offset = collecting.next;
         let desired_bytes = wanted.saturating_sub(offset).min(burst);
         let end = offset.saturating_add(desired_bytes);
         collecting.next = end;
-        collecting.asked.push_back(Sequence { transfer_tag, next: offset, end, data_sn: 0 });
+        collecting.requested.push_back(Sequence { transfer_tag, next: offset, end, data_sn: 0 });
         let r2t_sn = task.r2ts;
         task.r2ts = task.r2ts.wrapping_add(1);
         let (lun, task_tag) = (task.order.lun.0, tag);
@@ -128,11 +128,11 @@ impl Session<'_> {
     }
 }
 
-/// The sequence to which a PDU belongs. Sequences arrive in the order in which they were requested.
+/// The sequence to which a PDU belongs. Sequences arrive in the order of their R2Ts.
 fn sequence(collecting: &mut Collecting, transfer_tag: u32) -> Option<&mut Sequence> {
     if transfer_tag == RESERVED_TAG {
-        collecting.unasked.as_mut()
+        collecting.unsolicited.as_mut()
     } else {
-        collecting.asked.front_mut().filter(|front| front.transfer_tag == transfer_tag)
+        collecting.requested.front_mut().filter(|front| front.transfer_tag == transfer_tag)
     }
 }

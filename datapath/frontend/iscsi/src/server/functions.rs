@@ -1,8 +1,8 @@
 //! Task management functions.
 //!
-//! The session itself drops tasks that do not run yet. For all others the logical unit is responsible, and
-//! answers when the affected tasks have ended. Tasks of other sessions that do not run yet are aborted when
-//! they are handed over. An aborted task is not answered.
+//! The session itself drops tasks that do not run yet. The logical unit aborts all others, and answers when
+//! the affected tasks have ended. Tasks of other sessions that do not run yet are aborted when they are given
+//! to the device. An aborted task is not answered.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const NO_REASSIGNMENT: u8 = 4;
 const NOT_SUPPORTED: u8 = 5;
 const REJECTED: u8 = 255;
 
-/// Functions that have not been answered.
+/// The functions that have not been answered.
 #[derive(Default)]
 pub(super) struct Functions {
     last_serial: u64,
@@ -99,12 +99,13 @@ impl Session<'_> {
         if self.tasks.is_clear() { Ok(()) } else { self.pump() }
     }
 
-    /// A command that was lost on its way (a wrong data digest), or that waits for a lost one. If it was sent
-    /// before the request, its number counts as received (RFC 7143, 11.5.1). Otherwise all later commands
-    /// would wait for ever.
+    /// Aborts a command that was lost on its way (a wrong data digest), or that waits for a lost one. If it
+    /// was sent before the request, its number counts as received (RFC 7143, 11.5.1). Otherwise all later
+    /// commands would wait for ever.
     fn abort_missing(&mut self, request: &TaskManagementRequest) -> Result<(), End> {
         let number = request.referenced_cmd_sn;
-        // How many numbers lie between it and the request; none if it does not come before the request.
+        // How many command numbers lie between the command and the request; `None` if the command is not
+        // before the request.
         let before = request.cmd_sn.wrapping_sub(number);
         let was_sent = before != 0 && before <= u32::MAX / 2;
         if !was_sent
@@ -117,9 +118,9 @@ impl Session<'_> {
         self.take_held()
     }
 
-    /// Commands that were sent before an immediate function and wait for a lost command. The function
-    /// concerns them too, and its answer says that none of them will be executed (RFC 7143, 4.2.3.3). A lost
-    /// command counts as received. Returns whether there were any.
+    /// Gives up commands that were sent before an immediate function and wait for a lost command. The
+    /// function affects them too, and its answer says that none of them will be executed (RFC 7143, 4.2.3.3).
+    /// A lost command counts as received. Returns whether there were any such commands.
     fn give_up_before(&mut self, cmd_sn: u32, concerned: Option<Lun>) -> bool {
         let next = self.window.next();
         // None if the function is not immediate: then it is the last command that arrived.
@@ -128,7 +129,7 @@ impl Session<'_> {
             return false;
         }
         let mut gave_up = false;
-        // The window limits their number.
+        // There are at most as many as the window has numbers.
         let numbers = (0..before).map(|ahead| next.wrapping_add(ahead));
         let numbers: Vec<u32> =
             numbers.take_while(|number| self.window.judge(*number) != Verdict::Ignore).collect();

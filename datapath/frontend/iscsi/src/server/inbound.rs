@@ -58,7 +58,7 @@ impl Inbound {
         self.start == self.end
     }
 
-    /// Bytes of a [`Found`].
+    /// The bytes of a range of a [`Found`].
     #[inline]
     pub(super) fn bytes(&self, range: &Range<usize>) -> &[u8] {
         self.bytes.get(range.clone()).unwrap_or_default()
@@ -87,7 +87,7 @@ impl Inbound {
         self.end = self.end.saturating_add(len).min(self.bytes.len());
     }
 
-    /// Examines the front.
+    /// Examines the front of the buffer.
     pub(super) fn front(&self, framing: Framing) -> Front {
         let Some(here) = self.bytes.get(self.start..self.end) else { return Front::NeedBytes };
         let Some(header) = here.first_chunk::<BHS_BYTES>() else { return Front::NeedBytes };
@@ -151,7 +151,7 @@ mod tests {
         bytes
     }
 
-    /// Pieces of any length give the same PDUs as all bytes at once.
+    /// PDUs are found, in whatever pieces their bytes arrive.
     #[test]
     fn pdus_are_found_however_they_are_cut() {
         let lengths = [0_usize, 1, 2, 3, 4, 5, 511, 512, 8191, 8192, 0, 7];

@@ -53,10 +53,10 @@ struct Shared {
     limits: Limits,
     faults: FaultLog,
     budget: Arc<Budget>,
-    /// For unsolicited data. It may be held while waiting for memory of the other budget, so the two must be
-    /// separate.
-    unasked: Arc<Budget>,
-    /// Commands whose unsolicited data found no memory.
+    /// Memory for unsolicited data. A session may hold some while it waits for memory of the other budget, so
+    /// the two must be separate.
+    unsolicited: Arc<Budget>,
+    /// How many commands were refused because there was no memory for their unsolicited data.
     refused: AtomicU64,
     sessions: Sessions,
 }
@@ -75,7 +75,7 @@ impl Server {
         let shared = Arc::new(Shared {
             faults: FaultLog::shared(Shared::PROTOCOL, limits.warnings_per_10_s),
             budget: Budget::new(limits.shared_bytes),
-            unasked: Budget::new(limits.shared_bytes / 4),
+            unsolicited: Budget::new(limits.shared_bytes / 4),
             refused: AtomicU64::new(0),
             sessions: Sessions::default(),
             targets,
@@ -90,17 +90,17 @@ impl Server {
         self.port
     }
 
-    /// The URL of a logical unit as libiscsi, QEMU and others take it: `iscsi://HOST:PORT/TARGET/LUN`.
+    /// The URL of a logical unit in the form of libiscsi and QEMU: `iscsi://HOST:PORT/TARGET/LUN`.
     pub fn url(&self, target: &IscsiName, lun: u16) -> String {
         format!("iscsi://{}/{target}/{lun}", host_port::join(&self.host, self.port))
     }
 
-    /// How many initiators are connected now, half-open logins included.
+    /// How many initiators are connected now, including unfinished logins.
     pub fn connections(&self) -> usize {
         self.acceptor.connections()
     }
 
-    /// How many sessions are in the full feature phase, discoveries included.
+    /// How many sessions are in the full feature phase, including discoveries.
     pub fn sessions(&self) -> usize {
         self.shared.sessions.count()
     }
@@ -108,12 +108,12 @@ impl Server {
     /// Memory that commands of all sessions use now, of [`Limits::shared_bytes`] and of the additional memory
     /// for unsolicited data.
     pub fn shared_bytes_used(&self) -> u64 {
-        self.shared.budget.used_bytes().saturating_add(self.shared.unasked.used_bytes())
+        self.shared.budget.used_bytes().saturating_add(self.shared.unsolicited.used_bytes())
     }
 
-    /// Stops the server. No new connection is accepted. Initiators are asked to log out, then commands in
+    /// Stops the server. No new connection is accepted. Initiators are asked to log out; then commands in
     /// flight are finished and answered, and connections closed. Takes at most [`Limits::logout_grace_ms`],
-    /// [`Limits::stop_timeout_ms`] and a second. Harmless when repeated.
+    /// [`Limits::stop_timeout_ms`] and a second. A second call does nothing.
     pub fn stop(&self) {
         self.acceptor.stop();
     }

@@ -1,4 +1,4 @@
-//! Builds what is sent: adds PDUs to the batch, and replies to SCSI commands.
+//! Builds replies: adds PDUs to the batch, and answers SCSI commands.
 
 use std::time::Instant;
 
@@ -29,7 +29,7 @@ impl<'a> Ending<'a> {
         Self { status: reply.status, sense: reply.sense.as_ref().map(Sense::bytes).unwrap_or_default() }
     }
 
-    /// Whether the status may be sent with the last data.
+    /// Whether the status may be sent in the last Data-In PDU.
     fn is_plain(self) -> bool {
         self.status == Status::Good && self.sense.is_empty()
     }
@@ -50,7 +50,7 @@ impl Session<'_> {
         numbers
     }
 
-    /// Adds a PDU to the batch; long data is sent at once, without copying.
+    /// Adds a PDU to the batch; long data is sent at once, without copying it.
     pub(super) fn put_pdu(&mut self, header: &Bhs, data: &[u8]) -> Result<(), End> {
         if self.batch.is_full() {
             self.flush_batch(&[])?;
@@ -83,16 +83,16 @@ impl Session<'_> {
     }
 
     pub(super) fn flush_batch(&mut self, more: &[u8]) -> Result<(), End> {
-        // Meanwhile nothing is read, whatever data the initiator sends.
+        // The session receives nothing during this send, so the time does not count for the initiator's data.
         let begun = (!self.tasks.is_clear()).then(Instant::now);
         let sent = self.batch.send(self.socket, more);
         if let Some(begun) = begun {
-            self.pace.was_deaf(begun.elapsed());
+            self.pace.exclude(begun.elapsed());
         }
         sent.map_err(|error| {
             End::Fault(match error.kind() {
                 std::io::ErrorKind::TimedOut => {
-                    format!("it took no reply for {} ms", self.limits.send_stall_ms)
+                    format!("it accepted no bytes of its replies for {} ms", self.limits.send_stall_ms)
                 }
                 _ => format!("sending replies failed: {error}"),
             })
@@ -244,7 +244,7 @@ impl Residuals {
             },
             (true, false) => Self { main: Residual::of(order.announced, data_in), read: None },
             (false, true) => Self { main: Residual::of(order.announced, data_out), read: None },
-            // Nothing was announced in either direction.
+            // No data was announced in either direction.
             (false, false) => Self { main: Residual::of(0, data_in.max(data_out)), read: None },
         }
     }

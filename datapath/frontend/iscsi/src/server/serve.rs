@@ -36,7 +36,7 @@ pub(super) enum End {
 pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Arc<Socket>, peer: &Peer) {
     let at = Shared::client(peer);
     tracing::debug!("iSCSI: {at} connected");
-    let tell = |who: &dyn Display, end: End| match end {
+    let log_end = |who: &dyn Display, end: End| match end {
         End::Orderly(why) => tracing::debug!("iSCSI: {who} disconnected: {why}"),
         End::Fault(why) => shared.faults.warn(&who, &format_args!("the connection was closed: {why}")),
     };
@@ -44,16 +44,16 @@ pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Arc<Socket>, peer
     let tick = Duration::from_millis((limits.keepalive_ms / 4).clamp(1, TICK_MS_MAX));
     let stall = Duration::from_millis(limits.send_stall_ms.max(1));
     if let Err(error) = socket.limit_wait(tick).and_then(|()| socket.limit_stall(stall)) {
-        return tell(&at, End::Fault(format!("its socket cannot be set up: {error}")));
+        return log_end(&at, End::Fault(format!("its socket cannot be set up: {error}")));
     }
     let (established, place) = match log_in(shared, permit, socket, peer) {
         Ok(logged_in) => logged_in,
         Err(_) if permit.is_evicted() => {
             let why =
-                format!("more than {} others wanted to log in, and it had not", limits.half_open_logins);
-            return tell(&at, End::Fault(why));
+                format!("{} connections had not logged in, which is the limit, and this one was the oldest", limits.half_open_logins);
+            return log_end(&at, End::Fault(why));
         }
-        Err(end) => return tell(&at, end),
+        Err(end) => return log_end(&at, end),
     };
     let who = format!("{} at {peer}", established.initiator);
     let target = established.target.as_ref().map_or("discovery", |(name, _)| name.as_str());
@@ -68,21 +68,21 @@ pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Arc<Socket>, peer
         _ if permit.gave_way() => {
             let limit = limits.connections;
             let why = format!(
-                "{limit} were connected, which is the limit: it had most of them, and gave way to one that had none"
+                "{limit} initiators were connected, which is the limit: its owner had most of the connections, and another owner had none"
             );
             End::Fault(why)
         }
         End::Fault(_) if place.replaced.load(Ordering::SeqCst) => {
-            End::Orderly("another login took its place, or the target was reset")
+            End::Orderly("another login replaced it, or the target was reset")
         }
         End::Orderly("it hung up") if is_discovery => End::Orderly("the discovery is over"),
         end => end,
     };
-    tell(&who, end);
+    log_end(&who, end);
 }
 
-/// Announces that nothing more is sent, and waits a moment for the initiator to close. Closing with unread
-/// bytes would reset the connection, and the initiator might lose the last reply.
+/// Shuts down sending, and waits a moment for the initiator to close. Closing a socket with unread bytes
+/// would reset the connection, and the initiator might lose the last reply.
 pub(super) fn say_farewell(socket: &Socket) {
     socket.stop_sending();
     let Some(deadline) = Instant::now().checked_add(FAREWELL) else { return };
@@ -98,9 +98,9 @@ fn log_in<'a>(
     peer: &Peer,
 ) -> Result<(Box<Established>, SessionPermit<'a>), End> {
     let limits = &shared.limits;
-    let patience = Duration::from_millis(limits.login_timeout_ms);
-    let Some(deadline) = Instant::now().checked_add(patience) else {
-        return Err(End::Fault("the login time-out is past the end of time".into()));
+    let timeout = Duration::from_millis(limits.login_timeout_ms);
+    let Some(deadline) = Instant::now().checked_add(timeout) else {
+        return Err(End::Fault("the login time-out is too long for the clock".into()));
     };
     let mut random = [0; CHALLENGE_BYTES + 1];
     aws_lc_rs::rand::fill(&mut random)
@@ -153,30 +153,30 @@ fn find_place<'a>(
     let account = established.proved.clone();
     let owner = Owner::of(account.as_deref(), peer);
     let wanted = Wanted { key, tsih: established.tsih, cid: established.cid, account, owner };
-    let patience = Duration::from_millis(shared.limits.stop_timeout_ms);
-    shared.sessions.establish(permit, socket, &wanted, patience).map_err(|no_place| match no_place {
+    let timeout = Duration::from_millis(shared.limits.stop_timeout_ms);
+    shared.sessions.establish(permit, socket, &wanted, timeout).map_err(|no_place| match no_place {
         SessionRefusal::NoSuchSession => {
-            (status::SESSION_DOES_NOT_EXIST, "it wants to go on with a session that is not here")
+            (status::SESSION_DOES_NOT_EXIST, "it asks for a session that does not exist")
         }
         SessionRefusal::TooManyConnections => {
-            (status::TOO_MANY_CONNECTIONS, "it wants a second connection in its session")
+            (status::TOO_MANY_CONNECTIONS, "it asks for a second connection in its session, which is not supported")
         }
         SessionRefusal::OfAnother => {
-            (status::AUTHORIZATION_FAILURE, "there is such a session already, of another CHAP name")
+            (status::AUTHORIZATION_FAILURE, "this session exists already and belongs to another CHAP name")
         }
         SessionRefusal::Busy => {
-            (status::SERVICE_UNAVAILABLE, "its session before has commands that do not end")
+            (status::SERVICE_UNAVAILABLE, "its previous session has commands that do not end")
         }
-        SessionRefusal::Evicted => (status::OUT_OF_RESOURCES, "too many others log in"),
+        SessionRefusal::Evicted => (status::OUT_OF_RESOURCES, "too many logins are under way"),
         SessionRefusal::Full => {
-            (status::OUT_OF_RESOURCES, "all connections are taken, and nobody gives way to it")
+            (status::OUT_OF_RESOURCES, "all connections are taken, and none of them may be cut for this one")
         }
     })
 }
 
 fn not_a_login(login: &mut Login<'_>, socket: &Socket, header: &Bhs) -> End {
     let Some(opcode) = Opcode::of(header) else {
-        return End::Fault("it does not speak iSCSI: its first bytes are no login request".into());
+        return End::Fault("it does not speak iSCSI: its first bytes are not a login request".into());
     };
     let request = LoginRequest {
         transit: false,
@@ -192,9 +192,9 @@ fn not_a_login(login: &mut Login<'_>, socket: &Socket, header: &Bhs) -> End {
         cmd_sn: 0,
         exp_stat_sn: 0,
     };
-    let why = format!("{opcode:?} before the login is done");
+    let why = format!("{opcode:?} before the end of the login");
     if let Step::Refused(response, _) = login.refused(&request, status::INVALID_DURING_LOGIN, why.clone()) {
-        // The initiator may have closed; then nobody receives it.
+        // The send may fail: the initiator may have closed.
         let _ = send(socket, &response, &[]);
         say_farewell(socket);
     }
@@ -210,7 +210,7 @@ fn receive_pdu(
     let receive = |into: &mut [u8]| match socket.receive_exact(into, deadline) {
         Ok(true) => Ok(()),
         Ok(false) | Err(_) if permit.is_stopping() => Err(End::Orderly("the server stops")),
-        Ok(false) => Err(End::Orderly("it closed before its login was done")),
+        Ok(false) => Err(End::Orderly("it closed before the end of its login")),
         Err(error) => Err(End::Fault(match error.kind() {
             ErrorKind::TimedOut => {
                 format!("its login took more than {} ms", shared.limits.login_timeout_ms)

@@ -1,8 +1,8 @@
 //! The full feature phase: receiving, ordering commands, sleeping, and the end. One thread for each session.
 //!
-//! A round of the thread: events from other threads become replies; whole PDUs in the buffer are processed
-//! and their replies collected; all replies are sent; then it receives, and sleeps if there is nothing. While
-//! it sends, it reads nothing new. So an initiator that does not read its replies stops only its own session.
+//! A round of the thread: turn events from other threads into replies; process the whole PDUs in the buffer
+//! and collect their replies; send all replies; receive, and sleep if nothing has arrived. While it sends, it
+//! receives nothing. So an initiator that does not read its replies stops only its own session.
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod alone;
@@ -40,7 +40,8 @@ use crate::wire::request::{LogoutRequest, NopOut, SnackRequest, TextRequest};
 use crate::wire::response::{NopIn, RejectReason};
 use transport_id::transport_id;
 
-/// Memory of commands that arrived out of order, in bytes. If there are more, the connection is closed.
+/// The most memory of commands that arrived out of order, in bytes. If there are more, the connection is
+/// closed.
 const HELD_BYTES: usize = 8 << 20;
 
 pub(super) struct Session<'a> {
@@ -69,22 +70,22 @@ pub(super) struct Session<'a> {
     pub(super) tasks: Tasks,
     /// Memory for the data of commands.
     pub(super) share: Share,
-    /// The same for unsolicited data.
-    pub(super) unasked: Share,
+    /// Memory for unsolicited data.
+    pub(super) unsolicited: Share,
     pub(super) functions: Functions,
     pub(super) texts: Texts,
     pub(super) last_transfer_tag: u32,
     pub(super) pace: Pace,
     /// When the pace was last checked.
-    pub(super) pace_seen: Instant,
-    /// How many of [`Shared::refused`] belong to this session.
+    pub(super) pace_checked: Instant,
+    /// How many of the commands in [`Shared::refused`] belong to this session.
     pub(super) refused_here: u64,
     keepalive: Keepalive,
     polling: Polling,
     stage: Stage,
 }
 
-/// A PDU that is kept.
+/// A PDU that waits for its turn.
 struct Pdu {
     header: Bhs,
     ahs: Vec<u8>,
@@ -99,18 +100,18 @@ impl Pdu {
 
 enum Stage {
     Open,
-    /// The server stops: until then the initiator may log out.
-    Asked(Instant),
-    /// Nothing more is read; when all running tasks have ended, the logout is answered.
+    /// The server is stopping: the initiator may log out until then.
+    LoggingOut(Instant),
+    /// Nothing more is received; when all running tasks have ended, the logout is answered.
     Closing(Option<LogoutRequest>, &'static str),
 }
 
 struct Keepalive {
     heard: Instant,
-    /// Tag and time of an unanswered ping.
-    asked: Option<(u32, Instant)>,
-    /// The initiator has answered a ping before.
-    answers: bool,
+    /// Tag and time of a ping without an answer.
+    unanswered: Option<(u32, Instant)>,
+    /// Whether the initiator has ever answered a ping.
+    has_answered: bool,
 }
 
 impl<'a> Session<'a> {
@@ -160,21 +161,21 @@ impl<'a> Session<'a> {
             held_since: Since::default(),
             tasks: Tasks::default(),
             share,
-            // Nobody waits for it.
-            unasked: shared.unasked.share(|| {}),
+            // No thread waits for memory of this budget.
+            unsolicited: shared.unsolicited.share(|| {}),
             functions: Functions::default(),
             texts: Texts::default(),
             last_transfer_tag: 0,
             pace: Pace::new(),
-            pace_seen: Instant::now(),
+            pace_checked: Instant::now(),
             refused_here: 0,
-            keepalive: Keepalive { heard: Instant::now(), asked: None, answers: false },
+            keepalive: Keepalive { heard: Instant::now(), unanswered: None, has_answered: false },
             polling: Polling::new(Duration::from_micros(limits.polling_us)),
             stage: Stage::Open,
         })
     }
 
-    /// Serves until the end.
+    /// Serves until the session ends.
     pub(super) fn run(&mut self) -> End {
         let end = loop {
             match self.round() {
@@ -182,8 +183,8 @@ impl<'a> Session<'a> {
                 Err(end) => break end,
             }
         };
-        // Nobody reads the replies any more, so running tasks are ended. A login that replaces this session,
-        // and a stop of the server, rely on the device being at rest.
+        // Nobody reads the replies any more, so running tasks are aborted. A login that replaces this
+        // session, and [`crate::Server::stop`], rely on the device having none of its commands.
         if let Some(nexus) = &self.nexus {
             nexus.abort_tasks();
         }
@@ -209,16 +210,16 @@ impl<'a> Session<'a> {
         self.check_data_comes()?;
         match &self.stage {
             Stage::Closing(..) => self.close(),
-            Stage::Asked(until) if Instant::now() >= *until => {
+            Stage::LoggingOut(until) if Instant::now() >= *until => {
                 self.stage = Stage::Closing(None, "the server stops");
                 Ok(())
             }
-            Stage::Asked(_) => self.receive_while_stopping(),
+            Stage::LoggingOut(_) => self.receive_while_stopping(),
             Stage::Open => self.receive(),
         }
     }
 
-    /// A whole round except receiving.
+    /// A whole round, except for receiving.
     fn work(&mut self) -> Result<(), End> {
         self.take_events()?;
         self.take_pdus()?;
@@ -256,10 +257,10 @@ impl<'a> Session<'a> {
     fn too_long(&mut self, header: &Bhs) -> End {
         let length = crate::wire::header::segment_bytes(header);
         let limit = self.limits.receive_segment_bytes;
-        // It tells the initiator the reason; the connection is closed in any case.
+        // The reject informs the initiator of the reason; the connection is closed in any case.
         let _ = self.reject(header, RejectReason::ProtocolError).and_then(|()| self.flush_batch(&[]));
         End::Fault(format!(
-            "it sent a data segment of {length} bytes, the limit that was agreed on is {limit}"
+            "it sent a data segment of {length} bytes, the negotiated limit is {limit}"
         ))
     }
 
@@ -269,7 +270,7 @@ impl<'a> Session<'a> {
         if !found.data_is_intact {
             self.shared.faults.warn(&self.who, &"a data digest is wrong: the network damages data");
             self.reject(header, RejectReason::DataDigestError)?;
-            // The data is lost, and its task is marked; a command counts as not received.
+            // The data is lost: its task is marked as failed, and a command counts as not received.
             return match Opcode::of(header) {
                 Some(Opcode::DataOut) => self.data_out(header, data, false),
                 _ => Ok(()),
@@ -325,13 +326,13 @@ impl<'a> Session<'a> {
                 self.held_bytes = self.held_bytes.saturating_add(pdu.bytes());
                 if self.held_bytes > HELD_BYTES {
                     return Err(End::Fault(format!(
-                        "more than {HELD_BYTES} bytes wait for command number {}, which does not come",
+                        "more than {HELD_BYTES} bytes wait for command number {}, which has not arrived",
                         self.window.next()
                     )));
                 }
-                if !self.unasked.take_unasked(length(pdu.bytes()), false) {
+                if !self.unsolicited.take_unasked(length(pdu.bytes()), false) {
                     return Err(End::Fault(format!(
-                        "there is no memory for commands that wait for command number {}, which does not come",
+                        "there is no memory for commands that wait for command number {}, which has not arrived",
                         self.window.next()
                     )));
                 }
@@ -347,29 +348,29 @@ impl<'a> Session<'a> {
         self.take_held()
     }
 
-    /// Processes commands that arrived early, if it is their turn now. After a logout nothing is processed.
+    /// Processes commands that arrived early and are next now. After a logout nothing is processed.
     pub(super) fn take_held(&mut self) -> Result<(), End> {
         while !self.held.is_empty()
             && !matches!(self.stage, Stage::Closing(..))
             && self.window.judge(self.window.next()) == Verdict::Now
         {
             let Some(pdu) = self.held.remove(&self.window.next()) else { break };
-            self.let_go(pdu.bytes());
+            self.release_held(pdu.bytes());
             self.window.advance();
             self.command(&pdu.header, &pdu.ahs, &pdu.data)?;
         }
         Ok(())
     }
 
-    /// Counts a command as received that will not come, or that arrived early and is not wanted any more. A
-    /// NOP-Out without an answer takes its place. `false`: another command has that number.
+    /// Marks a command number as received although the command will not come, or arrived early and is
+    /// aborted: a NOP-Out that needs no answer takes its place. `false`: another command has that number.
     pub(super) fn give_up(&mut self, number: u32, tag: u32) -> bool {
         if let Some(pdu) = self.held.get(&number) {
             if task_tag(&pdu.header) != tag {
                 return false;
             }
             let bytes = pdu.bytes();
-            self.let_go(bytes);
+            self.release_held(bytes);
         }
         let nothing = NopOut {
             immediate: false,
@@ -383,8 +384,8 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// The tag of the command held under a number, if it is a SCSI command for one of these logical units; a
-    /// tag of no task if nothing is held.
+    /// The tag of the SCSI command that is held under a number, if it is for one of these logical units. If
+    /// nothing is held, a tag that no task has.
     pub(super) fn held_task(&self, number: u32, concerned: Option<Lun>) -> Option<u32> {
         let Some(Pdu { header, .. }) = self.held.get(&number) else { return Some(RESERVED_TAG) };
         let is_command = Opcode::of(header) == Some(Opcode::ScsiCommand);
@@ -393,9 +394,9 @@ impl<'a> Session<'a> {
     }
 
     /// Releases the memory of a held command.
-    fn let_go(&mut self, bytes: usize) {
+    fn release_held(&mut self, bytes: usize) {
         self.held_bytes = self.held_bytes.saturating_sub(bytes);
-        self.unasked.give(length(bytes), false);
+        self.unsolicited.give(length(bytes), false);
     }
 
     fn command(&mut self, header: &Bhs, ahs: &[u8], data: &[u8]) -> Result<(), End> {
@@ -421,11 +422,11 @@ impl<'a> Session<'a> {
             return self.reject(header, RejectReason::InvalidPduField);
         };
         if nop.transfer_tag != RESERVED_TAG
-            && let Some((tag, _)) = self.keepalive.asked
+            && let Some((tag, _)) = self.keepalive.unanswered
             && tag == nop.transfer_tag
         {
-            self.keepalive.asked = None;
-            self.keepalive.answers = true;
+            self.keepalive.unanswered = None;
+            self.keepalive.has_answered = true;
         }
         if nop.task_tag == RESERVED_TAG {
             return Ok(());
@@ -437,30 +438,30 @@ impl<'a> Session<'a> {
         self.put_pdu(&reply.encode(), echo)
     }
 
-    /// Receives once, sleeping if there is nothing.
+    /// Receives once; sleeps if there is nothing.
     fn receive(&mut self) -> Result<(), End> {
         let idle = self.tasks.running() == 0 && self.functions.is_empty() && !self.share.is_waiting();
         match self.receive_now(idle)? {
             Received::Bytes(_) => Ok(()),
             Received::End => self.hung_up(),
-            // Woken by the clock.
+            // The timer ran out.
             Received::Nothing if idle => {
-                // Memory may have become free without a notification, if others left some.
+                // Memory may have become free without a notification, if other sessions left some of theirs.
                 if !self.tasks.is_clear() {
                     self.pump()?;
                 }
-                self.look_at_the_clock()
+                self.check_keepalive()
             }
             Received::Nothing => {
-                let patience = Duration::from_millis(self.limits.keepalive_ms);
-                self.sleep(Some(PollFlags::IN), Some(patience))?;
-                self.look_at_the_clock()
+                let timeout = Duration::from_millis(self.limits.keepalive_ms);
+                self.sleep(Some(PollFlags::IN), Some(timeout))?;
+                self.check_keepalive()
             }
         }
     }
 
-    /// Receives what has arrived. If it may wait, it polls for a while before it sleeps, as long as that was
-    /// worthwhile recently.
+    /// Receives bytes that have arrived. If `may_wait`, waits for them: it polls before it sleeps, as long as
+    /// polling was worthwhile recently.
     fn receive_now(&mut self, may_wait: bool) -> Result<Received, End> {
         let (socket, into) = (self.socket, self.inbound.room());
         let received = if may_wait {
@@ -469,7 +470,7 @@ impl<'a> Session<'a> {
             socket.receive(into, false)
         };
         let received = match received {
-            // open-iscsi ends a discovery in this way, without a logout.
+            // open-iscsi ends a discovery like this, without a logout.
             Err(error) if self.nexus.is_none() && error.kind() == ErrorKind::ConnectionReset => Received::End,
             received => received.map_err(|error| End::Fault(format!("receiving failed: {error}")))?,
         };
@@ -480,44 +481,44 @@ impl<'a> Session<'a> {
         Ok(received)
     }
 
-    /// Pings a silent initiator, and disconnects one that used to answer and no longer does.
-    fn look_at_the_clock(&mut self) -> Result<(), End> {
+    /// Pings a silent initiator. Disconnects an initiator that has answered pings before and no longer does.
+    fn check_keepalive(&mut self) -> Result<(), End> {
         let limit = Duration::from_millis(self.limits.keepalive_ms);
         let now = Instant::now();
         let silent = now.saturating_duration_since(self.keepalive.heard);
         if silent < limit {
             return Ok(());
         }
-        if let Some((_, asked)) = self.keepalive.asked {
-            if now.saturating_duration_since(asked) < limit {
+        if let Some((_, sent)) = self.keepalive.unanswered {
+            if now.saturating_duration_since(sent) < limit {
                 return Ok(());
             }
-            if self.keepalive.answers {
+            if self.keepalive.has_answered {
                 let what =
-                    format!("it has been silent for {} s, and did not answer a ping", silent.as_secs());
+                    format!("it sent nothing for {} s, and did not answer a ping", silent.as_secs());
                 return Err(End::Fault(what));
             }
         }
         let tag = self.new_transfer_tag();
-        self.keepalive.asked = Some((tag, now));
+        self.keepalive.unanswered = Some((tag, now));
         let numbers = self.numbers();
         let ping = NopIn { lun: [0; 8], task_tag: RESERVED_TAG, transfer_tag: tag, numbers };
         self.put_pdu(&ping.encode(), &[])?;
         self.flush_batch(&[])
     }
 
-    /// Sleeps until the inbox has events, the socket is ready for `watched` or cut, or the time is over. With
-    /// `None` only the inbox counts. `true`: the socket is cut in both directions.
-    fn sleep(&self, watched: Option<PollFlags>, patience: Option<Duration>) -> Result<bool, End> {
+    /// Sleeps until the inbox has events, the socket is ready for `watched` or cut, or `timeout` has passed.
+    /// With `None` the socket is not watched. Returns whether the socket is cut in both directions.
+    fn sleep(&self, watched: Option<PollFlags>, timeout: Option<Duration>) -> Result<bool, End> {
         if !self.inbox.fall_asleep() {
             return Ok(false);
         }
-        let timeout = patience.and_then(|patience| Timespec::try_from(patience).ok());
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let mut fds = [
             PollFd::from_borrowed_fd(self.inbox.event(), PollFlags::IN),
             PollFd::new(self.socket, watched.unwrap_or(PollFlags::empty())),
         ];
-        // Without the socket if only the inbox counts, because poll always reports a hang-up.
+        // If only the inbox counts, the socket is not polled: poll would always report a hang-up.
         let count = if watched.is_some() { 2 } else { 1 };
         let polled = rustix::event::poll(fds.get_mut(..count).unwrap_or_default(), timeout.as_ref());
         let [event, socket] = &fds;

@@ -2,8 +2,8 @@
 //!
 //! A connection is half open until its login is done. Then it belongs to a session. A session is identified
 //! by the initiator's name, its ISID and the target. A second login with the same identity replaces the first
-//! session: its socket is cut, its commands in flight end, and only then the new session begins. The CHAP
-//! name must be the same. Names of initiators and ISIDs are no secrets, and the permission to log in does not
+//! session: its socket is cut and its commands in flight end before the new session begins. Both logins must
+//! have the same CHAP name: names of initiators and ISIDs are not secret, and the right to log in does not
 //! include ending the sessions of others.
 
 use std::collections::{BTreeMap, HashMap};
@@ -25,7 +25,7 @@ pub(super) struct SessionKey {
     pub(super) target: IscsiName,
 }
 
-/// What a login requests.
+/// What a login asks for.
 #[derive(Debug)]
 pub(super) struct Wanted {
     /// `None` for a discovery: discoveries never share a session.
@@ -70,7 +70,7 @@ pub(super) struct SessionPermit<'a> {
     sessions: &'a Sessions,
     connection: u64,
     pub(super) tsih: u16,
-    /// Set when another login takes over.
+    /// Set when another login replaces the session.
     pub(super) replaced: Arc<AtomicBool>,
 }
 
@@ -92,15 +92,15 @@ pub(super) enum SessionRefusal {
 }
 
 impl Sessions {
-    /// Turns a connection into a session. Waits up to `patience` for a session that it replaces.
+    /// Turns a connection into a session. Waits up to `timeout` for the end of a session that it replaces.
     pub(super) fn establish(
         &self,
         permit: &Permit,
         socket: &Arc<Socket>,
         wanted: &Wanted,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<SessionPermit<'_>, SessionRefusal> {
-        let deadline = Instant::now().checked_add(patience);
+        let deadline = Instant::now().checked_add(timeout);
         let mut state = self.state.lock();
         let mut tsih = 0;
         let mut found = false;

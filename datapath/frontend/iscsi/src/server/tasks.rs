@@ -2,15 +2,15 @@
 //!
 //! | state | waits for | next |
 //! |---|---|---|
-//! | collecting | data: unsolicited data, then what R2Ts request | ready; or refused, when the rest has arrived |
+//! | collecting | unsolicited data, then the data that R2Ts request | ready; or, after an error, refused when its remaining data has arrived |
 //! | ready | earlier ordered tasks, or room in `bytes_executing` | running |
 //! | running | the device | answered and removed |
 //!
-//! Tasks that wait for disk space may wait for long. So reads, and unmaps that free space, have another
+//! Tasks that store data may wait long for disk space. So other tasks, such as reads and unmaps, have another
 //! quarter of each limit of bytes ([`Counted::admits`]).
 //!
 //! Tasks are numbered in the order of their arrival. Those that do not run yet are also listed by that
-//! number, to find the ordered tasks among them.
+//! number, so that the ordered tasks among them are found.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -19,30 +19,32 @@ use headwater_scsi::{Arrival, Attribute, Cdb, Expected, Lun};
 
 use super::pace::Since;
 
-/// What a task is, apart from its data.
+/// A task without its data.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Order {
     pub(super) tag: u32,
     pub(super) lun: Lun,
     pub(super) attribute: Attribute,
     pub(super) cdb: Cdb,
-    /// Data goes to the initiator.
+    /// The initiator expects data.
     pub(super) read: bool,
-    /// Data goes to the target.
+    /// The initiator sends data.
     pub(super) write: bool,
-    /// How many bytes the initiator wants to move.
+    /// How many bytes the initiator announced.
     pub(super) announced: u32,
-    /// How many bytes a bidirectional command wants to read.
+    /// How many bytes a bidirectional command announced to read.
     pub(super) announced_read: Option<u32>,
     /// How many bytes the command moves.
     pub(super) expected: Expected,
-    /// With it, an abort of all tasks of the unit also aborts this task before it is handed over.
+    /// Its order of arrival: an abort of all tasks of the unit also aborts this task before it is given to
+    /// the device.
     pub(super) arrival: Arrival,
     pub(super) immediate: bool,
 }
 
 impl Order {
-    /// How much data the target requests: no more than was announced, and no more than the command takes.
+    /// How many bytes the target requests: at most as many as announced, and at most as many as the command
+    /// needs.
     pub(super) fn wanted(&self) -> u32 {
         if !self.write {
             return 0;
@@ -50,21 +52,21 @@ impl Order {
         u32::try_from(self.expected.data_out_bytes).unwrap_or(u32::MAX).min(self.announced)
     }
 
-    /// All the memory that the task needs to run with this much data.
+    /// All memory that the task needs to run with this many bytes of data-out, in bytes.
     pub(super) fn memory_bytes(&self, data_out_bytes: u64) -> u64 {
         let Expected { data_in_bytes, buffer_bytes, .. } = self.expected;
-        // Some commands name only the initiator's buffer size; no answer is that long.
+        // Some commands give only the size of the initiator's buffer; no answer is longer than the limit.
         let data_in_bytes = data_in_bytes.min(u64::from(MAX_REQUEST_BYTES));
         data_in_bytes.saturating_add(buffer_bytes).saturating_add(data_out_bytes)
     }
 
-    /// How much data-out was announced.
+    /// The announced length of data-out, in bytes.
     #[inline]
     pub(super) fn announced_out(&self) -> u64 {
         if self.write { u64::from(self.announced) } else { 0 }
     }
 
-    /// How much data-in the initiator accepts.
+    /// The most data-in that the initiator accepts, in bytes.
     pub(super) fn takes(&self) -> u32 {
         match (self.read, self.write) {
             (false, _) => 0,
@@ -74,7 +76,7 @@ impl Order {
     }
 }
 
-/// Data that is permitted together: unsolicited data, or the data for one R2T.
+/// Data that is permitted together: unsolicited data, or the data of one R2T.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sequence {
     /// The tag of its R2T.
@@ -92,7 +94,7 @@ pub(super) struct Sequence {
 pub(super) enum Fault {
     /// A data digest was wrong.
     Digest,
-    /// Data arrived that nobody requested.
+    /// Data arrived that was not requested.
     Unexpected,
     /// A number, an offset or a length was wrong.
     Sequence,
@@ -106,7 +108,7 @@ impl Fault {
         match self {
             Self::Digest => 0x4705,
             Self::Unexpected => 0x0c0c,
-            // The status tells the reason instead.
+            // The SCSI status gives the reason instead.
             Self::Sequence | Self::NoMemory => 0x0c0d,
         }
     }
@@ -116,15 +118,15 @@ impl Fault {
 #[derive(Debug, Default)]
 pub(super) struct Collecting {
     pub(super) data: Vec<u8>,
-    /// Unsolicited data that has not ended.
-    pub(super) unasked: Option<Sequence>,
-    /// R2Ts that are not satisfied, in order.
-    pub(super) asked: VecDeque<Sequence>,
-    /// Where the next R2T begins.
+    /// The sequence of unsolicited data, if it has not ended.
+    pub(super) unsolicited: Option<Sequence>,
+    /// The sequences of R2Ts that are not complete, in order.
+    pub(super) requested: VecDeque<Sequence>,
+    /// Offset of the next R2T.
     pub(super) next: u32,
     /// Memory for all of the data is reserved.
     pub(super) admitted: bool,
-    /// When it began to wait for the data under way.
+    /// When it began to wait for the data that is under way.
     pub(super) since: Since,
     pub(super) fault: Option<Fault>,
 }
@@ -132,7 +134,7 @@ pub(super) struct Collecting {
 impl Collecting {
     /// Whether data is under way.
     pub(super) fn awaits_data(&self) -> bool {
-        self.unasked.is_some() || !self.asked.is_empty()
+        self.unsolicited.is_some() || !self.requested.is_empty()
     }
 }
 
@@ -140,7 +142,7 @@ impl Collecting {
 pub(super) enum State {
     Collecting(Collecting),
     Ready(Vec<u8>),
-    /// Running; holds what it counts in bytes executing.
+    /// Running; holds the bytes that it counts in `bytes_executing`.
     Running(u64),
 }
 
@@ -151,18 +153,18 @@ pub(super) struct Task {
     pub(super) state: State,
     /// R2Ts sent.
     pub(super) r2ts: u32,
-    /// What it counts in bytes collected.
+    /// The bytes that it counts in `bytes_collected`.
     pub(super) collected: u64,
     /// The shared memory, and the session's own memory, that it uses.
     pub(super) memory_bytes: u64,
     /// The memory for unsolicited data that it uses.
-    pub(super) unasked_bytes: u64,
+    pub(super) unsolicited_bytes: u64,
 }
 
 impl Task {
-    /// The additional shared memory that it needs to run with this much data.
+    /// The additional shared memory that the task needs to run with this many bytes of data-out.
     pub(super) fn more_bytes(&self, data_out_bytes: u64) -> u64 {
-        let have = self.memory_bytes.saturating_add(self.unasked_bytes);
+        let have = self.memory_bytes.saturating_add(self.unsolicited_bytes);
         self.order.memory_bytes(data_out_bytes).saturating_sub(have)
     }
 }
@@ -176,7 +178,8 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// Whether one more task may count here.
+    /// Whether one more task may be counted: under the limit, or under another quarter of it if it needs no
+    /// disk space.
     #[inline]
     pub(super) fn admits(self, needs_room: bool, limit: u64) -> bool {
         self.all < limit || (!needs_room && (self.others == 0 || self.others < limit / 4))
@@ -197,7 +200,7 @@ impl Counted {
     }
 }
 
-/// All tasks of a session, and what they count.
+/// All tasks of a session, and the bytes that they count.
 #[derive(Default)]
 pub(super) struct Tasks {
     by_tag: HashMap<u32, Task>,
@@ -264,21 +267,21 @@ impl Tasks {
     }
 
     /// Adds a task that does not run yet, with the memory for the data that came with it.
-    pub(super) fn add(&mut self, order: Order, serial: u64, state: State, unasked_bytes: u64) {
+    pub(super) fn add(&mut self, order: Order, serial: u64, state: State, unsolicited_bytes: u64) {
         self.waiting.insert(serial, order.tag);
         if order.attribute == Attribute::Ordered {
             self.ordered.push_back(serial);
         }
-        let task = Task { order, serial, state, r2ts: 0, collected: 0, memory_bytes: 0, unasked_bytes };
+        let task = Task { order, serial, state, r2ts: 0, collected: 0, memory_bytes: 0, unsolicited_bytes };
         self.by_tag.insert(order.tag, task);
     }
 
-    /// Adds a task that runs.
+    /// Adds a running task.
     pub(super) fn add_running(&mut self, order: Order, serial: u64, charge: u64, memory_bytes: u64) {
         self.running = self.running.saturating_add(1);
         self.executing.add(&order, charge);
         let state = State::Running(charge);
-        let task = Task { order, serial, state, r2ts: 0, collected: 0, memory_bytes, unasked_bytes: 0 };
+        let task = Task { order, serial, state, r2ts: 0, collected: 0, memory_bytes, unsolicited_bytes: 0 };
         self.by_tag.insert(order.tag, task);
     }
 
@@ -295,7 +298,7 @@ impl Tasks {
         self.waiting.values().copied().collect()
     }
 
-    /// Tasks for which data is under way, oldest first.
+    /// Tasks whose data is under way, oldest first.
     pub(super) fn awaiting_data(&self) -> impl Iterator<Item = (&Order, &Collecting)> {
         self.waiting.values().filter_map(|tag| self.by_tag.get(tag)).filter_map(|task| match &task.state {
             State::Collecting(collecting) if collecting.awaits_data() => Some((&task.order, collecting)),
@@ -312,7 +315,7 @@ impl Tasks {
         }
     }
 
-    /// The same for a task that is not in the list yet.
+    /// Whether the order of tasks permits a new task to run.
     #[inline]
     pub(super) fn may_run_next(&self, attribute: Attribute) -> bool {
         self.is_clear()
@@ -438,7 +441,7 @@ mod tests {
         counted.add(&read, 200);
         assert!(!counted.admits(false, 800));
         counted.remove(&read, 200);
-        assert!(counted.admits(false, 1), "one always may");
+        assert!(counted.admits(false, 1), "the first one always may");
         counted.remove(&write, 800);
         assert_eq!(counted, Counted::default());
     }

@@ -2,8 +2,8 @@
 //!
 //! A request may come in several PDUs, and so may the answer. A session has one exchange at a time. The
 //! target names it by a tag, which the initiator repeats until the exchange is over. A new exchange ends an
-//! unfinished one. A key may come once in a request. Otherwise a thousand `SendTargets` would require a
-//! thousand lists of all targets in memory.
+//! A key may come once in a request. Otherwise a thousand `SendTargets` would need a thousand lists of all
+//! targets in memory.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -39,8 +39,8 @@ impl Session<'_> {
         if request.go_on && request.is_final {
             return self.reject(header, RejectReason::ProtocolError);
         }
-        // The size of an answer is bounded by one request, so the whole answer is fetched before the next
-        // request.
+        // The initiator must fetch the whole answer before its next request, so that the memory for answers
+        // is bounded.
         if !self.texts.answer.is_empty() && (request.go_on || !data.is_empty()) {
             self.texts = Texts::default();
             return self.reject(header, RejectReason::ProtocolError);
@@ -85,7 +85,7 @@ impl Session<'_> {
         }
     }
 
-    /// `All` is for discoveries; a session gets only its own target.
+    /// `All` is only for discoveries; a session gets its own target only.
     fn send_targets(&mut self, value: &str) {
         let wanted: Option<IscsiName> = value.parse().ok();
         let names = match (&self.target, value) {
@@ -127,7 +127,7 @@ impl Session<'_> {
         let (now, rest) = answer.split_at(answer.len().min(limit));
         let go_on = !rest.is_empty();
         self.texts.answer = rest.to_vec();
-        // An initiator that is not done sends more, with the tag.
+        // An initiator whose request is not complete sends more, with the tag.
         if go_on || !request.is_final {
             let tag = self.text_tag();
             return self.put_text(request, Some(tag), go_on, now);
@@ -142,7 +142,7 @@ impl Session<'_> {
         tag
     }
 
-    /// `transfer_tag`: the exchange continues with this tag.
+    /// `transfer_tag`: the tag with which the exchange continues, if it does.
     fn put_text(
         &mut self,
         request: &TextRequest,

@@ -1,4 +1,4 @@
-//! The command window: which command numbers are accepted, and in which order.
+//! The command window: which command numbers (CmdSN) are accepted, and in which order.
 //!
 //! Numbers wrap around; `a` is before `b` if the way from `a` to `b` is shorter than the way back. Immediate
 //! commands carry a number but do not use it up.
@@ -6,11 +6,11 @@
 /// What to do with a numbered command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is next.
+    /// Process it: it is the next one.
     Now,
-    /// One before it is missing.
+    /// Hold it back: an earlier command is missing.
     Hold,
-    /// It is outside the window and counts as not received.
+    /// Ignore it: it is outside the window and counts as not received.
     Ignore,
 }
 
@@ -33,8 +33,8 @@ impl Window {
         self.next
     }
 
-    /// The highest number that is accepted (MaxCmdSN). It never decreases. If a command stays open, its
-    /// number moves `next` by one and reduces the free part by one.
+    /// The highest number that is accepted (MaxCmdSN). It never decreases: a command that stays open moves
+    /// `next` by one and reduces the free part of the window by one.
     #[inline]
     pub(super) fn max(&self) -> u32 {
         self.next.wrapping_add(self.depth.saturating_sub(self.open)).wrapping_sub(1)
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(window.judge(1), Verdict::Now);
         window.advance();
         window.open();
-        // Full: nothing is accepted until something is answered.
+        // The window is full: nothing is accepted until a command is answered.
         assert_eq!(window.max(), window.next().wrapping_sub(1));
         assert_eq!(window.judge(2), Verdict::Ignore);
         window.close();

@@ -25,10 +25,10 @@ const OPCODE: u8 = 0x3f;
 /// The final bit of byte 1.
 pub const FINAL: u8 = 0x80;
 
-/// The bit of byte 1 that says that a text goes on in the next PDU.
+/// The bit of byte 1 that says that a text continues in the next PDU.
 pub(crate) const CONTINUE: u8 = 0x40;
 
-/// What a PDU is.
+/// The kind of a PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are those of RFC 7143")]
 #[repr(u8)]
@@ -80,7 +80,7 @@ impl Opcode {
     }
 }
 
-/// The bare opcode of a header, whatever it is.
+/// The opcode number of a header, known or not.
 pub fn opcode_number(header: &Bhs) -> u8 {
     header[0] & OPCODE
 }
@@ -112,7 +112,7 @@ pub const fn padding(len: usize) -> usize {
     len.wrapping_neg() & 3
 }
 
-/// The same length with its padding.
+/// The length of a data segment with its padding.
 #[inline]
 pub const fn padded(len: usize) -> usize {
     len.saturating_add(padding(len))
@@ -126,9 +126,8 @@ pub(crate) fn start(opcode: Opcode, immediate: bool, flags: u8) -> Bhs {
     header
 }
 
-/// Sets the length of the data segment. A length that is too long for the field is cut to its maximum. No
-/// caller reaches that, because segments are at most as long as was negotiated, which is at most the field's
-/// maximum.
+/// Sets the length of the data segment. A length that does not fit the field is cut to its maximum; no caller
+/// reaches that, because the negotiated length is at most the maximum.
 #[inline]
 pub fn set_segment_bytes(header: &mut Bhs, len: usize) {
     let len = u32::try_from(len).unwrap_or(SEGMENT_BYTES_MAX).min(SEGMENT_BYTES_MAX);

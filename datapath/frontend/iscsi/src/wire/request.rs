@@ -79,7 +79,7 @@ pdu! {
     LoginRequest(true, 0) {
         /// The initiator is ready to go to the next stage.
         transit: bool = Bit(1, FINAL);
-        /// The text goes on in the next request.
+        /// The text continues in the next request.
         go_on: bool = Bit(1, CONTINUE);
         /// Current stage: 0 security, 1 operational, 3 full feature.
         current_stage: u8 = Bits(1, 2, 3);
@@ -141,7 +141,7 @@ pdu! {
         exp_stat_sn: u32 = At(28);
         /// Number in its sequence.
         data_sn: u32 = At(36);
-        /// Where it belongs in the command's data.
+        /// Offset in the command's data.
         offset: u32 = At(40);
     }
 }
@@ -165,7 +165,7 @@ pdu! {
 }
 
 pdu! {
-    /// SNACK Request: asks for something again. Refused at error recovery level 0.
+    /// SNACK Request: asks the target to send something again. Refused at error recovery level 0.
     SnackRequest(false, FINAL) {
         /// 0 data or R2T, 1 status, 2 data acknowledged, 3 R-data.
         kind: u8 = Bits(1, 0, 0x0f);

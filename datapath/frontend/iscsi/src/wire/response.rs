@@ -4,7 +4,7 @@ use super::WireError;
 use super::header::{Bhs, CONTINUE, FINAL, Opcode, expect, get_u16, get_u32, put_u16, put_u32, start};
 use super::table::{At, Bit, Bits, Place, pdu};
 
-/// Where the numbers are in all of them.
+/// Position of the numbers in these PDUs.
 const NUMBERS: At = At(24);
 
 /// The numbers that nearly all of a target's PDUs carry.
@@ -14,7 +14,7 @@ pub struct Numbers {
     pub stat_sn: u32,
     /// The next command number that the target expects.
     pub exp_cmd_sn: u32,
-    /// The highest command number that the target takes.
+    /// The highest command number that the target accepts.
     pub max_cmd_sn: u32,
 }
 
@@ -165,7 +165,7 @@ pdu! {
     LoginResponse(false, 0) {
         /// The next stage begins.
         transit: bool = Bit(1, FINAL);
-        /// The text goes on in the next response.
+        /// The text continues in the next response.
         go_on: bool = Bit(1, CONTINUE);
         /// Current stage.
         current_stage: u8 = Bits(1, 2, 3);
@@ -193,13 +193,13 @@ pdu! {
     TextResponse(false, 0) {
         /// The exchange is over.
         is_final: bool = Bit(1, FINAL);
-        /// The text goes on in the next response.
+        /// The text continues in the next response.
         go_on: bool = Bit(1, CONTINUE);
         /// Logical unit; 0.
         lun: [u8; 8] = At(8);
         /// Tag of the exchange.
         task_tag: u32 = At(16);
-        /// Tag to go on with, or [`super::RESERVED_TAG`].
+        /// Tag to continue with, or [`super::RESERVED_TAG`].
         transfer_tag: u32 = At(20);
         /// Numbers.
         numbers: Numbers = At(24);
@@ -219,7 +219,7 @@ pub struct DataIn {
     pub numbers: Numbers,
     /// Number in the command.
     pub data_sn: u32,
-    /// Where it belongs in the command's data.
+    /// Offset in the command's data.
     pub offset: u32,
 }
 
@@ -249,7 +249,7 @@ impl DataIn {
             flags |= 1 | residual.flags();
         }
         let mut header = start(Opcode::DataIn, false, flags);
-        // No tag that an initiator would have to send back.
+        // Without a tag: the initiator need not send it back.
         put_u32(&mut header, 20, super::RESERVED_TAG);
         put_u32(&mut header, 16, self.task_tag);
         NUMBERS.put(self.numbers, &mut header);
@@ -292,9 +292,9 @@ pdu! {
         numbers: Numbers = At(24);
         /// Number in the command.
         r2t_sn: u32 = At(36);
-        /// Where the data belongs.
+        /// Offset of the data in the command's data.
         offset: u32 = At(40);
-        /// How much.
+        /// Length of the data in bytes.
         desired_bytes: u32 = At(44);
     }
 }

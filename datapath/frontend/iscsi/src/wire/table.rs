@@ -1,21 +1,21 @@
-//! PDUs as tables: from the type and the place of each field, `pdu!` makes a struct with `decode` and
-//! `encode`.
+//! The macro `pdu!`: makes a struct with `decode` and `encode` from a table with the type and the position of
+//! each field.
 //!
 //! Bits without a field are ignored and sent as zero. The opening of a table can fix two things: whether the
 //! PDU is always for immediate delivery, and which bits of byte 1 are always set.
 
 use super::header::{Bhs, get_bytes, put};
 
-/// The place of a field of this type in the header.
+/// The position of a field of this type in the header.
 pub(super) trait Place<T> {
     /// Reads the field.
     fn get(self, header: &Bhs) -> T;
 
-    /// Writes the field into a header that has zeroes there.
+    /// Writes the field into a header whose bytes are zero there.
     fn put(self, value: T, header: &mut Bhs);
 }
 
-/// From this byte on; numbers have the highest byte first.
+/// From this byte on; numbers are big-endian.
 #[derive(Clone, Copy)]
 pub(super) struct At(pub(super) usize);
 

@@ -3,8 +3,8 @@
 /// Longest key in bytes.
 pub const KEY_BYTES: usize = 63;
 
-/// Longest value in bytes: enough for 1024 bytes of binary data as hexadecimal digits, the longest that the
-/// protocol has.
+/// Longest value in bytes: enough for 1024 bytes of binary data as hexadecimal digits, the longest value of
+/// the protocol.
 pub const VALUE_BYTES: usize = 2 + 2 * 1024;
 
 /// A text that is not a list of pairs.
@@ -69,7 +69,7 @@ pub fn number(text: &str) -> Option<u32> {
         Some(digits) => (digits, 16),
         None => (text, 10),
     };
-    // `from_str_radix` takes a sign, the protocol does not.
+    // `from_str_radix` accepts a sign, the protocol does not.
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return None;
     }

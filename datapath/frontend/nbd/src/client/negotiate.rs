@@ -139,7 +139,7 @@ pub(super) fn connect(uri: &NbdUri, options: &ClientOptions) -> Result<(Socket, 
     let text = uri.to_string();
     let unreachable = |source| ConnectError::Unreachable { uri: text.clone(), source };
     let Some(deadline) = Instant::now().checked_add(timeout) else {
-        return Err(ConnectError::Unusable { uri: text, why: "the time-out is past the end of time".into() });
+        return Err(ConnectError::Unusable { uri: text, why: "the time-out is too long for the clock".into() });
     };
     let socket = match &uri.server {
         ServerAddress::Unix(path) => {
@@ -252,7 +252,7 @@ impl Session<'_> {
             }),
             Answer::Error { code, message } => {
                 let why = match code {
-                    reply::ERR_UNSUP => "it does not know the option GO, which it should since 2016".into(),
+                    reply::ERR_UNSUP => "it does not support the option GO, which the protocol has had since 2016".into(),
                     reply::ERR_TLS_REQD => "it demands TLS; write nbds:// or nbds+unix://".into(),
                     _ if message.is_empty() => format!("error {code:#x}"),
                     _ => format!("{} (error {code:#x})", message.escape_debug()),
@@ -335,7 +335,7 @@ impl Session<'_> {
             }
         }
         if !told {
-            return Err(self.unusable("the server did not tell its size"));
+            return Err(self.unusable("the server did not send the export's size"));
         }
         let block = u64::from(out.logical_block_bytes);
         if !out.size_bytes.is_multiple_of(block) {
@@ -347,7 +347,7 @@ impl Session<'_> {
         Ok(out)
     }
 
-    /// Sends an option and passes its answers on, up to the last one.
+    /// Sends an option and calls a function with each answer, up to the last one.
     fn ask(
         &mut self,
         number: u32,
@@ -366,7 +366,7 @@ impl Session<'_> {
                 return Err(self.protocol(WireError::TooLong { what: "option reply", found, limit }));
             }
             if head.option != number {
-                let why = "it answers another option than was asked";
+                let why = "it answers another option than the client sent";
                 return Err(self.protocol(WireError::Malformed { what: "option reply", why }));
             }
             let mut data = vec![0; usize::try_from(head.length).unwrap_or(0)];
@@ -380,7 +380,7 @@ impl Session<'_> {
             }
             each(head.reply, &data).map_err(|e| self.protocol(e))?;
         }
-        Err(self.protocol(WireError::Malformed { what: "option reply", why: "there is no end of them" }))
+        Err(self.protocol(WireError::Malformed { what: "option reply", why: "there are too many" }))
     }
 
     fn send(&self, bytes: &[u8]) -> Result<(), ConnectError> {

@@ -64,7 +64,7 @@ struct Command {
 
 struct Pending {
     head: RequestHead,
-    /// The buffer that a read fills.
+    /// The buffer that the data of a read goes to.
     buffer: Vec<u8>,
     /// The offset of `buffer` in the whole request, if it is only a part of it.
     at: Option<usize>,
@@ -251,7 +251,8 @@ impl Transfer {
         }
     }
 
-    /// Fails everything, now and from now on. The first reason stays.
+    /// Breaks the connection: fails all requests in flight and later ones with `error`. The first error
+    /// stays.
     fn break_off(&self, error: IoError) {
         let mut state = self.state.lock();
         let error = state.broken.get_or_insert(error).clone();
@@ -274,7 +275,7 @@ impl Transfer {
     }
 
     fn read_replies(&self) {
-        // It is set once, here.
+        // Only this line sets it.
         let _ = self.reader.set(std::thread::current().id());
         let mut input = Input::new(self);
         let error = loop {
@@ -290,7 +291,7 @@ impl Transfer {
         self.break_off(error);
     }
 
-    /// A receive that returned nothing in less time than this did not wait for its full time.
+    /// A receive that returned nothing in less than this time did not wait for its full time.
     fn shortest_silence(&self) -> Duration {
         self.silence_limit.map_or(Duration::ZERO, |limit| silence_check(limit) / 2)
     }
@@ -437,7 +438,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// The part of a read's buffer that a chunk fills.
+    /// Returns the part of a read's buffer that a chunk fills.
     fn place<'p>(&self, pending: &'p mut Pending, offset: u64, length: u32) -> Result<&'p mut [u8], IoError> {
         pending.filled = pending.filled.saturating_add(length.into());
         if pending.filled > pending.head.length {
@@ -487,11 +488,11 @@ impl Transfer {
 
 /// How long a receive waits before the next check for silence.
 fn silence_check(limit: Duration) -> Duration {
-    // Zero would mean for ever.
+    // Zero would mean no limit.
     limit.checked_div(4).unwrap_or(limit).clamp(Duration::from_millis(1), SILENCE_CHECK)
 }
 
-/// Sends commands as they come, several with one system call if they come quickly.
+/// Sends commands as they arrive; several with one system call if they arrive quickly.
 fn write_commands(socket: &Socket, queue: &mpsc::Receiver<Command>) -> std::io::Result<()> {
     let mut out = Vec::with_capacity(SEND_BATCH_BYTES);
     while let Ok(first) = queue.recv() {
@@ -523,7 +524,7 @@ fn write_commands(socket: &Socket, queue: &mpsc::Receiver<Command>) -> std::io::
 /// Buffered receiving; long data bypasses the buffer.
 struct Input<'a> {
     transfer: &'a Transfer,
-    /// When something last arrived.
+    /// When bytes last arrived.
     heard_at: Instant,
     buffer: Box<[u8]>,
     start: usize,

@@ -1,6 +1,6 @@
 //! NBD URIs: `nbd://host:port/name` and `nbd+unix:///name?socket=PATH`, with percent-encoding; `nbds` and
 //! `nbds+unix` for TLS, with libnbd's parameters `tls-certificates` and `tls-hostname`. URIs for vsock are
-//! refused by name.
+//! refused with a message that names vsock.
 
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -48,13 +48,13 @@ pub struct UriError {
 }
 
 impl NbdUri {
-    /// Whether a text looks like an NBD URI rather than like a file name.
+    /// Whether a text looks like an NBD URI and not like a file name.
     pub fn is_uri(text: &str) -> bool {
         let schemes = ["nbd:", "nbds:", "nbd+unix:", "nbds+unix:", "nbd+vsock:", "nbds+vsock:"];
         schemes.iter().any(|scheme| text.starts_with(scheme))
     }
 
-    /// The paths that it names: of the socket, and of the certificates.
+    /// The paths in the URI: of the socket and of the certificates.
     pub fn paths_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
         let socket = match &mut self.server {
             ServerAddress::Unix(path) => Some(path),
@@ -98,17 +98,17 @@ impl FromStr for NbdUri {
                 }
                 let socket = parameter("socket").ok_or_else(|| fail("?socket=PATH is missing"))?;
                 let path =
-                    path_of(socket).ok_or_else(|| fail("its socket path is not percent-encoded well"))?;
+                    path_of(socket).ok_or_else(|| fail("its socket path is not valid percent-encoding"))?;
                 ServerAddress::Unix(path)
             }
             "nbd+vsock" | "nbds+vsock" => {
-                return Err(fail("vsock is not supported, and TCP and unix sockets are"));
+                return Err(fail("vsock is not supported; TCP and unix sockets are"));
             }
             _ => return Err(fail("its scheme is none of nbd, nbds, nbd+unix and nbds+unix")),
         };
         let mut tls = scheme.starts_with("nbds").then(ClientTls::default);
         if let Some(tls) = &mut tls {
-            let unreadable = || fail("its tls-certificates or tls-hostname is not percent-encoded well");
+            let unreadable = || fail("its tls-certificates or tls-hostname is not valid percent-encoding");
             if let Some(directory) = parameter("tls-certificates") {
                 tls.certificates = Some(path_of(directory).ok_or_else(unreadable)?);
             }
@@ -150,7 +150,7 @@ impl std::fmt::Display for NbdUri {
     }
 }
 
-/// Percent-encodes what is not unreserved; keeps slashes if asked.
+/// Percent-encodes all characters except unreserved ones; keeps slashes if asked.
 pub(crate) fn escape(bytes: &[u8], keep_slashes: bool) -> String {
     use std::fmt::Write;
     let mut out = String::with_capacity(bytes.len());
@@ -204,7 +204,7 @@ mod tests {
             ClientTls { certificates: Some("/etc/pki/a b".into()), hostname: Some("disk.example".into()) };
         assert_eq!(secure, NbdUri { tls: Some(tls), ..tcp("h", 10809, "x") });
         let plain: NbdUri = "nbd://h/x?tls-hostname=y".parse().unwrap();
-        assert_eq!(plain, tcp("h", 10809, "x"), "parameters of TLS mean nothing without it");
+        assert_eq!(plain, tcp("h", 10809, "x"), "TLS parameters are ignored without TLS");
     }
 
     #[test]

@@ -39,7 +39,8 @@ impl Whole {
         Arc::new(Self(Mutex::new(collected)))
     }
 
-    /// A part is finished. `data` is what it read, and its offset if it is only a part.
+    /// Adds the result of a part that has finished: the bytes that it read, and their offset if the request
+    /// has several parts.
     pub(super) fn part_done(&self, result: Result<(), IoError>, data: Vec<u8>, at: Option<usize>) {
         let mut collected = self.0.lock();
         match at {
@@ -62,7 +63,7 @@ impl Whole {
         let Some(done) = collected.done.take() else { return };
         let result = collected.error.take().map_or(Ok(()), Err);
         let buffer = match collected.payload.take() {
-            // The writer thread may still hold it for a moment after sending it.
+            // The writer thread may still hold the payload for a moment after sending it.
             Some(payload) => Arc::try_unwrap(payload).unwrap_or_else(|shared| shared.as_ref().clone()),
             None => std::mem::take(&mut collected.buffer),
         };
@@ -70,7 +71,7 @@ impl Whole {
         done.complete(result, buffer);
     }
 
-    /// Keeps the extents of a context; false if there are some already.
+    /// Stores the extents of a context; `false` if there are some already.
     pub(super) fn set_extents(&self, context: u32, extents: Vec<(u32, u32)>) -> bool {
         let mut collected = self.0.lock();
         let is_first = collected.extents.is_none();

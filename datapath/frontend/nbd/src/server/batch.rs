@@ -1,4 +1,5 @@
-//! Replies that are collected and sent with one system call.
+//! Replies that are collected and sent with one system call. The caller checks [`Batch::is_full`] and sends;
+//! if a send fails, the batch's bytes are lost.
 
 use std::io::IoSlice;
 
@@ -9,7 +10,7 @@ use crate::socket::{PagePipe, Socket};
 /// A read of at most this length is copied into the batch, instead of into a buffer of its own.
 pub(super) const INLINE_BYTES: usize = 64 << 10;
 
-/// The space that each reply may use: an inline read and the longest head or error.
+/// The space that each reply may use: an inline read and the longest reply header or error.
 const REPLY_ROOM_BYTES: usize = INLINE_BYTES + 1024;
 
 /// Bytes to send, in a buffer of fixed size that is initialised once.
@@ -63,7 +64,7 @@ impl Batch {
         sent
     }
 
-    /// Sends everything, followed by pages that a device shares.
+    /// Sends everything, then pages of the device's memory without copying them.
     pub(super) fn send_shared(
         &mut self,
         socket: &Socket,

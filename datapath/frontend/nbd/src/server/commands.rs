@@ -89,13 +89,13 @@ impl Connection<'_> {
             command::WRITE_ZEROES => self.write_zeroes(&head, range)?,
             command::CACHE => self.cache(&head, range)?,
             command::BLOCK_STATUS => self.block_status(&head, range)?,
-            command::DISC => self.stage = Stage::Closing("it said so"),
+            command::DISC => self.stage = Stage::Closing("it sent DISC"),
             other => self.refuse(&head, &Refusal::invalid(format!("unknown command {other}")))?,
         }
         Ok(Progress::Again)
     }
 
-    /// The bytes that a request reads, if it is executed.
+    /// The number of bytes that a request reads if it is executed; 0 for other requests.
     fn read_bytes(&self, head: &RequestHead) -> usize {
         match ByteRange::new(head.offset, head.length) {
             Some(range)
@@ -173,7 +173,7 @@ impl Connection<'_> {
         }
         let attempt = self.device.try_now(Op::Write { range, from: payload, fua });
         if matches!(attempt, Ok(Attempt::MustWait)) {
-            // It stays in the buffer, and is tried again when something was answered.
+            // The request stays in the buffer and is tried again after the next answer.
             if self.is_full() || !self.set_aside(len, true) {
                 self.lane.leave();
                 return Ok(Progress::Throttled);
@@ -186,7 +186,7 @@ impl Connection<'_> {
         }
         self.lane.leave();
         if self.share.is_waiting() {
-            // It did wait, and the device has space now.
+            // The write had to wait, but the device has space now.
             self.share.withdraw();
         }
         self.inbound.consume(head_bytes.saturating_add(len));
@@ -438,9 +438,8 @@ impl Connection<'_> {
         let fua = has(head, command_flag::FUA);
         if has(head, command_flag::FAST_ZERO) {
             let slow = Refusal { code: NbdError::ENOTSUP, why: "zeroing this range is not fast".into() };
-            // A request is fast if it needs no waiting. Parts of blocks may need to wait, which is noticed
-            // only when the blocks between them are cleared already, and a refused request must change
-            // nothing.
+            // A request is fast if it needs no waiting. Partial blocks may need to wait, which shows only
+            // when the blocks between them are cleared already. But a refused request must change nothing.
             if self.needs_room(head) {
                 return self.refuse(head, &slow);
             }
@@ -514,7 +513,7 @@ impl Connection<'_> {
             pairs.push((len, flags));
         }
         if pairs.is_empty() {
-            let error = Refusal { code: NbdError::EIO, why: "the device told no extents".into() };
+            let error = Refusal { code: NbdError::EIO, why: "the device returned no extents".into() };
             return self.refuse(head, &error);
         }
         self.scratch.clear();

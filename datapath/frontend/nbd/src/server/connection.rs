@@ -1,8 +1,8 @@
 //! The transmission phase of one connection, on its own thread.
 //!
-//! The thread repeats: answers from the inbox, then all whole requests in the receive buffer, then one send,
-//! then one receive. If nothing is in flight it sleeps in `recv`, because only the client can wake it then.
-//! Otherwise it sleeps in `poll` on the socket and the inbox's event.
+//! The thread repeats: send the answers from the inbox, execute all whole requests in the receive buffer,
+//! send once, receive once. If nothing is in flight it sleeps in `recv`, because only the client can wake it
+//! then. Otherwise it sleeps in `poll` on the socket and the inbox's event.
 //!
 //! | state ([`Stage`]) | the next bytes are | leaves when |
 //! |---|---|---|
@@ -187,7 +187,8 @@ impl<'a> Connection<'a> {
             self.give_back(payload.buffer.len(), true);
         }
         self.share.withdraw();
-        // Nobody reads the replies any more, but a stop of the server may rely on the device being at rest.
+        // Nobody reads the replies any more, but [`crate::Server::stop`] promises that no request is in
+        // flight afterwards.
         while self.in_flight.any() {
             self.take_answers();
             for (ticket, _) in std::mem::take(&mut self.answers) {
@@ -204,7 +205,7 @@ impl<'a> Connection<'a> {
         self.send_answers()?;
         let progress = self.take_requests()?;
         self.rounds_unstarted = self.rounds_unstarted.saturating_add(1);
-        // Granted memory comes without an answer, and taking the answers has consumed its wake-up.
+        // Memory is granted without an answer in the inbox, and taking the answers has consumed the wake-up.
         let made_room = self.send_answers()? || self.share.is_granted();
         if !self.batch.is_empty() {
             self.flush_batch(&[])?;
@@ -273,7 +274,7 @@ impl<'a> Connection<'a> {
         self.device.submit(request, done);
     }
 
-    /// The same for a request without data that must be durable when it is answered.
+    /// Like [`Connection::submit`], for a request without data that must be durable when it is answered.
     pub(super) fn submit_and_flush(&mut self, head: &RequestHead, request: Request) {
         let done = self.begin(head, 0);
         let device = Arc::clone(&self.device);
@@ -300,7 +301,8 @@ impl<'a> Connection<'a> {
         let inbox = Arc::clone(&self.inbox);
         let change = self.lane.waits();
         Completion::new(move |outcome| {
-            // Before the answer, because the answer wakes a connection that waits for its changes to end.
+            // Before the answer, because the answer wakes a connection that waits until no change is in
+            // flight.
             drop(change);
             inbox.post((ticket, outcome));
         })
@@ -309,7 +311,7 @@ impl<'a> Connection<'a> {
     /// Reserves memory for a request's data. `false`: not now, the request stays in the buffer.
     pub(super) fn set_aside(&mut self, bytes: usize, needs_room: bool) -> bool {
         let is_taken = self.share.take(u64::try_from(bytes).unwrap_or(u64::MAX), needs_room);
-        // Only one request waits at a time, and it is this one.
+        // Only this request waits: the connection has one waiting request at most.
         if is_taken && self.share.is_waiting() {
             self.share.withdraw();
         }
@@ -401,9 +403,9 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Answers with an error of the device, and logs it. If a closed device does not accept a change, the
-    /// connection is closed instead. A client that finds another server in its place sends the change there,
-    /// and its guest sees no error.
+    /// Answers with an error of the device, and logs it. Exception: if a closed device refuses a change, the
+    /// connection is closed without an answer. The client can then reconnect to a new server and repeat the
+    /// change, and its guest sees no error.
     pub(super) fn fail(&mut self, to: Answered, number: u16, error: &IoError) -> Result<(), End> {
         let refusal = self.failed(number, error)?;
         self.put_error(to, refusal.code, &refusal.why)
@@ -424,7 +426,7 @@ impl<'a> Connection<'a> {
         let is_change =
             matches!(number, command::WRITE | command::TRIM | command::WRITE_ZEROES | command::FLUSH);
         if error.kind() == IoErrorKind::Closed && is_change && !self.geometry.read_only {
-            // Clients are informed of everything that was done before.
+            // Send the answers of all earlier requests.
             self.flush_batch(&[])?;
             return Err(End::Orderly("the device is closed"));
         }
@@ -460,7 +462,7 @@ impl<'a> Connection<'a> {
         let begun = matches!(self.stage, Stage::Payload(_)).then(Instant::now);
         let sent = self.batch.send(self.socket, more);
         if let (Some(begun), Stage::Payload(payload)) = (begun, &mut self.stage) {
-            // Nothing was read meanwhile, whatever the client sent.
+            // The time of this send does not count for a write's data: nothing was received meanwhile.
             let took = begun.elapsed();
             payload.since += took;
             if let Some(silent_since) = &mut payload.silent_since {
@@ -475,7 +477,7 @@ pub(super) fn answered(head: &RequestHead) -> Answered {
     Answered { cookie: head.cookie, offset: head.offset }
 }
 
-/// An error with what caused it.
+/// Formats an error with its causes.
 struct Chain<'a>(&'a IoError);
 
 impl std::fmt::Display for Chain<'_> {

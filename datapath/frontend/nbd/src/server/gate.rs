@@ -9,9 +9,9 @@
 //! | changes whole sectors ([`Lane::enter`]) | at once, unless a partial-sector change is in progress or waits |
 //! | changes parts of sectors ([`Gate::exclude`]) | when no change of another connection is in flight |
 //!
-//! While no connection changes parts of sectors, a change costs one exchange in a cache line of its own
-//! connection, and one load of a number that nobody writes. It takes no lock. Otherwise the changes take
-//! turns at a lock that admits each of them eventually.
+//! While no connection changes partial sectors, a change of whole sectors costs one atomic exchange in its
+//! connection's own cache line and one load of a number that is not written. It takes no lock. Otherwise
+//! changes take a fair lock.
 //!
 //! A change of whole sectors first announces itself, then looks for partial-sector changes. A partial-sector
 //! change first counts itself, then looks at all lanes. These four steps have one order for all threads
@@ -34,8 +34,9 @@ pub(super) struct Gates(Mutex<Vec<(usize, Weak<Gate>)>>);
 pub(super) struct Gate {
     /// How many partial-sector changes are in progress, or wait.
     partial: AtomicUsize,
-    /// Held for writing while parts of sectors are changed; for reading until a change of whole sectors has announced itself.
-    turn: RwLock<()>,
+    /// Locked exclusively while partial sectors are changed; locked shared until a change of whole sectors
+    /// has announced itself.
+    lock: RwLock<()>,
     lanes: Mutex<Vec<Weak<Changes>>>,
     /// Notified, with `lanes`, when a connection's last change has ended and `partial` is not 0.
     ended: Condvar,
@@ -50,7 +51,7 @@ pub(super) struct Lane {
 /// The changes of whole sectors of one connection. The alignment gives it a cache line of its own.
 #[repr(align(64))]
 struct Changes {
-    /// A change is being given to the device. Only the connection's thread writes this, and does not wait
+    /// A change is being given to the device. Only the connection's thread writes this flag, and never waits
     /// while it is set.
     is_entered: AtomicBool,
     /// How many changes wait for the device.
@@ -64,7 +65,7 @@ pub(super) struct Change(Arc<Changes>);
 /// Exclusive use of the device for one change, until it is dropped.
 pub(super) struct Exclusion<'a> {
     gate: &'a Gate,
-    _turn: RwLockWriteGuard<'a, ()>,
+    _lock: RwLockWriteGuard<'a, ()>,
 }
 
 impl Gates {
@@ -98,22 +99,23 @@ impl Gates {
 
 impl Lane {
     /// Admits a change of whole sectors, until [`Lane::leave`]. `false`: changes of this connection wait for
-    /// the device, and must end first. If there are none, this waits for its turn.
+    /// the device, and must end first. If there are none, waits for the lock.
     #[inline]
     #[must_use]
     pub(super) fn enter(&self) -> bool {
         self.changes.is_entered.swap(true, Ordering::SeqCst);
-        self.gate.partial.load(Ordering::SeqCst) == 0 || self.enter_in_turn()
+        self.gate.partial.load(Ordering::SeqCst) == 0 || self.enter_with_lock()
     }
 
     #[cold]
-    fn enter_in_turn(&self) -> bool {
+    fn enter_with_lock(&self) -> bool {
         self.leave();
-        // The partial-sector change waits for these, and the device may need this thread to complete them.
+        // The partial-sector change waits for these changes, and the device may need this thread to complete
+        // them.
         if self.changes.waiting.load(Ordering::SeqCst) > 0 {
             return false;
         }
-        let _turn = self.gate.turn.read();
+        let _lock = self.gate.lock.read();
         self.changes.is_entered.store(true, Ordering::SeqCst);
         true
     }
@@ -144,13 +146,13 @@ impl Gate {
     /// has none in flight.
     pub(super) fn exclude(&self) -> Exclusion<'_> {
         self.partial.fetch_add(1, Ordering::SeqCst);
-        let turn = self.turn.write();
+        let lock = self.lock.write();
         let mut lanes = self.lanes.lock();
         while lanes.iter().any(|lane| lane.upgrade().is_some_and(|changes| changes.any())) {
             self.ended.wait(&mut lanes);
         }
         drop(lanes);
-        Exclusion { gate: self, _turn: turn }
+        Exclusion { gate: self, _lock: lock }
     }
 }
 

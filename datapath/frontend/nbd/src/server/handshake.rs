@@ -67,9 +67,9 @@ pub(super) struct Handshake<'a> {
     denied: Option<Denial>,
 }
 
-/// What was denied to the client, for the log.
+/// A refusal to report in the log.
 pub(super) struct Denial {
-    /// The client may not have it, whatever it does.
+    /// The client lacks the right, so retrying does not help.
     pub(super) is_forbidden: bool,
     pub(super) what: String,
 }
@@ -126,7 +126,7 @@ impl<'a> Handshake<'a> {
         what
     }
 
-    /// TLS runs now. Earlier agreements could have been forged, and are dropped.
+    /// Called when TLS has started. Earlier agreements could have been forged, and are dropped.
     pub(super) fn encrypted(&mut self, names: Vec<String>) {
         self.encryption = Encryption::Running;
         self.client = ClientIdentity { is_encrypted: true, names };
@@ -134,7 +134,7 @@ impl<'a> Handshake<'a> {
         self.context_of = None;
     }
 
-    /// Handles one option; replies are appended to `out`, and sent whatever the step.
+    /// Handles one option. Appends the replies to `out`; the caller sends them whatever the returned step is.
     pub(super) fn option(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) -> Step {
         self.options = self.options.saturating_add(1);
         let about_listed = match number {
@@ -351,8 +351,9 @@ fn refuse_export(out: &mut Vec<u8>, number: u32, why: &NotOpened) {
     let code = match why {
         // The code says that an export is not available, for whatever reason.
         NotOpened::Unknown | NotOpened::Unavailable(_) => reply::ERR_UNKNOWN,
-        // No code means that opening failed. With the other code, clients would say that there is no such
-        // export, which they have just seen in the list. With this code, they show the text.
+        // The protocol has no code for "opening failed". With ERR_UNKNOWN, clients would report that the
+        // export does not exist, although they have just seen it in the list. With ERR_POLICY, they show the
+        // text.
         NotOpened::Forbidden | NotOpened::Failed(_) => reply::ERR_POLICY,
     };
     encode_option_reply(out, number, code, why.to_string().as_bytes());

@@ -47,7 +47,7 @@ impl InFlight {
         self.requests >= limits.requests_in_flight || self.bytes >= limits.bytes_in_flight
     }
 
-    /// Whether a request that needs no space may be taken: these have a quarter of their own.
+    /// Whether a request that needs no space may be taken: such requests have another quarter of the limits.
     #[inline]
     pub(super) fn has_room_for_others(&self, limits: &Limits) -> bool {
         !self.is_full(limits)

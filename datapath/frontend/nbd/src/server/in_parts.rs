@@ -80,7 +80,7 @@ impl Connection<'_> {
     }
 
     /// Executes one request of whole sectors and waits for it. Nothing else is in flight.
-    fn carry_out(&mut self, head: &RequestHead, request: Request) -> Result<Outcome, End> {
+    fn execute_alone(&mut self, head: &RequestHead, request: Request) -> Result<Outcome, End> {
         if !self.batch.is_empty() {
             self.flush_batch(&[])?;
         }
@@ -118,7 +118,7 @@ impl Connection<'_> {
             let part = between(at, next)?;
             let sectors = self.sectors(part);
             let buffer = self.pool.take(usize::try_from(sectors.len()).unwrap_or(0));
-            let outcome = self.carry_out(head, Request::Read { range: sectors, buffer })?;
+            let outcome = self.execute_alone(head, Request::Read { range: sectors, buffer })?;
             let skip = usize::try_from(at.saturating_sub(sectors.offset())).unwrap_or(0);
             let len = usize::try_from(part.len()).unwrap_or(0);
             let data = outcome.buffer.get(skip..skip.saturating_add(len));
@@ -148,7 +148,7 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Stores what has arrived of a write, if it is enough.
+    /// Stores the data of a write that has arrived, if it is enough for a part.
     pub(super) fn write_part(&mut self, parts: Parts) -> Result<Progress, End> {
         let Parts { head, left } = parts;
         let left_bytes = usize::try_from(left.len()).unwrap_or(usize::MAX);
@@ -198,9 +198,9 @@ impl Connection<'_> {
             let result = if is_edge {
                 self.merge(head, part, zeroes(part))?
             } else if is_trim {
-                self.carry_out(head, Request::Discard { range: part })?.result
+                self.execute_alone(head, Request::Discard { range: part })?.result
             } else {
-                self.carry_out(head, Request::WriteZeroes { range: part, may_unmap, fua: false })?.result
+                self.execute_alone(head, Request::WriteZeroes { range: part, may_unmap, fua: false })?.result
             };
             match result {
                 // The edges of a trim may keep their data if there is no space for them.
@@ -215,7 +215,7 @@ impl Connection<'_> {
     /// Answers a change whose parts are all done.
     fn finish(&mut self, head: &RequestHead) -> Result<(), End> {
         let result =
-            if has(head, command_flag::FUA) { self.carry_out(head, Request::Flush)?.result } else { Ok(()) };
+            if has(head, command_flag::FUA) { self.execute_alone(head, Request::Flush)?.result } else { Ok(()) };
         self.settle(head, result)
     }
 
@@ -228,7 +228,7 @@ impl Connection<'_> {
     ) -> Result<Result<(), IoError>, End> {
         let sectors = self.sectors(range);
         if sectors == range {
-            return Ok(self.carry_out(head, Request::Write { range, buffer: data, fua: false })?.result);
+            return Ok(self.execute_alone(head, Request::Write { range, buffer: data, fua: false })?.result);
         }
         if !self.batch.is_empty() {
             self.flush_batch(&[])?;
@@ -244,7 +244,7 @@ impl Connection<'_> {
             Ok(after) => buffer.extend_from_slice(&after),
             Err(error) => return Ok(Err(error)),
         }
-        // Not like other changes, which the gate excludes.
+        // Not through the gate, which this change has already.
         self.submit(head, 0, Request::Write { range: sectors, buffer, fua: false });
         Ok(self.answer_of_device()?.result)
     }
@@ -255,7 +255,7 @@ impl Connection<'_> {
             return Ok(Ok(Vec::new()));
         }
         let sector = self.sectors(range);
-        let outcome = self.carry_out(head, Request::Read { range: sector, buffer: zeroes(sector) })?;
+        let outcome = self.execute_alone(head, Request::Read { range: sector, buffer: zeroes(sector) })?;
         if let Err(error) = outcome.result {
             return Ok(Err(error));
         }

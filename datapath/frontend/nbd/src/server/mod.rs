@@ -61,7 +61,7 @@ pub struct Described {
     pub description: String,
 }
 
-/// Why a client gets no export. Its text is sent to the client.
+/// Why a client gets no export. The text is sent to the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOpened {
     /// There is no export of that name.
@@ -70,7 +70,7 @@ pub enum NotOpened {
     /// This client may not use it.
     #[error("the names in this client's certificate do not allow this export")]
     Forbidden,
-    /// There is no export of that name at present.
+    /// The export exists, but cannot be used at present.
     #[error("{0}")]
     Unavailable(String),
     /// It exists, but opening it failed.
@@ -106,7 +106,7 @@ impl SingleExport {
         Arc::new(Self { export: Export { device, description: description.into() }, allowed: None })
     }
 
-    /// The same, only for clients whose certificate has one of these names.
+    /// Like [`SingleExport::new`], but only for clients whose certificate has one of these names.
     pub fn for_clients(
         device: Arc<dyn Device>,
         description: impl Into<String>,
@@ -223,7 +223,7 @@ impl Server {
         self.acceptor.connections()
     }
 
-    /// Memory that requests of all connections use now, of [`Limits::shared_bytes`].
+    /// Bytes of [`Limits::shared_bytes`] that requests of all connections use now.
     pub fn shared_bytes_used(&self) -> u64 {
         self.shared.budget.used_bytes()
     }

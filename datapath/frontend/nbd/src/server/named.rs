@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Export, ExportInfo, Exports, NotOpened};
 use crate::tls::ClientIdentity;
 
-/// What the clients of a certificate may open, written `NAME` or `NAME=EXPORT[,EXPORT..]`.
+/// The exports that clients with a certificate may open, written `NAME` or `NAME=EXPORT[,EXPORT..]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Right {
     client: String,
@@ -22,7 +22,7 @@ impl Right {
             Some((client, exports)) => (client, Some(exports)),
         };
         if client.is_empty() {
-            return Err("the name of the certificate is missing: write NAME or NAME=DISK[,DISK..]".into());
+            return Err("the client's name is missing: write NAME or NAME=EXPORT[,EXPORT..], where NAME is the common name or a DNS name in its certificate".into());
         }
         let exports = exports.map(|exports| {
             exports
@@ -67,7 +67,7 @@ impl Exports for NamedExports {
     fn open(&self, name: &str, client: &ClientIdentity) -> Result<Export, NotOpened> {
         if name.is_empty() {
             return Err(NotOpened::Unavailable(
-                "give the name of an export; the list has those that can be opened".into(),
+                "name an export: there is no default export; the client can list the exports".into(),
             ));
         }
         // Only clients that may have the export learn whether it exists.

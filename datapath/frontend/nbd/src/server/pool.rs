@@ -1,6 +1,6 @@
 //! Buffers for requests that must wait; they are reused.
 
-/// Most bytes that a pool keeps; buffers beyond are freed.
+/// The most bytes of free buffers that a pool keeps; further buffers are freed.
 const KEPT_BYTES: usize = 1 << 20;
 
 /// The free buffers of one connection.

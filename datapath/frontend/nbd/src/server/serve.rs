@@ -21,10 +21,10 @@ pub(super) enum End {
 }
 
 impl End {
-    /// Replies could not be sent.
+    /// The end if replies could not be sent.
     pub(super) fn unsent(error: &std::io::Error, limits: &Limits) -> Self {
         Self::Fault(match error.kind() {
-            ErrorKind::TimedOut => format!("it took nothing of a reply for {} ms", limits.send_stall_ms),
+            ErrorKind::TimedOut => format!("it accepted no bytes of a reply for {} ms", limits.send_stall_ms),
             _ => format!("sending replies failed: {error}"),
         })
     }
@@ -37,7 +37,7 @@ pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Socket, peer: &Pe
     let end = match shake_hands(shared, permit, socket, who, peer) {
         _ if permit.is_evicted() => {
             let limit = shared.limits.half_open;
-            End::Fault(format!("{limit} others were in their handshake, and its was the oldest"))
+            End::Fault(format!("{limit} connections were in their handshake, which is the limit, and this one was the oldest"))
         }
         Ok(chosen) => transmit(shared, permit, socket, who, chosen),
         Err(end) => end,
@@ -45,7 +45,7 @@ pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Socket, peer: &Pe
     let end = if permit.gave_way() {
         let limit = shared.limits.connections;
         End::Fault(format!(
-            "{limit} were connected, which is the limit: it had most of them, and gave way to one that had none"
+            "{limit} clients were connected, which is the limit: its owner had most of the connections, and another owner had none"
         ))
     } else {
         end
@@ -58,15 +58,15 @@ pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Socket, peer: &Pe
     }
 }
 
-/// Takes a permit for the owner of a certificate, or for a host.
-fn take_place(shared: &Shared, permit: &Permit, socket: &Socket, peer: &Peer) -> Result<(), End> {
+/// Opens the connection in the register for the owner of the certificate, or for the host.
+fn register_owner(shared: &Shared, permit: &Permit, socket: &Socket, peer: &Peer) -> Result<(), End> {
     let names = socket.peer_names();
     let name = (!names.is_empty()).then(|| names.join(","));
     permit.open(Owner::of(name.as_deref(), peer)).map_err(|not_opened| match not_opened {
         NotOpened::Cut => End::Orderly("it was cut in its handshake"),
         NotOpened::Full => {
             let limit = shared.limits.connections;
-            End::Fault(format!("{limit} are connected, which is the limit, and nobody gives way to it"))
+            End::Fault(format!("{limit} clients are connected, which is the limit, and none of them may be cut for this one"))
         }
     })
 }
@@ -100,7 +100,7 @@ fn shake_hands(
     let limits = &shared.limits;
     let patience = Duration::from_millis(limits.handshake_timeout_ms);
     let Some(deadline) = Instant::now().checked_add(patience) else {
-        return Err(End::Fault("the handshake time-out is past the end of time".into()));
+        return Err(End::Fault("the handshake time-out is too long for the clock".into()));
     };
     let failed = |error: std::io::Error| match error.kind() {
         ErrorKind::TimedOut => {
@@ -125,8 +125,8 @@ fn shake_hands(
     };
     let mut handshake = Handshake::new(&*shared.exports, limits, encryption, u32::from_be_bytes(flags))
         .map_err(End::Fault)?;
-    // A denied client may ask again in other words; it is logged once.
-    let mut is_told = false;
+    // A client that was denied an export may try again in other ways; it is logged once.
+    let mut is_logged = false;
     let mut data = Vec::new();
     let mut out = Vec::new();
     loop {
@@ -149,10 +149,10 @@ fn shake_hands(
         }
         let step = handshake.option(number, &data, &mut out);
         if let Some(denial) = handshake.take_denial() {
-            is_told |= tell(shared, who, &denial, is_told);
+            is_logged |= log_denial(shared, who, &denial, is_logged);
         }
         if matches!(step, Step::Start(_)) {
-            take_place(shared, permit, socket, peer)?;
+            register_owner(shared, permit, socket, peer)?;
         }
         let sent = socket.send_before(&out, deadline);
         match step {
@@ -173,9 +173,9 @@ fn shake_hands(
     }
 }
 
-/// Logs that a client did not get something. Returns whether it was a warning.
-fn tell(shared: &Shared, who: &str, denial: &Denial, is_told: bool) -> bool {
-    if denial.is_forbidden && !is_told {
+/// Logs that a client was denied an export. Returns whether it was logged as a warning.
+fn log_denial(shared: &Shared, who: &str, denial: &Denial, is_logged: bool) -> bool {
+    if denial.is_forbidden && !is_logged {
         shared.faults.warn(&who, &denial.what);
         return true;
     }
@@ -185,7 +185,7 @@ fn tell(shared: &Shared, who: &str, denial: &Denial, is_told: bool) -> bool {
 
 fn encrypt(shared: &Shared, socket: &Socket, deadline: Instant) -> Result<(), End> {
     let failed = |why: String| End::Fault(format!("TLS did not start: {why}"));
-    let Some(tls) = &shared.tls else { return Err(failed("the server has none".into())) };
+    let Some(tls) = &shared.tls else { return Err(failed("the server has no certificate".into())) };
     let connection = tls.connection().map_err(|error| failed(error.to_string()))?;
     socket.secure(connection, deadline).map_err(|error| match error.kind() {
         ErrorKind::TimedOut => {

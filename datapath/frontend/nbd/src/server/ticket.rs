@@ -7,11 +7,11 @@ use crate::wire::reply::Answered;
 pub(super) struct Ticket {
     pub(super) to: Answered,
     pub(super) command: u16,
-    /// What the request counts in bytes in flight.
+    /// How many bytes in flight the request counts as.
     pub(super) bytes: usize,
     /// The offset of a read's data in its buffer: the bytes before it belong to the same sector.
     pub(super) skip: usize,
-    /// How many bytes of data a read has.
+    /// The length of a read's data, in bytes.
     pub(super) data_bytes: usize,
     /// Whether it may wait for space in the device.
     pub(super) needs_room: bool,

@@ -1,5 +1,5 @@
-//! A connected socket that can send memory without copying it, see [`splice`], and is encrypted once both
-//! ends agree to that.
+//! A connected socket that can send memory without copying it (see [`splice`]) and starts TLS if both sides
+//! agree to it.
 
 mod secure;
 mod splice;
@@ -33,7 +33,7 @@ impl Socket {
         self.plain.limit_wait(limit)
     }
 
-    /// Limits how long the peer of a send without a deadline may take no bytes. The send then fails with
+    /// Limits how long the peer of a send without a deadline may accept no bytes. The send then fails with
     /// `TimedOut`, after one to three times this time.
     pub(crate) fn limit_stall(&self, limit: Duration) -> std::io::Result<()> {
         self.plain.limit_stall(limit)
@@ -70,7 +70,7 @@ impl Socket {
         self.send_parts(parts, None)
     }
 
-    /// The same before `deadline`.
+    /// Like [`Socket::send_all`], with a deadline.
     pub(crate) fn send_before(&self, bytes: &[u8], deadline: Instant) -> std::io::Result<()> {
         self.send_parts(&mut [IoSlice::new(bytes)], Some(deadline))
     }
@@ -82,7 +82,7 @@ impl Socket {
         }
     }
 
-    /// Sends `first` and then shared memory, without copying that if possible; waits like
+    /// Sends `first` and then memory that the device shares, without copying it if possible; waits like
     /// [`Socket::send_all`].
     pub(crate) fn send_shared(
         &self,
@@ -93,7 +93,7 @@ impl Socket {
         // Encrypted data is copied anyway.
         let ends = if self.secure.get().is_none() { pipe.ends() } else { None };
         if let Some(ends) = ends {
-            self.plain.send_first(&mut [IoSlice::new(first)])?;
+            self.plain.send_more(&mut [IoSlice::new(first)])?;
             return splice::send_pages(&self.plain, ends, slices);
         }
         let parts = std::iter::once(first).chain(slices.iter().map(|part| &**part));
@@ -110,8 +110,7 @@ impl Socket {
         self.plain.cut();
     }
 
-    /// Tells the other end of an encrypted connection that nothing follows, if that is possible without
-    /// waiting.
+    /// Sends the TLS close alert, if that is possible without waiting.
     pub(crate) fn say_goodbye(&self) {
         if let Some(secure) = self.secure.get() {
             secure.close(&self.plain);

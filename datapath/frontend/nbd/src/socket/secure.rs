@@ -1,4 +1,4 @@
-//! TLS records between a socket and its users, who see plain bytes.
+//! TLS on a socket: encrypts and decrypts between the socket's records and its user's plain bytes.
 //!
 //! One thread may receive while another sends: the state of the connection is locked only while the cipher
 //! works, never while waiting for the peer.
@@ -81,7 +81,7 @@ impl Secure {
         connection.peer_certificates().and_then(<[_]>::first).map(names_of).unwrap_or_default()
     }
 
-    /// Waits once at most: if a peer sends a record byte by byte, the caller gets control in between.
+    /// Waits at most once. So if a peer sends a record byte by byte, the caller gets control in between.
     pub(super) fn receive(&self, plain: &Plain, into: &mut [u8], wait: bool) -> Result<Received> {
         if into.is_empty() {
             return Ok(Received::Nothing);
@@ -97,7 +97,7 @@ impl Secure {
         }
     }
 
-    /// Decrypts as much as there is and fits.
+    /// Decrypts arrived records, as many as fit into `into`.
     fn open(&self, arrived: &mut Arrived, into: &mut [u8]) -> Result<Received> {
         let mut connection = self.connection.lock();
         let mut have = 0_usize;
@@ -151,11 +151,11 @@ impl Secure {
         plain.send(&mut [IoSlice::new(sealed)], deadline)
     }
 
-    /// Says goodbye, so that the peer can distinguish the end from a cut connection.
+    /// Sends the TLS close alert, so that the peer can distinguish the end from a cut connection.
     pub(super) fn close(&self, plain: &Plain) {
         if let Some(mut sealed) = self.sealed.try_lock() {
             self.connection.lock().send_close_notify();
-            // A peer that does not even accept that is not waited for.
+            // If the peer does not accept even the alert, do not wait.
             let _ = self.flush_sealed(&mut sealed, plain, Some(Instant::now()));
         }
     }
@@ -179,7 +179,7 @@ impl Arrived {
         Ok(received)
     }
 
-    /// Gives the connection what it accepts at once, and decrypts it.
+    /// Gives the TLS connection the bytes that it accepts now, and decrypts them.
     fn feed(&mut self, connection: &mut Connection) -> Result<()> {
         let mut rest = self.bytes.get(self.start..self.end).unwrap_or_default();
         let taken = connection.read_tls(&mut rest)?;

@@ -18,15 +18,15 @@ const PIPE_MIN_BYTES: usize = 256 << 10;
 /// Parts that go into the pipe with one system call.
 const PARTS: usize = 32;
 
-/// The pipe through which pages go to a socket; one for each sender.
+/// The pipe through which pages go to a socket; one per sender.
 #[derive(Debug, Default)]
 pub(crate) enum PagePipe {
     /// Created when memory is shared for the first time: most connections never share any.
     #[default]
     NotMade,
-    /// Empty between messages.
+    /// The pipe exists; it is empty between messages.
     Made(Ends),
-    /// The system gives no such pipe, so shared memory is copied into the socket like any other.
+    /// The system provides no usable pipe, so shared memory is copied into the socket like other data.
     Refused,
 }
 

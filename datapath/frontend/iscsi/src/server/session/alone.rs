@@ -58,13 +58,13 @@ pub(crate) fn with_session(
     let (ours, peer) = UnixStream::pair()?;
     peer.set_nonblocking(true)?;
     let socket = Socket::new(ours.into());
-    // Replies that do not fit are a fault; nothing here waits.
+    // Sends never block here: replies that do not fit are a fault.
     socket.limit_wait(Duration::from_millis(1))?;
     socket.limit_stall(Duration::from_secs(5))?;
     let shared = Shared {
         faults: FaultLog::new("iSCSI", limits.warnings_per_10_s),
         budget: Budget::new(limits.shared_bytes),
-        unasked: Budget::new(limits.shared_bytes / 4),
+        unsolicited: Budget::new(limits.shared_bytes / 4),
         refused: AtomicU64::new(0),
         sessions: Sessions::default(),
         targets,
@@ -79,7 +79,7 @@ pub(crate) fn with_session(
 }
 
 impl Alone<'_> {
-    /// The initiator sends these bytes, at most 8 KiB at a time.
+    /// Sends bytes as the initiator, at most 8 KiB at a time.
     pub(crate) fn send(&mut self, bytes: &[u8]) {
         assert!(self.sent == 0 && bytes.len() <= 8192);
         // A session that has ended receives nothing more.
@@ -90,7 +90,7 @@ impl Alone<'_> {
         }
     }
 
-    /// The initiator disconnects.
+    /// Disconnects as the initiator.
     pub(crate) fn hang_up(&mut self) {
         let _ = self.peer.shutdown(std::net::Shutdown::Write);
         if self.end.is_none() && !matches!(self.session.stage, Stage::Closing(..)) {
@@ -103,7 +103,7 @@ impl Alone<'_> {
         self.close();
     }
 
-    /// One round: receives what was sent, and does everything that can be done.
+    /// Runs one round: receives the bytes that were sent, and does all work that can be done.
     pub(crate) fn round(&mut self) {
         if self.end.is_some() {
             return;
@@ -137,12 +137,12 @@ impl Alone<'_> {
         }
     }
 
-    /// How it ended, if it did.
+    /// How the session ended, if it has.
     pub(crate) fn end(&self) -> Option<Ended> {
         self.end
     }
 
-    /// All that the initiator can receive now.
+    /// All bytes that the initiator can receive now.
     pub(crate) fn replies(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut piece = [0; 4096];

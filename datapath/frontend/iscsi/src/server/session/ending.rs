@@ -11,7 +11,7 @@ use crate::wire::header::Bhs;
 use crate::wire::request::LogoutRequest;
 use crate::wire::response::{AsyncMessage, LogoutResponse, RejectReason};
 
-/// While the server stops, receiving does not wait: the thread sleeps this long between two attempts.
+/// While the server stops, receives do not block: the thread sleeps this long between two attempts.
 const STOPPING_TICK: Duration = Duration::from_millis(5);
 
 impl Session<'_> {
@@ -23,7 +23,7 @@ impl Session<'_> {
             0 => None,
             1 if request.cid == self.cid => None,
             1 => Some(1),
-            // Recovery needs level 1 at least.
+            // Recovery would need error recovery level 1.
             2 => Some(2),
             _ => return self.reject(header, RejectReason::InvalidPduField),
         };
@@ -70,7 +70,8 @@ impl Session<'_> {
     pub(super) fn receive_while_stopping(&mut self) -> Result<(), End> {
         match self.receive_now(false)? {
             Received::Bytes(_) => Ok(()),
-            // The server itself ended receiving, so this does not show whether the initiator is there.
+            // The server itself ended receiving, so this does not tell whether the initiator is still
+            // connected.
             Received::End | Received::Nothing => self.sleep(None, Some(STOPPING_TICK)).map(drop),
         }
     }
@@ -82,7 +83,7 @@ impl Session<'_> {
         if self.inbound.is_empty() && self.tasks.is_clear() {
             return Err(End::Orderly("it hung up"));
         }
-        Err(End::Fault("it hung up in the middle of a command, which was not carried out".into()))
+        Err(End::Fault("it hung up in the middle of a command, which was not executed".into()))
     }
 
     fn ask_for_logout(&mut self) -> Result<(), End> {
@@ -91,7 +92,7 @@ impl Session<'_> {
             self.stage = Stage::Closing(None, "the server stops");
             return Ok(());
         };
-        self.stage = Stage::Asked(until);
+        self.stage = Stage::LoggingOut(until);
         let message = AsyncMessage {
             event: 1,
             numbers: self.next_numbers(),

@@ -11,21 +11,21 @@ use crate::limits::Limits;
 use crate::server::serve::End;
 use crate::socket::{Received, Socket};
 
-/// If others wait for its memory, a write's data may take [`Limits::send_stall_ms`], and a second more for
-/// each of these many bytes that arrived: 1 Mbit/s.
+/// While others wait for buffer memory, a write's data must arrive within [`Limits::send_stall_ms`] plus one
+/// second per this many bytes received: about 1 Mbit/s.
 const SLOWEST_BYTES_S: u64 = 128 << 10;
 
 impl Connection<'_> {
-    /// Receives once, sleeping if there is nothing.
+    /// Receives once; sleeps until bytes or answers arrive.
     pub(super) fn receive(&mut self) -> Result<(), End> {
-        let mut wait = !self.in_flight.any();
-        if wait {
+        let mut may_block = !self.in_flight.any();
+        if may_block {
             self.start_waiting();
         }
         let requests = std::mem::take(&mut self.requests_in_round);
         self.lone_rounds = if requests == 1 { self.lone_rounds.saturating_add(1) } else { 0 };
         loop {
-            let polling = (wait && self.lone_rounds >= LONE_ROUNDS).then_some(&mut self.polling);
+            let polling = (may_block && self.lone_rounds >= LONE_ROUNDS).then_some(&mut self.polling);
             let received = {
                 let into = match &mut self.stage {
                     Stage::Payload(Payload { buffer, have, .. }) => {
@@ -35,7 +35,7 @@ impl Connection<'_> {
                 };
                 match polling {
                     Some(polling) => receive_polling(self.socket, into, polling),
-                    None => self.socket.receive(into, wait),
+                    None => self.socket.receive(into, may_block),
                 }
             };
             match received {
@@ -52,16 +52,16 @@ impl Connection<'_> {
                     if let Stage::Payload(payload) = &mut self.stage {
                         payload.silent_since.get_or_insert_with(Instant::now);
                         in_time(payload, self.share.is_wanted(true), self.limits)?;
-                        // It has waited as long as it may, or for a part of a TLS record.
-                        if wait {
+                        // The receive timed out, or returned only part of a TLS record: receive again.
+                        if may_block {
                             continue;
                         }
                     }
-                    // Woken by the inbox: its answers go first.
+                    // `wait` returned false: the device has answers. They are sent first.
                     if !self.wait()? {
                         return Ok(());
                     }
-                    wait = false;
+                    may_block = false;
                 }
                 Ok(Received::End) => return self.hung_up(),
                 Err(error) => return Err(End::Fault(format!("receiving failed: {error}"))),
@@ -83,12 +83,12 @@ impl Connection<'_> {
                 "it hung up in the middle of a write, of which the first parts may be stored".into(),
             ));
         }
-        Err(End::Fault("it hung up in the middle of a request, which was not carried out".into()))
+        Err(End::Fault("it hung up in the middle of a request, which was not executed".into()))
     }
 
-    /// As [`Connection::sleep`] with the socket. If the disk answers to this thread and polling was
-    /// worthwhile recently, it polls for a while first. A disk's answer takes about as long as a few
-    /// wake-ups, and the client waits for it with everything that it has in flight.
+    /// Waits for bytes or answers, like [`Connection::sleep`] with the socket. If the disk answers to this
+    /// thread, and polling was worthwhile recently, polls for a while before sleeping. A disk's answer takes
+    /// about as long as a few wake-ups, and the client waits for it with everything that it has in flight.
     fn wait(&mut self) -> Result<bool, End> {
         self.start_waiting();
         let started = Instant::now();
@@ -125,7 +125,7 @@ impl Connection<'_> {
             }),
             PollFd::new(self.socket, PollFlags::IN),
         ];
-        // Without the socket if only answers count, because poll always reports a hang-up.
+        // If only answers count, the socket is not polled: poll would always report a hang-up.
         let watched = if for_socket { 3 } else { 2 };
         let limit = matches!(self.stage, Stage::Payload(_)).then(|| self.limits.send_check());
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
@@ -139,8 +139,8 @@ impl Connection<'_> {
     }
 }
 
-/// Fails if a write's data stops or arrives too slowly while others wait for its memory. The limit is the
-/// time of the slowest accepted line.
+/// Fails if a write's data stops or arrives too slowly while others wait for the buffer memory that it
+/// occupies.
 fn in_time(payload: &Payload, is_wanted: bool, limits: &Limits) -> Result<(), End> {
     let Payload { buffer, have, since, silent_since, .. } = payload;
     if !is_wanted || *have == buffer.len() {
@@ -150,7 +150,7 @@ fn in_time(payload: &Payload, is_wanted: bool, limits: &Limits) -> Result<(), En
     if silent_since.is_some_and(|silent_since| silent_since.elapsed() >= stall) {
         let limit = limits.send_stall_ms;
         return Err(End::Fault(format!(
-            "it sent nothing of a write's data for {limit} ms, and others waited for its memory"
+            "it sent nothing of a write's data for {limit} ms, while others waited for the buffer memory that it occupies"
         )));
     }
     let longest = stall.saturating_add(Duration::from_secs(*have as u64 / SLOWEST_BYTES_S));
@@ -158,24 +158,24 @@ fn in_time(payload: &Payload, is_wanted: bool, limits: &Limits) -> Result<(), En
         return Ok(());
     }
     Err(End::Fault(format!(
-        "it sent {have} of the {} bytes of a write's data in {:.1} s, and others waited for its memory",
+        "it sent {have} of the {} bytes of a write's data in {:.1} s, while others waited for the buffer memory that it occupies",
         buffer.len(),
         since.elapsed().as_secs_f64()
     )))
 }
 
-/// Whether something can be received now, including the end.
+/// Whether a receive would return at once, with bytes or with the end.
 fn is_readable(socket: &Socket) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // A signal has no effect: the socket is checked again.
+    // If a signal interrupts the call, the caller's loop checks again.
     rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
 /// Receives, and polls for bytes for a while before it sleeps.
 ///
-/// It is for a client with one request at a time. Otherwise client and server would sleep and wake each other
-/// for each request, which takes several times as long as the request. With more requests in flight, sleeping
-/// lets them accumulate, which is cheaper.
+/// For a client with one request at a time. Without polling, client and server would sleep and wake each
+/// other for each request, which takes several times as long as the request. If more requests are in flight,
+/// sleeping lets them accumulate, which is cheaper.
 fn receive_polling(socket: &Socket, into: &mut [u8], polling: &mut Polling) -> std::io::Result<Received> {
     polling.receive(|wait| socket.receive(into, wait), |received| *received != Received::Nothing)
 }
