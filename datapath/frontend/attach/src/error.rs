@@ -1,18 +1,18 @@
-//! What can go wrong on the way to a block device.
+//! Errors of attaching a block device.
 
-/// Why a device could not be made.
+/// Why a device could not be attached.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// The kernel has nothing to attach with.
+    /// The kernel has neither ublk nor an NBD client that can be used.
     #[error("cannot attach a disk here: {0}")]
     Missing(String),
-    /// The number is taken.
-    #[error("cannot attach as {device}: there is such a device already; detach it or choose another")]
+    /// The device number is in use.
+    #[error("cannot attach as {device}: this device exists already; detach it or choose another number")]
     Taken {
         /// Its path.
         device: String,
     },
-    /// The kernel refused.
+    /// A system call failed.
     #[error("cannot {what}: {source}")]
     System {
         /// What was tried.
@@ -22,7 +22,7 @@ pub enum AttachError {
     },
 }
 
-/// Says what was tried.
+/// Adds to an error what was tried.
 pub(crate) trait System<T> {
     fn system(self, what: &str) -> Result<T, AttachError>;
 }

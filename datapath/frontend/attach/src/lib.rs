@@ -1,4 +1,5 @@
-//! A volume as a block device of the Linux kernel: ublk where the kernel has it, else its NBD client.
+//! Attaches a volume as a block device of the Linux kernel: through ublk if the kernel has it, or else
+//! through the kernel's NBD client.
 //!
 //! ```text
 //!   /dev/ublkbN --> kernel --io_uring--> [queue threads] --Device::try_now--Done--> commit, same thread
@@ -11,12 +12,14 @@
 //! ```
 //!
 //! # Guarantees
-//! - [`choose`] says which way is taken and why; nothing is silently worse.
-//! - A device that may outlive its server ([`Options::survives`]) keeps its requests until the next server has it
-//!   ([`Options::resume`]), or until they time out; any other ends with its server.
-//! - What a dead server left is found ([`Registry::all`], [`Registry::intents`]) and can be removed; a device that is somebody
-//!   else's by now is not touched ([`Mark`]).
-//! - A flush of the kernel is a flush of the volume; over [`write_through`] a change is durable when it is answered.
+//! - [`choose`] says which way is used and why; there is no silent fallback.
+//! - If the server of a device with [`Options::survives`] dies, the kernel keeps the device's requests until
+//!   the next server takes it over ([`Options::resume`]), or until they time out. Any other device ends with
+//!   its server.
+//! - Devices that a dead server left are found ([`Registry::all`], [`Registry::intents`]) and can be removed.
+//!   A device that belongs to another program by now is not touched ([`Mark`]).
+//! - A flush of the kernel is a flush of the volume; on a [`write_through`] device, a change is durable when
+//!   it is answered.
 //!
 //! # Limits
 //! [`Options`], with units: memory is at most `queues * depth * max_io_bytes`, of which only touched pages count, and a
@@ -27,7 +30,7 @@
 //! logged at a bounded rate.
 //!
 //! # Not here
-//! No NBD server: the caller runs one, and gives its socket. No zero copy, no unprivileged ublk devices, no resize.
+//! No NBD server: the caller runs one, and passes its socket. No zero copy, no unprivileged ublk devices, no resize.
 //!
 //! Start reading at [`Attached`], then `ublk/mod.rs`. What is supported is in `docs/attach.md`.
 
@@ -67,7 +70,7 @@ pub use mark::{Mark, Owner};
 pub use registry::{Intent, Record, Registry};
 pub use write_through::write_through;
 
-/// How the kernel reaches the volume.
+/// How the kernel reaches the volume's server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Way {
@@ -96,7 +99,7 @@ impl std::fmt::Display for Way {
     }
 }
 
-/// Finds a way that this kernel has; the second part says why, for people.
+/// Chooses a way that this kernel supports. The second part of the result says why, for messages.
 pub fn choose(wanted: Option<Way>) -> Result<(Way, String), AttachError> {
     match wanted {
         Some(Way::Ublk) => {
@@ -115,10 +118,10 @@ pub fn choose(wanted: Option<Way>) -> Result<(Way, String), AttachError> {
     }
 }
 
-/// How a device is made.
+/// How a device is attached.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Number of the device; the kernel's choice unless given.
+    /// Number of the device; `None`: the kernel chooses.
     pub number: Option<u32>,
     /// Queues, each with a thread (ublk; NBD has one connection).
     pub queues: u16,
@@ -126,18 +129,20 @@ pub struct Options {
     pub depth: u16,
     /// Longest request in bytes (ublk).
     pub max_io_bytes: u32,
-    /// Whether the device waits for another server when this one dies. Only right if nothing that was answered can be
+    /// Whether the device waits for another server if this one dies. Safe only if no answered write can be
     /// lost: see [`write_through`].
     pub survives: bool,
-    /// How long requests wait for another server (NBD; ublk waits until it is detached), in seconds.
+    /// How long requests wait for another server, in seconds (only NBD; ublk waits until the device is
+    /// detached).
     pub dead_server_timeout_s: u64,
-    /// Go on with this device, whose server has died.
+    /// Take over this device, whose server has died.
     pub resume: Option<u32>,
-    /// Who makes the device, or made the one to go on with.
+    /// The mark of the process that makes the device, or that made the device to take over.
     pub mark: Mark,
-    /// Where an NBD server of the same volume listens (NBD).
+    /// Path of the socket on which an NBD server of the same volume listens (NBD).
     pub nbd_socket: PathBuf,
-    /// Warnings of a device in ten seconds (ublk; the NBD server has its own limit); further ones are counted.
+    /// Warnings about a device in ten seconds (ublk; the NBD server has its own limit); further ones are
+    /// counted.
     pub warnings_per_10_s: u32,
 }
 
@@ -169,7 +174,7 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Makes the device, or goes on with one whose server died. It can be used when this returns.
+    /// Attaches the device, or takes over one whose server died. The device can be used when this returns.
     pub fn start(way: Way, device: &Arc<dyn Device>, options: &Options) -> Result<Self, AttachError> {
         let kind = match way {
             Way::Ublk => Kind::Ublk(ublk::Ublk::start(device, options)?),
@@ -186,7 +191,7 @@ impl Attached {
         }
     }
 
-    /// Whether somebody else removed the device.
+    /// Whether the device was removed by another program.
     pub fn is_gone(&self) -> bool {
         match &self.kind {
             Kind::Ublk(ublk) => ublk.is_gone(),
@@ -194,7 +199,8 @@ impl Attached {
         }
     }
 
-    /// Removes the device. Who still uses it gets errors. Harmless when repeated. `false`: it may still be there.
+    /// Removes the device. Programs that still use it get errors. A second call does nothing. `false`: the
+    /// device may still exist.
     pub fn stop(&self) -> bool {
         match &self.kind {
             Kind::Ublk(ublk) => ublk.stop(),
@@ -209,7 +215,8 @@ impl Drop for Attached {
     }
 }
 
-/// Whether a device of this mark, whose server died, waits for another one; `None`: the kernel did not say.
+/// Whether a device with this mark waits for a new server because its own died; `None`: the kernel did not
+/// say.
 pub fn is_waiting(way: Way, number: u32, mark: &Mark) -> Option<bool> {
     match way {
         Way::Ublk => ublk::is_waiting(number, mark),
@@ -220,7 +227,7 @@ pub fn is_waiting(way: Way, number: u32, mark: &Mark) -> Option<bool> {
     }
 }
 
-/// Whose the device is.
+/// The owner of the device.
 pub fn owner(way: Way, number: u32, mark: &Mark) -> Owner {
     match way {
         Way::Ublk => ublk::owner(number, mark),
@@ -247,8 +254,8 @@ pub fn find(way: Way, mark: &Mark) -> std::io::Result<Vec<(u32, Owner)>> {
     Ok(found)
 }
 
-/// Removes a device whose server died, if it has this mark. Returns whose it was; [`Owner::Unknown`]: it may be ours and still be
-/// there.
+/// Removes a device whose server died, if it has this mark. Returns its owner; [`Owner::Unknown`]: it may
+/// have this mark and still exist.
 pub fn remove(way: Way, number: u32, mark: &Mark) -> Owner {
     let owner = owner(way, number, mark);
     let is_left = owner == Owner::Ours
@@ -259,7 +266,7 @@ pub fn remove(way: Way, number: u32, mark: &Mark) -> Owner {
     if is_left { Owner::Unknown } else { owner }
 }
 
-/// Whether a device is mounted, held by another device, or otherwise open for itself alone.
+/// Whether a device is mounted, used by another block device, or opened exclusively.
 pub fn is_in_use(way: Way, number: u32) -> bool {
     use rustix::fs::{Mode, OFlags};
     let open = rustix::fs::open(
@@ -270,7 +277,7 @@ pub fn is_in_use(way: Way, number: u32) -> bool {
     matches!(open, Err(rustix::io::Errno::BUSY))
 }
 
-/// Loads a module where that can be done; whether it worked shows in what is there afterwards.
+/// Loads a kernel module, if possible; the caller checks for its device file afterwards.
 fn load_module(name: &str) {
     for program in ["/sbin/modprobe", "modprobe"] {
         let mut command = Command::new(program);

@@ -1,38 +1,41 @@
-//! Whose a device is: numbers are used again, so a record of `/dev/nbd0` does not say that it still is the device that was
-//! recorded. Each device carries the mark of the process that made it, in the kernel, and is looked at before it is removed.
+//! The mark of a device's owner. Device numbers are reused, so a record of `/dev/nbd0` does not prove that
+//! the device of that number is still the recorded one. Each device carries, in the kernel, the mark of the
+//! process that made it, and the mark is checked before the device is removed.
 
 use serde::{Deserialize, Serialize};
 
-/// Who made a device. It stays with the device when another process goes on with it.
+/// Identifies the process that made a device. The mark stays with the device when another process takes it
+/// over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// Process.
+    /// Process id.
     pub pid: u32,
-    /// Its thread that asked the kernel, which is what kernels before 5.14 tell of an NBD device.
+    /// The thread that made the device: kernels before 5.14 report only this number for an NBD device.
     pub thread: u32,
-    /// When the process started, in the kernel's ticks: numbers of processes are used again. 0: it gave its devices no mark of
-    /// their own, as earlier versions did.
+    /// When the process started, in the kernel's ticks, because process ids are reused. 0: an earlier
+    /// version, which gave devices no marks.
     pub started: u64,
 }
 
-/// What ublk devices of earlier versions carry, whoever made them: "headwatr".
+/// The number that all ublk devices of earlier versions carry: "headwatr".
 const ANYBODYS_NUMBER: u64 = 0x6865_6164_7761_7472;
 
-/// Whose a device is.
+/// The owner of a device, relative to a given mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// It has the mark that was asked for.
+    /// The device has the given mark.
     Ours,
-    /// There is another one with its number.
+    /// The number belongs to a device with another mark.
     Others,
     /// There is no such device, or it is not connected.
     Nobody,
-    /// The kernel did not say, for lack of permission or memory for instance. It may be ours.
+    /// The kernel did not say, for lack of permission or memory for instance. The device may have the given
+    /// mark.
     Unknown,
 }
 
 impl Mark {
-    /// For what the calling thread is about to make.
+    /// The mark for a device that the calling thread is about to make.
     pub fn of_this_thread() -> Self {
         let pid = std::process::id();
         // A link to "PID/task/THREAD".
@@ -41,31 +44,31 @@ impl Mark {
         Self { pid, thread: thread.unwrap_or(pid), started: start_ticks(pid).unwrap_or(0) }
     }
 
-    /// Whether the process lives.
+    /// Whether the process is still running.
     pub fn is_alive(&self) -> bool {
         start_ticks(self.pid) == Some(self.started)
     }
 
-    /// As the kernel's NBD client keeps it.
+    /// The mark as text, for the kernel's NBD client.
     pub(crate) fn text(&self) -> String {
         format!("headwater-{}-{}-{}", self.pid, self.thread, self.started)
     }
 
-    /// As ublk keeps it: another number for each process of the same boot.
+    /// The mark as a number, for ublk; unique among the processes of one boot.
     pub(crate) fn number(&self) -> u64 {
         if self.started == 0 {
             return ANYBODYS_NUMBER;
         }
-        // Process numbers have at most 22 bits.
+        // Process ids have at most 22 bits.
         ANYBODYS_NUMBER ^ (self.started << 22 | u64::from(self.pid))
     }
 }
 
-/// When a process started, field 22 of `/proc/PID/stat`; `None` where there is no such process, or only what its
-/// parent has not taken note of yet.
+/// When a process started: field 22 of `/proc/PID/stat`. `None` if there is no such process, or if it is a
+/// zombie.
 pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the program may have blanks and parentheses.
+    // The program's name may contain blanks and parentheses.
     let (_, behind) = stat.rsplit_once(')')?;
     let mut fields = behind.split_ascii_whitespace();
     let is_dead = matches!(fields.next()?, "Z" | "X");

@@ -1,5 +1,5 @@
-//! Which devices are attached, and by whom: a file for each in a directory, so that the next process finds what a dead
-//! one left.
+//! Records of attached devices: a file for each in a directory, so that the next process finds the devices
+//! that a dead one left.
 
 use std::fs::{File, Permissions, TryLockError};
 use std::io::ErrorKind;
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use crate::Way;
 use crate::mark::{Mark, start_ticks};
 
-/// How often is looked whether it is our turn.
-const LOOKED_EVERY: Duration = Duration::from_millis(20);
+/// How often a busy lock is tried again.
+const RETRY_EVERY: Duration = Duration::from_millis(20);
 
-/// Who may open a lock could hold it for ever.
+/// Only the owner may open a lock file: others could hold the lock for ever.
 const LOCK_MODE: u32 = 0o600;
 
 /// One attached device.
@@ -25,38 +25,40 @@ pub struct Record {
     pub way: Way,
     /// Its number.
     pub number: u32,
-    /// What its user called it, if anything.
+    /// The name that its user gave it, if any.
     pub name: Option<String>,
-    /// What is attached.
+    /// The image or file that is attached.
     pub source: String,
-    /// What another server must have to go on with it: the image's identity and the cache's.
+    /// The identity of the image and the write cache. A server that takes the device over must have the same.
     pub identity: String,
-    /// Whether another server may go on with it.
+    /// Whether another server may take the device over.
     pub survives: bool,
-    /// Process that serves it.
+    /// Process id of its server.
     pub pid: u32,
-    /// When that process started, in the kernel's ticks: numbers of processes are used again.
+    /// When that process started, in the kernel's ticks: process ids are reused.
     pub started: u64,
-    /// Who made the device; `None`: the process that serves it, which is of a version that gave no marks.
+    /// The mark of the process that made the device; `None`: the record is of an earlier version, and the
+    /// process that serves the device made it.
     #[serde(default)]
     pub made_by: Option<Mark>,
-    /// The directory of what keeps the contents; `None`: nothing does, or it is of a version that did not say.
+    /// Directory of the persistent write cache; `None`: there is none, or the record is of an earlier
+    /// version.
     #[serde(default)]
     pub kept_in: Option<PathBuf>,
 }
 
-/// What is about to be attached, kept before it is: the kernel chooses the number, and who dies before that is recorded
-/// leaves a device that is found by its mark.
+/// A device that is about to be attached. The kernel chooses the number, so a process that dies before it has
+/// recorded the number leaves a device that can be found only by its mark.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Intent {
     /// How it is attached.
     pub way: Way,
-    /// By whom.
+    /// The mark of the process.
     pub mark: Mark,
 }
 
 impl Record {
-    /// A record of a device that this process serves and has made.
+    /// The record of a device that this process has made and serves.
     pub fn of_this_process(
         way: Way,
         number: u32,
@@ -70,12 +72,12 @@ impl Record {
         Self { way, number, name, source, identity, survives, pid, started, made_by: None, kept_in: None }
     }
 
-    /// What the device carries if it still is the one that was recorded.
+    /// The mark that the device carries if it is still the recorded one.
     pub fn mark(&self) -> Mark {
         self.made_by.unwrap_or(Mark { pid: self.pid, thread: self.pid, started: 0 })
     }
 
-    /// Whether it is of the same device, and the same process served it.
+    /// Whether both records are of the same device and the same server process.
     fn is_of_same_server(&self, other: &Self) -> bool {
         let of = |record: &Self| (record.device(), record.pid, record.started, record.mark());
         of(self) == of(other)
@@ -86,26 +88,26 @@ impl Record {
         self.way.device(self.number)
     }
 
-    /// Whether its server lives.
+    /// Whether its server process is running.
     pub fn is_served(&self) -> bool {
         start_ticks(self.pid) == Some(self.started)
     }
 
-    /// Whether `text` means this device: its path, the last part of that, or its name.
+    /// Whether `text` means this device: its path, the last part of the path, or its name.
     pub fn is_meant_by(&self, text: &str) -> bool {
         let device = self.device();
         text == device || device.strip_prefix("/dev/") == Some(text) || self.name.as_deref() == Some(text)
     }
 }
 
-/// The directory.
+/// The directory of records.
 #[derive(Clone, Debug)]
 pub struct Registry {
     dir: PathBuf,
 }
 
 impl Registry {
-    /// Uses `dir`, which is made when something is recorded.
+    /// Uses `dir`, which is created with the first record.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into() }
     }
@@ -119,7 +121,7 @@ impl Registry {
         self.dir.join(format!("{}.json", device.strip_prefix("/dev/").unwrap_or(&device)))
     }
 
-    /// Keeps a record, in place of an older one of the device.
+    /// Writes a record, replacing an older one of the same device.
     pub fn record(&self, record: &Record) -> std::io::Result<()> {
         self.write(&self.file(record.way, record.number), &serde_json::to_vec_pretty(record)?)
     }
@@ -131,30 +133,31 @@ impl Registry {
         std::fs::rename(&part, file)
     }
 
-    /// Keeps what is about to be attached.
+    /// Writes an intent before the device is attached.
     pub fn intend(&self, intent: &Intent) -> std::io::Result<()> {
         self.write(&self.intent_file(intent), &serde_json::to_vec_pretty(intent)?)
     }
 
-    /// Waits until no other process makes or forgets a record, and the name beside it. Held for no longer than that takes, unlike
-    /// [`Registry::turn`], so that a server can end while another one waits for the kernel. Ends when the file is dropped.
+    /// Waits until no other process writes or removes a record and the name beside it. Unlike
+    /// [`Registry::turn`], the lock is held only for that short time, so a server can end while another one
+    /// waits for the kernel. Dropping the file releases the lock.
     pub fn lock_records(&self, longest: Duration) -> std::io::Result<File> {
-        self.lock("records.lock", longest, "another process has been noting a device for long; end it")
+        self.lock("records.lock", longest, "another process has held the lock on the records of devices for too long; end it")
     }
 
-    /// The lock of this name, for which the others are waited for so long.
+    /// Takes the lock of this name, waiting up to `longest` for other processes.
     fn lock(&self, name: &str, longest: Duration, otherwise: &'static str) -> std::io::Result<File> {
         std::fs::create_dir_all(&self.dir)?;
         let mut options = File::options();
         let lock =
             options.create(true).truncate(false).write(true).mode(LOCK_MODE).open(self.dir.join(name))?;
-        // One that an earlier release made can be opened by everybody.
+        // Lock files of earlier releases can be opened by everybody.
         lock.set_permissions(Permissions::from_mode(LOCK_MODE))?;
         let until = Instant::now() + longest;
         loop {
             match lock.try_lock() {
                 Ok(()) => return Ok(lock),
-                Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOOKED_EVERY),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(RETRY_EVERY),
                 Err(TryLockError::WouldBlock) => {
                     return Err(std::io::Error::new(ErrorKind::WouldBlock, otherwise));
                 }
@@ -163,42 +166,45 @@ impl Registry {
         }
     }
 
-    /// Waits until no other process is between looking at the records and making one, but not for ever: the kernel looks for
-    /// partitions of what is attached, and its image may be on servers that are away. Ends when the file is dropped.
+    /// Waits up to `longest` until no other process is between reading the records and attaching a device.
+    /// That can take long: the kernel reads the partition table of a new device, and the store of its image
+    /// may be unreachable. Dropping the file releases the lock.
     pub fn turn(&self, longest: Duration) -> std::io::Result<File> {
         let otherwise =
-            "another process has been attaching a device for long; wait until it has one, or end it";
+            "another process has been attaching a device for too long; wait until it has finished, or end it";
         self.lock("lock", longest, otherwise)
     }
 
-    /// Forgets it: the device is recorded, or there is none.
+    /// Removes an intent: the device is recorded, or was not made.
     pub fn settle(&self, intent: &Intent) -> std::io::Result<()> {
         absent_or(std::fs::remove_file(self.intent_file(intent)))
     }
 
-    /// Forgets a device. Harmless where it is not known. `false`: another process has recorded its own device of this number, of which
-    /// nothing is touched.
+    /// Removes the record of a device, if there is one. `false`: another process has recorded a device of its
+    /// own under this number; nothing is removed.
     ///
+    /// The caller holds [`Registry::lock_records`], so no other process writes a record between the check and
+    /// the removal.
     /// The caller has [`Registry::lock_records`]: between the look and the removal nobody records another one.
     pub fn forget(&self, record: &Record) -> std::io::Result<bool> {
         let file = self.file(record.way, record.number);
         match read::<Record>(&file) {
             Ok(found) if !found.is_of_same_server(record) => return Ok(false),
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
-            // What cannot be read is no record.
+            // An unreadable file is not a record.
             Ok(_) | Err(_) => {}
         }
         absent_or(std::fs::remove_file(file)).map(|()| true)
     }
 
-    /// All records, by device.
+    /// All records, sorted by device.
     pub fn all(&self) -> std::io::Result<Vec<Record>> {
         let mut records: Vec<Record> = self.read_all("json")?;
         records.sort_by_key(Record::device);
         Ok(records)
     }
 
-    /// All that was about to be attached and has not been settled.
+    /// All intents that were not removed: devices that may have been attached without a record.
     pub fn intents(&self) -> std::io::Result<Vec<Intent>> {
         self.read_all("intent")
     }
@@ -214,7 +220,7 @@ impl Registry {
             if path.extension().is_none_or(|extension| extension != kind) {
                 continue;
             }
-            // One that went away meanwhile is no error, and one that is damaged is no device.
+            // A file that was removed meanwhile is no error; a damaged one is skipped.
             match read(&path) {
                 Ok(record) => records.push(record),
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -229,7 +235,7 @@ fn read<T: serde::de::DeserializeOwned>(path: &Path) -> std::io::Result<T> {
     Ok(serde_json::from_slice(&std::fs::read(path)?)?)
 }
 
-/// What is not there need not be removed.
+/// Turns "not found" into success.
 fn absent_or(result: std::io::Result<()>) -> std::io::Result<()> {
     match result {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
@@ -282,7 +288,7 @@ mod tests {
             assert!(!registry.forget(&older).unwrap(), "{older:?}");
             assert_eq!(registry.all().unwrap(), std::slice::from_ref(&newer), "{older:?}");
         }
-        // Whatever else it says.
+        // Other fields may differ.
         assert!(registry.forget(&Record { source: "other".into(), ..newer }).unwrap());
         assert_eq!(registry.all().unwrap(), []);
     }
@@ -304,7 +310,7 @@ mod tests {
             drop(held);
         }
         assert_eq!(modes(), [0o600; 2]);
-        // As an earlier release left them.
+        // Lock files as an earlier release left them.
         for name in ["lock", "records.lock"] {
             let lock = dir.path().join("attached").join(name);
             std::fs::set_permissions(lock, Permissions::from_mode(0o644)).unwrap();

@@ -1,4 +1,4 @@
-//! A device whose changes are durable when they are answered: what may outlive its server lies over one.
+//! A device whose changes are durable when they are answered; needed below a device that outlives its server.
 
 use std::sync::Arc;
 
@@ -7,7 +7,8 @@ use headwater_block::{
     SharedSlice,
 };
 
-/// The same device without a volatile cache. Whoever serves it need not know: each change carries FUA, and a discard is flushed.
+/// The same device without a volatile cache: each change is sent with FUA, and a discard is followed by a
+/// flush.
 pub fn write_through(device: Arc<dyn Device>) -> Arc<dyn Device> {
     if device.geometry().volatile_cache { Arc::new(WriteThrough(device)) } else { device }
 }
@@ -15,7 +16,7 @@ pub fn write_through(device: Arc<dyn Device>) -> Arc<dyn Device> {
 struct WriteThrough(Arc<dyn Device>);
 
 impl WriteThrough {
-    /// Flushes what was done, and answers then.
+    /// Makes a completion that flushes before it answers.
     fn flushed(&self, done: Completion) -> Completion {
         let device = Arc::clone(&self.0);
         Completion::new(move |outcome| match outcome.result {
@@ -34,7 +35,8 @@ impl Device for WriteThrough {
         self.0.try_now(match op {
             Op::Write { range, from, .. } => Op::Write { range, from, fua: true },
             Op::WriteZeroes { range, may_unmap, .. } => Op::WriteZeroes { range, may_unmap, fua: true },
-            // It has no FUA, and a zero write may be refused for lack of space: it is flushed afterwards.
+            // A discard has no FUA, and a zero write, which has FUA, may be refused for lack of space: so the
+            // discard is flushed afterwards.
             Op::Discard { .. } => return Ok(Attempt::MustWait),
             other @ (Op::Read { .. } | Op::Flush) => other,
         })

@@ -1,4 +1,4 @@
-//! Where requests come from and answers go to: one descriptor of `/dev/fuse`.
+//! Receives requests from the kernel and sends answers, over one descriptor of `/dev/fuse`.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -7,9 +7,9 @@ use rustix::io::Errno;
 
 use crate::wire::{ANSWER_HEADER_BYTES, answer_header};
 
-/// What reading a request gave.
+/// The result of reading a request.
 pub(crate) enum Taken {
-    /// A request of so many bytes.
+    /// A request of this many bytes.
     Request(usize),
     /// Nothing; try again.
     Nothing,
@@ -32,7 +32,7 @@ impl Channel {
         match rustix::io::read(&self.device, buffer) {
             Ok(0) | Err(Errno::NODEV) => Ok(Taken::Unmounted),
             Ok(len) => Ok(Taken::Request(len)),
-            // ENOENT: the request was taken back in the middle.
+            // ENOENT: the request was cancelled while it was read.
             Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => Ok(Taken::Nothing),
             Err(errno) => Err(errno),
         }
@@ -49,13 +49,13 @@ impl Channel {
         self.ignore_gone(rustix::io::writev(&self.device, &[IoSlice::new(&header), IoSlice::new(body)]));
     }
 
-    /// Sends an answer that is whole: header and body in one piece.
+    /// Sends a complete answer, header and body in one piece.
     pub(crate) fn send(&self, answer: &[u8]) {
         debug_assert!(answer.len() >= ANSWER_HEADER_BYTES);
         self.ignore_gone(rustix::io::write(&self.device, answer));
     }
 
-    /// A program that was killed, or an unmounted file system, takes no answers; there is nobody to tell.
+    /// Ignores errors that mean that the program was killed or the file system unmounted; logs others.
     fn ignore_gone(&self, written: rustix::io::Result<usize>) {
         if let Err(errno) = written
             && !matches!(errno, Errno::NOENT | Errno::NODEV | Errno::CONNABORTED | Errno::PERM)

@@ -1,4 +1,5 @@
-//! A second queue of a mounted connection, so that threads do not share one: the ioctl `FUSE_DEV_IOC_CLONE`.
+//! Gives a mounted connection a further queue, so that each thread has its own: the ioctl
+//! `FUSE_DEV_IOC_CLONE`.
 #![expect(unsafe_code, reason = "the kernel offers this as an ioctl only, and ioctls are unsafe to call")]
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -6,7 +7,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
 
-/// `_IOR(229, 0, uint32_t)` of `linux/fuse.h`; despite its direction the kernel reads the descriptor's number.
+/// `_IOR(229, 0, uint32_t)` of `linux/fuse.h`; despite its direction, the kernel reads a descriptor number
+/// from it.
 const FUSE_DEV_IOC_CLONE: Opcode = opcode::read::<u32>(229, 0);
 
 /// Opens `/dev/fuse`.
@@ -14,7 +16,8 @@ pub(crate) fn open_device() -> rustix::io::Result<OwnedFd> {
     rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Another descriptor of the connection that `session` is. An answer goes to the one that its request came from.
+/// Another descriptor of the connection of `session`. An answer must go to the descriptor from which its
+/// request came.
 pub(crate) fn clone_device(session: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     let device = open_device()?;
     let number = u32::try_from(session.as_raw_fd()).map_err(|_| rustix::io::Errno::BADF)?;

@@ -1,5 +1,5 @@
-//! Reads, writes, flushes and discards of the file: what needs no waiting on the caller's thread, the rest through
-//! the device.
+//! Reads, writes, flushes and discards of the file. Requests that need no waiting are executed on the
+//! caller's thread, others by the device.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::limits::MAX_TRANSFER_BYTES;
 use crate::parts::{Clear, Job, Work};
 use crate::wire::{ANSWER_HEADER_BYTES, answer_header};
 
-/// `O_DSYNC`, and the bit that `O_SYNC` has besides: answer when the data is durable.
+/// `O_DSYNC`, and the additional bit of `O_SYNC`: answer when the data is durable.
 const SYNC_FLAGS: u32 = 0o10_000 | 0o4_000_000;
 
 /// The volume behind a file.
@@ -28,27 +28,27 @@ pub(crate) struct Disk {
     pub(crate) gate: Gate,
     pub(crate) in_flight: InFlight,
     pub(crate) faults: FaultLog,
-    /// The file, as the log names it.
+    /// The name of the file in the log.
     pub(crate) name: String,
-    /// Whether something was written since the file's time was last asked for.
+    /// Whether anything was written since the file's time was last requested.
     pub(crate) written: AtomicBool,
-    /// Where writes that must wait for their turn go; nowhere when all readers have ended.
+    /// Sends writes to the thread that writes partial blocks; `None` when all readers have ended.
     pub(crate) parts: Mutex<Option<mpsc::Sender<Job>>>,
 }
 
-/// Who waits for an answer, and on which channel.
+/// The request that an answer belongs to, and its channel.
 #[derive(Clone)]
 pub(crate) struct Asker {
     pub(crate) channel: Arc<Channel>,
     pub(crate) unique: u64,
 }
 
-/// What a successful answer carries.
+/// The contents of a successful answer.
 pub(crate) enum Answer {
     Nothing,
-    /// So many bytes were written.
+    /// This many bytes were written.
     Written(u32),
-    /// This part of the buffer was read.
+    /// This part of the buffer is the data of a read.
     Part(Range<usize>),
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn errno(error: &IoError) -> Errno {
 }
 
 impl Disk {
-    /// The part of `offset..offset + len` that the file has; `None` where that is nothing.
+    /// The part of `offset..offset + len` that lies in the file; `None` if it is empty.
     fn clip(&self, offset: u64, len: u64) -> Option<ByteRange> {
         let len = len.min(self.geometry.size_bytes.checked_sub(offset)?);
         ByteRange::new(offset, len).filter(|range| !range.is_empty())
@@ -111,7 +111,8 @@ impl Disk {
         ByteRange::new(start, end.checked_sub(start)?)
     }
 
-    /// No more requests come, and nobody waits for answers. What the device has goes on; what waits for its turn is dropped.
+    /// Called when no more requests come. Requests that the device has continue; requests that wait for the
+    /// partial-block thread are dropped.
     pub(crate) fn end(&self) {
         self.in_flight.end();
         self.gate.end();
@@ -121,7 +122,7 @@ impl Disk {
         self.faults.warn(&self.name, what);
     }
 
-    /// Tells of an error and gives its errno. Lack of space is told by whoever is out of it.
+    /// Logs an error and returns its errno. Lack of space is not logged here; the write cache logs it.
     pub(crate) fn failed(&self, what: &dyn std::fmt::Display, error: &IoError) -> Errno {
         if !matches!(error.kind(), IoErrorKind::NoSpace | IoErrorKind::ReadOnly) {
             let cause = std::error::Error::source(error);
@@ -131,8 +132,8 @@ impl Disk {
         errno(error)
     }
 
-    /// Hands a request to the device. `bytes` are what it counts for in flight, added before; `gated` says as what it
-    /// entered the gate.
+    /// Submits a request to the device. `bytes` were added to the bytes in flight before; `gated` is its
+    /// entry in the gate, if any.
     pub(crate) fn submit(
         self: &Arc<Self>,
         asker: Asker,
@@ -152,20 +153,21 @@ impl Disk {
                 Ok(()) => asker.succeed(&answer, &outcome.buffer),
                 Err(error) => asker.fail(disk.failed(&what, &error)),
             }
-            // After the answer, for which the buffer was still needed.
+            // After the answer, because the buffer is in use until then.
             disk.in_flight.remove(way, bytes);
         };
         self.device.submit(request, Completion::new(done));
     }
 
-    /// `FUSE_READ`. `reply` has room for a header, the longest read and a block on each side of it.
+    /// `FUSE_READ`. `reply` has space for a header, the longest read, and a block at each side of it.
     pub(crate) fn read(self: &Arc<Self>, asker: Asker, offset: u64, len: u32, reply: &mut [u8]) {
         let len = u64::from(len.min(MAX_TRANSFER_BYTES));
         let Some(range) = self.clip(offset, len) else { return asker.answer(&[]) };
         let Some(whole) = self.widen(range) else { return asker.fail(Errno::INVAL) };
         let size = |len: u64| usize::try_from(len).unwrap_or(usize::MAX);
         let (bytes, wanted) = (size(whole.len()), size(range.len()));
-        // Programs ask for parts of blocks, and the kernel does where it splits what goes to an unaligned buffer.
+        // Programs may read parts of blocks, and the kernel does if it splits a read into an unaligned
+        // buffer.
         let first = size(range.offset().saturating_sub(whole.offset()));
         let end = bytes.saturating_add(ANSWER_HEADER_BYTES);
         if let Some(into) = reply.get_mut(ANSWER_HEADER_BYTES..end) {
@@ -200,7 +202,8 @@ impl Disk {
         if data.is_empty() {
             return asker.succeed(&Answer::Written(0), &[]);
         }
-        // As a block device: what lies before the end is written, and there is no room behind it.
+        // Like a block device: the part before the end of the file is written; behind the end there is no
+        // space.
         let Some(range) = self.clip(offset, len) else { return asker.fail(Errno::NOSPC) };
         let written = usize::try_from(range.len()).unwrap_or(usize::MAX);
         let Some(from) = data.get(..written) else { return asker.fail(Errno::INVAL) };
@@ -216,7 +219,8 @@ impl Disk {
                 asker.succeed(&answer, &[]);
             }
             Ok(Attempt::MustWait) => {
-                // Not waiting for room while in the gate: whoever wants to be alone has room, and waits for us to leave.
+                // Must not wait for the limit while in the gate: the thread that wants exclusive access has
+                // its bytes counted already, and waits for this entry to leave.
                 if !self.in_flight.try_add(Way::Write, written) {
                     self.gate.leave(Entry::Write);
                     return self.take_turn(asker, Work::Write { range, data: from.to_vec(), fua });
@@ -240,12 +244,12 @@ impl Disk {
         }
     }
 
-    /// Discards or zeroes what the file has of the range.
+    /// Discards or zeroes the part of the range that lies in the file.
     pub(crate) fn clear(self: &Arc<Self>, asker: Asker, offset: u64, len: u64, clear: Clear) {
         if self.geometry.read_only {
             return asker.fail(Errno::ROFS);
         }
-        // A hole behind the end is there already.
+        // The range behind the end of the file has no data anyway.
         let Some(range) = self.clip(offset, len) else { return asker.answer(&[]) };
         self.note_written();
         if !self.is_whole(range) || !self.gate.try_enter(clear.entry(), range) {
@@ -280,7 +284,8 @@ impl Disk {
         }
     }
 
-    /// Looks before it writes, so that readers do not take the line from each other at each write.
+    /// Reads the flag before it writes it, so that threads do not invalidate each other's cache line at each
+    /// write.
     fn note_written(&self) {
         if !self.written.load(Ordering::Relaxed) {
             self.written.store(true, Ordering::Relaxed);

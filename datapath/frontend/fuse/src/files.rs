@@ -1,4 +1,4 @@
-//! The directory and its one file: names, attributes, and where data and holes are.
+//! The directory and its one file: names, attributes, and the positions of data and holes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,19 +11,19 @@ use rustix::io::Errno;
 use crate::data::Disk;
 use crate::wire::{Attributes, Body, SET_GID, SET_MODE, SET_SIZE, SET_UID, directory_entry};
 
-/// Number of the directory; the kernel says so.
+/// Inode number of the directory; fixed by the kernel.
 pub(crate) const DIRECTORY: u64 = 1;
-/// Number of the file.
+/// Inode number of the file.
 pub(crate) const FILE: u64 = 2;
 
-/// How long the kernel may keep attributes.
+/// How long the kernel may cache attributes, in seconds.
 pub(crate) const ATTRIBUTES_VALID_S: u64 = 1;
-/// Runs of data and holes that are looked at to tell how much space the file takes; what is behind them counts as data.
+/// The most extents that are examined to compute the space that the file occupies; the rest counts as data.
 const COUNTED_EXTENTS: usize = 4096;
-/// How long that figure is used.
+/// How long the computed space is cached.
 const BLOCKS_VALID: Duration = Duration::from_secs(1);
 
-/// Runs that are asked for at a time in a search.
+/// Extents that a search requests at a time.
 const EXTENTS_AT_A_TIME: usize = 256;
 
 const FILE_TYPE: u32 = 0o100_000;
@@ -47,7 +47,7 @@ struct Changing {
     blocks: Option<(Instant, u64)>,
 }
 
-/// Where a search for data or a hole ended.
+/// Result of a search for data or a hole: its offset.
 pub(crate) type Found = Result<u64, Errno>;
 
 impl Files {
@@ -112,7 +112,7 @@ impl Files {
         (changing.modified, blocks)
     }
 
-    /// Units of 512 bytes that hold data, so that `cp` and `du` see a sparse file as one.
+    /// Units of 512 bytes that hold data, so that `cp` and `du` treat the file as sparse.
     fn count_blocks(&self) -> u64 {
         let (mut at, size) = (0_u64, self.size_bytes());
         let (mut data, mut left) = (0_u64, COUNTED_EXTENTS);
@@ -141,8 +141,8 @@ impl Files {
         if name == self.name { self.attributes(FILE) } else { Err(Errno::NOENT) }
     }
 
-    /// `FUSE_SETATTR`: owner and permissions are kept while the server runs, times are taken note of and the size
-    /// is what it is.
+    /// `FUSE_SETATTR`: owner and permissions are kept while the server runs; times are noted; the size cannot
+    /// change.
     pub(crate) fn set(
         &self,
         node: u64,
@@ -195,7 +195,7 @@ impl Files {
         Ok(body.0)
     }
 
-    /// `FUSE_STATFS`: a full file system of one file.
+    /// `FUSE_STATFS`: a full file system with one file.
     pub(crate) fn statistics(&self) -> Vec<u8> {
         let blocks = self.size_bytes().div_ceil(4096);
         let body = Body::default().u64(blocks).u64(0).u64(0).u64(2).u64(0);

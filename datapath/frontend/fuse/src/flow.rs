@@ -1,12 +1,13 @@
-//! What holds requests back: the limit of data in flight, and the order of writes that share a block.
+//! Limits and orders requests: the limit of data in flight, and exclusive access for writes of parts of a
+//! block.
 
 use headwater_block::ByteRange;
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Bytes of requests that the device has, or that wait for their turn.
+/// Counts the bytes of requests that the device has, or that wait for the partial-block thread.
 ///
-/// Writes may wait for room in the device for long, and reads go on meanwhile: with a quarter of the limit of their own.
+/// Writes may wait long for space in the device. Reads continue meanwhile, with another quarter of the limit.
 pub(crate) struct InFlight {
     limit_bytes: usize,
     bytes: Mutex<Bytes>,
@@ -17,11 +18,11 @@ pub(crate) struct InFlight {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Bytes {
     all: usize,
-    /// Of which: of reads.
+    /// The part of them that belongs to reads.
     of_reads: usize,
 }
 
-/// Which way the data of a request goes.
+/// The direction of a request's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Read,
@@ -46,14 +47,14 @@ impl InFlight {
         Self { limit_bytes, bytes: Mutex::default(), freed: Condvar::new(), is_over: AtomicBool::new(false) }
     }
 
-    /// Nobody waits any more: no further requests come.
+    /// No further requests come, so nobody needs to wait any more.
     pub(crate) fn end(&self) {
         let _now = self.bytes.lock();
         self.is_over.store(true, Ordering::SeqCst);
         self.freed.notify_all();
     }
 
-    /// Waits until less than the limit is in flight, and adds `bytes`.
+    /// Waits until fewer bytes than the limit are in flight, and adds `bytes`.
     pub(crate) fn add(&self, way: Way, bytes: usize) {
         let mut now = self.bytes.lock();
         while !now.admits(way, self.limit_bytes) && !self.is_over.load(Ordering::SeqCst) {
@@ -62,7 +63,7 @@ impl InFlight {
         now.add(way, bytes);
     }
 
-    /// Adds `bytes` if less than the limit is in flight.
+    /// Adds `bytes` if fewer bytes than the limit are in flight.
     pub(crate) fn try_add(&self, way: Way, bytes: usize) -> bool {
         let mut now = self.bytes.lock();
         let has_room = now.admits(way, self.limit_bytes);
@@ -72,7 +73,7 @@ impl InFlight {
         has_room
     }
 
-    /// Takes `bytes` away.
+    /// Subtracts `bytes`.
     pub(crate) fn remove(&self, way: Way, bytes: usize) {
         let mut now = self.bytes.lock();
         now.all = now.all.saturating_sub(bytes);
@@ -85,27 +86,29 @@ impl InFlight {
     }
 }
 
-/// Lets changes of whole blocks pass together, and writes of parts of a block alone, because such a write reads the block,
-/// changes some bytes and writes it back: a write in between would be lost. Only one thread writes parts of blocks.
+/// Admits changes of whole blocks together, and gives writes of parts of a block exclusive access. Such a
+/// write reads the block, changes some bytes and writes it back, so a write in between would be lost. Only
+/// one thread writes parts of blocks.
 ///
-/// Interleaving that this prevents: A reads block 7 to change its first byte; B's write of the whole block is carried out
-/// and answered; A writes block 7 back as it was before B.
+/// Interleaving that this prevents: A reads block 7 to change its first byte; B writes the whole block and is
+/// answered; A writes block 7 back with the contents from before B.
 ///
-/// Discards pass also while somebody waits to be alone with writes under way, and beside one who is alone with other
-/// blocks: they may be what gives these writes room. They do not keep anybody from being alone once the writes are done.
+/// Discards are also admitted while the partial-block thread waits for writes in flight to end, and while it
+/// has exclusive access to other blocks: they may free the space that these writes need. They do not delay
+/// exclusive access once the writes have ended.
 pub(crate) struct Gate {
-    /// Writes of whole blocks under way, discards, [`CLOSED`] and [`ALONE`].
+    /// The number of writes and discards of whole blocks in flight, and the flags [`CLOSED`] and [`ALONE`].
     state: AtomicU64,
-    /// The blocks of the one who is alone.
+    /// The blocks to which the partial-block thread has exclusive access.
     changing: Mutex<Option<ByteRange>>,
     changed: Condvar,
     is_over: AtomicBool,
 }
 
-/// What passes the gate.
+/// The kinds of changes that pass the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// What may need room.
+    /// Writes and zero writes: may need space.
     Write,
     Discard,
 }
@@ -119,11 +122,11 @@ impl Entry {
     }
 }
 
-/// Of the state: the writes.
+/// The bits of the state that count writes.
 const WRITES: u64 = (1 << 31) - 1;
-/// The writer of parts of blocks is alone.
+/// The partial-block thread has exclusive access.
 const ALONE: u64 = 1 << 62;
-/// It is, or wants to be.
+/// It has exclusive access, or waits for it.
 const CLOSED: u64 = 1 << 63;
 
 impl Gate {
@@ -136,14 +139,15 @@ impl Gate {
         }
     }
 
-    /// Begins a change of whole blocks, which [`Gate::leave`] ends, on any thread; `false` where it would meet somebody who is
-    /// alone, or wants to be.
+    /// Begins a change of whole blocks, which [`Gate::leave`] ends, on any thread. `false`: the partial-block
+    /// thread has exclusive access to these blocks, or waits for it.
     pub(crate) fn try_enter(&self, entry: Entry, range: ByteRange) -> bool {
         let state = self.state.fetch_add(entry.count(), Ordering::SeqCst);
         let may_enter = match entry {
             _ if state & CLOSED == 0 => true,
             Entry::Write => false,
-            // Counted already: who is alone with these blocks now has said so, and nobody comes to be before we leave.
+            // This discard is counted already: if the partial-block thread has exclusive access, `changing`
+            // names its blocks, and it gets no further access before this discard leaves.
             Entry::Discard if state & ALONE != 0 => self
                 .changing
                 .lock()
@@ -163,14 +167,15 @@ impl Gate {
         }
     }
 
-    /// Nobody is let be alone any more, nor waits for it.
+    /// From now on nobody gets exclusive access or waits for it.
     pub(crate) fn end(&self) {
         let _changing = self.changing.lock();
         self.is_over.store(true, Ordering::SeqCst);
         self.changed.notify_all();
     }
 
-    /// Runs `work`, which changes these blocks, while nothing else changes them. Only for one thread. `None`: it is over.
+    /// Runs `work`, which changes these blocks, with exclusive access to them. May be called by one thread
+    /// only. `None`: [`Gate::end`] was called.
     pub(crate) fn alone<T>(&self, blocks: ByteRange, work: impl FnOnce() -> T) -> Option<T> {
         self.state.fetch_or(CLOSED, Ordering::SeqCst);
         {
@@ -223,7 +228,7 @@ mod tests {
         assert!(!gate.try_enter(Entry::Write, blocks(8, 1)));
         assert!(gate.try_enter(Entry::Discard, blocks(2, 1)));
         gate.leave(Entry::Write);
-        assert!(!gate.try_enter(Entry::Discard, blocks(8, 1)), "discards hold nobody up");
+        assert!(!gate.try_enter(Entry::Discard, blocks(8, 1)), "discards delay nobody");
         gate.leave(Entry::Discard);
         begins.recv().unwrap();
         assert!(!gate.try_enter(Entry::Discard, blocks(3, 1)));

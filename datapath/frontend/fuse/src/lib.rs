@@ -1,4 +1,5 @@
-//! A volume as one regular file in a directory, for tools that want a file: Firecracker, loop devices, `qemu-img`, `dd`.
+//! Offers a volume as one regular file in a directory, for tools that want a file: Firecracker, loop devices,
+//! `qemu-img`, `dd`.
 //!
 //! ```text
 //!   tool --read, write--> kernel (FUSE) --/dev/fuse--> [reader threads] --Device::try_now--Done--> answer, same thread
@@ -7,19 +8,21 @@
 //! ```
 //!
 //! # Guarantees
-//! - A request that the device answers at once costs two system calls, one to take it and one to answer it, and no task or allocation.
-//! - Nothing is cached between a tool and the volume: a write that was answered is in the volume, one that found no
-//!   room fails with `ENOSPC` in the program that wrote, and `fsync` is a flush of the volume.
+//! - A request that the device answers at once costs two system calls (receive and answer), and no task or
+//!   allocation.
+//! - Nothing is cached between a tool and the volume: a write that was answered is in the volume, a write
+//!   that finds no space fails with `ENOSPC` in the program that wrote, and `fsync` is a flush of the volume.
 //! - Writes of any length at any offset are right. Concurrent writes to different parts of one block lose nothing.
-//! - A directory that a dead server left behind is taken over; one that is in use, or has files in it, is refused.
-//! - The server unmounts at its end. Who still has the file open then gets errors, and does not hang.
+//! - A mount that a dead server left is replaced; a directory that is in use or has files in it is refused.
+//! - The server unmounts at its end. Programs that still have the file open then get errors and do not hang.
 //!
 //! # Limits
 //! [`Limits`], with units. A request has at most 1 MiB; longer reads and writes are split by the kernel.
 //!
 //! # Errors
-//! [`MountError`] says what was tried and what to do. Device errors become `EINVAL`, `EROFS`, `ENOSPC`, `EIO`,
-//! `ESHUTDOWN` or `EOPNOTSUPP`; those that are not the program's own fault are logged, at a bounded rate.
+//! [`MountError`] says what was tried and what to do. Device errors become `EINVAL`, `EROFS`, `ENOSPC`,
+//! `EIO`, `ESHUTDOWN` or `EOPNOTSUPP`; errors that are not the program's own fault are logged, at a bounded
+//! rate.
 //!
 //! # Not here
 //! The file has one size: it cannot be truncated or extended. No second file, no links, no extended attributes, no

@@ -1,12 +1,12 @@
 //! All limits of a server, with names, units and defaults.
 
-/// The longest read or write that the kernel sends. It is the most that FUSE allows by default.
+/// The longest read or write that the kernel sends: the maximum that FUSE allows by default.
 pub(crate) const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 
-/// What one mounted file may cost.
+/// The limits of one mounted file.
 ///
-/// Memory: two buffers of 1 MiB for each reader, of which only touched pages count; 5/4 of `bytes_in_flight`; and one request for each
-/// reader.
+/// Memory use: two buffers of 1 MiB for each reader, of which only touched pages count; 5/4 of
+/// `bytes_in_flight`; and one request for each reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Threads that take requests, 1 to 16.
@@ -22,7 +22,7 @@ pub struct Limits {
     /// How long [`crate::Server::stop`] waits for unfinished changes of parts of blocks, in milliseconds. After that they finish in the
     /// background.
     pub stop_timeout_ms: u64,
-    /// Warnings about a mount in ten seconds; further ones are counted and told later.
+    /// Warnings about a mount in ten seconds; further ones are counted and reported later.
     pub warnings_per_10_s: u32,
 }
 
@@ -39,7 +39,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The same, with values that cannot work replaced by the nearest that can.
+    /// The same limits, with impossible values replaced by the nearest possible ones.
     pub(crate) fn sane(mut self) -> Self {
         self.readers = self.readers.clamp(1, 16);
         self.background_requests = self.background_requests.clamp(1, 1024);

@@ -1,5 +1,5 @@
-//! Mounting at a directory: as root with the system call, else through `fusermount3`; taking over what a dead server
-//! left, refusing what is in use, and unmounting.
+//! Mounts at a directory: as root with the system call, otherwise through `fusermount3`. Replaces mounts that
+//! a dead server left, refuses directories that are in use, and unmounts.
 
 use std::ffi::CString;
 use std::io::ErrorKind;
@@ -20,15 +20,15 @@ use crate::clone::open_device;
 use crate::limits::MAX_TRANSFER_BYTES;
 use crate::mounts;
 
-/// Kind of file system in the table of mounts.
+/// File system type in the table of mounts.
 const KIND: &str = "fuse.headwater";
-/// What unprivileged users mount with.
+/// The program with which unprivileged users mount.
 const HELPER: &str = "fusermount3";
 
 /// Why the file cannot be offered.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// The file's name is no name.
+    /// The name cannot be a file name.
     #[error(
         "cannot offer a file called '{name}': a name has 1 to 255 bytes, none of them '/', and is not '.' or '..'"
     )]
@@ -42,19 +42,19 @@ pub enum MountError {
         /// The directory.
         dir: PathBuf,
     },
-    /// It is something else.
-    #[error("cannot mount at '{dir}': it is no directory")]
+    /// The path is not a directory.
+    #[error("cannot mount at '{dir}': it is not a directory")]
     NotADirectory {
         /// The path.
         dir: PathBuf,
     },
-    /// Its files would be hidden.
+    /// The directory has files, which would be hidden.
     #[error("cannot mount at '{dir}': there are files in it, which would be hidden; give an empty directory")]
     NotEmpty {
         /// The directory.
         dir: PathBuf,
     },
-    /// Another server is there.
+    /// Another server of this program is mounted there.
     #[error(
         "cannot mount at '{dir}': another headwater offers a disk there; stop it or choose another directory"
     )]
@@ -62,9 +62,9 @@ pub enum MountError {
         /// The directory.
         dir: PathBuf,
     },
-    /// Somebody else's dead file system is there.
+    /// Another file system whose server has died is mounted there.
     #[error(
-        "cannot mount at '{dir}': a file system ({kind}) whose server is gone is mounted there; umount it first"
+        "cannot mount at '{dir}': a file system ({kind}) whose server has died is mounted there; run: umount '{dir}'"
     )]
     ForeignStale {
         /// The directory.
@@ -72,7 +72,7 @@ pub enum MountError {
         /// Kind of file system.
         kind: String,
     },
-    /// The kernel has no FUSE, or hides it.
+    /// The kernel has no FUSE, or a container hides it.
     #[error(
         "cannot mount at '{dir}': cannot open /dev/fuse: {source}; load the kernel's module (modprobe fuse), or give the container this device"
     )]
@@ -82,15 +82,15 @@ pub enum MountError {
         /// Why.
         source: std::io::Error,
     },
-    /// Only root may, and the helper for others is not there.
+    /// Only root may mount, and the helper for other users is missing or failed.
     #[error("cannot mount at '{dir}' without being root: {why}; run as root, or install fuse3")]
     Unprivileged {
         /// The directory.
         dir: PathBuf,
-        /// What the helper said, or why it could not run.
+        /// The helper's message, or why it could not run.
         why: String,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("cannot mount at '{dir}': {source}")]
     System {
         /// The directory.
@@ -107,14 +107,14 @@ pub(crate) struct Mount {
     is_by_helper: bool,
 }
 
-/// How unmounting went.
+/// How the file system was unmounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unmounted {
-    /// Nobody used it, or it was not mounted any more. The connection has ended.
+    /// No program used it, or it was unmounted before. The connection has ended.
     Cleanly,
-    /// Somebody used it: programs that have the file open get errors from now on. The connection has ended.
+    /// Programs still have the file open; they get errors from now on. The connection has ended.
     WhileBusy,
-    /// As before, but the connection lasts until they close the file.
+    /// Programs still have the file open, and the connection lasts until they close it.
     Later,
 }
 
@@ -129,7 +129,8 @@ impl Mount {
         } else {
             mount_directly(&dir, read_only, allow_other)?
         };
-        // Without a table nobody can tell our mount from another; then it is unmounted by its place.
+        // Without the table of mounts, our mount cannot be identified; then whatever is mounted at the
+        // directory is unmounted.
         let id =
             mounts::at(&dir).ok().flatten().filter(|mounted| mounted.kind == KIND).map(|mounted| mounted.id);
         Ok((Self { dir, id, is_by_helper }, device))
@@ -139,7 +140,7 @@ impl Mount {
         &self.dir
     }
 
-    /// Unmounts, unless somebody did, or something else is there now.
+    /// Unmounts, unless the file system was unmounted before, or another one is mounted there now.
     pub(crate) fn unmount(&self) -> std::io::Result<Unmounted> {
         let there = mounts::at(&self.dir)?;
         if there.is_none_or(|mounted| mounted.kind != KIND || self.id.is_some_and(|id| id != mounted.id)) {
@@ -157,7 +158,7 @@ impl Mount {
             Err(Errno::BUSY) => {}
             Err(errno) => return Err(errno.into()),
         }
-        // Cuts the connection and says BUSY again; then the directory can be given back.
+        // Cuts the connection, and fails with BUSY again; after that the directory can be detached.
         let cut = rustix::mount::unmount(&self.dir, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW);
         if cut.is_ok() {
             return Ok(Unmounted::WhileBusy);
@@ -167,7 +168,7 @@ impl Mount {
     }
 }
 
-/// The directory as the table of mounts has it, without asking a file system that may be dead.
+/// The directory's path in the table of mounts, without accessing a file system that may be dead.
 fn resolve(dir: &Path) -> Result<PathBuf, MountError> {
     let failed = |source: std::io::Error| match source.kind() {
         ErrorKind::NotFound => MountError::NoDirectory { dir: dir.into() },
@@ -185,12 +186,13 @@ fn resolve(dir: &Path) -> Result<PathBuf, MountError> {
     }
 }
 
-/// Removes what a dead server left; refuses what must not be covered.
+/// Removes mounts that a dead server left; refuses directories that must not be covered.
 fn clear_way(dir: &Path) -> Result<(), MountError> {
     let failed = |source: std::io::Error| MountError::System { dir: dir.into(), source };
-    // Several, where somebody mounted over a dead one.
+    // There may be several, if a dead one was mounted over.
     while let Some(mounted) = mounts::at(dir).map_err(failed)? {
-        // Past what the kernel remembers of a server that has just died.
+        // Forces a request to the server: the kernel may have cached attributes of a server that has just
+        // died.
         let asked = statx(CWD, dir, AtFlags::STATX_FORCE_SYNC, StatxFlags::TYPE);
         let is_dead = matches!(asked, Err(Errno::NOTCONN | Errno::CONNABORTED));
         if mounted.kind != KIND {
@@ -257,7 +259,7 @@ fn mount_by_helper(dir: &Path, read_only: bool, allow_other: bool) -> Result<Own
             options.push_str(option);
         }
     }
-    // Standard input, because it is the one descriptor besides the outputs that a child can be given safely.
+    // Standard input, because no other descriptor except the outputs can be passed to a child safely.
     let child = Command::new(HELPER)
         .args(["-o", &options, "--"])
         .arg(dir)

@@ -1,4 +1,4 @@
-//! What is mounted where, from `/proc/self/mountinfo`.
+//! Reads the table of mounts, `/proc/self/mountinfo`.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 /// One line of the table.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Mounted {
-    /// Number of the mount, its own while it lasts.
+    /// Id of the mount; unique while it exists.
     pub(crate) id: u64,
-    /// Kind of file system.
+    /// File system type.
     pub(crate) kind: String,
     point: PathBuf,
 }
 
-/// What is mounted at `point`, on top where there are several.
+/// The file system that is mounted at `point`; the topmost if there are several.
 pub(crate) fn at(point: &Path) -> std::io::Result<Option<Mounted>> {
     let table = std::fs::read("/proc/self/mountinfo")?;
     Ok(parse(&table).into_iter().rfind(|mounted| mounted.point == point))
@@ -33,7 +33,7 @@ fn parse_line(line: &[u8]) -> Option<Mounted> {
     Some(Mounted { id, kind: String::from_utf8_lossy(kind).into_owned(), point })
 }
 
-/// Blanks and backslashes are written as three octal digits behind a backslash.
+/// Blanks and backslashes are written as a backslash and three octal digits.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut out = Vec::new();
     let mut rest = field;

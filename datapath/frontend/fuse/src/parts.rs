@@ -1,6 +1,7 @@
-//! The thread that writes parts of blocks: it reads the block, changes it and writes it back, alone.
+//! The thread that writes parts of blocks: it reads the block, changes it and writes it back, while no other
+//! change of these blocks runs ([`super::flow::Gate`]).
 //!
-//! Writes of whole blocks that come while it is alone wait here too, so that no reader thread has to.
+//! Writes of whole blocks that come meanwhile wait here too, so that no reader thread has to wait.
 
 use std::sync::{Arc, mpsc};
 
@@ -13,7 +14,7 @@ use crate::flow::{Entry, Way};
 /// How a range is cleared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Clear {
-    /// Zeroes that need no space (`FALLOC_FL_PUNCH_HOLE`): unlike a discard, never left undone.
+    /// Zeroes that need no space (`FALLOC_FL_PUNCH_HOLE`). Unlike a discard, it may not be skipped.
     Hole,
     /// Zeroes that keep their space (`FALLOC_FL_ZERO_RANGE`).
     Zero,
@@ -42,7 +43,7 @@ impl Clear {
     }
 }
 
-/// What is to be done.
+/// The change to make.
 pub(crate) enum Work {
     Write { range: ByteRange, data: Vec<u8>, fua: bool },
     Clear { range: ByteRange, clear: Clear },
@@ -70,17 +71,17 @@ impl Work {
     }
 }
 
-/// Work and who waits for it.
+/// A change, and the request to answer.
 pub(crate) struct Job {
     pub(crate) asker: Asker,
     pub(crate) work: Work,
 }
 
-/// Works until all senders are gone.
+/// Works until all senders are dropped.
 pub(crate) fn run(disk: &Arc<Disk>, jobs: &mpsc::Receiver<Job>) {
     while let Ok(Job { asker, work }) = jobs.recv() {
         let (bytes, entry, range) = (work.bytes(), work.entry(), work.range());
-        // Nobody but this thread closes the gate.
+        // Only this thread closes the gate, so it may enter here.
         if disk.is_whole(range) && disk.gate.try_enter(entry, range) {
             let (request, answer) = match work {
                 Work::Write { range, data, fua } => {
@@ -93,7 +94,7 @@ pub(crate) fn run(disk: &Arc<Disk>, jobs: &mpsc::Receiver<Job>) {
             continue;
         }
         match disk.gate.alone(disk.widen(range).unwrap_or(range), || change(disk, &work)) {
-            // It is unmounted: nobody waits for what is left.
+            // The file system is unmounted: nobody waits for the answer.
             None => asker.fail(Errno::SHUTDOWN),
             Some(Ok(answer)) => asker.succeed(&answer, &[]),
             Some(Err(error)) => asker.fail(disk.failed(&format_args!("a change of {range}"), &error)),
@@ -102,7 +103,7 @@ pub(crate) fn run(disk: &Arc<Disk>, jobs: &mpsc::Receiver<Job>) {
     }
 }
 
-/// Carries the work out and waits for the device.
+/// Executes the change and waits for the device.
 fn change(disk: &Disk, work: &Work) -> Result<Answer, IoError> {
     match work {
         Work::Write { range, data, fua } => {
@@ -113,7 +114,7 @@ fn change(disk: &Disk, work: &Work) -> Result<Answer, IoError> {
             let inner = inner_blocks(disk, *range);
             let start = inner.map_or(range.end(), |inner| inner.offset());
             let end = inner.map_or(range.end(), |inner| inner.end());
-            // First what brings space: the edges may need some.
+            // Punch the hole first: that frees space, which the edges may need.
             if let Some(inner) = inner
                 && disk.device.try_now(clear.op(inner))? == Attempt::MustWait
             {
@@ -140,7 +141,7 @@ fn inner_blocks(disk: &Disk, range: ByteRange) -> Option<ByteRange> {
     ByteRange::new(start, end.checked_sub(start)?).filter(|inner| !inner.is_empty())
 }
 
-/// Reads the blocks, puts the data over them, writes them back.
+/// Reads the blocks, copies the data over them, and writes them back.
 fn overwrite(disk: &Disk, range: ByteRange, data: &[u8], fua: bool) -> Result<(), IoError> {
     let odd = || IoError::new(IoErrorKind::Invalid, format!("the range {range} is not on the device"));
     let whole = disk.widen(range).ok_or_else(odd)?;

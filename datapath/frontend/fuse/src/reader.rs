@@ -1,4 +1,4 @@
-//! A thread that takes requests of the kernel and answers them.
+//! A thread that receives requests of the kernel and answers them.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use crate::wire::{
     OLDEST_MINOR, PARALLEL_DIROPS, Request, WRITE_DATA_AT,
 };
 
-/// Room for the longest request: the kernel refuses to give any to a shorter buffer.
+/// Size of the request buffer: the kernel refuses to fill a shorter one.
 const REQUEST_BYTES: usize = MAX_TRANSFER_BYTES as usize + 8192;
 const REPLY_BYTES: usize = MAX_TRANSFER_BYTES as usize + ANSWER_HEADER_BYTES + 8192;
 
-// How `fallocate` is called, of `linux/falloc.h`.
+// Flags of `fallocate` (`linux/falloc.h`).
 const KEEP_SIZE: u32 = 1;
 const PUNCH_HOLE: u32 = 2;
 const ZERO_RANGE: u32 = 16;
@@ -27,7 +27,7 @@ const ZERO_RANGE: u32 = 16;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
-/// Flags of `open` for writing.
+/// Mask of the access mode in the flags of `open`.
 const ACCESS_MODE: u32 = 3;
 
 /// One thread's descriptor and buffers.
@@ -47,19 +47,19 @@ impl Reader {
         channel: Arc<Channel>,
         background_requests: u16,
     ) -> Self {
-        // Zeroed memory takes none until it is touched.
+        // Zeroed memory is not allocated until it is touched.
         let (request, reply) = (vec![0; REQUEST_BYTES], vec![0; REPLY_BYTES]);
         Self { disk, files, channel, background_requests, request, reply }
     }
 
-    /// Serves one request; `None` when there will be none any more.
+    /// Serves one request; `None` when no more requests will come.
     pub(crate) fn serve_one(&mut self) -> Option<()> {
         match self.channel.take(&mut self.request) {
             Ok(Taken::Request(len)) => self.serve(len),
             Ok(Taken::Nothing) => {}
             Ok(Taken::Unmounted) => return None,
             Err(errno) => {
-                // Out of memory, which others may give back.
+                // Out of memory, which may be temporary.
                 self.disk.warn(&format_args!("cannot take a request from the kernel: {errno}"));
                 std::thread::sleep(std::time::Duration::from_millis(10));
             }
@@ -102,7 +102,7 @@ impl Reader {
         }
     }
 
-    /// Requests that concern names and attributes.
+    /// Answers requests about names and attributes.
     fn look_up(&self, node: u64, request: &Request<'_>) -> Result<Vec<u8>, Errno> {
         let files = &self.files;
         match *request {
@@ -115,10 +115,11 @@ impl Reader {
                 if self.disk.geometry.read_only && flags & ACCESS_MODE != 0 {
                     return Err(Errno::ROFS);
                 }
-                // Nothing is kept between a program and the volume: a write that was answered is in the volume, and one
-                // that found no room fails where it was made.
-                // So there is nothing to flush when a descriptor is closed either, for which the kernel would wait for all writes under
-                // way: a program that starts another one would, while writes wait for room.
+                // Nothing is cached between a program and the volume: an answered write is in the volume, and
+                // a write that finds no space fails in the program that wrote. So nothing needs to be flushed
+                // when a descriptor is closed (NOFLUSH). With a flush, the kernel would wait at each close
+                // for all writes in flight, also when a program starts another one while writes wait for
+                // space.
                 let open = FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES | FOPEN_NOFLUSH;
                 Ok(Body::default().u64(0).u32(open).u32(0).0)
             }
@@ -133,7 +134,7 @@ impl Reader {
             }
             Request::Seek { .. } => Err(Errno::INVAL),
             Request::FsyncDir | Request::Release | Request::Destroy => Ok(Vec::new()),
-            // The directory has one file, and that is all.
+            // The directory always has exactly one file.
             Request::ChangeDirectory => Err(Errno::PERM),
             Request::Read { .. } | Request::Write { .. } => Err(Errno::ISDIR),
             _ => Err(Errno::NOSYS),
@@ -151,7 +152,7 @@ impl Reader {
             }
             return self.disk.clear(asker, offset, len, Clear::Zero);
         }
-        // Room for later writes cannot be promised, nor can parts be cut out.
+        // Space for later writes cannot be reserved, and ranges cannot be removed from the file.
         asker.fail(Errno::OPNOTSUPP);
     }
 

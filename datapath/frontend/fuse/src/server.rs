@@ -24,19 +24,19 @@ use crate::reader::Reader;
 /// Stack of a thread; buffers are on the heap.
 const STACK_BYTES: usize = 256 << 10;
 
-/// An end that takes so long says what it waits for.
-const SAID_AFTER: Duration = Duration::from_secs(1);
+/// After this time, a stop logs what it waits for.
+const LOG_AFTER: Duration = Duration::from_secs(1);
 
-/// What the file is called, and who may use it.
+/// The name of the file, and the users that may access it.
 pub struct Options {
     /// Name of the file in the directory.
     pub name: String,
-    /// Whether users besides the server's own may come in at all, as far as the file's permissions let them. The file
-    /// belongs to the server's user, who can `chmod` and `chown` it.
+    /// Whether users other than the server's own may access the directory, as far as the file's permissions
+    /// allow. The file belongs to the server's user, who can `chmod` and `chown` it.
     pub allow_other: bool,
-    /// What tells the time, for the times of the file; 1970 unless given.
+    /// The clock for the file's times; 1970 by default.
     pub clock: fn() -> SystemTime,
-    /// Called once when somebody else unmounted the directory.
+    /// Called once if the directory is unmounted by another program.
     pub on_unmounted: Option<Box<dyn FnOnce() + Send>>,
     /// Limits.
     pub limits: Limits,
@@ -54,7 +54,7 @@ impl Default for Options {
     }
 }
 
-/// A mounted file. Dropping it unmounts.
+/// A mounted file. Dropping it unmounts the directory.
 pub struct Server {
     mount: Mount,
     path: PathBuf,
@@ -73,8 +73,8 @@ struct Shared {
 }
 
 impl Server {
-    /// Mounts `device` as a file in `dir`, ready for use when this returns, and serves it until [`Server::stop`] or
-    /// until somebody unmounts it.
+    /// Mounts `device` as a file in `dir`, which can be used when this returns, and serves it until
+    /// [`Server::stop`] or until the directory is unmounted by another program.
     pub fn mount(dir: &Path, device: Arc<dyn Device>, options: Options) -> Result<Self, MountError> {
         let Options { name, allow_other, clock, on_unmounted, limits } = options;
         let limits = limits.sane();
@@ -111,7 +111,7 @@ impl Server {
             thread_ended: Condvar::new(),
             on_unmounted: Mutex::new(on_unmounted),
         });
-        // From here on a failure unmounts, by dropping this.
+        // From here on, dropping this value after a failure unmounts.
         let stop_timeout = Duration::from_millis(limits.stop_timeout_ms);
         let threads = Mutex::default();
         let server = Self { mount, path, disk: Arc::clone(&disk), stop_timeout, shared, threads };
@@ -149,13 +149,14 @@ impl Server {
         Ok(())
     }
 
-    /// Where the file is.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Unmounts and ends the threads. Programs that still have the file open get errors from then on; that is logged. Waits for changes
-    /// of parts of blocks that the device is at, for [`Limits::stop_timeout_ms`]. Harmless when repeated.
+    /// Unmounts and ends the threads. Programs that still have the file open get errors from then on; that is
+    /// logged. Waits up to [`Limits::stop_timeout_ms`] for changes of parts of blocks that the device is
+    /// executing. A second call does nothing.
     pub fn stop(&self) {
         let threads = std::mem::take(&mut *self.threads.lock());
         if self.shared.is_stopping.swap(true, Ordering::SeqCst) {
@@ -174,7 +175,7 @@ impl Server {
                 return;
             }
             Err(error) => {
-                tracing::error!("fuse: cannot unmount {shown}: {error}; umount it by hand");
+                tracing::error!("fuse: cannot unmount {shown}: {error}; run: umount {shown}");
                 return;
             }
         }
@@ -191,16 +192,17 @@ impl Server {
 }
 
 impl Server {
-    /// Whether all threads have ended in time. Says what it waits for when that takes long.
+    /// Waits for the threads to end; returns whether they did in time. Logs what it waits for if that takes
+    /// long.
     fn wait_for_threads(&self) -> bool {
         let shown = self.path.display();
         let waited_for = || match self.shared.readers_left.load(Ordering::SeqCst) {
             0 => {
-                "a change of a part of a block that the volume is at: it may wait for room in the write cache, or for the image"
+                "an unfinished write of less than one block; the volume may be waiting for write cache space or for image data"
             }
-            _ => "programs that still use it, though it was unmounted, or the volume, which keeps a request",
+            _ => "programs that still use the unmounted file, or a request that the volume has not answered",
         };
-        let quiet = SAID_AFTER.min(self.stop_timeout);
+        let quiet = LOG_AFTER.min(self.stop_timeout);
         if self.shared.wait_for_threads(quiet) {
             return true;
         }
@@ -221,7 +223,7 @@ impl Drop for Server {
     }
 }
 
-/// Counts a thread until it ends, also by a panic.
+/// Counts a thread until it ends, including by a panic.
 struct Left(Arc<Shared>);
 
 impl Left {
@@ -240,12 +242,12 @@ impl Drop for Left {
 }
 
 impl Shared {
-    fn wait_for_threads(&self, patience: Duration) -> bool {
+    fn wait_for_threads(&self, timeout: Duration) -> bool {
         let mut left = self.threads_left.lock();
-        !self.thread_ended.wait_while_for(&mut left, |left| *left > 0, patience).timed_out()
+        !self.thread_ended.wait_while_for(&mut left, |left| *left > 0, timeout).timed_out()
     }
 
-    /// The last reader to end ends what is behind them.
+    /// Called by each reader at its end; the last one ends the partial-block thread and reports the unmount.
     fn leave(&self, reader: &Reader) {
         if self.readers_left.fetch_sub(1, Ordering::SeqCst) != 1 {
             return;
@@ -260,14 +262,15 @@ impl Shared {
     }
 }
 
-/// A channel for each reader: queues of their own where the kernel gives them, else one that they share.
+/// A channel for each reader: with queues of their own if the kernel provides them, or else with a shared
+/// queue.
 fn channels(session: OwnedFd, readers: u16) -> Vec<Arc<Channel>> {
     let mut all: Vec<Arc<Channel>> = Vec::new();
     for _ in 1..readers {
         match clone_device(session.as_fd()) {
             Ok(device) => all.push(Arc::new(Channel::new(device))),
             Err(errno) => {
-                // The user may not open the device where a helper has mounted for him.
+                // The user may not open the device if a helper has mounted for the user.
                 tracing::debug!("fuse: readers share one queue: {errno}");
                 break;
             }

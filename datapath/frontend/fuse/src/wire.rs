@@ -1,4 +1,4 @@
-//! The FUSE protocol as bytes: requests decoded, answers encoded. No descriptors, no state.
+//! Encodes and decodes the FUSE protocol: requests are decoded, answers encoded. No descriptors, no state.
 //!
 //! Numbers are in the host's byte order. Names and layouts are those of `linux/fuse.h`, version 7.31 and later.
 
@@ -8,12 +8,12 @@ use rustix::io::Errno;
 
 /// Size of `fuse_in_header`.
 pub(crate) const HEADER_BYTES: usize = 40;
-/// Where the data of a write begins: behind the header and `fuse_write_in`.
+/// Where the data of a write begins: after the header and `fuse_write_in`.
 pub(crate) const WRITE_DATA_AT: usize = HEADER_BYTES + 40;
 /// Size of `fuse_out_header`.
 pub(crate) const ANSWER_HEADER_BYTES: usize = 16;
 
-/// Protocol version that is spoken, and the oldest minor version that has what is used.
+/// The protocol version, and the oldest minor version that has all that is used.
 pub(crate) const MAJOR: u32 = 7;
 pub(crate) const MINOR: u32 = 40;
 pub(crate) const OLDEST_MINOR: u32 = 31;
@@ -32,7 +32,7 @@ pub(crate) const FOPEN_DIRECT_IO: u32 = 1;
 pub(crate) const FOPEN_NOFLUSH: u32 = 1 << 5;
 pub(crate) const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 
-// What `FUSE_SETATTR` changes.
+// The fields that a `FUSE_SETATTR` sets.
 pub(crate) const SET_MODE: u32 = 1;
 pub(crate) const SET_UID: u32 = 1 << 1;
 pub(crate) const SET_GID: u32 = 1 << 2;
@@ -93,11 +93,11 @@ pub(crate) enum Request<'a> {
     Destroy,
     /// Creates, removes or renames files.
     ChangeDirectory,
-    /// Something that this file system does not have; the kernel then does without.
+    /// A request that is not supported; the kernel then works without it.
     Other,
 }
 
-/// A request with what all have.
+/// A request with the header fields that all requests have.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Message<'a> {
     pub(crate) unique: u64,
@@ -128,7 +128,7 @@ impl Fields<'_> {
 }
 
 impl<'a> Message<'a> {
-    /// Decodes what one read of `/dev/fuse` gave; `None` where it is too short for what it says.
+    /// Decodes the bytes of one read of `/dev/fuse`; `None` if they are shorter than the request says.
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let mut fields = Fields(bytes);
         let (_len, opcode) = (fields.u32()?, fields.u32()?);
@@ -208,7 +208,7 @@ pub(crate) fn answer_header(
     out
 }
 
-/// Puts the body of an answer together.
+/// Builds the body of an answer.
 #[derive(Default)]
 pub(crate) struct Body(pub(crate) Vec<u8>);
 
@@ -234,7 +234,7 @@ impl Body {
     }
 }
 
-/// What the answer to `FUSE_INIT` agrees to.
+/// The values that the answer to `FUSE_INIT` agrees to.
 pub(crate) struct Agreed {
     pub(crate) minor: u32,
     pub(crate) max_readahead: u32,
@@ -266,7 +266,7 @@ pub(crate) struct Attributes {
     pub(crate) node: u64,
     pub(crate) size_bytes: u64,
     pub(crate) blocks: u64,
-    /// Since 1970, for all three times.
+    /// Since 1970; used for all three times.
     pub(crate) time: Duration,
     pub(crate) mode: u32,
     pub(crate) links: u32,
@@ -308,7 +308,7 @@ pub(crate) fn directory_entry(body: Body, node: u64, next: u64, name: &[u8], is_
 mod tests {
     use super::*;
 
-    /// A message with these fields behind the header.
+    /// A message with these fields after the header.
     fn message(opcode: u32, body: Body) -> Vec<u8> {
         let head = Body::default().u32(0).u32(opcode).u64(7).u64(2).zeroes(16);
         [head.0, body.0].concat()
@@ -347,7 +347,7 @@ mod tests {
         for opcode in 0..60 {
             let bytes = message(opcode, Body(body.0.clone()));
             for len in 0..bytes.len() {
-                // Only that nothing panics, and that nothing shorter than a header is taken.
+                // Checks only that nothing panics, and that bytes shorter than a header are refused.
                 assert!(Message::decode(&bytes[..len]).is_none() || len >= HEADER_BYTES);
             }
         }

@@ -1,4 +1,4 @@
-//! The client's half of an NBD handshake, after which the kernel takes the connection over.
+//! The client's half of an NBD handshake; afterwards the socket is given to the kernel.
 
 use std::io::{Error, ErrorKind, Read, Write};
 
@@ -11,43 +11,43 @@ const INFO: u32 = 3;
 const ERROR_BIT: u32 = 1 << 31;
 const INFO_EXPORT: u16 = 0;
 const FIXED_NEWSTYLE_NO_ZEROES: u16 = 3;
-/// More than a server that is ours says about an export.
+/// Longer than any reply of our own server.
 const LONGEST_REPLY_BYTES: u32 = 64 << 10;
 
-/// What the server said about its disk.
+/// The server's description of its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Export {
     pub(super) size_bytes: u64,
     pub(super) flags: u16,
 }
 
-/// Chooses the default export. Afterwards the stream carries requests.
+/// Opens the default export. Afterwards the stream carries requests.
 pub(super) fn shake_hands(stream: &mut (impl Read + Write)) -> std::io::Result<Export> {
     let odd = |what: &str| Error::new(ErrorKind::InvalidData, format!("the NBD server {what}"));
     if u64_from(stream)? != GREETING || u64_from(stream)? != OPTION || u16_from(stream)? & 1 == 0 {
-        return Err(odd("does not greet as one"));
+        return Err(odd("sent a wrong greeting"));
     }
     let mut go = Vec::new();
     go.extend(u32::from(FIXED_NEWSTYLE_NO_ZEROES).to_be_bytes());
     go.extend(OPTION.to_be_bytes());
     go.extend(GO.to_be_bytes());
-    // An empty name, and no wishes for more information.
+    // The option's data: an empty name, and no requests for more information.
     go.extend(6_u32.to_be_bytes());
     go.extend([0; 6]);
     stream.write_all(&go)?;
     let mut export = None;
     loop {
         if u64_from(stream)? != REPLY || u32_from(stream)? != GO {
-            return Err(odd("answers something else"));
+            return Err(odd("sent a reply to another option"));
         }
         let (kind, len) = (u32_from(stream)?, u32_from(stream)?);
         if len > LONGEST_REPLY_BYTES {
-            return Err(odd("answers at too great length"));
+            return Err(odd("sent a reply that is too long"));
         }
         let mut data = vec![0; usize::try_from(len).unwrap_or(0)];
         stream.read_exact(&mut data)?;
         match kind {
-            ACK => return export.ok_or_else(|| odd("does not say how large its disk is")),
+            ACK => return export.ok_or_else(|| odd("did not send the size of its disk")),
             INFO => {
                 let mut data = data.as_slice();
                 if u16_from(&mut data)? == INFO_EXPORT {
@@ -84,7 +84,7 @@ fn u64_from(stream: &mut impl Read) -> std::io::Result<u64> {
 mod tests {
     use super::*;
 
-    /// A server that has said everything before it is asked.
+    /// A server whose answers are all written in advance.
     struct Script(std::io::Cursor<Vec<u8>>, Vec<u8>);
 
     impl Read for Script {

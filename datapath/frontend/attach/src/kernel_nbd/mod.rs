@@ -1,13 +1,16 @@
-//! The kernel's NBD client: a socket over which hands have been shaken is given to it, and it makes `/dev/nbdN`.
+//! Attaches through the kernel's NBD client: after the NBD handshake, the socket is given to the kernel,
+//! which makes `/dev/nbdN`.
 //!
-//! Anybody may have connected the number of a device that is gone, and the kernel disconnects whatever is asked for: so each device is
-//! given a mark (`BACKEND_IDENTIFIER`, which the kernel shows and compares since 5.14), and looked at before.
+//! The number of a device that has ended may be used by another program, and the kernel disconnects whatever
+//! device it is index to. So each device gets a mark (`BACKEND_IDENTIFIER`, which the kernel shows and
+//! compares since 5.14), which is checked before the device is disconnected.
 //!
-//! It has one connection. Of several the kernel gives each up that has not answered a request for 30 s, and sends it over the next, until
-//! none is left; with one alone it waits, as reads of an image must while its server is away.
+//! A device has one connection. If there are several, the kernel gives up a connection that has not answered
+//! a request for 30 s and sends the request over the next one, until none is left. With a single connection
+//! it waits, as reads of an image must while its store is unreachable.
 //!
-//! When a server dies the kernel keeps requests for the time that it was told (`DEAD_CONN_TIMEOUT`), and the next server gives it a new
-//! socket (`RECONFIGURE`). Without such a time the device is cut, and its users get errors.
+//! If a server dies, the kernel keeps requests for `DEAD_CONN_TIMEOUT`, and the next server gives it a new
+//! socket (`RECONFIGURE`). Without that timeout the device fails at once, and its users get errors.
 
 mod handshake;
 mod netlink;
@@ -41,7 +44,7 @@ const SOCKET_FD: u16 = 1;
 const DEAD_CONN_TIMEOUT: u16 = 8;
 const BACKEND_IDENTIFIER: u16 = 10;
 
-// Of the flags of an export (`linux/nbd.h`): what a volatile cache needs.
+// Flags of an export (`linux/nbd.h`) that a volatile cache needs.
 const SEND_FLUSH: u16 = 1 << 2;
 const SEND_FUA: u16 = 1 << 3;
 
@@ -49,14 +52,14 @@ const SEND_FUA: u16 = 1 << 3;
 pub(crate) struct KernelNbd {
     number: u32,
     mark: Mark,
-    /// Whether this kernel tells whose the device is.
+    /// Whether this kernel reports the device's mark.
     is_marked: bool,
     is_stopped: AtomicBool,
-    /// The kernel has a descriptor of its own; this keeps a copy open, so that nothing depends on whose is closed first.
+    /// A copy of the kernel's descriptor, so that the order in which the two are closed does not matter.
     _socket: UnixStream,
 }
 
-/// Whether the kernel has an NBD client that netlink reaches; else why not.
+/// Checks that the kernel has an NBD client that netlink reaches; the error says why not.
 pub(crate) fn is_there() -> Result<(), String> {
     if !Path::new("/sys/block/nbd0").exists() {
         crate::load_module("nbd");
@@ -68,18 +71,19 @@ pub(crate) fn is_there() -> Result<(), String> {
 }
 
 impl KernelNbd {
-    /// Connects a device, or gives a new socket to one whose server died.
+    /// Connects a device, or gives a new socket to a device whose server died.
     pub(crate) fn start(geometry: &Geometry, options: &Options) -> Result<Self, AttachError> {
         let netlink = Netlink::open().system("reach the kernel's NBD client")?;
         let mut socket =
             UnixStream::connect(&options.nbd_socket).system("connect to the NBD server of this program")?;
         let export =
-            handshake::shake_hands(&mut socket).system("shake hands with the NBD server of this program")?;
+            handshake::shake_hands(&mut socket).system("negotiate with the NBD server of this program")?;
         if export.size_bytes != geometry.size_bytes {
             let source = std::io::Error::new(ErrorKind::InvalidData, "its disk has another size");
             return Err(AttachError::System { what: "use the NBD server of this program".into(), source });
         }
-        // The server offers to flush whatever it serves; the kernel need not ask where nothing would come of it.
+        // The server always offers flush; the kernel need not send flushes if the volume has no volatile
+        // cache.
         let without = if geometry.volatile_cache { 0 } else { SEND_FLUSH | SEND_FUA };
         let flags = export.flags & !without;
         let fd = u32::try_from(socket.as_raw_fd()).unwrap_or(u32::MAX);
@@ -107,8 +111,8 @@ impl KernelNbd {
                 source: error,
             },
         })?;
-        let told = find(&answer, INDEX).and_then(<[u8]>::first_chunk).copied().map(u32::from_ne_bytes);
-        let number = told.or(options.resume).or(options.number).unwrap_or(0);
+        let index = find(&answer, INDEX).and_then(<[u8]>::first_chunk).copied().map(u32::from_ne_bytes);
+        let number = index.or(options.resume).or(options.number).unwrap_or(0);
         let (mark, is_stopped) = (options.mark, AtomicBool::new(false));
         let is_marked = owner(number, &mark) == Owner::Ours;
         Ok(Self { number, mark, is_marked, is_stopped, _socket: socket })
@@ -119,7 +123,7 @@ impl KernelNbd {
         self.number
     }
 
-    /// Whether somebody disconnected it.
+    /// Whether the device was disconnected, by anyone.
     pub(crate) fn is_gone(&self) -> bool {
         match owner(self.number, &self.mark) {
             Owner::Ours | Owner::Unknown => false,
@@ -128,13 +132,13 @@ impl KernelNbd {
         }
     }
 
-    /// Disconnects it. `false`: it may still be connected.
+    /// Disconnects the device. `false`: it may still be connected.
     pub(crate) fn stop(&self) -> bool {
         if self.is_stopped.swap(true, Ordering::SeqCst) {
             return true;
         }
         match owner(self.number, &self.mark) {
-            // What cannot be told is not cut.
+            // A device whose owner is unknown is not disconnected.
             Owner::Unknown => false,
             Owner::Others if self.is_marked => true,
             Owner::Ours | Owner::Others => remove(self.number),
@@ -143,16 +147,16 @@ impl KernelNbd {
     }
 }
 
-/// Whose the device is, with or without a living server.
+/// The owner of the device, with or without a living server.
 pub(crate) fn owner(number: u32, mark: &Mark) -> Owner {
     owner_in(&Path::new("/sys/block").join(format!("nbd{number}")), mark)
 }
 
-/// The same, as the files of its directory say.
+/// Like [`owner`], from the files of the device's directory in sysfs.
 fn owner_in(dir: &Path, mark: &Mark) -> Owner {
     let read = |name: &str| match std::fs::read_to_string(dir.join(name)) {
         Ok(text) => Ok(Some(text)),
-        // The kernel removes them when a device is disconnected, also while they are read.
+        // The kernel removes the files when a device is disconnected, even while they are read.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) if error.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => Ok(None),
         Err(error) => Err(error),
@@ -161,7 +165,7 @@ fn owner_in(dir: &Path, mark: &Mark) -> Owner {
         return Owner::Unknown;
     };
     let is_connected = pid.is_some() || size.is_some_and(|size| size.trim() != "0");
-    // Where the kernel does not know the mark it tells at least which thread connected the device.
+    // A kernel that does not know marks reports at least which thread connected the device.
     let is_ours = match (backend, &pid) {
         (Some(backend), _) => backend.trim() == mark.text(),
         (None, Some(pid)) => pid.trim().parse() == Ok(mark.thread),
@@ -174,14 +178,14 @@ fn owner_in(dir: &Path, mark: &Mark) -> Owner {
     }
 }
 
-/// Whether the kernel has the device connected, whosever it is.
+/// Whether the kernel has the device connected, whoever owns it.
 fn is_connected(number: u32) -> bool {
     let nobody = Mark { pid: 0, thread: 0, started: 0 };
     owner(number, &nobody) != Owner::Nobody
 }
 
-/// Disconnects a device, with or without a server, and waits a moment for it. The caller has looked whose it is. `false`: the kernel
-/// did not take the order.
+/// Disconnects a device, with or without a server, and waits up to 2 s for it. The caller has checked the
+/// owner. `false`: the kernel refused.
 pub(crate) fn remove(number: u32) -> bool {
     let asked = Netlink::open()
         .and_then(|netlink| netlink.ask(DISCONNECT, &Attributes::default().u32(INDEX, number)));
@@ -214,13 +218,13 @@ mod tests {
             (&[("size", "0\n")], Owner::Nobody),
             (&[("size", "0\n"), ("backend", &ours)], Owner::Nobody),
             (&[("size", "8\n"), ("pid", "12\n"), ("backend", &ours)], Owner::Ours),
-            // Another process went on with it.
+            // Another process serves it now.
             (&[("size", "8\n"), ("pid", "99\n"), ("backend", &ours)], Owner::Ours),
             (&[("size", "8\n"), ("backend", &ours)], Owner::Ours),
             (&[("size", "8\n"), ("pid", "12\n"), ("backend", &theirs)], Owner::Others),
-            // Connected by somebody who gave no mark, with the number of a thread that was ours.
+            // Connected by a program that gave no mark, and whose thread has the same number as ours had.
             (&[("size", "8\n"), ("pid", "12\n"), ("backend", "\n")], Owner::Others),
-            // Kernels that know no marks.
+            // Kernels without marks.
             (&[("size", "8\n"), ("pid", "12\n")], Owner::Ours),
             (&[("size", "8\n"), ("pid", "13\n")], Owner::Others),
             (&[("size", "8\n"), ("pid", "?\n")], Owner::Others),
@@ -242,7 +246,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             std::fs::write(dir.path().join("size"), "8\n").unwrap();
             let _ = std::fs::remove_file(dir.path().join(unreadable));
-            // Reading a directory as a file is an error of another kind than its absence.
+            // Reading a directory as a file fails with another error than a missing file.
             std::fs::create_dir(dir.path().join(unreadable)).unwrap();
             assert_eq!(owner_in(dir.path(), &mark), Owner::Unknown, "{unreadable}");
         }

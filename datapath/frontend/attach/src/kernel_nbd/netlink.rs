@@ -1,4 +1,4 @@
-//! The kernel's NBD client is told what to do by generic netlink: messages encoded and decoded, and one socket.
+//! Generic netlink, with which the kernel's NBD client is controlled: encoding, decoding, and one socket.
 #![expect(unsafe_code, reason = "the socket library does not know generic netlink")]
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -19,7 +19,7 @@ const NLA_F_NESTED: u16 = 1 << 15;
 /// Size of a netlink header and of a generic one.
 const HEADERS_BYTES: usize = 16 + 4;
 
-/// Attributes of a message, one after the other.
+/// The attributes of a message, one after the other.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Attributes(Vec<u8>);
 
@@ -52,7 +52,7 @@ fn message(family: u16, command: u8, attributes: &Attributes) -> Vec<u8> {
     out.extend(len.to_ne_bytes());
     out.extend(family.to_ne_bytes());
     out.extend((NLM_F_REQUEST | NLM_F_ACK).to_ne_bytes());
-    // Sequence and port: one request at a time, on a socket of its own.
+    // Sequence number and port are 0: the socket has one request at a time.
     out.extend([0; 8]);
     out.extend([command, 1, 0, 0]);
     out.extend(&attributes.0);
@@ -62,7 +62,7 @@ fn message(family: u16, command: u8, attributes: &Attributes) -> Vec<u8> {
 /// One message of an answer.
 #[derive(Debug, PartialEq, Eq)]
 enum Part<'a> {
-    /// The end: success, or an error's number.
+    /// The end: 0 for success, or an errno.
     Done(i32),
     /// Attributes.
     Attributes(&'a [u8]),
@@ -84,7 +84,7 @@ fn parts(mut bytes: &[u8]) -> Vec<Part<'_>> {
     parts
 }
 
-/// An attribute's value.
+/// The value of an attribute.
 pub(super) fn find(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
     loop {
         let len = usize::from(u16::from_ne_bytes(field(attributes, 0)?));
@@ -101,7 +101,7 @@ fn field<const BYTES: usize>(bytes: &[u8], at: usize) -> Option<[u8; BYTES]> {
     bytes.get(at..)?.first_chunk().copied()
 }
 
-/// A socket, and the number of the family `nbd`.
+/// A socket, and the number of the generic netlink family `nbd`.
 pub(super) struct Netlink {
     socket: OwnedFd,
     family: u16,
@@ -115,7 +115,7 @@ impl Netlink {
         if socket < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: just opened, and nobody else's.
+        // The descriptor was just opened and has no other owner.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
         let mut netlink = Self { socket, family: GENL_ID_CTRL };
         let name = Attributes::default().bytes(CTRL_ATTR_FAMILY_NAME, b"nbd\0");
@@ -125,7 +125,7 @@ impl Netlink {
         Ok(netlink)
     }
 
-    /// Sends a command and waits for its answer: attributes, if it has any.
+    /// Sends a command and waits for its answer. Returns the answer's attributes, which may be empty.
     pub(super) fn ask(&self, command: u8, attributes: &Attributes) -> std::io::Result<Vec<u8>> {
         let message = message(self.family, command, attributes);
         // SAFETY: the pointer and the length are those of one vector; an unconnected netlink socket sends to the kernel.

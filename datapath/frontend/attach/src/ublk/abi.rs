@@ -32,27 +32,27 @@ pub(super) const DEL_DEV_ASYNC: u32 = command(READ, 0x14, 32);
 pub(super) const FETCH_REQ: u32 = command(BOTH, 0x20, 16);
 pub(super) const COMMIT_AND_FETCH_REQ: u32 = command(BOTH, 0x21, 16);
 
-/// The device waits for another server when its own has died, instead of ending.
+/// If its server dies, the device waits for another one instead of ending.
 pub(super) const F_USER_RECOVERY: u64 = 1 << 3;
-/// Requests that the dead server had taken are given to the next one again.
+/// Requests that the dead server had taken are sent again to the next one.
 pub(super) const F_USER_RECOVERY_REISSUE: u64 = 1 << 4;
 pub(super) const F_CMD_IOCTL_ENCODE: u64 = 1 << 6;
 
-/// `UBLK_IO_RES_ABORT`: the device goes away.
+/// `UBLK_IO_RES_ABORT`: the device is being removed.
 pub(super) const RESULT_ABORT: i32 = -19;
 
 /// State of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// It has no server, and never will again.
+    /// It has no server and cannot get another one.
     Dead,
     Live,
-    /// It waits for another server.
+    /// It waits for a new server.
     Quiesced,
     Other(u16),
 }
 
-/// What the kernel knows of a device: `struct ublksrv_ctrl_dev_info`.
+/// Information about a device: `struct ublksrv_ctrl_dev_info`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Info {
     pub(super) queues: u16,
@@ -62,7 +62,7 @@ pub(super) struct Info {
     pub(super) device: u32,
     pub(super) pid: i32,
     pub(super) flags: u64,
-    /// Whatever the server gave: says which process of this program made the device.
+    /// Number of the server's choice: the mark of the process that made the device.
     pub(super) server_flags: u64,
 }
 
@@ -165,7 +165,7 @@ pub(super) fn parameters(geometry: &Geometry, max_io_bytes: u32) -> [u8; PARAMS_
     out
 }
 
-/// What the kernel asks for: `struct ublksrv_io_desc`.
+/// A request of the kernel: `struct ublksrv_io_desc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Descriptor {
     pub(super) operation: Operation,
@@ -293,7 +293,7 @@ mod tests {
         };
         let bytes = parameters(&geometry, 256 << 10);
         assert_eq!(bytes[12..16], [12; 4], "shifts of logical, physical, optimal and smallest requests");
-        // The driver counts these in sectors of 512 bytes, whatever the logical block is.
+        // The driver counts these in sectors of 512 bytes, whatever the logical block size is.
         assert_eq!((u32_at(&bytes, 16), u64_at(&bytes, 24)), (512, 1 << 21));
     }
 }

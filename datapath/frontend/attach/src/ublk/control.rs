@@ -22,7 +22,7 @@ impl Control {
         Ok(Self { device, ring })
     }
 
-    /// Adds a device; the kernel fills in its number and what it allows.
+    /// Adds a device. The kernel fills in its number and the features that it grants.
     pub(super) fn add(&mut self, wanted: &Info) -> std::io::Result<Info> {
         let mut memory = Box::new(wanted.encode());
         self.with_memory(abi::ADD_DEV, wanted.device, &mut memory[..], 0)?;
@@ -44,7 +44,7 @@ impl Control {
         self.with_memory(abi::SET_PARAMS, device, &mut memory[..], 0)
     }
 
-    /// A command without memory.
+    /// Runs a command that passes no memory.
     pub(super) fn command(&mut self, command: u32, device: u32, data: u64) -> std::io::Result<()> {
         self.with_memory(command, device, &mut [], data)
     }

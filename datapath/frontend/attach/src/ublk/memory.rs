@@ -16,7 +16,7 @@ struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: the mapping belongs to whoever owns this value, and no thread-local state goes with it.
+// The mapping belongs to the owner of this value, and depends on no thread.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
@@ -34,7 +34,7 @@ impl Drop for Mapping {
     }
 }
 
-/// What the kernel asks for, for each tag of a queue.
+/// The kernel's request for each tag of a queue.
 pub(super) struct Descriptors {
     mapping: Mapping,
     depth: u16,
@@ -90,14 +90,15 @@ impl Buffers {
         Ok(Self { mapping: Mapping::new(start, bytes)?, each_bytes, depth })
     }
 
-    /// Where the kernel finds a tag's buffer.
+    /// The address of a tag's buffer, for the kernel.
     pub(super) fn address(&self, tag: u16) -> u64 {
         let at = self.mapping.start.as_ptr().addr() + usize::from(tag) * self.each_bytes;
         u64::try_from(at).unwrap_or(0)
     }
 
-    /// The first `len` bytes of a tag's buffer; `None` where it is shorter. To be asked for only between the arrival of
-    /// the tag's request and the commit of its result: the rest of the time the buffer is the kernel's.
+    /// The first `len` bytes of a tag's buffer; `None` if it is shorter. May be called only between the
+    /// arrival of the tag's request and the commit of its result: the rest of the time the buffer belongs to
+    /// the kernel.
     pub(super) fn get(&mut self, tag: u16, len: usize) -> Option<&mut [u8]> {
         if tag >= self.depth || len > self.each_bytes {
             return None;

@@ -3,7 +3,7 @@
 //! ```text
 //!   ADD_DEV --> SET_PARAMS --> queue threads FETCH --> START_DEV ==> /dev/ublkbN
 //!   server dies --> (recoverable: QUIESCED, requests wait) --> START_USER_RECOVERY --> FETCH --> END_USER_RECOVERY
-//!   STOP_DEV --> queues see ABORT and end --> DEL_DEV_ASYNC, which does not wait for who has the device mounted or open
+//!   STOP_DEV --> queues see ABORT and end --> DEL_DEV_ASYNC, which does not wait until the device is closed and unmounted
 //! ```
 
 mod abi;
@@ -29,11 +29,11 @@ use crate::error::{AttachError, System};
 use crate::mark::{Mark, Owner};
 use crate::{Options, Way};
 
-/// How long udev may take to make a node, and the kernel to notice that a server is dead.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the number of a device that nobody uses may take to be free again, and how often that is looked at.
-const FREE_WITHIN: Duration = Duration::from_secs(2);
-const FREE_LOOKED_EVERY: Duration = Duration::from_millis(10);
+/// How long udev may take to make the device file, and the kernel to notice that a server is dead.
+const DEVICE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the number of an unused device may take to become free, and how often that is checked.
+const FREE_TIMEOUT: Duration = Duration::from_secs(2);
+const FREE_CHECK_EVERY: Duration = Duration::from_millis(10);
 
 /// A ublk device with its server.
 pub(crate) struct Ublk {
@@ -42,7 +42,7 @@ pub(crate) struct Ublk {
     queues: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// Whether the kernel has ublk; else why not.
+/// Checks that the kernel has ublk; the error says why not.
 pub(crate) fn is_there() -> Result<(), String> {
     let control = Path::new("/dev/ublk-control");
     if !control.exists() {
@@ -53,18 +53,19 @@ pub(crate) fn is_there() -> Result<(), String> {
             "this kernel has no ublk (there is no /dev/ublk-control, also after modprobe ublk_drv)".into()
         );
     }
-    // It has nothing to add, so that no kernel adds it.
+    // The command passes no device information, so no kernel adds a device.
     let asked = Control::open().and_then(|mut control| control.command(abi::ADD_DEV, u32::MAX, 0));
     knows_commands(asked)
 }
 
-/// Whether the kernel knows the commands by these numbers, from its answer to an [`abi::ADD_DEV`] without a device.
+/// Whether the kernel knows these command numbers, judged by its answer to [`abi::ADD_DEV`] without device
+/// information.
 fn knows_commands(answer: std::io::Result<()>) -> Result<(), String> {
     let Err(error) = answer else { return Ok(()) };
     match error.raw_os_error().map(Errno::from_raw_os_error) {
-        // It looked at what there was to add.
+        // The kernel knows the command and missed the information.
         Some(Errno::INVAL) => Ok(()),
-        // Commands had other numbers before 6.4, and what is none is answered so.
+        // Before 6.4 commands had other numbers, and unknown numbers fail with these errors.
         Some(Errno::NODEV | Errno::OPNOTSUPP) => {
             Err("this kernel's ublk is too old (Linux 6.4 is needed)".into())
         }
@@ -73,7 +74,7 @@ fn knows_commands(answer: std::io::Result<()>) -> Result<(), String> {
 }
 
 impl Ublk {
-    /// Makes a device, or goes on with one whose server died.
+    /// Makes a device, or takes over one whose server died.
     pub(crate) fn start(device: &Arc<dyn Device>, options: &Options) -> Result<Self, AttachError> {
         let mut control = Control::open().system("open /dev/ublk-control")?;
         let (info, is_resumed) = match options.resume {
@@ -107,19 +108,19 @@ impl Ublk {
         self.number
     }
 
-    /// Whether the queues have ended: somebody removed the device.
+    /// Whether the queues have ended: the device was removed by another program.
     pub(crate) fn is_gone(&self) -> bool {
         self.queues.lock().iter().all(JoinHandle::is_finished)
     }
 
-    /// Removes the device and ends the threads. `false`: it may still be there.
+    /// Removes the device and ends the threads. `false`: the device may still exist.
     pub(crate) fn stop(&self) -> bool {
         let queues = std::mem::take(&mut *self.queues.lock());
         if queues.is_empty() {
             return true;
         }
-        // Somebody may have removed it and made another one; the queues have ended then. While one runs it has the device open,
-        // and the kernel gives its number to no other.
+        // The device may have been removed and its number given to another one; then the queues have ended. A
+        // running queue has the device open, so the kernel gives its number to no other device.
         let is_running = queues.iter().any(|queue| !queue.is_finished());
         let owner = owner(self.number, &self.mark);
         if owner == Owner::Ours || (owner == Owner::Unknown && is_running) {
@@ -127,7 +128,7 @@ impl Ublk {
             if let Err(error) = Control::open().and_then(stop) {
                 tracing::warn!("attach: cannot stop ublk device {}: {error}", self.number);
                 if is_running {
-                    // They would be waited for without end; they end with the process.
+                    // Joining these threads could wait for ever; they end with the process.
                     return false;
                 }
             }
@@ -146,11 +147,12 @@ pub(crate) fn is_waiting(number: u32, mark: &Mark) -> Option<bool> {
     is_waiting_by(Control::open().and_then(|mut control| control.information(number)), mark)
 }
 
-/// The same, as the kernel's answer says.
+/// Like [`is_waiting`], from the kernel's answer.
 fn is_waiting_by(info: std::io::Result<Info>, mark: &Mark) -> Option<bool> {
     let is_kept = info.as_ref().is_ok_and(|info| match info.state() {
         State::Quiesced => true,
-        // The kernel has not noticed the death yet: before Linux 6.7 that takes up to 5 s where nothing is asked of the device.
+        // The kernel has not noticed the server's death yet: before Linux 6.7 that takes up to 5 s if there
+        // are no requests.
         State::Live => info.flags & abi::F_USER_RECOVERY != 0,
         State::Dead | State::Other(_) => false,
     });
@@ -161,12 +163,12 @@ fn is_waiting_by(info: std::io::Result<Info>, mark: &Mark) -> Option<bool> {
     }
 }
 
-/// Whose the device is, with or without a server.
+/// The owner of the device, with or without a server.
 pub(crate) fn owner(number: u32, mark: &Mark) -> Owner {
     owner_by(Control::open().and_then(|mut control| control.information(number)), mark)
 }
 
-/// The same, as the kernel's answer says.
+/// Like [`owner`], from the kernel's answer.
 fn owner_by(info: std::io::Result<Info>, mark: &Mark) -> Owner {
     match info {
         Ok(info) if info.server_flags == mark.number() => Owner::Ours,
@@ -178,16 +180,17 @@ fn owner_by(info: std::io::Result<Info>, mark: &Mark) -> Owner {
     }
 }
 
-/// Removes a device, with or without a server. The caller has looked whose it is. Who still uses it gets errors and is not waited
-/// for: the kernel gives the number free when the last one closes it. `false`: it is still there.
+/// Removes a device, with or without a server. The caller has checked the owner. Programs that still use the
+/// device get errors, and are not waited for: the kernel frees the number when the last one closes it.
+/// `false`: the device still exists.
 pub(crate) fn remove(number: u32) -> bool {
     let removed = Control::open().and_then(|mut control| {
-        // One that is dead already says so.
+        // The command fails if the device has stopped already.
         let _ = control.command(abi::STOP_DEV, number, 0);
         match control.command(abi::DEL_DEV_ASYNC, number, 0) {
             Ok(()) => Ok(is_free_soon(&mut control, number)),
             Err(error) if is_no_device(&error) => Ok(true),
-            // Kernels before 6.9 do not know it.
+            // Kernels before 6.9 do not have the command.
             Err(_) => delete_aside(control, number),
         }
     });
@@ -206,25 +209,26 @@ pub(crate) fn remove(number: u32) -> bool {
     }
 }
 
-/// Whether a removed device has gone, as it does at once where nobody uses it. Another attach may be given its number then.
+/// Whether a removed device ends soon, as it does if no program uses it. Its number may then be given to
+/// another device.
 fn is_free_soon(control: &mut Control, number: u32) -> bool {
     let start = Instant::now();
     while control.information(number).is_ok() {
-        if start.elapsed() > FREE_WITHIN {
+        if start.elapsed() > FREE_TIMEOUT {
             return false;
         }
-        std::thread::sleep(FREE_LOOKED_EVERY);
+        std::thread::sleep(FREE_CHECK_EVERY);
     }
     true
 }
 
-/// Removes a device with the command that waits for its last user, on a thread that nobody waits for longer than
-/// [`is_free_soon`] does. Whether it has gone.
+/// Removes a device with the command that waits for its last user, on a thread of its own, which is waited
+/// for only as long as in [`is_free_soon`]. Returns whether the device has ended.
 fn delete_aside(mut control: Control, number: u32) -> std::io::Result<bool> {
     let (told, outcome) = mpsc::channel();
     let work = move || drop(told.send(control.command(abi::DEL_DEV, number, 0)));
     std::thread::Builder::new().name("ublk-delete".into()).spawn(work)?;
-    match outcome.recv_timeout(FREE_WITHIN) {
+    match outcome.recv_timeout(FREE_TIMEOUT) {
         Ok(Err(error)) if !is_no_device(&error) => Err(error),
         Ok(_) => Ok(true),
         Err(_) => Ok(false),
@@ -264,11 +268,11 @@ fn add(control: &mut Control, device: &Arc<dyn Device>, options: &Options) -> Re
 fn recover(control: &mut Control, number: u32) -> Result<Info, AttachError> {
     let start = Instant::now();
     loop {
-        // The kernel may still be about to notice that the server is dead.
+        // The kernel may not have noticed the server's death yet.
         match control.command(abi::START_USER_RECOVERY, number, 0) {
             Ok(()) => break,
             Err(error)
-                if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) && start.elapsed() < PATIENCE =>
+                if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) && start.elapsed() < DEVICE_TIMEOUT =>
             {
                 std::thread::sleep(Duration::from_millis(50));
             }
@@ -281,7 +285,7 @@ fn recover(control: &mut Control, number: u32) -> Result<Info, AttachError> {
     control.information(number).system("ask for the ublk device's information")
 }
 
-/// Starts the threads; all have their rings when this returns.
+/// Starts the threads; all rings exist when this returns.
 fn start_queues(
     device: &Arc<dyn Device>,
     options: &Options,
@@ -302,7 +306,7 @@ fn start_queues(
             faults: Arc::clone(&faults),
         };
         let ready = ready.clone();
-        // All commands of a queue have to come from the thread that serves it.
+        // The kernel demands that all commands of a queue come from the thread that serves it.
         let work = move || {
             let name = setup.name.clone();
             let served = match Queue::new(setup) {
@@ -335,7 +339,7 @@ fn open_character(number: u32) -> Result<OwnedFd, AttachError> {
     loop {
         match rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
             Ok(device) => return Ok(device),
-            Err(Errno::NOENT | Errno::ACCESS | Errno::BUSY) if start.elapsed() < PATIENCE => {
+            Err(Errno::NOENT | Errno::ACCESS | Errno::BUSY) if start.elapsed() < DEVICE_TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(10));
             }
             Err(errno) => {

@@ -1,4 +1,5 @@
-//! A queue's thread: requests come out of its ring, hits are served at once, the rest comes back through a post box.
+//! The thread of a queue: takes requests from its ring, answers hits at once, and gets all other answers
+//! through its inbox.
 #![expect(unsafe_code, reason = "commands point to memory, which only the caller of io_uring can vouch for")]
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -15,10 +16,10 @@ use rustix::io::Errno;
 use super::abi::{self, Descriptor, Operation};
 use super::memory::{Buffers, Descriptors};
 
-/// What tells the end of sleep from requests.
+/// User data of the poll that ends a sleep; no request has this value.
 const POST_EVENT: u64 = u64::MAX;
 
-/// What a queue serves, and how.
+/// The parameters of a queue.
 #[derive(Clone)]
 pub(super) struct Setup {
     pub(super) device: Arc<dyn Device>,
@@ -27,7 +28,7 @@ pub(super) struct Setup {
     pub(super) depth: u16,
     pub(super) max_io_bytes: u32,
     pub(super) name: String,
-    /// Of all queues of the device: a full write cache refuses thousands of requests a second.
+    /// Shared by all queues of the device: a full write cache refuses thousands of requests a second.
     pub(super) faults: Arc<FaultLog>,
 }
 
@@ -48,7 +49,7 @@ impl PostBox {
         let mut posts = self.posts.lock();
         posts.push(post);
         if posts.len() == 1 {
-            // A counter at its limit is readable all the same.
+            // If the counter is at its limit, the write fails, but the event is readable.
             let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
         }
     }
@@ -77,7 +78,7 @@ impl Queue {
         Ok(Self { live: setup.depth, setup, ring, descriptors, buffers, posts, in_flight: 0 })
     }
 
-    /// Serves until the device goes away.
+    /// Serves until the device is removed.
     pub(super) fn run(mut self) -> std::io::Result<()> {
         for tag in 0..self.setup.depth {
             self.ask(abi::FETCH_REQ, tag, -1)?;
@@ -150,7 +151,7 @@ impl Queue {
         self.ask(abi::COMMIT_AND_FETCH_REQ, tag, result)
     }
 
-    /// Carries the request out, or gives it for [`Device::submit`].
+    /// Executes the request at once, or returns it for [`Device::submit`].
     fn attempt(&mut self, tag: u16, descriptor: Descriptor) -> Result<Option<Request>, IoError> {
         let invalid = |why: &str| IoError::new(IoErrorKind::Invalid, why);
         let Descriptor { offset_bytes, len_bytes, fua, may_unmap, .. } = descriptor;
@@ -236,7 +237,7 @@ impl Queue {
     }
 }
 
-/// The result of a request that succeeded: the bytes it moved.
+/// The result of a request that succeeded: the number of bytes that it moved.
 fn done(descriptor: &Descriptor) -> i32 {
     match descriptor.operation {
         Operation::Read | Operation::Write => i32::try_from(descriptor.len_bytes).unwrap_or(i32::MAX),
