@@ -1,5 +1,5 @@
-//! Checks whether a message has arrived completely. Otherwise the only control thread could block inside the
-//! message layer, waiting for a front-end that stopped in the middle of a message.
+//! Checks whether a message has arrived completely. Without the check, the only control thread could block
+//! inside the message layer, waiting for a front-end that stopped in the middle of a message.
 
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use vhost::vhost_user::message::MAX_MSG_SIZE;
 /// Request, flags and size of the body, each of 32 bits in the byte order of this host.
 const HEADER_BYTES: usize = 12;
 
-/// How often to look for the rest of a message. A socket with a part of a message is always readable, so
+/// How often to check for the rest of a message. A socket with a part of a message is always readable, so
 /// poll(2) cannot wait for more.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const CHECK_EVERY: Duration = Duration::from_millis(10);
 
 /// Whether the message layer can take the next message without waiting: it has arrived, or enough of it to
 /// see that it is invalid, or the end of the connection.
@@ -35,20 +35,20 @@ pub(crate) fn is_whole(stream: &UnixStream) -> bool {
     }
 }
 
-/// What happened to an incomplete message.
+/// The state of an incomplete message after a wait.
 pub(crate) enum Next {
-    /// There may be more of it.
-    Look,
+    /// More of it may come: check again.
+    CheckAgain,
     /// No more will come.
     End,
 }
 
-/// Waits a moment for more of a message, or for `also`.
+/// Waits a moment for more of a message, or for one of the descriptors `also`.
 pub(crate) fn wait_for_more(stream: &UnixStream, also: [PollFd<'_>; 2]) -> Next {
     let [first, second] = also;
     let mut fds = [PollFd::new(stream, PollFlags::RDHUP), first, second];
-    let moment = Timespec::try_from(LOOK_EVERY).ok();
+    let moment = Timespec::try_from(CHECK_EVERY).ok();
     let _ = rustix::event::poll(&mut fds, moment.as_ref());
     let [stream, ..] = &fds;
-    if stream.revents().is_empty() { Next::Look } else { Next::End }
+    if stream.revents().is_empty() { Next::CheckAgain } else { Next::End }
 }

@@ -36,8 +36,8 @@ struct QueueState {
     running: Option<Queue>,
 }
 
-/// The message layer accepts descriptors without this flag. A program that this process starts meanwhile
-/// (qemu-img, a hypervisor) would then inherit a machine's memory and queues.
+/// Sets the close-on-exec flag, which the message layer does not set. Without it, programs that this process
+/// starts (qemu-img, a hypervisor) would inherit a machine's memory and queues.
 fn close_on_exec(file: &File) -> Result<()> {
     rustix::io::fcntl_setfd(file, rustix::io::FdFlags::CLOEXEC).map_err(|e| Error::ReqHandlerError(e.into()))
 }
@@ -50,7 +50,7 @@ pub(crate) struct Control {
     /// Where requests in flight are marked, for the next server.
     region: Option<Arc<Region>>,
     queues: Vec<QueueState>,
-    /// Whether waiting for the device has taken too long since the server was told to stop.
+    /// Whether waiting for the device has taken too long since the server began to stop.
     give_up: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
@@ -114,15 +114,15 @@ impl Control {
     }
 
     /// Ends a queue when all its requests have been answered, and stores its position. If some are not
-    /// answered there is no position, and the error ends the connection. A front-end with a wrong position
-    /// would continue there, while a front-end without one reads it from the ring. It loses nothing, because
-    /// the server stops or the device is closed.
+    /// answered, there is no position, and the error ends the connection. With a wrong position the front-end
+    /// would continue there; without one, it reads the position from the ring. Nothing is lost, because this
+    /// happens only if the server stops or the device is closed.
     fn stop(&mut self, index: usize) -> Result<u16> {
         let running = self.queue(index)?.running.take();
         if let Some(running) = running {
             running.stop();
             let End::At(base) = running.wait_end(&*self.give_up) else {
-                let why = format!("queue {index} has no position: its requests are not all answered");
+                let why = format!("queue {index} has no final position: some of its requests are not answered");
                 return Err(Error::ReqHandlerError(std::io::Error::other(why)));
             };
             self.queue(index)?.base = base;
@@ -130,7 +130,7 @@ impl Control {
         Ok(self.queue(index)?.base)
     }
 
-    /// Ends all queues. `false`: waiting for the device was given up while it still had requests; they end by
+    /// Ends all queues. `false`: the device still has requests and the wait was given up; the queues end by
     /// themselves.
     pub(crate) fn stop_all(&mut self) -> bool {
         let running: Vec<Queue> = self.queues.iter_mut().filter_map(|queue| queue.running.take()).collect();
@@ -144,13 +144,13 @@ impl Control {
         all
     }
 
-    /// Refuses memory that its owner can take away, or warns about it once.
-    fn judge(&self, memory: GuestMemory) -> std::result::Result<GuestMemory, MapError> {
+    /// Refuses memory that its owner can truncate, or warns about it once.
+    fn check_memory(&self, memory: GuestMemory) -> std::result::Result<GuestMemory, MapError> {
         if let Some(spec) = memory.not_lasting() {
             if self.disk.sealed_memory {
                 return Err(MapError::NotSealed(spec));
             }
-            if !self.disk.told_of_memory.swap(true, Ordering::Relaxed) {
+            if !self.disk.warned_of_memory.swap(true, Ordering::Relaxed) {
                 let why = format_args!(
                     "the machine's memory lies in a file that cannot be sealed: whoever can truncate it can end this \
                      process; with memory-backend-memfd nobody can"
@@ -167,7 +167,7 @@ impl Control {
     }
 
     fn use_memory(&mut self, memory: std::result::Result<GuestMemory, MapError>) -> Result<()> {
-        match memory.and_then(|memory| self.judge(memory)) {
+        match memory.and_then(|memory| self.check_memory(memory)) {
             Ok(memory) => self.memory = Arc::new(memory),
             Err(error) => {
                 self.disk.faults.warn(&self.disk.name, &error);
@@ -245,7 +245,7 @@ impl VhostUserBackendReqHandlerMut for Control {
         }
         let none = GuestMemory::new(Arc::clone(&self.disk.addresses));
         if self.queues.iter().all(|queue| queue.running.is_none()) {
-            // A front-end may send the whole table again each time that a driver begins: it is not mapped
+            // A front-end may send the same table again whenever a driver starts: then it is not mapped
             // twice.
             self.memory = Arc::new(none.clone());
         }
@@ -320,7 +320,7 @@ impl VhostUserBackendReqHandlerMut for Control {
         let base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
         let queue = self.queue(index_of(index))?;
         if queue.running.is_some() {
-            return unsupported("a running queue cannot be set back");
+            return unsupported("the position of a running queue cannot be changed");
         }
         queue.base = base;
         Ok(())
@@ -429,7 +429,7 @@ impl VhostUserBackendReqHandlerMut for Control {
     }
 
     fn set_gpu_socket(&mut self, _: GpuBackend) -> Result<()> {
-        unsupported("this is no graphics card")
+        unsupported("this device is not a graphics card")
     }
 
     fn get_shared_object(&mut self, _: VhostUserSharedMsg) -> Result<File> {

@@ -1,4 +1,4 @@
-//! What a listener serves: the device, and what the guest sees of it.
+//! The disk that a listener serves: the device, and its properties for the guest.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -33,10 +33,10 @@ pub(crate) struct Disk {
     pub(crate) limits: Limits,
     /// The addresses of the machine's memory.
     pub(crate) addresses: Arc<Addresses>,
-    /// Whether memory is refused that its owner can take away.
+    /// Whether memory that its owner can truncate is refused.
     pub(crate) sealed_memory: bool,
-    /// Whether the log says that such memory is in use.
-    pub(crate) told_of_memory: AtomicBool,
+    /// Whether the warning about such memory was logged.
+    pub(crate) warned_of_memory: AtomicBool,
     pub(crate) faults: FaultLog,
     /// Writes of all queues that found no space and are to be tried again.
     pub(crate) waiting_writes: AtomicUsize,
@@ -46,7 +46,7 @@ pub(crate) struct Disk {
     flushes: AtomicBool,
     /// The guest wants writes to be answered only when they are durable.
     chose_write_through: AtomicBool,
-    /// The device has everything that a server answered which did not end in order.
+    /// The device has all writes that a killed server answered.
     recovered: bool,
     /// The positions at which queues ended, here or in the previous server.
     positions: Mutex<Positions>,
@@ -70,7 +70,7 @@ impl Disk {
             addresses: Addresses::new(limits.mapped_bytes),
             limits,
             sealed_memory: options.sealed_memory,
-            told_of_memory: AtomicBool::new(false),
+            warned_of_memory: AtomicBool::new(false),
             flushes: AtomicBool::new(true),
             chose_write_through: AtomicBool::new(
                 options.resume.as_ref().is_some_and(Positions::write_through),
@@ -80,25 +80,25 @@ impl Disk {
         }
     }
 
-    /// Data that each queue may have in flight. It is a fixed part, and not what the other queues leave.
-    /// Otherwise a queue would have to be woken when others give something back, and a queue that waits for
-    /// disk space would delay the reads of all.
+    /// The bytes that each queue may have in flight: a fixed share, and not what the other queues leave.
+    /// Otherwise queues would have to be woken when others free bytes, and a queue that waits for disk space
+    /// would delay the reads of all.
     pub(crate) fn bytes_in_flight_of_a_queue(&self) -> usize {
         self.limits.bytes_in_flight / self.running_queues.load(Ordering::Relaxed).max(1)
     }
 
-    /// The position at which a queue starts: 0 if the guest has reset its disk, else the position at which
-    /// the queue ended. A guest at any other position has used another server, and its idea of the disk's
-    /// content may be wrong.
+    /// The position at which a queue starts: 0 if the guest has reset its disk, or else the position at which
+    /// the queue ended. A guest at any other position has used another server since, so its cached contents
+    /// of the disk may be wrong.
     ///
     /// When a queue ends, everything that it took is answered or back in the ring, so the front-end's position
     /// and that of the ring agree. But a front-end that lost its connection reads the ring, perhaps before the
     /// last answers.
     ///
-    /// Indices have 16 bits, so a running guest has position 0 now and then. Its used ring is full of answers
-    /// then (`went_round`), while that of a reset guest is not, because drivers begin with a ring of zeroes.
-    /// If the queue ended in order at another position, only a reset leads to
-    /// 0. Then the ring is not checked, in case a driver leaves old answers in it.
+    /// Indices have 16 bits, so a running guest has position 0 now and then. Then its used ring is full of
+    /// answers (`went_round`). The ring of a reset guest is not, because drivers begin with a ring of zeroes.
+    /// If the queue ended in order at another position, only a reset leads to position 0. Then the ring is not
+    /// checked, in case a driver leaves old answers in it.
     ///
     /// After the crash of a server there is no position. If the device has everything that was answered, a
     /// queue with marks starts after the requests that were taken: each of them is answered or marked.
@@ -113,7 +113,7 @@ impl Disk {
         let ended_at = self.positions.lock().get(queue);
         let is_reset = base == 0 && used == 0;
         match ended_at {
-            // In order: nothing is marked, unless the region is one of another disk.
+            // The queue ended in order: nothing is marked, unless the region belongs to another disk.
             Some(_) if marked.is_some_and(|taken| taken > 0) => {}
             Some(position) if position == base || position == used => return Ok(position),
             Some(_) if is_reset => return Ok(0),
@@ -126,8 +126,8 @@ impl Disk {
         Err(ResumePositionFault { base, ended_at })
     }
 
-    /// Stores the position at which a queue ended here, with everything that it took answered or back in the
-    /// ring. `None`: this is not so, or waiting was given up.
+    /// Stores the position at which a queue ended, with all requests that it took answered or back in the
+    /// ring. `None`: some are not, or the wait was given up.
     pub(crate) fn ended(&self, queue: usize, position: Option<u16>) {
         self.positions.lock().set(queue, position);
     }
@@ -150,7 +150,7 @@ impl Disk {
             && (!self.flushes.load(Ordering::Relaxed) || self.chose_write_through.load(Ordering::Relaxed))
     }
 
-    /// Whether the guest has write-back caching on, as far as it can choose.
+    /// Whether the guest has write-back caching on; without the choice, whether the device has it.
     pub(crate) fn write_back(&self) -> bool {
         self.geometry.volatile_cache && !self.chose_write_through.load(Ordering::Relaxed)
     }

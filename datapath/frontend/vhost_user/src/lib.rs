@@ -5,7 +5,7 @@
 //!                                                                                       v
 //!  guest --available ring (shared memory)--> [queue thread] --Device::try_now on guest memory--Done--> used ring
 //!            kick only if it sleeps             |       ^                                               one interrupt
-//!                                            MustWait   | post box: next round, or eventfd              a batch
+//!                                            MustWait   | inbox: next round   , or eventfd              a batch
 //!                                               v       | when the thread sleeps
 //!                                       Device::submit -+
 //! ```
@@ -18,11 +18,12 @@
 //!   position. If a closed device refuses a request, the guest sees no error: the request goes back into the
 //!   ring, or the queue has no position ([`Server::positions`]).
 //! - A server that is killed leaves a mark for each request that it took and did not answer, in memory that
-//!   the front-end keeps. If the device lost nothing either, the next server goes on ([`Options::recovered`]).
-//! - Whatever a guest puts into its rings can only damage its own disk. A request that can be answered is
-//!   answered with an error, and a queue with invalid rings is stopped until the machine resets its disk.
-//!   Other queues continue.
-//! - Missing space is no error here, because guests treat any error as a broken disk: such a write waits.
+//!   the front-end keeps. If the device lost nothing either, the next server continues with these requests
+//!   ([`Options::recovered`]).
+//! - Whatever bytes a guest puts into its rings, it can damage only its own disk. A request that can be
+//!   answered is answered with an error, and a queue with invalid rings is stopped until the machine resets
+//!   its disk. Other queues continue.
+//! - A write that finds no space waits and gets no error, because guests treat any error as a broken disk.
 //! - An idle machine costs no processor time: threads sleep in the kernel.
 //!
 //! # Limits

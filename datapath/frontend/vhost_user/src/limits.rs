@@ -2,8 +2,8 @@
 
 /// Limits for one machine.
 ///
-/// Memory of one machine besides its rings, which lie in its own memory: at most 5/4 of `bytes_in_flight`,
-/// and for each queue one request (32 MiB) more and 4 MiB of buffers for later.
+/// Memory of one machine, besides its rings in guest memory: at most 5/4 of `bytes_in_flight`, and for each
+/// queue one request (32 MiB) more and 4 MiB of buffers for reuse.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Queues that a machine may use, 1 to 256. Each queue in use has a thread.
@@ -18,12 +18,13 @@ pub struct Limits {
     pub mapped_bytes: u64,
     /// How long an idle queue polls at most before its thread sleeps, in microseconds; 0 never polls.
     pub polling_us: u64,
-    /// After what time a write that found no space is tried again, in milliseconds.
+    /// How long until a write that found no space is tried again, in milliseconds.
     pub no_space_retry_ms: u64,
     /// How long [`crate::Server::stop`] waits for requests that the device has, in milliseconds.
     pub stop_timeout_ms: u64,
     /// How long a front-end may take to send the rest of a message, in milliseconds; then it is disconnected.
-    /// A front-end that has sent no message for as long since it connected gives way to another one.
+    /// A front-end that has sent nothing for this time since it connected is disconnected if another one
+    /// connects.
     pub message_timeout_ms: u64,
     /// Warnings about a machine in ten seconds; further ones are counted and reported later.
     pub warnings_per_10_s: u32,

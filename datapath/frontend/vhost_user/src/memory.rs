@@ -1,7 +1,7 @@
-//! The machine's memory, mapped here: the only place where guest addresses become bytes.
+//! The machine's memory, mapped into this process: the only place where guest addresses become bytes.
 //!
-//! The front-end (QEMU) sends files and tells at which guest addresses they lie. Each is mapped as a whole,
-//! so that requests move bytes between the machine's memory and the device without a copy in between.
+//! The front-end (QEMU) sends files with their guest addresses. Each is mapped as a whole, so that requests
+//! move bytes between the machine's memory and the device without a copy in between.
 //!
 //! # Why `unsafe`
 //! It maps files, and makes slices over mapped memory. Addresses and lengths come from the guest. Nothing
@@ -115,7 +115,7 @@ impl Drop for Taken {
 struct Mapping {
     first: NonNull<u8>,
     len: usize,
-    /// Returned once it is unmapped.
+    /// Dropped after unmapping, which returns the addresses.
     _addresses: Taken,
 }
 
@@ -151,16 +151,16 @@ impl Drop for Mapping {
     }
 }
 
-/// Seals a file against shrinking if possible. Returns whether its bytes are guaranteed to stay from now on.
+/// Seals a file against shrinking if possible. Returns whether its pages can no longer be taken away.
 fn lasts(file: &File) -> bool {
-    // Also refused for a file that is sealed already, so the seal itself is checked.
+    // This fails for a file that is sealed already, so the seals are read afterwards.
     let _ = rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK);
     let is_sealed = rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     // A huge page can be taken out of a sealed file, and later there may be none to replace it.
     is_sealed && !has_huge_pages(file)
 }
 
-/// If this cannot be determined, the answer is the unfavourable one.
+/// Whether the file is on hugetlbfs; `true` if this cannot be determined.
 pub(crate) fn has_huge_pages(file: &File) -> bool {
     rustix::fs::fstatfs(file).map_or(true, |system| system.f_type == HUGETLBFS_MAGIC)
 }
@@ -174,7 +174,7 @@ fn page_bytes(file: &File, metadata: &Metadata) -> u64 {
 #[derive(Clone)]
 struct Region {
     spec: RegionSpec,
-    /// Whether its bytes stay, whatever the file's owner does.
+    /// Whether the region's pages cannot be taken away by the file's owner.
     lasts: bool,
     /// Address of the region's first byte in this process.
     first: NonNull<u8>,
@@ -195,7 +195,7 @@ pub(crate) struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// Without any region. Mapped addresses count in `addresses` while they are in use.
+    /// Memory without regions. Mapped addresses count in `addresses` while they are in use.
     pub(crate) fn new(addresses: Arc<Addresses>) -> Self {
         Self { regions: Vec::new(), addresses }
     }
@@ -250,7 +250,7 @@ impl GuestMemory {
         Ok(Self { regions, addresses: Arc::clone(&self.addresses) })
     }
 
-    /// A region that its owner can take away while it is used, if there is one.
+    /// A region whose pages its owner can take away, if there is one.
     pub(crate) fn not_lasting(&self) -> Option<RegionSpec> {
         self.regions.iter().find(|region| !region.lasts).map(|region| region.spec)
     }
@@ -270,7 +270,7 @@ impl GuestMemory {
         self.segment(guest, len).is_some() || self.each_piece(guest, len, |_| Some(())).is_some()
     }
 
-    /// Copies bytes out of guest memory; `None`, and nothing copied, unless all of them are there.
+    /// Copies bytes out of guest memory; `None`, and nothing copied, unless all of them are mapped.
     pub(crate) fn read(&self, guest: u64, into: &mut [u8]) -> Option<()> {
         match self.segment(guest, u64::try_from(into.len()).ok()?) {
             Some(segment) => segment.copy_to(into),
@@ -279,7 +279,7 @@ impl GuestMemory {
         Some(())
     }
 
-    /// Copies bytes into guest memory; `None`, and nothing copied, unless there is a place for all of them.
+    /// Copies bytes into guest memory; `None`, and nothing copied, unless all of the addresses are mapped.
     pub(crate) fn write(&self, guest: u64, from: &[u8]) -> Option<()> {
         match self.segment(guest, u64::try_from(from.len()).ok()?) {
             Some(mut segment) => segment.copy_from(from),
@@ -310,8 +310,8 @@ impl GuestMemory {
         })
     }
 
-    /// Calls with the parts of a range in order, each of which lies in one region; `None` at the first part
-    /// that does not exist.
+    /// Calls a function with the parts of a range in order, each in one region; `None` at the first part that
+    /// is not mapped.
     #[cold]
     fn each_piece<'m>(
         &'m self,
@@ -327,7 +327,7 @@ impl GuestMemory {
             };
             let here = self.regions.iter().find_map(rest_of_region)?.min(left);
             take(self.segment(at, here)?)?;
-            // No region goes beyond the end of all addresses.
+            // A region never passes the end of the address space, so this does not wrap.
             at = at.wrapping_add(here);
             left = left.wrapping_sub(here);
         }
@@ -351,7 +351,7 @@ impl GuestMemory {
     }
 }
 
-/// Bytes of guest memory that are mapped while `'m` lasts.
+/// Bytes of guest memory that stay mapped during `'m`.
 pub(crate) struct Segment<'m> {
     first: NonNull<u8>,
     len: usize,
@@ -376,7 +376,7 @@ impl Segment<'_> {
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.len) }
     }
 
-    /// Gives the bytes to a device that fills them.
+    /// Calls a function, such as a read of the device, that fills the bytes.
     pub(crate) fn lend_mut<R>(&mut self, to: impl FnOnce(&mut [u8]) -> R) -> R {
         // SAFETY: as above.
         to(unsafe { std::slice::from_raw_parts_mut(self.first.as_ptr(), self.len) })
@@ -514,7 +514,7 @@ pub(crate) mod tests {
         assert!(matches!(refused, Err(MapError::TooLarge { limit_bytes, .. }) if limit_bytes == 3 * MIB));
         let whole = none.with(spec(0, u64::MAX >> 1, 0), &file);
         assert!(matches!(whole, Err(MapError::TooLarge { .. })));
-        // Memory that was taken away counts while somebody uses it.
+        // Removed memory counts while a request uses it.
         let other = both.without(spec(4 * MIB, MIB, 0)).unwrap();
         assert!(other.with(spec(8 * MIB, MIB, 0), &file).is_err());
         drop(both);

@@ -1,5 +1,5 @@
-//! The positions of queues when a server ended. With them the next server can recognise the machine that used
-//! it.
+//! The positions at which a server's queues ended. From them the next server recognises the machine that used
+//! the disk.
 
 /// The position of each queue of a machine when its server ended, with everything that it took answered, and
 /// whether the machine had chosen write-through, which it reports only once.
@@ -15,10 +15,10 @@ pub struct Positions {
 /// The text for: write-through was chosen.
 const WRITE_THROUGH: &str = "write-through";
 
-/// A running machine that has not used this disk, or not up to its present position.
+/// A running machine that has not used this disk, or has used another server since its known position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a running machine wants to go on at entry {base}, and {}: start it anew",
+    "a running machine wants to continue at entry {base}, but {}: restart the machine",
     self.reason()
 )]
 pub(crate) struct ResumePositionFault {

@@ -109,19 +109,19 @@ impl Server {
         self.shared.connected.load(Ordering::Relaxed)
     }
 
-    /// Writes that found no space on the device, and wait here until they are tried again.
+    /// Number of writes that found no space on the device, and wait here until they are tried again.
     pub fn waiting_writes(&self) -> usize {
         self.shared.disk.waiting_writes.load(Ordering::Relaxed)
     }
 
     /// Stops the server. No new request is taken; those taken are finished and answered, then the connection
-    /// is closed and the socket removed. Takes at most [`Limits::stop_timeout_ms`] and a moment; queues that
-    /// the device has not answered by then end by themselves. Harmless when repeated.
+    /// is closed and the socket removed. Takes at most [`Limits::stop_timeout_ms`] and a short time; queues
+    /// that the device has not answered by then end by themselves. Harmless when repeated.
     pub fn stop(&self) {
         let Some(thread) = self.thread.lock().take() else { return };
-        let patience = Duration::from_millis(self.shared.disk.limits.stop_timeout_ms);
+        let timeout = Duration::from_millis(self.shared.disk.limits.stop_timeout_ms);
         *self.shared.deadline.lock() =
-            Some(Instant::now().checked_add(patience).unwrap_or_else(Instant::now));
+            Some(Instant::now().checked_add(timeout).unwrap_or_else(Instant::now));
         let _ = rustix::io::write(&self.shared.stop_event, &1_u64.to_ne_bytes());
         let connection = self.shared.connection.lock().clone();
         if let Some(connection) = connection {
@@ -129,7 +129,7 @@ impl Server {
             let _ = connection.shutdown(std::net::Shutdown::Read);
             // From now on it sends at most one reply. If there is space for that, sending cannot block.
             // Without space it would block for ever on a front-end that does not read.
-            if !takes_replies(&connection, REPLIES_TAKEN_WITHIN.min(patience / 2)) {
+            if !takes_replies(&connection, REPLIES_TAKEN_WITHIN.min(timeout / 2)) {
                 let why = format_args!("its front-end does not read its replies, and is disconnected");
                 self.shared.disk.faults.warn(&self.shared.disk.name, &why);
                 let _ = connection.shutdown(std::net::Shutdown::Both);
@@ -158,7 +158,7 @@ impl Drop for Server {
     }
 }
 
-/// Whether the connection has space for a reply, gets it within this time, or has nobody to read it.
+/// Whether the connection has space for a reply, or is closed at the other end, within this time.
 fn takes_replies(connection: &UnixStream, within: Duration) -> bool {
     let until = Instant::now().checked_add(within);
     loop {
@@ -198,8 +198,8 @@ impl Shared {
         }
     }
 
-    /// Out of descriptors or memory, which others may free. New connections wait to be accepted, and are not
-    /// tried all the time.
+    /// Descriptors or memory are used up, which may be temporary. New connections stay in the queue, and are
+    /// not accepted again at once.
     fn cannot_accept(&self, error: &std::io::Error) {
         self.disk.faults.warn(&self.disk.name, &format_args!("cannot accept a front-end: {error}"));
         std::thread::sleep(Duration::from_millis(100));
@@ -235,16 +235,16 @@ impl Shared {
     fn session(&self, listener: &Listener, stream: UnixStream, peer: Peer) {
         tracing::info!("vhost-user: {}: front-end {peer} connected", self.disk.name);
         let (Ok(watched), Ok(kept)) = (stream.try_clone(), stream.try_clone()) else {
-            self.disk.faults.warn(&self.disk.name, &"out of file descriptors; a front-end was turned away");
+            self.disk.faults.warn(&self.disk.name, &"out of file descriptors; a front-end was disconnected");
             return;
         };
-        // For what `arrives_whole` cannot see: out-of-band bytes, which count as present and are never
-        // received, and replies that are not taken.
-        let patience = Some(Duration::from_millis(self.disk.limits.message_timeout_ms));
+        // The time-outs are for cases that `arrives_whole` does not see: out-of-band bytes, which count as
+        // present but are never received, and replies that are not read.
+        let timeout = Some(Duration::from_millis(self.disk.limits.message_timeout_ms));
         if let Err(error) =
-            watched.set_read_timeout(patience).and_then(|()| watched.set_write_timeout(patience))
+            watched.set_read_timeout(timeout).and_then(|()| watched.set_write_timeout(timeout))
         {
-            let why = format_args!("a front-end was turned away: its connection takes no time-out: {error}");
+            let why = format_args!("a front-end was disconnected: cannot set a time-out on its connection: {error}");
             self.disk.faults.warn(&self.disk.name, &why);
             return;
         }
@@ -270,7 +270,7 @@ impl Shared {
         }
         *self.connection.lock() = None;
         self.connected.store(false, Ordering::Relaxed);
-        tracing::info!("vhost-user: {}: front-end {peer} is gone", self.disk.name);
+        tracing::info!("vhost-user: {}: front-end {peer} has disconnected", self.disk.name);
     }
 
     /// Processes a front-end's messages until it disconnects or must be disconnected; then returns the
@@ -281,50 +281,50 @@ impl Shared {
         stream: &UnixStream,
         messages: &mut BackendReqHandler<StdMutex<Control>>,
     ) -> Option<String> {
-        let patience = Duration::from_millis(self.disk.limits.message_timeout_ms);
+        let timeout = Duration::from_millis(self.disk.limits.message_timeout_ms);
         let connected = Instant::now();
-        let mut has_spoken = false;
+        let mut has_sent = false;
         loop {
             match self.wait(listener, Some(stream)) {
                 Event::Stop => return None,
                 // A silent front-end may be a machine that is still being created, but it must not keep
                 // another one out.
-                Event::Connection if !has_spoken && connected.elapsed() >= patience => {
-                    let within = patience.as_millis();
-                    return Some(format!("it has said nothing within {within} ms, and another one has come"));
+                Event::Connection if !has_sent && connected.elapsed() >= timeout => {
+                    let within = timeout.as_millis();
+                    return Some(format!("it has sent nothing within {within} ms, and another front-end has connected"));
                 }
                 Event::Connection => self.turn_away(listener),
-                Event::Message if !self.arrives_whole(listener, stream, patience) => {
-                    let within = patience.as_millis();
-                    return Some(format!("it began a message and did not end it within {within} ms"));
+                Event::Message if !self.arrives_whole(listener, stream, timeout) => {
+                    let within = timeout.as_millis();
+                    return Some(format!("it began a message and did not finish it within {within} ms"));
                 }
                 // The message layer would wait for space for ever, and nobody else would be served.
-                Event::Message if !takes_replies(stream, patience) => {
-                    let within = patience.as_millis();
-                    return Some(format!("it has taken no replies within {within} ms"));
+                Event::Message if !takes_replies(stream, timeout) => {
+                    let within = timeout.as_millis();
+                    return Some(format!("it has read no replies for {within} ms"));
                 }
                 Event::Message => match messages.handle_request() {
-                    Ok(()) => has_spoken = true,
+                    Ok(()) => has_sent = true,
                     Err(Error::Disconnected) => return None,
-                    // Nothing is left to wait for, so "try again" is an error here too: a part of a message
-                    // is lost.
+                    // All bytes had arrived, so even "try again" is an error here: a part of a message is
+                    // lost.
                     Err(error) => return Some(error.to_string()),
                 },
             }
         }
     }
 
-    /// Whether a message that has begun arrives completely, or its front-end disconnects, in time; not if the
-    /// server stops meanwhile.
-    fn arrives_whole(&self, listener: &Listener, stream: &UnixStream, patience: Duration) -> bool {
+    /// Waits until a message that has begun has arrived completely. `false`: the front-end disconnected, the
+    /// time is over, or the server stops.
+    fn arrives_whole(&self, listener: &Listener, stream: &UnixStream, timeout: Duration) -> bool {
         let began = Instant::now();
         while !arrival::is_whole(stream) {
             let also = [PollFd::new(listener, PollFlags::IN), PollFd::new(&self.stop_event, PollFlags::IN)];
             match arrival::wait_for_more(stream, also) {
                 Next::End => return true,
-                Next::Look if self.is_stopping() || began.elapsed() >= patience => return false,
-                // A front-end that connects meanwhile learns at once that the disk is in use.
-                Next::Look => self.turn_away(listener),
+                Next::CheckAgain if self.is_stopping() || began.elapsed() >= timeout => return false,
+                // A front-end that connects meanwhile is told at once that the disk is in use.
+                Next::CheckAgain => self.turn_away(listener),
             }
         }
         true
@@ -333,7 +333,7 @@ impl Shared {
     fn turn_away(&self, listener: &Listener) {
         match listener.accept() {
             Ok(Some((_, peer))) => {
-                let why = format_args!("{peer} was turned away: a machine uses this disk already");
+                let why = format_args!("{peer} was disconnected: another front-end uses this disk already");
                 self.disk.faults.warn(&self.disk.name, &why);
             }
             Ok(None) => {}

@@ -77,7 +77,7 @@ fn faults_are_logged_with_name_and_reason() {
     let most = 5 * windows(started);
     let lines = log.lines_with(&["lab-9"]);
     let process = std::process::id();
-    assert!(lines[0].contains(&format!("process {process} was turned away: a machine uses")), "{lines:?}");
+    assert!(lines[0].contains(&format!("process {process} was disconnected: another front-end uses")), "{lines:?}");
     assert!(lines.len() <= most, "{} lines", lines.len());
     drop(guest);
 
@@ -89,7 +89,7 @@ fn faults_are_logged_with_name_and_reason() {
     ends(slow);
     let lines = log.lines_with(&["lab-10"]);
     let why = format!(
-        "front-end process {process} is disconnected: it began a message and did not end it within 100 ms"
+        "front-end process {process} is disconnected: it began a message and did not finish it within 100 ms"
     );
     assert!(lines.len() == 1 && lines[0].contains(&why), "{lines:?}");
 }

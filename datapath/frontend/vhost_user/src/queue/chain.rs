@@ -10,7 +10,7 @@ use crate::memory::GuestMemory;
 /// Most descriptors of an indirect table.
 pub(crate) const INDIRECT_DESCRIPTORS: u32 = 1024;
 
-/// A part of a request in guest memory, by guest address; not yet known to exist.
+/// A part of a request in guest memory, by guest address; the address is not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Buffer {
     pub(crate) addr: u64,
@@ -62,7 +62,7 @@ impl Chain {
             return Err(RingFault::IndirectLength(table.len));
         }
         let entry = |index: u32| {
-            // Cannot overflow: the index is below the count, and an address past the end is not found.
+            // No overflow: the index is below the count, and an address past the end of memory is not found.
             let addr = table.addr.wrapping_add(u64::from(index.wrapping_mul(Descriptor::BYTES)));
             let mut bytes = [0_u8; 16];
             memory.read(addr, &mut bytes)?;

@@ -1,5 +1,5 @@
-//! A request that could not be finished at once: the remaining work, and its conversion to a request of the
-//! device.
+//! A request that could not be finished at once: the work that is left, and its conversion to a request of
+//! the device.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::request::Piece;
 use super::transfer::{Direction, Transfer};
 use crate::memory::GuestMemory;
 
-/// The remaining work.
+/// The work that is left.
 #[derive(Debug)]
 pub(crate) enum Work {
     /// A read or write of these buffers from this offset.
@@ -51,7 +51,7 @@ impl Job {
         matches!(self.work, Work::Transfer { direction: Direction::Write { .. }, .. })
     }
 
-    /// Whether it needs space on the device, so that it waits if there is none.
+    /// Whether the request needs space on the device, and so waits if there is none.
     pub(crate) fn needs_room(&self) -> bool {
         match &self.work {
             Work::Transfer { direction, .. } => *direction != Direction::Read,
@@ -91,7 +91,7 @@ impl Job {
         }
     }
 
-    /// Processes a successful answer. `true`: the request is done; `false`: there is more to do.
+    /// Processes a successful answer. `true`: the request is done; `false`: more work is left.
     pub(crate) fn answered(&mut self, buffer: &[u8]) -> Result<bool, IoError> {
         match &mut self.work {
             Work::Transfer { direction: Direction::Read, at, buffers } => {

@@ -181,7 +181,7 @@ pub(crate) struct Marks {
     first: NonNull<u8>,
     /// Entries of the ring.
     entries: u16,
-    /// No server used the region before: it says nothing of requests that were taken.
+    /// No server has used the region before, so it does not tell which requests were taken.
     pub(crate) is_new: bool,
     counter: u64,
     /// Heads that were answered since the used index of the region was stored.
@@ -243,7 +243,7 @@ impl Marks {
         }
     }
 
-    /// Clears all marks: everything that was taken is answered, or will not be.
+    /// Clears all marks: all requests that were taken are answered, or never will be.
     pub(crate) fn clear(&self) {
         for descriptor in (0..self.entries).filter_map(|head| self.descriptor(head)) {
             self.mark(descriptor).store(0, Ordering::Release);
@@ -285,7 +285,7 @@ impl Marks {
         }
     }
 
-    /// Notes an answer that the driver does not see yet.
+    /// Records an answer that the driver does not see yet.
     #[inline]
     pub(crate) fn answer(&mut self, head: u16) {
         let Some(descriptor) = self.descriptor(head) else { return };

@@ -1,9 +1,10 @@
 //! One queue: its rings, and the thread that serves them.
 //!
-//! - `rings`: the rings in guest memory. `chain`: descriptors of one request. `request`: their meaning.
-//! - `thread`: the loop. `serve`: one request. `together`: several writes. `transfer`: data of reads and
+//! - `rings`: the rings in guest memory. `chain`: the descriptors of one request. `request`: their meaning.
+//! - `thread`: the loop. `serve`: one request. `together`: several writes. `transfer`: the data of reads and
 //!   writes. `job`: requests that wait.
-//! - `marks`: requests in flight, for the next server. `post`: messages from other threads to this one. `signal`: notifications to the front-end.
+//! - `marks`: requests in flight, for the next server. `post`: messages from other threads. `signal`:
+//!   notifications to the front-end.
 
 pub(crate) mod chain;
 mod job;
@@ -46,7 +47,7 @@ pub(crate) struct Setup {
     pub(crate) kick: OwnedFd,
     pub(crate) call: Option<Signal>,
     pub(crate) error: Option<Signal>,
-    /// Where requests in flight are marked.
+    /// The region in which requests in flight are marked.
     pub(crate) region: Option<Arc<Region>>,
 }
 
@@ -64,7 +65,7 @@ pub(crate) enum StartError {
 }
 
 /// How often a wait for a queue's thread checks whether to give up.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_EVERY: Duration = Duration::from_millis(50);
 
 /// A queue that is being served.
 pub(crate) struct Queue {
@@ -75,11 +76,11 @@ pub(crate) struct Queue {
 /// How a queue ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// Everything that it took is answered, or in the ring again: the next available entry.
+    /// All requests that it took are answered or back in the ring; the next available entry.
     At(u16),
     /// The device was closed before all was answered.
     Unanswered,
-    /// Waiting was given up; the queue ends by itself.
+    /// The wait was given up; the queue ends by itself.
     GivenUp,
 }
 
@@ -87,7 +88,7 @@ impl Queue {
     /// Starts the thread.
     pub(crate) fn start(mut setup: Setup) -> Result<Self, StartError> {
         let (rings, marked) = begin(&mut setup)?;
-        // Unknown until it ends.
+        // The position is unknown until the queue ends.
         setup.disk.ended(setup.number, None);
         let (disk, number) = (Arc::clone(&setup.disk), setup.number);
         let posts = Arc::new(PostBox::new()?);
@@ -99,10 +100,10 @@ impl Queue {
             let posts = Arc::clone(&posts);
             move || {
                 let position = thread::QueueThread::new(setup, rings, posts, marked).run();
-                // In this order: a caller that finds no queue running finds the final position of each.
+                // In this order: a caller that finds no running queue finds all final positions.
                 disk.ended(number, position);
                 drop(running);
-                // Nobody waits if stopping was given up.
+                // Nobody receives it if the wait was given up.
                 let _ = end.send(position);
             }
         })?;
@@ -144,7 +145,7 @@ impl Queue {
 /// The marks of a queue, and the requests that the previous server took and did not answer.
 type Marked = (Option<Marks>, Vec<u16>);
 
-/// Finds the rings and where the queue starts.
+/// Finds the rings and the position at which the queue starts.
 fn begin(setup: &mut Setup) -> Result<(Rings, Marked), StartError> {
     let rings = Rings::new(&setup.memory, setup.entries, setup.addresses, setup.event_idx)?;
     let used = rings.used_index();
@@ -165,7 +166,7 @@ fn begin(setup: &mut Setup) -> Result<(Rings, Marked), StartError> {
 
 fn wait<T>(receiver: &Receiver<T>, give_up: &dyn Fn() -> bool) -> Option<T> {
     loop {
-        match receiver.recv_timeout(LOOK) {
+        match receiver.recv_timeout(CHECK_EVERY) {
             Ok(value) => return Some(value),
             Err(RecvTimeoutError::Timeout) if !give_up() => {}
             Err(_) => return None,

@@ -9,7 +9,7 @@ use super::job::Job;
 use super::signal::Signal;
 use crate::memory::GuestMemory;
 
-/// The inbox in which they wait.
+/// The queue's inbox for these messages.
 pub(crate) type PostBox = Inbox<Post>;
 
 /// A message for a queue's thread.

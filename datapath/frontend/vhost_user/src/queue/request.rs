@@ -71,7 +71,7 @@ pub(crate) enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) command: Command,
-    /// First byte of a read or write; `None` past 64 bits.
+    /// Offset of a read or write in bytes; `None` if it exceeds 64 bits.
     pub(crate) offset: Option<u64>,
 }
 
@@ -112,7 +112,7 @@ pub(crate) fn decode_ranges(bytes: &[u8], command: Command) -> Result<Vec<Piece>
         let sector = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]);
         let sectors = u32::from_le_bytes([n0, n1, n2, n3]);
         let flags = u32::from_le_bytes(flags);
-        // A discard frees space by itself, and the flag is reserved for it (virtio 5.2.6.2).
+        // A discard frees space without the flag, which is reserved for it (virtio 5.2.6.2).
         let known = if command == Command::Discard { 0 } else { UNMAP };
         if flags & !known != 0 {
             return Err((Status::Unsupported, format!("a range with flags {flags:#x}")));

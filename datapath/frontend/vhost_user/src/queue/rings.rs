@@ -75,7 +75,7 @@ pub(crate) struct Rings {
     available: NonNull<u8>,
     used: NonNull<u8>,
     event_idx: bool,
-    /// Keeps the three valid.
+    /// Keeps the memory of the three rings mapped.
     memory: Arc<GuestMemory>,
 }
 
@@ -214,8 +214,7 @@ impl Rings {
         u16::from_le(self.field(self.available, 0).load(Ordering::Relaxed)) & NO_INTERRUPT == 0
     }
 
-    /// Asks the driver for a kick at the next request after `next`, and checks once more: `false` if there is
-    /// a request already.
+    /// Asks the driver for a kick at the next request after `next`. `false`: there is a request already.
     pub(crate) fn ask_for_kick(&self, next: u16) -> bool {
         if self.event_idx {
             let offset = RING_HEADER_BYTES.wrapping_add(usize::from(self.entries).wrapping_mul(8));
@@ -227,8 +226,8 @@ impl Rings {
         self.available_index() == next
     }
 
-    /// Asks the driver not to kick. With event indices nothing has to be done, because the requested index
-    /// has passed.
+    /// Asks the driver not to kick. With event indices nothing is done, because the requested index has
+    /// passed.
     pub(crate) fn ask_for_silence(&self) {
         if !self.event_idx {
             self.field(self.used, 0).store(NO_NOTIFY.to_le(), Ordering::Relaxed);

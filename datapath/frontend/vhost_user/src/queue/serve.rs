@@ -1,4 +1,5 @@
-//! Serves one request: decodes it, executes what needs no waiting, gives the rest to the device, and answers.
+//! Serves one request: decodes it, executes it if that needs no waiting, otherwise submits it, and answers
+//! it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,22 +16,22 @@ use super::transfer::{self, Direction, Progress, Transfer};
 use crate::fault::RingFault;
 use crate::memory::GuestMemory;
 
-/// The most buffers that are kept for requests that must wait, and the longest of them.
+/// The most buffers that are kept for reuse by requests that must wait, and the longest of them.
 const KEPT_BUFFERS: usize = 16;
 const KEPT_BUFFER_BYTES: usize = 128 << 10;
 
-/// How a request ended that did not have to wait.
+/// The status of a request that did not have to wait, with the reason of an error.
 type Finished = Result<Status, (Status, String)>;
 
 enum Step {
-    /// Done; this much was written besides the status.
+    /// The request is done; so many bytes were written besides the status.
     Done(Finished, u64),
     Wait(Work, u64),
-    /// As `Wait`, after the device said that it has no space.
+    /// Like `Wait`, after the device reported that it has no space.
     Starve(Work),
 }
 
-/// Serves the request in the queue's chain. Returns the number of data bytes that it moved.
+/// Serves the request in the queue's chain. Returns how many bytes of data it moved.
 pub(super) fn request(
     queue: &mut QueueThread,
     head: u16,
@@ -110,7 +111,7 @@ fn step(queue: &mut QueueThread, header: Header, memory: &GuestMemory) -> Step {
             Step::Done(Ok(Status::Ok), written)
         }
         Command::Discard | Command::WriteZeroes => ranges(queue, header.command, memory),
-        // Not a fault: a driver may ask for something that other devices support.
+        // Not a fault: a driver may try a command that only other devices support.
         Command::Unknown(_) => Step::Done(Ok(Status::Unsupported), 0),
     }
 }
@@ -130,7 +131,7 @@ fn transfer(queue: &mut QueueThread, direction: Direction, at: Option<u64>, memo
     let Some(at) = at else {
         return Step::Done(Err((Status::IoError, "a sector past 64 bits".into())), 0);
     };
-    // Put back, so that it is allocated once.
+    // Put back below, so that its memory is reused.
     let buffers = std::mem::take(match direction {
         Direction::Read => &mut queue.chain.writable,
         Direction::Write { .. } => &mut queue.chain.readable,
@@ -206,7 +207,7 @@ fn go_on(queue: &QueueThread, mut work: Work) -> Step {
 }
 
 impl QueueThread {
-    /// Gives a request to the device; its answer comes as a post.
+    /// Gives a request to the device; the answer arrives in the queue's inbox.
     pub(super) fn submit(&mut self, job: Job) {
         let free = &mut self.free;
         let request = job.request(|len| {

@@ -1,4 +1,4 @@
-//! How a queue notifies the front-end: a counter (`eventfd`).
+//! The notification of the front-end by a queue: a counter (`eventfd`).
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -1,7 +1,7 @@
 //! The loop of a queue's thread.
 //!
 //! ```text
-//!   +--> posts: answers of the device become used entries, orders are followed; requests for the disk are started now and then
+//!   +--> inbox: answers of the device become used entries, orders are followed; requests for the disk are started now and then
 //!   |    available requests: served, or submitted to the device
 //!   |    used entries become visible to the driver together, with one interrupt if it wants one
 //!   +--- something was done?
@@ -32,9 +32,9 @@ use crate::disk::Disk;
 use crate::fault::RingFault;
 use crate::memory::GuestMemory;
 
-/// Requests served before posts are processed and the driver is interrupted.
+/// Requests that are served before the inbox is checked and the driver is interrupted.
 const BATCH: usize = 64;
-/// Data moved before the same.
+/// Data that is moved before the inbox is checked, in bytes.
 const BATCH_BYTES: u64 = 512 << 10;
 /// Used entries that become visible to the driver at a time, so that it continues while the rest of the batch
 /// is served.
@@ -45,7 +45,7 @@ const SHOWN_TOGETHER: u16 = 8;
 /// of a read.
 const MOST_ROUNDS_UNSTARTED: u32 = 2;
 
-const NO_ROOM_AT_STOP: &str = "no room came before the machine stopped its disk; a write is failed";
+const NO_ROOM_AT_STOP: &str = "a write fails: it found no space on the device before the machine stopped its disk";
 const CLOSED_AT_STOP: &str = "the disk was closed before all requests of the machine were answered";
 
 /// A queue in service.
@@ -55,7 +55,7 @@ pub(super) struct QueueThread {
     pub(super) posts: Arc<PostBox>,
     pub(super) chain: Chain,
     pub(super) scratch: Vec<u8>,
-    /// Writes of this round that have not begun.
+    /// Writes of this round that are not executed yet.
     pub(super) gathered: Vec<Gathered>,
     pub(super) free: Vec<Vec<u8>>,
     /// Requests that the device has.
@@ -63,11 +63,11 @@ pub(super) struct QueueThread {
     pub(super) bytes_in_flight: usize,
     /// The part of the bytes in flight that belongs to reads.
     pub(super) read_bytes_in_flight: usize,
-    /// Writes that have no buffer yet, because others already use all that may wait for the device.
+    /// Writes that have no buffer yet, because the limit of bytes in flight is reached.
     held: VecDeque<Job>,
     /// Requests that found no space, to be tried again.
     pub(super) starved: Vec<Job>,
-    /// Requests that the device did not accept because it is closed. They are not answered.
+    /// Requests that the closed device did not accept. They are not answered.
     left: Vec<Job>,
     stopping: bool,
     number: usize,
@@ -78,9 +78,9 @@ pub(super) struct QueueThread {
     call: Option<Signal>,
     error: Option<Signal>,
     broken: bool,
-    /// Where requests are marked while they are taken and not answered.
+    /// The marks of requests that are taken and not answered.
     marks: Option<Marks>,
-    /// Requests that the previous server took and did not answer, to be served before others.
+    /// Requests that the previous server took and did not answer; they are served before others.
     again: VecDeque<u16>,
     next_available: u16,
     next_used: u16,
@@ -159,7 +159,7 @@ impl QueueThread {
         }
     }
 
-    /// Does what there is to do. Returns whether there was anything.
+    /// Does all work that can be done now. Returns whether there was any.
     pub(super) fn round(&mut self) -> bool {
         let mut worked = self.read_posts();
         worked |= self.retry_starved();
@@ -186,12 +186,12 @@ impl QueueThread {
                 Post::Answer(job, outcome) => self.answer(job, outcome),
                 Post::Memory(memory, done) => {
                     self.use_memory(&memory);
-                    // The control thread may have given up waiting.
+                    // Fails if the control thread has given up waiting.
                     let _ = done.send(());
                 }
                 Post::Call(call) => {
                     self.call = call;
-                    // Signals to the old descriptor may not have been seen; an additional one does no harm.
+                    // Signals to the old descriptor may have been missed; an additional signal does no harm.
                     signal(self.call.as_ref());
                 }
                 Post::Error(error) => self.error = error,
@@ -223,14 +223,14 @@ impl QueueThread {
         self.give_back();
     }
 
-    /// Called when the device has no more requests. Returns the next available entry, or none if some entries
+    /// Called when the device has no more requests. Returns the next available entry; `None` if some entries
     /// before it are not answered.
     fn end(mut self) -> Option<u16> {
         self.give_back();
         let starved = self.take_starved();
         if !self.left.is_empty() {
-            // Later requests were answered, so no server can continue with this machine. The guest is not
-            // shown an error that its disk did not have.
+            // Later requests were answered, so no server can continue with this machine. The guest does not
+            // get an error for these requests, because the disk had none.
             self.warn(&CLOSED_AT_STOP);
             return None;
         }
@@ -241,7 +241,7 @@ impl QueueThread {
         self.show_used();
         self.interrupt();
         if let Some(marks) = &self.marks {
-            // A request that broke the queue is not answered, but it must not be taken again.
+            // The request that broke the queue is not answered, and must not be taken again.
             marks.clear();
         }
         Some(self.next_available)
@@ -255,8 +255,8 @@ impl QueueThread {
             && self.has_room_for_reads()
     }
 
-    /// Whether requests of the previous server are still to be served, also while the queue stops: they were
-    /// taken.
+    /// Whether requests of the previous server are left. They are served even while the queue stops, because
+    /// they were taken.
     fn has_more_again(&self) -> bool {
         !self.again.is_empty() && !self.broken
     }
@@ -267,29 +267,29 @@ impl QueueThread {
         self.in_flight.saturating_add(kept)
     }
 
-    /// Whether another request with data may be given to the device. One is always permitted, however small
-    /// the limit.
+    /// Whether another request with data may be given to the device: one always may, however small the limit
+    /// is.
     fn has_room_for_data(&self) -> bool {
         self.bytes_in_flight == 0 || self.bytes_in_flight < self.disk.bytes_in_flight_of_a_queue()
     }
 
-    /// The same for a read. Writes may wait for space for long, and reads continue meanwhile with a quarter
-    /// of their own.
+    /// Like [`Self::has_room_for_data`], for a read. Writes may wait long for space; reads continue meanwhile,
+    /// with another quarter of the limit.
     fn has_room_for_reads(&self) -> bool {
         self.has_room_for_data()
             || self.read_bytes_in_flight == 0
             || self.read_bytes_in_flight < self.disk.bytes_in_flight_of_a_queue() / 4
     }
 
-    /// Gives a new request to the device, or keeps it until others have been answered.
+    /// Gives a new request to the device, or holds it back until others have been answered.
     pub(super) fn submit_in_turn(&mut self, job: Job) {
-        // A discard has no data, and may free the space that the others wait for.
+        // A discard has no data, and may free the space for which the others wait.
         let waits = job.is_write() && (!self.held.is_empty() || !self.has_room_for_data());
         if waits { self.held.push_back(job) } else { self.submit(job) }
     }
 
-    /// Returns waiting requests to the ring, as far as nothing after them was taken: the next server of the
-    /// machine takes them again. Waiting for all of them would delay the stop, and those without space would
+    /// Returns waiting requests to the ring, from the newest on, up to the first request that was executed.
+    /// The next server takes them again. Waiting for them would delay the stop, and those without space would
     /// fail.
     fn give_back(&mut self) {
         while !self.broken {
@@ -381,7 +381,7 @@ impl QueueThread {
 
     /// Writes the status and returns the chain; the driver sees it with the next [`Self::show_used`].
     pub(super) fn finish(&mut self, head: u16, at: u64, status: Status, written: u32, memory: &GuestMemory) {
-        // It was found in the same memory when the request was taken.
+        // The status byte was found in the same memory when the request was taken.
         if let Some(mut segment) = memory.segment(at, 1) {
             segment.copy_from(&[status.byte()]);
         }
@@ -431,7 +431,7 @@ impl QueueThread {
     /// guest would treat any other error as a broken disk.
     pub(super) fn starve(&mut self, job: Job) {
         if self.starved.is_empty() && !self.stopping {
-            self.warn(&"there is no room for a write; the machine waits until there is");
+            self.warn(&"a write finds no space on the device; it waits until there is space");
         }
         self.starved.push(job);
         self.disk.waiting_writes.fetch_add(1, Ordering::Relaxed);
@@ -444,7 +444,7 @@ impl QueueThread {
     /// of the machine takes it from the ring again. The guest would treat any error as a broken disk.
     pub(super) fn leave(&mut self, job: Job) {
         if self.left.is_empty() && !self.stopping {
-            self.warn(&"the disk is closed; what the machine writes is not answered");
+            self.warn(&"the disk is closed; the machine's writes are not answered");
         }
         self.left.push(job);
     }
@@ -470,8 +470,8 @@ impl QueueThread {
         {
             self.submit(job);
         }
-        // The others had no buffer while they waited. Giving all of them a buffer at once would exceed the
-        // limit.
+        // These requests had no buffers while they waited. Giving all of them a buffer at once would exceed
+        // the limit.
         self.disk.waiting_writes.fetch_add(jobs.len(), Ordering::Relaxed);
         self.starved.extend(jobs);
         if !self.starved.is_empty() {
@@ -487,9 +487,9 @@ impl QueueThread {
     }
 
     fn idle(&mut self) {
-        // Only this thread adds requests there, in the other steps of a round; a completion here only posts.
-        // So no request is unstarted while the thread polls or sleeps. While it works, the rounds are
-        // counted.
+        // Only this thread adds requests for the disk, in the other steps of a round; a completion here only
+        // adds to the inbox. So no request is left unstarted while the thread polls or sleeps. While it
+        // works, the rounds are counted.
         self.start_waiting();
         if self.posts.is_filled() {
             return;
@@ -527,7 +527,7 @@ impl QueueThread {
             }),
             PollFd::new(&self.kick, PollFlags::IN),
         ];
-        // Without room for requests kicks are ignored, because they would wake the thread for nothing.
+        // If no request may be taken, kicks are ignored: they would wake the thread for nothing.
         let watched = if take { fds.as_mut_slice() } else { fds.split_at_mut(2).0 };
         let polled = rustix::event::poll(watched, timeout.as_ref());
         let [event, _, kick] = &fds;
@@ -535,7 +535,7 @@ impl QueueThread {
         posts.wake_up(event.contains(PollFlags::IN));
         match polled {
             Ok(_) | Err(Errno::INTR) => {}
-            // Out of memory: slow, but it continues.
+            // Out of memory: continue slowly.
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
         if !take {

@@ -1,7 +1,7 @@
 //! Gives writes that arrived together to the device together, which may cost less than one after the other.
 //!
-//! Only writes that can be stored directly from guest memory, in one piece, are gathered, and no part of them
-//! is executed before. A write that the device did not store then is served like any other.
+//! Only writes that can be stored directly from guest memory, in one piece, are gathered, and none of them is
+//! executed before. A gathered write that the device does not store is then served like any other.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::memory::GuestMemory;
 /// The most writes that are gathered: the guest waits for the first while the last is examined.
 const TOGETHER: usize = 8;
 
-/// The longest of them: a longer write has enough blocks by itself.
+/// The longest gathered write, in bytes: a longer one has enough blocks by itself.
 const LONGEST_BYTES: u32 = 16 << 10;
 
 /// A write that was taken from the ring.

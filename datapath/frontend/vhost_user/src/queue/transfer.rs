@@ -86,22 +86,22 @@ struct Together {
     first: usize,
     len: usize,
     stored: [bool; TOGETHER],
-    /// Giving them together is not worthwhile: they follow one by one.
-    in_vain: bool,
+    /// The device stored none of the last ones: the rest follows one by one.
+    is_useless: bool,
 }
 
 impl Together {
     fn new(transfer: &Transfer<'_>) -> Self {
         let can_be = transfer.buffers.len() > 1 && transfer.direction == Direction::Write { fua: false };
-        Self { first: 0, len: 0, stored: [false; TOGETHER], in_vain: !can_be }
+        Self { first: 0, len: 0, stored: [false; TOGETHER], is_useless: !can_be }
     }
 
-    /// Whether this buffer, which belongs to this offset, is stored: earlier, or now together with the
-    /// buffers after it.
+    /// Whether this buffer, which belongs to this offset, is stored: by an earlier call, or now together with
+    /// the buffers after it.
     #[inline]
     fn has(&mut self, device: &dyn Device, transfer: &Transfer<'_>, index: usize, at: u64) -> bool {
         if index.wrapping_sub(self.first) >= self.len {
-            if self.in_vain {
+            if self.is_useless {
                 return false;
             }
             self.store(device, transfer, index, at);
@@ -135,7 +135,7 @@ impl Together {
         if let (Some(writes), Some(stored)) = (writes.get(..len), self.stored.get_mut(..len)) {
             device.write_together(writes, stored);
             // Buffers that follow new blocks are usually new, too.
-            self.in_vain = !stored.contains(&true);
+            self.is_useless = !stored.contains(&true);
         }
     }
 }
@@ -221,7 +221,7 @@ impl Transfer<'_> {
         Ok(Progress::Done)
     }
 
-    /// Copies the buffers out, one after the other.
+    /// Copies the buffers into `into`, one after the other.
     pub(crate) fn gather(&self, mut into: &mut [u8]) -> Result<(), IoError> {
         for buffer in self.buffers {
             let len = usize::try_from(buffer.len).unwrap_or(usize::MAX);
@@ -232,7 +232,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// Copies into the buffers, one after the other.
+    /// Copies `from` into the buffers, one after the other.
     pub(crate) fn scatter(&self, mut from: &[u8]) -> Result<(), IoError> {
         for buffer in self.buffers {
             let len = usize::try_from(buffer.len).unwrap_or(usize::MAX);
@@ -254,5 +254,5 @@ fn outside(buffer: Buffer) -> IoError {
 }
 
 fn too_short() -> IoError {
-    IoError::new(IoErrorKind::Device, "the device gave a request's buffer back with another length")
+    IoError::new(IoErrorKind::Device, "the device returned a request's buffer with another length")
 }
