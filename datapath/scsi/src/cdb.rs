@@ -1,4 +1,4 @@
-//! Parses a CDB into an operation, by the CDB alone.
+//! Parses a CDB into an operation. It looks only at the CDB, not at the state of the unit.
 //!
 //! The table of commands is [`crate::opcodes`]; this module defines their fields. Bits that the standards
 //! reserve are ignored, as the standards require of a target. Fields with unsupported values are refused, and
@@ -16,12 +16,12 @@ pub(crate) struct Span {
     pub(crate) blocks: u64,
 }
 
-/// What a command compares the medium with (BYTCHK).
+/// The data with which a command compares the medium (BYTCHK).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// With nothing: the medium is only read.
+    /// No data: the medium is only read.
     Medium,
-    /// With data-out, block by block.
+    /// The data-out, block by block.
     Data,
     /// Each block with the one block of data-out.
     OneBlock,
@@ -106,7 +106,7 @@ pub(crate) fn cdb_bytes(opcode: u8) -> Option<usize> {
     }
 }
 
-/// What the CDB asks for.
+/// Parses the operation.
 pub(crate) fn parse(cdb: &Cdb) -> Result<Op, Fault> {
     let b = cdb.bytes().as_slice();
     let op = match cdb.opcode() {
@@ -213,7 +213,7 @@ fn no_protection(b: &[u8]) -> Result<(), Fault> {
     if u8_at(b, 1) & 0xe0 != 0 { Err(Fault::field(1)) } else { Ok(()) }
 }
 
-/// READ, WRITE and ORWRITE: the span and FUA. DPO is a hint that is not needed.
+/// READ, WRITE and ORWRITE: the span and FUA. DPO, a hint, is ignored.
 fn transfer(b: &[u8]) -> Result<(Span, bool), Fault> {
     let span = plain_span(b);
     if cdb_bytes(u8_at(b, 0)) == Some(6) {

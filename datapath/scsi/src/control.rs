@@ -19,17 +19,17 @@ use crate::wire::{len32, put};
 /// Most descriptors of GET LBA STATUS.
 const STATUS_DESCRIPTORS: usize = 1024;
 
-/// What a command of this module does.
+/// The result of a command of this module.
 pub(crate) enum Effect {
-    /// It has ended, with this data, cut to the allocation length.
+    /// The command has finished with this data, cut to the allocation length.
     Data(Vec<u8>),
-    /// It has ended, except that the tasks of these initiator ports have to be aborted first.
+    /// The command finishes after the tasks of these initiator ports were aborted.
     Abort(Vec<Arc<crate::identity::Initiator>>),
-    /// It has ended, except that all earlier writes have to become durable first.
+    /// The command finishes after all earlier writes were made durable.
     Flush,
 }
 
-/// Whether the command is one of this module.
+/// Whether the command belongs to this module.
 pub(crate) fn is_control(op: &Op) -> bool {
     match op {
         Op::Read { .. }
@@ -48,8 +48,8 @@ pub(crate) fn is_control(op: &Op) -> bool {
     }
 }
 
-/// Whether [`crate::Nexus::try_now`] may execute it: its answer must certainly fit, and it must not wait for
-/// the device.
+/// Whether [`crate::Nexus::try_now`] may execute the command: its answer certainly fits, and it need not wait
+/// for the device.
 pub(crate) fn may_be_now(op: &Op, room_bytes: usize) -> bool {
     match op {
         Op::RequestSense { .. } => room_bytes >= 32,
@@ -64,7 +64,7 @@ pub(crate) fn ends_tasks(op: &Op) -> bool {
 }
 
 /// Executes the command.
-pub(crate) fn carry_out(target: &Target, link: &Link, op: &Op, data_out: &[u8]) -> Result<Effect, Reply> {
+pub(crate) fn execute(target: &Target, link: &Link, op: &Op, data_out: &[u8]) -> Result<Effect, Reply> {
     let unit = &link.unit;
     let refuse = |fault: Fault| unit.check_condition(&fault);
     let data = match op {
@@ -84,14 +84,14 @@ pub(crate) fn carry_out(target: &Target, link: &Link, op: &Op, data_out: &[u8]) 
         Op::ReadCapacity16 { .. } => inquiry::capacity16(unit),
         Op::GetLbaStatus { lba, allocation } => lba_status(link, *lba, *allocation)?,
         Op::ReadDefects { long, lists, .. } => inquiry::defects(*long, *lists),
-        Op::ModeSense(ask) => mode::sense(unit, ask).map_err(refuse)?,
+        Op::ModeSense(request) => mode::sense(unit, request).map_err(refuse)?,
         Op::ModeSelect { long, list_bytes } => {
             let list = parameter_list(data_out, *list_bytes).map_err(refuse)?;
             let selected = mode::select(unit, *long, list).map_err(refuse)?;
             if selected.any {
                 unit.notify_others(Some(link.nexus), Code::MODE_PARAMETERS_CHANGED);
             }
-            // If no write cache is reported, nobody flushes it.
+            // If no write cache is reported, initiators send no flush: flush once now.
             if selected.no_cache {
                 return Ok(Effect::Flush);
             }
@@ -99,23 +99,23 @@ pub(crate) fn carry_out(target: &Target, link: &Link, op: &Op, data_out: &[u8]) 
         }
         Op::CopyStatus { list_id, .. } => link.copies.status(*list_id).map_err(refuse)?,
         Op::CopyParameters { .. } => copies::parameters(unit),
-        Op::ReportOpcodes(ask) => opcodes::report(ask).map_err(refuse)?,
+        Op::ReportOpcodes(request) => opcodes::report(request).map_err(refuse)?,
         Op::ReportFunctions { extended, .. } => inquiry::functions(*extended),
         Op::Reserve if !unit.reservations.reserve_simple(link.nexus) => return Err(conflict()),
         Op::Release if !unit.reservations.release_simple(link.nexus) => return Err(conflict()),
         Op::ReserveIn { action, .. } => unit.reservations.report(*action).map_err(refuse)?,
-        Op::ReserveOut(ask) => {
-            let list = parameter_list(data_out, ask.list_bytes).map_err(refuse)?;
-            let effects = unit.reservations.persistent_out(link.nexus, &link.initiator, ask, list);
+        Op::ReserveOut(request) => {
+            let list = parameter_list(data_out, request.list_bytes).map_err(refuse)?;
+            let effects = unit.reservations.persistent_out(link.nexus, &link.initiator, request, list);
             let effects = effects.map_err(|refusal| match refusal {
                 Refusal::Conflict => conflict(),
                 Refusal::Fault(fault) => refuse(fault),
             })?;
             for other in unit.links() {
-                let told = effects.attentions.iter().filter(|(port, _)| **port == *other.initiator);
-                told.for_each(|(_, code)| other.attention.establish(*code));
+                let attentions = effects.attentions.iter().filter(|(port, _)| **port == *other.initiator);
+                attentions.for_each(|(_, code)| other.attention.establish(*code));
             }
-            if ask.action == 5 {
+            if request.action == 5 {
                 return Ok(Effect::Abort(effects.aborts));
             }
             Vec::new()
@@ -185,7 +185,8 @@ fn lba_status(link: &Link, lba: u64, allocation: u32) -> Result<Vec<u8>, Reply> 
     Ok(data)
 }
 
-/// Commands to a LUN without a logical unit: they can ask what it is, and which units exist.
+/// Answers commands to a LUN without a logical unit. Only inquiries are answered: about the LUN, and about
+/// existing units.
 pub(crate) fn absent(target: &Target, op: &Result<Op, Fault>) -> Result<Vec<u8>, Reply> {
     let unsupported = Fault::illegal(Code::LOGICAL_UNIT_NOT_SUPPORTED);
     let refuse = |fault: Fault| Reply { status: Status::CheckCondition, sense: Some(fault.sense(false)) };

@@ -1,8 +1,8 @@
 //! EXTENDED COPY (LID1) within one logical unit: the parameter list, and the answers of RECEIVE COPY RESULTS.
 //!
-//! Of the descriptors of SPC-4, the identification descriptor (E4h) names the unit by any of its designators,
-//! and the block to block descriptor (02h) says what is copied. Copying between units is not supported: a
-//! descriptor of another unit counts as that of an unreachable device.
+//! Two descriptors of SPC-4 are supported: the identification descriptor (E4h) names the unit by any of its
+//! designators, and the block to block descriptor (02h) describes a run to copy. Copying between units is not
+//! supported: a descriptor of another unit counts as that of an unreachable device.
 
 use std::collections::VecDeque;
 
@@ -33,10 +33,10 @@ pub(crate) struct Segment {
     pub(crate) to: ByteRange,
 }
 
-/// What a parameter list asks for.
+/// The contents of a parameter list.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// The list identifier, unless the copy should not be remembered.
+    /// The list identifier; `None` if the copy need not be recorded.
     pub(crate) list_id: Option<u8>,
     pub(crate) segments: Vec<Segment>,
 }
@@ -140,7 +140,7 @@ struct Record {
     bytes: u64,
 }
 
-/// Most copies that a nexus can ask about; older ones are forgotten.
+/// The most copies that a nexus can ask about; older records are dropped.
 const RECORDS: usize = 16;
 
 /// The copies of a nexus, by list identifier.
@@ -218,7 +218,7 @@ pub(crate) fn page(unit: &LogicalUnit) -> Vec<u8> {
         (0x0001, &[7, 0x83, 1, 0x00, 0x84, 2, 0x00, 0x03]),
         (0x0004, &parameters),
         (0x0008, &[2, BLOCK_TO_BLOCK, IDENTIFICATION, 0]),
-        // No identifiers other than those of descriptors.
+        // Identifiers are supported only in descriptors.
         (0x000c, &[0, 0, 0, 0]),
         (0x8001, &general),
     ];

@@ -1,11 +1,11 @@
-//! Properties that must hold for every command that an initiator can send: for the fuzzers in `fuzz/`, and
-//! for a bounded test.
+//! Properties that must hold for every command that an initiator can send; used by the fuzzers in `fuzz/` and
+//! by a bounded test.
 //!
 //! `scsi_parameters` is in `parameters`: commands with their data-out, compared with a model of the unit
-//! (`model`, `registrations`). `scsi_cdb` is here. It parses a command twice: with [`crate::cdb::parse`], and
-//! with a second parser that follows the figures of SPC-4 and SBC-3 with their numbering of bits. The two
-//! must agree on the operation, on each of its fields, and on which commands are refused because of which
-//! byte. The table that initiators see (REPORT SUPPORTED OPERATION CODES) must agree with both.
+//! (`model`, `registrations`). `scsi_cdb` is here. It parses each command twice: with [`crate::cdb::parse`],
+//! and with a second parser that follows the figures of SPC-4 and SBC-3 with their numbering of bits. The two
+//! must agree on the operation, on each of its fields, and on the byte because of which a command is refused.
+//! The table that initiators see (REPORT SUPPORTED OPERATION CODES) must agree with both.
 
 mod model;
 mod parameters;
@@ -79,7 +79,8 @@ impl Figure {
 /// First byte and length of a field.
 type Place = (u32, u32);
 
-/// Length of the CDB, and the places of its address and its number of blocks, for the codes that have these.
+/// Length of the CDB, and the positions of its address and its number of blocks, for the codes that have
+/// them.
 fn extent(code: u8) -> Option<(u32, Place, Place)> {
     Some(match code {
         0x28 | 0x2a | 0x2e | 0x2f | 0x34 | 0x35 | 0x41 => (10, (2, 4), (7, 2)),
@@ -90,7 +91,7 @@ fn extent(code: u8) -> Option<(u32, Place, Place)> {
     })
 }
 
-/// A command of the medium: the operation, and its blocks.
+/// A command to the medium: the operation and its blocks.
 fn medium(f: &Figure, code: u8, span: Span) -> Result<Op, Fault> {
     let protect = f.field(1, 7, 3) != 0;
     let (fua, immediate) = (f.flag(1, 3), f.flag(1, 1));
@@ -123,7 +124,7 @@ fn medium(f: &Figure, code: u8, span: Span) -> Result<Op, Fault> {
     })
 }
 
-/// What the command means according to the standards, and the length of its CDB.
+/// The operation that the standards define for a CDB, and the length of the CDB.
 fn expected(cdb: [u8; 16]) -> Result<(Op, u32), Fault> {
     let f = Figure(cdb);
     let code = f.byte(0);
@@ -204,7 +205,7 @@ fn expected(cdb: [u8; 16]) -> Result<(Op, u32), Fault> {
     Ok((op, len))
 }
 
-/// The same, after refusing NACA, which is not supported.
+/// Like [`expected`], but refuses NACA, which is not supported.
 fn decoded(cdb: [u8; 16]) -> Result<Op, Fault> {
     let (op, len) = expected(cdb)?;
     let naca = Figure(cdb).flag(len - 1, 2);
@@ -250,7 +251,7 @@ pub fn scsi_cdb(bytes: &[u8]) {
     // Bits that are not in the table change nothing, and a command that is not in the table is refused.
     let Some(mut usage) = usage(cdb) else {
         let has_action = matches!(cdb[0], 0x5e | 0x5f);
-        assert!(parsed.is_err() || has_action, "{cdb:02x?} is carried out, but not listed");
+        assert!(parsed.is_err() || has_action, "{cdb:02x?} is executed, but not listed");
         return;
     };
     usage.resize(16, 0);

@@ -1,6 +1,6 @@
 //! The identity of a logical unit and of an initiator.
 
-/// What INQUIRY and the vital product data say of a logical unit.
+/// The properties of a logical unit that INQUIRY and the vital product data report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// T10 vendor identification: at most 8 printable ASCII characters count.

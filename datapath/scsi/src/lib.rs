@@ -20,7 +20,7 @@
 //! - A management function is answered after the tasks that it aborts have ended.
 //!
 //! # Limits
-//! - CDBs of 6, 10, 12 and 16 bytes; transfers up to [`Options::transfer_bytes`].
+//! - CDBs of 6, 10, 12 and 16 bytes; transfers of up to [`Options::transfer_bytes`].
 //! - 4096 tasks of a unit that wait or run, 256 persistent registrations, 16 unit attentions of a nexus.
 //!
 //! # Errors

@@ -44,8 +44,7 @@ pub(crate) struct Attention {
 }
 
 impl Attention {
-    /// A condition is reported once, however often it occurs before that. A reset makes all earlier
-    /// conditions moot.
+    /// Adds a condition, if it is not pending already. A reset replaces all earlier conditions.
     pub(crate) fn establish(&self, code: Code) {
         let mut waiting = self.waiting.lock();
         if code == Code::RESET_FUNCTION_OCCURRED || code == Code::POWER_ON_OR_RESET {
@@ -62,7 +61,7 @@ impl Attention {
         self.pending.load(Ordering::Relaxed)
     }
 
-    /// Takes the oldest.
+    /// Removes and returns the oldest condition.
     pub(crate) fn take(&self) -> Option<Code> {
         let mut waiting = self.waiting.lock();
         let code = waiting.pop_front();

@@ -6,7 +6,7 @@
 //! | SWP (0Ah) | yes | 1: writes are refused |
 //! | D_SENSE (0Ah) | yes | 1: sense data in descriptor format |
 //!
-//! They are the same for all initiators, are not saved, and return to their defaults at a reset.
+//! The values are the same for all initiators, are not saved, and return to their defaults at a reset.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -113,29 +113,29 @@ fn changeable(code: u8, cache: bool) -> Option<Vec<u8>> {
 }
 
 /// MODE SENSE (6) and (10).
-pub(crate) fn sense(unit: &LogicalUnit, ask: &ModeSense) -> Result<Vec<u8>, Fault> {
-    if !matches!((ask.page, ask.subpage), (_, 0 | 0xff)) {
+pub(crate) fn sense(unit: &LogicalUnit, request: &ModeSense) -> Result<Vec<u8>, Fault> {
+    if !matches!((request.page, request.subpage), (_, 0 | 0xff)) {
         return Err(Fault::field(3));
     }
-    let values = match ask.control {
+    let values = match request.control {
         2 => unit.default_mode(),
         3 => return Err(Fault::illegal(Code::SAVING_PARAMETERS_NOT_SUPPORTED)),
         _ => unit.mode.values(),
     };
     let make = |code| {
-        if ask.control == 1 { changeable(code, unit.geometry.volatile_cache) } else { page(code, values) }
+        if request.control == 1 { changeable(code, unit.geometry.volatile_cache) } else { page(code, values) }
     };
-    let pages: Vec<u8> = match ask.page {
+    let pages: Vec<u8> = match request.page {
         0x3f => PAGES.iter().filter_map(|code| make(*code)).flatten().collect(),
         code => make(code).ok_or(Fault::field(2))?,
     };
-    let descriptor = if ask.no_descriptors { Vec::new() } else { block_descriptor(unit, ask.long_lba) };
+    let descriptor = if request.no_descriptors { Vec::new() } else { block_descriptor(unit, request.long_lba) };
     // DPOFUA always; WP if nothing can be written.
     let specific = 0x10 | if unit.is_write_protected() { 0x80 } else { 0 };
-    let mut data = if ask.long {
+    let mut data = if request.long {
         let len = pages.len().saturating_add(descriptor.len()).saturating_add(6);
         let mut head = len16(len).to_vec();
-        head.extend_from_slice(&[0, specific, u8::from(ask.long_lba && !descriptor.is_empty()), 0]);
+        head.extend_from_slice(&[0, specific, u8::from(request.long_lba && !descriptor.is_empty()), 0]);
         head.extend_from_slice(&len16(descriptor.len()));
         head
     } else {
@@ -160,13 +160,13 @@ fn block_descriptor(unit: &LogicalUnit, long: bool) -> Vec<u8> {
     bytes
 }
 
-/// What MODE SELECT did.
+/// The effect of MODE SELECT.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Selected {
-    /// Whether something changed.
+    /// Whether a value changed.
     pub(crate) any: bool,
-    /// The write cache was requested to be off, even if it was off before: an earlier flush for that may have
-    /// failed.
+    /// The write cache was requested to be off, even if it was off before: the flush of an earlier request
+    /// may have failed.
     pub(crate) no_cache: bool,
 }
 

@@ -96,19 +96,19 @@ impl Entry {
 const TIMEOUTS: [u8; 12] = [0, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// REPORT SUPPORTED OPERATION CODES.
-pub(crate) fn report(ask: &ReportOpcodes) -> Result<Vec<u8>, Fault> {
-    match ask.options {
-        0 => Ok(all(ask.timeouts)),
-        1 => one(ask, |entries| match entries.first() {
+pub(crate) fn report(request: &ReportOpcodes) -> Result<Vec<u8>, Fault> {
+    match request.options {
+        0 => Ok(all(request.timeouts)),
+        1 => one(request, |entries| match entries.first() {
             Some(first) if first.action.is_some() => Err(Fault::field(2)),
             first => Ok(first.copied()),
         }),
-        2 => one(ask, |entries| match entries.first() {
+        2 => one(request, |entries| match entries.first() {
             Some(first) if first.action.is_none() => Err(Fault::field(2)),
-            _ => Ok(entries.iter().find(|e| e.action == Some(ask.action)).copied()),
+            _ => Ok(entries.iter().find(|e| e.action == Some(request.action)).copied()),
         }),
-        3 => one(ask, |entries| {
-            Ok(entries.iter().find(|e| e.action.is_none() || e.action == Some(ask.action)).copied())
+        3 => one(request, |entries| {
+            Ok(entries.iter().find(|e| e.action.is_none() || e.action == Some(request.action)).copied())
         }),
         _ => Err(Fault::field(2)),
     }
@@ -133,16 +133,16 @@ fn all(timeouts: bool) -> Vec<u8> {
 }
 
 fn one(
-    ask: &ReportOpcodes,
+    request: &ReportOpcodes,
     choose: impl FnOnce(&[&'static Entry]) -> Result<Option<&'static Entry>, Fault>,
 ) -> Result<Vec<u8>, Fault> {
-    let entries: Vec<&'static Entry> = ENTRIES.iter().filter(|e| e.opcode() == ask.opcode).collect();
+    let entries: Vec<&'static Entry> = ENTRIES.iter().filter(|e| e.opcode() == request.opcode).collect();
     let Some(entry) = choose(&entries)? else {
         // SUPPORT 001b: not supported.
         return Ok(vec![0, 0x01, 0, 0]);
     };
     // SUPPORT 011b: according to the standard. CTDP at bit 7.
-    let support = 0x03 | if ask.timeouts { 0x80 } else { 0 };
+    let support = 0x03 | if request.timeouts { 0x80 } else { 0 };
     let mut data = vec![0, support];
     data.extend_from_slice(&len16(entry.usage.len()));
     // The service action is part of the usage data as a value, like the code.
@@ -151,7 +151,7 @@ fn one(
         *byte = (*byte & 0xe0) | u8::try_from(action & 0x1f).unwrap_or(0);
     }
     data.extend_from_slice(&usage);
-    if ask.timeouts {
+    if request.timeouts {
         data.extend_from_slice(&TIMEOUTS);
     }
     Ok(data)

@@ -1,4 +1,4 @@
-//! The tasks of a logical unit that could not be executed at once: their order, and their abort.
+//! The set of a logical unit's tasks that could not be executed at once: their order and their abort.
 //!
 //! | task | starts when no earlier task | ranges |
 //! |---|---|---|
@@ -7,19 +7,19 @@
 //! | head of queue | - | the same |
 //!
 //! COMPARE AND WRITE and ORWRITE are exclusive, because they read and then write. Commands that a device can
-//! execute at once never come here; [`TaskSet::overtake`] and [`TaskSet::overtake_to_change`] tell them
-//! whether they may pass.
+//! execute at once are not added; [`TaskSet::overtake`] and [`TaskSet::overtake_to_change`] say whether they
+//! may be executed before the tasks in the set.
 //!
 //! # The fence
-//! A command that may change something [passes](TaskSet::pass). It holds the fence for reading from before
-//! its check of reservations and unit attentions until the device has executed it, or until it is in the set.
-//! Two kinds of tasks take the fence for writing:
+//! The fence is a read-write lock. A command that may change anything [passes](TaskSet::pass): it holds the
+//! fence for reading from before its check of reservations and unit attentions until the device has executed
+//! it or it is in the set. Two kinds of tasks take the fence for writing:
 //! - An exclusive task, once before it starts: each change either saw the task, or has finished when the task
 //!   starts to read.
-//! - A task that ends tasks of others ([`TaskSet::close`]): PREEMPT AND ABORT and the task management
-//!   functions. A command of those others either has finished, or is in the set and aborted, or is checked
-//!   afterwards. Without the fence, a command could be found permitted, be suspended, and write after PREEMPT
-//!   AND ABORT was answered.
+//! - A command that aborts tasks of other initiators ([`TaskSet::close`]): PREEMPT AND ABORT and the task
+//!   management functions. A command of those initiators has finished, or is in the set and aborted, or is
+//!   checked afterwards. Without the fence, a command could pass its check, be suspended, and write after
+//!   PREEMPT AND ABORT was answered.
 //!
 //! PREEMPT, CLEAR and RELEASE remove reservations and registrations, and end no tasks. They pass like a
 //! change. A command that was found permitted before them is executed, even after they were answered, as is a
@@ -41,10 +41,10 @@ use crate::task::{Arrival, Attribute, FunctionResult};
 /// The most tasks of a logical unit that wait or run; further ones get TASK SET FULL.
 const TASKS: usize = 4096;
 
-/// What a task does to a part of the medium.
+/// How a task uses a part of the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hold {
-    /// Nothing that other tasks could disturb.
+    /// It neither reads nor writes in a way that other tasks could disturb.
     Nothing,
     /// Writes it.
     Changes(ByteRange),
@@ -62,17 +62,17 @@ impl Hold {
     }
 }
 
-/// Called when aborted tasks have ended, which is when its last clone is dropped.
-pub(crate) struct Waiter(Mutex<Option<Told>>);
+/// Calls a function when the aborted tasks have ended, which is when its last clone is dropped.
+pub(crate) struct Waiter(Mutex<Option<DoneFn>>);
 
-type Told = Box<dyn FnOnce(FunctionResult) + Send>;
+type DoneFn = Box<dyn FnOnce(FunctionResult) + Send>;
 
 impl Waiter {
     pub(crate) fn new(done: impl FnOnce(FunctionResult) + Send + 'static) -> Arc<Self> {
         Arc::new(Self(Mutex::new(Some(Box::new(done)))))
     }
 
-    /// Answers now.
+    /// Calls the function now.
     pub(crate) fn answer(&self, result: FunctionResult) {
         let done = self.0.lock().take();
         if let Some(done) = done {
@@ -87,7 +87,7 @@ impl Drop for Waiter {
     }
 }
 
-/// A task's place in the set.
+/// Identifies a task in the set.
 #[derive(Clone, Debug)]
 pub(crate) struct Ticket {
     id: u64,
@@ -176,15 +176,15 @@ pub(crate) type Closed<'a> = RwLockWriteGuard<'a, ()>;
 /// Tasks that were aborted.
 #[derive(Default)]
 pub(crate) struct Aborted {
-    /// Tasks that had waited: they have to be started when the fence is open, which ends them.
+    /// Aborted tasks that had not started: they end when they are started after the fence is open.
     pub(crate) waiting: Vec<Startable>,
-    /// The nexuses of all of them.
+    /// The nexuses of all aborted tasks.
     pub(crate) whose: HashSet<NexusId>,
-    /// Whether other tasks were meant too, whose answers are on their way.
+    /// Whether the selection also met tasks whose answers are on their way.
     pub(crate) were_answered: bool,
 }
 
-/// See the module's documentation.
+/// The task set of a logical unit; see the module's documentation.
 #[derive(Default)]
 pub(crate) struct TaskSet {
     state: Mutex<State>,
@@ -193,7 +193,7 @@ pub(crate) struct TaskSet {
     all: AtomicUsize,
     ordered: AtomicUsize,
     exclusive: AtomicUsize,
-    /// How often all tasks were ended by resets and by CLEAR TASK SET; changed under the closed fence.
+    /// How often all tasks were aborted, by resets and by CLEAR TASK SET; changed under the closed fence.
     resets: AtomicU64,
     clears: AtomicU64,
 }
@@ -209,40 +209,42 @@ impl TaskSet {
         }
     }
 
-    /// The same for a change that holds the fence.
+    /// Like [`TaskSet::overtake`], for a change that holds the fence.
     #[inline]
     pub(crate) fn overtake_to_change(&self, attribute: Attribute, _: &Pass<'_>) -> bool {
         self.overtake(attribute) && self.exclusive.load(Ordering::SeqCst) == 0
     }
 
-    /// Called before a command is checked; to be held until it is executed or [added](TaskSet::add).
+    /// Lets a command pass the fence. Called before the command is checked; the result is held until the
+    /// command is executed or [added](TaskSet::add).
     #[inline]
     pub(crate) fn pass(&self) -> Pass<'_> {
         self.fence.read()
     }
 
-    /// Waits for all commands that pass, and stops new ones.
+    /// Closes the fence: waits for all commands that pass, and stops new ones.
     pub(crate) fn close(&self) -> Closed<'_> {
         self.fence.write()
     }
 
-    /// Notes that a reset ends all tasks, including those that the transport has not handed over yet.
+    /// Records that a reset aborts all tasks, including those that the transport has not given to the unit
+    /// yet.
     pub(crate) fn note_reset(&self, _: &Closed<'_>) {
         self.resets.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The same for CLEAR TASK SET.
+    /// Like [`TaskSet::note_reset`], for CLEAR TASK SET.
     pub(crate) fn note_clear(&self, _: &Closed<'_>) {
         self.clears.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The state with which a command that arrives now is compared when it is handed over.
+    /// The state to which a command that arrives now is compared when the transport gives it to the unit.
     #[inline]
     pub(crate) fn arrival(&self) -> Arrival {
         Arrival { resets: self.resets.load(Ordering::SeqCst), clears: self.clears.load(Ordering::SeqCst) }
     }
 
-    /// Whether no more tasks should be added. (Each thread that asks at the same time may still add one.)
+    /// Whether no more tasks should be added. (Each thread that checks at the same time may still add one.)
     pub(crate) fn is_full(&self) -> bool {
         self.all.load(Ordering::Relaxed) >= TASKS
     }
@@ -270,8 +272,8 @@ impl TaskSet {
         (startable.start)(startable.ticket);
     }
 
-    /// Removes a task after it was answered. A function that ends tasks until this moment waits for it, and
-    /// is answered later. The caller drops the waiters and starts the returned tasks.
+    /// Removes a task after it was answered. A function that aborts tasks in this moment waits for it, and is
+    /// answered later. The caller drops the waiters and starts the returned tasks.
     pub(crate) fn finish(&self, ticket: &Ticket) -> (Vec<Arc<Waiter>>, Vec<Startable>) {
         let mut state = self.state.lock();
         let Some(place) = state.entries.iter().position(|e| e.ticket.id == ticket.id) else {
@@ -290,8 +292,8 @@ impl TaskSet {
         (entry.waiters, ready)
     }
 
-    /// Aborts the tasks that `is_meant` selects by nexus and tag. Tasks that are being answered are only
-    /// waited for.
+    /// Aborts the tasks that `is_meant` selects by nexus and tag. Tasks that are being answered are waited
+    /// for, not aborted.
     pub(crate) fn abort(
         &self,
         is_meant: impl Fn(NexusId, u64) -> bool,

@@ -6,7 +6,7 @@
 //!                                 +-- aborted meanwhile: ends without a reply
 //! ```
 //!
-//! A device may answer immediately. The thread that gave the command then processes at most
+//! If a device answers immediately, the thread that gave the command continues, for at most
 //! [`BYTES_IN_A_ROW`]. After that the unit's own thread continues, in turns with other tasks, because the
 //! transport's thread has to notice aborts and closed connections.
 
@@ -20,10 +20,10 @@ use crate::queue::Ticket;
 use crate::sense::Fault;
 use crate::task::{Outcome, Reply};
 
-/// How many bytes a task moves on a thread before others have their turn. Cleared bytes count as a 64th.
+/// How many bytes a task moves on a thread before other tasks continue. Cleared bytes count as a 64th.
 const BYTES_IN_A_ROW: u64 = 64 << 20;
 
-/// Where the answer goes.
+/// Receives the outcome of a task.
 pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
 
 /// The buffers of a task.
@@ -69,7 +69,7 @@ enum Slot {
     Taken,
 }
 
-/// Runs steps until a request does not complete at once or others have their turn.
+/// Runs steps until a request does not complete at once, or until other tasks have to continue.
 pub(crate) fn drive(mut run: Box<Run>, mut landed: Option<Landed>) {
     let mut left = BYTES_IN_A_ROW;
     loop {
@@ -78,7 +78,7 @@ pub(crate) fn drive(mut run: Box<Run>, mut landed: Option<Landed>) {
             if unit.worker.is_there() {
                 return unit.worker.post(Box::new(move || drive(run, landed)));
             }
-            // There is no other thread: everything is done here.
+            // There is no worker thread: everything is done here.
             left = u64::MAX;
         }
         if run.ticket.is_aborted() {
@@ -115,7 +115,7 @@ pub(crate) fn drive(mut run: Box<Run>, mut landed: Option<Landed>) {
     }
 }
 
-/// What a request counts for [`BYTES_IN_A_ROW`].
+/// The bytes that a request counts for [`BYTES_IN_A_ROW`].
 fn weight(request: &Request) -> u64 {
     match request {
         Request::Read { range, .. } | Request::Write { range, .. } => range.len(),
@@ -124,7 +124,7 @@ fn weight(request: &Request) -> u64 {
     }
 }
 
-/// Handles a completed request: on the thread that submitted it, or on any other.
+/// Handles a completed request, on the thread that submitted it or on another one.
 fn land(slot: &Mutex<Slot>, outcome: Landed, single: bool) {
     let parked = {
         let mut slot = slot.lock();

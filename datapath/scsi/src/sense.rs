@@ -10,15 +10,15 @@ use crate::wire::put;
 pub enum Status {
     /// Done.
     Good = 0x00,
-    /// Sense data tells the reason.
+    /// Sense data gives the reason.
     CheckCondition = 0x02,
-    /// Another nexus blocks it for a short time.
+    /// The unit is busy with another nexus for a short time.
     Busy = 0x08,
-    /// A reservation of another initiator forbids it.
+    /// A reservation of another initiator forbids the command.
     ReservationConflict = 0x18,
     /// Too many tasks.
     TaskSetFull = 0x28,
-    /// Ended by another nexus.
+    /// The task was aborted by another nexus.
     TaskAborted = 0x40,
 }
 
@@ -43,13 +43,13 @@ pub enum SenseKey {
     HardwareError = 0x4,
     /// The command is invalid here.
     IllegalRequest = 0x5,
-    /// Something happened that the initiator should know.
+    /// Reports an event to the initiator.
     UnitAttention = 0x6,
     /// Writing is not possible.
     DataProtect = 0x7,
     /// Third-party copying ended before all was copied.
     CopyAborted = 0xa,
-    /// Ended by the target; the initiator may try again.
+    /// The target ended the command; the initiator may try again.
     AbortedCommand = 0xb,
     /// The compared data was not equal.
     Miscompare = 0xe,
@@ -131,7 +131,7 @@ impl std::fmt::Debug for Sense {
     }
 }
 
-/// The place of a refused field.
+/// The position of a refused field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Cdb(u16),
@@ -180,7 +180,7 @@ impl Fault {
         self
     }
 
-    /// What the initiator gets for an error of the device.
+    /// The fault for an error of the device.
     pub(crate) fn from_device(error: &IoError, changes: bool) -> Self {
         let medium = if changes { Code::WRITE_ERROR } else { Code::UNRECOVERED_READ_ERROR };
         match error.kind() {

@@ -7,9 +7,9 @@
 //!    has finished or is in the set.
 //! 2. If a unit attention is pending, it is reported instead (except to INQUIRY, REPORT LUNS, REQUEST SENSE).
 //! 3. Reservations are checked.
-//! 4. Questions about the unit itself are answered ([`crate::control`]).
-//! 5. A READ, a WRITE and a flush are offered to the device. What it cannot do at once, and all other
-//!    commands of the medium, become tasks ([`crate::medium`], [`crate::queue`], [`crate::run`]).
+//! 4. Commands about the unit itself are answered ([`crate::control`]).
+//! 5. A READ, a WRITE and a flush are offered to the device. If it cannot execute them at once, they become
+//!    tasks, like all other commands to the medium ([`crate::medium`], [`crate::queue`], [`crate::run`]).
 
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ impl Target {
     }
 }
 
-/// One I_T nexus: what a session is to SCSI. It may be used by several threads.
+/// One I_T nexus, SCSI's term for a session. It may be used by several threads.
 #[derive(Debug)]
 pub struct Nexus {
     target: Arc<Target>,
@@ -99,7 +99,8 @@ impl Nexus {
         self.link(lun).map_or(Arrival::default(), |link| link.unit.tasks.arrival())
     }
 
-    /// How much data the command moves. Zero for commands whose CDB will be refused, so that no data is asked for.
+    /// How much data the command moves. Zero for commands whose CDB will be refused, so that no data is
+    /// requested.
     pub fn expected(&self, lun: Lun, cdb: &Cdb) -> Expected {
         let Ok(op) = cdb::parse(cdb) else { return Expected::default() };
         let Some(link) = self.link(lun) else {
@@ -182,7 +183,7 @@ impl Nexus {
                 attempted(unit, "SYNCHRONIZE CACHE", unit.device.try_now(DeviceOp::Flush), 0)
             }
             op if control::is_control(&op) && control::may_be_now(&op, data_in.len()) => {
-                let result = control::carry_out(&self.target, link, &op, command.data_out);
+                let result = control::execute(&self.target, link, &op, command.data_out);
                 let result = result.map(|effect| match effect {
                     Effect::Data(data) => data,
                     Effect::Abort(_) | Effect::Flush => Vec::new(),
@@ -193,7 +194,7 @@ impl Nexus {
         }
     }
 
-    /// Data of a control command into the transport's buffer, cut to the allocation length.
+    /// Copies the data of a control command into the transport's buffer, cut to the allocation length.
     fn data_now(&self, op: Option<&Op>, result: Result<Vec<u8>, Reply>, data_in: &mut [u8]) -> Now {
         let data = match result {
             Ok(data) => data,
@@ -226,7 +227,7 @@ impl Nexus {
         let pass = unit.tasks.pass();
         if was_ended(link, arrival) {
             drop(pass);
-            return silence(buffers, done);
+            return end_without_reply(buffers, done);
         }
         let op = match admit(link, &cdb, parsed) {
             Ok(op) => op,
@@ -236,9 +237,9 @@ impl Nexus {
             }
         };
         if control::is_control(&op) {
-            // A command that only reads changes nothing, and may wait for metadata.
+            // A command that only reads may wait for metadata, so it does not hold the fence.
             let pass = may_change(&op).then_some(pass);
-            let result = control::carry_out(&self.target, link, &op, &buffers.data_out);
+            let result = control::execute(&self.target, link, &op, &buffers.data_out);
             if let (Ok(Effect::Flush), Some(pass)) = (&result, pass) {
                 let plan = medium::flush_all(unit);
                 let kind = Kind { nexus: self.id, tag, attribute, hold: plan.hold };
@@ -263,8 +264,8 @@ impl Nexus {
         answer(None, result, buffers, done);
     }
 
-    /// PERSISTENT RESERVE OUT, PREEMPT AND ABORT: after its answer, no command that others were still
-    /// permitted changes anything.
+    /// PERSISTENT RESERVE OUT with PREEMPT AND ABORT. After its answer, no command that passed its check
+    /// before changes anything.
     fn preempt_and_abort(
         &self,
         link: &Arc<Link>,
@@ -277,10 +278,10 @@ impl Nexus {
         let closed = unit.tasks.close();
         if was_ended(link, arrival) {
             drop(closed);
-            return silence(buffers, done);
+            return end_without_reply(buffers, done);
         }
         let result = admit(link, cdb, parsed)
-            .and_then(|op| control::carry_out(&self.target, link, &op, &buffers.data_out));
+            .and_then(|op| control::execute(&self.target, link, &op, &buffers.data_out));
         let ports = match result {
             Ok(Effect::Abort(ports)) => ports,
             Ok(Effect::Data(_) | Effect::Flush) => Vec::new(),
@@ -345,9 +346,9 @@ impl Nexus {
         }
     }
 
-    /// Aborts all tasks, for a transport whose session has ended and that waits for the device to be at rest.
-    /// The transport is informed of the end of each task, without a reply. Reservations stay until the nexus
-    /// is dropped. No command may be on its way meanwhile.
+    /// Aborts all tasks, for a transport whose session has ended and that waits until the device has none of
+    /// its requests. The transport is informed of the end of each task, without a reply. Reservations stay
+    /// until the nexus is dropped. The transport must give no commands meanwhile.
     pub fn abort_tasks(&self) {
         for (_, link) in &self.links {
             let aborted = link.unit.tasks.abort(|nexus, _| nexus == self.id, None);
@@ -358,7 +359,7 @@ impl Nexus {
 
 impl Drop for Nexus {
     fn drop(&mut self) {
-        // No command of this nexus passes any more, because it would borrow the nexus.
+        // No command of this nexus can be passing, because it would borrow the nexus.
         self.abort_tasks();
         for (_, link) in &self.links {
             link.unit.reservations.nexus_lost(self.id);
@@ -395,8 +396,8 @@ fn end(unit: &LogicalUnit, aborted: Aborted) {
     }
 }
 
-/// Whether all tasks were ended after the command arrived; called under the fence. A reset has informed all
-/// initiators, CLEAR TASK SET only those that had tasks in the set.
+/// Whether all tasks were aborted after the command arrived; called under the fence. A reset informs all
+/// initiators; CLEAR TASK SET concerns only initiators that had tasks in the set.
 fn was_ended(link: &Link, arrival: Arrival) -> bool {
     let now = link.unit.tasks.arrival();
     if arrival.resets == now.resets && arrival.clears != now.clears {
@@ -406,7 +407,7 @@ fn was_ended(link: &Link, arrival: Arrival) -> bool {
 }
 
 /// Ends a command that was aborted before it became a task.
-fn silence(buffers: Buffers, done: Done) {
+fn end_without_reply(buffers: Buffers, done: Done) {
     done(Outcome { reply: None, data_in: Vec::new(), data_out: buffers.data_out });
 }
 
@@ -455,7 +456,7 @@ fn attempted(
     }
 }
 
-/// The most data-in that the command may give.
+/// The most data-in that the command may return, in bytes.
 fn allocation(op: Option<&Op>) -> usize {
     op.map_or(0, |op| usize::try_from(op.expected(0).data_in_bytes).unwrap_or(usize::MAX))
 }
@@ -472,7 +473,7 @@ fn answer(op: Option<&Op>, result: Result<Vec<u8>, Reply>, buffers: Buffers, don
     done(Outcome { reply: Some(reply), data_in, data_out: buffers.data_out });
 }
 
-/// Puts a task into the set of its unit.
+/// Adds a task to the set of its unit.
 fn start(
     link: &Arc<Link>,
     kind: Kind,

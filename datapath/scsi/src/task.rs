@@ -1,4 +1,4 @@
-//! What a transport hands over, and what it gets back.
+//! Commands, functions and outcomes: the types that pass between a transport and a unit.
 
 use crate::sense::{Sense, Status};
 
@@ -7,7 +7,7 @@ use crate::sense::{Sense, Status};
 pub struct Cdb([u8; 16]);
 
 impl Cdb {
-    /// From the bytes of a transport. Bytes beyond 16 are ignored (no supported command has them).
+    /// Makes a CDB from a transport's bytes. Bytes beyond 16 are ignored (no supported command has them).
     pub fn new(bytes: &[u8]) -> Self {
         let mut cdb = [0; 16];
         for (to, from) in cdb.iter_mut().zip(bytes) {
@@ -115,28 +115,28 @@ pub struct Task {
     pub lun: Lun,
     /// Its order among other tasks.
     pub attribute: Attribute,
-    /// The transport's name of the task, unique in the nexus while it runs ([`Function::AbortTask`]).
+    /// The transport's number for the task, unique in the nexus while it runs ([`Function::AbortTask`]).
     pub tag: u64,
     /// [`crate::Nexus::arrival`] when the command arrived, which may be long before its data did. The command
-    /// is aborted if all tasks were ended meanwhile.
+    /// is aborted if all tasks were aborted meanwhile.
     pub arrival: Arrival,
     /// The command.
     pub cdb: Cdb,
-    /// As [`Command::data_out`]; handed back in [`Outcome::data_out`].
+    /// Like [`Command::data_out`]; returned in [`Outcome::data_out`].
     pub data_out: Vec<u8>,
-    /// As [`Command::announced_bytes`].
+    /// Like [`Command::announced_bytes`].
     pub announced_bytes: u64,
-    /// Memory for data-in, used as it is if its capacity is sufficient; its contents do not matter.
+    /// Memory for data-in, used if its capacity is sufficient; its contents do not matter.
     pub data_in: Vec<u8>,
 }
 
-/// How much data a command moves, the memory that it needs, and whether it needs disk space, as far as its
-/// CDB tells.
+/// How much data a command moves, the memory that it needs, and whether it needs disk space, according to its
+/// CDB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
     /// Bytes of data-out that the command takes.
     pub data_out_bytes: u64,
-    /// The most bytes of data-in that the command gives.
+    /// The most bytes of data-in that the command returns.
     pub data_in_bytes: u64,
     /// Additional memory that it needs while it waits for the device, for data that is compared or written
     /// many times.
@@ -146,7 +146,7 @@ pub struct Expected {
     pub needs_room: bool,
 }
 
-/// What [`crate::Nexus::try_now`] did.
+/// The result of [`crate::Nexus::try_now`].
 #[derive(Debug)]
 pub enum Now {
     /// The command is finished; the first `data_in_bytes` of the buffer are its data-in.
@@ -178,42 +178,42 @@ impl Reply {
 /// The answer to a [`Task`].
 #[derive(Debug)]
 pub struct Outcome {
-    /// How it ended; `None`: it was aborted, and the initiator gets no answer.
+    /// Status and sense; `None`: the task was aborted, and the initiator gets no answer.
     pub reply: Option<Reply>,
     /// All data-in, whatever the initiator announced: the transport cuts it and reports the residual.
     pub data_in: Vec<u8>,
-    /// The task's buffer, handed back (empty if it was lost).
+    /// The task's buffer (empty if it was lost).
     pub data_out: Vec<u8>,
 }
 
 /// Task management functions (SAM-5, 7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Function {
-    /// Ends one task of this nexus.
+    /// Aborts one task of this nexus.
     AbortTask {
         /// Its logical unit.
         lun: Lun,
         /// Its [`Task::tag`].
         tag: u64,
     },
-    /// Ends all tasks of this nexus on a logical unit.
+    /// Aborts all tasks of this nexus on a logical unit.
     AbortTaskSet {
         /// The logical unit.
         lun: Lun,
     },
-    /// Ends all tasks of all nexuses on a logical unit.
+    /// Aborts all tasks of all nexuses on a logical unit.
     ClearTaskSet {
         /// The logical unit.
         lun: Lun,
     },
-    /// Ends all tasks of a logical unit, and restores its initial state.
+    /// Aborts all tasks of a logical unit, and restores its initial state.
     LogicalUnitReset {
         /// The logical unit.
         lun: Lun,
     },
     /// [`Function::LogicalUnitReset`] of all logical units.
     TargetWarmReset,
-    /// As [`Function::TargetWarmReset`]; the transport ends all sessions of the target as well.
+    /// Like [`Function::TargetWarmReset`]; the transport ends all sessions of the target as well.
     TargetColdReset,
 }
 

@@ -74,7 +74,7 @@ impl LogicalUnit {
         let transfer = options.transfer_bytes.min(MAX_REQUEST_BYTES).max(block_bytes);
         let limits = Limits {
             transfer_blocks: transfer / block_bytes,
-            // Twice the length is sent, and both halves are in memory.
+            // The command sends twice the length, and both halves are in memory.
             compare_and_write_blocks: u8::try_from((transfer / 2 / block_bytes).clamp(1, 255)).unwrap_or(1),
         };
         let values = default_values(&geometry, &options);
@@ -134,7 +134,7 @@ impl LogicalUnit {
         ByteRange::new(offset, len).ok_or(out_of_range)
     }
 
-    /// As [`LogicalUnit::range`], for commands to which [`Options::transfer_bytes`] applies.
+    /// Like [`LogicalUnit::range`], for commands to which [`Options::transfer_bytes`] applies.
     pub(crate) fn transfer_range(&self, span: Span) -> Result<ByteRange, Fault> {
         let range = self.range(span)?;
         if span.blocks > u64::from(self.limits.transfer_blocks) {
@@ -202,8 +202,8 @@ impl LogicalUnit {
         }
     }
 
-    /// The effects of a reset besides ending tasks: modes return to their defaults, and the reservation by
-    /// RESERVE ends. Persistent reservations stay.
+    /// Applies the effects of a reset, except for aborting tasks: modes return to their defaults, and the
+    /// reservation by RESERVE ends. Persistent reservations stay.
     pub(crate) fn reset(&self) {
         self.mode.set(self.default_mode());
         self.reservations.clear_simple();

@@ -1,7 +1,8 @@
-//! The thread that continues tasks of several steps. A device's completions must not block, and the next step
+//! The thread that continues tasks of several steps. A device's completion must not block, but the next step
 //! may.
 //!
-//! It is started by the first such task of a logical unit, and ends with the unit. Most units never have one.
+//! The thread is started by the first such task of a logical unit, and ends with the unit. Most units never
+//! start it.
 
 use std::sync::mpsc;
 

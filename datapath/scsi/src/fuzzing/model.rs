@@ -1,8 +1,8 @@
-//! A very simple unit: bytes, three modes, registrations. It parses parameter lists by the tables of SPC-4
-//! and SBC-3.
+//! A simple model of a unit: its bytes, three modes, registrations. It parses parameter lists by the tables
+//! of SPC-4 and SBC-3.
 
 use super::decoded;
-use super::registrations::{No, Registrations};
+use super::registrations::{Rejected, Registrations};
 use crate::cdb::{Check, Op, ReserveOut, Span};
 use crate::mode::Values;
 use crate::reservation::Access;
@@ -26,9 +26,9 @@ pub(super) enum Verdict {
     Data(Vec<u8>),
     Refused(Fault),
     Conflict,
-    /// One of the unit attentions that the initiator has not seen.
-    Told,
-    /// Information about the unit, without a change.
+    /// A unit attention that the initiator has not seen.
+    Attention,
+    /// Information about the unit; changes nothing.
     About,
 }
 
@@ -38,14 +38,14 @@ pub(super) struct Model {
     pub(super) registrations: Registrations,
     /// The initiator that has reserved the unit with RESERVE.
     simple: Option<usize>,
-    told: [Vec<Code>; NEXUSES],
+    attentions: [Vec<Code>; NEXUSES],
     /// Kind and bytes of the designators that name the unit in EXTENDED COPY.
     names: Vec<(u8, Vec<u8>)>,
 }
 
 const DEFAULT: Values = Values { write_cache: true, write_protect: false, descriptor_sense: false };
 
-/// The big-endian number of `len` bytes at `at`, all of which are there.
+/// The big-endian number of `len` bytes at `at`, which must exist.
 fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
     bytes[at..at + len].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
@@ -96,7 +96,7 @@ impl Model {
             modes: DEFAULT,
             registrations: Registrations::default(),
             simple: None,
-            told: Default::default(),
+            attentions: Default::default(),
             names,
         }
     }
@@ -106,40 +106,40 @@ impl Model {
         place(span.lba, span.blocks).ok().map(|place| &self.bytes[place])
     }
 
-    fn tell(&mut self, who: usize, code: Code) {
-        if !self.told[who].contains(&code) {
-            self.told[who].push(code);
+    fn add_attention(&mut self, who: usize, code: Code) {
+        if !self.attentions[who].contains(&code) {
+            self.attentions[who].push(code);
         }
     }
 
-    pub(super) fn is_told(&self, who: usize) -> bool {
-        !self.told[who].is_empty()
+    pub(super) fn has_attention(&self, who: usize) -> bool {
+        !self.attentions[who].is_empty()
     }
 
-    pub(super) fn has_been_told(&mut self, who: usize, code: Code) {
-        let place = self.told[who].iter().position(|waiting| *waiting == code);
-        let Some(place) = place else { panic!("initiator {who} was told {code:?} for no reason") };
-        self.told[who].remove(place);
+    pub(super) fn take_attention(&mut self, who: usize, code: Code) {
+        let place = self.attentions[who].iter().position(|waiting| *waiting == code);
+        let Some(place) = place else { panic!("initiator {who} got the unit attention {code:?} without a cause") };
+        self.attentions[who].remove(place);
     }
 
-    /// The session of `who` ends and another begins, from the same port.
+    /// The session of `who` ends, and a new one begins from the same port.
     pub(super) fn ends(&mut self, who: usize) {
-        self.told[who].clear();
+        self.attentions[who].clear();
         if self.simple == Some(who) {
             self.simple = None;
         }
     }
 
-    /// A reset makes earlier unit attentions moot.
+    /// A reset replaces earlier unit attentions.
     pub(super) fn reset(&mut self) {
         self.modes = DEFAULT;
         self.simple = None;
-        self.told = std::array::from_fn(|_| vec![Code::RESET_FUNCTION_OCCURRED]);
+        self.attentions = std::array::from_fn(|_| vec![Code::RESET_FUNCTION_OCCURRED]);
     }
 
     pub(super) fn run(&mut self, who: usize, cdb: [u8; 16], data: &[u8], announced: u64) -> Verdict {
         // INQUIRY and REPORT LUNS are executed even if a unit attention is pending.
-        if self.is_told(who) && ![0x12, 0xa0].contains(&cdb[0]) {
+        if self.has_attention(who) && ![0x12, 0xa0].contains(&cdb[0]) {
             return Verdict::Told;
         }
         let op = match decoded(cdb) {
@@ -151,10 +151,10 @@ impl Model {
         if reserved || self.registrations.conflicts(who, access) {
             return Verdict::Conflict;
         }
-        match self.carry_out(who, &op, data, announced) {
+        match self.execute(who, &op, data, announced) {
             Ok(verdict) => verdict,
-            Err(No::Conflict) => Verdict::Conflict,
-            Err(No::Fault(fault)) => Verdict::Refused(fault),
+            Err(Rejected::Conflict) => Verdict::Conflict,
+            Err(Rejected::Fault(fault)) => Verdict::Refused(fault),
         }
     }
 
@@ -165,7 +165,7 @@ impl Model {
         Ok(())
     }
 
-    fn carry_out(&mut self, who: usize, op: &Op, data: &[u8], announced: u64) -> Result<Verdict, No> {
+    fn execute(&mut self, who: usize, op: &Op, data: &[u8], announced: u64) -> Result<Verdict, Rejected> {
         match *op {
             Op::Read { span, .. } => return Ok(Verdict::Data(self.bytes[transfer(span)?].to_vec())),
             Op::Write { span, .. } | Op::WriteVerify { span, .. } => {
@@ -194,13 +194,13 @@ impl Model {
                 if modes != self.modes {
                     (0..NEXUSES)
                         .filter(|other| *other != who)
-                        .for_each(|other| self.tell(other, Code::MODE_PARAMETERS_CHANGED));
+                        .for_each(|other| self.add_attention(other, Code::MODE_PARAMETERS_CHANGED));
                 }
                 self.modes = modes;
             }
             Op::Reserve | Op::Release => {
                 if !self.registrations.is_empty() {
-                    return Err(No::Conflict);
+                    return Err(Rejected::Conflict);
                 }
                 if *op == Op::Reserve {
                     self.simple = Some(who);
@@ -208,23 +208,23 @@ impl Model {
                     self.simple = None;
                 }
             }
-            Op::ReserveOut(ref ask) => self.reserve_out(who, ask, data)?,
+            Op::ReserveOut(ref request) => self.reserve_out(who, request, data)?,
             Op::TestUnitReady | Op::StartStop { .. } | Op::PreventAllow { .. } | Op::SelfTest => {}
             _ => return Ok(Verdict::About),
         }
         Ok(Verdict::Good)
     }
 
-    fn reserve_out(&mut self, who: usize, ask: &ReserveOut, data: &[u8]) -> Result<(), No> {
-        let list = list_of(data, ask.list_bytes)?;
-        let result = self.registrations.out(who, ask, list);
-        for (other, code) in self.registrations.take_told() {
-            self.tell(other, code);
+    fn reserve_out(&mut self, who: usize, request: &ReserveOut, data: &[u8]) -> Result<(), Rejected> {
+        let list = list_of(data, request.list_bytes)?;
+        let result = self.registrations.out(who, request, list);
+        for (other, code) in self.registrations.take_attentions() {
+            self.add_attention(other, code);
         }
         result
     }
 
-    /// Writes as many whole blocks as there is data for.
+    /// Writes as many whole blocks as the data has.
     fn write(&mut self, span: Span, data: &[u8], change: impl Fn(&mut u8, u8)) -> Result<(), Fault> {
         self.writable()?;
         let place = transfer(span)?;

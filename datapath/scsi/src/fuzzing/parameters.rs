@@ -19,8 +19,8 @@ use crate::task::{Attribute, Cdb, Command, Function, Lun, Now, Reply, Task};
 use crate::unit::{LogicalUnit, Options};
 
 const LUN: Lun = Lun([0; 8]);
-/// Operation codes that no command has. Here they mean: the session ends and another begins, and the unit is
-/// reset.
+/// Operation codes that no command has. In an input they mean: the session ends and a new one begins; the
+/// unit is reset.
 const ANOTHER_SESSION: u8 = 0xfe;
 const RESET: u8 = 0xff;
 /// Most commands of one input.
@@ -81,7 +81,8 @@ impl Bench {
         let head = input.byte();
         let who = usize::from(head & 3) % NEXUSES;
         let code = match input.byte() {
-            // It would show which of several attentions comes first, which the model does not define.
+            // With more than 0 bytes it would show which of several attentions comes first, which the model
+            // does not define.
             0x03 => 0,
             code => code,
         };
@@ -113,7 +114,7 @@ impl Bench {
         self.check(who, &cdb, &verdict, &reply, &data_in);
     }
 
-    /// Data-out, and how much of it the initiator announced.
+    /// The data-out, and the length that the initiator announced.
     fn data(&self, cdb: &Cdb, wanted: usize, kind: u8, input: &mut Input<'_>) -> (Vec<u8>, u64) {
         let mut announced = wanted;
         let mut data;
@@ -122,7 +123,7 @@ impl Bench {
             0 => data = input.some(wanted).to_vec(),
             // The same byte everywhere.
             1 => data = vec![input.byte(); wanted],
-            // The existing content, so that comparisons succeed, followed by something else.
+            // The present content, so that comparisons succeed, followed by other bytes.
             2 => {
                 let fill = input.byte();
                 data = match decoded(*cdb.bytes()) {
@@ -136,7 +137,7 @@ impl Bench {
                 };
                 data.resize(data.len().max(wanted), fill);
             }
-            // More or less than the command takes.
+            // More or fewer bytes than the command takes.
             _ => {
                 announced = usize::from(u16::from_be_bytes(input.array()));
                 data = vec![input.byte(); announced];
@@ -179,7 +180,7 @@ impl Bench {
         });
         let outcome = ended.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(outcome) = outcome else { panic!("{cdb:?} was not answered by a disk that never waits") };
-        let Some(reply) = outcome.reply else { panic!("{cdb:?} was aborted by nobody") };
+        let Some(reply) = outcome.reply else { panic!("{cdb:?} was aborted without an abort") };
         (reply, outcome.data_in)
     }
 
@@ -203,12 +204,12 @@ impl Bench {
                 let bytes = |reply: &Reply| reply.sense.map(|sense| sense.bytes().to_vec());
                 assert_eq!(bytes(reply), bytes(&refused(fault)), "{cdb:?}");
             }
-            Verdict::Told => {
+            Verdict::Attention => {
                 let code = reply.sense.map_or(Code::NONE, |sense| sense.code());
                 assert_eq!(*reply, refused(&Fault::unit_attention(code)), "{cdb:?}");
-                self.model.has_been_told(who, code);
+                self.model.take_attention(who, code);
             }
-            // Information about the unit itself: other tests check it.
+            // Information about the unit itself, which other tests check.
             Verdict::About => {}
         }
     }
@@ -228,7 +229,7 @@ impl Bench {
     }
 }
 
-/// Commands, one after the other.
+/// Executes the commands of an input, one after the other.
 pub fn scsi_parameters(bytes: &[u8]) {
     let mut bench = Bench::new();
     let mut input = Input::new(bytes);
@@ -261,7 +262,8 @@ fn long(code: u8, flags: u8, blocks: u8, third: u8) -> [u8; 16] {
 /// Mode lists, and their effect on writes.
 fn modes() -> Vec<u8> {
     let modes = [
-        // Caching without WCE, control with D_SENSE; then WCE is back and SWP set, by a long list with a long descriptor.
+        // Caching without WCE, control with D_SENSE; then WCE again and SWP, in a long list with a long
+        // descriptor.
         command(0, LIST, &[0x15, 0x10, 0, 0, 36, 0], &{
             let mut list = [0; 36];
             list[4..6].copy_from_slice(&[0x08, 0x12]);
@@ -284,7 +286,7 @@ fn modes() -> Vec<u8> {
     modes.concat()
 }
 
-/// Who may write, and preemption.
+/// Reservations that allow or forbid writes, and preemption.
 fn reservations() -> Vec<u8> {
     let reserve = |who: u8, action: u8, kind: u8, key: u8, other: u8| {
         let mut list = [0; 24];
@@ -386,7 +388,7 @@ mod tests {
         }
     }
 
-    /// The samples do what they are meant for.
+    /// The samples reach both outcomes: changes and refusals.
     #[test]
     fn samples_change_the_unit_and_are_refused_both() {
         for sample in samples() {

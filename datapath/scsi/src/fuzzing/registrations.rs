@@ -1,20 +1,44 @@
-//! A second implementation of persistent reservations, by the tables of SPC-4 5.13 and `docs/scsi.md`.
-//! Initiators are numbers, and their state is computed and not stored.
+//! Model of persistent reservations (SPC-4, 5.13), which the fuzzer compares with the real implementation
+//! [`crate::reservation`]. It stores only the list of keys, the reservation and the pending unit attentions;
+//! whether an initiator is registered or holds the reservation is derived from them. Initiators are numbers.
 
 use crate::cdb::ReserveOut;
 use crate::reservation::Access;
 use crate::sense::{Code, Fault};
 
+/// Service actions of PERSISTENT RESERVE OUT.
+mod action {
+    pub(super) const REGISTER: u8 = 0;
+    pub(super) const RESERVE: u8 = 1;
+    pub(super) const RELEASE: u8 = 2;
+    pub(super) const CLEAR: u8 = 3;
+    pub(super) const PREEMPT: u8 = 4;
+    pub(super) const PREEMPT_AND_ABORT: u8 = 5;
+    pub(super) const REGISTER_AND_IGNORE: u8 = 6;
+}
+
+/// Types of reservations. From `FIRST_REGISTRANTS` on, all registrants have the holder's access; from
+/// `FIRST_ALL` on, all registrants hold the reservation.
+const FIRST_REGISTRANTS: u8 = 5;
+const FIRST_ALL: u8 = 7;
+const WRITE_EXCLUSIVE: [u8; 3] = [1, 5, 7];
+const TYPES: [u8; 6] = [1, 3, 5, 6, 7, 8];
+
+/// The byte of the parameter list with the flags, and the flags that are not supported: SPEC_I_PT, ALL_TG_PT
+/// and APTPL.
+const FLAGS_AT: u16 = 20;
+const UNSUPPORTED_FLAGS: u8 = 0b1101;
+
 /// Why a command is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum No {
+pub(super) enum Rejected {
     Conflict,
     Fault(Fault),
 }
 
-impl From<Fault> for No {
+impl From<Fault> for Rejected {
     fn from(fault: Fault) -> Self {
-        No::Fault(fault)
+        Rejected::Fault(fault)
     }
 }
 
@@ -26,7 +50,8 @@ pub(super) struct Registrations {
     keys: Vec<(usize, u64)>,
     /// Type, and the holder unless it is all registrants.
     held: Option<(u8, Option<usize>)>,
-    told: Vec<(usize, Code)>,
+    /// Unit attentions that were not taken yet, each with its initiator.
+    attentions: Vec<(usize, Code)>,
 }
 
 impl Registrations {
@@ -35,8 +60,8 @@ impl Registrations {
     }
 
     /// Takes the pending unit attentions.
-    pub(super) fn take_told(&mut self) -> Vec<(usize, Code)> {
-        std::mem::take(&mut self.told)
+    pub(super) fn take_attentions(&mut self) -> Vec<(usize, Code)> {
+        std::mem::take(&mut self.attentions)
     }
 
     fn key(&self, who: usize) -> Option<u64> {
@@ -55,16 +80,15 @@ impl Registrations {
         let Some((kind, _)) = self.held else { return false };
         let is_free = match access {
             Access::Identify | Access::Status => true,
-            Access::Reading => [1, 5, 7].contains(&kind),
+            Access::Reading => WRITE_EXCLUSIVE.contains(&kind),
             Access::Changing => false,
         };
-        // For types 5 to 8, registrants may do everything.
-        !is_free && if kind >= 5 { self.key(who).is_none() } else { !self.holds(who) }
+        !is_free && if kind >= FIRST_REGISTRANTS { self.key(who).is_none() } else { !self.holds(who) }
     }
 
-    fn tell_others(&mut self, me: usize, code: Code) {
+    fn notify_others(&mut self, me: usize, code: Code) {
         let others: Vec<usize> = self.keys.iter().map(|(who, _)| *who).filter(|who| *who != me).collect();
-        self.told.extend(others.into_iter().map(|who| (who, code)));
+        self.attentions.extend(others.into_iter().map(|who| (who, code)));
     }
 
     fn unregister(&mut self, who: usize) {
@@ -75,52 +99,55 @@ impl Registrations {
             return;
         }
         self.held = None;
-        if kind >= 5 {
-            self.tell_others(who, Code::RESERVATIONS_RELEASED);
+        if kind >= FIRST_REGISTRANTS {
+            self.notify_others(who, Code::RESERVATIONS_RELEASED);
         }
     }
 
     /// PERSISTENT RESERVE OUT with its parameter list.
-    pub(super) fn out(&mut self, me: usize, ask: &ReserveOut, list: &[u8]) -> Result<(), No> {
-        if ask.action > 6 {
+    pub(super) fn out(&mut self, me: usize, request: &ReserveOut, list: &[u8]) -> Result<(), Rejected> {
+        if request.action > action::REGISTER_AND_IGNORE {
             return Err(Fault::field(1).into());
         }
-        let Some(list) = list.first_chunk::<24>().filter(|_| ask.list_bytes == 24) else {
+        let Some(list) = list.first_chunk::<24>().filter(|_| request.list_bytes == 24) else {
             return Err(Fault::illegal(Code::PARAMETER_LIST_LENGTH_ERROR).into());
         };
         let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
         let (key, other) = (number(&list[..8]), number(&list[8..16]));
-        let registers = ask.action == 0 || ask.action == 6;
-        // SPEC_I_PT, ALL_TG_PT, APTPL.
-        if registers && list[20] & 0b1101 != 0 {
-            return Err(Fault::parameter(20).into());
+        let registers = [action::REGISTER, action::REGISTER_AND_IGNORE].contains(&request.action);
+        if registers && list[usize::from(FLAGS_AT)] & UNSUPPORTED_FLAGS != 0 {
+            return Err(Fault::parameter(FLAGS_AT).into());
         }
         let mine = self.key(me);
-        let key_fits = if ask.action == 0 { mine.unwrap_or(0) == key } else { mine == Some(key) };
-        if ask.action != 6 && !key_fits {
-            return Err(No::Conflict);
+        let key_fits =
+            if request.action == action::REGISTER { mine.unwrap_or(0) == key } else { mine == Some(key) };
+        if request.action != action::REGISTER_AND_IGNORE && !key_fits {
+            return Err(Rejected::Conflict);
         }
-        let is_type = ask.scope == 0 && [1, 3, 5, 6, 7, 8].contains(&ask.kind);
-        if matches!(ask.action, 1 | 4 | 5) && !is_type {
+        let is_type = request.scope == 0 && TYPES.contains(&request.kind);
+        let sets_type = [action::RESERVE, action::PREEMPT, action::PREEMPT_AND_ABORT].contains(&request.action);
+        if sets_type && !is_type {
             return Err(Fault::field(2).into());
         }
-        let holder = (ask.kind < 7).then_some(me);
-        match ask.action {
-            1 => match self.held {
-                None => self.held = Some((ask.kind, holder)),
-                Some((kind, _)) if kind == ask.kind && self.holds(me) => {}
-                Some(_) => return Err(No::Conflict),
+        let holder = (request.kind < FIRST_ALL).then_some(me);
+        match request.action {
+            action::RESERVE => match self.held {
+                None => self.held = Some((request.kind, holder)),
+                Some((kind, _)) if kind == request.kind && self.holds(me) => {}
+                Some(_) => return Err(Rejected::Conflict),
             },
-            2 => self.release(me, ask)?,
-            3 => {
-                self.tell_others(me, Code::RESERVATIONS_PREEMPTED);
+            action::RELEASE => self.release(me, request)?,
+            action::CLEAR => {
+                self.notify_others(me, Code::RESERVATIONS_PREEMPTED);
                 (self.keys, self.held) = (Vec::new(), None);
             }
-            4 | 5 => self.preempt(me, ask.kind, holder, other)?,
+            action::PREEMPT | action::PREEMPT_AND_ABORT => {
+                self.preempt(me, request.kind, holder, other)?;
+            }
             _ => self.register(me, mine, other),
         }
         // RESERVE and RELEASE change no registration.
-        if !matches!(ask.action, 1 | 2) {
+        if ![action::RESERVE, action::RELEASE].contains(&request.action) {
             self.generation += 1;
         }
         Ok(())
@@ -137,19 +164,19 @@ impl Registrations {
         }
     }
 
-    fn release(&mut self, me: usize, ask: &ReserveOut) -> Result<(), No> {
+    fn release(&mut self, me: usize, request: &ReserveOut) -> Result<(), Rejected> {
         let Some((kind, _)) = self.held.filter(|_| self.holds(me)) else { return Ok(()) };
-        if ask.scope != 0 || ask.kind != kind {
+        if request.scope != 0 || request.kind != kind {
             return Err(Fault::illegal(Code::INVALID_RELEASE_OF_PERSISTENT_RESERVATION).into());
         }
         self.held = None;
-        if kind >= 5 {
-            self.tell_others(me, Code::RESERVATIONS_RELEASED);
+        if kind >= FIRST_REGISTRANTS {
+            self.notify_others(me, Code::RESERVATIONS_RELEASED);
         }
         Ok(())
     }
 
-    fn preempt(&mut self, me: usize, kind: u8, holder: Option<usize>, victim: u64) -> Result<(), No> {
+    fn preempt(&mut self, me: usize, kind: u8, holder: Option<usize>, victim: u64) -> Result<(), Rejected> {
         let takes_over = match self.held {
             None => false,
             Some((_, None)) => victim == 0,
@@ -160,29 +187,29 @@ impl Registrations {
         }
         // The preempting initiator stays; if it preempts all registrants, their keys do not matter.
         let from_all = takes_over && victim == 0;
-        let gone: Vec<usize> = self
+        let removed: Vec<usize> = self
             .keys
             .iter()
             .filter(|(who, key)| (from_all || *key == victim) && !(takes_over && *who == me))
             .map(|(who, _)| *who)
             .collect();
-        if gone.is_empty() && !takes_over {
-            return Err(No::Conflict);
+        if removed.is_empty() && !takes_over {
+            return Err(Rejected::Conflict);
         }
         let old = self.held.filter(|_| takes_over);
         if takes_over {
             self.held = None;
         }
-        for who in gone {
+        for who in removed {
             self.unregister(who);
             if who != me {
-                self.told.push((who, Code::REGISTRATIONS_PREEMPTED));
+                self.attentions.push((who, Code::REGISTRATIONS_PREEMPTED));
             }
         }
         if let Some((old, _)) = old {
             self.held = Some((kind, holder));
             if old != kind {
-                self.tell_others(me, Code::RESERVATIONS_RELEASED);
+                self.notify_others(me, Code::RESERVATIONS_RELEASED);
             }
         }
         Ok(())

@@ -51,7 +51,7 @@ enum Stage {
 struct Copy {
     link: Arc<Link>,
     list_id: Option<u8>,
-    /// The first segment is being copied; `copied_bytes` of it are done.
+    /// Bytes of the first segment that are copied.
     left: VecDeque<Segment>,
     copied_bytes: u64,
     segments: usize,
@@ -67,8 +67,8 @@ impl Copy {
         }
     }
 
-    /// What is copied next. Copying starts from the end if the destination overlaps a part of the source that
-    /// has not been read.
+    /// The next chunk: source and destination. If the destination overlaps a later part of the source,
+    /// copying goes backwards from the end.
     fn chunk(&self) -> Option<(ByteRange, ByteRange)> {
         let Segment { from, to } = self.left.front()?;
         let left = from.len().saturating_sub(self.copied_bytes);

@@ -1,4 +1,4 @@
-//! Commands that touch the medium: what each checks, and its steps.
+//! Commands that read or write the medium: their checks and their steps.
 
 mod compare;
 mod copy;
@@ -18,10 +18,10 @@ use crate::run::Work;
 use crate::sense::{Code, Fault};
 use crate::unit::LogicalUnit;
 
-/// How much the medium's commands read and compare at a time.
+/// How many bytes such a command reads and compares at a time.
 pub(crate) const CHUNK_BYTES: u64 = 1 << 20;
 
-/// How much is cleared at a time, so that a task that clears a whole disk can be aborted.
+/// How many bytes are cleared at a time, so that a task that clears a whole disk can be aborted.
 const CLEAR_BYTES: u64 = 1 << 30;
 
 /// A command that was checked.
@@ -32,7 +32,7 @@ pub(crate) struct Plan {
     pub(crate) immediate: bool,
 }
 
-/// What the transport provides.
+/// The transport's data for a command.
 #[derive(Clone, Copy)]
 pub(crate) struct Given<'a> {
     pub(crate) data_out: &'a [u8],
@@ -40,7 +40,7 @@ pub(crate) struct Given<'a> {
 }
 
 impl Given<'_> {
-    /// All of the data must be there; more is ignored.
+    /// Checks that at least so many bytes were sent; more bytes are ignored.
     fn at_least(&self, bytes: u64) -> Result<(), Fault> {
         if u64::try_from(self.data_out.len()).unwrap_or(0) < bytes {
             return Err(Fault::illegal(Code::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT));
@@ -48,8 +48,8 @@ impl Given<'_> {
         Ok(())
     }
 
-    /// The initiator must announce exactly the length in the CDB. If parts of the data have different
-    /// meanings, another length is a misunderstanding.
+    /// Checks that the initiator announced exactly this length. If parts of the data have different meanings,
+    /// another length would be a misunderstanding.
     fn exactly(&self, bytes: u64) -> Result<(), Fault> {
         self.at_least(bytes)?;
         if self.announced_bytes != bytes {
@@ -59,9 +59,9 @@ impl Given<'_> {
     }
 }
 
-/// The range of a permitted write, checked for [`crate::Nexus::try_now`] and here. If the initiator announced
-/// less than the CDB requires, it covers as many whole blocks as there is data for; the transport reports the
-/// rest.
+/// The range of a permitted write. [`crate::Nexus::try_now`] and this module check it in the same way. If the
+/// initiator announced less data than the CDB requires, the range covers the whole blocks that were sent, and
+/// the transport reports the rest.
 #[inline]
 pub(crate) fn check_write(unit: &LogicalUnit, span: Span, given: Given<'_>) -> Result<ByteRange, Fault> {
     unit.check_writable()?;
@@ -76,7 +76,7 @@ pub(crate) fn check_write(unit: &LogicalUnit, span: Span, given: Given<'_>) -> R
     ByteRange::new(range.offset(), whole).ok_or(Fault::illegal(Code::LBA_OUT_OF_RANGE))
 }
 
-/// The steps of a command of the medium; `None`: nothing to do, or not a command of the medium.
+/// The steps of a command; `None`: nothing to do, or the command does not concern the medium.
 pub(crate) fn plan(link: &Arc<Link>, op: &Op, given: Given<'_>) -> Result<Option<Plan>, Fault> {
     let unit = &*link.unit;
     let plan = |hold: Hold, work: Box<dyn Work>| Some(Plan { hold, work, immediate: false });
@@ -111,7 +111,7 @@ pub(crate) fn plan(link: &Arc<Link>, op: &Op, given: Given<'_>) -> Result<Option
             }
             let bytes = range.len().saturating_mul(2);
             if given.announced_bytes > bytes {
-                // The same answer as for 256 blocks, which the field cannot express.
+                // The same answer as for 256 blocks, which do not fit the field.
                 return Err(Fault::field(13));
             }
             given.exactly(bytes)?;
@@ -205,12 +205,12 @@ fn split_chunk(range: ByteRange, done: u64, chunk_bytes: u64) -> Option<ByteRang
     ByteRange::new(range.offset().checked_add(done)?, left.min(chunk_bytes))
 }
 
-/// A length in memory.
+/// A length as `usize`, for memory.
 fn memory(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// The device returned something that its contract forbids.
+/// The error for a device that broke its contract.
 fn broken() -> Fault {
     Fault::new(crate::sense::SenseKey::HardwareError, Code::INTERNAL_TARGET_FAILURE)
 }

@@ -25,7 +25,8 @@ pub(super) fn plan(unit: &LogicalUnit, list: &[u8]) -> Result<Option<Plan>, Faul
     let Some(descriptors) = list.get(HEAD_BYTES..) else {
         return Err(Fault::illegal(Code::PARAMETER_LIST_LENGTH_ERROR));
     };
-    // The header may announce another length than was sent. Only whole descriptors within both lengths count.
+    // The header may announce another length than the list has. Only whole descriptors within both lengths
+    // count.
     let announced = usize::from(u16_at(list, 2));
     let descriptors = descriptors.get(..announced.min(descriptors.len())).unwrap_or_default();
     if descriptors.len() / DESCRIPTOR_BYTES > usize::try_from(UNMAP_DESCRIPTORS).unwrap_or(usize::MAX) {

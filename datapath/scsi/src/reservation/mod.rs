@@ -6,8 +6,8 @@
 //!
 //! ```text
 //!   command --> conflicts()? --no--> executed
-//!                 |  nothing reserved: one load of an atomic
-//!                 +-- else: the table of `access` against holder and registrants
+//!                 |  if nothing is reserved: one load of an atomic
+//!                 +-- otherwise: compare the table of `access` with holder and registrants
 //! ```
 
 mod access;
@@ -72,7 +72,7 @@ impl Reservations {
     /// RESERVE. `false`: conflict.
     pub(crate) fn reserve_simple(&self, nexus: NexusId) -> bool {
         self.change(|state| {
-            // Two RESERVE commands at the same time may both have been found to meet no reservation.
+            // Two RESERVE commands at the same time may both have passed the check.
             if state.persistent.is_registered_by_any() || state.is_held_by_another(nexus) {
                 return false;
             }
@@ -94,7 +94,7 @@ impl Reservations {
         })
     }
 
-    /// The nexus ends.
+    /// Removes the reservation of a nexus that ends.
     pub(crate) fn nexus_lost(&self, nexus: NexusId) {
         self.change(|state| {
             if state.simple == Some(nexus) {
@@ -103,7 +103,7 @@ impl Reservations {
         });
     }
 
-    /// A reset.
+    /// Removes the reservation at a reset.
     pub(crate) fn clear_simple(&self) {
         self.change(|state| state.simple = None);
     }
@@ -118,15 +118,15 @@ impl Reservations {
         &self,
         nexus: NexusId,
         initiator: &Arc<Initiator>,
-        ask: &ReserveOut,
+        request: &ReserveOut,
         list: &[u8],
     ) -> Result<Effects, Refusal> {
         self.change(|state| {
-            // A RESERVE may have come since the check.
+            // A RESERVE may have been executed since the check.
             if state.is_held_by_another(nexus) {
                 return Err(Refusal::Conflict);
             }
-            state.persistent.out(initiator, ask, list)
+            state.persistent.out(initiator, request, list)
         })
     }
 }

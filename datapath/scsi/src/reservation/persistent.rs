@@ -1,6 +1,6 @@
 //! The state machine of persistent reservations.
 //!
-//! | action | who may | registrations | reservation | unit attention for others |
+//! | action | allowed for | registrations | reservation | unit attention for others |
 //! |---|---|---|---|---|
 //! | REGISTER | key as registered, or 0 | added, changed, removed | ends with its holder's registration | released, if registrants only |
 //! | REGISTER AND IGNORE | all | the same | the same | the same |
@@ -48,17 +48,17 @@ impl Kind {
         })
     }
 
-    /// Whether all registrants hold it.
+    /// Whether all registrants hold the reservation.
     fn is_all(self) -> bool {
         matches!(self, Kind::WriteExclusiveAll | Kind::ExclusiveAccessAll)
     }
 
-    /// Whether registrants that do not hold it have the holder's access.
+    /// Whether registrants that do not hold the reservation have the holder's access.
     fn admits_registrants(self) -> bool {
         !matches!(self, Kind::WriteExclusive | Kind::ExclusiveAccess)
     }
 
-    /// Whether everybody may read.
+    /// Whether every initiator may read.
     fn admits_reading(self) -> bool {
         matches!(self, Kind::WriteExclusive | Kind::WriteExclusiveRegistrants | Kind::WriteExclusiveAll)
     }
@@ -77,7 +77,7 @@ struct Held {
     holder: Arc<Initiator>,
 }
 
-/// The effects of a change on others.
+/// The effects of a change on other initiators.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     /// Unit attentions.
@@ -166,36 +166,36 @@ impl Persistent {
     pub(crate) fn out(
         &mut self,
         me: &Arc<Initiator>,
-        ask: &ReserveOut,
+        request: &ReserveOut,
         list: &[u8],
     ) -> Result<Effects, Refusal> {
-        if ask.action > 6 {
+        if request.action > 6 {
             return Err(Fault::field(1).into());
         }
-        if ask.list_bytes != 24 || list.len() < LIST_BYTES {
+        if request.list_bytes != 24 || list.len() < LIST_BYTES {
             return Err(Fault::illegal(Code::PARAMETER_LIST_LENGTH_ERROR).into());
         }
         let (key, new_key) = (u64_at(list, 0), u64_at(list, 8));
         // SPEC_I_PT, ALL_TG_PT and APTPL, which REPORT CAPABILITIES says are not supported.
-        if matches!(ask.action, 0 | 6) && [0, 2, 3].iter().any(|bit| bit_at(list, 20, *bit)) {
+        if matches!(request.action, 0 | 6) && [0, 2, 3].iter().any(|bit| bit_at(list, 20, *bit)) {
             return Err(Fault::parameter(20).into());
         }
         let kind = || {
-            if ask.scope != 0 {
+            if request.scope != 0 {
                 return Err(Fault::field(2));
             }
-            Kind::new(ask.kind).ok_or(Fault::field(2))
+            Kind::new(request.kind).ok_or(Fault::field(2))
         };
-        match ask.action {
+        match request.action {
             0 if self.key_of(me).unwrap_or(0) != key => Err(Refusal::Conflict),
             0 | 6 => self.register(me, new_key),
             _ if self.key_of(me) != Some(key) => Err(Refusal::Conflict),
             1 => self.reserve(me, kind()?),
-            2 => self.release(me, ask),
+            2 => self.release(me, request),
             3 => Ok(self.clear(me)),
             _ => {
                 let mut effects = self.preempt(me, new_key, kind()?)?;
-                if ask.action == 4 {
+                if request.action == 4 {
                     effects.aborts.clear();
                 }
                 Ok(effects)
@@ -254,11 +254,11 @@ impl Persistent {
         }
     }
 
-    fn release(&mut self, me: &Arc<Initiator>, ask: &ReserveOut) -> Result<Effects, Refusal> {
+    fn release(&mut self, me: &Arc<Initiator>, request: &ReserveOut) -> Result<Effects, Refusal> {
         let Some(held) = self.held.as_ref().filter(|_| self.holds(me)) else {
             return Ok(Effects::default());
         };
-        if ask.scope != 0 || Kind::new(ask.kind) != Some(held.kind) {
+        if request.scope != 0 || Kind::new(request.kind) != Some(held.kind) {
             return Err(Fault::illegal(Code::INVALID_RELEASE_OF_PERSISTENT_RESERVATION).into());
         }
         let tell = held.kind.admits_registrants();
@@ -284,7 +284,7 @@ impl Persistent {
         if key == 0 && !takes_over {
             return Err(Fault::parameter(8).into());
         }
-        // Preempting all registrants removes them all, except the preempting initiator's own registration.
+        // Preempting all registrants removes all registrations except the preempting initiator's own.
         let is_meant = |r: &Registration| {
             let all = takes_over && key == 0;
             (all || r.key == key) && !(takes_over && is_same(&r.port, me))

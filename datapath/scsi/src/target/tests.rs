@@ -1,4 +1,4 @@
-//! Commands that were about to be checked when their initiator lost its access through a reservation.
+//! Commands that are about to be checked when another initiator's reservation takes their initiator's access.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -33,8 +33,8 @@ fn unit_on(disk: &Arc<ReferenceDisk>) -> Arc<LogicalUnit> {
 fn take(unit: &LogicalUnit, who: &Arc<Initiator>) {
     let key = 7_u64.to_be_bytes();
     let out = |action, kind, list: [[u8; 8]; 3]| {
-        let ask = ReserveOut { action, scope: 0, kind, list_bytes: 24 };
-        unit.reservations.persistent_out(NexusId::next(), who, &ask, &list.concat()).unwrap();
+        let request = ReserveOut { action, scope: 0, kind, list_bytes: 24 };
+        unit.reservations.persistent_out(NexusId::next(), who, &request, &list.concat()).unwrap();
     };
     out(0, 0, [[0; 8], key, [0; 8]]);
     out(1, 1, [key, [0; 8], [0; 8]]);
@@ -55,7 +55,7 @@ fn overtaken(cdb: [u8; 16], data_out: &[u8], at_once: bool) -> (Option<Reply>, A
         if at_once {
             let attribute = Attribute::Simple;
             let command = Command { lun: LUN, attribute, cdb: &cdb, data_out: &data_out, announced_bytes };
-            let Now::Done { reply, .. } = nexus.try_now(&command, &mut []) else { panic!("it waits") };
+            let Now::Done { reply, .. } = nexus.try_now(&command, &mut []) else { panic!("it must wait") };
             sender.send(Some(reply)).unwrap();
         } else {
             let task = Task {
@@ -72,7 +72,7 @@ fn overtaken(cdb: [u8; 16], data_out: &[u8], at_once: bool) -> (Option<Reply>, A
         }
         nexus
     });
-    // So that it reaches the fence. The expected result does not depend on that.
+    // Gives the command time to reach the fence. The expected result does not depend on that.
     std::thread::sleep(Duration::from_millis(50));
     take(&unit, &Arc::new(initiator(2)));
     drop(closed);
