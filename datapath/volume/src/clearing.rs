@@ -1,6 +1,7 @@
-//! Long discards and zero writes, one after another on a thread of the volume's own.
+//! Executes long discards and zero writes one after another, on a thread of the volume.
 //!
-//! Each would hold up its caller's other requests, and a thread for each would be as many as a guest asks for.
+//! On its caller's thread, each would delay the caller's other requests; with a thread for each, a guest
+//! could cause any number of threads.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,22 +9,22 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Clears something and answers; where it is dropped instead, the answer is an error.
+/// Clears a range and answers. If it is dropped instead, the answer is an error.
 pub(crate) type Work = Box<dyn FnOnce() + Send>;
 
-/// What is to be cleared. The thread is there as long as there is something.
+/// The queue of ranges to clear. Its thread runs while the queue has entries.
 #[derive(Default)]
 pub(crate) struct Clearing(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// No longer than what front-ends have under way: each is a request.
+    /// As many entries as front-ends have requests in flight at most: each entry is a request.
     queue: VecDeque<Work>,
     has_thread: bool,
 }
 
 impl Clearing {
-    /// Has `work` done after what is there already.
+    /// Runs `work` after all earlier entries.
     pub(crate) fn push(self: &Arc<Self>, work: Work) {
         let mut state = self.0.lock();
         state.queue.push_back(work);
@@ -34,7 +35,7 @@ impl Clearing {
         let this = Arc::clone(self);
         let thread = std::thread::Builder::new().name("hw-clear".into()).spawn(move || this.run());
         if let Err(error) = thread {
-            tracing::error!(%error, "no thread for long discards");
+            tracing::error!(%error, "cannot start a thread for long discards");
             let mut state = self.0.lock();
             state.has_thread = false;
             let refused = std::mem::take(&mut state.queue);
@@ -45,14 +46,15 @@ impl Clearing {
 
     fn run(&self) {
         while let Some(work) = self.next() {
-            // One that fails by a bug has been answered with an error, and those behind it go on.
+            // A panic drops the work, which answers its request with an error; the thread continues with the
+            // next one.
             if catch_unwind(AssertUnwindSafe(work)).is_err() {
-                tracing::error!("a long discard failed by a bug");
+                tracing::error!("a long discard or zero write panicked, and its request failed: please report this");
             }
         }
     }
 
-    /// Whoever adds something afterwards starts another thread.
+    /// The next entry. If there is none, the thread ends, and the next push starts another one.
     fn next(&self) -> Option<Work> {
         let mut state = self.0.lock();
         let next = state.queue.pop_front();

@@ -1,4 +1,4 @@
-//! What a volume counts, for people and programs.
+//! The counters of a volume, for people and programs.
 
 use headwater_writecache::Snapshot;
 use headwater_writecache::counters::Sharded;
@@ -9,7 +9,7 @@ use crate::latency::{Class, LatencySnapshot};
 /// Indexes of the volume's own counters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Own {
-    /// Reads, by the slowest place that a part of them came from.
+    /// Reads, by the slowest place that served a part of them.
     ReadRamOps,
     ReadPackedOps,
     ReadZeroOps,
@@ -69,15 +69,15 @@ impl OwnCounters {
     }
 }
 
-/// Read requests by where they were served. A request that is served from several places counts for the slowest: the image, the
-/// overflow disk, packed RAM, RAM, zeroes.
+/// Read requests by the place that served them. A request that is served from several places counts for the
+/// slowest of them: image, overflow disk, packed RAM, RAM, zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadOps {
     /// From RAM.
     pub ram: u64,
     /// From packed RAM.
     pub packed: u64,
-    /// Zeroes, which have no place.
+    /// Zero blocks, which are not stored anywhere.
     pub zero: u64,
     /// From the overflow disk.
     pub disk: u64,
@@ -85,25 +85,25 @@ pub struct ReadOps {
     pub image: u64,
 }
 
-/// A moment's view of a volume.
+/// A volume's counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeCounters {
     /// Read requests answered.
     pub read_ops: u64,
-    /// The same, by where they were served.
+    /// Read requests by the place that served them.
     #[serde(default)]
     pub reads: ReadOps,
-    /// Bytes they asked for.
+    /// Bytes that they requested.
     pub read_bytes: u64,
     /// Write requests answered.
     pub write_ops: u64,
-    /// Bytes they brought.
+    /// Bytes that they wrote.
     pub write_bytes: u64,
     /// Discards and zero writes answered.
     pub discard_ops: u64,
     /// Bytes read from the image.
     pub image_read_bytes: u64,
-    /// How long requests took.
+    /// Latencies of requests.
     pub latency: LatencySnapshot,
     /// The write cache's own counters.
     pub cache: Snapshot,

@@ -1,16 +1,17 @@
-//! Writes equal to the image: they take no space, and free what the block took.
+//! Finds writes that equal the image. Such a write takes no space, and frees the space of the block's earlier
+//! contents.
 //!
-//! | the block | the image is looked at |
+//! | the block | the write is compared with the image |
 //! |---|---|
-//! | would take a new slot (absent, or its segment is not in RAM to be written) | one of 32 |
-//! | is overwritten where it is | one of 64 |
-//! | either, up to 64 differing ones after an equal one, or after the volume was opened | always |
+//! | would take a new slot (it is absent, or its segment may not be overwritten in RAM) | one write in 32 |
+//! | is overwritten in place | one write in 64 |
+//! | in both cases, after an equal write, or after the volume was opened, until 64 writes differed | always |
 //!
-//! Looking means [`Device::peek`] for one logical block, and for the rest only where that is equal; where
-//! the image has it not in memory, the write is stored like any other. Equal writes come in runs (a file is
-//! put back, a package installed again), so one hit makes the next ones likely; and a look costs about as
-//! much as half a write, for a cache line of the image that nobody else needs. What was missed so, the write
-//! cache finds by a second look, off the hit path ([`BaseImage`]).
+//! A comparison reads one logical block with [`Device::peek`], and the rest of the block only if the first is
+//! equal. If the image's data is not in memory, the write is stored like any other. Equal writes come in runs
+//! (a file is restored, a package installed again), so one hit makes the next ones likely. A comparison costs
+//! about half as much as a write, for a cache line of the image that is not used otherwise. Equal blocks that
+//! are missed here are found later by the write cache's dedup scan, off the hit path ([`BaseImage`]).
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,42 +24,42 @@ use crate::pieces::Piece;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
-/// Looks in vain after a hit, before only some writes are looked at again.
-const EAGER_LOOKS: u32 = 64;
+/// Comparisons without a hit after the last hit; then only a sample of writes is compared.
+const EAGER_COMPARISONS: u32 = 64;
 
-/// One of so many writes that would take a slot is looked at.
+/// One in this many writes that would take a slot is compared.
 const SAMPLE_NEW: u32 = 32;
 
-/// One of so many overwrites in place is looked at.
+/// One in this many overwrites in place is compared.
 const SAMPLE_IN_PLACE: u32 = 64;
 
-/// Compared before anything else: the usual logical block.
+/// The bytes that are compared first: the usual logical block.
 const PROBE_BYTES: usize = 512;
 
-/// Looks for writes equal to the image of one volume.
+/// Finds writes that equal the image of one volume.
 pub(crate) struct Elision {
     base: Arc<dyn Device>,
-    /// Looks that are left of a run. Written seldom, so that its cache line stays shared.
+    /// Comparisons that are left in a run. Seldom written, so that its cache line stays shared.
     eager: AtomicU32,
 }
 
 impl Elision {
-    /// `None` where there is nothing in the image to be equal to, or not in pieces small enough to look at.
+    /// `None` if the image is empty, or cannot be read in pieces that are small enough.
     pub(crate) fn new(base: &Arc<dyn Device>, base_is_empty: bool) -> Option<Arc<Self>> {
         let is_small = usize::try_from(base.geometry().logical_block_bytes).is_ok_and(|b| b <= PROBE_BYTES);
         (is_small && !base_is_empty)
-            .then(|| Arc::new(Self { base: Arc::clone(base), eager: AtomicU32::new(EAGER_LOOKS) }))
+            .then(|| Arc::new(Self { base: Arc::clone(base), eager: AtomicU32::new(EAGER_COMPARISONS) }))
     }
 
     /// Whether the image holds `data`, a whole block, as far as that is known without waiting.
     #[inline]
     pub(crate) fn is_same(&self, block: BlockNumber, data: &[u8], now: Now) -> bool {
-        self.is_due(block, data, now) && self.look(block, data)
+        self.is_due(block, data, now) && self.compare(block, data)
     }
 
-    /// Whether the image holds `data` from where the piece begins, at most a block long.
+    /// Whether the image holds `data`, at most a block long, from the start of the piece on.
     pub(crate) fn is_same_part(&self, piece: &Piece, data: &[u8]) -> bool {
-        self.is_due(piece.block, data, Now::Elsewhere) && self.count_look(self.equals_part(piece, data))
+        self.is_due(piece.block, data, Now::Elsewhere) && self.count_comparison(self.equals_part(piece, data))
     }
 
     fn equals_part(&self, piece: &Piece, data: &[u8]) -> bool {
@@ -78,19 +79,19 @@ impl Elision {
         (head ^ block.0).wrapping_mul(0x9E37_79B9) < u32::MAX / sample
     }
 
-    /// Out of line: most writes never come here, and need not pay for its stack.
+    /// Not inlined: most writes do not get here, and need not pay for its stack.
     #[cold]
     #[inline(never)]
-    fn look(&self, block: BlockNumber, data: &[u8]) -> bool {
+    fn compare(&self, block: BlockNumber, data: &[u8]) -> bool {
         let base = &*self.base;
-        self.count_look(equals::<PROBE_BYTES>(base, block, data) && equals::<BLOCK>(base, block, data))
+        self.count_comparison(equals::<PROBE_BYTES>(base, block, data) && equals::<BLOCK>(base, block, data))
     }
 
-    /// After one that was equal, more are looked at.
-    fn count_look(&self, same: bool) -> bool {
+    /// Counts a comparison. After an equal write, more of the next writes are compared.
+    fn count_comparison(&self, same: bool) -> bool {
         let eager = self.eager.load(Ordering::Relaxed);
-        if same && eager != EAGER_LOOKS {
-            self.eager.store(EAGER_LOOKS, Ordering::Relaxed);
+        if same && eager != EAGER_COMPARISONS {
+            self.eager.store(EAGER_COMPARISONS, Ordering::Relaxed);
         } else if !same && eager > 0 {
             self.eager.store(eager - 1, Ordering::Relaxed);
         }
@@ -114,7 +115,7 @@ impl fmt::Debug for Elision {
     }
 }
 
-/// Whether the first `N` bytes of the block are known to be those of the image.
+/// Whether the first `N` bytes of the block are known to equal those of the image.
 fn equals<const N: usize>(base: &dyn Device, block: BlockNumber, data: &[u8]) -> bool {
     let mut image = [0u8; N];
     let Some(range) = ByteRange::new(u64::from(block.0) * u64::from(BLOCK_BYTES), N as u64) else {

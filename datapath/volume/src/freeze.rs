@@ -1,5 +1,5 @@
-//! A volume as it was at one instant, as a read-only [`Device`]: what a version is made of while the machine
-//! goes on.
+//! A volume as it was at one instant, as a read-only [`Device`]. A version is made from it while the machine
+//! continues.
 
 use std::sync::Arc;
 
@@ -13,18 +13,18 @@ use crate::pieces::pieces;
 use crate::read::{self, Side};
 use crate::volume::{Inner, bad_buffer, extend, first_run, read_base_now};
 
-/// See the file's head. Dropping it gives back the room of what only it needed.
+/// The state of a volume at one instant. Dropping it frees the space that only it needed.
 pub struct FrozenView {
     inner: Arc<Inner>,
     cache: Arc<FrozenCache>,
 }
 
-/// A run of bytes that the machine changed, or left as they are in the image.
+/// A run of bytes that the machine changed, or that are as in the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangedRun {
     /// Length in bytes; never 0.
     pub len: u64,
-    /// Whether it was written or discarded. It may hold the image's bytes all the same.
+    /// Whether the run was written or discarded. It may still equal the image.
     pub changed: bool,
 }
 
@@ -34,8 +34,8 @@ impl FrozenView {
         Ok(Arc::new(Self { inner: Arc::clone(inner), cache }))
     }
 
-    /// What the machine changed of `range`, in order and without gaps, in runs of whole blocks, at most
-    /// `max_runs`: the answer may end before the range does.
+    /// The runs of `range` that the machine changed or did not change, in order and without gaps, in whole
+    /// blocks. At most `max_runs`, so the answer may end before the range does.
     pub fn changed(&self, range: ByteRange, max_runs: usize) -> Vec<ChangedRun> {
         let mut found: Vec<ChangedRun> = Vec::new();
         let mut rest = range;
@@ -54,13 +54,15 @@ impl FrozenView {
         found
     }
 
-    /// Calls `each` with all blocks of 4 KiB that the machine changed and that take space, in order: the first block of a run, how many
-    /// there are, and where they are at this moment. An error of `each` ends it.
+    /// Calls `each` with all blocks of 4 KiB that the machine changed and that take space, in order: the
+    /// first block of a run, the run's length, and its residence at this moment. Stops at the first error of
+    /// `each`.
     pub fn places<E>(&self, each: &mut dyn FnMut(u32, u32, Residence) -> Result<(), E>) -> Result<(), E> {
         self.cache.places(&mut |first, blocks, place| each(first.0, blocks, place))
     }
 
-    /// What lies below the write cache. The contents of unchanged blocks are there, also when this view has ended.
+    /// The device below the write cache. It has the contents of unchanged blocks, even after this view has
+    /// ended.
     pub fn below(&self) -> &Arc<dyn Device> {
         &self.inner.base_of_views
     }
@@ -96,7 +98,7 @@ impl FrozenView {
 }
 
 fn read_only() -> IoError {
-    IoError::new(IoErrorKind::ReadOnly, "a frozen view of a volume is read only")
+    IoError::new(IoErrorKind::ReadOnly, "a frozen view of a volume is read-only")
 }
 
 impl Device for FrozenView {

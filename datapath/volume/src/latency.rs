@@ -1,11 +1,11 @@
-//! How long requests take, by where they were served, in fixed memory.
+//! Latencies of requests, by the place that served them, in a fixed amount of memory.
 //!
 //! A request that is finished at once takes well under a microsecond, and reading the clock twice would be a
-//! good part of that: so only about one in [`SAMPLE_EVERY`] of those is timed, and stands for as many. Requests
-//! that have to wait are timed all. The gaps between samples vary, so that a pattern in the requests does not
-//! always put the same kind of request before the clock.
+//! good part of that. So only about one in [`SAMPLE_EVERY`] of those is timed, and counts for that many. All
+//! requests that have to wait are timed. The gaps between samples vary, so that a pattern in the requests
+//! does not always put the same kind of request before the clock.
 //!
-//! A histogram has [`STEPS`] buckets for each doubling of the time, so what it tells is at most 1/16 off.
+//! A histogram has [`STEPS`] buckets for each doubling of the time, so its figures are wrong by 1/16 at most.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use headwater_writecache::{ReadTally, Residence};
 use serde::{Deserialize, Serialize};
 
-/// Of so many requests that are finished at once, one is timed.
+/// One in this many requests that are finished at once is timed.
 pub const SAMPLE_EVERY: u64 = 64;
 
 /// Buckets for each doubling of the time.
@@ -29,7 +29,8 @@ const MOST_BITS: u32 = 37;
 
 const BUCKETS: usize = ((MOST_BITS - LEAST_BITS) as usize) * (1 << STEP_BITS) + 1;
 
-/// What is timed, and where it was served. A request that is served from several places counts for the slowest.
+/// The kinds of requests that are timed, by the place that served them. A request that is served from several
+/// places counts for the slowest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     ReadRam,
@@ -39,14 +40,14 @@ pub(crate) enum Class {
     ReadImage,
     /// Stored at once.
     Write,
-    /// Stored after the rest of a block was fetched, or after a wait for room.
+    /// Stored after the rest of a block was fetched, or after a wait for space.
     WriteWaited,
 }
 
 const CLASSES: usize = 7;
 
 impl Class {
-    /// A read that was finished at once: the slowest place that a part of it came from.
+    /// The class of a read that was finished at once: the slowest place that served a part of it.
     #[inline]
     pub(crate) fn at_once(tally: ReadTally, image_bytes: u64) -> Self {
         match tally.slowest() {
@@ -111,7 +112,7 @@ fn middle_ns(bucket: usize) -> u64 {
     (STEPS + index % STEPS) * width + width / 2
 }
 
-/// The time that `per_mille` of `count` requests did not exceed; 0 where there were none.
+/// The time that `per_mille` of `count` requests did not exceed; 0 if there were none.
 fn quantile(counts: &[u64], count: u64, per_mille: u64) -> u64 {
     let wanted = (u128::from(count) * u128::from(per_mille)).div_ceil(1000).max(1);
     let mut seen = 0u128;
@@ -134,13 +135,13 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// Notes a request that was sampled and finished at once.
+    /// Records a request that was sampled and finished at once.
     #[cold]
     pub(crate) fn sampled(&self, class: Class, since: Instant) {
         self.add(class, since.elapsed(), SAMPLE_EVERY);
     }
 
-    /// Notes a request that had to wait.
+    /// Records a request that had to wait.
     pub(crate) fn waited(&self, class: Class, since: Instant) {
         self.add(class, since.elapsed(), 1);
     }
@@ -166,12 +167,12 @@ impl Latencies {
 }
 
 thread_local! {
-    /// Requests until the next one that is timed, and the state of the generator of gaps.
+    /// The number of requests until the next one that is timed, and the state of the generator of gaps.
     static GAP: Cell<u32> = const { Cell::new(0) };
     static SEED: Cell<u32> = const { Cell::new(0x9e37_79b9) };
 }
 
-/// The time, for one request in [`SAMPLE_EVERY`] on the average.
+/// The time, for one in [`SAMPLE_EVERY`] requests on average.
 #[inline]
 pub(crate) fn sample() -> Option<Instant> {
     let left = GAP.get();
@@ -189,19 +190,19 @@ fn begin_sample() -> Instant {
     seed ^= seed >> 17;
     seed ^= seed << 5;
     SEED.set(seed);
-    // From 0 to 126, so 63 are left out on the average.
+    // From 0 to 126, so 63 requests are left out on average.
     GAP.set(seed % 127);
     Instant::now()
 }
 
-/// How long requests of one kind took.
+/// Latencies of one kind of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Latency {
-    /// How many; an estimate where not all are timed.
+    /// The number of requests; an estimate if only a sample is timed.
     pub count: u64,
-    /// How long in all, likewise.
+    /// The sum of their latencies in nanoseconds; an estimate likewise.
     pub sum_ns: u64,
-    /// Half of them took no longer; 0 where there were none.
+    /// Half of them took no longer; 0 if there were none.
     pub p50_ns: u64,
     /// 99 of 100 took no longer.
     pub p99_ns: u64,
@@ -209,7 +210,7 @@ pub struct Latency {
     pub p999_ns: u64,
 }
 
-/// How long requests took, by where they were served.
+/// Latencies of requests, by the place that served them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LatencySnapshot {
     /// Reads from RAM.
@@ -224,7 +225,7 @@ pub struct LatencySnapshot {
     pub read_image: Latency,
     /// Writes that were stored at once.
     pub write: Latency,
-    /// Writes that fetched the rest of a block first, or waited for room.
+    /// Writes that first fetched the rest of a block, or waited for space.
     pub write_waited: Latency,
 }
 
@@ -243,7 +244,7 @@ mod tests {
                 last = bucket;
                 if (1 << LEAST_BITS..1 << MOST_BITS).contains(&ns) {
                     let off = middle_ns(bucket).abs_diff(ns);
-                    assert!(off * 16 <= ns, "{ns} is told as {}", middle_ns(bucket));
+                    assert!(off * 16 <= ns, "{ns} is reported as {}", middle_ns(bucket));
                 }
             }
         }

@@ -10,25 +10,27 @@
 //! # Guarantees
 //! - Two volumes over one base share nothing that can be written.
 //! - A read or write of whole blocks that finds them in RAM is finished by `try_now`.
-//! - A whole block equal to what the image has in memory takes no space and frees what the block took
-//!   (where the block is overwritten in place, that is noticed in a sample and in runs).
-//! - A write of sectors of a block reads nothing first; what has to be merged with the rest is merged under the block's lock.
+//! - A whole block that equals the image's data in memory takes no space, and frees the space of the block's
+//!   earlier contents (if the block is overwritten in place, only a sample and runs are compared).
+//! - A write of sectors of a block reads nothing first. Where sectors have to be merged with the rest of the
+//!   block, the block's lock is held. So two writes to different sectors of one block both survive.
 //!   Two writes to different sectors of one block both survive.
-//! - Over a persistent write cache, a flush and a write with FUA are answered when they are durable; elsewhere
-//!   a flush is a no-op, because what a machine writes is forgotten at its next boot.
-//! - A volume that was opened in a file ([`Volume::open_in`]) outlives its process: the next one finds all that was answered.
-//! - What a read waits for in the base alone holds the base and nothing else: a view that was dropped is gone, and so is what a
-//!   volume had, however long the base takes.
+//! - With a persistent write cache, a flush and a write with FUA are answered when they are durable.
+//!   Otherwise a flush is a no-op, because a machine's writes are forgotten at its next boot.
+//! - A volume in a file ([`Volume::open_in`]) outlives its process: the next process finds all answered
+//!   writes.
+//! - A read that waits only for the base keeps only the base alive, however long the base takes. A view that
+//!   is dropped, or a volume that is closed, meanwhile frees its memory at once.
 //!
 //! # Limits
 //! - Volumes up to 16 TiB less 8 KiB; the size is the base's size; logical blocks of 512 bytes.
 //! - One thread for discards and zero writes longer than 1 GiB, one after another, while there are any.
 //!
 //! # Errors
-//! Those of the write cache and of the base, unchanged.
+//! The errors of the write cache and of the base, unchanged.
 //!
 //! # Not here
-//! No protocol, no machine, no life cycle beyond open and close.
+//! No protocol, no machine, and no lifecycle beyond open and close.
 //!
 //! Start reading at [`volume`], then [`read`] and [`write`] for what cannot be finished at once.
 

@@ -1,4 +1,4 @@
-//! How a volume is opened.
+//! Options of opening a volume.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ pub use headwater_writecache::PersistentOptions;
 pub use headwater_writecache::{Buffering, DEFAULT_WEIGHT, LittleSpace};
 use serde::{Deserialize, Serialize};
 
-/// Where a machine's writes go.
+/// The place of a machine's writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum CacheMode {
     /// RAM only: when it is full, writes wait, then fail with "no space".
@@ -57,42 +57,43 @@ impl FromStr for CacheMode {
         Self::ALL
             .into_iter()
             .find(|mode| mode.as_str() == text)
-            .ok_or_else(|| format!("'{text}' is not a cache mode; there are ram+disk, ram and disk"))
+            .ok_or_else(|| format!("'{text}' is not a cache mode; the modes are ram+disk, ram and disk"))
     }
 }
 
-/// RAM of mode `disk`, whatever limit is given: a buffer of 16 MiB, and room for the host's staging buffers. A persistent cache has less:
-/// each of its segments holds a place on disk from the moment it is begun, and a small disk has few.
+/// RAM of mode `disk`, whatever limit is given: a buffer of 16 MiB, and memory for the host's staging
+/// buffers. A persistent cache has less: each of its segments reserves a position on disk when it is begun,
+/// and a small disk has few.
 pub const fn disk_mode_ram_bytes(is_persistent: bool) -> u64 {
     if is_persistent { MIN_RAM_BYTES } else { MIN_RAM_BYTES + (8 << 20) }
 }
 
-/// How long a write waits for space before it is refused, unless told otherwise.
+/// Default limit of the time that a write waits for space before it is refused.
 pub const DEFAULT_PAUSE_LIMIT: Duration = Duration::from_secs(30);
 
-/// What a volume is made of.
+/// The options of a volume.
 #[derive(Clone)]
 pub struct VolumeOptions {
-    /// What its owner calls the volume, for messages.
+    /// Name of the volume for messages.
     pub name: String,
-    /// What lies below: its size is the volume's. Never written.
+    /// The base below the write cache: its size is the volume's. Never written.
     pub base: Arc<dyn Device>,
     /// Where writes go.
     pub mode: CacheMode,
-    /// RAM limit, index and buffers included.
+    /// RAM limit in bytes, including index and buffers.
     pub ram_bytes: u64,
-    /// Weight among the host's volumes while the host's RAM limit is short; [`DEFAULT_WEIGHT`].
+    /// Weight among the host's volumes when the host's RAM limit is short; [`DEFAULT_WEIGHT`] by default.
     pub weight: u32,
     /// Disk limit; ignored by mode `ram`.
     pub disk_bytes: u64,
     /// Directory or block device of the overflow; ignored by mode `ram`.
     pub cache_dir: PathBuf,
-    /// Whether the overflow goes past the page cache; ignored by mode `ram`.
+    /// Whether the overflow bypasses the page cache; ignored by mode `ram`.
     pub buffering: Buffering,
-    /// What where that has less free than the disk limit; ignored by mode `ram`.
+    /// What happens if the disk has less free space than the disk limit; ignored by mode `ram`.
     pub little_space: LittleSpace,
     /// How long a write waits for space before it is refused.
     pub pause_limit: Duration,
-    /// What makes the write cache survive the volume; `None`: it is forgotten. Not for mode `ram`.
+    /// Makes the write cache outlive the volume; `None`: it is forgotten. Not for mode `ram`.
     pub persistent: Option<PersistentOptions>,
 }

@@ -1,4 +1,4 @@
-//! Cutting a byte range into blocks.
+//! Cuts a byte range into the parts that fall into its blocks.
 
 use headwater_block::{BLOCK_BYTES, ByteRange};
 use headwater_writecache::BlockNumber;
@@ -25,20 +25,21 @@ impl Piece {
         self.len == BLOCK_BYTES as usize
     }
 
-    /// Where the piece is in the volume.
+    /// The range of the piece in the volume.
     pub fn range(&self) -> Option<ByteRange> {
         ByteRange::new(u64::from(self.block.0) * BLOCK + self.skip as u64, self.len as u64)
     }
 }
 
-/// The first piece of a request that ends one block and begins the next, if all of it fits into one block.
+/// The first piece of a request that covers the end of one block and the beginning of the next, if it is not
+/// longer than a block.
 pub fn straddling(range: ByteRange) -> Option<Piece> {
     let first = piece_at(range, 0).filter(|first| !first.is_whole())?;
     let is_pair = range.len() <= BLOCK && (first.len as u64) < range.len();
     is_pair.then_some(first)
 }
 
-/// The piece of `range` that begins `start` bytes into it; `None` at its end.
+/// The piece of `range` that begins at its byte `start`; `None` at the end of the range.
 #[inline]
 pub fn piece_at(range: ByteRange, start: usize) -> Option<Piece> {
     let left = range.len().checked_sub(start as u64).filter(|left| *left > 0)?;

@@ -1,9 +1,10 @@
-//! Reads that miss RAM: the parts are fetched side by side into one buffer. One that is the image's as a whole is the image's
-//! to answer, with the buffer that it came with.
+//! Reads that miss RAM: all parts are fetched concurrently into one buffer. A read whose whole range comes
+//! from the image is passed to the image, with its buffer.
 //!
-//! A read holds its volume, and its frozen state, while there is anything to look up. What waits for the image alone holds
-//! neither: the image's store may be away for hours. A view that was dropped would keep the volume frozen for so long, and a
-//! volume that is closed its key, its memory and its overflow file.
+//! A read holds its volume, and its frozen state, only as long as it has blocks to look up. A read that waits
+//! only for the image holds neither: the image's store may be unreachable for hours. Otherwise a dropped view
+//! would keep the volume frozen for that time, and a closed volume would keep its key, memory and overflow
+//! file.
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -17,10 +18,10 @@ use crate::latency::Class;
 use crate::pieces::{Piece, pieces};
 use crate::volume::{Inner, bad_buffer, extend, is_absent, read_base_now};
 
-/// Which state is read.
+/// The state that is read.
 #[derive(Clone)]
 pub(crate) enum Side {
-    /// The newest, by the machine: it is counted.
+    /// The newest state, read by the machine; such reads are counted.
     Now,
     /// A frozen one.
     Frozen(Arc<FrozenCache>),
@@ -31,7 +32,7 @@ impl Side {
         matches!(self, Side::Now)
     }
 
-    /// Whether all of a range is the image's.
+    /// Whether the whole range comes from the image.
     fn is_absent(&self, inner: &Inner, range: ByteRange) -> bool {
         match self {
             Self::Now => is_absent(range, &|first, end| inner.cache.run_at(first, end)),
@@ -40,12 +41,13 @@ impl Side {
     }
 }
 
-/// The image, as the machine or a view reads it.
+/// The image for reads of the machine, or for reads of a view.
 fn image_of(inner: &Inner, is_machine: bool) -> &Arc<dyn Device> {
     if is_machine { &inner.base } else { &inner.base_of_views }
 }
 
-/// What was found of a partial block, if all of it was the same kind and needs no waiting for the disk; [`Found::Partial`] otherwise.
+/// The result for a partial block if all its parts are of the same kind and none is on the disk;
+/// [`Found::Partial`] otherwise.
 pub(crate) fn of_one_kind(read_parts: &mut dyn FnMut(EachPart<'_>)) -> Found {
     let mut all = None;
     read_parts(&mut |_, _, found| {
@@ -59,18 +61,18 @@ pub(crate) fn of_one_kind(read_parts: &mut dyn FnMut(EachPart<'_>)) -> Found {
     all.unwrap_or(Found::Partial)
 }
 
-/// A part of a partial block, which is a piece of its own.
+/// A part of a piece of a partial block, as a piece of its own.
 fn part_of(piece: &Piece, at: usize, len: usize) -> Piece {
     Piece { skip: piece.skip + at, start: piece.start + at, len, ..*piece }
 }
 
-/// What a read under way holds of its volume.
+/// The references to its volume that a read in flight holds.
 enum Held {
-    /// All of it, to look up what the machine reads.
+    /// The volume, to look up blocks of the newest state.
     Now(Arc<Inner>),
-    /// All of it, and a frozen state.
+    /// The volume and a frozen state.
     Frozen(Arc<Inner>, Arc<FrozenCache>),
-    /// Nothing: a read of the machine is counted where the volume is still there at its end.
+    /// Nothing but a weak reference, to count a read of the machine if the volume still exists at its end.
     Count(Weak<Inner>),
     /// Nothing.
     Nothing,
@@ -81,7 +83,7 @@ impl Held {
         matches!(self, Self::Now(_) | Self::Count(_))
     }
 
-    /// Looks a piece up. `None` once it is let go of.
+    /// Looks up a piece. `None` after [`Held::release`].
     fn read(&self, piece: &Piece, into: &mut [u8]) -> Option<Found> {
         match self {
             Self::Now(inner) => Some(inner.cache.read(piece.block, piece.skip, into)),
@@ -90,7 +92,7 @@ impl Held {
         }
     }
 
-    /// The same of a partial block, for each place that has a part of it.
+    /// Like [`Held::read`], for a partial block: calls `each` for each place that has a part of it.
     fn read_parts(&self, piece: &Piece, into: &mut [u8], each: &mut dyn FnMut(Piece, Found)) {
         let each: EachPart<'_> = &mut |at, len, found| each(part_of(piece, at, len), found);
         match self {
@@ -107,8 +109,9 @@ impl Held {
         }
     }
 
-    /// Gives away what only look-ups need. To be dropped without a lock: it may be the last of a volume.
-    fn let_go(&mut self) -> Self {
+    /// Gives up the references that only lookups need, and returns them. The caller drops them without
+    /// holding a lock: they may be the last of the volume.
+    fn release(&mut self) -> Self {
         let rest = match self {
             Self::Now(inner) => Self::Count(Arc::downgrade(inner)),
             Self::Frozen(..) | Self::Count(_) | Self::Nothing => Self::Nothing,
@@ -116,7 +119,7 @@ impl Held {
         std::mem::replace(self, rest)
     }
 
-    /// Ends it, and counts a read of the machine.
+    /// Ends the read, and counts it if it is the machine's.
     fn end(self, count: impl FnOnce(&Inner)) {
         match self {
             Self::Now(inner) => count(&inner),
@@ -130,22 +133,22 @@ impl Held {
     }
 }
 
-/// A fault of ours: what is looked up in is there until the last look-up is over.
-fn let_go_early() -> IoError {
+/// The error for a bug here: references must exist until the last lookup has ended.
+fn released_early() -> IoError {
     IoError::new(IoErrorKind::Device, "a block was looked up when its request no longer held the volume")
 }
 
 struct State {
     buffer: Vec<u8>,
-    /// Gone before the answer: a frozen view ends with whoever uses it, not a little later.
+    /// Dropped before the answer, so that a frozen view ends with its user, not a little later.
     held: Held,
-    /// Look-ups under way: that of the one who starts them, and of each block that is fetched.
+    /// Lookups in flight: the first one, and one for each block that is fetched.
     lookups: usize,
-    /// Runs under way that are the image's.
+    /// Reads of runs from the image in flight.
     runs: usize,
     image_bytes: u64,
     error: Option<IoError>,
-    /// The slowest place that a part came from.
+    /// The slowest place that served a part.
     class: Class,
     done: Option<Completion>,
 }
@@ -180,14 +183,14 @@ pub(crate) fn start(inner: &Arc<Inner>, side: Side, range: ByteRange, buffer: Ve
     gather.part_done(Part::LookUp, Ok(()));
 }
 
-/// Reads what is the image's as a whole. Whoever asks tried before what needs no waiting.
+/// Reads a range whose whole contents come from the image. The caller has tried to read without waiting.
 fn read_image(inner: &Arc<Inner>, side: Side, range: ByteRange, buffer: Vec<u8>, done: Completion) {
     let is_machine = side.is_machine();
-    // As in `State`: a frozen view is gone before the answer.
+    // As for `State`: a frozen view is dropped before the answer.
     drop(side);
     let counted = is_machine.then(|| (Arc::downgrade(inner), Instant::now()));
     let image = image_of(inner, is_machine);
-    // Of the volume, only the image stays until it has answered.
+    // The read keeps only the image alive until it has answered.
     let held = Arc::clone(image);
     let done = Completion::new(move |outcome| {
         if let Some((inner, since)) = counted
@@ -204,7 +207,7 @@ fn read_image(inner: &Arc<Inner>, side: Side, range: ByteRange, buffer: Vec<u8>,
 }
 
 impl Gather {
-    /// Looks pieces up: copies what is in RAM, and starts fetching the rest.
+    /// Looks up pieces: copies those in RAM, and starts to fetch the others.
     fn look_up(self: &Arc<Self>, inner: &Inner, wanted: impl Iterator<Item = Piece>) {
         let mut tally = ReadTally::default();
         let mut absent: Vec<ByteRange> = Vec::new();
@@ -218,7 +221,7 @@ impl Gather {
                     return;
                 };
                 let Some(found) = state.held.read(&piece, part) else {
-                    state.error.get_or_insert(let_go_early());
+                    state.error.get_or_insert(released_early());
                     return;
                 };
                 let mut take = |piece: Piece, found| match found {
@@ -230,7 +233,7 @@ impl Gather {
                         let run = if adjoins { absent.pop() } else { None };
                         absent.extend(extend(run, piece));
                     }
-                    // Of a part, there is no such answer.
+                    // Parts of a partial block are never partial blocks.
                     Found::Partial => {}
                 };
                 if found == Found::Partial {
@@ -254,9 +257,9 @@ impl Gather {
         self.read_spilled(inner, &spilled);
     }
 
-    /// Looks a block up that was not where it was to be fetched.
+    /// Looks up a block that had moved before it was fetched.
     fn look_up_again(self: &Arc<Self>, piece: Piece) -> Result<(), IoError> {
-        let inner = self.state.lock().held.inner().ok_or_else(let_go_early)?;
+        let inner = self.state.lock().held.inner().ok_or_else(released_early)?;
         self.look_up(&inner, std::iter::once(piece));
         Ok(())
     }
@@ -272,7 +275,7 @@ impl Gather {
             Err(error) => return self.part_done(Part::Image, Err(error)),
             Ok(Attempt::MustWait) => {}
         }
-        // As in `read_image`: of the volume, only the image stays until it has answered.
+        // As in `read_image`: the read keeps only the image alive until it has answered.
         let (this, held) = (Arc::clone(self), Arc::clone(image));
         let buffer = vec![0; usize::try_from(run.len()).unwrap_or(0)];
         let done = Completion::new(move |outcome| {
@@ -295,7 +298,7 @@ impl Gather {
         let mut rest = spilled;
         while let Some((_, first)) = rest.first() {
             let mut tickets = vec![*first];
-            // Blocks side by side, and parts of neighbours that share a slot.
+            // Neighbouring blocks, and parts of neighbours that share a slot.
             let mut is_next = |ticket: &Ticket| {
                 if tickets.last().is_some_and(|last| last.is_same_slot(ticket)) {
                     return true;
@@ -326,7 +329,7 @@ impl Gather {
                     Fetched::Failed(error) => Err(error.clone()),
                     Fetched::Moved => this.look_up_again(piece),
                 };
-                // The others in the same slot.
+                // The other pieces in the same slot.
                 match rest.next_if(|(_, other)| ticket.is_same_slot(other)) {
                     Some((other, _)) if result.is_ok() => piece = other,
                     Some(_) => {}
@@ -352,9 +355,10 @@ impl Gather {
             state.error.get_or_insert(error);
         }
         if part == Part::LookUp && state.lookups == 1 && state.runs > 0 {
-            // The image alone is waited for. This look-up counts as under way until all is let go of: or the image's answer, on
-            // its own thread, would answer the read while there is still a view.
-            let unneeded = state.held.let_go();
+            // Now the read waits only for the image. This lookup counts as in flight until the references are
+            // dropped: otherwise the image's answer, on its own thread, could complete the read while a view
+            // still exists.
+            let unneeded = state.held.release();
             MutexGuard::unlocked(&mut state, || drop(unneeded));
         }
         match part {

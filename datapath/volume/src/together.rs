@@ -1,4 +1,4 @@
-//! Writes of whole blocks that one long request, or several, bring together.
+//! Stores the whole blocks of one long write, or of several writes, together.
 
 use headwater_block::{BLOCK_BYTES, ByteRange};
 use headwater_writecache::{Block, BlockNumber, TOGETHER};
@@ -12,7 +12,7 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 
 const NOTHING: Block<'_> = Block { number: BlockNumber(0), data: &[0; BLOCK] };
 
-/// Blocks on their way to the write cache, and the write that each belongs to.
+/// Blocks to store, each with the write that it belongs to.
 struct Group<'a> {
     blocks: [Block<'a>; TOGETHER],
     writes: [usize; TOGETHER],
@@ -24,7 +24,7 @@ impl<'a> Group<'a> {
         Self { blocks: [NOTHING; TOGETHER], writes: [0; TOGETHER], len: 0 }
     }
 
-    /// Takes the blocks of a write. `false`: it is not of whole blocks, or has too many.
+    /// Adds the blocks of a write. `false`: the write is not of whole blocks, or has too many.
     fn take(&mut self, write: usize, range: ByteRange, from: &'a [u8]) -> bool {
         let (parts, rest) = from.as_chunks::<BLOCK>();
         let free = self.blocks.iter_mut().zip(&mut self.writes).skip(self.len);
@@ -41,22 +41,23 @@ impl<'a> Group<'a> {
     }
 }
 
-/// The whole blocks of one write, stored a group at a time before they are looked at one by one.
+/// The whole blocks of one write, stored in groups before they are stored one by one.
 #[derive(Default)]
 pub(crate) struct SideBySide {
     first: u32,
     len: u32,
     stored: u32,
-    in_vain: bool,
+    is_useless: bool,
 }
 
 impl SideBySide {
-    /// Whether the block of this piece of a write is stored already, or was now, with those that follow it.
+    /// Whether the block of this piece of a write is stored: by an earlier call, or now together with the
+    /// blocks after it.
     #[inline]
     pub(crate) fn has(&mut self, inner: &Inner, piece: &Piece, from: &[u8]) -> bool {
         let number = piece.block.0;
         if number.wrapping_sub(self.first) >= self.len {
-            if self.in_vain || from.len() <= BLOCK {
+            if self.is_useless || from.len() <= BLOCK {
                 return false;
             }
             self.store(inner, piece, from);
@@ -69,9 +70,10 @@ impl SideBySide {
         let blocks = blocks.get(..TOGETHER).unwrap_or(blocks);
         self.stored = inner.store_side_by_side(piece.block, blocks);
         (self.first, self.len) = (piece.block.0, u32::try_from(blocks.len()).unwrap_or(0));
-        // What follows blocks that are new is new, too. In a persistent cache it says little, where the first one stands in front of
-        // the others, and costs little, for then they are not looked at.
-        self.in_vain = self.stored == 0 && !inner.cache.is_persistent();
+        // Blocks that follow new blocks are usually new, too. In a persistent cache the result says little,
+        // because the first block may hold up the others, and the attempt costs little, because the others
+        // are then not examined.
+        self.is_useless = self.stored == 0 && !inner.cache.is_persistent();
     }
 }
 
@@ -94,7 +96,7 @@ impl Inner {
         self.counters.add(Own::WriteBytes, of_all.1);
     }
 
-    /// Stores those of the blocks that can be at once; one bit for each that was.
+    /// Stores the blocks that can be stored at once; the result has a bit for each block that was.
     fn store_side_by_side(&self, first: BlockNumber, data: &[[u8; BLOCK]]) -> u32 {
         let mut blocks = [NOTHING; TOGETHER];
         for ((block, data), number) in blocks.iter_mut().zip(data).zip(first.0..) {
@@ -125,7 +127,7 @@ impl Inner {
         let mut last = None;
         for (write, stored) in group.writes.iter().zip(stored) {
             if let Some(done) = done.get_mut(*write) {
-                // Of several blocks, every one.
+                // A write of several blocks is done if all of them are stored.
                 *done = *stored && (last != Some(*write) || *done);
             }
             last = Some(*write);

@@ -1,4 +1,4 @@
-//! The volume as a [`Device`]: what can be finished at once, and where the rest goes.
+//! The volume as a [`Device`]: finishes requests that need no waiting, and passes on the others.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::together::SideBySide;
 use crate::write::Clear;
 use crate::{latency, read, write};
 
-/// Discards and zero writes longer than this are carried out on the volume's thread for them.
+/// Discards and zero writes longer than this are executed on the volume's thread for them.
 pub(crate) const LONG_CLEAR_BYTES: u64 = 1 << 30;
 
 /// Zeroes for the ends of a zero write.
@@ -39,46 +39,51 @@ pub struct Volume {
 pub(crate) struct Inner {
     pub(crate) cache: Arc<WriteCache>,
     pub(crate) base: Arc<dyn Device>,
-    /// The same for views, whose readers are not the machine.
+    /// The base for views: their reads are not the machine's.
     pub(crate) base_of_views: Arc<dyn Device>,
     pub(crate) geometry: Geometry,
     pub(crate) counters: OwnCounters,
     pub(crate) latencies: Latencies,
-    /// What a cleared block becomes: absent over an empty base, zero over an image.
+    /// The location of a cleared block: absent over an empty base, zero over an image.
     cleared: Location,
     pub(crate) clearing: Arc<Clearing>,
     elision: Option<Arc<Elision>>,
 }
 
 impl Volume {
-    /// Opens a volume: with an empty write cache, or with a persistent one as it was left.
+    /// Opens a volume: with an empty write cache, or with the persistent one as it was left.
     pub fn open(options: &VolumeOptions, host: &Host) -> Result<Arc<Self>, IoError> {
         Self::with_cache(options, |cache| WriteCache::open(cache, &host.shared()))
     }
 
-    /// Opens a volume with an empty write cache whose memory is in `file`, a memfd or a file of a tmpfs, so that another process can go
-    /// on with it ([`Volume::recover`]). The file is emptied first. Not with a persistent write cache.
+    /// Opens a volume with an empty write cache whose memory is in `file`, a memfd or a file of a tmpfs, so
+    /// that another process can take it over ([`Volume::recover`]). The file is emptied first. Not for a
+    /// persistent write cache.
     ///
-    /// Dropping such a volume leaves what its machine wrote for the next process, unless [`Volume::end`] was called before.
+    /// Dropping such a volume keeps its machine's writes for the next process, unless [`Volume::end`] was
+    /// called before.
     pub fn open_in(file: File, options: &VolumeOptions, host: &Host) -> Result<Arc<Self>, IoError> {
         Self::with_cache(options, |cache| WriteCache::open_in(file, cache, &host.shared()))
     }
 
-    /// Opens the volume that another process left, which has ended, from what [`Volume::handover`] gave there. `options` are those by
-    /// which it was opened, over the same base; limits may differ. All that was answered is there.
+    /// Opens the volume of another process, which has ended, from the descriptors that [`Volume::handover`]
+    /// gave there. `options` are those with which it was opened, over the same base; limits may differ. All
+    /// answered writes are there.
     ///
-    /// An error of kind [`IoErrorKind::Corrupt`] says that what was left contradicts itself. After an error nothing of it has changed.
+    /// An error of kind [`IoErrorKind::Corrupt`] says that the file contradicts itself. After an error the
+    /// file is unchanged.
     pub fn recover(left: Handover, options: &VolumeOptions, host: &Host) -> Result<Arc<Self>, IoError> {
         Self::with_cache(options, |cache| WriteCache::recover(left, cache, &host.shared()))
     }
 
-    /// The descriptors that another process needs to go on with this volume when this process has ended, in whatever way. `None`: it was not opened in
-    /// a file.
+    /// The descriptors with which another process can take over this volume when this process has ended, in
+    /// whatever way. `None`: the volume's memory is not in a file.
     pub fn handover(&self) -> std::io::Result<Option<Handover>> {
         self.inner.cache.handover()
     }
 
-    /// The blocks that its machine wrote are not needed any more: its file and its overflow are emptied when the volume's last user goes.
+    /// Marks the machine's writes as no longer needed: file and overflow are emptied when the volume's last
+    /// user is dropped.
     pub fn end(&self) {
         self.inner.cache.end();
     }
@@ -142,22 +147,23 @@ impl Volume {
         self.inner.counters.view(self.inner.latencies.view(), self.inner.cache.snapshot())
     }
 
-    /// What tells a persistent write cache from every other one, whatever they are called: random, made with it.
+    /// A random number that identifies a persistent write cache, whatever its name is; made with the cache.
     pub fn cache_id(&self) -> Option<[u8; 16]> {
         self.inner.cache.persistent_id()
     }
 
-    /// Whether its persistent write cache was not there before, and was made for it.
+    /// Whether the persistent write cache was made by this open.
     pub fn has_new_cache(&self) -> bool {
         self.inner.cache.is_new()
     }
 
-    /// Refuses limits that a volume which is opened now could not have. What is not given stays.
+    /// Refuses limits that a volume which is opened now could not have. `None`: the limit stays.
     pub fn check_limits(&self, ram_bytes: Option<u64>, disk_bytes: Option<u64>) -> Result<(), IoError> {
         self.inner.cache.check_limits(ram_bytes, disk_bytes)
     }
 
-    /// Has the log name the command that raises the limits where writes wait for room. The first one stays.
+    /// Sets the command that log messages about missing space advise, to raise the limits. Only the first
+    /// call has an effect.
     pub fn advise(&self, command: String) {
         self.inner.cache.advise(command);
     }
@@ -182,40 +188,40 @@ impl Volume {
         self.inner.cache.set_disk_bytes(disk_bytes);
     }
 
-    /// How writes that find no room fare at this moment.
+    /// How many writes wait for space or were refused, at this moment.
     pub fn shortage(&self) -> Shortage {
         self.inner.cache.shortage()
     }
 
-    /// Whether no flush succeeds any more until the volume is opened again: the disk of its persistent write cache failed
-    /// at one, and what was written since the last one that succeeded may be lost.
+    /// Whether all flushes fail until the volume is opened again: the disk of its persistent write cache
+    /// failed at a flush, and writes since the last successful flush may be lost.
     pub fn is_broken(&self) -> bool {
         self.inner.cache.is_broken()
     }
 
-    /// Whether the disk of a persistent write cache failed or had no room at the last try.
+    /// Whether the last write to the disk of a persistent write cache failed or found no space.
     pub fn is_failing(&self) -> bool {
         self.inner.cache.is_failing()
     }
 
-    /// The state of this moment, while the machine goes on: of what was answered before, everything, and of what
-    /// begins afterwards, nothing. What is overwritten meanwhile takes new room in the write cache. An error while
-    /// an earlier view is there.
+    /// Keeps the state of this moment while the machine continues: all requests that were answered before are
+    /// in it, and none that begin afterwards. Overwriting a block of it takes new space in the write cache.
+    /// Fails while an earlier view exists.
     pub fn freeze(&self) -> Result<Arc<FrozenView>, IoError> {
         FrozenView::new(&self.inner)
     }
 
-    /// Refuses writes that wait for space, now and from now on. RAM, overflow and key go when the last
-    /// user of the volume does. With a persistent write cache all writes, discards and zero writes are refused from now on; what was
-    /// answered before is made durable, and the cache can be opened again when this returns.
-    /// Where that fails, the log has it: what was written since the last flush that succeeded may be lost.
+    /// Refuses writes that wait for space, now and from now on. RAM, overflow and key are freed when the
+    /// volume's last user is dropped. With a persistent write cache, all writes, discards and zero writes are
+    /// refused from now on; all answered ones are made durable, and the cache can be opened again when this
+    /// returns. A failure is logged: writes since the last successful flush may be lost.
     pub fn close(&self) {
         if let Err(error) = self.try_close() {
-            tracing::error!(%error, "a persistent cache was closed without its last writes");
+            tracing::error!(%error, "a persistent write cache could not be closed in order; writes since the last successful flush may be lost");
         }
     }
 
-    /// As [`Volume::close`], for a caller who says himself what came of it.
+    /// Like [`Volume::close`], but returns the error instead of logging it.
     pub fn try_close(&self) -> Result<(), IoError> {
         self.inner.cache.close()
     }
@@ -225,7 +231,7 @@ impl Inner {
     /// Answers a read without waiting. `None`: it must wait.
     fn read_now(&self, range: ByteRange, into: &mut [u8]) -> Result<Option<Class>, IoError> {
         let mut absent: Option<ByteRange> = None;
-        // Counted when all of it is there: a request that must wait comes again as a whole.
+        // Counted when all of it is served: a request that must wait is served again as a whole.
         let (mut tally, mut image_bytes) = (ReadTally::default(), 0);
         for piece in pieces(range) {
             let Some(part) = into.get_mut(piece.start..piece.start + piece.len) else {
@@ -275,41 +281,42 @@ impl Inner {
             {
                 return Ok(if stored { Attempt::Done } else { Attempt::MustWait });
             }
-            let turn = if piece.start == 0 { Admission::New } else { Admission::Rest };
-            if !self.write_piece_now(&piece, part, turn) {
+            let admission = if piece.start == 0 { Admission::New } else { Admission::Rest };
+            if !self.write_piece_now(&piece, part, admission) {
                 return Ok(Attempt::MustWait);
             }
         }
         Ok(Attempt::Done)
     }
 
-    fn write_piece_now(&self, piece: &Piece, data: &[u8], turn: Admission) -> bool {
+    fn write_piece_now(&self, piece: &Piece, data: &[u8], admission: Admission) -> bool {
         self.store_now(|| {
             Some(if piece.is_whole() {
-                self.write_whole(piece.block, data, turn)
+                self.write_whole(piece.block, data, admission)
             } else {
-                self.write_part(piece, data, turn)
+                self.write_part(piece, data, admission)
             })
         })
         .unwrap_or(false)
     }
 
-    /// Stores a request that ends one block and begins the next. Whether there was room; `None`: its pieces are written one by one.
+    /// Stores a request that covers the end of one block and the beginning of the next. Returns whether there
+    /// was space; `None`: its pieces are written one by one.
     fn write_pair_now(&self, range: ByteRange, from: &[u8]) -> Option<bool> {
         let first = straddling(range)?;
         self.store_now(|| self.write_pair(&first, from, Admission::New))
     }
 
-    /// Whether a write was stored, with what room there is without waiting.
+    /// Stores a write if that needs no waiting. Returns whether it was stored.
     fn store_now(&self, write: impl Fn() -> Option<WriteResult>) -> Option<bool> {
         loop {
             match write()? {
                 WriteResult::Done => return Some(true),
-                // Dropping a clean copy frees RAM without I/O; no new slot is taken before waiting writes.
+                // Dropping a clean copy frees RAM without I/O. No new slot is taken ahead of waiting writes.
                 WriteResult::NoRoom if self.cache.make_room() => {}
                 WriteResult::NoRoom
-                | WriteResult::Behind
-                | WriteResult::Ahead
+                | WriteResult::Queued
+                | WriteResult::Throttled
                 | WriteResult::NeedOld(_)
                 | WriteResult::Closed => {
                     return Some(false);
@@ -318,17 +325,17 @@ impl Inner {
         }
     }
 
-    /// Stores a part of a block, unless the image is known to hold the same.
-    pub(crate) fn write_part(&self, piece: &Piece, data: &[u8], turn: Admission) -> WriteResult {
-        self.cache.write_part(piece.block, piece.skip, data, turn, || self.is_same_part(piece, data))
+    /// Stores a part of a block, unless the image is known to hold the same bytes.
+    pub(crate) fn write_part(&self, piece: &Piece, data: &[u8], admission: Admission) -> WriteResult {
+        self.cache.write_part(piece.block, piece.skip, data, admission, || self.is_same_part(piece, data))
     }
 
-    /// The same of the end of a block and the beginning of the next one.
-    pub(crate) fn write_pair(&self, first: &Piece, data: &[u8], turn: Admission) -> Option<WriteResult> {
-        self.cache.write_pair(first.block, first.skip, data, turn, || self.is_same_part(first, data))
+    /// Like [`Inner::write_part`], for the end of a block and the beginning of the next one.
+    pub(crate) fn write_pair(&self, first: &Piece, data: &[u8], admission: Admission) -> Option<WriteResult> {
+        self.cache.write_pair(first.block, first.skip, data, admission, || self.is_same_part(first, data))
     }
 
-    /// Whether the image is known to hold `data` from where the piece begins.
+    /// Whether the image is known to hold `data` from the start of the piece on.
     fn is_same_part(&self, piece: &Piece, data: &[u8]) -> bool {
         match &self.elision {
             Some(elision) => elision.is_same_part(piece, data),
@@ -336,13 +343,13 @@ impl Inner {
         }
     }
 
-    /// Stores a whole block, unless the image is known to hold the same.
+    /// Stores a whole block, unless the image is known to hold the same bytes.
     #[inline]
-    pub(crate) fn write_whole(&self, block: BlockNumber, data: &[u8], turn: Admission) -> WriteResult {
-        self.cache.write_unless(block, data, turn, |now| self.is_same(block, data, now))
+    pub(crate) fn write_whole(&self, block: BlockNumber, data: &[u8], admission: Admission) -> WriteResult {
+        self.cache.write_unless(block, data, admission, |now| self.is_same(block, data, now))
     }
 
-    /// Whether the image is known to hold the same block.
+    /// Whether the image is known to hold the same bytes.
     #[inline]
     pub(crate) fn is_same(&self, block: BlockNumber, data: &[u8], now: Now) -> bool {
         self.elision.as_ref().is_some_and(|elision| elision.is_same(block, data, now))
@@ -350,7 +357,7 @@ impl Inner {
 
     fn clear_now(&self, range: ByteRange, what: Clear) -> Attempt {
         let (head, whole, tail) = split(range, self.geometry.size_bytes);
-        // First what brings space: the ends may need some.
+        // First the whole blocks: they free space, which the ends may need.
         if self.clear_blocks(whole, what) != Cleared::All {
             return Attempt::MustWait;
         }
@@ -363,8 +370,9 @@ impl Inner {
         Attempt::Done
     }
 
-    /// The completion of a write or zero write that may wait, which counts it when it is answered. One that found no room is not
-    /// counted here: it comes again, from some front-ends and machines each second, and the cache counts that it was refused.
+    /// The completion of a write or zero write that may wait; counts it when it is answered. A write that is
+    /// refused for lack of space is not counted here: front-ends and machines repeat it, some of them each
+    /// second, and the cache counts refusals.
     fn then_count(
         self: &Arc<Self>,
         done: Completion,
@@ -380,7 +388,7 @@ impl Inner {
         })
     }
 
-    /// The completion of a write with FUA: what was written is flushed before it is answered.
+    /// The completion of a write with FUA: flushes the data, then answers.
     fn then_flush(&self, fua: bool, done: Completion) -> Completion {
         if !fua || !self.cache.is_persistent() {
             return done;
@@ -494,13 +502,13 @@ impl Device for Volume {
                 Ok(attempt)
             }
             Op::WriteZeroes { .. } | Op::Discard { .. } => Ok(Attempt::MustWait),
-            // In an ephemeral cache nothing has to become durable.
+            // Nothing has to become durable in a write cache that is not persistent.
             Op::Flush if inner.cache.is_durable() => Ok(Attempt::Done),
             Op::Flush => Ok(Attempt::MustWait),
         }
     }
 
-    /// What the machine has not changed, as far as the image lends it.
+    /// Shares the image's pages of the blocks that the machine has not changed, if the image can.
     fn read_shared(&self, range: ByteRange, parts: &mut Vec<SharedSlice>) -> bool {
         let sampled = latency::sample();
         let inner = &*self.inner;
@@ -553,8 +561,8 @@ impl Device for Volume {
 }
 
 impl Inner {
-    /// What a range holds, given what the write cache holds: the kind of the first block, and how many blocks
-    /// from there hold the same.
+    /// The kind of a range according to the write cache: the kind of its first block, and how many blocks
+    /// from there are of the same kind.
     pub(crate) fn extents(
         &self,
         range: ByteRange,
@@ -584,7 +592,7 @@ impl Inner {
     }
 }
 
-/// The part at the beginning of a range that holds one kind.
+/// The first part of a range whose blocks are all of one kind.
 pub(crate) fn first_run(
     range: ByteRange,
     run_at: &impl Fn(BlockNumber, BlockNumber) -> (Kind, u32),
@@ -595,7 +603,7 @@ pub(crate) fn first_run(
     (kind, range.clipped_to(run_end.max(range.offset() + 1).min(range.end())))
 }
 
-/// Whether all of a range is the image's.
+/// Whether the whole range comes from the image.
 pub(crate) fn is_absent(range: ByteRange, run_at: &impl Fn(BlockNumber, BlockNumber) -> (Kind, u32)) -> bool {
     let (kind, run) = first_run(range, run_at);
     kind == Kind::Absent && run.len() == range.len()

@@ -1,4 +1,4 @@
-//! Writes that cannot be finished at once: they fetch the rest of a block, or wait for room.
+//! Writes that cannot be finished at once: they fetch the rest of a block, or wait for space.
 
 use std::sync::Arc;
 
@@ -16,27 +16,28 @@ use crate::volume::{Inner, LONG_CLEAR_BYTES, bad_buffer, closed, split};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
-/// Blocks and slots that a write keeps of those that it fetched: a block is in eight places at most, the image among them.
+/// The most fetched blocks and slots that a write keeps: a block is in at most eight places, one of which may
+/// be the image.
 const MOST_FETCHED: usize = 8;
 
-/// A write under way.
+/// A write in flight.
 struct Task {
     inner: Arc<Inner>,
     range: ByteRange,
     buffer: Vec<u8>,
     /// Bytes of the request that are stored.
     stored: usize,
-    /// What was fetched of the block at `stored`.
+    /// The parts of the block at `stored` that were fetched.
     fetched: Vec<FetchedOld>,
     done: Completion,
 }
 
 enum Step {
     Finished,
-    /// It waits for room.
+    /// It waits for space.
     NoRoom,
-    /// It waits until the disk has caught up.
-    Ahead,
+    /// It waits until the disk has caught up with writers.
+    Throttled,
     Fetch(Piece, Old),
     Failed(IoError),
 }
@@ -47,13 +48,14 @@ pub(crate) fn start(inner: &Arc<Inner>, range: ByteRange, buffer: Vec<u8>, done:
     Box::new(task).go_on();
 }
 
-/// What is cleared, and what becomes of that for which there is no room: parts of blocks at the ends, whose blocks' rest has to be
-/// kept, and blocks without a slot while no more is noted of them.
+/// What happens to the parts of a range that cannot be cleared for lack of space: partial blocks at the ends,
+/// whose other sectors have to be kept, and blocks without a slot while a persistent cache can log no more of
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Clear {
-    /// It waits, and is refused in the end.
+    /// They wait, and are refused in the end.
     ZeroWrite,
-    /// It stays as it is. A machine that discards to get room must not be refused for want of it.
+    /// They stay unchanged. A machine that discards to free space must not be refused for lack of it.
     Discard,
 }
 
@@ -72,10 +74,10 @@ pub(crate) fn start_clear(inner: &Arc<Inner>, range: ByteRange, what: Clear, don
     Box::new(ClearTask { inner: Arc::clone(inner), left, ends: [head, tail], what, done }).start();
 }
 
-/// A discard or zero write under way.
+/// A discard or zero write in flight.
 struct ClearTask {
     inner: Arc<Inner>,
-    /// Whole blocks.
+    /// The whole blocks that are left.
     left: ByteRange,
     ends: [ByteRange; 2],
     what: Clear,
@@ -175,21 +177,21 @@ impl Join {
 }
 
 impl Task {
-    /// Stores as much as there is room for.
-    fn step(&mut self, turn: Admission) -> Step {
+    /// Stores as many blocks as there is space for.
+    fn step(&mut self, admission: Admission) -> Step {
         while let Some(piece) = piece_at(self.range, self.stored) {
             let Some(data) = self.buffer.get(piece.start..piece.start + piece.len) else {
                 return Step::Failed(bad_buffer());
             };
             let cache = &self.inner.cache;
-            let turn = if turn == Admission::New && self.stored > 0 { Admission::Rest } else { turn };
+            let admission = if admission == Admission::New && self.stored > 0 { Admission::Rest } else { admission };
             let (wrote, len) = match &*self.fetched {
-                _ if piece.is_whole() => (self.inner.write_whole(piece.block, data, turn), piece.len),
-                [] => match self.write_pair(turn) {
+                _ if piece.is_whole() => (self.inner.write_whole(piece.block, data, admission), piece.len),
+                [] => match self.write_pair(admission) {
                     Some(wrote) => (wrote, self.buffer.len()),
-                    None => (self.inner.write_part(&piece, data, turn), piece.len),
+                    None => (self.inner.write_part(&piece, data, admission), piece.len),
                 },
-                fetched => (cache.merge(piece.block, piece.skip, data, fetched, turn), piece.len),
+                fetched => (cache.merge(piece.block, piece.skip, data, fetched, admission), piece.len),
             };
             match wrote {
                 WriteResult::Done => {
@@ -198,19 +200,19 @@ impl Task {
                 }
                 WriteResult::NeedOld(old) => return Step::Fetch(piece, old),
                 WriteResult::Closed => return Step::Failed(closed()),
-                // Dropping a clean copy frees RAM without I/O; no new slot is taken before waiting writes.
+                // Dropping a clean copy frees RAM without I/O. No new slot is taken ahead of waiting writes.
                 WriteResult::NoRoom if cache.make_room() => {}
-                WriteResult::NoRoom | WriteResult::Behind => return Step::NoRoom,
-                WriteResult::Ahead => return Step::Ahead,
+                WriteResult::NoRoom | WriteResult::Queued => return Step::NoRoom,
+                WriteResult::Throttled => return Step::Throttled,
             }
         }
         Step::Finished
     }
 
-    /// The whole request, if it ends one block and begins the next.
-    fn write_pair(&self, turn: Admission) -> Option<WriteResult> {
+    /// Stores the whole request if it covers the end of one block and the beginning of the next.
+    fn write_pair(&self, admission: Admission) -> Option<WriteResult> {
         let first = straddling(self.range).filter(|_| self.stored == 0)?;
-        self.inner.write_pair(&first, self.buffer.get(..usize::try_from(self.range.len()).ok()?)?, turn)
+        self.inner.write_pair(&first, self.buffer.get(..usize::try_from(self.range.len()).ok()?)?, admission)
     }
 
     fn go_on(mut self: Box<Self>) {
@@ -219,7 +221,7 @@ impl Task {
                 let cache = Arc::clone(&self.inner.cache);
                 cache.queue_for_space(self);
             }
-            Step::Ahead => {
+            Step::Throttled => {
                 let cache = Arc::clone(&self.inner.cache);
                 cache.queue_for_disk(self);
             }
@@ -232,7 +234,7 @@ impl Task {
             Step::Finished => self.end(Ok(())),
             Step::Failed(error) => self.end(Err(error)),
             Step::Fetch(piece, old) => self.fetch(piece, old),
-            Step::NoRoom | Step::Ahead => {
+            Step::NoRoom | Step::Throttled => {
                 self.end(Err(IoError::new(IoErrorKind::NoSpace, "the write cache is full")))
             }
         }
@@ -262,7 +264,7 @@ impl Task {
     }
 
     fn add_fetched(&mut self, old: Old, block: Vec<u8>) {
-        // Of a block that is written over all the time, no more than it can have at a time is of use.
+        // If the block is overwritten all the time, fetched parts become stale: then all are dropped.
         if self.fetched.len() > MOST_FETCHED {
             self.fetched.clear();
         }
@@ -302,19 +304,20 @@ impl Task {
     }
 }
 
-/// A base that is closed, such as a server of another host, is not this volume closed: a front-end makes its client come back for that.
+/// Converts the error of a closed base, such as a server on another host, to a device error: the volume
+/// itself is not closed, and a front-end that reads "closed" lets its client reconnect.
 fn of_base(error: IoError) -> IoError {
     if error.kind() != IoErrorKind::Closed {
         return error;
     }
-    IoError::with_source(IoErrorKind::Device, "what lies below the volume is closed", error)
+    IoError::with_source(IoErrorKind::Device, "the base below the volume is closed", error)
 }
 
 impl QueuedWrite for Task {
     fn retry(mut self: Box<Self>) -> Result<RetryResult, Box<dyn QueuedWrite>> {
         let step = self.step(Admission::Waited);
         let retried = match step {
-            Step::NoRoom | Step::Ahead => return Err(self),
+            Step::NoRoom | Step::Throttled => return Err(self),
             Step::Finished => RetryResult::Stored,
             Step::Fetch(..) | Step::Failed(_) => RetryResult::Gone,
         };

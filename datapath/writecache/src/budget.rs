@@ -1,17 +1,17 @@
 //! One RAM budget for all caches of a host: its limit, what is in use, and each cache's share of it.
 //!
-//! While every cache finds the memory it asks for, nobody has a share and nothing is computed. When the
-//! host's limit is short, the host's thread divides it:
+//! While every cache gets the memory that it asks for, no cache has a share and nothing is computed. When
+//! memory reaches the host's limit, the host's thread divides the limit:
 //!
-//! | a cache that | asks for | and gets |
+//! | state of a cache | its demand | its share |
 //! |---|---|---|
-//! | was refused memory in the last second | its own maximum | by weight, up to that |
-//! | uses memory and does not ask for more | what it uses | by weight, up to that |
-//! | served nothing from RAM for [`IDLE`] | its four segments | those |
+//! | was refused memory in the last second | its own maximum | by weight, up to its demand |
+//! | was not refused memory | the memory that it uses | by weight, up to its demand |
+//! | served nothing from RAM for [`IDLE`] | four segments | four segments |
 //!
-//! No share is below a cache's index and its four segments (or what it uses, where that is less). What
-//! some caches do not ask for goes to the others, again by weight. A cache above its share packs, spills
-//! and evicts down to it.
+//! No share is below a cache's index and four segments (or the memory that it uses, if that is less). Memory
+//! that some caches do not demand goes to the others, again by weight. A cache above its share packs, spills
+//! and evicts segments until it is within the share.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -21,43 +21,43 @@ use parking_lot::Mutex;
 use crate::host::STAGING_BUFFERS;
 use crate::overflow::encrypt::ENCRYPTED_SEGMENT_BYTES;
 
-/// The weight of a cache, unless told otherwise.
+/// Default weight of a cache.
 pub const DEFAULT_WEIGHT: u32 = 100;
 
-/// Weights are from 1 to this.
+/// The largest weight; the least is 1.
 pub const MAX_WEIGHT: u32 = 10_000;
 
-/// A cache that served nothing from RAM for so long lends its share.
+/// A cache that served nothing from RAM for this time gives its share to others.
 pub const IDLE: Duration = Duration::from_secs(3);
 
-/// A cache counts as asking for more so long after it was refused memory.
+/// A cache demands more memory for this time after it was refused memory.
 const ASKS_FOR: Duration = Duration::from_secs(1);
 
 /// Shares are computed at most this often.
 const SHARE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// All staging buffers of a host.
+/// The bytes of all staging buffers of a host.
 const STAGING_BYTES: u64 = (STAGING_BUFFERS * ENCRYPTED_SEGMENT_BYTES) as u64;
 
-/// What a cache without a bound of its own may use.
+/// The bound of a cache without one.
 const UNBOUNDED: u64 = u64::MAX;
 
 /// The budget of a host.
 #[derive(Debug)]
 pub struct Budget {
-    /// As configured.
+    /// The limit as configured.
     configured_bytes: AtomicU64,
     /// The bound that memory pressure set; [`UNBOUNDED`] without.
     pressure_bytes: AtomicU64,
     used_bytes: AtomicU64,
-    /// A cache was refused memory, or the limit was changed.
+    /// Whether a cache was refused memory, or the limit was changed.
     short: AtomicBool,
-    /// Caches with an overflow disk: they bear the staging buffers together.
+    /// The number of caches with an overflow disk: they share the staging buffers.
     spilling: AtomicU32,
 }
 
 impl Budget {
-    /// A budget of so many bytes.
+    /// Makes a budget of this many bytes.
     pub fn new(limit_bytes: u64) -> Self {
         Self {
             configured_bytes: AtomicU64::new(limit_bytes),
@@ -83,7 +83,7 @@ impl Budget {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether [`Budget::take`] would give so much.
+    /// Whether [`Budget::take`] would grant this many bytes.
     pub fn has(&self, bytes: u64) -> bool {
         self.used_bytes().saturating_add(bytes) <= self.limit_bytes()
     }
@@ -94,13 +94,13 @@ impl Budget {
         self.short.store(true, Ordering::Release);
     }
 
-    /// Sets or lifts the bound of memory pressure.
+    /// Sets the bound of memory pressure; `None` removes it.
     pub fn set_pressure_bytes(&self, bound: Option<u64>) {
         self.pressure_bytes.store(bound.unwrap_or(UNBOUNDED), Ordering::Relaxed);
         self.short.store(true, Ordering::Release);
     }
 
-    /// Whether `bytes` more fit; if so they are counted.
+    /// Counts `bytes` as used if they fit. Returns whether they did.
     pub fn take(&self, bytes: u64) -> bool {
         let limit = self.limit_bytes();
         self.used_bytes
@@ -110,17 +110,17 @@ impl Budget {
             .is_ok()
     }
 
-    /// Counts what is taken in any case.
+    /// Counts `bytes` as used, even above the limit.
     pub fn add(&self, bytes: u64) {
         self.used_bytes.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// Counts what was given back.
+    /// Counts `bytes` as free again.
     pub fn give(&self, bytes: u64) {
         self.used_bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
 
-    /// A cache was refused memory. Whether that is news to the host's thread.
+    /// Notes that a cache was refused memory. Returns whether the host's thread does not know yet.
     pub fn refused(&self) -> bool {
         !self.short.swap(true, Ordering::AcqRel)
     }
@@ -129,31 +129,31 @@ impl Budget {
         self.short.load(Ordering::Acquire)
     }
 
-    /// One cache with an overflow disk more.
+    /// Counts a further cache with an overflow disk.
     pub fn join_spilling(&self) {
         self.spilling.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// One less.
+    /// Counts one cache with an overflow disk less.
     pub fn leave_spilling(&self) {
         self.spilling.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// The part of the host's staging buffers that each cache with an overflow disk bears.
+    /// The part of the host's staging buffers that counts for each cache with an overflow disk, in bytes.
     pub fn staging_part_bytes(&self) -> u64 {
         STAGING_BYTES / u64::from(self.spilling.load(Ordering::Relaxed).max(1))
     }
 }
 
-/// One cache's side of the budget.
+/// The budget of one cache.
 #[derive(Debug)]
 pub struct Share {
     weight: AtomicU32,
     /// [`UNBOUNDED`] while the host's limit is not short.
     bytes: AtomicU64,
-    /// Memory was refused since the shares were computed last.
+    /// Whether memory was refused since shares were computed last.
     asked: AtomicBool,
-    /// The host's thread's own notes.
+    /// State that only the host's thread uses.
     seen: Mutex<Seen>,
 }
 
@@ -165,7 +165,7 @@ struct Seen {
 }
 
 impl Share {
-    /// The share of a new cache: no bound yet.
+    /// The share of a new cache: without a bound.
     pub fn new(weight: u32) -> Self {
         Self {
             weight: AtomicU32::new(weight.clamp(1, MAX_WEIGHT)),
@@ -175,7 +175,7 @@ impl Share {
         }
     }
 
-    /// The bound; `u64::MAX` for none.
+    /// The bound in bytes; `u64::MAX` if there is none.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -190,12 +190,12 @@ impl Share {
         self.weight.store(weight.clamp(1, MAX_WEIGHT), Ordering::Relaxed);
     }
 
-    /// Memory was refused.
+    /// Notes that memory was refused.
     pub fn ask(&self) {
         self.asked.store(true, Ordering::Release);
     }
 
-    /// What the cache claims now.
+    /// The claim of the cache now.
     fn claim(&self, now: Instant, holding: &Holding) -> Claim {
         let mut seen = self.seen.lock();
         if self.asked.swap(false, Ordering::AcqRel) {
@@ -218,27 +218,27 @@ impl Share {
     }
 }
 
-/// What a cache has, as the shares need it.
+/// The memory of a cache, as far as it matters for shares.
 #[derive(Clone, Copy, Debug)]
 pub struct Holding {
     /// Its own maximum.
     pub max_bytes: u64,
-    /// Index, its part of the staging buffers, and the segments that always go.
+    /// Index, its part of the staging buffers, and the four segments that it always may have.
     pub least_bytes: u64,
-    /// In use, its part of the staging buffers included.
+    /// Bytes in use, including its part of the staging buffers.
     pub used_bytes: u64,
     /// Blocks served from or stored to RAM so far.
     pub hits: u64,
 }
 
-/// Computes shares, on the host's thread.
+/// Computes the shares, on the host's thread.
 #[derive(Debug, Default)]
 pub struct Divider {
     last: Option<Instant>,
 }
 
 impl Divider {
-    /// Computes the shares anew, where that is due. Returns when it is due, where it is not yet.
+    /// Computes the shares, if that is due. Otherwise returns when it is due, if it will be.
     pub fn turn(&mut self, budget: &Budget, now: Instant, caches: &[(&Share, Holding)]) -> Option<Instant> {
         let due = self.last.and_then(|last| last.checked_add(SHARE_INTERVAL)).filter(|due| *due > now);
         if due.is_some() {
@@ -254,30 +254,31 @@ impl Divider {
         None
     }
 
-    /// Whether [`Divider::turn`] has something to do.
+    /// Whether [`Divider::turn`] has work to do.
     pub fn is_due(&self, budget: &Budget) -> bool {
         budget.is_short()
     }
 }
 
-/// What one cache claims of a limit.
+/// The claim of one cache on a limit.
 #[derive(Clone, Copy, Debug)]
 struct Claim {
     weight: u32,
     least: u64,
     demand: u64,
-    /// One that does not ask for more may still take so much, by weight, before it has to ask.
+    /// A cache that demands no more memory may still grow to this many bytes, by weight, without a refusal.
     may_grow_to: u64,
 }
 
 impl Claim {
-    /// Its share at so many bytes for each unit of weight.
+    /// The share of the claim if each unit of weight gets `level` bytes.
     fn at(&self, level: u64) -> u64 {
         level.saturating_mul(u64::from(self.weight)).clamp(self.least, self.demand.max(self.least))
     }
 }
 
-/// Divides `limit` by weight: each claim gets `level x weight` bytes, not less than its least and not more
+/// Divides `limit` by weight: each claim gets `level x weight` bytes, but at least its minimum and at most
+/// its demand, with the highest level at which the sum fits.
 /// than its demand, with the highest level at which all fit.
 fn divide(limit: u64, claims: &[Claim]) -> Vec<u64> {
     let total = |level: u64| claims.iter().fold(0u64, |sum, claim| sum.saturating_add(claim.at(level)));

@@ -1,9 +1,10 @@
-//! Cleaning: when positions on the overflow disk run short, the live blocks of the segment where that is worth most are
-//! moved to a segment of the cleaned stream, and its position is free again.
+//! Cleaning (compaction of segments on disk): when positions on the overflow disk run short, it moves the
+//! live blocks of a segment to a new segment of the cleaned stream, which frees the segment's position. It
+//! takes the segment for which that is worth most.
 //!
-//! Cleaning always gets on: it may always fill one segment of RAM, whatever the limits say by now,
-//! [`crate::spill::RESERVED_POSITIONS`] positions are kept for it, and a victim has at least [`MIN_GAIN`]
-//! dead slots.
+//! Cleaning always makes progress: it may fill one segment of RAM whatever the limits are,
+//! [`crate::spill::RESERVED_POSITIONS`] positions are reserved for it, and a segment is cleaned only if it
+//! has at least [`MIN_GAIN`] dead slots.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -27,44 +28,48 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, UNDER_MODEL_CHECKER};
 use crate::units::{BlockNumber, Location, SLOT_COUNT, SLOTS, SegmentId, Slot};
 
-/// Dead slots that make cleaning a segment worth its reading and writing.
+/// The least number of dead slots that makes cleaning a segment worth its reading and writing.
 pub const MIN_GAIN: u32 = if UNDER_MODEL_CHECKER { 1 } else { 16 };
 
-/// A segment that was read in vain is tried again after this at the latest.
-const STUCK: Duration = Duration::from_millis(100);
+/// If the blocks of a segment could not be moved after it was read, cleaning tries again after this time at
+/// the latest.
+const STUCK_RETRY: Duration = Duration::from_millis(100);
 
-/// One that the disk does not read is left alone for this long, and longer each time, while there are others.
-const UNREAD: Duration = if UNDER_MODEL_CHECKER { Duration::ZERO } else { Duration::from_millis(100) };
+/// A segment that the disk failed to read is skipped for this time, doubled with each failure, while there
+/// are other segments.
+const SKIP_UNREAD: Duration = if UNDER_MODEL_CHECKER { Duration::ZERO } else { Duration::from_millis(100) };
 
-/// But not longer than this, or than so many times what the read took: a disk that tries for long before it says no would
-/// do nothing else.
-const UNREAD_MOST: Duration = Duration::from_secs(30);
-const UNREAD_TIMES: u32 = 32;
+/// The longest such time: this, or [`SKIP_READ_TIMES`] times the duration of the failed read if that is more.
+const SKIP_UNREAD_MAX: Duration = Duration::from_secs(30);
+const SKIP_READ_TIMES: u32 = 32;
 
-/// So many segments that the disk does not read at one time are logged each.
-const UNREAD_LOGGED: usize = 8;
+/// The most segments with failed reads that are logged one by one.
+const UNREAD_LOGS_MAX: usize = 8;
 
-/// So many segments are remembered of a look at all of them: one is as good as another that is worth a little less, and the records of a
-/// large cache take long to go through.
+/// How many of the best segments a scan of all segments remembers: a segment that is worth a little less is
+/// as good, and scanning the records of a large cache takes long.
 const RANKED: usize = 16;
 
-/// But one of so many at most: what few segments are worth changes much with each that is cleaned.
-const OF_CANDIDATES: usize = 64;
+/// But at most one in this many candidates: if there are few segments, the worth of each changes much with
+/// each that is cleaned.
+const CANDIDATES_PER_RANKED: usize = 64;
 
-/// An age beyond this, 2 TiB of writes, is no more: generations jump where a persistent cache is opened, and segments
-/// of earlier times with little dead in them would be cleaned before anything that was written since.
-const OLDEST: u64 = 1 << 20;
+/// The largest age that counts, 2 TiB of writes. Generations jump when a persistent cache is opened, and
+/// older segments with few dead slots would otherwise be cleaned before all that were written since.
+const AGE_MAX: u64 = 1 << 20;
 
-/// What cleaning a segment is worth: the slots that it frees for each one that it copies, times its age in segments written since.
+/// The worth of cleaning a segment: the slots that it frees for each block that it copies, times the
+/// segment's age in segments written since.
 ///
-/// In an old segment little dies any more, so what it frees stays free; a young one is soon emptier by itself. Where all blocks die
-/// equally soon, age tells nothing and does no harm. (Rosenblum and Ousterhout, 1992: cost-benefit.)
+/// In an old segment few blocks die any more, so what is freed stays free; a young segment becomes emptier by
+/// itself. If all blocks die equally soon, age tells nothing and does no harm. (Rosenblum and Ousterhout,
+/// 1992: cost-benefit.)
 fn worth(live: u32, age: u64) -> u64 {
     let dead = u64::from(u32::from(SLOT_COUNT).saturating_sub(live));
-    (dead * u64::from(SLOT_COUNT)).saturating_mul(age.min(OLDEST) + 1) / u64::from(live.max(1))
+    (dead * u64::from(SLOT_COUNT)).saturating_mul(age.min(AGE_MAX) + 1) / u64::from(live.max(1))
 }
 
-/// When the disk did not read a segment last, and how long that counts.
+/// The last failed read of a segment, and how long the segment is skipped.
 #[derive(Clone, Copy, Debug)]
 struct Unread {
     since: Instant,
@@ -76,9 +81,9 @@ impl Unread {
         now.saturating_duration_since(self.since) >= self.pause
     }
 
-    /// Where there is no other segment, it is tried again sooner.
+    /// Whether the segment is tried again earlier because there is no other one.
     fn is_over_for_want_of_others(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.since) >= self.pause.min(STUCK)
+        now.saturating_duration_since(self.since) >= self.pause.min(STUCK_RETRY)
     }
 }
 
@@ -97,20 +102,20 @@ struct Job {
 pub struct Cleaner {
     busy: AtomicBool,
     read: Mutex<Option<Job>>,
-    /// Writes of segments (by generation) with blocks that are damaged: left alone.
+    /// Segments with damaged blocks, by generation: not cleaned.
     damaged: Mutex<HashSet<u64>>,
-    /// Those that the disk did not read, which may pass. A few places that stay unreadable must not keep cleaning from
-    /// all others, and they age into those most worth it.
+    /// Segments that the disk failed to read, which may be temporary. Without this list, a few segments that
+    /// stay unreadable would age into those most worth it and keep cleaning from all others.
     unread: Mutex<HashMap<u64, Unread>>,
-    /// The best of the last look at all segments, with their generations, and the best one at the end.
+    /// The best segments of the last scan, with their generations; the best one is last.
     ranked: Mutex<Vec<(SegmentId, u64)>>,
-    /// Dead slots of segments on disk, as of the last look at all of them.
+    /// Dead slots of segments on disk, as of the last scan.
     dead_slots: AtomicU64,
-    /// Looks at all segments.
+    /// Number of scans.
     #[cfg(test)]
-    dedup_schedule: std::sync::atomic::AtomicU32,
-    /// When the last one was read in vain: no room for what lives in it, or somebody is just taking that away. Forgotten
-    /// when something was freed or written.
+    scans: std::sync::atomic::AtomicU32,
+    /// When the blocks of the last segment could not be moved after it was read: there was no space for them,
+    /// or they were just being freed. Reset when space was freed or anything was written.
     stuck_since: Mutex<Option<Instant>>,
 }
 
@@ -122,22 +127,22 @@ impl Cleaner {
         Some(job.buffer)
     }
 
-    /// Whether the last one was read in vain a moment ago, and nothing has changed since: so it would be again.
+    /// Whether the blocks of the last segment could not be moved a moment ago and nothing has changed since.
     fn is_stuck(&self) -> bool {
         let mut since = self.stuck_since.lock();
         if UNDER_MODEL_CHECKER {
-            // Time stands still: one rest, in which others go on.
+            // Time stands still under the model checker: rest once, so that others continue.
             return since.take().is_some();
         }
-        since.is_some_and(|since| since.elapsed() < STUCK)
+        since.is_some_and(|since| since.elapsed() < STUCK_RETRY)
     }
 
-    /// There may be room again.
+    /// Tries again: there may be space now.
     pub(crate) fn unstick(&self) {
         *self.stuck_since.lock() = None;
     }
 
-    /// Dead slots of segments on disk, about: what cleaning could bring.
+    /// Approximate number of dead slots of segments on disk: the slots that cleaning could free.
     pub(crate) fn dead_slots(&self) -> u64 {
         self.dead_slots.load(Ordering::Relaxed)
     }
@@ -153,13 +158,14 @@ impl WriteCache {
         overflow.runs_low() || self.disk_full.load(Ordering::Relaxed) || overflow.lacks_space(LOW_POSITIONS)
     }
 
-    /// Whether what is cleaned would find a slot: a persistent cache begins a segment only where that has a place on disk.
+    /// Whether moved blocks would find a slot: a persistent cache begins a segment only if it can reserve a
+    /// position on disk.
     fn has_place_for_cleaned(&self, overflow: &Overflow) -> bool {
         let Some(persist) = &self.persist else { return true };
         self.log.lock().filling(Stream::Cleaned).is_some() || persist.could_reserve(overflow)
     }
 
-    /// Begins to clean a segment, where that is due and none is being cleaned.
+    /// Starts to clean a segment, if that is due and none is being cleaned.
     pub(crate) fn clean(self: &Arc<Self>, overflow: &Arc<Overflow>) -> Begun {
         if !self.wants_clean(overflow) || self.log.lock().has_dirty_cleaned(&self.segments) {
             return Begun::All;
@@ -177,13 +183,13 @@ impl WriteCache {
             return Begun::All;
         }
         self.cleaner.busy.store(false, Ordering::Release);
-        // Where only those are left that are left alone, nothing but time brings one back.
+        // If only skipped segments are left, cleaning continues after some time.
         let nothing = || if self.cleaner.unread.lock().is_empty() { Begun::All } else { Begun::DiskRests };
         begun.unwrap_or_else(nothing)
     }
 
     fn not_busy_otherwise(self: &Arc<Self>) -> UnlessAnswered {
-        // A job is kept by the cache itself, which is not to keep the cache.
+        // The job belongs to the cache, so it must not keep the cache alive.
         let this = Arc::downgrade(self);
         UnlessAnswered::new(move || {
             if let Some(this) = this.upgrade() {
@@ -222,7 +228,8 @@ impl WriteCache {
         Some(Begun::All)
     }
 
-    /// The segment whose cleaning is worth most: of those that were at the last look at all, while one of them still serves.
+    /// The segment that is worth most: from the list of the last scan, as long as one of that list is still
+    /// suitable.
     fn victim(&self) -> Option<SegmentId> {
         let now = Instant::now();
         let mut ranked = self.cleaner.ranked.lock();
@@ -235,30 +242,31 @@ impl WriteCache {
             }
             ranked.pop();
         }
-        let (best, longest_ago) = self.look_for_victims(now);
+        let (best, longest_ago) = self.scan_for_victims(now);
         *ranked = best;
         ranked.last().map(|(id, _)| *id).or(longest_ago)
     }
 
-    /// A segment that can be cleaned, and is worth it: with what lives in it, and its generation.
+    /// Checks a segment: returns it with its number of live blocks and its generation, if it can be cleaned
+    /// and is worth it.
     fn candidate(&self, id: SegmentId, damaged: &HashSet<u64>) -> Option<(SegmentId, u32, u64)> {
         let segment = self.segments.get(id)?;
         let (state, live, generation) = (segment.word().state(), segment.live(), segment.generation());
         let is_there = matches!(state, State::Spilled | State::Clean) && !damaged.contains(&generation);
-        // Where nothing lives, who took the last of it away is about to give all back.
+        // If nothing lives in it, the thread that freed the last block is about to release the segment.
         let is_worth = live > 0 && live + MIN_GAIN <= u32::from(SLOT_COUNT);
         (is_there && is_worth).then_some((id, live, generation))
     }
 
-    /// Looks at all segments: those worth most, and one to take for want of others.
-    fn look_for_victims(&self, now: Instant) -> (Vec<(SegmentId, u64)>, Option<SegmentId>) {
+    /// Scans all segments. Returns those worth most, and a skipped segment to take if there are no others.
+    fn scan_for_victims(&self, now: Instant) -> (Vec<(SegmentId, u64)>, Option<SegmentId>) {
         #[cfg(test)]
-        self.cleaner.dedup_schedule.fetch_add(1, Ordering::Relaxed);
+        self.cleaner.scans.fetch_add(1, Ordering::Relaxed);
         let numbers = self.log.lock().numbers_used();
         let mut unread = self.cleaner.unread.lock();
         let mut damaged = self.cleaner.damaged.lock();
         if damaged.len() > numbers as usize {
-            // Most of them are gone, discarded or written anew.
+            // Most of these segments were freed or rewritten meanwhile.
             let generation = |number| Some(self.segments.get(SegmentId(number))?.generation());
             let there: HashSet<u64> = (0..numbers).filter_map(generation).collect();
             damaged.retain(|generation| there.contains(generation));
@@ -279,7 +287,7 @@ impl WriteCache {
             .filter(|(_, _, generation)| !is_left_alone(generation))
             .map(|(id, live, generation)| (worth(*live, newest - generation), *id, *generation))
             .collect();
-        let count = RANKED.min(best.len() / OF_CANDIDATES).max(1);
+        let count = RANKED.min(best.len() / CANDIDATES_PER_RANKED).max(1);
         if count < best.len() {
             best.select_nth_unstable_by(count, |one, other| other.cmp(one));
             best.truncate(count);
@@ -312,16 +320,16 @@ impl WriteCache {
         self.host.signal();
     }
 
-    /// Leaves a segment alone that the disk did not read, and does not ask the disk again at once.
+    /// Skips a segment that the disk failed to read, and does not start another read at once.
     fn unread(&self, job: &Job, error: &io::Error) {
         let now = Instant::now();
         let mut unread = self.cleaner.unread.lock();
         let before = unread.get(&job.generation).map(|unread| unread.pause);
-        let pause = before.map_or(UNREAD, |pause| (pause * 2).min(UNREAD_MOST));
+        let pause = before.map_or(SKIP_UNREAD, |pause| (pause * 2).min(SKIP_UNREAD_MAX));
         let took = if UNDER_MODEL_CHECKER { Duration::ZERO } else { job.began.elapsed() };
-        let pause = pause.max(took * UNREAD_TIMES);
+        let pause = pause.max(took * SKIP_READ_TIMES);
         unread.insert(job.generation, Unread { since: now, pause });
-        if before.is_none() && unread.len() <= UNREAD_LOGGED {
+        if before.is_none() && unread.len() <= UNREAD_LOGS_MAX {
             self.warn(&format_args!(
                 "position {} of the overflow disk could not be read for cleaning: {error}; it stays where it is and is \
                  tried again, others are cleaned meanwhile; {}",
@@ -332,20 +340,21 @@ impl WriteCache {
         *self.cleaner.stuck_since.lock() = Some(now);
     }
 
-    /// Moves the live blocks of the segment that was read, as far as there is room.
+    /// Moves the live blocks of the segment that was read, as far as there is space.
     pub(crate) fn move_cleaned(&self, overflow: &Overflow) {
         let Some(mut job) = self.cleaner.read.lock().take() else { return };
         let (mut whole, before) = (true, self.counters.cleaned_blocks.load(Ordering::Relaxed));
         while whole && usize::from(job.next) < SLOTS {
-            // A clean copy goes for what is moved as for what is written: what is left would have to be read once more.
+            // A clean copy is evicted for moved blocks as for written ones: otherwise the rest would have to
+            // be read again.
             whole = self.move_slot(overflow, &mut job)
                 || (self.make_room() && self.move_slot(overflow, &mut job));
             job.next += 1;
         }
         let is_in_vain = self.counters.cleaned_blocks.load(Ordering::Relaxed) == before
             && self.segments.get(job.id).is_some_and(|segment| segment.generation() == job.generation);
-        // Without room the rest stays where it is: a job that waited for room would keep a staging buffer
-        // that spilling needs to make that room.
+        // Without space the rest stays in place: a job that waits for space would keep a staging buffer that
+        // spilling needs to make space.
         if whole {
             count(&self.counters.cleaned_segments, 1);
         }
@@ -357,7 +366,7 @@ impl WriteCache {
         self.cleaner.busy.store(false, Ordering::Release);
     }
 
-    /// Moves one slot, where it is live. `false`: no room now.
+    /// Moves one slot, if it is live. `false`: no space now.
     fn move_slot(&self, overflow: &Overflow, job: &mut Job) -> bool {
         let slot = Slot(job.next);
         let Some(segment) = self.segments.get(job.id) else { return true };
@@ -377,7 +386,7 @@ impl WriteCache {
                 count(&self.counters.corrupt_blocks, 1);
                 if self.cleaner.damaged.lock().insert(job.generation) {
                     let (place, advice) = (self.place_of(&ticket), self.advice());
-                    let what = "is not what was written, as cleaning found: its reads fail, and its segment stays where it is";
+                    let what = "is damaged, as cleaning found: reads of it fail, and its segment is not cleaned";
                     self.faults.error(&"disk", &format_args!("{place} {what}; {advice}"));
                 }
             }
@@ -433,12 +442,13 @@ mod tests {
         let slots = u32::from(SLOT_COUNT);
         assert!(worth(slots / 4, 10) > worth(slots / 2, 10));
         assert!(worth(slots / 2, 100) > worth(slots / 2, 10));
-        // Half dead for a long time is better than nearly dead just now, and not after as long.
+        // A segment that was half dead for long is better than one that is nearly dead since a moment ago,
+        // but not if it is not as old.
         assert!(worth(slots / 2, 1000) > worth(slots / 8, 10));
         assert!(worth(slots / 2, 1000) < worth(slots / 8, 1000));
         assert_eq!(worth(slots, u64::MAX - 1), 0);
         assert!(worth(0, u64::MAX - 1) > worth(0, 0));
-        // From before a jump of the generations, and with hardly anything to gain.
+        // A segment from before a jump of the generations, with hardly anything to gain.
         assert!(worth(slots - 1, 1 << 49) < worth(slots / 64, 1000));
     }
 
@@ -460,7 +470,7 @@ mod tests {
         WriteCache::open(&options, &host.shared()).unwrap()
     }
 
-    /// So many segments on disk, with one live block each; a later one is younger.
+    /// Makes this many segments on disk with one live block each; later ones are younger.
     fn spilled(cache: &WriteCache, count: u32) {
         cache.log.lock().restore(&(0..count).collect::<Vec<u32>>());
         for number in 0..count {
@@ -471,7 +481,7 @@ mod tests {
         }
     }
 
-    /// Takes one victim, as where its cleaning begins.
+    /// Takes one segment, as at the start of its cleaning.
     fn take_victim(cache: &WriteCache) -> Option<u32> {
         let id = cache.victim()?;
         cache.cleaner.ranked.lock().retain(|(ranked, _)| *ranked != id);
@@ -482,37 +492,37 @@ mod tests {
     fn so_many_victims_cost_one_look_at_all_segments() {
         let host = crate::Host::start(u64::MAX).unwrap();
         let cache = cache(&host);
-        let count = (RANKED * OF_CANDIDATES) as u32;
+        let count = (RANKED * CANDIDATES_PER_RANKED) as u32;
         spilled(&cache, count);
-        let dedup_schedule = || cache.cleaner.dedup_schedule.load(Ordering::Relaxed);
-        // Until a staging buffer is there it is the same one.
+        let scans = || cache.cleaner.scans.load(Ordering::Relaxed);
+        // As long as there is no staging buffer, it is the same segment.
         assert!(cache.victim() == Some(SegmentId(0)) && cache.victim() == Some(SegmentId(0)));
         for oldest in 0..RANKED as u32 {
             assert_eq!(take_victim(&cache), Some(oldest));
-            assert_eq!(dedup_schedule(), 1);
+            assert_eq!(scans(), 1);
             cache
                 .segments
                 .get(SegmentId(oldest))
                 .unwrap()
                 .set_word(crate::segment::Word::new(State::Free, 0));
         }
-        // There are fewer of them now.
-        assert_eq!((take_victim(&cache), dedup_schedule()), (Some(16), 2));
-        // Those that were written anew, died, or are left alone are passed over.
+        // Now there are fewer segments.
+        assert_eq!((take_victim(&cache), scans()), (Some(16), 2));
+        // Segments that were rewritten, freed or skipped are passed over.
         let segment = |number| cache.segments.get(SegmentId(number)).unwrap();
         segment(17).set_generation(5000);
         segment(18).kill(Slot(0));
         let unread = Unread { since: Instant::now(), pause: Duration::from_secs(3600) };
         cache.cleaner.unread.lock().insert(segment(19).generation(), unread);
         cache.cleaner.damaged.lock().insert(segment(20).generation());
-        assert_eq!((take_victim(&cache), dedup_schedule()), (Some(21), 2));
+        assert_eq!((take_victim(&cache), scans()), (Some(21), 2));
     }
 
     #[test]
     fn of_few_segments_each_victim_is_the_best() {
         let host = crate::Host::start(u64::MAX).unwrap();
         let cache = cache(&host);
-        spilled(&cache, OF_CANDIDATES as u32);
+        spilled(&cache, CANDIDATES_PER_RANKED as u32);
         for oldest in 0..4 {
             assert_eq!(take_victim(&cache), Some(oldest));
             cache
@@ -520,14 +530,14 @@ mod tests {
                 .get(SegmentId(oldest))
                 .unwrap()
                 .set_word(crate::segment::Word::new(State::Free, 0));
-            assert_eq!(cache.cleaner.dedup_schedule.load(Ordering::Relaxed), oldest + 1);
+            assert_eq!(cache.cleaner.scans.load(Ordering::Relaxed), oldest + 1);
         }
     }
 
     #[test]
     fn a_job_that_is_taken_over_undoes_nothing_and_one_that_is_lost_all_of_it() {
         let dir = tempfile::tempdir().unwrap();
-        // Its thread does not run, and moves nothing.
+        // The host's thread is not started, so it moves nothing.
         let (host, _run) = crate::Host::prepare(u64::MAX, open_engine().unwrap(), NoPressure);
         let place = crate::OverflowOptions {
             at: dir.path().to_owned(),
@@ -571,7 +581,7 @@ mod tests {
         );
         let written = cache.segments.get(SegmentId(0)).unwrap();
         written.set_generation(77);
-        // As a disk that flips bits for long has it.
+        // As if the disk had flipped bits for long.
         cache.cleaner.damaged.lock().extend(0..1000);
         assert!(cache.victim().is_none());
         assert!(cache.cleaner.damaged.lock().iter().eq([&77]));

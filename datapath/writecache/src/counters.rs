@@ -1,13 +1,13 @@
-//! What a write cache counts. Hot counters are spread over cache lines by thread, so that two threads on
+//! The counters of a write cache. Hot counters are spread over cache lines by thread, so that two threads on
 //! one volume do not wait for each other's counting.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Copies of each hot counter.
+/// Number of copies of each hot counter.
 const SHARDS: usize = 8;
 
-/// What the hit path counts: where blocks were served or stored.
+/// The counters of the hit path: blocks that were served or stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hot {
     /// Blocks read from RAM.
@@ -34,7 +34,7 @@ const HOT: usize = 8;
 #[repr(align(128))]
 struct Shard<const N: usize>([AtomicU64; N]);
 
-/// `N` counters, each kept once for every few threads.
+/// `N` counters, with a copy of each for every few threads.
 #[derive(Debug)]
 pub struct Sharded<const N: usize>([Shard<N>; SHARDS]);
 
@@ -54,7 +54,7 @@ impl<const N: usize> Sharded<N> {
         }
     }
 
-    /// Its total over all threads.
+    /// The sum over all copies.
     pub fn total(&self, index: usize) -> u64 {
         self.0.iter().filter_map(|s| s.0.get(index)).map(|c| c.load(Ordering::Relaxed)).sum()
     }
@@ -68,11 +68,11 @@ pub struct Counters {
     pub read_disk_blocks: AtomicU64,
     /// Segments packed.
     pub packed_segments: AtomicU64,
-    /// Live blocks in them.
+    /// Live blocks in the packed segments.
     pub packed_blocks: AtomicU64,
     /// Segments written to the overflow disk.
     pub spilled_segments: AtomicU64,
-    /// Live blocks in them.
+    /// Live blocks in the spilled segments.
     pub spilled_blocks: AtomicU64,
     /// Bytes written to the overflow disk.
     pub spilled_bytes: AtomicU64,
@@ -84,7 +84,7 @@ pub struct Counters {
     pub evicted_segments: AtomicU64,
     /// Writes that had to wait for space.
     pub paused_writes: AtomicU64,
-    /// Nanoseconds they waited, in all.
+    /// Nanoseconds that these writes waited, in all.
     pub paused_ns: AtomicU64,
     /// Writes refused with "no space".
     pub refused_writes: AtomicU64,
@@ -126,32 +126,32 @@ pub fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
 }
 
-/// A moment's view of a cache, in plain numbers.
+/// The counters of a cache at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Snapshot {
-    /// RAM that the cache may use.
+    /// RAM limit of the cache, in bytes.
     pub ram_target_bytes: u64,
-    /// Of which it may use so much now: less where the host's limit is short.
+    /// RAM that the cache may use now: less than its limit if the host's RAM is short.
     pub ram_share_bytes: u64,
-    /// What all caches of the host together may use now.
+    /// RAM that all caches of the host together may use now.
     pub host_limit_bytes: u64,
-    /// How often memory pressure lowered that.
+    /// How often memory pressure lowered the host's limit.
     pub pressure_shrinks: u64,
     /// RAM in use: segments, packed segments, and index.
     pub ram_used_bytes: u64,
-    /// Of which: map and segment records.
+    /// The part of it for the map and segment records.
     pub index_bytes: u64,
-    /// Of which: packed segments.
+    /// The part of it for packed segments.
     pub packed_bytes: u64,
-    /// What the blocks in them would take as they are.
+    /// Uncompressed size of the blocks in packed segments.
     #[serde(default)]
     pub packed_holds_bytes: u64,
-    /// Disk that the cache may use.
+    /// Disk limit of the cache, in bytes.
     pub disk_limit_bytes: u64,
     /// How the overflow is written and read (`direct`, `buffered`, or what `auto` found); empty without one.
     pub buffering: String,
-    /// Where the key of the overflow is: `secret` (memory that only this process reaches), `locked` (never
-    /// swapped) or `unlocked` (the system refused to lock it); empty without an overflow.
+    /// Where the key of the overflow is stored: `secret` (memory that only this process can access), `locked`
+    /// (never swapped) or `unlocked` (the system refused to lock it); empty without an overflow.
     pub key_memory: String,
     /// Disk in use.
     pub disk_used_bytes: u64,
@@ -175,24 +175,24 @@ pub struct Snapshot {
     pub discarded_blocks: u64,
     /// Segments packed.
     pub packed_segments: u64,
-    /// Live blocks in them.
+    /// Live blocks in the packed segments.
     pub packed_blocks: u64,
     /// Segments written to the overflow disk.
     pub spilled_segments: u64,
-    /// Live blocks in them.
+    /// Live blocks in the spilled segments.
     pub spilled_blocks: u64,
     /// Bytes written to the overflow disk.
     pub spilled_bytes: u64,
-    /// Reads of the overflow disk, those of cleaning included.
+    /// Reads of the overflow disk, including those of cleaning.
     #[serde(default)]
     pub disk_read_ops: u64,
-    /// Bytes that they asked for.
+    /// Bytes that these reads requested.
     #[serde(default)]
     pub disk_read_bytes: u64,
     /// Writes to the overflow disk.
     #[serde(default)]
     pub disk_write_ops: u64,
-    /// Bytes that they brought.
+    /// Bytes that these writes wrote.
     #[serde(default)]
     pub disk_write_bytes: u64,
     /// Segments cleaned.
@@ -203,9 +203,10 @@ pub struct Snapshot {
     pub evicted_segments: u64,
     /// Writes that had to wait for space.
     pub paused_writes: u64,
-    /// Nanoseconds they waited, in all.
+    /// Nanoseconds that these writes waited, in all.
     pub paused_ns: u64,
-    /// Writes answered a little later, because the disk takes what is written more slowly and room is short.
+    /// Writes that were delayed a little, because the overflow disk is slower than the writers and space is
+    /// short.
     #[serde(default)]
     pub throttled_writes: u64,
     /// Writes refused with "no space".
@@ -214,7 +215,8 @@ pub struct Snapshot {
     pub disk_errors: u64,
     /// Slots whose authentication failed.
     pub corrupt_blocks: u64,
-    /// Commits of a persistent cache: flushes that arrive together share one, and some are made for room.
+    /// Commits of a persistent cache: flushes that arrive together share a commit, and some commits are made
+    /// to free space.
     #[serde(default)]
     pub commits: u64,
 }

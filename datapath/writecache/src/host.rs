@@ -395,7 +395,7 @@ impl HostShared {
             failed |= turned.as_ref().is_some_and(|turn| turn.disk_failed);
             deadline = deadline.into_iter().chain(turned.and_then(|turn| turn.deadline)).min();
         }
-        let look = parts.dedup_schedule.turn(after.iter().chain(before).map(|cache| &**cache), now);
+        let look = parts.dedup_schedule.run(after.iter().chain(before).map(|cache| &**cache), now);
         let trim_due = self.trim(caches, parts, now);
         Next {
             at: deadline.into_iter().chain(look).min(),

@@ -262,7 +262,7 @@ impl WriteCache {
                 return false;
             };
             self.map.sweep(segment.live_slots().map(|(_, block)| block));
-            self.look_at(segment, id);
+            self.scan_segment(segment, id);
             let address = segment.word().ram().unwrap_or(0);
             let into = (scratch.bytes(), self.memory.as_ref());
             let packed = packer.pack(segment, address, packing, into);
@@ -394,7 +394,7 @@ impl WriteCache {
         });
         // Those who saw the segment as writable have left once each of its leaves was locked again.
         self.map.sweep(segment.live_slots().map(|(_, block)| block));
-        self.look_at(segment, id);
+        self.scan_segment(segment, id);
         if segment.live() == 0 && segment.word().ram().is_some() {
             otherwise.answered();
             self.throttle.wrote_nothing();

@@ -154,7 +154,7 @@ impl WriteCache {
         }
     }
 
-    /// Parks a write until the disk has caught up with those before it: the answer to [`WriteResult::Ahead`](crate::Wrote::Ahead).
+    /// Parks a write until the disk has caught up with those before it: the answer to [`WriteResult::Throttled`](crate::Wrote::Ahead).
     pub fn queue_for_disk(&self, write: Box<dyn QueuedWrite>) {
         let entry = Entry { write, since: Instant::now() };
         let mut paced = self.waiting.paced.lock();
@@ -521,7 +521,7 @@ mod tests {
         }
         assert_eq!(
             (new(&cache, block), new(&cache, 0)),
-            (WriteResult::Ahead, WriteResult::Done),
+            (WriteResult::Throttled, WriteResult::Done),
             "one is in place"
         );
         (cache, block)
@@ -540,7 +540,7 @@ mod tests {
         assert!(next > now && next < now + Duration::from_secs(10));
         assert!(first.try_recv().is_err() && second.try_recv().is_err());
         // It would not have to wait for itself by now.
-        assert_eq!(new(&cache, block + 2), WriteResult::Ahead, "there are others before it");
+        assert_eq!(new(&cache, block + 2), WriteResult::Throttled, "there are others before it");
         assert_eq!(
             cache.write(BlockNumber(block + 3), &DATA, Admission::Rest),
             WriteResult::Done,

@@ -212,7 +212,7 @@ impl Client {
                 WriteResult::NeedOld(old @ Old::Spilled(ticket)) => {
                     fetched.extend(self.fetch(ticket).map(|slot| (old, slot)));
                 }
-                WriteResult::NoRoom | WriteResult::Behind | WriteResult::Ahead => {
+                WriteResult::NoRoom | WriteResult::Queued | WriteResult::Throttled => {
                     if !self.cache.make_room() {
                         std::thread::sleep(Duration::from_millis(1));
                     }

@@ -116,7 +116,7 @@ fn an_export_that_is_full_goes_on_with_more_disk_and_a_lower_limit_counts_at_onc
     wait_until("the log says what to do", || export.log().contains(&advice));
     export.set(&["--ram", "1G"]).fails(2, &["--ram was given", "'disk' has a little memory"]);
     export.set(&["--disk", "0"]).fails(2, &["needs disk space"]);
-    export.set(&["--disk", "15M"]).fails(2, &["at least 16.0 MiB of disk, and 15.0 MiB were asked for"]);
+    export.set(&["--disk", "15M"]).fails(2, &["at least 16.0 MiB of disk, but its limit would be 15.0 MiB"]);
     export.set(&["--disk", "1000000000G"]).fails(2, &["the write cache may take", "lower limit"]);
     assert!(!writer.is_finished());
 
@@ -193,7 +193,7 @@ fn each_volume_of_a_process_has_limits_of_its_own() {
         (
             2,
             &["--ram", "15M"][..],
-            "a write cache needs at least 16.0 MiB of RAM, and 15.0 MiB were asked for",
+            "a write cache needs at least 16.0 MiB of RAM, but its limit would be 15.0 MiB",
         ),
         (2, &["--ram", "1000000G"][..], "give a smaller --ram"),
         (3, &["--ram", "32M", "--volume", "three"][..], "it has no volume 'three'"),

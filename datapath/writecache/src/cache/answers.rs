@@ -1,39 +1,40 @@
-//! What the hit path asks and answers: where a block is, what a write did.
+//! The types of the hit path's parameters and results: the place of a block, the outcome of a write.
 
 use crate::units::{BlockNumber, Location, SegmentId, Slot};
 
-/// Which write goes first when space is short.
+/// The place of a write in the order of admission when space is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// A new request: it queues behind those that wait for space, or for the disk.
+    /// A new request: it queues behind writes that wait for space or for the disk.
     New,
-    /// The rest of a request of which a part is stored: it queues behind those that wait for space.
+    /// The rest of a request that is partly stored: it queues behind writes that wait for space.
     Rest,
-    /// One of those that waited.
+    /// A write that has waited already.
     Waited,
 }
 
-/// What [`WriteCache::read`](super::WriteCache::read) found.
+/// The result of [`WriteCache::read`](super::WriteCache::read).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The bytes were copied (or zeroes filled in), from there.
+    /// The bytes were copied, or zeroes filled in; the block's residence.
     Done(Residence),
     /// The block was not changed: read the image.
     Absent,
     /// The block is on the overflow disk.
     Spilled(Ticket),
-    /// The sectors of the block are in several places: [`WriteCache::read_parts`](super::WriteCache::read_parts).
+    /// The sectors of the block are in several places: use
+    /// [`WriteCache::read_parts`](super::WriteCache::read_parts).
     Partial,
 }
 
-/// Where a block is.
+/// The place of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residence {
     /// In RAM.
     Ram,
     /// In RAM, packed.
     Packed,
-    /// Nowhere: it is all zero.
+    /// Not stored: the block is all zero.
     Zero,
     /// On the overflow disk only.
     Disk,
@@ -41,8 +42,8 @@ pub enum Residence {
     Absent,
 }
 
-/// The blocks that a read found in the cache, by where. A request counts them once it is clear that it need not be tried
-/// again: [`WriteCache::count_reads`](super::WriteCache::count_reads).
+/// The number of blocks that a read found in each place. A request counts them when it is clear that it need
+/// not be repeated: [`WriteCache::count_reads`](super::WriteCache::count_reads).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadTally {
     pub(crate) ram: u64,
@@ -61,7 +62,7 @@ impl ReadTally {
         }
     }
 
-    /// One more block.
+    /// Counts a block.
     #[inline]
     pub fn add(&mut self, from: Residence) {
         match from {
@@ -73,7 +74,7 @@ impl ReadTally {
     }
 }
 
-/// Where on the overflow disk a block was when it was looked up.
+/// The position of a block on the overflow disk when it was looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
     pub(crate) block: BlockNumber,
@@ -83,58 +84,63 @@ pub struct Ticket {
     pub(crate) generation: u64,
 }
 
-/// What a write did.
+/// The result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteResult {
     /// Stored.
     Done,
-    /// There is no slot now: make room ([`WriteCache::make_room`](super::WriteCache::make_room)), or wait for it.
+    /// There is no free slot: make space ([`WriteCache::make_room`](super::WriteCache::make_room)), or wait
+    /// for it.
     NoRoom,
-    /// Others wait for room: wait behind them ([`WriteCache::queue_for_space`](super::WriteCache::queue_for_space)).
-    Behind,
-    /// Writers are ahead of the disk: wait until it has caught up ([`WriteCache::queue_for_disk`](super::WriteCache::queue_for_disk)).
-    Ahead,
-    /// Part of a block of which this has to be fetched first, besides what was fetched already.
+    /// Other writes wait for space: queue behind them
+    /// ([`WriteCache::queue_for_space`](super::WriteCache::queue_for_space)).
+    Queued,
+    /// Writers are faster than the disk: wait until it has caught up
+    /// ([`WriteCache::queue_for_disk`](super::WriteCache::queue_for_disk)).
+    Throttled,
+    /// The write covers a part of a block, and this other part has to be fetched first, besides the parts
+    /// that were fetched already.
     NeedOld(Old),
-    /// Nothing: a persistent cache is being closed, or is.
+    /// A persistent cache is closed or being closed.
     Closed,
 }
 
-/// What becomes of blocks without a slot while a persistent cache notes no more of them ([`WriteCache::takes_notes`]).
+/// What happens to blocks without a slot while a persistent cache can log no more of them
+/// ([`WriteCache::takes_notes`]).
 ///
 /// [`WriteCache::takes_notes`]: crate::WriteCache::takes_notes
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnloggedBlocks {
-    /// They stay as they are, as after a discard they may.
+    /// They stay unchanged, as is allowed after a discard.
     Stay,
-    /// They are cleared later: a zero write.
+    /// They are cleared later, as is required for a zero write.
     Wait,
 }
 
-/// How far blocks were made absent or zero.
+/// The result of making blocks absent or zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cleared {
     /// All of them.
     All,
-    /// Those before this one. The others wait for a commit.
+    /// The blocks before this one. The others wait for a commit.
     UpTo(BlockNumber),
-    /// Nothing more: a persistent cache is being closed, or is.
+    /// A persistent cache is closed or being closed.
     Closed,
 }
 
-/// What is known of a block before a write to it.
+/// The state of a block before a write to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Now {
-    /// It would be overwritten where it is.
+    /// It would be overwritten in place.
     InPlace,
     /// It would take a new slot.
     Elsewhere,
 }
 
-/// What the cache holds of a block.
+/// The kind of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Nothing: the image has it.
+    /// Not in the cache: the image has it.
     Absent,
     /// It reads as zeroes.
     Zero,
@@ -152,7 +158,7 @@ impl Kind {
     }
 }
 
-/// Where a part of a block is that is needed before another part is written.
+/// The place of a part of a block that is needed before another part is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Old {
     /// In the image.

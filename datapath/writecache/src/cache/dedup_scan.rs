@@ -1,9 +1,10 @@
-//! A second look at what was written: blocks that hold what is beneath the cache need no space.
+//! The dedup scan: finds written blocks that equal the base (the image below the cache), and frees their
+//! slots.
 //!
-//! The hit path compares few writes with the image, for a look costs about as much as half a write (what it looks at,
-//! and why so seldom, is the volume's). What it missed is found here, off the hit path: a segment that was written to
-//! since the last look is compared block by block, some of them each second, and each one before it is packed or
-//! spilled. A block whose image is not in memory by then stays as it is.
+//! The hit path compares few writes with the base, because a comparison costs about half as much as a write.
+//! (The volume decides which writes are compared.) Equal blocks that the hit path missed are found here.
+//! Segments that were written to since their last scan are compared block by block: some each second, and
+//! each segment before it is packed or spilled. A block whose base data is not in memory then stays as it is.
 
 use std::time::{Duration, Instant};
 
@@ -16,26 +17,26 @@ use crate::segment::Segment;
 use crate::sync::{Mutex, UNDER_MODEL_CHECKER};
 use crate::units::{BlockNumber, Location, SegmentId, Slot};
 
-/// Segments are looked at this often.
+/// Interval of the scans.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(if UNDER_MODEL_CHECKER { 0 } else { 1000 });
 
-/// So many at a time, of all caches of a host together: some milliseconds.
-pub(crate) const SEGMENTS_A_LOOK: u32 = 64;
+/// The most segments of one scan, over all caches of a host: some milliseconds.
+pub(crate) const SEGMENTS_PER_SCAN: u32 = 64;
 
-/// Records of segments that one turn goes through, for those to look at.
-const RECORDS_A_LOOK: u32 = 1 << 16;
+/// The most segment records that one scan examines to find segments to compare.
+const RECORDS_PER_SCAN: u32 = 1 << 16;
 
-/// Compared before the whole block is.
+/// The bytes that are compared first.
 const PROBE_BYTES: usize = 512;
 
-/// What a cache lies over.
+/// The data below a cache.
 pub trait BaseImage: std::fmt::Debug + Send + Sync {
-    /// Whether it is known, without waiting, that this block begins with `data` there. Called with the block's lock
-    /// held: it must not use the cache.
+    /// Whether the block is known, without waiting, to begin with `data`. Called with the block's lock held:
+    /// it must not use the cache.
     fn begins_with(&self, block: BlockNumber, data: &[u8]) -> bool;
 }
 
-/// How far the looks came.
+/// The progress of the scans.
 #[derive(Debug, Default)]
 pub(crate) struct DedupScan(Mutex<Round>);
 
@@ -45,14 +46,14 @@ struct Round {
     written: u64,
     /// The next segment.
     next: u32,
-    /// Segments that are left of the round.
+    /// Segments of the round that were not examined yet.
     left: u32,
 }
 
 impl WriteCache {
-    /// Looks at up to `most` segments that were written to since they were looked at. How many it looked at.
+    /// Scans up to `most` segments that were written to since their last scan. Returns how many it scanned.
     pub(crate) fn scan_for_duplicates(&self, most: u32) -> u32 {
-        // A change to a leaf of a frozen map copies it; what is found a little later is as good.
+        // With a frozen map each change would copy its leaf; scanning a little later is as good.
         if self.base.is_none() || self.map.is_frozen() {
             return 0;
         }
@@ -65,9 +66,9 @@ impl WriteCache {
             }
             (round.written, round.left) = (written, numbers);
         }
-        let mut looked = 0;
-        for _ in 0..round.left.min(RECORDS_A_LOOK) {
-            if looked == most {
+        let mut scanned = 0;
+        for _ in 0..round.left.min(RECORDS_PER_SCAN) {
+            if scanned == most {
                 break;
             }
             let id = SegmentId(round.next);
@@ -75,26 +76,27 @@ impl WriteCache {
             round.next = if round.next + 1 < numbers { round.next + 1 } else { 0 };
             if let Some(segment) = self.segments.get(id)
                 && segment.word().ram().is_some()
-                && self.look_at(segment, id)
+                && self.scan_segment(segment, id)
             {
-                looked += 1;
+                scanned += 1;
             }
         }
-        looked
+        scanned
     }
 
-    /// Whether there are segments to look at, or may be.
+    /// Whether there may be segments to scan.
     pub(crate) fn wants_scan(&self) -> bool {
-        let is_behind = |round: &Round| round.left > 0 || round.written != self.blocks_written();
-        self.base.is_some() && !self.map.is_frozen() && is_behind(&self.dedup_scan.0.lock())
+        let has_work = |round: &Round| round.left > 0 || round.written != self.blocks_written();
+        self.base.is_some() && !self.map.is_frozen() && has_work(&self.dedup_scan.0.lock())
     }
 
     fn blocks_written(&self) -> u64 {
         self.counters.total(Hot::WriteInPlace) + self.counters.total(Hot::WriteNew)
     }
 
-    /// Frees the blocks of a segment in RAM that hold what is beneath, if it was written to since the last look.
-    pub(crate) fn look_at(&self, segment: &Segment, id: SegmentId) -> bool {
+    /// Frees the blocks of a segment in RAM that equal the base, if the segment was written to since its last
+    /// scan.
+    pub(crate) fn scan_segment(&self, segment: &Segment, id: SegmentId) -> bool {
         if self.base.is_none() || self.map.is_frozen() || !segment.take_changed() {
             return false;
         }
@@ -106,7 +108,7 @@ impl WriteCache {
         true
     }
 
-    /// Whether the block seems to be what is beneath; under a lock that lets its readers through.
+    /// Whether the block seems to equal the base; under a lock that admits readers.
     fn equals_base(&self, segment: &Segment, at: (SegmentId, Slot), block: BlockNumber) -> bool {
         let (leaf, index) = split(block);
         let (Some(leaf), Some(base)) = (self.map.read(leaf), &self.base) else { return false };
@@ -136,31 +138,32 @@ impl WriteCache {
     }
 }
 
-/// When the caches of a host are looked at again.
+/// The times of the scans of a host's caches.
 #[derive(Debug, Default)]
 pub(crate) struct DedupSchedule {
     next: Option<Instant>,
 }
 
 impl DedupSchedule {
-    /// Looks at a part of what these caches hold, where it is time. Returns when it will be again, if ever.
-    pub(crate) fn turn<'a>(
+    /// Scans a part of the caches, if that is due. Returns when the next scan is due, if there is work for
+    /// it.
+    pub(crate) fn run<'a>(
         &mut self,
         caches: impl Iterator<Item = &'a WriteCache>,
         now: Instant,
     ) -> Option<Instant> {
         let is_due = self.next.is_none_or(|next| next <= now);
-        let mut left = SEGMENTS_A_LOOK;
-        let mut is_behind = false;
+        let mut left = SEGMENTS_PER_SCAN;
+        let mut has_work = false;
         for cache in caches {
             if is_due {
                 left -= cache.scan_for_duplicates(left);
             }
-            is_behind |= cache.wants_scan();
+            has_work |= cache.wants_scan();
         }
         if is_due {
             self.next = now.checked_add(INTERVAL);
         }
-        self.next.filter(|_| is_behind)
+        self.next.filter(|_| has_work)
     }
 }

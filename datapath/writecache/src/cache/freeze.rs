@@ -1,9 +1,10 @@
-//! A state of the cache at one instant, while the machine goes on.
+//! The state of the cache at one instant, kept while the machine continues.
 //!
-//! Freezing changes one number ([`crate::map`] says why that is enough), so it takes as long with 4 GB of changes
-//! as with none. Afterwards the first change in each leaf copies that leaf's locations, 2 KiB, and a block that
-//! the frozen state needs is written to a new slot; its old one goes on to be packed, spilled and cleaned. So a
-//! frozen state costs what is overwritten meanwhile, and that counts as the cache's own.
+//! Freezing changes one number ([`crate::map`] says why that is enough), so it takes as long with 4 GB of
+//! changes as with none. Afterwards the first change in each leaf copies that leaf's locations, 2 KiB. A
+//! write to a block that the frozen state needs takes a new slot; the old slot is still packed, spilled and
+//! cleaned. So a frozen state costs the blocks that are overwritten meanwhile, and they count as the cache's
+//! own.
 
 use std::sync::Arc;
 
@@ -15,20 +16,21 @@ use crate::map::{Leaf, split};
 use crate::memory::copy_out;
 use crate::units::{BlockNumber, SLOTS};
 
-/// A cache as it was when it was frozen. Dropping it gives back what only it needed.
+/// A frozen state of a cache. Dropping it frees the slots that only it needed.
 pub struct FrozenCache {
     cache: Arc<WriteCache>,
     freeze: u32,
 }
 
 impl WriteCache {
-    /// Keeps the state of this moment: of what was answered before, everything; of what begins afterwards, nothing.
-    /// Of writes in flight each block is whole, old or new. An error while an earlier state is kept.
+    /// Keeps the state of this moment: all writes that were answered before are in it, and none that begin
+    /// afterwards. Of writes in flight, each block is either old or new as a whole. Fails while an earlier
+    /// state is kept.
     pub fn freeze(self: &Arc<Self>) -> Result<FrozenCache, IoError> {
         let Some(freeze) = self.map.freeze() else {
             return Err(IoError::new(
                 IoErrorKind::Invalid,
-                "the volume is frozen already: one version is made of it at a time",
+                "the volume is frozen already: only one version can be made from it at a time",
             ));
         };
         Ok(FrozenCache { cache: Arc::clone(self), freeze })
@@ -36,12 +38,13 @@ impl WriteCache {
 }
 
 impl FrozenCache {
-    /// The cache, to fetch what [`FrozenCache::read`] found on disk.
+    /// The cache, from which blocks on disk are fetched that [`FrozenCache::read`] found.
     pub fn cache(&self) -> &Arc<WriteCache> {
         &self.cache
     }
 
-    /// As [`WriteCache::read`], of the frozen state. It counts as no read of the machine, and warms nothing up.
+    /// Like [`WriteCache::read`], for the frozen state. It does not count as a read of the machine, or as a
+    /// use of the segment.
     pub fn read(&self, block: BlockNumber, skip: usize, into: &mut [u8]) -> Found {
         let cache = &*self.cache;
         let (leaf, index) = split(block);
@@ -65,7 +68,7 @@ impl FrozenCache {
         Found::Spilled(cache.ticket(block, id, slot))
     }
 
-    /// As [`WriteCache::read_parts`], of the frozen state.
+    /// Like [`WriteCache::read_parts`], for the frozen state.
     pub fn read_parts(&self, block: BlockNumber, skip: usize, into: &mut [u8], each: EachPart<'_>) {
         let (leaf, index) = split(block);
         let Some(leaf) = self.cache.map.read(leaf) else { return each(0, into.len(), Found::Absent) };
@@ -73,8 +76,9 @@ impl FrozenCache {
         self.cache.read_sectors((block, &leaf), &sectors, (skip, into), each);
     }
 
-    /// Calls `each` with all blocks of the frozen state that take a slot, in order: the first block of a run, its length, and where
-    /// the run is at this moment. Each may be elsewhere in the next. No lock is held meanwhile. An error of `each` ends it.
+    /// Calls `each` with all blocks of the frozen state that take a slot, in order: the first block of a run,
+    /// its length, and its residence at this moment, which may change in the next. No lock is held during the
+    /// calls. Stops at the first error of `each`.
     pub fn places<E>(
         &self,
         each: &mut dyn FnMut(BlockNumber, u32, Residence) -> Result<(), E>,
@@ -103,7 +107,7 @@ impl FrozenCache {
         Ok(())
     }
 
-    /// As [`WriteCache::run_at`], of the frozen state.
+    /// Like [`WriteCache::run_at`], for the frozen state.
     pub fn run_at(&self, first: BlockNumber, end: BlockNumber) -> (Kind, u32) {
         self.cache.run_of(first, end, |leaf| leaf.at(self.freeze))
     }
@@ -113,8 +117,9 @@ impl Drop for FrozenCache {
     fn drop(&mut self) {
         let cache = &*self.cache;
         cache.map.thaw(|leaf, number, slots| {
-            // With the leaf locked, and so between two epochs or within one: a position that comes free is noted whole.
-            slots.iter().for_each(|slot| cache.let_go(leaf, number, *slot));
+            // With the leaf locked, so that an epoch of a persistent cache has either all of a position's
+            // slots freed or none.
+            slots.iter().for_each(|slot| cache.release_slot(leaf, number, *slot));
         });
         cache.host.signal();
     }

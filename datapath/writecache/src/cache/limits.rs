@@ -1,4 +1,4 @@
-//! The limits of a cache, what it takes of them, and how they are changed while it runs.
+//! The limits of a cache, how much of them is in use, and changes of the limits while the cache runs.
 
 use std::sync::atomic::Ordering;
 
@@ -14,23 +14,24 @@ use crate::segment::RECORD_BYTES;
 use crate::sync::UNDER_MODEL_CHECKER;
 use crate::units::{SEGMENT_BYTES, SLOTS};
 
-/// Where blocks lie side by side the index takes no more than 0.2 % of them: a table and a record for each 2 MiB.
+/// If blocks are contiguous, the index takes at most 0.2 % of their size: a table and a record for each 2
+/// MiB.
 const _: () = assert!(UNDER_MODEL_CHECKER || (TABLE_BYTES + RECORD_BYTES) * 500 <= SEGMENT_BYTES as u64);
 
 impl WriteCache {
-    /// RAM that the cache may use now: its own limit, or its share of the host's where that is less.
+    /// RAM that the cache may use now: its own limit, or its share of the host's limit if that is less.
     pub(super) fn ram_limit_bytes(&self) -> u64 {
         self.ram_bytes.load(Ordering::Relaxed).min(self.share.bytes())
     }
 
-    /// Its part of the host's staging buffers, and those of a persistent cache's own thread, whether they are there yet or not:
-    /// what is allowed does not jump when they come.
+    /// Its part of the host's staging buffers, and the buffers of a persistent cache's own thread. They count
+    /// before they exist, so that the allowed number of segments does not jump when they are made.
     fn staging_bytes(&self) -> u64 {
         let part = if self.overflow.is_some() { self.host.budget.staging_part_bytes() } else { 0 };
         part + if self.persist.is_some() { persist::BUFFERS_BYTES } else { 0 }
     }
 
-    /// What the host's thread needs to know to divide the budget.
+    /// The figures from which the host's thread divides the budget.
     pub(crate) fn holding(&self) -> Holding {
         let (segments, index_bytes) = {
             let log = self.log.lock();
@@ -46,7 +47,8 @@ impl WriteCache {
         }
     }
 
-    /// What it may use while the host is not short: its limit, or more where an index of so many bytes has outgrown that.
+    /// RAM that it may use while the host's is not short: its limit, or more if an index of this size has
+    /// outgrown the limit.
     pub(super) fn most_bytes(&self, index_bytes: u64) -> u64 {
         let own = self.ram_bytes.load(Ordering::Relaxed);
         if self.overflow.is_none() {
@@ -55,7 +57,7 @@ impl WriteCache {
         own.max(index_bytes + self.staging_bytes() + self.beside_index() * SEGMENT_BYTES as u64)
     }
 
-    /// Whether the host leaves it less than it may use.
+    /// Whether its share is less than its limit.
     pub(crate) fn has_less_than_its_limit(&self) -> bool {
         self.share.bytes() < self.ram_bytes.load(Ordering::Relaxed)
     }
@@ -64,7 +66,8 @@ impl WriteCache {
         self.map.table_bytes() + self.map.partial_bytes() + u64::from(log.numbers_used()) * RECORD_BYTES
     }
 
-    /// Tells the host's budget how large the index is. Under the log's lock, for each change is told once.
+    /// Reports the size of the index to the host's budget. Under the log's lock, so that each change is
+    /// reported once.
     pub(crate) fn report_index(&self, log: &Log) {
         let now = self.index_bytes(log);
         let before = self.reported_index.swap(now, Ordering::Relaxed);
@@ -83,7 +86,8 @@ impl WriteCache {
         u32::try_from(left.max(self.least_segments(log))).unwrap_or(u32::MAX)
     }
 
-    /// So many segments are not the index's, whatever it takes. The fewest without a disk, and where the share has no room for more.
+    /// The number of segments that the cache may have however large its index is. The minimum without a disk,
+    /// or if the share has no space for more.
     fn least_segments(&self, log: &Log) -> u64 {
         if self.overflow.is_none() {
             return MIN_SEGMENTS;
@@ -93,10 +97,10 @@ impl WriteCache {
         self.beside_index().min(in_share).max(MIN_SEGMENTS)
     }
 
-    /// Segments that would fit if there were no index, up to as many as it leaves.
+    /// The number of segments that would fit if there were no index, at most [`SEGMENTS_BESIDE_INDEX`].
     fn beside_index(&self) -> u64 {
         if self.persist.is_some() {
-            // Each holds a place on disk from the moment it is begun, and a small disk has few.
+            // Each segment reserves a position on disk when it is begun, and a small disk has few.
             return MIN_SEGMENTS;
         }
         let own = self.ram_bytes.load(Ordering::Relaxed);
@@ -104,19 +108,19 @@ impl WriteCache {
         without_index.clamp(MIN_SEGMENTS, SEGMENTS_BESIDE_INDEX)
     }
 
-    /// What the segment that is being filled may add to the map: at most a table for each of its blocks, and less where blocks
-    /// lie side by side, as those before did. With a disk there is a segment to spare for it.
+    /// The most that the segment being filled may add to the index: a table for each of its blocks, or less
+    /// if blocks are contiguous as the earlier ones are. With a disk, a spare segment is there for it.
     fn index_growth_bytes(&self) -> u64 {
         self.map.table_bytes().min(SLOTS as u64 * TABLE_BYTES)
     }
 
-    /// The index as it is, or will be when each table's blocks are in a segment of their own. Records of segments stay when the
-    /// tables have gone.
+    /// The size of the index: as it is, or as it will be when each table's blocks have a segment of their
+    /// own. Records of segments stay when the tables were removed.
     fn index_estimate_bytes(&self, log: &Log) -> u64 {
         self.index_bytes(log).max(self.map.table_bytes() * 2)
     }
 
-    /// Above this many dirty segments, cold ones are packed or written out.
+    /// If there are more dirty segments than this, cold ones are packed or spilled.
     pub(crate) fn dirty_limit(&self, log: &Log) -> u32 {
         let allowed = self.ram_limit_bytes() / SEGMENT_BYTES as u64;
         let index = self.index_estimate_bytes(log);
@@ -129,7 +133,7 @@ impl WriteCache {
         u32::try_from(limit).unwrap_or(u32::MAX)
     }
 
-    /// Packed segments may take so much of the RAM.
+    /// RAM that packed segments may take.
     pub(crate) fn packed_limit_bytes(&self, log: &Log) -> u64 {
         let ram = self.ram_limit_bytes();
         match self.overflow {
@@ -145,18 +149,18 @@ impl WriteCache {
         }
     }
 
-    /// Whether packed segments take so much.
+    /// Whether packed segments take all RAM that they may.
     pub(crate) fn packed_is_full(&self) -> bool {
         let limit_bytes = self.packed_limit_bytes(&self.log.lock());
         self.packed.bytes() >= limit_bytes
     }
 
-    /// Refuses limits that a cache which is opened now could not have. What is not given stays.
+    /// Refuses limits that a cache which is opened now could not have. `None`: the limit stays.
     pub fn check_limits(&self, ram_bytes: Option<u64>, disk_bytes: Option<u64>) -> Result<(), IoError> {
         ram_bytes.map_or(Ok(()), check_ram_bytes)?;
         disk_bytes.map_or(Ok(()), check_disk_bytes)?;
         match (&self.overflow, disk_bytes) {
-            // A lower one needs nothing that is not there.
+            // A lower limit needs nothing that is not there.
             (Some(overflow), Some(bytes)) if bytes > self.disk_bytes.load(Ordering::Relaxed) => {
                 overflow.check_limit_bytes(bytes)
             }
@@ -199,7 +203,7 @@ pub(super) fn check_ram_bytes(ram_bytes: u64) -> Result<(), IoError> {
     check_least("RAM", MIN_RAM_BYTES, ram_bytes)
 }
 
-/// The same of a disk limit.
+/// Refuses a disk limit that no cache can have.
 pub(super) fn check_disk_bytes(disk_bytes: u64) -> Result<(), IoError> {
     check_least("disk", MIN_DISK_BYTES, disk_bytes)
 }
@@ -209,7 +213,7 @@ fn check_least(what: &str, least_bytes: u64, asked_bytes: u64) -> Result<(), IoE
         return Ok(());
     }
     let (least, asked) = (size::format(least_bytes), size::format(asked_bytes));
-    let why = format!("a write cache needs at least {least} of {what}, and {asked} were asked for");
+    let why = format!("a write cache needs at least {least} of {what}, but its limit would be {asked}");
     Err(IoError::new(IoErrorKind::Invalid, why))
 }
 
@@ -294,7 +298,8 @@ mod tests {
             Divider::default().turn(&Budget::new(limit_bytes), Instant::now(), &both);
             (cache.share.bytes() - index_bytes, allowed())
         };
-        // Index, staging buffers and four segments; two segments more; as many as it may ever have.
+        // Index, staging buffers and four segments; then two segments more; then the most that it may ever
+        // have.
         let (least, segments) = share(64 << 20);
         assert!(least < 16 << 20 && segments == 4, "{segments} segments in {least} bytes beside the index");
         let (more, segments) = share(((index_bytes + least) << 1) + (9 << 20));
@@ -315,7 +320,7 @@ mod tests {
         assert_eq!((write(2, 1), cache.snapshot().throttled_writes), (WriteResult::Done, 1));
         // In place.
         assert_eq!((write(2, 2), cache.snapshot().throttled_writes), (WriteResult::Done, 1));
-        // A change of the limits begins anew.
+        // A change of the limits resets the throttle.
         cache.set_ram_bytes(48 << 20);
         assert_eq!((write(3, 1), cache.snapshot().throttled_writes), (WriteResult::Done, 1));
     }
@@ -327,9 +332,9 @@ mod tests {
         let cache = cache(&host, dir.path());
         for numbers in [0, 5_000, 12_000, 25_000, 100_000] {
             let mut log = Log::default();
-            // All free, as after the discard of a whole disk: 25,000 stand for 50 GB that were written.
+            // All numbers are free, as after the discard of a whole disk: 25,000 segments for 50 GB.
             log.restore(&[numbers]);
-            // One segment is being filled, and one is kept back for cleaning.
+            // One segment is being filled, and one is reserved for cleaning.
             let reachable = cache.allowed_segments(&log) - 2;
             let limit = cache.dirty_limit(&log);
             assert!(limit <= reachable, "{limit} of at most {reachable} after {numbers} numbers");

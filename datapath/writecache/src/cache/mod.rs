@@ -1,21 +1,21 @@
-//! The write cache of one volume: the hit path.
+//! The write cache of one volume: the hit path, on which requests are served from RAM.
 //!
-//! What a request needs ([`read`](WriteCache::read), [`write`](WriteCache::write), [`clear`](WriteCache::clear))
-//! is done on the thread that took it, holding one leaf's lock and at most the log's lock inside it; no I/O,
-//! and no allocation but a leaf's first table.
+//! A request ([`read`](WriteCache::read), [`write`](WriteCache::write), [`clear`](WriteCache::clear)) is
+//! executed on the thread that received it. It holds one leaf's lock and, within that, at most the log's
+//! lock. It makes no I/O, and allocates only a leaf's first table.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `options` | what a cache is made of |
-//! | `answers` | the words between the cache and who uses it |
+//! | `options` | the options of a cache |
+//! | `answers` | the types of the cache's parameters and results |
 //! | `read`, `write` | the hit path |
 //! | `part` | writes of parts of blocks |
 //! | `together` | the hit path of several overwrites at once |
-//! | `freeze` | the state at one instant, while the machine goes on |
-//! | `recover` | the cache that another process left in a file |
-//! | `dedup_scan` | blocks that turned out to hold what the image holds |
-//! | `room` | slots and RAM: begun, given back |
-//! | `limits` | what the cache may take, and takes |
+//! | `freeze` | the state at one instant, kept while the machine continues |
+//! | `recover` | takes over the cache that another process left in a file |
+//! | `dedup_scan` | frees blocks that equal the base, off the hit path |
+//! | `space` | takes and frees slots and RAM |
+//! | `limits` | the limits, and how much of them is in use |
 //! | `statistics` | the counters |
 
 mod answers;
@@ -69,19 +69,20 @@ use crate::write_queue::Waiting;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
-/// Lines about a disk that fails or a block that is damaged, in ten seconds. A machine that reads such a block again and again
-/// would else fill the log; the counters have them all.
+/// The most warnings in ten seconds about a failing disk or damaged blocks. A machine that reads such a block
+/// again and again would otherwise fill the log; the counters have all of them.
 const WARNINGS_PER_10_S: u32 = 20;
 
-/// Segments that a cache may always have in RAM, however large its index grows and however short the host's RAM is: one to fill,
-/// one on its way to the disk, one for cleaning, and one more.
+/// The segments that a cache may always have in RAM, however large its index and however short the host's RAM
+/// is: one to fill, one that is being written to disk, one for cleaning, and one more.
 const MIN_SEGMENTS: u64 = 4;
 
 /// What those take: RAM that a cache may always have, beside its index.
 pub const LEAST_RAM_BYTES: u64 = MIN_SEGMENTS * SEGMENT_BYTES as u64;
 
-/// An index that grows leaves a cache so many segments, if it had them: with fewer, writers that are as fast as the disk stand still each
-/// time that the host's thread comes a moment later (`docs/decisions/0015-disks-of-little-ram.md`).
+/// The segments that a growing index leaves to a cache that had so many. With fewer, writers that are as fast
+/// as the disk would stop each time that the host's thread runs a moment late
+/// (`docs/decisions/0015-disks-of-little-ram.md`).
 const SEGMENTS_BESIDE_INDEX: u64 = 8;
 
 /// The write cache of one volume. See the crate's documentation.
@@ -91,11 +92,11 @@ pub struct WriteCache {
     pub(crate) segments: SegmentTable,
     pub(crate) log: Mutex<Log>,
     pub(crate) host: Arc<HostShared>,
-    /// The pool that gives its segments RAM: the host's, or its own in the memory file.
+    /// The pool of its segments' RAM: the host's, or its own in the memory file.
     pub(crate) pool: Arc<MemoryPool>,
-    /// What outlives the process.
+    /// The memory that outlives the process.
     pub(crate) memory: Option<Arc<MemoryFile>>,
-    /// It was ended: what its memory file and its overflow hold goes with it.
+    /// Whether it was ended: then the contents of its memory file and its overflow are dropped with it.
     ended: AtomicBool,
     pub(crate) overflow: Option<Arc<Overflow>>,
     pub(crate) waiting: Waiting,
@@ -104,7 +105,8 @@ pub struct WriteCache {
     pub(crate) persist: Option<Arc<Persist>>,
     pub(crate) counters: Counters,
     pub(crate) faults: FaultLog,
-    /// Lines about room: apart, for a disk that fails is why there is none.
+    /// Rate limit for warnings about missing space. Separate, because a failing disk may be the cause of
+    /// missing space.
     pub(crate) shortages: FaultLog,
     pub(crate) throttle: Throttle,
     base: Option<Arc<dyn BaseImage>>,
@@ -114,14 +116,14 @@ pub struct WriteCache {
     pub(crate) share: Share,
     disk_bytes: AtomicU64,
     pub(crate) pause_limit: Duration,
-    /// Index bytes that the host's budget knows of.
+    /// The size of the index that the host's budget knows.
     reported_index: AtomicU64,
-    /// The overflow disk failed or was full at the last try.
+    /// Whether the last write to the overflow disk failed or found the disk full.
     pub(crate) disk_full: AtomicBool,
 }
 
 impl WriteCache {
-    /// Opens a cache: an empty one, or a persistent one as it was left.
+    /// Opens a cache: an empty one, or the persistent one as it was left.
     pub fn open(options: &CacheOptions, host: &Arc<HostShared>) -> Result<Arc<Self>, IoError> {
         let invalid = |why: String| IoError::new(IoErrorKind::Invalid, why);
         let blocks = check(options)?;
@@ -131,7 +133,7 @@ impl WriteCache {
         let mut persist = None;
         let overflow = match (&options.overflow, &options.persistent) {
             (None, None) => None,
-            (None, Some(_)) => return Err(invalid("a persistent cache needs a disk to be on".into())),
+            (None, Some(_)) => return Err(invalid("a persistent cache needs an overflow disk".into())),
             (Some(place), None) => Some(Overflow::open(place, Arc::clone(&host.engine))?),
             (Some(place), Some(how)) => {
                 let into = (&map, &segments);
@@ -151,11 +153,12 @@ impl WriteCache {
         Ok(cache)
     }
 
-    /// Opens an empty cache whose memory is in `file`, a memfd or a file of a tmpfs, so that another process can go on with it
-    /// ([`WriteCache::recover`]): after this one has ended in whatever way, with what [`WriteCache::handover`] gives. The file is
-    /// emptied first.
+    /// Opens an empty cache whose memory is in `file`, a memfd or a file of a tmpfs, so that another process
+    /// can take it over ([`WriteCache::recover`]) when this process has ended, in whatever way, with the
+    /// descriptors of [`WriteCache::handover`]. The file is emptied first.
     ///
-    /// Dropping such a cache leaves all of it for the next process, unless [`WriteCache::end`] was called before.
+    /// Dropping such a cache keeps its contents for the next process, unless [`WriteCache::end`] was called
+    /// before.
     pub fn open_in(file: File, options: &CacheOptions, host: &Arc<HostShared>) -> Result<Arc<Self>, IoError> {
         let blocks = check(options)?;
         refuse_persistent(options)?;
@@ -180,7 +183,8 @@ impl WriteCache {
         Ok(cache)
     }
 
-    /// The descriptors that the next process needs to go on with this cache. `None`: its memory is not in a file.
+    /// The descriptors with which the next process can take over this cache. `None`: its memory is not in a
+    /// file.
     pub fn handover(&self) -> std::io::Result<Option<Handover>> {
         let Some(memory) = &self.memory else { return Ok(None) };
         let (overflow, key) = match &self.overflow {
@@ -193,7 +197,7 @@ impl WriteCache {
         Ok(Some(Handover { memory: memory.file().try_clone()?.into(), overflow, key }))
     }
 
-    /// Has the memory file and the overflow emptied when the cache is dropped: no process goes on with it.
+    /// Lets the memory file and the overflow be emptied when the cache is dropped: no process takes it over.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
@@ -233,13 +237,13 @@ impl WriteCache {
         cache
     }
 
-    /// Has the log say what went wrong with this cache.
+    /// Logs a fault of this cache, at a limited rate.
     pub(crate) fn warn(&self, what: &dyn Display) {
         self.faults.warn(&format_args!("volume '{}'", self.name), what);
     }
 }
 
-/// The parts that are made before the cache.
+/// The parts of a cache that are made first.
 struct Parts {
     map: Map,
     segments: SegmentTable,
@@ -249,7 +253,7 @@ struct Parts {
     memory: Option<(Arc<MemoryFile>, Arc<MemoryPool>)>,
 }
 
-/// Refuses options that no cache can have. The blocks of the volume.
+/// Refuses options that no cache can have. Returns the number of the volume's blocks.
 fn check(options: &CacheOptions) -> Result<u64, IoError> {
     limits::check_ram_bytes(options.ram_bytes)?;
     if let Some(place) = options.overflow.as_ref().filter(|it| it.little_space == LittleSpace::Refused) {
@@ -257,7 +261,7 @@ fn check(options: &CacheOptions) -> Result<u64, IoError> {
     }
     if options.size_bytes > VOLUME_MAX_BYTES {
         let why = format!(
-            "the volume has {} bytes; at most {VOLUME_MAX_BYTES} work (8 KiB less than 16 TiB)",
+            "the volume has {} bytes; the maximum is {VOLUME_MAX_BYTES} (8 KiB less than 16 TiB)",
             options.size_bytes
         );
         return Err(IoError::new(IoErrorKind::Invalid, why));
@@ -265,12 +269,12 @@ fn check(options: &CacheOptions) -> Result<u64, IoError> {
     Ok(options.size_bytes.div_ceil(u64::from(BLOCK_BYTES)))
 }
 
-/// A persistent cache has its own way of coming back.
+/// A persistent cache is recovered from its disk, not from memory.
 fn refuse_persistent(options: &CacheOptions) -> Result<(), IoError> {
     if options.persistent.is_none() {
         return Ok(());
     }
-    let why = "a persistent write cache cannot have its memory in a file that outlives the process: it comes back from its disk";
+    let why = "a persistent write cache cannot have its memory in a file that outlives the process: it is recovered from its disk";
     Err(IoError::new(IoErrorKind::Invalid, why))
 }
 
@@ -279,7 +283,8 @@ impl Drop for WriteCache {
         if let Some(memory) = &self.memory {
             memory.hand_over();
         }
-        // The disk threads hold the cache while a segment is on its way, so nothing is in flight here.
+        // The disk threads keep the cache alive while a segment is being written, so nothing is in flight
+        // here.
         if let Some(buffer) = self.cleaner.take_buffer() {
             self.host.give_staging(buffer);
         }
@@ -298,7 +303,8 @@ impl Drop for WriteCache {
             persist.stop();
             bytes += persist.buffer_bytes();
         }
-        // The index goes before the host hears of it, and its thread returns the memory to the system.
+        // The index is freed before the host is informed: the host's thread then returns the memory to the
+        // system.
         self.map = Map::new(0);
         self.segments = SegmentTable::new(0);
         if self.ended.load(Ordering::Acquire)

@@ -1,4 +1,4 @@
-//! What a cache is made of, as its owner says.
+//! The options of a cache.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,59 +11,60 @@ use crate::persist::PersistentOptions;
 use crate::spill::RESERVED_POSITIONS;
 use crate::units::SEGMENT_BYTES;
 
-/// The least RAM that makes a cache: below it the fixed buffers would not fit.
+/// The least RAM limit: with less, the fixed buffers would not fit.
 pub const MIN_RAM_BYTES: u64 = 8 * SEGMENT_BYTES as u64;
 
-/// The least disk that makes an overflow: places for the segments that a cache may always have, and those kept for cleaning.
+/// The least disk limit: positions for the segments that a cache may always have, and those reserved for
+/// cleaning.
 pub const MIN_DISK_BYTES: u64 = 8 * SEGMENT_BYTES as u64;
 
 const _: () = assert!(
     MIN_DISK_BYTES >= (MIN_SEGMENTS + RESERVED_POSITIONS as u64) * ENCRYPTED_SEGMENT_BYTES as u64,
-    "a persistent cache has a place on disk for each segment"
+    "a persistent cache has a position on disk for each segment"
 );
 
-/// What becomes of a limit that the file system could not hold when the overflow is opened.
+/// What happens if the file system has less free space than the limit when the overflow is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LittleSpace {
-    /// It is refused: better before a machine runs than in its middle.
+    /// The open fails: better before a machine starts than while it runs.
     #[default]
     Refused,
-    /// The log says so, for a machine that was on just now and goes on.
+    /// A warning is logged: for a machine that was on a moment ago and continues.
     Logged,
-    /// Nothing: the cache is only read.
+    /// Nothing happens: the cache is only read.
     Accepted,
 }
 
-/// Where a cache overflows to.
+/// The overflow of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OverflowOptions {
-    /// A directory, or a block device.
+    /// Path of a directory, or of a block device.
     pub at: PathBuf,
     /// Disk that the cache may use; at least [`MIN_DISK_BYTES`].
     pub limit_bytes: u64,
-    /// Whether it goes past the page cache.
+    /// Whether the overflow bypasses the page cache.
     pub buffering: Buffering,
-    /// What where the disk has less free than that.
+    /// What happens if the disk has less free space than the limit.
     pub little_space: LittleSpace,
 }
 
-/// What a cache is made of.
+/// The options of a cache.
 #[derive(Clone, Debug)]
 pub struct CacheOptions {
-    /// What its owner calls the volume, for messages.
+    /// Name of the volume for messages.
     pub name: String,
     /// Size of the volume.
     pub size_bytes: u64,
-    /// RAM that the cache may use, index and buffers included; at least [`MIN_RAM_BYTES`].
+    /// RAM limit in bytes, including index and buffers; at least [`MIN_RAM_BYTES`].
     pub ram_bytes: u64,
-    /// Its weight among the caches of the host while the host's limit is short; see [`crate::budget`].
+    /// Weight among the caches of the host when the host's limit is short; see [`crate::budget`].
     pub weight: u32,
-    /// Where it overflows to; `None`: RAM only.
+    /// The overflow; `None`: RAM only.
     pub overflow: Option<OverflowOptions>,
     /// How long a write waits for space before it is refused.
     pub pause_limit: Duration,
-    /// Whether the cache survives; then it has an overflow in a directory. `None`: it is forgotten.
+    /// Makes the cache outlive the volume; it must have an overflow in a directory. `None`: it is forgotten.
     pub persistent: Option<PersistentOptions>,
-    /// What it lies over, where blocks equal to that need not be kept.
+    /// The base below the cache. Blocks that equal it need not be kept.
     pub base: Option<Arc<dyn BaseImage>>,
 }

@@ -1,17 +1,19 @@
-//! Writes of parts of blocks, which read nothing.
+//! Writes of parts of blocks, without reading the rest of the block first.
 //!
-//! | what the block is | a write of some of its sectors |
+//! | state of the block | effect of a write of some of its sectors |
 //! |---|---|
-//! | whole, or all sectors that are written, in slots that may be overwritten | goes there |
-//! | all that stays is in RAM, packed, zero or was fetched | makes a whole block, in a slot |
-//! | a partial block with a slot of its own that may be overwritten | goes there |
-//! | anything else | takes a slot for these sectors alone: from then on it is a partial block |
+//! | the block is whole, or has all written sectors in slots that may be overwritten | overwrites these slots |
+//! | all other sectors are in RAM, packed, zero, or fetched | makes a whole block in one slot |
+//! | a partial block with a slot of its own that may be overwritten | writes into that slot |
+//! | otherwise | takes a slot for these sectors only: the block becomes a partial block |
 //!
-//! A request that ends one block and begins the next one takes one slot for both ([`WriteCache::write_pair`]).
+//! A request that covers the end of one block and the beginning of the next takes one slot for both
+//! ([`WriteCache::write_pair`]).
 //!
-//! Partial blocks take index memory, and more slots than whole ones. If they would take too much of either
-//! ([`WriteCache::takes_partial`]), the rest of the block is fetched first, and the block is stored whole. So it is for a write that
-//! does not begin and end with a sector, and for zeroes if the rest is in a slot: the block may be all zero then.
+//! A partial block has its sectors in several slots. Such blocks take index memory, and more slots than whole
+//! ones. If they would take too much of either ([`WriteCache::takes_partial`]), the rest of the block is
+//! fetched first, and the block is stored whole. The rest is also fetched for a write that does not begin and
+//! end at sector boundaries, and for zeroes if the rest is in a slot, because the block may be all zero then.
 
 use std::ops::Range;
 
@@ -28,16 +30,17 @@ use crate::units::{BlockNumber, Location, SECTOR_BYTES, SECTORS, SLOT_COUNT, SLO
 
 static ZEROES: [u8; BLOCK] = [0; BLOCK];
 
-/// Slots that partial blocks may have beyond one each are this part of all, even if there is no other free space.
+/// This part of all slots may be surplus slots of partial blocks (more than one each), even if there is no
+/// other free space.
 const SURPLUS_PART: u64 = 16;
 
-/// They may have as much again, up to this part of what is free or dead on the overflow disk.
+/// In addition, this part of the free or dead slots on the overflow disk.
 const FREE_PART: u64 = 4;
 
-/// What of a block was fetched, each time a whole slot, or the block of the image.
+/// A fetched part of a block: its place, and the contents of its whole slot or the block of the image.
 pub type FetchedOld = (Old, Vec<u8>);
 
-/// A part of a block that is written.
+/// The part of a block that is written.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     skip: usize,
@@ -49,7 +52,7 @@ impl Part<'_> {
         self.skip.saturating_add(self.data.len())
     }
 
-    /// Its sectors, if it is whole sectors.
+    /// The sectors that it covers, if it covers whole sectors.
     fn sectors(&self) -> Option<Range<usize>> {
         let is_aligned =
             self.skip.is_multiple_of(SECTOR_BYTES) && self.data.len().is_multiple_of(SECTOR_BYTES);
@@ -57,14 +60,14 @@ impl Part<'_> {
             .then(|| self.skip / SECTOR_BYTES..self.end() / SECTOR_BYTES)
     }
 
-    /// The sectors of the block, of which those of this part are in this slot.
+    /// Points the sectors of this part to a slot.
     fn put_in(&self, mut sectors: Sectors, place: Location) -> Option<Sectors> {
         sectors.get_mut(self.sectors()?)?.fill(place);
         Some(sectors)
     }
 }
 
-/// The block of a leaf that is written to.
+/// The block that is written, in its leaf.
 struct Target<'l, 'm> {
     leaf: &'l mut LeafWrite<'m>,
     index: usize,
@@ -79,7 +82,7 @@ struct Open {
     slot: Slot,
 }
 
-/// Overwrites the sectors of a part, each in its slot; those in one slot together.
+/// Overwrites the sectors of a part, each in its slot. Sectors in one slot are copied together.
 fn copy_sectors(open: &[Option<Open>; SECTORS], part: Part<'_>, leaf: &LeafWrite<'_>) {
     let mut sector = part.skip / SECTOR_BYTES;
     while let Some(Some(first)) = open.get(sector) {
@@ -97,40 +100,41 @@ fn copy_sectors(open: &[Option<Open>; SECTORS], part: Part<'_>, leaf: &LeafWrite
 }
 
 impl WriteCache {
-    /// Stores a part of a block. `same` says whether the image holds the same there, as far as it is known; it is asked if nothing
-    /// of the block was changed, and runs under the block's lock, and so must neither wait nor use the cache.
+    /// Stores a part of a block. `same` returns whether the image is known to have the same bytes there. It
+    /// is called if no part of the block was changed, under the block's lock, so it must neither wait nor use
+    /// the cache.
     pub fn write_part(
         &self,
         block: BlockNumber,
         skip: usize,
         data: &[u8],
-        turn: Admission,
+        admission: Admission,
         same: impl FnOnce() -> bool,
     ) -> WriteResult {
-        self.write_at_pace(turn, |this| this.merge_now(block, Part { skip, data }, &[], turn, same))
+        self.write_at_pace(admission, |this| this.merge_now(block, Part { skip, data }, &[], admission, same))
     }
 
-    /// Stores a part of a block of which something was fetched. If that is not all that is needed, because the block changed
-    /// meanwhile or its sectors are in several places, it asks for more.
+    /// Stores a part of a block of which other parts were fetched. If more parts are needed, because the
+    /// block changed meanwhile or its sectors are in several places, the result asks for them.
     pub fn merge(
         &self,
         block: BlockNumber,
         skip: usize,
         data: &[u8],
         fetched: &[FetchedOld],
-        turn: Admission,
+        admission: Admission,
     ) -> WriteResult {
-        self.write_at_pace(turn, |this| this.merge_now(block, Part { skip, data }, fetched, turn, || false))
+        self.write_at_pace(admission, |this| this.merge_now(block, Part { skip, data }, fetched, admission, || false))
     }
 
-    /// Stores the end of a block and the beginning of the next one, at most [`BLOCK`] bytes in all, in one slot or where they are.
-    /// `None`: each has to be written by itself. `same` as for [`WriteCache::write_part`].
+    /// Stores the end of a block and the beginning of the next one, at most [`BLOCK`] bytes in all, in one
+    /// slot or in place. `None`: each has to be written by itself. For `same` see [`WriteCache::write_part`].
     pub fn write_pair(
         &self,
         block: BlockNumber,
         skip: usize,
         data: &[u8],
-        turn: Admission,
+        admission: Admission,
         same: impl FnOnce() -> bool,
     ) -> Option<WriteResult> {
         let (first, second) = data.split_at_checked(BLOCK.checked_sub(skip)?)?;
@@ -140,7 +144,7 @@ impl WriteCache {
             return None;
         }
         let mut alone = false;
-        let wrote = self.write_at_pace(turn, |this| match this.pair_now(block, parts, turn, same) {
+        let wrote = self.write_at_pace(admission, |this| match this.pair_now(block, parts, admission, same) {
             Some(wrote) => wrote,
             None => {
                 alone = true;
@@ -152,38 +156,38 @@ impl WriteCache {
 
     fn write_at_pace(
         &self,
-        turn: Admission,
+        admission: Admission,
         write: impl FnOnce(&Self) -> (WriteResult, bool),
     ) -> WriteResult {
         let (wrote, took_slot) = write(self);
-        if took_slot && turn != Admission::Waited {
+        if took_slot && admission != Admission::Waited {
             self.throttle.wait(&self.host.spinner);
         }
         wrote
     }
 
-    /// Whether it took a slot, too.
+    /// Also returns whether it took a slot.
     fn merge_now(
         &self,
         block: BlockNumber,
         part: Part<'_>,
         fetched: &[FetchedOld],
-        turn: Admission,
+        admission: Admission,
         same: impl FnOnce() -> bool,
     ) -> (WriteResult, bool) {
         let Ok(_entered) = self.enter_to_write() else { return (WriteResult::Closed, false) };
         let (leaf, index) = split(block);
-        let Some(mut leaf) = self.map.write(leaf) else { return (self.no_room(turn), false) };
+        let Some(mut leaf) = self.map.write(leaf) else { return (self.no_room(admission), false) };
         if !is_zero(part.data) && self.overwrite_whole(&leaf, index, part) {
             self.counters.hot(Hot::WriteInPlace, 1);
             return (WriteResult::Done, false);
         }
         let mut target = Target { leaf: &mut leaf, index, block, took_slot: false };
-        let wrote = self.write_elsewhere(&mut target, part, fetched, turn, same);
+        let wrote = self.write_elsewhere(&mut target, part, fetched, admission, same);
         (wrote, target.took_slot)
     }
 
-    /// Overwrites a part of a whole block, if its slot may be. Whether it did.
+    /// Overwrites a part of a whole block, if its slot may be overwritten. Returns whether it did.
     #[inline]
     fn overwrite_whole(&self, leaf: &LeafWrite<'_>, index: usize, part: Part<'_>) -> bool {
         let Some(open) = self.open_slot(leaf, index, leaf.get(index)) else { return false };
@@ -191,9 +195,10 @@ impl WriteCache {
         true
     }
 
-    /// A slot that may be overwritten, for a block that has sectors there. It is marked as written to. To be asked once for each
-    /// write: whoever moves the segment changes its state first, and then waits until the leaf is unlocked, so what was open stays so
-    /// for this write, and a second answer may be another one.
+    /// The slot of a block's sectors, if it may be overwritten; marks the segment as written to. Called once
+    /// for each write: a thread that moves the segment first changes the segment's state and then waits until
+    /// the leaf is unlocked. So the slot stays valid for this write, but a second call might give another
+    /// answer.
     #[inline]
     fn open_slot(&self, leaf: &LeafWrite<'_>, index: usize, at: Location) -> Option<Open> {
         let (id, slot) = at.place()?;
@@ -233,7 +238,7 @@ impl WriteCache {
         target: &mut Target<'_, '_>,
         part: Part<'_>,
         fetched: &[FetchedOld],
-        turn: Admission,
+        admission: Admission,
         same: impl FnOnce() -> bool,
     ) -> WriteResult {
         let sectors = target.leaf.sectors(target.index);
@@ -266,19 +271,19 @@ impl WriteCache {
             return WriteResult::Done;
         }
         let Some(missing) = missing else {
-            let wrote = self.store(target.leaf, target.index, target.block, &whole, turn);
+            let wrote = self.store(target.leaf, target.index, target.block, &whole, admission);
             target.took_slot = wrote == WriteResult::Done;
             return wrote;
         };
         if fetched.is_empty()
-            && let Some(wrote) = self.store_part(target, &sectors, part, turn)
+            && let Some(wrote) = self.store_part(target, &sectors, part, admission)
         {
             return wrote;
         }
         WriteResult::NeedOld(missing)
     }
 
-    /// Overwrites a part where it is, if all of it may be. Whether it did.
+    /// Overwrites a part in place, if all of its slots may be overwritten. Returns whether it did.
     fn overwrite_sectors(&self, target: &Target<'_, '_>, sectors: &Sectors, part: Part<'_>) -> bool {
         let open = self.open_sectors(target.leaf, target.index, (sectors, part));
         if let Some(open) = &open {
@@ -291,7 +296,7 @@ impl WriteCache {
         done
     }
 
-    /// Copies what stays of a block, and returns the first that has to be fetched.
+    /// Copies the other sectors of a block. Returns the first that has to be fetched.
     fn gather(
         &self,
         target: &Target<'_, '_>,
@@ -343,7 +348,7 @@ impl WriteCache {
         None
     }
 
-    /// A slot that has sectors of this block alone and may be overwritten.
+    /// A slot that only this block uses and that may be overwritten.
     fn slot_of_its_own(
         &self,
         leaf: &LeafWrite<'_>,
@@ -362,13 +367,14 @@ impl WriteCache {
         slots(sectors).find_map(own)
     }
 
-    /// Stores sectors of a block in a slot, whatever the others are. `None`: it takes no partial block.
+    /// Stores sectors of a block in a slot, wherever the others are. `None`: the leaf or the cache takes no
+    /// partial block.
     fn store_part(
         &self,
         target: &mut Target<'_, '_>,
         sectors: &Sectors,
         part: Part<'_>,
-        turn: Admission,
+        admission: Admission,
     ) -> Option<WriteResult> {
         let Target { leaf, index, block, took_slot } = target;
         if !self.takes_partial(leaf, *index, 1) {
@@ -376,14 +382,16 @@ impl WriteCache {
         }
         if is_zero(part.data) {
             let zero = part.put_in(*sectors, Location::ZERO)?;
-            // What is left in a slot may be zero too, and then the block takes no space: that is worth a look.
+            // The sectors in slots may be zero, too, and then the block would take no space: fetch them to
+            // find out.
             if zero.iter().any(|sector| sector.place().is_some()) || !self.takes_part_notes() {
                 return None;
             }
             self.counters.hot(Hot::ElidedZero, 1);
             return self.put_sectors(leaf, *index, *block, sectors, &zero).then_some(WriteResult::Done);
         }
-        // A new slot is bounded by what the map has space for; a note without a new slot is not.
+        // A change with a new slot is bounded by the space of the persistent map; a change without one is
+        // not.
         if self.takes_part_notes()
             && let Some((at, open)) = self.slot_of_its_own(leaf, *index, *block, sectors)
         {
@@ -392,17 +400,18 @@ impl WriteCache {
             self.counters.hot(Hot::WriteInPlace, 1);
             return self.put_sectors(leaf, *index, *block, sectors, &changed).then_some(WriteResult::Done);
         }
-        if let Some(queues) = self.queues(turn) {
+        if let Some(queues) = self.queues(admission) {
             return Some(queues);
         }
         let Some(new) = self.take_slot(Stream::Fresh, *block) else { return Some(WriteResult::NoRoom) };
-        // Nothing of what another block had there goes to the disk, and zeroes pack well.
+        // The slot's other bytes are zeroed: no contents of another block go to the disk, and zeroes compress
+        // well.
         let (before, after) = (ZEROES.get(..part.skip)?, ZEROES.get(part.end()..)?);
         copy_in(new.address, new.slot, 0, before, leaf);
         copy_in(new.address, new.slot, part.skip, part.data, leaf);
         copy_in(new.address, new.slot, part.end(), after, leaf);
         let changed = part.put_in(*sectors, Location::at(new.id, new.slot))?;
-        // There was room for it above, with the same lock.
+        // There was space for it above, under the same lock.
         let _ = self.put_sectors(leaf, *index, *block, sectors, &changed);
         *took_slot = true;
         self.counters.hot(Hot::WriteNew, 1);
@@ -410,12 +419,12 @@ impl WriteCache {
         Some(WriteResult::Done)
     }
 
-    /// Whether it took a slot, too. `None`: each part has to be written by itself.
+    /// Also returns whether it took a slot. `None`: each part has to be written by itself.
     fn pair_now(
         &self,
         block: BlockNumber,
         parts: [Part<'_>; 2],
-        turn: Admission,
+        admission: Admission,
         same: impl FnOnce() -> bool,
     ) -> Option<(WriteResult, bool)> {
         let Ok(_entered) = self.enter_to_write() else { return Some((WriteResult::Closed, false)) };
@@ -425,7 +434,7 @@ impl WriteCache {
         if is_zero(first.data) || is_zero(second.data) {
             return None;
         }
-        // Both whole, in RAM, as nearly always in a cache that fits there.
+        // Both blocks are whole and in RAM, as nearly always if the cache fits into RAM.
         if let Some(open) = self.open_slot(&leaf, index, leaf.get(index))
             && let Some(next) = self.open_slot(&leaf, index + 1, leaf.get(index + 1))
         {
@@ -459,7 +468,7 @@ impl WriteCache {
                 return None;
             }
         }
-        if let Some(queues) = self.queues(turn) {
+        if let Some(queues) = self.queues(admission) {
             return Some((queues, false));
         }
         let Some(new) = self.take_slot(Stream::Fresh, block) else {
@@ -468,7 +477,7 @@ impl WriteCache {
         let place = Location::at(new.id, new.slot);
         copy_in(new.address, new.slot, first.skip, first.data, &leaf);
         copy_in(new.address, new.slot, 0, second.data, &leaf);
-        // What neither has. Of both together there are no more bytes than a slot has.
+        // The bytes of neither part. Together the parts are not longer than a slot.
         if let Some(gap) = ZEROES.get(second.end()..first.skip) {
             copy_in(new.address, new.slot, second.end(), gap, &leaf);
         }
@@ -481,7 +490,8 @@ impl WriteCache {
         Some((WriteResult::Done, true))
     }
 
-    /// Whether all that a part leaves of a block is in RAM, and some of it in a slot, which is free once the block is whole again.
+    /// Whether all other sectors of a block are in RAM, and some of them in a slot, which becomes free if the
+    /// block is stored whole.
     fn is_at_hand(&self, sectors: &Sectors, part: Part<'_>) -> bool {
         let stays = |sector: usize| part.sectors().is_none_or(|range| !range.contains(&sector));
         let mut others =
@@ -496,7 +506,8 @@ impl WriteCache {
                 .all(|place| *place == Location::ZERO || place.place().is_some_and(|(id, _)| is_in_ram(id)))
     }
 
-    /// Whether so many more blocks of the leaf may be partial blocks, or this one is one already and may have more slots.
+    /// Whether `count` more blocks of the leaf may become partial blocks, or this one is a partial block and
+    /// may have more slots.
     fn takes_partial(&self, leaf: &LeafWrite<'_>, index: usize, count: usize) -> bool {
         let is_partial = leaf.get(index).entry().is_some();
         let has_index = || self.has_index_for_partial() && self.map.has_index_space();
@@ -506,12 +517,12 @@ impl WriteCache {
         self.map.partial_surplus() < self.most_surplus()
     }
 
-    /// Whether a persistent cache can note where sectors are that take no new slot.
+    /// Whether a persistent cache can log the places of sectors that take no new slot.
     fn takes_part_notes(&self) -> bool {
         self.persist.as_ref().is_none_or(|persist| persist.takes_part_notes())
     }
 
-    /// As [`WriteCache::replace_sectors`], for a write: noted for the next commit of a persistent cache.
+    /// Like [`WriteCache::replace_sectors`], for a write: logged for the next commit of a persistent cache.
     fn put_sectors(
         &self,
         leaf: &mut LeafWrite<'_>,
@@ -527,7 +538,8 @@ impl WriteCache {
         done
     }
 
-    /// Moves sectors of a block, and gives back the slots that it leaves. `false`: the leaf takes no more partial blocks.
+    /// Moves sectors of a block, and frees the slots that it leaves. `false`: the leaf takes no more partial
+    /// blocks.
     pub(super) fn replace_sectors(
         &self,
         leaf: &mut LeafWrite<'_>,
@@ -540,25 +552,26 @@ impl WriteCache {
             return false;
         }
         let (number, _) = split(block);
-        slots(&before).filter(|slot| !to.contains(slot)).for_each(|slot| self.let_go(leaf, number, slot));
+        slots(&before).filter(|slot| !to.contains(slot)).for_each(|slot| self.release_slot(leaf, number, slot));
         true
     }
 
-    /// Gives a slot back that a block of this leaf has left, unless the leaf needs it: the block that shares it, or a frozen view.
-    pub(super) fn let_go(&self, leaf: &LeafWrite<'_>, number: usize, at: Location) {
+    /// Frees a slot that a block of this leaf has left, unless it is still needed: by the block that shares
+    /// it, or by a frozen view.
+    pub(super) fn release_slot(&self, leaf: &LeafWrite<'_>, number: usize, at: Location) {
         let Some(segment) = at.place().and_then(|(id, _)| self.segments.get(id)) else { return };
         if is_left(segment, leaf, number, at) {
             self.kill(at);
         }
     }
 
-    /// Whether the tables of partial blocks may grow: they take three eighths of the RAM at most.
+    /// Whether the tables of partial blocks may grow: they may take three eighths of the RAM.
     fn has_index_for_partial(&self) -> bool {
         (self.map.partial_bytes() + PARTIAL_BYTES).saturating_mul(8)
             <= self.ram_limit_bytes().saturating_mul(3)
     }
 
-    /// So many slots may partial blocks have beyond one each.
+    /// How many slots partial blocks may have beyond one each.
     fn most_surplus(&self) -> u64 {
         let Some(overflow) = &self.overflow else {
             return self.ram_limit_bytes() / u64::from(BLOCK_BYTES) / SURPLUS_PART;

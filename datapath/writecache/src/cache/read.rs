@@ -1,4 +1,4 @@
-//! Reads, and questions about blocks.
+//! Reads, and queries about blocks.
 
 use super::{BLOCK, Found, Kind, ReadTally, Residence, Ticket, WriteCache};
 use crate::counters::Hot;
@@ -8,12 +8,12 @@ use crate::partial::Sectors;
 use crate::segment::NOWHERE;
 use crate::units::{BlockNumber, Location, SECTOR_BYTES, SLOTS, SegmentId, Slot};
 
-/// Each place that a part of a read has to come from: its first byte among those that were asked for, its bytes, and what was
-/// found there.
+/// Called with each place that a part of a read comes from: the part's first byte and length within the read,
+/// and the result for it.
 pub type EachPart<'a> = &'a mut dyn FnMut(usize, usize, Found);
 
 impl WriteCache {
-    /// Copies `into.len()` bytes of a block, beginning `skip` bytes into it. What it found is the caller's to count.
+    /// Copies `into.len()` bytes of a block, from its byte `skip` on. The caller counts the result.
     #[inline]
     pub fn read(&self, block: BlockNumber, skip: usize, into: &mut [u8]) -> Found {
         let (leaf, index) = split(block);
@@ -38,8 +38,8 @@ impl WriteCache {
         Found::Spilled(self.ticket(block, id, slot))
     }
 
-    /// As [`WriteCache::read`], for a block that is a partial block: what is in RAM is copied, and `each` is called for each place,
-    /// in order. All of it is looked up at one moment.
+    /// Like [`WriteCache::read`], for a partial block: copies the parts in RAM, and calls `each` for each
+    /// place, in order. All of it is looked up at one moment.
     pub fn read_parts(&self, block: BlockNumber, skip: usize, into: &mut [u8], each: EachPart<'_>) {
         let (leaf, index) = split(block);
         let Some(leaf) = self.map.read(leaf) else { return each(0, into.len(), Found::Absent) };
@@ -47,7 +47,7 @@ impl WriteCache {
         self.read_sectors((block, &leaf), &sectors, (skip, into), each);
     }
 
-    /// The same of sectors that are known, of a block whose leaf is locked.
+    /// Like [`WriteCache::read_parts`], for known sectors of a block whose leaf is locked.
     pub(super) fn read_sectors(
         &self,
         (block, leaf): (BlockNumber, &LeafRead<'_>),
@@ -68,7 +68,7 @@ impl WriteCache {
         }
     }
 
-    /// Copies a part of a block from the place that it is in.
+    /// Copies a part of a block from its place.
     fn read_from(
         &self,
         block: BlockNumber,
@@ -95,7 +95,7 @@ impl WriteCache {
         Found::Spilled(self.ticket(block, id, slot))
     }
 
-    /// Counts what the reads of a machine's request found.
+    /// Counts the blocks that a machine's request read.
     #[inline]
     pub fn count_reads(&self, tally: ReadTally) {
         for (which, blocks) in
@@ -107,18 +107,18 @@ impl WriteCache {
         }
     }
 
-    /// Where a block is at this moment, for statistics: it may move in the next.
+    /// The place of a block at this moment, for statistics: it may move at any time.
     pub fn residence(&self, block: BlockNumber) -> Residence {
         let (leaf, index) = split(block);
         let Some(leaf) = self.map.read(leaf) else { return Residence::Absent };
         let location = leaf.get(index);
-        // The first sector of a partial block stands for all.
+        // For a partial block, the place of its first sector.
         let location =
             location.entry().and_then(|_| leaf.now().sectors(index).first().copied()).unwrap_or(location);
         self.residence_at(location)
     }
 
-    /// The place of a block of a leaf. Of a partial block, the first sector that has a slot stands for all sectors.
+    /// The place of a block of a leaf. For a partial block, the place of its first sector that has a slot.
     pub(super) fn residence_of_slot(&self, leaf: &Leaf, index: usize) -> Residence {
         let location = leaf.get(index);
         let slot = match location.entry() {
@@ -155,7 +155,7 @@ impl WriteCache {
         }
     }
 
-    /// Whether this slot is still what the ticket says.
+    /// Whether the slot is still where the ticket says.
     pub(crate) fn holds(&self, ticket: &Ticket, location: Location) -> bool {
         location == Location::at(ticket.id, ticket.slot)
             && self
@@ -164,19 +164,19 @@ impl WriteCache {
                 .is_some_and(|s| s.position() == Some(ticket.position) && s.generation() == ticket.generation)
     }
 
-    /// Whether the block, or a sector of it, is still where the ticket says, or a frozen view has it there.
+    /// Whether the block, or a sector of it, is still where the ticket says, or a frozen view needs it there.
     pub fn is_current(&self, ticket: &Ticket) -> bool {
         let (leaf, index) = split(ticket.block);
         let named = Location::at(ticket.id, ticket.slot);
         self.map.read(leaf).is_some_and(|leaf| leaf.needs(index, named) && self.holds(ticket, named))
     }
 
-    /// What the block `first` holds, and how many blocks from there, below `end`, hold the same kind.
+    /// The kind of the block `first`, and how many blocks from there, below `end`, are of the same kind.
     pub fn run_at(&self, first: BlockNumber, end: BlockNumber) -> (Kind, u32) {
         self.run_of(first, end, |leaf| leaf.now())
     }
 
-    /// The same, of what `side` says of each leaf.
+    /// Like [`WriteCache::run_at`], for the state of each leaf that `side` selects.
     pub(super) fn run_of(
         &self,
         first: BlockNumber,
@@ -209,7 +209,7 @@ impl WriteCache {
     }
 }
 
-/// What is found where there is no slot.
+/// The result for a block without a slot.
 #[inline]
 pub(super) fn without_slot(word: Location, into: &mut [u8]) -> Found {
     if word == Location::ABSENT {
@@ -234,7 +234,7 @@ mod tests {
     use crate::host::Host;
     use crate::overflow::io::open_engine;
 
-    /// Of three full segments of which none was used since, the one that goes first after `uses`.
+    /// The segment that is evicted first after `uses`, of three full segments of which none was used before.
     fn coldest_after(uses: impl FnOnce(&WriteCache)) -> SegmentId {
         let host = Host::with_engine(u64::MAX, open_engine().unwrap()).unwrap();
         let options = CacheOptions {
@@ -249,7 +249,7 @@ mod tests {
         };
         let cache = WriteCache::open(&options, &host.shared()).unwrap();
         let data = Rng::new(1).bytes(BLOCK);
-        // What finds no slot in the third closes it.
+        // The block that finds no slot in the third segment closes that segment.
         for block in 0..=3 * u32::from(crate::units::SLOT_COUNT) {
             assert_eq!(cache.write(BlockNumber(block), &data, Admission::New), WriteResult::Done);
         }

@@ -1,7 +1,8 @@
-//! The cache that another process left in a file, as it was after that process's last answered request.
+//! Takes over a cache that another process left in a file, in its state after that process's last answered
+//! request.
 //!
-//! First all of it is read and checked, and nothing is changed. Then the file is made to say what the cache is now: each step of that can
-//! be done again by the next process, if this one ends meanwhile.
+//! First the whole file is read and checked, without a change. Then the file is updated to the state of this
+//! process. If this process ends meanwhile, the next one can repeat each step of the update.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -20,25 +21,26 @@ use crate::packed::Packed;
 use crate::segment::{SegmentTable, State};
 use crate::units::{SEGMENT_BYTES, SegmentId};
 
-/// The first generation is so far above the last one that is known.
+/// How far the first new generation is above the last known one.
 const GENERATIONS_APART: u64 = 1 << 20;
 
-/// Segments and where they are, as another process left them.
+/// The segments that another process left, and their places.
 struct Segments {
     table: SegmentTable,
     log: Log,
     pool: Arc<MemoryPool>,
-    /// Places on the overflow disk that hold segments.
+    /// Positions on the overflow disk that hold segments.
     positions: BTreeSet<u32>,
-    /// Places to which a write may still be under way.
+    /// Positions to which a write of the other process may still be in flight.
     doubtful: Vec<u32>,
 }
 
 impl WriteCache {
-    /// Opens the cache that another process left, which has ended. `options` are those by which it was opened; limits may differ.
+    /// Opens the cache that another process left, which has ended. `options` are those with which it was
+    /// opened; limits may differ.
     ///
-    /// An error of kind [`IoErrorKind::Corrupt`] says that what it left contradicts itself. Then, and after every other error, nothing of
-    /// it has changed.
+    /// An error of kind [`IoErrorKind::Corrupt`] says that the file contradicts itself. After any error the
+    /// file is unchanged.
     pub fn recover(
         left: Handover,
         options: &CacheOptions,
@@ -48,7 +50,7 @@ impl WriteCache {
         refuse_persistent(options)?;
         let given_up = |why: String| {
             let why = format!(
-                "the memory of write cache '{}' is given up, because {why}; what its machine wrote is lost: start the machine again",
+                "the memory of write cache '{}' cannot be recovered: {why}; the machine's writes are lost: start the machine again",
                 options.name
             );
             IoError::new(IoErrorKind::Corrupt, why)
@@ -62,7 +64,7 @@ impl WriteCache {
         }
         let found = Found::read(&memory).map_err(given_up)?;
         let handed = handed(&head, left.overflow, left.key, options).map_err(given_up)?;
-        let lacks = || given_up("this process has no address space or memory for it".into());
+        let lacks = || given_up("this process has not enough address space or memory for it".into());
         let map = Map::with_file(blocks, Some(Arc::clone(&memory)));
         let segments = Segments::new(&memory, &found).ok_or_else(lacks)?;
         let generation = found.generation.saturating_add(GENERATIONS_APART);
@@ -95,7 +97,7 @@ impl WriteCache {
         Ok(cache)
     }
 
-    /// Tells the host's budget what is there.
+    /// Reports the recovered memory to the host's budget.
     fn count_recovered(&self, packed: Vec<(SegmentId, Packed)>) {
         for (id, packed) in packed {
             self.host.add_ram(packed.bytes());
@@ -107,7 +109,7 @@ impl WriteCache {
     }
 }
 
-/// The overflow and its key. `None`: the cache has none.
+/// The overflow and its key, from the handed-over descriptors. `None`: the cache has none.
 fn handed(
     head: &Head,
     overflow: Option<std::os::fd::OwnedFd>,
@@ -116,7 +118,7 @@ fn handed(
 ) -> Result<Option<Handed>, String> {
     if head.has_overflow != options.overflow.is_some() {
         let had = if head.has_overflow { "an" } else { "no" };
-        return Err(format!("it had {had} overflow disk, and is to be opened otherwise"));
+        return Err(format!("it had {had} overflow disk, which contradicts the options"));
     }
     if !head.has_overflow {
         return Ok(None);
@@ -134,7 +136,7 @@ fn handed(
 }
 
 impl Segments {
-    /// Takes them over in this process. `None`: it has no address space for them.
+    /// Maps the segments in this process. `None`: it has not enough address space.
     fn new(memory: &Arc<MemoryFile>, found: &Found) -> Option<Self> {
         let table = SegmentTable::with_file(SegmentId::LIMIT, Some(Arc::clone(memory)));
         let pool = MemoryPool::in_file(Arc::clone(memory));
@@ -155,7 +157,8 @@ impl Segments {
                 doubtful.extend(left.record.position);
             }
         }
-        // The records of segments in which nothing lives any more are free, whatever they say; but a write may be under way.
+        // Segments without live blocks are free, whatever their records say; but a write of them may be in
+        // flight.
         doubtful.extend(found.dead_under_way());
         table.reserve(SegmentId(found.numbers.saturating_sub(1))).then_some(())?;
         let mut log = Log::default();
@@ -163,9 +166,10 @@ impl Segments {
         Some(Self { table, log, pool, positions, doubtful })
     }
 
-    /// Makes the file say what they are now, and gives back what no segment has.
+    /// Updates the file to this state, and frees all space that no segment uses.
     fn publish(&self, memory: &MemoryFile, packed: &[(SegmentId, Packed)]) {
-        // A place that was given up stays so, also if this process ends before the record says that it is no segment's.
+        // A position that was given up stays given up, even if this process ends before the record says that
+        // no segment has it.
         self.doubtful.iter().for_each(|position| memory.give_up(*position));
         for number in 0..self.log.numbers_used() {
             if let Some(segment) = self.table.get(SegmentId(number)) {

@@ -1,4 +1,4 @@
-//! Slots and RAM: how a segment is begun, and where the space of one that is not needed goes.
+//! Takes and frees slots and RAM: begins segments, and frees the space of segments that are not needed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use crate::spill::RESERVED_POSITIONS;
 use crate::units::{BlockNumber, SEGMENT_BYTES, SegmentId};
 
 impl WriteCache {
-    /// Frees a segment whose last block has gone.
+    /// Frees a segment whose last block was freed.
     pub(crate) fn release(&self, segment: &Segment, id: SegmentId) {
         let mut log = self.log.lock();
         let released = log.release(segment, id);
@@ -42,7 +42,7 @@ impl WriteCache {
         self.host.signal();
     }
 
-    /// A slot for a block, in the segment being filled or a new one.
+    /// Takes a slot for a block, in the segment being filled or in a new one.
     pub(crate) fn take_slot(&self, stream: Stream, block: BlockNumber) -> Option<NewSlot> {
         let mut log = self.log.lock();
         if let Some(new) = log.claim(&self.segments, stream, block) {
@@ -53,11 +53,11 @@ impl WriteCache {
             || self.begin_segment(&mut log, stream)
             || (fresh && self.cannot_spill() && log.refill_emptiest(&self.segments));
         if !opened {
-            // No signal here: who finds no room parks, which signals. One from the host's thread itself,
-            // trying parked writes in vain, would keep it going round until the disk is done.
+            // No signal here: the write that finds no space queues, which signals. A signal from the host's
+            // thread itself, which retries queued writes, would keep it running until the disk has finished.
             return None;
         }
-        // Who was refused before may be told of it.
+        // There may be memory again for a cache that was refused before.
         if log.dirty_segments > self.dirty_limit(&log)
             || log.has_dirty_cleaned(&self.segments)
             || self.waiting.is_full()
@@ -67,14 +67,14 @@ impl WriteCache {
         log.claim(&self.segments, stream, block)
     }
 
-    /// Whether a write would find a slot now. Looks only: it takes nothing, and asks the host for nothing.
+    /// Whether a write would find a slot now. Takes nothing, and asks the host for nothing.
     pub(crate) fn would_find_room(&self) -> bool {
         let cannot_spill = self.cannot_spill();
         let log = self.log.lock();
         if log.has_slot(&self.segments, cannot_spill) {
             return true;
         }
-        // What a persistent cache has in RAM needs a place on disk too.
+        // A segment of a persistent cache needs a position on disk, too.
         if self.lacks_place() {
             return false;
         }
@@ -85,8 +85,8 @@ impl WriteCache {
         log.clean_segments > 0 || (is_allowed && is_there)
     }
 
-    /// Whether no dirty segment can go to a disk now: there is none, the cache's part of it is used up, or it
-    /// refused what it was given last.
+    /// Whether no dirty segment can be written to disk now: there is no disk, the disk limit is used up, or
+    /// the last write failed.
     pub(crate) fn cannot_spill(&self) -> bool {
         let is_full =
             |o: &Arc<Overflow>| o.free_positions() <= RESERVED_POSITIONS || o.lacks_space(RESERVED_POSITIONS);
@@ -97,7 +97,8 @@ impl WriteCache {
         let (Some(persist), Some(overflow)) = (&self.persist, &self.overflow) else {
             return self.begin_in_ram(log, stream);
         };
-        // No signal where there is none: the host's thread, trying parked writes in vain, would keep itself awake.
+        // No signal if there is no position: the host's thread, which retries queued writes, would keep
+        // itself awake.
         let Some(reserved) = persist.reserve(overflow, stream) else { return false };
         if !self.begin_in_ram(log, stream) {
             overflow.give_position(reserved.position);
@@ -115,19 +116,20 @@ impl WriteCache {
 
     fn begin_in_ram(&self, log: &mut Log, stream: Stream) -> bool {
         self.report_index(log);
-        // What cleaning fills makes room for more than it takes, so it is not bound by limits that may have
-        // been lowered under what is in use: one segment at a time.
+        // Cleaning frees more space than it takes, so limits that may have been lowered below the present use
+        // do not bind it: one segment at a time.
         let cleaning = stream == Stream::Cleaned && !log.has_dirty_cleaned(&self.segments);
-        // One is left for what is moved.
+        // One segment is reserved for moved blocks.
         let reserve = u32::from(self.overflow.is_some() && stream == Stream::Fresh);
         if !cleaning && log.ram_segments.saturating_add(reserve) >= self.allowed_segments(log) {
-            // Also where the index has outgrown the limit: else a share of a time when the host was short would stay.
+            // Also if the index has outgrown the limit: otherwise a share from a time when the host's RAM was
+            // short would stay in force.
             if self.share.bytes() < self.most_bytes(self.index_bytes(log)) {
                 self.ask_for_more();
             }
             return false;
         }
-        // The segments without which nothing moves are taken even where the host's budget is used up.
+        // The segments without which no block can be moved are taken even if the host's budget is used up.
         let bytes = SEGMENT_BYTES as u64;
         if !self.host.take_ram(bytes) {
             self.ask_for_more();
@@ -144,7 +146,7 @@ impl WriteCache {
         match log.begin(&self.segments, stream, (memory, number)) {
             Ok(()) => {
                 if log.ram_segments == 1 {
-                    // From now on the host's thread looks for memory pressure.
+                    // From now on the host's thread checks for memory pressure.
                     self.host.signal();
                 }
                 true
@@ -157,7 +159,7 @@ impl WriteCache {
         }
     }
 
-    /// The host's limit keeps this cache from what its own would allow.
+    /// Notes that the host's limit keeps this cache below its own limit.
     fn ask_for_more(&self) {
         self.share.ask();
         if self.host.budget.refused() {
@@ -165,25 +167,26 @@ impl WriteCache {
         }
     }
 
-    /// Frees RAM without I/O, by dropping the coldest clean copy. Whether there was one. To be called
-    /// without any leaf's lock.
+    /// Frees RAM without I/O by dropping the coldest clean copy. Returns whether there was one. The caller
+    /// must hold no leaf's lock.
     pub fn make_room(&self) -> bool {
-        // Where it is a place on disk that lacks, RAM helps nobody, and reads would lose what they find there.
+        // If positions on disk are missing, RAM does not help, and reads would lose the copies.
         !self.lacks_place() && self.evict_one()
     }
 
-    /// Whether a segment cannot be begun for want of a place on disk, which those of a persistent cache need.
+    /// Whether a segment cannot be begun because no position on disk is free, which each segment of a
+    /// persistent cache needs.
     pub(crate) fn lacks_place(&self) -> bool {
         let both = self.persist.as_ref().zip(self.overflow.as_ref());
         both.is_some_and(|(persist, overflow)| !persist.could_begin(overflow))
     }
 
-    /// Whether cleaning or a commit is at giving places of a persistent cache back.
+    /// Whether cleaning or a commit is about to free positions of a persistent cache.
     pub(crate) fn places_come_back(&self) -> bool {
         self.cleaner.is_busy() || self.persist.as_ref().is_some_and(|persist| persist.frees_places())
     }
 
-    /// Drops the coldest clean copy. Whether there was one.
+    /// Drops the coldest clean copy. Returns whether there was one.
     pub(crate) fn evict_one(&self) -> bool {
         let victim = self.log.lock().evict_victim(&self.segments);
         let Some((id, memory)) = victim else { return false };
@@ -192,14 +195,15 @@ impl WriteCache {
         true
     }
 
-    /// After the RAM address was taken out of a segment's word: waits for those who still copy from there.
+    /// Frees a segment's RAM after its address was taken out of the segment's word: waits for threads that
+    /// still copy from it.
     pub(crate) fn forget_ram(&self, id: SegmentId, memory: SegmentMemory) {
         if let Some(segment) = self.segments.get(id) {
             self.map.sweep(segment.live_slots().map(|(_, block)| block));
         }
         self.pool.give(memory);
         self.host.give_ram(SEGMENT_BYTES as u64);
-        // Another cache of the host may wait for it.
+        // Another cache of the host may wait for the RAM.
         self.host.signal_if_waiting();
     }
 }

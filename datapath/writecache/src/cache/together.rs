@@ -1,12 +1,13 @@
-//! Blocks that are overwritten where they are, several together.
+//! Overwrites several blocks in place at once.
 //!
-//! A hit costs its copy, and most of that is waiting: for the slot's old contents, which come from memory only to be overwritten,
-//! and at the leaf's unlocking for the new ones to be on their way. Stores past the processor's caches need no old contents, but
-//! each unlocking waits for them. So the leaves of several blocks are locked first, then all blocks are copied, and there is one
-//! wait for all of them (`docs/decisions/0023-overwrites-together.md`).
+//! Most of the time of an overwrite in place is waiting: for the slot's old contents, which are loaded from
+//! memory only to be overwritten, and, when the leaf is unlocked, for the new contents to reach memory.
+//! Non-temporal stores need no old contents, but each unlocking waits for them. So the leaves of several
+//! blocks are locked first, then all blocks are copied, and there is one wait for all of them
+//! (`docs/decisions/0023-overwrites-together.md`).
 //!
-//! Several leaves are locked here at once, which is done nowhere else. None is waited for: they are taken where they are
-//! free, so that nobody waits in a circle.
+//! This is the only place where a thread locks several leaves. It waits for none of them: a leaf that is
+//! locked is skipped, so no deadlock is possible.
 
 use super::write::is_zero;
 use super::{BLOCK, Now, WriteCache};
@@ -15,24 +16,27 @@ use crate::map::{LeafWrite, TABLE_BYTES, split};
 use crate::memory::{copy_in, copy_in_past_caches, settle};
 use crate::units::{BlockNumber, SEGMENT_BYTES, Slot};
 
-/// Blocks that are copied together at most.
+/// The most blocks that are copied together.
 pub const TOGETHER: usize = 16;
 
-/// A cache with less data than this may be in the processor's caches as a whole, and stays there.
+/// Not used for a cache with less data than this: all of it may be in the processor's caches, and should stay
+/// there.
 const LEAST_BYTES: u64 = 32 << 20;
 
-/// A whole block to be written.
+/// A whole block to write.
 #[derive(Clone, Copy, Debug)]
 pub struct Block<'a> {
-    /// Which one.
+    /// The block's number.
     pub number: BlockNumber,
     /// Its new contents.
     pub data: &'a [u8; BLOCK],
 }
 
 impl WriteCache {
-    /// Overwrites those of the blocks (at most [`TOGETHER`]) that can be where they are, and says in `done` which; the others are as
-    /// before. In a persistent cache a block that follows on one of those, as in one request, is one of them too. For `same` see [`WriteCache::write_unless`]; a block of which it says so is left alone, too.
+    /// Overwrites those of the blocks (at most [`TOGETHER`]) that can be overwritten in place, and sets their
+    /// flags in `done`; the others are unchanged. In a persistent cache, a block that directly follows one that
+    /// is unchanged stays unchanged, too, because both may belong to one request. For `same` see
+    /// [`WriteCache::write_unless`]; blocks for which it returns true stay unchanged.
     pub fn overwrite_together(
         &self,
         blocks: &[Block<'_>],
@@ -44,7 +48,8 @@ impl WriteCache {
         let Ok(_entered) = self.enter_to_write() else { return };
         let mut leaves: [Option<(usize, LeafWrite<'_>)>; TOGETHER] = Default::default();
         let mut places: [Option<(usize, usize, Slot)>; TOGETHER] = [None; TOGETHER];
-        // A request that waits in its middle is committed as far as it came, which is to be its beginning.
+        // If a request has to wait, a commit contains the part that is stored, which must be the beginning of
+        // the request.
         let is_ordered = self.persist.is_some();
         let mut after_left = None;
         for (block, place) in blocks.iter().zip(&mut places) {
@@ -69,7 +74,7 @@ impl WriteCache {
         self.counters.hot(Hot::WriteInPlace, copied);
     }
 
-    /// Where a block is overwritten: the number of its leaf among those that are locked, and its slot.
+    /// The place where a block is overwritten: the index of its leaf among the locked ones, and its slot.
     #[inline]
     fn place_in<'a>(
         &'a self,

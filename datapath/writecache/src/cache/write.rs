@@ -1,4 +1,4 @@
-//! Writes of whole blocks, discards, and what becomes of a block's old slot.
+//! Writes of whole blocks, discards, and freeing a block's old slot.
 
 use super::{Admission, Cleared, Now, UnloggedBlocks, WriteCache, WriteResult};
 use crate::counters::Hot;
@@ -9,52 +9,53 @@ use crate::segment::State;
 use crate::sync::RwLockReadGuard;
 use crate::units::{BlockNumber, Location, SECTORS, SLOTS};
 
-/// Steps of the index that the host is told of at once: 64 KiB, the tables of 64 MiB of disk.
+/// The host is informed at once if the index grows by this much: 64 KiB, the tables of 64 MiB of disk.
 const INDEX_STEP_BITS: u32 = 16;
 
-/// A persistent cache takes no more writes.
+/// The error of a persistent cache that takes no more writes.
 pub(super) struct Closed;
 
 impl WriteCache {
     /// Stores a whole block.
     #[inline]
-    pub fn write(&self, block: BlockNumber, data: &[u8], turn: Admission) -> WriteResult {
-        self.write_unless(block, data, turn, |_| false)
+    pub fn write(&self, block: BlockNumber, data: &[u8], admission: Admission) -> WriteResult {
+        self.write_unless(block, data, admission, |_| false)
     }
 
-    /// Stores a whole block, unless the image holds the same: then the block becomes absent, takes no space,
-    /// and what it took is free. `same` is told what the block is now, before anything is copied; it runs
-    /// under the block's lock, and so must neither wait nor use the cache.
+    /// Stores a whole block, unless the image has the same contents: then the block becomes absent, and its
+    /// slot is freed. `same` gets the state of the block before anything is copied, and returns whether the
+    /// image has the same contents. It runs under the block's lock, so it must neither wait nor use the
+    /// cache.
     #[inline]
     pub fn write_unless(
         &self,
         block: BlockNumber,
         data: &[u8],
-        turn: Admission,
+        admission: Admission,
         same: impl FnOnce(Now) -> bool,
     ) -> WriteResult {
-        let (wrote, took_slot) = self.write_at_speed(block, data, turn, same);
-        if took_slot && turn != Admission::Waited {
+        let (wrote, took_slot) = self.write_at_speed(block, data, admission, same);
+        if took_slot && admission != Admission::Waited {
             self.throttle.wait(&self.host.spinner);
         }
         wrote
     }
 
-    /// As [`WriteCache::write_unless`], with no look at how fast the disk is. Whether it took a slot.
+    /// Like [`WriteCache::write_unless`], without throttling. Also returns whether it took a slot.
     #[inline]
     fn write_at_speed(
         &self,
         block: BlockNumber,
         data: &[u8],
-        turn: Admission,
+        admission: Admission,
         same: impl FnOnce(Now) -> bool,
     ) -> (WriteResult, bool) {
         let Ok(_entered) = self.enter_to_write() else { return (WriteResult::Closed, false) };
         let (leaf, index) = split(block);
-        let Some(mut leaf) = self.map.write(leaf) else { return (self.no_room(turn), false) };
+        let Some(mut leaf) = self.map.write(leaf) else { return (self.no_room(admission), false) };
         if is_zero(data) && (leaf.get(index) == Location::ZERO || self.takes_notes()) {
             if self.lacks_index_space(&leaf) {
-                return (self.no_room(turn), false);
+                return (self.no_room(admission), false);
             }
             return (self.set_zero(&mut leaf, index, block), false);
         }
@@ -77,40 +78,42 @@ impl WriteCache {
         {
             return (self.elide(&mut leaf, index, block), false);
         }
-        let wrote = self.store(&mut leaf, index, block, data, turn);
+        let wrote = self.store(&mut leaf, index, block, data, admission);
         (wrote, wrote == WriteResult::Done)
     }
 
-    /// Whether a change of this leaf would make a table for which the file with the index has no memory.
+    /// Whether a change of this leaf would need a table for which the memory file has no space.
     #[inline]
     pub(super) fn lacks_index_space(&self, leaf: &LeafWrite<'_>) -> bool {
         leaf.is_uniform() && !self.map.has_index_space()
     }
 
-    /// Whether blocks can be cleared that took no slot: what is noted of them, and the table of their leaf, take memory.
+    /// Whether blocks without slots can be cleared: both the log of the persistent map and the table of their
+    /// leaf take memory.
     pub fn takes_clears(&self) -> bool {
         self.takes_notes() && self.map.has_index_space()
     }
 
-    /// Whether the index has changed so much that the host should hear of it. Each turn of its thread looks at all caches.
+    /// Whether the index has changed so much that the host should be informed. The host's thread then
+    /// examines all caches.
     fn is_other_index(&self, tables_bytes: u64) -> bool {
         self.map.table_bytes() >> INDEX_STEP_BITS != tables_bytes >> INDEX_STEP_BITS
     }
 
-    /// Whether a persistent cache can note what takes no place. Where not, a write takes one, as any other, and what can take
-    /// none stays as it is or waits.
+    /// Whether a persistent cache can log changes that take no position on disk. If not, a write takes a slot
+    /// like any other, and blocks that take none stay unchanged or wait.
     pub fn takes_notes(&self) -> bool {
         self.persist.as_ref().is_none_or(|persist| persist.takes_notes())
     }
 
-    /// The block is all zero from now on.
+    /// Makes the block zero.
     pub(super) fn set_zero(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> WriteResult {
         let tables_bytes = self.map.table_bytes();
         if leaf.get(index) != Location::ZERO {
             self.note(block, 1, Location::ZERO);
         }
         self.replace(leaf, index, block, Location::ZERO);
-        // A disk that is zeroed from one end to the other must not fill the index.
+        // Zeroing a whole disk must not fill the index.
         leaf.fold();
         if self.is_other_index(tables_bytes) {
             self.host.signal();
@@ -119,7 +122,7 @@ impl WriteCache {
         WriteResult::Done
     }
 
-    /// The image holds what is written: the block is as if it had never been changed.
+    /// Makes the block absent, because the image has the same contents.
     #[cold]
     pub(super) fn elide(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> WriteResult {
         if leaf.get(index) != Location::ABSENT {
@@ -127,7 +130,8 @@ impl WriteCache {
             self.replace(leaf, index, block, Location::ABSENT);
         }
         if index == SLOTS - 1 {
-            // Where a whole leaf was written, its table goes too; looking at each block would cost too much.
+            // If a whole leaf was written, its table is freed, too; checking at each block would cost too
+            // much.
             leaf.fold();
         }
         self.counters.hot(Hot::ElidedEqual, 1);
@@ -161,10 +165,10 @@ impl WriteCache {
             let leaf = self.map.write(leaf_number).filter(|leaf| !self.lacks_index_space(leaf));
             let Some(mut leaf) = leaf else {
                 if self.memory.is_none() {
-                    // Past the end of the volume.
+                    // The leaf is past the end of the volume.
                     break;
                 }
-                // The blocks stay as they are, or the zero write waits.
+                // The blocks stay unchanged, or the zero write waits.
                 if slotless == UnloggedBlocks::Wait {
                     came = Cleared::UpTo(first);
                     break;
@@ -173,8 +177,9 @@ impl WriteCache {
             };
             let range = start..start + count as usize;
             let notes_all = self.takes_notes();
-            // There are only so many blocks in slots, because slots are limited, and only so many partial blocks, because their index
-            // memory is. A partial block may have no slot at all, if its sectors are zero and absent.
+            // The number of blocks in slots is bounded, because slots are, and that of partial blocks,
+            // because their index memory is. A partial block may have no slot at all, if its sectors are zero
+            // and absent.
             let is_bounded = |at: Location| at.place().is_some() || at.entry().is_some();
             let changes = |at: Location| at != to && (notes_all || is_bounded(at));
             if !notes_all && slotless == UnloggedBlocks::Wait {
@@ -205,19 +210,19 @@ impl WriteCache {
         came
     }
 
-    /// Whether a write has to wait before it may take anything, and what for.
+    /// Whether a write has to wait before it takes anything, and for what.
     #[inline]
-    pub(super) fn queues(&self, turn: Admission) -> Option<WriteResult> {
-        match turn {
-            Admission::New | Admission::Rest if self.waiting.any() => Some(WriteResult::Behind),
-            Admission::New if self.throttle.is_ahead(&self.host.spinner) => Some(WriteResult::Ahead),
+    pub(super) fn queues(&self, admission: Admission) -> Option<WriteResult> {
+        match admission {
+            Admission::New | Admission::Rest if self.waiting.any() => Some(WriteResult::Queued),
+            Admission::New if self.throttle.is_ahead(&self.host.spinner) => Some(WriteResult::Throttled),
             _ => None,
         }
     }
 
-    /// There is no room for a table of the index.
-    pub(super) fn no_room(&self, turn: Admission) -> WriteResult {
-        self.queues(turn).unwrap_or(WriteResult::NoRoom)
+    /// The result if there is no memory for a table of the index.
+    pub(super) fn no_room(&self, admission: Admission) -> WriteResult {
+        self.queues(admission).unwrap_or(WriteResult::NoRoom)
     }
 
     pub(super) fn store(
@@ -226,16 +231,17 @@ impl WriteCache {
         index: usize,
         block: BlockNumber,
         data: &[u8],
-        turn: Admission,
+        admission: Admission,
     ) -> WriteResult {
-        if let Some(queues) = self.queues(turn) {
+        if let Some(queues) = self.queues(admission) {
             return queues;
         }
         if self.lacks_index_space(leaf) {
             return WriteResult::NoRoom;
         }
         let Some(new) = self.take_slot(Stream::Fresh, block) else { return WriteResult::NoRoom };
-        // Who the old slot belonged to is as cold as the block; it comes while the data is copied.
+        // Prefetches the record of the old slot's segment while the data is copied: it is as cold as the
+        // block.
         if let Some((id, slot)) = leaf.get(index).place()
             && let Some(segment) = self.segments.get(id)
         {
@@ -255,14 +261,15 @@ impl WriteCache {
         self.persist.as_ref().map(|persist| persist.enter())
     }
 
-    /// The same for what the machine asks for, which is refused once the cache is being closed.
+    /// Like [`WriteCache::enter`], for the machine's requests, which are refused once the cache is being
+    /// closed.
     #[inline]
     pub(super) fn enter_to_write(&self) -> Result<Option<RwLockReadGuard<'_, ()>>, Closed> {
         let Some(persist) = &self.persist else { return Ok(None) };
         persist.enter_to_write().map(Some).ok_or(Closed)
     }
 
-    /// Points a block somewhere else and gives its old slot back, unless a frozen view needs it.
+    /// Points a block to another location and frees its old slot, unless a frozen view needs it.
     pub(crate) fn replace(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber, to: Location) {
         let old = leaf.get(index);
         if old.entry().is_some() {
@@ -276,7 +283,7 @@ impl WriteCache {
         }
     }
 
-    /// Gives a slot back that nobody needs any more. With its block's leaf locked.
+    /// Frees a slot that is not needed any more. The block's leaf is locked.
     pub(crate) fn kill(&self, slot: Location) {
         let Some((id, slot)) = slot.place() else { return };
         let Some(segment) = self.segments.get(id) else { return };
@@ -292,7 +299,7 @@ impl WriteCache {
     }
 }
 
-/// Whether all bytes are zero. Data that is not zero shows it in its first words, nearly always.
+/// Whether all bytes are zero. Data that is not nearly always shows it in its first words.
 pub(super) fn is_zero(data: &[u8]) -> bool {
     let (head, rest) = data.split_at(data.len().min(64));
     head.iter().all(|b| *b == 0) && rest.chunks(256).all(|c| c.iter().fold(0, |sum, b| sum | b) == 0)

@@ -218,7 +218,7 @@ impl Process {
                         fetched.push((old, slot));
                     }
                 }
-                WriteResult::NoRoom | WriteResult::Behind | WriteResult::Ahead => {
+                WriteResult::NoRoom | WriteResult::Queued | WriteResult::Throttled => {
                     if turns == 40 {
                         return false;
                     }

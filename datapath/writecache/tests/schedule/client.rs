@@ -373,13 +373,13 @@ struct Task {
 
 impl Task {
     /// What it waits for where it did not end.
-    fn step(&self, turn: Admission) -> Result<Stepped, Waits> {
+    fn step(&self, admission: Admission) -> Result<Stepped, Waits> {
         let (cache, block) = (&self.client.cache, BlockNumber(self.block));
         loop {
             let wrote = match &*self.fetched {
-                _ if self.data.len() == BLOCK => cache.write_unless(block, &self.data, turn, |_| self.same),
-                [] => cache.write_part(block, self.skip, &self.data, turn, || false),
-                fetched => cache.merge(block, self.skip, &self.data, fetched, turn),
+                _ if self.data.len() == BLOCK => cache.write_unless(block, &self.data, admission, |_| self.same),
+                [] => cache.write_part(block, self.skip, &self.data, admission, || false),
+                fetched => cache.merge(block, self.skip, &self.data, fetched, admission),
             };
             match wrote {
                 WriteResult::Done => {
@@ -389,8 +389,8 @@ impl Task {
                 WriteResult::NeedOld(old) => return Ok(Stepped::Fetch(old)),
                 WriteResult::Closed => panic!("nobody has closed it"),
                 WriteResult::NoRoom if cache.make_room() => {}
-                WriteResult::NoRoom | WriteResult::Behind => return Err(Waits::ForRoom),
-                WriteResult::Ahead => return Err(Waits::ForDisk),
+                WriteResult::NoRoom | WriteResult::Queued => return Err(Waits::ForRoom),
+                WriteResult::Throttled => return Err(Waits::ForDisk),
             }
         }
     }
