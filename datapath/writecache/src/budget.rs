@@ -239,7 +239,7 @@ pub struct Divider {
 
 impl Divider {
     /// Computes the shares, if that is due. Otherwise returns when it is due, if it will be.
-    pub fn turn(&mut self, budget: &Budget, now: Instant, caches: &[(&Share, Holding)]) -> Option<Instant> {
+    pub fn divide_if_due(&mut self, budget: &Budget, now: Instant, caches: &[(&Share, Holding)]) -> Option<Instant> {
         let due = self.last.and_then(|last| last.checked_add(SHARE_INTERVAL)).filter(|due| *due > now);
         if due.is_some() {
             return due;
@@ -254,7 +254,7 @@ impl Divider {
         None
     }
 
-    /// Whether [`Divider::turn`] has work to do.
+    /// Whether [`Divider::divide_if_due`] has work to do.
     pub fn is_due(&self, budget: &Budget) -> bool {
         budget.is_short()
     }
@@ -352,7 +352,7 @@ mod tests {
         let mut turn = |after_s: u64, hits| {
             busy.ask();
             let now = start + Duration::from_secs(after_s);
-            divider.turn(&budget, now, &[(&busy, holding(50, hits)), (&quiet, holding(50, 7))]);
+            divider.divide_if_due(&budget, now, &[(&busy, holding(50, hits)), (&quiet, holding(50, 7))]);
             (busy.bytes().div_ceil(MIB), quiet.bytes().div_ceil(MIB))
         };
         assert_eq!(turn(0, 1), (50, 50));

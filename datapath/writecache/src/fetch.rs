@@ -1,4 +1,4 @@
-//! Reading spilled blocks back, for requests that missed RAM.
+//! Reads spilled blocks from the overflow disk, for requests that missed RAM.
 
 use std::io;
 use std::sync::Arc;
@@ -12,28 +12,29 @@ use crate::overflow::{EncryptedRun, MAX_READ_SLOTS};
 use crate::segment::NOWHERE;
 use crate::units::{Location, Slot};
 
-/// What became of one block of a fetch.
+/// The result for one block of a fetch.
 #[derive(Debug)]
 pub enum Fetched<'a> {
     /// The plain contents.
     Data(&'a [u8; BLOCK_BYTES as usize]),
-    /// The block is somewhere else by now: look it up again.
+    /// The block has moved: look it up again.
     Moved,
     /// It cannot be read.
     Failed(IoError),
 }
 
-/// Longest run for one [`WriteCache::fetch`].
+/// The most blocks of one [`WriteCache::fetch`].
 pub const MAX_FETCH_BLOCKS: usize = MAX_READ_SLOTS;
 
 impl Ticket {
-    /// Whether both are one slot, as of one moment: parts of neighbours, or of one block.
+    /// Whether both tickets are of the same slot, in the same state: parts of neighbouring blocks, or of one
+    /// block.
     pub fn is_same_slot(&self, other: &Ticket) -> bool {
         (self.id, self.slot) == (other.id, other.slot)
             && (self.position, self.generation) == (other.position, other.generation)
     }
 
-    /// Whether `next` is the slot right behind the `count` slots that begin with this one.
+    /// Whether `next` is the slot after the `count` slots that start with this one.
     pub fn is_followed_by(&self, next: &Ticket, count: usize) -> bool {
         self.id == next.id
             && self.position == next.position
@@ -44,14 +45,15 @@ impl Ticket {
 }
 
 impl WriteCache {
-    /// A queue of the calling thread's own, for what it fetches from now on; `None` without a disk, or where its engine
-    /// has none.
+    /// A queue of the calling thread's own for the blocks that it fetches from now on. `None` without a disk,
+    /// or if the disk's engine has no such queues.
     pub fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
         self.overflow.as_ref()?.completion_queue()
     }
 
-    /// Reads a run of tickets, each in the slot behind the one before, with one disk read. `each` is called
-    /// for every ticket of the run, in order, on a disk thread or in the calling thread's [`CompletionQueue`].
+    /// Reads a run of tickets, each in the slot after the previous one, with one disk read. `each` is called
+    /// for every ticket of the run, in order, on a disk thread or in the calling thread's
+    /// [`CompletionQueue`].
     pub fn fetch(
         self: &Arc<Self>,
         run: Vec<Ticket>,
@@ -78,14 +80,14 @@ impl WriteCache {
         });
     }
 
-    /// A block that is in no place on disk: it moved meanwhile, or its packed form is damaged.
+    /// The result for a block without a position on disk: it has moved, or its packed form is damaged.
     fn without_disk(&self, ticket: &Ticket) -> Fetched<'static> {
         let (leaf, index) = split(ticket.block);
         let named = Location::at(ticket.id, ticket.slot);
         let leaf = self.map.read(leaf);
         let is_there = leaf.as_ref().is_some_and(|leaf| leaf.needs(index, named));
         let is_packed = || self.segments.get(ticket.id).is_some_and(|s| s.word().is_packed());
-        // With the leaf locked, so that it does not move between the two looks.
+        // The leaf is locked, so the block does not move between the two checks.
         if !is_there || !is_packed() || self.unpack(ticket.id, ticket.slot, &mut [0; BLOCK_BYTES as usize]) {
             return Fetched::Moved;
         }
@@ -100,7 +102,7 @@ impl WriteCache {
         Fetched::Failed(IoError::new(IoErrorKind::Corrupt, what))
     }
 
-    /// Where a block is, for a message.
+    /// Describes the place of a block in messages.
     pub(crate) fn place_of(&self, ticket: &Ticket) -> String {
         let Slot(slot) = ticket.slot;
         format!(
@@ -111,7 +113,7 @@ impl WriteCache {
         )
     }
 
-    /// What to do about a block that cannot be read.
+    /// Advice to the user about a block that cannot be read.
     pub(crate) fn advice(&self) -> &'static str {
         match &self.persist {
             None => "check that disk, and reset the machine",
@@ -140,7 +142,7 @@ impl WriteCache {
             }
             Err(error) => Some(error.to_string()),
         };
-        // A slot that was given up while it was read may hold anything; that is no damage.
+        // A slot that was freed while it was read may hold anything; that is not damage.
         if !self.is_current(ticket) {
             return Fetched::Moved;
         }
@@ -202,7 +204,7 @@ mod tests {
                 _ => std::thread::sleep(Duration::from_millis(1)),
             }
         }
-        // A segment is counted before it is swapped for its packed form.
+        // A segment is counted before its packed form replaces it.
         let mut at = None;
         wait_until("a block is packed", || {
             at = (0..block).map(BlockNumber).find(|b| cache.residence(*b) == Residence::Packed);
@@ -221,7 +223,7 @@ mod tests {
             })
             .unwrap();
         });
-        let error = told.recv().unwrap().expect("it says so");
+        let error = told.recv().unwrap().expect("the error was sent");
         assert_eq!(error.kind(), IoErrorKind::Corrupt);
         assert!(error.to_string().contains("volume 'test'"), "{error}");
     }
@@ -249,7 +251,7 @@ mod tests {
                 _ => std::thread::sleep(Duration::from_millis(1)),
             }
         }
-        // A segment is counted before its copy in RAM can go.
+        // A segment is counted before its copy in RAM is dropped.
         let mut at = None;
         wait_until("a block is on disk alone", || {
             while cache.evict_one() {}

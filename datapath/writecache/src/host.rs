@@ -1,7 +1,8 @@
-//! What all caches of a process share: memory, the disk engine, one thread that spills, cleans and wakes.
+//! The parts that all caches of a process share: memory, the disk engine, and one thread that spills, cleans
+//! and wakes waiting writes.
 //!
-//! The thread sleeps without a time-out while there is nothing to do, so an idle host costs no CPU; while
-//! caches have RAM in use it looks once a second for memory pressure, and for blocks that the image holds too.
+//! The thread sleeps without a time-out while there is no work, so an idle host uses no CPU. While caches
+//! have RAM in use, it checks once a second for memory pressure, and for blocks that equal the image.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -20,20 +21,21 @@ use crate::sync::{Condvar, Mutex, UNDER_MODEL_CHECKER};
 use crate::throttle::Spinner;
 use crate::units::SEGMENT_BYTES;
 
-/// Buffers for segments on their way to or from the disk, for all caches together.
+/// Number of buffers for segments that are being written to or read from disk, for all caches together.
 pub const STAGING_BUFFERS: usize = 3;
 
-/// Free memory goes back to the system, and surplus overflow space is punched out, this often. Whoever frees a segment wakes
-/// the thread, so that what is free goes within this, a turn, and what the system takes for it.
+/// The interval at which free memory is returned to the system and surplus overflow space is punched out. A
+/// thread that frees a segment wakes the host's thread, so freed memory is returned within this time plus one
+/// round.
 const TRIM_INTERVAL: Duration = Duration::from_millis(if UNDER_MODEL_CHECKER { 0 } else { 300 });
 
-/// While there is more to return or to punch out, the next part follows after this.
-const TRIM_ON: Duration = Duration::from_millis(if UNDER_MODEL_CHECKER { 0 } else { 10 });
+/// The interval while there is more to return or to punch out.
+const TRIM_MORE_INTERVAL: Duration = Duration::from_millis(if UNDER_MODEL_CHECKER { 0 } else { 10 });
 
-/// A cache whose disk failed is tried again after this.
+/// The time after which a cache whose disk failed is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Shared by the caches of a host; see the file's head.
+/// State that the caches of a host share; see the module's documentation.
 pub struct HostShared {
     pub(crate) pool: Arc<MemoryPool>,
     pub(crate) engine: Arc<dyn IoEngine>,
@@ -46,9 +48,9 @@ pub struct HostShared {
     pub(crate) budget: Budget,
     pressure_shrinks: AtomicU64,
     pressure_source: &'static str,
-    /// Parked writes of all caches.
+    /// Writes of all caches that wait for space.
     pub(crate) waiting_writes: AtomicU64,
-    /// Writes of all caches that are parked until a disk has caught up.
+    /// Writes of all caches that wait until a disk has caught up.
     pub(crate) throttled_writes: AtomicU64,
     pub(crate) spinner: Spinner,
 }
@@ -57,13 +59,13 @@ pub struct HostShared {
 struct Staging {
     free: Vec<AlignedBuffer>,
     made: usize,
-    /// One was taken since the last trim.
+    /// Whether a buffer was taken since the last trim.
     taken: bool,
-    /// One was asked for in vain.
+    /// Whether a buffer was requested when there was none.
     wanted: bool,
 }
 
-/// Memory of a segment's size for what a turn does, counted while it is there.
+/// Temporary memory of a segment's size for one round; counted in the budget while it exists.
 pub(crate) struct Scratch<'a> {
     host: &'a HostShared,
     memory: Option<SegmentMemory>,
@@ -84,24 +86,25 @@ impl Drop for Scratch<'_> {
     }
 }
 
-/// A moment's view of a host's memory, in plain numbers.
+/// A host's counters at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct HostSnapshot {
     /// RAM that all caches together may use, as configured.
     pub configured_limit_bytes: u64,
     /// The limit now: as configured, or less under memory pressure.
     pub limit_bytes: u64,
-    /// RAM in use by all caches, staging buffers included.
+    /// RAM in use by all caches, including staging buffers.
     pub used_bytes: u64,
     /// How often memory pressure lowered the limit.
     pub pressure_shrinks: u64,
-    /// What tells memory pressure: `PSI`, or `cgroup limit and MemAvailable`; `none` where nothing is looked at.
+    /// The source of memory pressure: `PSI`, or `cgroup limit and MemAvailable`; `none` if pressure is
+    /// ignored.
     pub pressure_source: String,
     /// Open caches.
     pub caches: u64,
 }
 
-/// The host's side of all caches. Dropping it ends the thread, once the caches are gone.
+/// The owner of a host. Dropping it ends the thread when the last cache was dropped.
 pub struct Host {
     shared: Arc<HostShared>,
 }
@@ -113,13 +116,13 @@ impl Host {
         Self::with_parts(limit_bytes, engine, SystemPressure::new())
     }
 
-    /// As [`Host::start`], with a given disk engine and without a look at memory pressure: for tests that
-    /// inject faults.
+    /// Like [`Host::start`], with a given disk engine and without memory pressure: for tests that inject
+    /// faults.
     pub fn with_engine(limit_bytes: u64, engine: Arc<dyn IoEngine>) -> Result<Self, String> {
         Self::with_parts(limit_bytes, engine, NoPressure)
     }
 
-    /// As [`Host::start`], with a given disk engine and a given source of memory pressure.
+    /// Like [`Host::start`], with a given disk engine and a given source of memory pressure.
     pub fn with_parts(
         limit_bytes: u64,
         engine: Arc<dyn IoEngine>,
@@ -133,13 +136,14 @@ impl Host {
         Ok(host)
     }
 
-    /// As [`Host::with_engine`]; the caller runs what its thread does, on a thread of the schedule explorer.
+    /// Like [`Host::with_engine`]; the caller runs the thread's function on a thread of the schedule
+    /// explorer.
     #[cfg(feature = "shuttle")]
     pub fn without_thread(limit_bytes: u64, engine: Arc<dyn IoEngine>) -> (Self, impl FnOnce() + Send) {
         Self::prepare(limit_bytes, engine, NoPressure)
     }
 
-    /// A host, and what its thread has to do.
+    /// Makes a host, and the function for its thread.
     pub(crate) fn prepare(
         limit_bytes: u64,
         engine: Arc<dyn IoEngine>,
@@ -166,12 +170,12 @@ impl Host {
         (Self { shared }, move || worker.run(monitor))
     }
 
-    /// What caches need to know of their host.
+    /// The shared state, for opening caches.
     pub fn shared(&self) -> Arc<HostShared> {
         Arc::clone(&self.shared)
     }
 
-    /// Changes the bound of all caches together.
+    /// Changes the limit of all caches together.
     pub fn set_limit_bytes(&self, limit_bytes: u64) {
         self.shared.budget.set_configured_bytes(limit_bytes);
         self.shared.signal();
@@ -204,12 +208,12 @@ impl Drop for Host {
     }
 }
 
-/// What the host's thread keeps for itself.
+/// State that only the host's thread uses.
 struct Parts {
     monitor: Monitor,
     divider: Divider,
     dedup_schedule: DedupSchedule,
-    /// The cache that a turn begins with.
+    /// Index of the cache with which a round begins.
     first: usize,
     last_trim: Option<Instant>,
     trim_after: Duration,
@@ -227,7 +231,7 @@ impl Parts {
     }
 }
 
-/// When the next turn is due, unless somebody wakes the thread before: whichever comes first, if any.
+/// When the next round is due, unless the thread is woken before: at the earlier of the two times, if any.
 struct Next {
     at: Option<Instant>,
     after: Option<Duration>,
@@ -243,7 +247,7 @@ impl HostShared {
         }
     }
 
-    /// Wakes the host's thread, where a write of any cache waits for space.
+    /// Wakes the host's thread if a write of any cache waits for space.
     pub(crate) fn signal_if_waiting(&self) {
         if self.waiting_writes.load(Ordering::Acquire) != 0 {
             self.signal();
@@ -256,12 +260,12 @@ impl HostShared {
         caches.push(Arc::downgrade(cache));
     }
 
-    /// Whether `bytes` more fit under the host's limit; if so they are counted.
+    /// Counts `bytes` as used if they fit under the host's limit. Returns whether they did.
     pub(crate) fn take_ram(&self, bytes: u64) -> bool {
         self.budget.take(bytes)
     }
 
-    /// Counts RAM that is taken in any case (index).
+    /// Counts RAM that is used even above the limit (index).
     pub(crate) fn add_ram(&self, bytes: u64) {
         self.budget.add(bytes);
     }
@@ -270,14 +274,15 @@ impl HostShared {
         self.budget.give(bytes);
     }
 
-    /// Memory for this turn, whatever the limit says: without it nothing is packed. `None`: the system has none.
+    /// Memory for this round, even above the limit: without it nothing can be packed. `None`: the system has
+    /// none.
     pub(crate) fn scratch(&self) -> Option<Scratch<'_>> {
         let memory = self.pool.take()?;
         self.add_ram(SEGMENT_BYTES as u64);
         Some(Scratch { host: self, memory: Some(memory) })
     }
 
-    /// A staging buffer, while there is one.
+    /// Takes a staging buffer; `None` if all are in use.
     pub(crate) fn take_staging(&self) -> Option<AlignedBuffer> {
         let mut staging = self.staging.lock();
         staging.taken = true;
@@ -290,17 +295,17 @@ impl HostShared {
         }
         let buffer = AlignedBuffer::new(ENCRYPTED_SEGMENT_BYTES)?;
         staging.made += 1;
-        // Whatever the limit says: without staging nothing moves. Shares leave room for it.
+        // Even above the limit: without staging buffers no segment moves. Shares leave space for them.
         self.budget.add(ENCRYPTED_SEGMENT_BYTES as u64);
         Some(buffer)
     }
 
-    /// Whether there are staging buffers that nobody uses.
+    /// Whether there are unused staging buffers.
     fn has_spare_staging(&self) -> bool {
         !self.staging.lock().free.is_empty()
     }
 
-    /// Gives the staging buffers back to the system, where none was taken since the last call.
+    /// Returns the staging buffers to the system if none was taken since the last call.
     fn trim_staging(&self) {
         let mut staging = self.staging.lock();
         if std::mem::take(&mut staging.taken) {
@@ -311,8 +316,9 @@ impl HostShared {
         self.budget.give((spare.len() * ENCRYPTED_SEGMENT_BYTES) as u64);
     }
 
-    /// Gives one back, and wakes the thread where one was asked for in vain: the cache that asked may have had its turn by now,
-    /// as when another one ends a cleaning that freed nothing, and no other wake-up follows.
+    /// Gives a staging buffer back, and wakes the thread if one was requested when there was none. Its round
+    /// may be over for the cache that requested it, for instance if another cache ends a cleaning that freed
+    /// nothing, and no other wake-up would follow.
     pub(crate) fn give_staging(&self, buffer: AlignedBuffer) {
         let mut staging = self.staging.lock();
         staging.free.push(buffer);
@@ -323,7 +329,7 @@ impl HostShared {
         }
     }
 
-    /// A staging buffer was dropped, so another one may be made.
+    /// Called when a staging buffer was dropped: another one may be made.
     pub(crate) fn lost_staging(&self) {
         let mut staging = self.staging.lock();
         staging.made = staging.made.saturating_sub(1);
@@ -344,27 +350,27 @@ impl HostShared {
         self.pressure_shrinks.load(Ordering::Relaxed)
     }
 
-    /// Looks for memory pressure and divides the limit, where either is due. Returns when one will be.
+    /// Checks for memory pressure and divides the limit, each if it is due. Returns when the next one is due.
     fn divide(&self, caches: &[Arc<WriteCache>], parts: &mut Parts, now: Instant) -> Option<Instant> {
-        let look = parts.monitor.turn(&self.budget, now, || Extent {
+        let next_check = parts.monitor.check(&self.budget, now, || Extent {
             least_bytes: caches.iter().map(|c| c.holding().least_bytes).sum(),
             most_bytes: caches.iter().fold(0, |sum: u64, c| sum.saturating_add(c.holding().max_bytes)),
         });
         self.pressure_shrinks.store(parts.monitor.shrinks(), Ordering::Relaxed);
         if !parts.divider.is_due(&self.budget) {
-            return look;
+            return next_check;
         }
         let holdings: Vec<_> = caches.iter().map(|c| (&c.share, c.holding())).collect();
         let before: Vec<u64> = caches.iter().map(|c| c.share.bytes()).collect();
-        let due = parts.divider.turn(&self.budget, now, &holdings);
+        let due = parts.divider.divide_if_due(&self.budget, now, &holdings);
         for (cache, before) in caches.iter().zip(before) {
             if cache.share.bytes() > before {
-                // Whether that is room for those that wait or were refused is seen later in this turn: mostly it is not, where the
-                // cache is at its own limit.
+                // Whether a larger share gives space to waiting or refused writes is checked later in this
+                // round. Mostly it does not, because the cache is at its own limit.
                 cache.throttle.reset();
             }
         }
-        look.into_iter().chain(due).min()
+        next_check.into_iter().chain(due).min()
     }
 
     fn run(&self, monitor: Monitor) {
@@ -374,31 +380,31 @@ impl HostShared {
             if self.stop.load(Ordering::Acquire) && caches.is_empty() {
                 return;
             }
-            let next = self.turn(&caches, &mut parts, Instant::now());
+            let next = self.run_round(&caches, &mut parts, Instant::now());
             drop(caches);
             let until = next.at.map(|at| at.saturating_duration_since(Instant::now()));
             self.sleep(until.into_iter().chain(next.after).min());
         }
     }
 
-    /// Does what there is to do for all caches.
-    fn turn(&self, caches: &[Arc<WriteCache>], parts: &mut Parts, now: Instant) -> Next {
-        // Each round begins with another cache, so that the staging buffers go round.
+    /// Runs one round: does the work of all caches that can be done now.
+    fn run_round(&self, caches: &[Arc<WriteCache>], parts: &mut Parts, now: Instant) -> Next {
+        // Each round begins with another cache, so that all caches get staging buffers.
         parts.first = parts.first.wrapping_add(1);
         let (before, after) = caches.split_at(parts.first % caches.len().max(1));
         let mut deadline = self.divide(caches, parts, now);
         let mut failed = false;
         for cache in after.iter().chain(before) {
-            let mut turned = None;
-            // One whose turn panics is tried again after a while, and does not keep the others from theirs.
-            failed |= !without_panic("the thread of the write caches", || turned = Some(cache.work(now)));
-            failed |= turned.as_ref().is_some_and(|turn| turn.disk_failed);
-            deadline = deadline.into_iter().chain(turned.and_then(|turn| turn.deadline)).min();
+            let mut done = None;
+            // If a cache's work panics, it is tried again later, and the other caches' work continues.
+            failed |= !without_panic("the thread of the write caches", || done = Some(cache.work(now)));
+            failed |= done.as_ref().is_some_and(|done| done.disk_failed);
+            deadline = deadline.into_iter().chain(done.and_then(|done| done.deadline)).min();
         }
-        let look = parts.dedup_schedule.run(after.iter().chain(before).map(|cache| &**cache), now);
+        let next_check = parts.dedup_schedule.run(after.iter().chain(before).map(|cache| &**cache), now);
         let trim_due = self.trim(caches, parts, now);
         Next {
-            at: deadline.into_iter().chain(look).min(),
+            at: deadline.into_iter().chain(next_check).min(),
             after: trim_due
                 .then_some(parts.trim_after)
                 .into_iter()
@@ -407,7 +413,7 @@ impl HostShared {
         }
     }
 
-    /// Returns what is free to the system, where it is time. Whether there is, or was, something to return.
+    /// Returns free memory to the system, if that is due. Returns whether there is, or was, any.
     fn trim(&self, caches: &[Arc<WriteCache>], parts: &mut Parts, now: Instant) -> bool {
         let is_due = self.pool.warm_bytes() > 0
             || self.has_spare_staging()
@@ -420,7 +426,7 @@ impl HostShared {
             caches.iter().for_each(|c| c.trim());
             parts.last_trim = Some(now);
             let more = has_more_ram || caches.iter().any(|c| c.wants_trim());
-            parts.trim_after = if more { TRIM_ON } else { TRIM_INTERVAL };
+            parts.trim_after = if more { TRIM_MORE_INTERVAL } else { TRIM_INTERVAL };
         }
         is_due
     }
@@ -449,7 +455,7 @@ mod tests {
 
     use super::*;
     use crate::overflow::io::{Direction, IoOp, open_engine};
-    use crate::spill::PACKING_TURN;
+    use crate::spill::PACKING_TIME_MAX;
     use crate::units::{BlockNumber, Location};
     use crate::{
         Admission, CacheOptions, DEFAULT_WEIGHT, QueuedWrite, RetryResult, UnloggedBlocks, WriteResult,
@@ -491,7 +497,7 @@ mod tests {
         assert!(shared.take_staging().is_none());
         shared.give_staging(taken.pop().unwrap());
         assert!(is_woken());
-        // One that is lost can be made anew.
+        // A lost buffer can be replaced.
         taken.extend(shared.take_staging());
         assert!(shared.take_staging().is_none());
         drop(taken.pop());
@@ -499,7 +505,7 @@ mod tests {
         assert!(is_woken());
     }
 
-    /// The thread's turns, with a clock that is set: as many as it would make by itself, each when it would.
+    /// Rounds of the thread with a set clock: as many as the thread would run, each at its time.
     #[test]
     fn what_is_discarded_is_the_systems_again_within_a_second() {
         const BLOCKS: u32 = 4096;
@@ -513,8 +519,8 @@ mod tests {
                 let wrote = cache.write(BlockNumber(block), &[7; BLOCK_BYTES as usize], Admission::New);
                 assert_eq!(wrote, WriteResult::Done);
             }
-            // A turn just before what is freed, as late for it as can be.
-            let _ = shared.turn(&shared.live_caches(), &mut parts, now);
+            // A round just before memory is freed: the latest that the next trim can be.
+            let _ = shared.run_round(&shared.live_caches(), &mut parts, now);
             parts.last_trim = Some(now);
             *shared.signal.lock() = false;
             cache.clear(BlockNumber(0), BlockNumber(BLOCKS), Location::ZERO, UnloggedBlocks::Stay);
@@ -523,19 +529,19 @@ mod tests {
             let free = shared.pool.warm_bytes();
             assert!(free > u64::from(BLOCKS * BLOCK_BYTES) / 2, "round {round}: {free} bytes are free");
             loop {
-                let next = shared.turn(&shared.live_caches(), &mut parts, now);
+                let next = shared.run_round(&shared.live_caches(), &mut parts, now);
                 if shared.pool.warm_bytes() == 0 {
                     break;
                 }
                 let slept = next.at.map(|at| at.saturating_duration_since(now));
-                now += slept.into_iter().chain(next.after).min().expect("it comes back");
-                assert!(now < freed + Duration::from_secs(1), "round {round}: it is still there");
+                now += slept.into_iter().chain(next.after).min().expect("a round is due");
+                assert!(now < freed + Duration::from_secs(1), "round {round}: the memory is still in use");
             }
             now += Duration::from_millis(1);
         }
     }
 
-    /// A write of a block that does not pack.
+    /// A write of an incompressible block.
     struct Waits {
         cache: Arc<WriteCache>,
         block: u32,
@@ -557,7 +563,7 @@ mod tests {
         }
     }
 
-    /// As of a large cache that was closed.
+    /// Memory as of a large cache that was closed.
     #[test]
     fn much_free_memory_goes_back_in_parts_that_follow_soon() {
         let (host, _run) = Host::prepare(u64::MAX, open_engine().unwrap(), NoPressure);
@@ -568,17 +574,17 @@ mod tests {
         let (mut now, mut turns) = (Instant::now(), 0);
         while shared.pool.warm_bytes() > 0 {
             let before = shared.pool.warm_bytes();
-            let next = shared.turn(&[], &mut parts, now);
+            let next = shared.run_round(&[], &mut parts, now);
             let returned = before - shared.pool.warm_bytes();
-            assert!((1..=128 * MIB).contains(&returned), "{returned} bytes in a turn");
+            assert!((1..=128 * MIB).contains(&returned), "{returned} bytes in a round");
             turns += 1;
             if shared.pool.warm_bytes() > 0 {
-                assert_eq!(next.after, Some(TRIM_ON));
-                // Other turns meanwhile return nothing.
-                let _ = shared.turn(&[], &mut parts, now);
+                assert_eq!(next.after, Some(TRIM_MORE_INTERVAL));
+                // Other rounds meanwhile return nothing.
+                let _ = shared.run_round(&[], &mut parts, now);
                 assert_eq!(shared.pool.warm_bytes(), before - returned);
             }
-            now += TRIM_ON;
+            now += TRIM_MORE_INTERVAL;
         }
         assert_eq!(turns, 16);
     }
@@ -596,7 +602,7 @@ mod tests {
         unreachable!("it has less RAM than blocks");
     }
 
-    /// A cache whose limit was lowered has much to pack, and is not the only one.
+    /// A cache whose limit was lowered has much to pack, while another cache has work, too.
     #[test]
     fn a_cache_that_packs_much_does_not_keep_the_writes_of_others_waiting() {
         const SEGMENTS: u32 = 120;
@@ -631,24 +637,24 @@ mod tests {
         packs.set_ram_bytes(48 * MIB);
         let mut parts = Parts::new(Monitor::new(Box::new(NoPressure)));
         let packed = || packs.snapshot().packed_segments;
-        // By a clock that is ahead of all, no turn takes long; by one that is behind, each does.
-        let (ahead, behind) = (Instant::now() + Duration::from_secs(3600), Instant::now() - PACKING_TURN);
-        // Whether the next one follows at once.
+        // With a clock that is ahead, no round takes long; with one that is behind, each does.
+        let (ahead, behind) = (Instant::now() + Duration::from_secs(3600), Instant::now() - PACKING_TIME_MAX);
+        // Whether the next round follows at once.
         let mut turn = |now| {
             *shared.signal.lock() = false;
-            let _ = shared.turn(&shared.live_caches(), &mut parts, now);
+            let _ = shared.run_round(&shared.live_caches(), &mut parts, now);
             *shared.signal.lock()
         };
         for number in 1..=10 {
             assert!(turn(ahead));
-            assert_eq!(packed(), number, "one in each turn while others wait");
+            assert_eq!(packed(), number, "one in each round while others wait");
         }
         assert!(answered.try_recv().is_err());
         waits.set_ram_bytes(32 * MIB);
         assert!(turn(behind));
         assert!(answered.try_recv().unwrap() && packed() == 11, "it is answered while the other one packs");
         assert!(turn(behind));
-        assert_eq!(packed(), 12, "one in each turn that takes long");
+        assert_eq!(packed(), 12, "one in each round that takes long");
         turn(ahead);
         assert!(packed() > u64::from(SEGMENTS / 2), "{:?}", packs.snapshot());
         assert_eq!(packs.snapshot().disk_used_bytes, 0, "what packs is not spilled because it had to wait");
@@ -686,7 +692,7 @@ mod tests {
         }
     }
 
-    /// What is moved takes the RAM of clean copies, of which this cache is full.
+    /// Moved blocks take the RAM of clean copies, of which this cache is full.
     #[test]
     fn a_segment_is_read_once_to_be_cleaned() {
         const BLOCKS: u32 = 34 * 512;
@@ -712,7 +718,7 @@ mod tests {
         let cache = WriteCache::open(&options, &shared).unwrap();
         let mut parts = Parts::new(Monitor::new(Box::new(NoPressure)));
         let mut turn = || {
-            let _ = shared.turn(&shared.live_caches(), &mut parts, Instant::now());
+            let _ = shared.run_round(&shared.live_caches(), &mut parts, Instant::now());
         };
         let mut rng = Rng::new(1);
         for number in 0..BLOCKS {
@@ -729,7 +735,7 @@ mod tests {
             turn();
             cache.log.lock().frozen_segments == 0
         });
-        // Each is worth cleaning, and two of them fill more than one.
+        // Each segment is worth cleaning, and two of them fill more than one.
         for number in (0..BLOCKS).step_by(3) {
             cache.clear(BlockNumber(number), BlockNumber(number + 1), Location::ZERO, UnloggedBlocks::Stay);
         }
@@ -756,7 +762,7 @@ mod tests {
         let mut turn_at = |limit_bytes| {
             host.set_limit_bytes(limit_bytes);
             now += Duration::from_millis(200);
-            let _ = shared.turn(&shared.live_caches(), &mut parts, now);
+            let _ = shared.run_round(&shared.live_caches(), &mut parts, now);
         };
         cache.set_ram_bytes(16 * MIB);
         let answered = waiting_write(&cache);
@@ -768,7 +774,7 @@ mod tests {
             assert!(limit_mib == 9 || cache.share.bytes() > before, "its share rises at {limit_mib} MiB");
             assert!(cache.waiting.is_full(), "there is no room at {limit_mib} MiB");
         }
-        // At the host's limit, a share that rises is room.
+        // At the host's limit, a larger share gives space.
         cache.set_ram_bytes(64 * MIB);
         let (answer, answered) = mpsc::channel();
         let write = Waits { cache: Arc::clone(&cache), block: u32::MAX >> 14, answer };

@@ -1,11 +1,11 @@
-//! Memory of the index: pieces of 512 numbers (2 KiB), side by side in huge pages.
+//! Allocates memory for the index: pieces of 512 values of four bytes (2 KiB), cut from huge pages.
 //!
-//! The index of a large cache is not in the processor's caches, and in pages of 4 KiB each look into it walks the page
-//! tables besides (decision 16). The heap would also keep what a cache that is gone had: here it goes back to the system
-//! within a second ([`trim`]).
+//! The index of a large cache does not fit into the processor's caches, and with pages of 4 KiB each access
+//! would also walk the page tables (decision 16). The heap would also keep the memory of a closed cache; here
+//! it is returned to the system within a second ([`trim`]).
 //!
-//! One for the process, as the heap is: so a piece is no longer than its contents, and any thread may drop it. Pieces of a cache whose
-//! memory is in a file come from that file ([`crate::memory_file`]).
+//! There is one allocator for the process, like the heap: so a piece has no header, and any thread may drop
+//! it. The pieces of a cache whose memory is in a file come from that file ([`crate::memory_file`]).
 #![expect(unsafe_code, reason = "memory is mapped, and cut into pieces that own a part of it")]
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
@@ -25,15 +25,15 @@ use crate::units::{Location, SLOTS};
 /// Bytes of a piece.
 pub(crate) const PIECE: usize = 2048;
 
-/// Bytes of an arena: a huge page.
+/// Size of an arena in bytes: a huge page.
 const ARENA: usize = 2 << 20;
 
 const PIECES: usize = ARENA / PIECE;
 
-/// Bytes of a page that is given back where both its pieces are free.
+/// Size of a page in bytes; a page is returned to the system when both its pieces are free.
 const PAGE: usize = 2 * PIECE;
 
-/// An arena with fewer free pages keeps them: giving some back splits the huge page.
+/// An arena with fewer free pages keeps them: returning some splits the huge page.
 const LEAST_FREE_PAGES: usize = ARENA / PAGE / 8;
 
 /// 512 values of 4 bytes.
@@ -45,11 +45,11 @@ unsafe impl<T: Send> Send for Piece<T> {}
 unsafe impl<T: Sync> Sync for Piece<T> {}
 
 impl<T> Piece<T> {
-    /// The explorer's atomics are larger, and its segments smaller: there pieces come from the heap.
+    /// The explorer's atomics are larger, and its segments smaller, so its pieces come from the heap.
     const OF_HEAP: bool = UNDER_MODEL_CHECKER;
     const LAYOUT: Layout = Layout::new::<[T; SLOTS]>();
 
-    /// A piece of which `each` makes the values.
+    /// Makes a piece with values from `each`.
     pub fn new(each: impl FnMut() -> T) -> Self {
         const { assert!(UNDER_MODEL_CHECKER || (size_of::<[T; SLOTS]>() == PIECE && align_of::<T>() <= PIECE)) };
         let memory = if Self::OF_HEAP {
@@ -62,7 +62,7 @@ impl<T> Piece<T> {
         Self::filled(memory, each)
     }
 
-    /// The same in memory of the right size and alignment that nobody else has.
+    /// Makes a piece in memory of the right size and alignment that has no other owner.
     fn filled(memory: NonNull<u8>, mut each: impl FnMut() -> T) -> Self {
         let values = memory.cast::<T>();
         for index in 0..SLOTS {
@@ -74,22 +74,23 @@ impl<T> Piece<T> {
 }
 
 impl Piece<Location> {
-    /// A piece of a memory file, and its number there.
+    /// Makes a piece in a memory file; also returns its number there.
     pub(crate) fn new_in(pieces: &Arc<FilePieces>, fill: Location) -> (Self, u32) {
         // As for the heap: whoever needs a piece looks before whether there are some.
         let Some((memory, number)) = pieces.take() else { handle_alloc_error(Self::LAYOUT) };
         (Self::filled(memory, || fill), number)
     }
 
-    /// A piece of a memory file that another process filled. `None`: there can be none, or it is in use.
+    /// Takes over a piece of a memory file that another process filled. `None`: the number is invalid, or in
+    /// use.
     pub(crate) fn adopt(pieces: &Arc<FilePieces>, number: u32) -> Option<Self> {
         let memory = pieces.adopt(number)?;
-        // Any four bytes are a location, and whoever adopts a piece checks what they say.
+        // Any four bytes are a valid location, and the caller checks the values.
         Some(Self(memory.cast()))
     }
 }
 
-/// Stores the place of a block. A process that finds this place also finds everything that was stored before it.
+/// Stores the location of a block. A process that reads the location also sees all stores before it.
 #[inline(always)]
 pub(crate) fn publish(place: &mut Location, location: Location) {
     crash::point();
@@ -150,12 +151,13 @@ impl<T: fmt::Debug> fmt::Debug for Piece<T> {
     }
 }
 
-/// There is an arena of a memory file at this address.
+/// Registers an arena of a memory file.
 pub(crate) fn know_arena(base: usize, pieces: Weak<FilePieces>) {
     ARENAS.lock().of_files.insert(base, pieces);
 }
 
-/// The arenas at these addresses, of a memory file, are about to be unmapped. No piece of them is left.
+/// Removes the arenas of a memory file at these addresses, which are about to be unmapped. None of their
+/// pieces is in use.
 pub(crate) fn forget_arenas(bases: impl Iterator<Item = usize>) {
     let mut arenas = ARENAS.lock();
     bases.for_each(|base| {
@@ -163,17 +165,17 @@ pub(crate) fn forget_arenas(bases: impl Iterator<Item = usize>) {
     });
 }
 
-/// Whether pieces were given back since the last [`trim`].
+/// Whether pieces were freed since the last [`trim`].
 pub fn wants_trim() -> bool {
     GIVEN.load(Ordering::Relaxed)
 }
 
-/// Returns the memory of free pieces to the system: of arenas that are empty, and of pages where enough are free.
+/// Returns the memory of free pieces to the system: empty arenas, and pages of arenas with enough free pages.
 pub fn trim() {
     GIVEN.store(false, Ordering::Relaxed);
     let given = std::mem::take(&mut ARENAS.lock().given);
     for base in given {
-        // One at a time: whoever needs a piece meanwhile holds locks that others wait for.
+        // One arena at a time: a thread that needs a piece meanwhile holds locks for which others wait.
         ARENAS.lock().trim(base);
     }
 }
@@ -182,7 +184,7 @@ static GIVEN: AtomicBool = AtomicBool::new(false);
 
 static ARENAS: parking_lot::Mutex<Arenas> = parking_lot::const_mutex(Arenas::new());
 
-/// Which pieces of an arena are in use, and which pages of it were given back: a bit for each.
+/// The pieces of an arena that are in use, and its pages that were returned to the system: a bit for each.
 #[derive(Debug)]
 struct Arena {
     used: [u64; PIECES / 64],
@@ -190,19 +192,19 @@ struct Arena {
     free: usize,
 }
 
-/// By their addresses, which are multiples of [`ARENA`].
+/// The arenas by address; addresses are multiples of [`ARENA`].
 #[derive(Debug)]
 struct Arenas {
     all: BTreeMap<usize, Arena>,
-    /// Arenas with free pieces. The first one is used first, so that the others get empty.
+    /// Arenas with free pieces. The first one is used first, so that the others become empty.
     with_room: BTreeSet<usize>,
-    /// Arenas that got a piece back since they were trimmed.
+    /// Arenas in which a piece was freed since they were trimmed.
     given: BTreeSet<usize>,
-    /// Arenas that are in memory files.
+    /// Arenas in memory files.
     of_files: BTreeMap<usize, Weak<FilePieces>>,
 }
 
-/// The arena that an address is in.
+/// The arena that contains an address.
 fn arena_of(address: usize) -> usize {
     address - address % ARENA
 }
@@ -228,7 +230,7 @@ impl Arena {
         }
     }
 
-    /// Pages with memory and without a piece in use.
+    /// Pages that have memory but no piece in use.
     fn free_pages(&self) -> impl Iterator<Item = usize> {
         (0..PIECES / 2).filter(|page| {
             let used = self.used.get(page / 32).is_none_or(|bits| bits >> (page % 32 * 2) & 3 != 0);
@@ -248,7 +250,7 @@ impl Arenas {
         }
     }
 
-    /// `None`: the system has no memory.
+    /// Takes a piece. `None`: the system has no memory.
     fn take(&mut self) -> Option<NonNull<u8>> {
         let base = match self.with_room.first() {
             Some(base) => *base,
@@ -266,7 +268,7 @@ impl Arenas {
         NonNull::new(std::ptr::with_exposed_provenance_mut(base + piece * PIECE))
     }
 
-    /// If the piece is of a memory file, that takes it.
+    /// Frees a piece. If it belongs to a memory file, returns that file.
     fn give(&mut self, memory: NonNull<u8>) -> Option<Arc<FilePieces>> {
         let address = memory.as_ptr().expose_provenance();
         let base = arena_of(address);
@@ -279,9 +281,9 @@ impl Arenas {
         self.of_files.get(&base).and_then(Weak::upgrade)
     }
 
-    /// A new arena, of which nothing is in use.
+    /// Adds a new, empty arena.
     fn add(&mut self) -> Option<usize> {
-        // Twice as long as needed, to have a whole huge page in it wherever it lies.
+        // Twice as long as needed, so that it contains a whole aligned huge page.
         let (len, flags) = (2 * ARENA, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a new mapping at an address of the kernel's choice.
         let start = unsafe {
@@ -291,7 +293,7 @@ impl Arenas {
         let base = start.next_multiple_of(ARENA);
         unmap(start, base - start);
         unmap(base + ARENA, start + ARENA - base);
-        // A kernel without huge pages says no.
+        // A kernel without huge pages refuses this.
         advise(base, ARENA, Advice::LinuxHugepage);
         self.all.insert(base, Arena::NEW);
         self.with_room.insert(base);
@@ -312,12 +314,13 @@ impl Arenas {
             return;
         }
         if arena.gone.iter().all(|bits| *bits == 0) {
-            // Else the kernel makes a huge page of what is left before long, and all of it has memory again.
+            // Otherwise the kernel would soon merge the rest into a huge page again, and all of it would have
+            // memory again.
             advise(base, ARENA, Advice::LinuxNoHugepage);
         }
         for run in pages.chunk_by(|one, next| one + 1 == *next) {
             let Some(first) = run.first() else { continue };
-            // No piece of these pages is in use, and none is handed out while this is borrowed.
+            // No piece of these pages is in use, and none is handed out during this borrow.
             if advise(base + first * PAGE, run.len() * PAGE, Advice::LinuxDontNeed) {
                 for page in run {
                     if let Some(gone) = arena.gone.get_mut(page / 64) {
@@ -329,13 +332,14 @@ impl Arenas {
     }
 }
 
-/// Advice on a part of our own mapping; whether the kernel took it. Where contents may go by it nothing of them is in use.
+/// Advises the kernel on a part of our own mapping; returns whether it accepted. If the advice drops
+/// contents, none of them are in use.
 fn advise(start: usize, len: usize, advice: Advice) -> bool {
     // SAFETY: as said above.
     unsafe { rustix::mm::madvise(std::ptr::with_exposed_provenance_mut(start), len, advice) }.is_ok()
 }
 
-/// Gives address space back that nobody uses.
+/// Unmaps address space that is not in use.
 fn unmap(address: usize, len: usize) {
     if len > 0 {
         // SAFETY: a part of our own mapping, without a piece in use.
@@ -387,7 +391,7 @@ mod tests {
         let full = pieces[0].as_ptr().addr() / ARENA * ARENA;
         assert_ne!(last / ARENA * ARENA, full);
         assert_eq!(resident(full, ARENA), ARENA);
-        // One piece of each page: none can go. Then all but the last page.
+        // Free one piece of each page: no page can be returned. Then free all but the last page.
         let (even, odd): (Vec<_>, Vec<_>) = pieces.into_iter().partition(|p| p.as_ptr().addr() % PAGE == 0);
         even.iter().for_each(|piece| drop(arenas.give(*piece)));
         trim_all(&mut arenas);
@@ -395,7 +399,8 @@ mod tests {
         odd[..PIECES / 2 - 1].iter().for_each(|piece| drop(arenas.give(*piece)));
         trim_all(&mut arenas);
         assert_eq!(resident(full, ARENA), PAGE);
-        // What is handed out again has memory again, and the one piece kept what it had.
+        // Pieces that are handed out again have memory again, and the piece that stayed in use kept its
+        // contents.
         let again: Vec<_> = (0..PIECES).map(|_| arenas.take().unwrap()).collect();
         assert_eq!(arenas.all.len(), 2);
         assert!(!again.contains(&odd[PIECES / 2 - 1]));
@@ -404,7 +409,7 @@ mod tests {
         again.into_iter().for_each(|piece| drop(arenas.give(piece)));
         arenas.give(odd[PIECES / 2 - 1]);
         trim_all(&mut arenas);
-        // Of the other arena one piece is still in use.
+        // One piece of the other arena is still in use.
         assert_eq!(arenas.all.keys().copied().collect::<Vec<_>>(), vec![last / ARENA * ARENA]);
         arenas.give(NonNull::new(std::ptr::with_exposed_provenance_mut(last)).unwrap());
         trim_all(&mut arenas);

@@ -1,9 +1,10 @@
-//! The log of a cache: which segment is filled next, which are full, clean, free. Bookkeeping only.
+//! The log of a cache: keeps track of which segment is filled next, and which are full, clean or free. It
+//! moves no data.
 //!
-//! Everything here happens under one lock, held for some tens of nanoseconds, never across I/O; longer where the emptiest
-//! segment is looked for, and once in as many full segments as there are numbers, when a queue is gone through. The
-//! queues may hold entries that are out of date (the segment was freed or has another state by now):
-//! whoever takes an entry checks the segment's state.
+//! Everything here happens under one lock, held for some tens of nanoseconds, never across I/O. It is held
+//! longer when the emptiest segment is searched for, and when a queue is pruned, which happens once in as
+//! many full segments as there are numbers. Entries of the queues may be stale (the segment was freed or has
+//! another state by now): a thread that takes an entry checks the segment's state.
 
 use std::collections::VecDeque;
 
@@ -15,7 +16,8 @@ use crate::units::{BlockNumber, SLOT_COUNT, SegmentId, Slot};
 /// A dirty segment with at most this many live slots is filled again instead of being spilled.
 pub const REFILL_LIVE: u32 = (SLOT_COUNT as u32 / 4) * 3;
 
-/// Which blocks go together: those written by the machine, and those moved by cleaning, which are older.
+/// The two kinds of blocks that are kept in separate segments: blocks written by the machine, and older
+/// blocks moved by cleaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Written by the machine.
@@ -24,14 +26,14 @@ pub enum Stream {
     Cleaned,
 }
 
-/// A segment that takes blocks, and where to look for its next dead slot.
+/// A segment that is being filled, and where to search for its next dead slot.
 #[derive(Clone, Copy, Debug)]
 struct Filling {
     id: SegmentId,
     next: usize,
 }
 
-/// Where a new block goes.
+/// The slot of a new block.
 #[derive(Clone, Copy, Debug)]
 pub struct NewSlot {
     /// The segment.
@@ -42,18 +44,18 @@ pub struct NewSlot {
     pub address: usize,
 }
 
-/// What freeing a segment gave back.
+/// The resources of a freed segment.
 #[derive(Debug, Default)]
 pub struct Released {
     /// Its RAM.
     pub memory: Option<SegmentMemory>,
-    /// Its place on disk.
+    /// Its position on disk.
     pub position: Option<u32>,
-    /// It was packed.
+    /// Whether it was packed.
     pub packed: bool,
 }
 
-/// See the file's head.
+/// The log of one cache; see the module's documentation.
 #[derive(Debug, Default)]
 pub struct Log {
     fresh: Option<Filling>,
@@ -61,18 +63,18 @@ pub struct Log {
     dirty: VecDeque<SegmentId>,
     /// Full segments of the cleaned stream: spilled first, because cleaning waits for their RAM.
     dirty_cleaned: VecDeque<SegmentId>,
-    /// Dirty segments that do not pack: spilled before the others.
+    /// Dirty segments that do not compress: spilled before the others.
     dirty_unpackable: VecDeque<SegmentId>,
-    /// Some of those were tried by the weak packer only.
+    /// Whether some of those were tried only with the weak packer.
     pub weakly_tried: bool,
     packed: VecDeque<SegmentId>,
     clean: VecDeque<SegmentId>,
     refill: VecDeque<SegmentId>,
-    /// Persistent: slots are claimed in order and never again.
+    /// For persistent caches: slots are claimed in order, and never again.
     append_only: bool,
-    /// Persistent: segments with RAM that may have slots which are not on disk.
+    /// For persistent caches: segments with RAM that may have slots which are not on disk.
     unsaved: Vec<SegmentId>,
-    /// Persistent: segments that were full and dead at once.
+    /// For persistent caches: segments that became full when all their slots were dead.
     emptied: Vec<SegmentId>,
     free_ids: Vec<SegmentId>,
     next_id: u32,
@@ -86,23 +88,23 @@ pub struct Log {
     pub clean_segments: u32,
 }
 
-/// Entries of a queue, of a cache with so many numbers, that are not looked at for being out of date.
+/// The length up to which a queue is not pruned, for a cache with this many segment numbers.
 fn most_queued(numbers: u32) -> usize {
     2 * numbers as usize + 64
 }
 
-/// Whether a segment that had room again still has.
+/// Whether a segment in the queue of refillable ones still has enough dead slots.
 fn is_refillable(segment: &Segment) -> bool {
     segment.word().state() == State::Dirty && segment.live() <= REFILL_LIVE
 }
 
 impl Log {
-    /// Numbers ever used: what the records cost.
+    /// Numbers ever used: each has a record in memory.
     pub fn numbers_used(&self) -> u32 {
         self.next_id
     }
 
-    /// A slot in the segment being filled, claimed for `block`; `None` when a new segment is needed.
+    /// Claims a slot in the segment being filled for `block`; `None` if a new segment is needed.
     pub fn claim(&mut self, table: &SegmentTable, stream: Stream, block: BlockNumber) -> Option<NewSlot> {
         let place = match stream {
             Stream::Fresh => &mut self.fresh,
@@ -117,7 +119,7 @@ impl Log {
             return Some(NewSlot { id, slot, address: segment.word().ram()? });
         }
         if segment.live() == 0 && !self.append_only {
-            // All that was put in died again: begin anew.
+            // All blocks in the segment have died: start at its beginning.
             filling.next = 1;
             segment.claim(Slot(0), block);
             return Some(NewSlot { id, slot: Slot(0), address: segment.word().ram()? });
@@ -128,8 +130,8 @@ impl Log {
         None
     }
 
-    /// Takes out of queues that are longer than `most` what has another state by now, and the earlier of two entries. What
-    /// dies before anybody takes it out would stay there.
+    /// If a queue is longer than `most`, removes its stale entries, and the earlier of two entries of one
+    /// segment. Entries of segments that died would otherwise stay.
     fn prune(&mut self, table: &SegmentTable, most: usize) {
         let queues = [
             (&mut self.dirty, State::Dirty),
@@ -151,7 +153,8 @@ impl Log {
         }
     }
 
-    /// Whether a slot is to be had without taking memory. With `any_dead`, also where a dirty segment has but a few.
+    /// Whether there is a slot without taking memory. With `any_dead`, a dirty segment with few dead slots
+    /// counts, too.
     pub fn has_slot(&self, table: &SegmentTable, any_dead: bool) -> bool {
         let filling = self.fresh.as_ref().and_then(|filling| Some((table.get(filling.id)?, filling.next)));
         filling.is_some_and(|(segment, next)| {
@@ -176,7 +179,7 @@ impl Log {
         }
     }
 
-    /// Goes on filling a dirty segment that has many dead slots. Whether there was one.
+    /// Continues to fill a dirty segment that has many dead slots. Returns whether there was one.
     pub fn refill(&mut self, table: &SegmentTable, stream: Stream) -> bool {
         while let Some(id) = self.refill.pop_front() {
             let Some(segment) = table.get(id).filter(|segment| is_refillable(segment)) else { continue };
@@ -187,8 +190,8 @@ impl Log {
         false
     }
 
-    /// Goes on filling the dirty segment with the most dead slots, few as they may be: for a cache that has no
-    /// other way to get room. Whether there was one.
+    /// Continues to fill the dirty segment with the most dead slots, however few: for a cache that has no
+    /// other way to get space. Returns whether there was one.
     pub fn refill_emptiest(&mut self, table: &SegmentTable) -> bool {
         let Some(id) = self.emptiest(table) else { return false };
         let Some(segment) = table.get(id) else { return false };
@@ -213,15 +216,15 @@ impl Log {
             .map(|(_, id)| id)
     }
 
-    /// Remembers that a dirty segment has room again.
+    /// Notes that a dirty segment has enough dead slots to be refilled.
     pub fn has_room(&mut self, id: SegmentId) {
         if !self.append_only {
             self.refill.push_back(id);
         }
     }
 
-    /// Begins to fill a new segment in `memory`, which has this number in a memory file; gives it back if no number of a segment is
-    /// left, or no memory for its record.
+    /// Begins to fill a new segment in `memory`, which has this number in a memory file. Returns `memory` if
+    /// there is no free segment number, or no memory for the segment's record.
     pub fn begin(
         &mut self,
         table: &SegmentTable,
@@ -258,13 +261,14 @@ impl Log {
             Stream::Fresh => &mut self.fresh,
             Stream::Cleaned => &mut self.cleaned,
         };
-        // One that was not closed would be filling for ever.
+        // A segment that was not closed would stay in state `Filling` for ever.
         debug_assert!(place.is_none(), "a segment is begun beside one that is being filled");
         *place = Some(Filling { id, next: 0 });
     }
 
-    /// Whether full segments of the cleaned stream wait. Those that died or are filled again do not count: nothing else is cleaned
-    /// meanwhile, and where no place on disk is to be had nobody takes them out.
+    /// Whether full segments of the cleaned stream wait to be written. Segments that died or are filled again
+    /// do not count: otherwise nothing else would be cleaned, and if no position on disk is free, no thread
+    /// takes them out.
     pub fn has_dirty_cleaned(&mut self, table: &SegmentTable) -> bool {
         let waits = |segment: &Segment| segment.word().state() == State::Dirty && segment.is_cleaned();
         while let Some(id) = self.dirty_cleaned.front() {
@@ -276,7 +280,7 @@ impl Log {
         false
     }
 
-    /// The coldest dirty segment, now `Frozen`: cleaned ones first, then by second chance.
+    /// Takes the coldest dirty segment and makes it `Frozen`: cleaned ones first, then by second chance.
     pub fn freeze_victim(&mut self, table: &SegmentTable, cleaned_only: bool) -> Option<SegmentId> {
         while let Some(id) = self.dirty_cleaned.pop_front() {
             if self.freeze(table, id) {
@@ -294,12 +298,12 @@ impl Log {
         self.freeze_coldest(table)
     }
 
-    /// Whether there may be a dirty segment that packing was not tried on in vain.
+    /// Whether there may be a dirty segment for which packing has not failed.
     pub fn has_untried(&self) -> bool {
         !self.dirty.is_empty()
     }
 
-    /// The coldest dirty segment that packing was not tried on in vain, now `Frozen`.
+    /// Takes the coldest dirty segment for which packing has not failed, and makes it `Frozen`.
     pub fn freeze_coldest(&mut self, table: &SegmentTable) -> Option<SegmentId> {
         let mut chances = self.dirty.len();
         while let Some(id) = self.dirty.pop_front() {
@@ -319,7 +323,7 @@ impl Log {
         None
     }
 
-    /// Lets segments that did not pack be tried once more, where only the weak packer had tried them.
+    /// Lets segments be packed again for which only the weak packer has failed.
     pub fn reconsider_unpackable(&mut self, table: &SegmentTable) {
         if !std::mem::take(&mut self.weakly_tried) {
             return;
@@ -333,7 +337,7 @@ impl Log {
         }
     }
 
-    /// The oldest packed segment, now `PackedFrozen`.
+    /// Takes the oldest packed segment and makes it `PackedFrozen`.
     pub fn freeze_packed(&mut self, table: &SegmentTable) -> Option<SegmentId> {
         while let Some(id) = self.packed.pop_front() {
             let Some(segment) = table.get(id) else { continue };
@@ -346,7 +350,7 @@ impl Log {
         None
     }
 
-    /// The write of a packed segment is over.
+    /// Ends the write of a packed segment.
     pub fn thaw_packed(&mut self, segment: &Segment, id: SegmentId, written: bool) {
         self.frozen_segments -= 1;
         if written {
@@ -358,7 +362,8 @@ impl Log {
         }
     }
 
-    /// A frozen segment was packed. Returns its RAM; the caller sweeps its leaves before anybody else gets it.
+    /// Marks a frozen segment as packed. Returns its RAM; the caller sweeps its leaves before the RAM is used
+    /// again.
     pub fn pack(&mut self, segment: &Segment, id: SegmentId) -> Option<SegmentMemory> {
         let memory = segment.word().ram().and_then(MemoryPool::reclaim)?;
         segment.set_word(Word::new(State::Packed, 0));
@@ -380,7 +385,7 @@ impl Log {
         true
     }
 
-    /// The write of a frozen segment is over. Frees it where nothing in it lives any more.
+    /// Ends the write of a frozen segment. Frees the segment if nothing in it lives any more.
     pub fn thaw(&mut self, segment: &Segment, id: SegmentId, written: bool) -> Option<Released> {
         self.frozen_segments -= 1;
         let address = segment.word().ram().unwrap_or(0);
@@ -393,8 +398,8 @@ impl Log {
             segment.set_position(None);
             self.dirty_segments += 1;
             if segment.is_cleaned() {
-                // Still the first to be written, and until then nothing else is cleaned: with a disk that reads
-                // and does not write, everything would end up in RAM.
+                // It is still the first to be written, and until then nothing else is cleaned: with a disk
+                // that can be read but not written, everything would otherwise end up in RAM.
                 self.dirty_cleaned.push_front(id);
             } else if segment.is_unpackable() {
                 self.dirty_unpackable.push_back(id);
@@ -426,16 +431,16 @@ impl Log {
         }
         let position = segment.position();
         segment.set_position(None);
-        // Tickets of what was here hold no more, also when the number and the place are soon used again for
-        // the same block.
+        // Tickets of the old contents become stale, even if the number and the position are soon used again
+        // for the same block.
         segment.set_generation(0);
         segment.set_word(Word::new(State::Free, 0));
         self.free_ids.push(id);
         Some(Released { memory, position, packed: word.is_packed() })
     }
 
-    /// The coldest clean segment, now `Spilled`, with the RAM that it had. The caller sweeps its leaves
-    /// before anybody else gets that RAM.
+    /// Takes the coldest clean segment and makes it `Spilled`; returns it with its RAM. The caller sweeps its
+    /// leaves before the RAM is used again.
     pub fn evict_victim(&mut self, table: &SegmentTable) -> Option<(SegmentId, SegmentMemory)> {
         let mut chances = self.clean.len();
         while let Some(id) = self.clean.pop_front() {
@@ -475,7 +480,8 @@ impl Log {
         filling.map(|f| f.id)
     }
 
-    /// Persistent caches: the segments with these numbers are in use, on disk, and slots are never claimed twice.
+    /// For persistent caches: marks the segments with these numbers as in use and on disk. Slots are never
+    /// claimed twice.
     pub fn restore(&mut self, used: &[u32]) {
         self.append_only = true;
         self.next_id = used.last().map_or(0, |last| last + 1);
@@ -487,7 +493,7 @@ impl Log {
         }
     }
 
-    /// Takes over the segments below this number from another process, in the states that they have.
+    /// Takes over the segments below this number from another process, in their states.
     pub(crate) fn adopt(&mut self, table: &SegmentTable, numbers: u32) {
         self.next_id = numbers;
         for id in (0..numbers).map(SegmentId) {
@@ -512,20 +518,22 @@ impl Log {
         }
     }
 
-    /// Segments that were full and dead at once, to be freed.
+    /// Removes and returns the segments that became full when all their slots were dead. The caller frees
+    /// them.
     pub fn take_emptied(&mut self) -> Vec<SegmentId> {
         std::mem::take(&mut self.emptied)
     }
 
-    /// Closes an epoch: every slot claimed so far is closed to overwriting. Returns the segments with slots
-    /// that are not on disk, pinned, and up to which slot they have to be written. With the gate closed.
+    /// Closes an epoch: every slot claimed so far can no longer be overwritten. Returns the segments with
+    /// slots that are not on disk, pinned, and the slot up to which each has to be written. The caller has
+    /// closed the gate.
     pub fn close_epoch(&mut self, table: &SegmentTable) -> Vec<(SegmentId, u16)> {
         let mut due = Vec::new();
         let claimed = |filling: Option<Filling>, id| {
             filling.filter(|f| f.id == id).and_then(|f| u16::try_from(f.next).ok())
         };
         let (fresh, cleaned) = (self.fresh, self.cleaned);
-        // A number may be there twice, when it was freed and used again.
+        // A number occurs twice if it was freed and used again.
         self.unsaved.sort_unstable();
         self.unsaved.dedup();
         self.unsaved.retain(|id| {
@@ -545,8 +553,8 @@ impl Log {
         due
     }
 
-    /// A commit has written the segment's slots up to `saved`, or failed to. What is whole on disk is clean
-    /// from now on; what died meanwhile is freed.
+    /// Ends a commit's write of the segment's slots up to `saved`, whether it succeeded or not. A segment
+    /// that is completely on disk is clean from now on; a segment that died meanwhile is freed.
     pub fn unpin(&mut self, segment: &Segment, id: SegmentId) -> Option<Released> {
         segment.set_pinned(false);
         if segment.word().state() == State::Dirty && segment.saved() == SLOT_COUNT {
@@ -558,14 +566,16 @@ impl Log {
         self.release(segment, id)
     }
 
-    /// The write of a frozen segment of a persistent cache failed: it is dirty again, and keeps its place.
+    /// Ends a failed write of a frozen segment of a persistent cache: it is dirty again, and keeps its
+    /// position.
     pub fn thaw_unsaved(&mut self, segment: &Segment, id: SegmentId) -> Option<Released> {
         self.frozen_segments -= 1;
         self.dirty_segments += 1;
-        // A part of it may be on disk, under this generation: no slot gets other contents under it.
+        // A part of it may be on disk with this generation: no slot may get other contents with the same
+        // generation.
         segment.set_stable(SLOT_COUNT);
         segment.set_word(Word::new(State::Dirty, segment.word().ram().unwrap_or(0)));
-        // As in `thaw`.
+        // As in [`Log::thaw`].
         let again = if segment.is_cleaned() { &mut self.dirty_cleaned } else { &mut self.dirty };
         again.push_front(id);
         self.release(segment, id)

@@ -1,24 +1,25 @@
-//! The map: for each block of the volume, where its newest contents are.
+//! The map: the location of the newest contents of each block of the volume.
 //!
-//! Two levels: groups of 512 leaves (1 GiB of disk), made when first written to, and leaves of 512
-//! locations (2 MiB of disk). A leaf that is all absent or all zero has no table.
+//! Two levels: groups of 512 leaves (1 GiB of disk), made at their first write, and leaves of 512 locations
+//! (2 MiB of disk). A leaf whose blocks are all absent or all zero has no table.
 //!
 //! The leaf's lock guards more than its locations: **while it is held, the contents of the slots that the
-//! leaf points to stay where they are.** Whoever wants to move a segment (freeze it for writing out, take
-//! its RAM away) first changes the segment's state, then locks and unlocks each leaf that has blocks in it
-//! ([`Map::sweep`]); after that nobody uses the old state any more. So the hit path needs no reference
-//! count and no epoch, only the lock that it takes anyway.
+//! leaf points to stay where they are.** A thread that moves a segment (freezes it for writing, or frees its
+//! RAM) first changes the segment's state, then locks and unlocks each leaf that has blocks in it
+//! ([`Map::sweep`]). After that no thread uses the old state. So the hit path needs no reference count and no
+//! epoch, only the lock that it takes anyway.
 //!
-//! Lock order: leaf, then the log, then the overflow's positions, then the memory pool. Nobody waits for a leaf who has one
-//! ([`Map::try_write`] takes more).
+//! Lock order: leaf, then the log, then the overflow's positions, then the memory pool. A thread that holds a
+//! leaf's lock waits for no other leaf ([`Map::try_write`] locks more without waiting).
 //!
 //! # A frozen map
-//! [`Map::freeze`] stores an odd number, and that is the instant. Whoever locks a leaf to change what its blocks
-//! hold looks at the number *while it has the lock*; where it is odd and the leaf has not seen it yet, the leaf's
-//! locations are copied first. So nothing is copied that nobody changes, and a reader of the frozen map takes the
-//! copy where there is one and the leaf itself elsewhere. Who saw the old number had the lock before, so the
-//! change is whole when the frozen map is read; and a change that began after another one was answered sees
-//! the number if that one did. The slots in a copy are neither overwritten nor freed; they may move like all others.
+//! [`Map::freeze`] stores an odd number; that store is the instant of the freeze. A thread that locks a leaf
+//! to change its blocks reads the number *while it holds the lock*. If the number is odd and the leaf has not
+//! seen it yet, the leaf's locations are copied first. So only leaves that change are copied; a reader of the
+//! frozen map uses the copy if there is one, or else the leaf itself. A thread that read the old number held
+//! the lock earlier, so its change is complete when the frozen map is read. A change that began after another
+//! one was answered sees the number if the other one did. The slots in a copy are neither overwritten nor
+//! freed; they may move like all others.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -32,7 +33,7 @@ use crate::units::{BlockNumber, Location, SECTORS, SLOTS};
 
 const LEAVES_PER_GROUP: usize = SLOTS;
 
-/// Bytes that a leaf's table takes.
+/// Size of a leaf's table in bytes.
 pub const TABLE_BYTES: u64 = (SLOTS * size_of::<Location>()) as u64;
 
 /// The locations of one leaf: 2 MiB of disk.
@@ -43,12 +44,12 @@ pub enum Leaf {
     Absent,
     /// Every block reads as zeroes.
     Zero,
-    /// Anything else. With the sectors of partial blocks, if there are any.
+    /// Any other state, with the sectors of partial blocks if there are any.
     Table(Piece<Location>, Option<Box<PartialTable>>),
 }
 
 impl Leaf {
-    /// Where the block with this index in the leaf is.
+    /// The location of the block with this index in the leaf.
     #[inline]
     pub fn get(&self, index: usize) -> Location {
         match self {
@@ -58,7 +59,8 @@ impl Leaf {
         }
     }
 
-    /// Where each sector of the block is. Of a block that is no partial block, all are in one place.
+    /// The location of each sector of the block. If it is not a partial block, all sectors have the same
+    /// location.
     pub fn sectors(&self, index: usize) -> Sectors {
         let word = self.get(index);
         match (word.entry(), self) {
@@ -81,7 +83,7 @@ impl Leaf {
         }
     }
 
-    /// Bytes of index memory.
+    /// Index memory of the leaf, in bytes.
     fn bytes(&self) -> u64 {
         match self {
             Leaf::Absent | Leaf::Zero => 0,
@@ -98,18 +100,18 @@ impl Leaf {
     }
 }
 
-/// One leaf as it is, and as it was when the map was frozen.
+/// The present state of a leaf, and its state when the map was frozen.
 #[derive(Debug, Default)]
 pub struct LeafState {
     now: Leaf,
-    /// As it was at the instant `seen`, where it may have changed since.
+    /// The leaf at the freeze `seen`, if it may have changed since.
     kept: Option<Leaf>,
     /// The freeze that `kept` belongs to.
     seen: u32,
 }
 
 impl LeafState {
-    /// Where the block with this index in the leaf is.
+    /// The location of the block with this index in the leaf.
     #[inline]
     pub fn get(&self, index: usize) -> Location {
         self.now.get(index)
@@ -120,7 +122,7 @@ impl LeafState {
         &self.now
     }
 
-    /// All locations, as they were at the instant `freeze`.
+    /// All locations at the freeze `freeze`.
     pub fn at(&self, freeze: u32) -> &Leaf {
         match &self.kept {
             Some(kept) if self.seen == freeze => kept,
@@ -149,14 +151,14 @@ const _: () = assert!(UNDER_MODEL_CHECKER || size_of::<Line>() == 64);
 
 type Group = Box<[Line]>;
 
-/// What partial blocks take.
+/// The space that partial blocks take.
 #[derive(Debug, Default)]
 struct Partial {
     /// Bytes of their tables.
     bytes: AtomicU64,
-    /// How many there are.
+    /// Number of partial blocks.
     blocks: AtomicU64,
-    /// Their slots, each once for each block that has sectors there.
+    /// Number of their slots; a slot counts once for each block that has sectors in it.
     slots: AtomicU64,
 }
 
@@ -168,7 +170,7 @@ pub struct Map {
     partial: Partial,
     /// Odd while the map is frozen: the number of that freeze.
     freeze: AtomicU32,
-    /// From the beginning of a freeze until the last leaf has forgotten it.
+    /// True from the beginning of a freeze until the last leaf has dropped its copy.
     frozen: AtomicBool,
     /// The file with the tables and their directory, if they outlive the process.
     file: Option<Arc<MemoryFile>>,
@@ -197,12 +199,12 @@ pub fn split(block: BlockNumber) -> (usize, usize) {
 }
 
 impl Map {
-    /// An empty map for a volume of so many blocks.
+    /// An empty map for a volume of this many blocks.
     pub fn new(blocks: u64) -> Self {
         Self::with_file(blocks, None)
     }
 
-    /// The same whose tables are in a file.
+    /// Like [`Map::new`], with tables in a file.
     pub(crate) fn with_file(blocks: u64, file: Option<Arc<MemoryFile>>) -> Self {
         let leaves = blocks.div_ceil(SLOTS as u64);
         let groups = leaves.div_ceil(LEAVES_PER_GROUP as u64);
@@ -218,7 +220,8 @@ impl Map {
         }
     }
 
-    /// Puts leaves there that another process left, whose entries in the directory have memory. `None`: the system has none.
+    /// Adds the leaves that another process left; the directory has memory for them. `None`: this process has
+    /// no memory.
     pub(crate) fn adopt(&self, leaves: Vec<(usize, Leaf)>) -> Option<()> {
         let counts = &self.partial;
         for (number, found) in leaves {
@@ -236,8 +239,8 @@ impl Map {
         Some(())
     }
 
-    /// Whether a leaf without a table can get one, and one with a table partial blocks. `false`: the file system of the file with
-    /// the tables is full.
+    /// Whether a leaf without a table can get one, and one with a table partial blocks. `false`: the file
+    /// system of the memory file is full.
     #[inline]
     pub(crate) fn has_index_space(&self) -> bool {
         self.file.as_ref().is_none_or(|file| file.pieces.has_spare())
@@ -273,21 +276,21 @@ impl Map {
         self.partial_slots().saturating_sub(self.partial_blocks())
     }
 
-    /// Locks a leaf for reading. `None`: nothing in its whole group was ever changed.
+    /// Locks a leaf for reading. `None`: no block of its group was ever changed.
     #[inline]
     pub fn read(&self, leaf: usize) -> Option<LeafRead<'_>> {
         let group = self.groups.get(leaf / LEAVES_PER_GROUP)?.get()?;
         Some(group.get(leaf % LEAVES_PER_GROUP)?.0.read())
     }
 
-    /// Locks a leaf to change what its blocks hold. `None`: a leaf past the end of the volume, or there is no memory for its group in
-    /// the file with the index.
+    /// Locks a leaf to change its blocks. `None`: the leaf is past the end of the volume, or the memory file
+    /// has no space for its group.
     #[inline]
     pub fn write(&self, leaf: usize) -> Option<LeafWrite<'_>> {
         self.relocate(leaf).map(|leaf| self.for_change(leaf))
     }
 
-    /// As [`Map::write`], for who moves blocks and leaves what they hold as it is.
+    /// Like [`Map::write`], for a thread that moves blocks without changing their contents.
     #[inline]
     pub fn relocate(&self, leaf: usize) -> Option<LeafWrite<'_>> {
         let group = self.groups.get(leaf / LEAVES_PER_GROUP)?;
@@ -306,7 +309,7 @@ impl Map {
         Some(group.get_or_init(|| (0..LEAVES_PER_GROUP).map(|_| Line::default()).collect()))
     }
 
-    /// As [`Map::write`], where the leaf was written to before and nobody has it locked.
+    /// Like [`Map::write`], but only if the leaf's group exists and the leaf is not locked.
     #[inline]
     pub fn try_write(&self, leaf: usize) -> Option<LeafWrite<'_>> {
         let group = self.groups.get(leaf / LEAVES_PER_GROUP)?.get()?;
@@ -314,7 +317,7 @@ impl Map {
         Some(self.for_change(LeafWrite { leaf: line.0.try_write()?, map: self, number }))
     }
 
-    /// A leaf that was just locked to change what its blocks hold.
+    /// Prepares a leaf that was just locked for a change: copies it for a frozen map if necessary.
     #[inline]
     fn for_change<'a>(&self, mut leaf: LeafWrite<'a>) -> LeafWrite<'a> {
         let freeze = self.freeze.load(Ordering::SeqCst);
@@ -324,7 +327,8 @@ impl Map {
         leaf
     }
 
-    /// Freezes the map at this instant; its number, or `None` while an earlier freeze is not over.
+    /// Freezes the map at this instant. Returns the number of the freeze, or `None` if an earlier freeze has
+    /// not ended.
     pub fn freeze(&self) -> Option<u32> {
         if self.frozen.swap(true, Ordering::SeqCst) {
             return None;
@@ -337,15 +341,15 @@ impl Map {
         self.frozen.load(Ordering::SeqCst)
     }
 
-    /// Ends a freeze. `dead` is called with each leaf, locked, its number, and slots of it that its blocks had in the frozen map and
-    /// have not now.
+    /// Ends a freeze. Calls `dead` with each leaf, locked, its number, and the slots that its blocks had in
+    /// the frozen map and no longer have.
     pub fn thaw(&self, mut dead: impl FnMut(&mut LeafWrite<'_>, usize, &[Location])) {
         self.freeze.fetch_add(1, Ordering::SeqCst);
         let mut slots = Vec::new();
         for (number, group) in self.groups.iter().enumerate() {
             let Some(group) = group.get() else { continue };
             for (index, leaf) in group.iter().enumerate() {
-                // Who saw the old number holds this lock, or held it before.
+                // A thread that read the old number holds this lock, or held it earlier.
                 let number = number * LEAVES_PER_GROUP + index;
                 let mut leaf = LeafWrite { leaf: leaf.0.write(), map: self, number };
                 slots.clear();
@@ -358,13 +362,13 @@ impl Map {
         self.frozen.store(false, Ordering::SeqCst);
     }
 
-    /// Whether nothing in this leaf's group was ever changed, so that a discard can skip it.
+    /// Whether no block of this leaf's group was ever changed, so that a discard can skip the group.
     pub fn group_is_untouched(&self, leaf: usize) -> bool {
         self.groups.get(leaf / LEAVES_PER_GROUP).is_none_or(|g| g.get().is_none())
     }
 
-    /// The ranges of blocks (first, count) that read as zeroes, ascending. For a checkpoint, while nobody
-    /// changes the map.
+    /// Calls `each` with the ranges of zero blocks (first, count), ascending. For a checkpoint, during which
+    /// the map does not change.
     pub fn zero_ranges(&self, mut each: impl FnMut((u32, u32))) {
         let mut last: Option<(u32, u32)> = None;
         let mut push = |first: usize, count: usize| {
@@ -380,7 +384,7 @@ impl Map {
                 let first = (number * LEAVES_PER_GROUP + index) * SLOTS;
                 match leaf.0.read().now() {
                     Leaf::Absent => {}
-                    // The last leaf may be longer than the volume.
+                    // The last leaf may extend past the end of the volume.
                     Leaf::Zero => {
                         let end = usize::try_from(self.blocks).unwrap_or(usize::MAX);
                         push(first, SLOTS.min(end.saturating_sub(first)));
@@ -395,7 +399,8 @@ impl Map {
         last.into_iter().for_each(each);
     }
 
-    /// The partial blocks, ascending. For a checkpoint, while nobody changes the map.
+    /// Calls `each` with the partial blocks, ascending. For a checkpoint, during which the map does not
+    /// change.
     pub fn each_partial(&self, mut each: impl FnMut(BlockNumber, &Sectors)) {
         for (number, group) in self.groups.iter().enumerate() {
             let Some(group) = group.get() else { continue };
@@ -412,7 +417,7 @@ impl Map {
         }
     }
 
-    /// Waits until everybody who locked the leaf of one of these blocks before this call has unlocked it.
+    /// Waits until all threads that locked the leaf of one of these blocks before this call have unlocked it.
     pub fn sweep(&self, blocks: impl Iterator<Item = BlockNumber>) {
         let mut last = usize::MAX;
         for block in blocks {
@@ -426,18 +431,19 @@ impl Map {
 }
 
 impl LeafWrite<'_> {
-    /// Where the block is.
+    /// The location of the block.
     #[inline]
     pub fn get(&self, index: usize) -> Location {
         self.leaf.get(index)
     }
 
-    /// Where each sector of the block is.
+    /// The location of each sector of the block.
     pub fn sectors(&self, index: usize) -> Sectors {
         self.leaf.now.sectors(index)
     }
 
-    /// Sets where the block is, which is no partial block. The old slot, if there was one, is the caller's to give back.
+    /// Sets the location of a block that is not a partial block. The caller frees the old slot, if there was
+    /// one.
     #[inline]
     pub fn set(&mut self, index: usize, location: Location) {
         debug_assert!(self.get(index).entry().is_none(), "the entry of a partial block would stay");
@@ -453,7 +459,8 @@ impl LeafWrite<'_> {
         }
     }
 
-    /// Makes a table of a leaf that has none. With the file's directory, the change in it is there at once, with the table.
+    /// Makes a table for a leaf without one. In a memory file's directory, the table appears together with
+    /// `change`.
     #[cold]
     fn make_table(&mut self, fill: Location, change: Option<(usize, Location)>) {
         let (mut table, number) = self.new_piece(fill);
@@ -467,7 +474,7 @@ impl LeafWrite<'_> {
         self.map.table_bytes.fetch_add(TABLE_BYTES, Ordering::Relaxed);
     }
 
-    /// A piece, and its number in the file with the index.
+    /// Makes a piece; also returns its number in the memory file.
     fn new_piece(&self, fill: Location) -> (Piece<Location>, Option<u32>) {
         match &self.map.file {
             None => (Piece::new(|| fill), None),
@@ -490,13 +497,13 @@ impl LeafWrite<'_> {
         }
     }
 
-    /// Whether it has no table: a change makes one.
+    /// Whether the leaf has no table, so that a change makes one.
     #[inline]
     pub(crate) fn is_uniform(&self) -> bool {
         !matches!(self.leaf.now, Leaf::Table(..))
     }
 
-    /// Whether so many more blocks can be partial blocks.
+    /// Whether `count` more blocks can become partial blocks.
     pub fn takes_partial(&self, count: usize) -> bool {
         match &self.leaf.now {
             Leaf::Table(_, Some(partial)) => partial.free_entries() >= count,
@@ -504,8 +511,9 @@ impl LeafWrite<'_> {
         }
     }
 
-    /// Sets where each sector of the block is: a partial block, unless all are in one place. The old slots are the caller's to
-    /// give back. `false`: the leaf takes no more partial blocks ([`LeafWrite::takes_partial`]), and nothing has changed.
+    /// Sets the location of each sector of the block: it becomes a partial block, unless all sectors have the
+    /// same location. The caller frees the old slots. `false`: the leaf takes no more partial blocks
+    /// ([`LeafWrite::takes_partial`]), and nothing has changed.
     #[must_use]
     pub fn set_sectors(&mut self, index: usize, sectors: &Sectors) -> bool {
         let whole = sectors.first().copied().filter(|first| sectors.iter().all(|sector| sector == first));
@@ -517,7 +525,7 @@ impl LeafWrite<'_> {
                 self.set(index, whole);
                 return true;
             };
-            // The word first: nobody who finds it looks into the table of partial blocks for this block.
+            // The block's word first: from then on no reader uses the table of partial blocks for this block.
             self.put(index, whole);
             self.drop_entry(entry);
             counts.blocks.fetch_sub(1, Ordering::Relaxed);
@@ -552,7 +560,7 @@ impl LeafWrite<'_> {
         }
     }
 
-    /// A new entry in the table of partial blocks. `None`: it is full.
+    /// Adds an entry to the table of partial blocks. `None`: the table is full.
     fn add_entry(&mut self, sectors: &Sectors) -> Option<u16> {
         while let Leaf::Table(_, partial) = &self.leaf.now
             && let Some(place) = partial.as_ref().map_or(Some(0), |partial| partial.missing_piece())
@@ -576,7 +584,7 @@ impl LeafWrite<'_> {
         if needed == before {
             return;
         }
-        // The last one first: none is named without those before it.
+        // The last one first, so that the directory never names a piece without those before it.
         (needed..before).rev().for_each(|place| self.name_partial(place, None));
         self.map.partial.bytes.fetch_sub((before - needed) as u64 * PARTIAL_BYTES, Ordering::Relaxed);
         let Leaf::Table(_, partial) = &mut self.leaf.now else { return };
@@ -586,13 +594,13 @@ impl LeafWrite<'_> {
         }
     }
 
-    /// The contents of a slot have moved to another one: whatever sectors of the block are there. The old slot is the caller's to
-    /// give back.
+    /// Records that the contents of a slot have moved to another one, for all sectors of the block in it. The
+    /// caller frees the old slot.
     pub fn moved(&mut self, index: usize, from: Location, to: Location) {
         rename(&mut self.leaf.now, index, from, to);
     }
 
-    /// Drops the table where every block is zero, or every block absent. Called after discards.
+    /// Drops the table if all blocks are zero, or all are absent. Called after discards.
     pub fn fold(&mut self) {
         let Leaf::Table(table, None) = &self.leaf.now else { return };
         let Some(first) = table.first().copied() else { return };
@@ -624,40 +632,42 @@ impl LeafWrite<'_> {
         self.leaf.needs(index, slot)
     }
 
-    /// A slot that a frozen map needs has moved.
+    /// Records that a slot that a frozen map needs has moved.
     pub fn moved_kept(&mut self, index: usize, from: Location, to: Location) {
         if let Some(kept) = &mut self.leaf.kept {
             rename(kept, index, from, to);
         }
     }
 
-    /// The first change since the map was frozen.
+    /// Copies the leaf for a frozen map, before its first change.
     #[cold]
     fn keep(&mut self, freeze: u32) {
-        // What an earlier freeze left here is of a leaf that was new at its end, and holds no slot.
+        // A copy of an earlier freeze can only be of a leaf that was new at that freeze's end, and names no
+        // slot.
         debug_assert!(!matches!(self.leaf.kept, Some(Leaf::Table(..))), "a freeze was not over");
         self.map.table_bytes.fetch_add(self.leaf.now.bytes(), Ordering::Relaxed);
         self.leaf.kept = Some(self.leaf.now.clone());
         self.leaf.seen = freeze;
     }
 
-    /// The freeze is over: gives the slots that blocks had then and have not now, a shared slot twice if it is both blocks'.
-    fn forget(&mut self, gone: &mut Vec<Location>) {
+    /// Drops the copy. Adds to `freed` the slots that blocks had at the freeze and no longer have; a slot that
+    /// was shared by two such blocks twice.
+    fn forget(&mut self, freed: &mut Vec<Location>) {
         let Some(kept) = self.leaf.kept.take() else { return };
         let Leaf::Table(table, _) = &kept else { return };
         for (index, old) in table.iter().enumerate() {
             if old.entry().is_some() {
                 let before = kept.sectors(index);
-                gone.extend(slots(&before).filter(|slot| !self.leaf.now.names(index, *slot)));
+                freed.extend(slots(&before).filter(|slot| !self.leaf.now.names(index, *slot)));
             } else if old.place().is_some() && !self.leaf.now.names(index, *old) {
-                gone.push(*old);
+                freed.push(*old);
             }
         }
         self.map.table_bytes.fetch_sub(kept.bytes(), Ordering::Relaxed);
     }
 }
 
-/// Puts another slot in the place of one, of a block.
+/// Replaces a slot of a block by another one.
 fn rename(leaf: &mut Leaf, index: usize, from: Location, to: Location) {
     let sectors = leaf.sectors(index);
     let Leaf::Table(table, partial) = leaf else { return };
@@ -703,7 +713,7 @@ mod tests {
         assert!(map.freeze().is_none(), "one at a time");
         {
             let mut leaf = map.relocate(3).unwrap();
-            // Moved before anything was changed: it is where the frozen map finds it.
+            // The block moved before any change, so the frozen map finds it at its new location.
             leaf.set(5, at(7));
             assert!(!leaf.keeps(5, at(7)));
         }

@@ -1,7 +1,7 @@
-//! RAM for segments: 2 MiB pieces taken from the operating system and given back.
+//! Allocates RAM for segments: pieces of 2 MiB, mapped from the operating system and returned to it.
 //!
-//! Page data stays off the heap, so that it is counted exactly, returned at once, left out of core dumps,
-//! and backed by huge pages where the kernel has them (a random access costs one TLB miss less).
+//! Segments are not on the heap, so that their memory is counted exactly, returned at once, left out of core
+//! dumps, and backed by huge pages if the kernel has them (a random access costs one TLB miss less).
 //!
 //! `unsafe` here: mapping memory, and touching slots through raw pointers. A slot's bytes are guarded by
 //! the lock of the leaf whose block lives in it (see [`crate::map`]), which the type system cannot see;
@@ -24,10 +24,10 @@ use crate::units::{SEGMENT_BYTES, SLOTS, Slot};
 /// Segments in one mapping: address space is taken in pieces of 128 MiB, memory only as it is touched.
 const SEGMENTS_PER_MAPPING: usize = PIECES_PER_CHUNK as usize;
 
-/// The same, as narrow as it is.
+/// [`SEGMENTS_PER_MAPPING`] as `u32`.
 const PIECES_PER_CHUNK: u32 = 64;
 
-/// Pieces returned to the system in one go (128 MiB): the thread that does it also serves writers.
+/// Pieces that are returned to the system at a time (128 MiB): the thread that does it also serves writers.
 const TRIM_PIECES: usize = 64;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -49,13 +49,13 @@ impl SegmentMemory {
         self.0.as_ptr().expose_provenance()
     }
 
-    /// The bytes, for who took the piece for itself: it is no segment's, and whoever copied from it as one has left.
+    /// The bytes of a piece that belongs to no segment and from which no thread copies any more.
     pub fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: a piece that is mapped, and initialised by the kernel; nobody else uses it, as said above.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), SEGMENT_BYTES) }
     }
 
-    /// Takes ownership back from an address that came from [`SegmentMemory::address`].
+    /// Takes ownership again, from an address that came from [`SegmentMemory::address`].
     ///
     /// # Safety
     /// The address belongs to a live piece of a pool, and nobody else takes it back.
@@ -68,8 +68,9 @@ fn slot_pointer(address: usize, slot: Slot) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut::<u8>(address).wrapping_add((slot.0 as usize % SLOTS) * BLOCK)
 }
 
-/// Copies bytes. Under the schedule explorer in two halves, with others let in before each: so a copy from or
-/// to memory that somebody else uses meanwhile can be seen. In halves also in tests of this crate, in which a process may end there.
+/// Copies bytes. Under the schedule explorer it copies in two halves, and lets other threads run before each,
+/// so that a copy to or from memory that another thread uses meanwhile is detected. Tests of this crate copy
+/// in halves, too, because a process may end between them.
 ///
 /// # Safety
 /// As [`std::ptr::copy_nonoverlapping`].
@@ -88,7 +89,7 @@ unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies bytes of a slot out. `address` is that of memory which stays mapped while `_held` is locked.
+/// Copies bytes out of a slot. The memory at `address` stays mapped while `_held` is locked.
 #[inline]
 pub fn copy_out(address: usize, slot: Slot, skip: usize, into: &mut [u8], _held: &impl LeafHeld) {
     if skip.saturating_add(into.len()) > BLOCK {
@@ -112,8 +113,9 @@ pub fn copy_in(address: usize, slot: Slot, skip: usize, from: &[u8], _held: &cra
     }
 }
 
-/// Copies a whole block into a slot past the processor's caches: what lies there is not fetched to be overwritten, and what
-/// others use stays in them. The leaf must be locked for writing, and [`settle`] called before it is unlocked.
+/// Copies a whole block into a slot with non-temporal stores: the old contents are not loaded, and the
+/// processor's caches keep their contents. The leaf must be locked for writing, and [`settle`] called before
+/// it is unlocked.
 #[inline]
 pub fn copy_in_past_caches(address: usize, slot: Slot, from: &[u8; BLOCK], held: &crate::map::LeafWrite<'_>) {
     #[cfg(target_arch = "x86_64")]
@@ -135,7 +137,7 @@ pub fn copy_in_past_caches(address: usize, slot: Slot, from: &[u8; BLOCK], held:
     copy_in(address, slot, 0, from, held);
 }
 
-/// Makes what [`copy_in_past_caches`] copied visible to whoever locks the leaf next.
+/// Makes the copies of [`copy_in_past_caches`] visible to threads that lock the leaf afterwards.
 #[inline]
 pub fn settle() {
     #[cfg(target_arch = "x86_64")]
@@ -145,11 +147,12 @@ pub fn settle() {
     }
 }
 
-/// A whole slot of a frozen segment, without a lock: nobody writes a frozen segment, and its memory stays until
-/// the one who froze it lets it go. The caller froze the segment and swept the leaves.
+/// Calls `use_it` with a whole slot of a frozen segment, without a lock: no thread writes a frozen segment,
+/// and its memory stays until the thread that froze it releases it. The caller has frozen the segment and
+/// swept the leaves.
 pub fn with_frozen<T>(address: usize, slot: Slot, use_it: impl FnOnce(&[u8; BLOCK]) -> T) -> T {
     if UNDER_MODEL_CHECKER {
-        // A copy in which a write by somebody else shows.
+        // Copied, so that the explorer detects a concurrent write.
         let mut copy = [0; BLOCK];
         copy_frozen(address, slot, &mut copy);
         return use_it(&copy);
@@ -171,24 +174,25 @@ pub fn copy_frozen(address: usize, slot: Slot, into: &mut [u8]) {
 
 #[derive(Debug, Default)]
 struct Free {
-    /// Given back by a segment a moment ago, still backed by RAM.
+    /// Freed a moment ago, still backed by RAM.
     warm: Vec<SegmentMemory>,
-    /// Address space only.
+    /// Address space without RAM.
     cold: Vec<SegmentMemory>,
-    /// Mappings to be undone when the pool goes: address and length.
+    /// Mappings to unmap when the pool is dropped: address and length.
     mappings: Vec<(usize, usize)>,
-    /// The same of a file, by their addresses, with the number of their first piece.
+    /// Mappings of a file, by address, with the number of their first piece.
     of_file: BTreeMap<usize, (Mapping, u32)>,
-    /// The numbers of the parts that are mapped.
+    /// The numbers of the chunks that are mapped.
     chunks: BTreeSet<u32>,
 }
 
-/// Where segments' RAM comes from: one for all volumes of a host, and one for each volume whose memory is in a file.
+/// A pool of RAM for segments: one for all volumes of a host, and one for each volume whose memory is in a
+/// file.
 #[derive(Debug, Default)]
 pub struct MemoryPool {
     free: Mutex<Free>,
     file: Option<Arc<MemoryFile>>,
-    /// Bytes of warm pieces: RAM that no segment uses, until [`MemoryPool::trim`].
+    /// Bytes of warm pieces: RAM that no segment uses, until [`MemoryPool::trim`] returns it.
     warm_bytes: AtomicU64,
 }
 
@@ -198,13 +202,13 @@ impl MemoryPool {
         Arc::new(Self::default())
     }
 
-    /// A pool in a file whose memory is all free.
+    /// A pool in a file. All memory of the file is free.
     pub(crate) fn in_file(file: Arc<MemoryFile>) -> Arc<Self> {
         Arc::new(Self { free: Mutex::default(), file: Some(file), warm_bytes: AtomicU64::new(0) })
     }
 
-    /// Takes over the pieces with these numbers, which another process left in use. Their addresses, by number. `None`: there is no
-    /// address space.
+    /// Takes over the pieces with these numbers, which another process left in use. Returns their addresses
+    /// by number. `None`: there is not enough address space.
     pub(crate) fn adopt(&self, used: &BTreeSet<u32>) -> Option<BTreeMap<u32, usize>> {
         let file = self.file.as_ref()?;
         let mut free = self.free.lock();
@@ -225,7 +229,7 @@ impl MemoryPool {
         Some(addresses)
     }
 
-    /// Whether the piece with this number in the file is in use: it is mapped, and not free.
+    /// Whether the piece with this number in the file is in use: mapped and not free.
     pub(crate) fn has_number(&self, number: u32) -> bool {
         let free = self.free.lock();
         let is_free = |piece: &SegmentMemory| Self::number_in(&free, piece) == Some(number);
@@ -248,7 +252,7 @@ impl MemoryPool {
         self.warm_bytes.load(Ordering::Relaxed)
     }
 
-    /// A piece of 2 MiB, or `None` where the system has no address space or memory left.
+    /// Takes a piece of 2 MiB; `None` if the system has no address space or memory left.
     pub fn take(&self) -> Option<SegmentMemory> {
         let mut free = self.free.lock();
         if let Some(memory) = free.warm.pop() {
@@ -267,7 +271,8 @@ impl MemoryPool {
         let memory = free.cold.pop()?;
         if let Some(file) = &self.file {
             let number = Self::number_in(&free, &memory)?;
-            // A full file system is found here, and not by a signal at the first touch.
+            // Reserves the memory, so that a full file system gives an error here instead of a signal at the
+            // first access.
             if !reserve(file.file(), (memory.address(), file.segment_offset(number)), SEGMENT_BYTES) {
                 give_back(memory.address(), SEGMENT_BYTES);
                 free.cold.push(memory);
@@ -277,19 +282,19 @@ impl MemoryPool {
         Some(memory)
     }
 
-    /// Gives a piece back. Its RAM is returned to the system by the next [`MemoryPool::trim`], unless
-    /// somebody takes it before.
+    /// Frees a piece. The next [`MemoryPool::trim`] returns its RAM to the system, unless the piece is taken
+    /// before.
     pub fn give(&self, memory: SegmentMemory) {
         self.warm_bytes.fetch_add(SEGMENT_BYTES as u64, Ordering::Relaxed);
         self.free.lock().warm.push(memory);
     }
 
-    /// Returns the RAM of free pieces to the system, a part of it at a time. Whether there is more.
+    /// Returns the RAM of some free pieces to the system. Returns whether there is more.
     pub fn trim(&self) -> bool {
         let (warm, has_more) = {
             let mut free = self.free.lock();
             let count = free.warm.len().min(TRIM_PIECES);
-            // What came last is the next to be taken.
+            // Pieces that were freed last are taken next, so keep them.
             let warm: Vec<SegmentMemory> = free.warm.drain(..count).collect();
             self.warm_bytes.fetch_sub((warm.len() * SEGMENT_BYTES) as u64, Ordering::Relaxed);
             (warm, !free.warm.is_empty())
@@ -311,14 +316,14 @@ impl MemoryPool {
         has_more
     }
 
-    /// The RAM of a segment whose last user is leaving, from the address in its word. To be called once,
-    /// by the one who takes the address out of the word, under the log's lock.
+    /// Takes over a segment's RAM from the address in its word. Called once, by the thread that removes the
+    /// address from the word, under the log's lock.
     pub fn reclaim(address: usize) -> Option<SegmentMemory> {
         // SAFETY: the address is that of a piece which a segment owned until now; see above.
         unsafe { SegmentMemory::from_address(address) }
     }
 
-    /// Maps a chunk of a file, and leaves its contents as they are.
+    /// Maps a chunk of a file; its contents stay.
     fn map_chunk(free: &mut Free, file: &MemoryFile, chunk: u32) -> Option<()> {
         let first = chunk * PIECES_PER_CHUNK;
         let mapping = match file.map_segments(first, SEGMENTS_PER_MAPPING) {
@@ -376,7 +381,7 @@ impl Drop for MemoryPool {
     }
 }
 
-/// A page-aligned buffer for direct I/O. Locked into no pool: made once and reused by its owner.
+/// A page-aligned buffer for direct I/O, made once and reused by its owner.
 #[derive(Debug)]
 pub struct AlignedBuffer {
     start: NonNull<u8>,
@@ -389,7 +394,7 @@ unsafe impl Send for AlignedBuffer {}
 unsafe impl Sync for AlignedBuffer {}
 
 impl AlignedBuffer {
-    /// Zeroed memory of `len` bytes, rounded up to pages. `None`: no memory.
+    /// Zeroed memory of `len` bytes, rounded up to pages. `None`: the system has no memory.
     pub fn new(len: usize) -> Option<Self> {
         let len = len.max(1).next_multiple_of(4096);
         // SAFETY: a new anonymous mapping.
@@ -407,7 +412,7 @@ impl AlignedBuffer {
         Some(Self { start: NonNull::new(start.cast())?, len })
     }
 
-    /// The first byte, for I/O that the kernel does later.
+    /// The address of the first byte, for I/O that the kernel does later.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -457,7 +462,7 @@ mod tests {
         let address = pool.take().unwrap().address();
         let bytes: Vec<u8> =
             (0..2 * BLOCK as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        // From any address, into this slot and no other.
+        // From any offset on, into this slot and no other.
         for skip in [0, 1, 8, 15, 16, 63, 64, 4095] {
             let from: &[u8; BLOCK] = bytes[skip..][..BLOCK].try_into().unwrap();
             copy_in(address, Slot(0), 0, &[1; BLOCK], &leaf);
@@ -500,7 +505,7 @@ mod tests {
             assert!(pool.trim());
             assert_eq!(pool.warm_bytes(), (left * SEGMENT_BYTES) as u64);
         }
-        assert_eq!(pool.take().unwrap().address(), last, "what was given back last is taken first");
+        assert_eq!(pool.take().unwrap().address(), last, "the piece that was freed last is taken first");
         assert!(!pool.trim());
     }
 }

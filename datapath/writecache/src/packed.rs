@@ -1,9 +1,11 @@
-//! Packed segments: each live slot compressed, in RAM, between the dirty segments and the disk.
+//! Packed segments: segments whose live slots are compressed in RAM; the step between dirty segments and the
+//! disk.
 //!
-//! A packed segment is immutable: its slots are read, or die, until it is spilled or freed. Where many have
-//! died it is replaced by a smaller one, with the same slots ([`PackedTable::shrink`]). Whether packing pays is tried on a
-//! few slots first; a slot that does not get smaller is kept as it is. Each slot is packed by itself, so that a read unpacks
-//! 4 KiB: docs/decisions/0014 has what groups of slots and dictionaries would bring.
+//! A packed segment is immutable: its slots are read, or die, until it is spilled or freed. If many of them
+//! have died, it is replaced by a smaller one with the same slots ([`PackedTable::shrink`]). Packing is first
+//! tried on a few slots to see whether it pays; a slot that does not get smaller is kept uncompressed. Each
+//! slot is compressed by itself, so that a read decompresses 4 KiB; docs/decisions/0014 measures groups of
+//! slots and dictionaries.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -26,21 +28,21 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 /// Slots that are tried before a whole segment is packed.
 const SAMPLES: usize = 8;
 
-/// The level of zstd: 1 is no faster on 4 KiB, and 6 saves two hundredths more at a third of the speed.
+/// The level of zstd. On 4 KiB, level 1 is no faster, and level 6 saves another 2 % at a third of the speed.
 const ZSTD_LEVEL: i32 = 3;
 
-/// What packing is for, which decides how, and how much it has to save.
+/// The purpose of packing, which determines the algorithm and how much it has to save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// Cold segments can go to a disk instead: LZ4, which hardly delays that, and it has to save a third.
+    /// Cold segments can be spilled instead: LZ4, which hardly delays that; it has to save a third.
     BesideADisk,
-    /// It is the only way to get room: zstd, which is several times slower and packs a quarter smaller, and whatever that
-    /// saves, a tenth at least.
+    /// There is no other way to get space: zstd, which is several times slower and compresses a quarter
+    /// better; it has to save a tenth.
     Alone,
 }
 
 impl Packing {
-    /// What so many bytes have to become at most.
+    /// The most bytes to which this many may be compressed for packing to pay.
     fn most(self, bytes: usize) -> usize {
         let tenths = match self {
             Packing::BesideADisk => 7,
@@ -50,17 +52,18 @@ impl Packing {
     }
 }
 
-/// How much of a packed segment has to have died for it to be replaced by a smaller one, which costs a copy of what is alive.
+/// How many slots of a packed segment must have died before a smaller one replaces it, which costs a copy of
+/// the live ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dead {
     /// A quarter of its slots.
     Quarter,
-    /// [`MIN_GAIN`] slots: where there is no other way to get room.
+    /// [`MIN_GAIN`] slots: for a cache that has no other way to get space.
     Few,
 }
 
 impl Dead {
-    /// With so many slots live when it was made, so many may still be.
+    /// The most slots that may still live if `live` slots did when the segment was packed.
     fn most_live(self, live: u32) -> u32 {
         let after_quarter = live / 4 * 3;
         match self {
@@ -71,7 +74,8 @@ impl Dead {
 }
 
 thread_local! {
-    /// Some 100 KiB; the threads that read packed blocks are few and live long.
+    /// The decompressor of a thread, about 100 KiB. The threads that read packed blocks are few and live
+    /// long.
     static UNPACKER: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
@@ -85,10 +89,10 @@ fn unpack_zstd(entry: &[u8], into: &mut [u8; BLOCK]) -> bool {
     })
 }
 
-/// Memory of a packed segment.
+/// The memory of a packed segment.
 enum Blob {
     Process(AlignedBuffer),
-    /// In a memory file, behind a header ([`Header`]).
+    /// In a memory file, after a header ([`Header`]).
     File(Run),
 }
 
@@ -115,8 +119,8 @@ impl Blob {
     }
 }
 
-/// What is in front of the entries in a memory file: how they were packed, how many slots were live, where each slot begins and the
-/// last one ends, and the CRC32C of that. Numbers of four bytes.
+/// The header before the compressed slots in a memory file: the algorithm, the number of slots that were
+/// live, the start of each slot and the end of the last, and the CRC32C of these. Numbers of four bytes.
 struct Header {
     packing: Packing,
     live: u32,
@@ -161,11 +165,11 @@ impl Header {
 pub struct Packed {
     packing: Packing,
     blob: Blob,
-    /// Where each slot begins in the blob, and the last one ends; a slot that was dead has no bytes there.
+    /// The start of each slot in the blob, and the end of the last one; a slot that was dead takes no bytes.
     starts: Box<[u32]>,
-    /// Slots that were live when it was made.
+    /// Number of slots that were live when the segment was packed.
     live: u32,
-    /// Bytes that it takes, for the budget.
+    /// Bytes of memory that it takes, for the budget.
     bytes: u64,
 }
 
@@ -175,7 +179,7 @@ impl Packed {
         self.bytes
     }
 
-    /// Of entries that follow each other in these parts, in a memory file or not.
+    /// Makes a packed segment of these entries, in a memory file if there is one.
     fn new(
         packing: Packing,
         parts: &[&[u8]],
@@ -205,7 +209,8 @@ impl Packed {
         Self { packing, blob, starts, live, bytes }
     }
 
-    /// A packed segment that another process left in a memory file. `None`: there is none that makes sense, or it is another segment's, too.
+    /// Takes over a packed segment of another process in a memory file. `None`: it is invalid, or another
+    /// segment has it.
     pub(crate) fn adopt(file: &Arc<MemoryFile>, offset: u64) -> Option<Self> {
         let mut header = [0; Header::BYTES];
         file.file().read_exact_at(&mut header, offset).ok()?;
@@ -215,7 +220,7 @@ impl Packed {
         Some(Self::of_blob(packing, Blob::File(run), starts, live))
     }
 
-    /// Its first byte in a memory file.
+    /// Its offset in the memory file.
     pub(crate) fn offset(&self) -> Option<u64> {
         match &self.blob {
             Blob::Process(_) => None,
@@ -223,24 +228,24 @@ impl Packed {
         }
     }
 
-    /// Bytes of the file that it takes.
+    /// Bytes that it takes in the memory file.
     pub(crate) fn file_bytes(&self) -> u64 {
         self.blob.len() as u64
     }
 
-    /// Whether it has something of a slot.
+    /// Whether it contains a slot.
     pub(crate) fn has(&self, slot: Slot) -> bool {
         self.entry(slot).is_some_and(|entry| !entry.is_empty())
     }
 
-    /// What the blob holds of a slot; nothing for one that was dead.
+    /// The compressed bytes of a slot; `None` if the slot was dead.
     fn entry(&self, slot: Slot) -> Option<&[u8]> {
         let index = usize::from(slot.0);
         let (start, end) = (self.starts.get(index)?, self.starts.get(index + 1)?);
         self.blob.entries().get(usize::try_from(*start).ok()?..usize::try_from(*end).ok()?)
     }
 
-    /// The same without the slots that died since, where enough of them did.
+    /// A copy without the slots that died since, if enough did.
     fn without_dead(&self, segment: &Segment, dead: Dead, file: Option<&Arc<MemoryFile>>) -> Option<Self> {
         let live = segment.live();
         if live == 0 || live > dead.most_live(self.live) {
@@ -260,7 +265,7 @@ impl Packed {
         Self::new(self.packing, &entries, starts, live, file).filter(|smaller| smaller.bytes < self.bytes)
     }
 
-    /// Unpacks a slot. `false`: it was dead when the segment was packed.
+    /// Decompresses a slot. `false`: the slot was dead when the segment was packed.
     pub fn unpack(&self, slot: Slot, into: &mut [u8; BLOCK]) -> bool {
         let Some(entry) = self.entry(slot) else { return false };
         if let Ok(plain) = <&[u8; BLOCK]>::try_from(entry) {
@@ -275,18 +280,18 @@ impl Packed {
     }
 }
 
-/// Packs segments, one after the other; keeps what it does so with, and none of their contents but what zstd does.
+/// Packs segments one after the other. It keeps its buffers; only zstd's contain data of earlier segments.
 #[derive(Default)]
 pub struct Packer {
     lz4: CompressTable,
-    /// Made when it is first needed.
+    /// Made when first needed.
     zstd: Option<Compressor<'static>>,
-    /// Slots that it has compressed, also in vain.
+    /// Number of slots that it has compressed, including those without success.
     #[cfg(test)]
     tried: u64,
 }
 
-/// Entries one after the other, in memory of a segment's size: none is larger than its slot.
+/// The compressed slots one after the other, in memory of a segment's size: no entry is larger than its slot.
 struct Entries<'a> {
     memory: &'a mut [u8],
     len: usize,
@@ -331,7 +336,7 @@ impl Packer {
         Packed::new(packing, &[entries.memory.get(..entries.len)?], starts, segment.live(), file)
     }
 
-    /// Adds a slot, as it is where it does not get smaller.
+    /// Adds a slot; uncompressed if it does not get smaller.
     fn append(&mut self, plain: &[u8; BLOCK], packing: Packing, entries: &mut Entries<'_>) -> Option<()> {
         #[cfg(test)]
         {
@@ -383,7 +388,7 @@ impl PackedTable {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// What the live blocks of all packed segments would take as they are.
+    /// Uncompressed size of the live blocks in all packed segments.
     pub fn held_bytes<'a>(&self, record: impl Fn(SegmentId) -> Option<&'a Segment>) -> u64 {
         let live = |id: &SegmentId| record(*id).map_or(0, |segment| u64::from(segment.live()));
         self.segments.read().keys().map(live).sum::<u64>() * BLOCK as u64
@@ -394,14 +399,14 @@ impl PackedTable {
         self.segments.read().get(&id).cloned()
     }
 
-    /// Adds one.
+    /// Adds a packed segment.
     pub fn insert(&self, id: SegmentId, packed: Packed) {
         self.bytes.fetch_add(packed.bytes, Ordering::Relaxed);
         self.segments.write().insert(id, Arc::new(packed));
     }
 
-    /// Replaces those that lost so many of their slots or more by smaller ones, until the bytes that this freed are enough. Returns
-    /// these bytes.
+    /// Replaces packed segments of which enough slots died by smaller ones, until `is_enough` says that
+    /// enough bytes were freed. Returns the number of freed bytes.
     pub fn shrink<'a>(
         &self,
         dead: Dead,
@@ -409,7 +414,7 @@ impl PackedTable {
         is_enough: impl Fn(u64) -> bool,
     ) -> u64 {
         let mut ids: Vec<SegmentId> = self.segments.read().keys().copied().collect();
-        // In the same order each time, so that a schedule can be explored again.
+        // In a fixed order, so that the explorer can replay a schedule.
         ids.sort_unstable_by_key(|id| id.0);
         let mut freed = 0;
         for id in ids {
@@ -419,7 +424,7 @@ impl PackedTable {
             let (Some(packed), Some(segment)) = (self.get(id), record(id)) else { continue };
             let Some(smaller) = packed.without_dead(segment, dead, file) else { continue };
             let mut segments = self.segments.write();
-            // It may have been freed, and its number used again, meanwhile.
+            // Meanwhile the segment may have been freed and its number used again.
             let Some(place) = segments.get_mut(&id).filter(|place| Arc::ptr_eq(place, &packed)) else {
                 continue;
             };
@@ -431,7 +436,7 @@ impl PackedTable {
         freed
     }
 
-    /// Spoils all entries.
+    /// Damages all entries.
     #[cfg(test)]
     pub fn damage(&self) {
         let mut segments = self.segments.write();
@@ -441,7 +446,7 @@ impl PackedTable {
             .for_each(|packed| packed.blob.entries_mut().fill(0xff));
     }
 
-    /// Takes one out; its memory goes with its last reader. Returns its bytes.
+    /// Removes a packed segment; its memory is freed with its last reader. Returns its size in bytes.
     pub fn remove(&self, id: SegmentId) -> u64 {
         let bytes = self.segments.write().remove(&id).map_or(0, |packed| packed.bytes);
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -534,14 +539,14 @@ mod tests {
         for packing in [Packing::BesideADisk, Packing::Alone] {
             let mut packer = Packer::default();
             assert!(pack(&mut packer, &segment, address, packing).is_none());
-            // It takes no more than a look at a few slots.
+            // Only a few slots were tried.
             assert_eq!(packer.tried, SAMPLES as u64);
         }
     }
 
     #[test]
     fn what_hardly_gets_smaller_is_packed_where_there_is_no_other_way() {
-        // Six bits in each byte: nothing repeats, so that only zstd finds something, a quarter at most.
+        // Each byte has six random bits: nothing repeats, so only zstd saves something, at most a quarter.
         let (segment, _pool, address) = segment(|slot| {
             let mut state = u32::from(slot) + 1;
             let mut next = || {

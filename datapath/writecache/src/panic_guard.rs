@@ -1,27 +1,29 @@
-//! What a panic on a thread that serves everybody costs: that turn, and not the thread. Whoever waited for the turn gets an
-//! error, as what it held is dropped; all others go on.
+//! Limits the damage of a panic on a thread that serves all caches: the present piece of work fails, and the
+//! thread continues. Requests that wait for this work get an error, because it drops them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::sync::UNDER_MODEL_CHECKER;
 
-/// Runs one turn of a thread. `false`: it panicked, which is in the log.
+/// Runs a piece of work of a thread. `false`: it panicked, which was logged.
 ///
-/// Locks are given back on the way out, and what they guard may be half changed: callers give up what that may concern.
-pub(crate) fn without_panic(whose: &str, turn: impl FnOnce()) -> bool {
+/// Locks are released during the panic, and the data that they guard may be half changed: the caller has to
+/// give up what may be affected.
+pub(crate) fn without_panic(whose: &str, work: impl FnOnce()) -> bool {
     if UNDER_MODEL_CHECKER {
-        // A panic is what the explorer looks for.
-        turn();
+        // The explorer looks for panics, so it must see them.
+        work();
         return true;
     }
-    let survived = catch_unwind(AssertUnwindSafe(turn)).is_ok();
+    let survived = catch_unwind(AssertUnwindSafe(work)).is_ok();
     if !survived {
-        tracing::error!("{whose} panicked; it goes on, and what it was doing failed: please report this");
+        tracing::error!("{whose} panicked; it continues, but its present work failed: please report this");
     }
     survived
 }
 
-/// What is to be done where something is dropped without having been answered: by a panic, or by a disk that never calls back.
+/// A function that runs if this value is dropped without [`UnlessAnswered::answered`]: after a panic, or if a
+/// disk never calls back.
 pub(crate) struct UnlessAnswered(Option<Box<dyn FnOnce() + Send>>);
 
 impl UnlessAnswered {
@@ -29,9 +31,10 @@ impl UnlessAnswered {
         Self(Some(Box::new(undo)))
     }
 
-    /// With another undoing before it: both are done, or neither.
+    /// Adds a function that runs before the present one: both run, or neither.
     pub(crate) fn after(mut self, undo: impl FnOnce() + Send + 'static) -> Self {
-        // Not this one itself: it would do its part wherever it goes without being asked, and so where both were answered.
+        // Not `self` itself: the closure would run it when it is dropped without being called, although both
+        // were answered.
         let then = self.0.take();
         Self::new(move || {
             undo();
@@ -41,7 +44,7 @@ impl UnlessAnswered {
         })
     }
 
-    /// Nothing is left to be done.
+    /// Drops the function without running it.
     pub(crate) fn answered(mut self) {
         self.0 = None;
     }

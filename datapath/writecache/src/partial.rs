@@ -1,11 +1,11 @@
 //! The partial blocks of a leaf: blocks whose sectors are in several places.
 //!
-//! A write of a part of a block takes a slot for that part alone and reads nothing. From then on the block's word in the map
-//! is [`Location::partial`], and the table here says for each of its sectors where that is: in a slot, zero, or absent. A
-//! sector has the same place in each slot as in its block, so a block never has more than eight slots, and the end of a
-//! block and the beginning of the next one fit into one slot together: a *shared slot*.
+//! A write of a part of a block takes a slot for that part alone and reads nothing. From then on the block's
+//! word in the map is [`Location::partial`], and this table has the place of each of its sectors: a slot,
+//! zero, or absent. A sector has the same offset in each slot as in its block, so a block has at most eight
+//! slots, and the end of a block and the beginning of the next one fit into one slot: a *shared slot*.
 //!
-//! Nothing here is in the way of a whole block: a leaf without partial blocks has no table.
+//! Whole blocks pay nothing for this: a leaf without partial blocks has no table.
 //!
 //! | slots | owner in the segment's record | overwritten in place |
 //! |---|---|---|
@@ -19,20 +19,20 @@ use crate::map::{LeafWrite, split};
 use crate::segment::Segment;
 use crate::units::{BlockNumber, Location, SECTORS, SLOTS};
 
-/// Where each sector of a block is: slots, [`Location::ZERO`] or [`Location::ABSENT`].
+/// The place of each sector of a block: slots, [`Location::ZERO`] or [`Location::ABSENT`].
 pub type Sectors = [Location; SECTORS];
 
 /// Bytes of index memory that the table grows by.
 pub const PARTIAL_BYTES: u64 = (SLOTS * size_of::<Location>()) as u64;
 
-/// Entries that are in use, a bit for each.
+/// Words of the bit set of entries in use.
 const WORDS: usize = Location::MOST_PARTIAL.div_ceil(64);
 
 /// The table of a leaf.
 #[derive(Clone, Debug, Default)]
 pub struct PartialTable {
     used: [u64; WORDS],
-    /// The sectors of one entry after the other.
+    /// The sectors of all entries, one entry after the other.
     pieces: Vec<Piece<Location>>,
 }
 
@@ -46,11 +46,11 @@ pub fn slots(sectors: &Sectors) -> impl Iterator<Item = Location> + '_ {
         .map(|(_, slot)| *slot)
 }
 
-/// Whether a slot is dead once a block of this leaf has left it. It is not while the leaf needs it: for the block that shares it, which
-/// owns it from now on, or for a frozen view.
+/// Whether a slot is dead after a block of this leaf has left it. It is not while the leaf needs it: for the
+/// block that shares it, which becomes its owner, or for a frozen view.
 pub fn is_left(segment: &Segment, leaf: &LeafWrite<'_>, number: usize, at: Location) -> bool {
     let Some((_, slot)) = at.place() else { return false };
-    // It may be gone already, and another leaf's.
+    // The slot may have been freed already, and belong to another leaf.
     let Some(owner) = segment.owner(slot) else { return false };
     let (of, index) = split(owner);
     if of != number || leaf.needs(index, at) {
@@ -64,12 +64,12 @@ pub fn is_left(segment: &Segment, leaf: &LeafWrite<'_>, number: usize, at: Locat
 }
 
 impl PartialTable {
-    /// Bytes of index memory that it takes.
+    /// Index memory of the table, in bytes.
     pub fn bytes(&self) -> u64 {
         self.pieces.len() as u64 * PARTIAL_BYTES
     }
 
-    /// Entries that it still takes.
+    /// Number of free entries.
     pub fn free_entries(&self) -> usize {
         let used: u32 = self.used.iter().map(|bits| bits.count_ones()).sum();
         Location::MOST_PARTIAL.saturating_sub(used as usize)
@@ -100,7 +100,7 @@ impl PartialTable {
         }
     }
 
-    /// A table with these pieces, of which these entries are in use. `None`: it has no piece.
+    /// A table with these pieces and these entries in use. `None`: a piece is missing.
     pub(crate) fn adopt(pieces: Vec<Piece<Location>>, entries: &BTreeSet<usize>) -> Option<Self> {
         let mut table = Self { pieces, ..Self::default() };
         entries.iter().for_each(|entry| table.mark(*entry, true));
@@ -114,18 +114,18 @@ impl PartialTable {
         }
     }
 
-    /// The place of the next piece, if a new entry needs one.
+    /// The index of the piece that a new entry needs, if it is missing.
     pub fn missing_piece(&self) -> Option<usize> {
         let entry = self.free_entry()?;
         (self.pieces.len() * SLOTS < (entry + 1) * SECTORS).then_some(self.pieces.len())
     }
 
-    /// Adds a piece, in which all is absent.
+    /// Adds a piece whose sectors are all absent.
     pub fn push(&mut self, piece: Piece<Location>) {
         self.pieces.push(piece);
     }
 
-    /// A new entry. `None`: the table is full, or lacks a piece ([`PartialTable::missing_piece`]).
+    /// Adds an entry. `None`: the table is full, or a piece is missing ([`PartialTable::missing_piece`]).
     pub fn add(&mut self, sectors: &Sectors) -> Option<u16> {
         let entry = self.free_entry().filter(|_| self.missing_piece().is_none())?;
         self.mark(entry, true);
@@ -133,17 +133,17 @@ impl PartialTable {
         u16::try_from(entry).ok()
     }
 
-    /// Gives an entry back.
+    /// Frees an entry.
     pub fn remove(&mut self, entry: usize) {
         self.mark(entry, false);
     }
 
-    /// Pieces that it has.
+    /// Number of pieces.
     pub fn pieces(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Pieces that its entries use, and those before them.
+    /// Number of pieces up to the last one that has entries in use.
     pub fn needed_pieces(&self) -> usize {
         let is_used =
             |entry: &usize| self.used.get(entry / 64).is_some_and(|bits| bits >> (entry % 64) & 1 == 1);
@@ -151,7 +151,7 @@ impl PartialTable {
         end.div_ceil(SLOTS)
     }
 
-    /// Gives the pieces back from this place on.
+    /// Frees the pieces from this index on.
     pub fn truncate(&mut self, pieces: usize) {
         self.pieces.truncate(pieces);
     }

@@ -1,31 +1,33 @@
-//! Memory pressure: when the machine runs short, the caches' limit goes down in steps, and up again later.
+//! Reacts to memory pressure: if the machine runs short of memory, the limit of all caches is lowered in
+//! steps, and raised again later.
 //!
 //! ```text
-//!  tight: limit = 7/8 of what is in use     critical: 3/4     ample for 5 s: limit + 1/8 each second,
+//!  tight: limit = 7/8 of the used bytes     critical: 3/4     ample for 5 s: limit + 1/8 each second,
 //!  (not again before that is reached)       (every second)    until it is as configured
 //! ```
 //!
-//! Where the kernel offers PSI (`/proc/pressure/memory`), pressure is the time that tasks stood still for
-//! want of memory since the last look. Elsewhere it is how little the cgroup's limit (v2 or v1) and
-//! `MemAvailable` leave. Because a cgroup's limit may be hit without any stall before, hardly anything
-//! left is critical on every machine.
+//! If the kernel has PSI (`/proc/pressure/memory`), pressure is the share of time in which tasks stalled for
+//! lack of memory since the last check. Otherwise it is how little the cgroup's limit (v2 or v1) and
+//! `MemAvailable` leave. On every machine, hardly any memory left counts as critical, because a cgroup's
+//! limit may be reached without stalls before.
 //!
-//! The kernel also counts as a stall what it does to find two MiB side by side, for the huge pages that segments
-//! are made of. In a machine whose memory is full of page cache a cache that grows spends more than a tenth of its time
-//! so, and would be shrunk again and again with nearly all memory to be had. So stalls count only where less than a quarter is left.
+//! The kernel also counts as stalls the time in which it searches contiguous 2 MiB for the huge pages of
+//! segments. On a machine whose memory is full of page cache, a growing cache spends more than a tenth of its
+//! time so; it would be shrunk again and again although nearly all memory is available. So stalls count only
+//! if less than a quarter of the memory is left.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::budget::Budget;
 
-/// Pressure is looked at once in so long, while caches have RAM in use.
+/// The interval of checks while caches have RAM in use.
 pub const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Looks without pressure before the limit goes up.
-const CALM_LOOKS: u32 = 5;
+/// Number of checks without pressure before the limit is raised.
+const CALM_CHECKS: u32 = 5;
 
-/// The least that a step changes.
+/// The smallest change of the limit in one step, in bytes.
 const STEP_BYTES: u64 = 2 << 20;
 
 /// How short memory is.
@@ -33,22 +35,22 @@ const STEP_BYTES: u64 = 2 << 20;
 pub enum Level {
     /// There is enough.
     Ample,
-    /// Less would be better.
+    /// Memory is short; using less would help.
     Tight,
-    /// Somebody is about to be killed.
+    /// The kernel is about to kill a process.
     Critical,
 }
 
-/// Something that knows how short memory is.
+/// A source of the level of memory pressure.
 pub trait PressureSource: Send + 'static {
     /// The level at this moment.
     fn level(&mut self, now: Instant) -> Level;
 
-    /// What it looks at, for logs.
+    /// Name of the source, for logs.
     fn name(&self) -> &'static str;
 }
 
-/// A source for hosts that are not to react: never any pressure.
+/// A source for hosts that ignore pressure: never any.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoPressure;
 
@@ -71,12 +73,12 @@ pub(crate) struct Monitor {
     shrinks: u64,
 }
 
-/// What the caches together need to know about, for one look.
+/// The figures of all caches together, for one check.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
-    /// The limit never goes below this: what the caches use in any case.
+    /// The lowest possible limit: the memory that the caches need in any case.
     pub(crate) least_bytes: u64,
-    /// Sum of the caches' maxima: a higher limit has no effect.
+    /// Sum of the caches' maxima: a higher limit would have no effect.
     pub(crate) most_bytes: u64,
 }
 
@@ -90,13 +92,14 @@ impl Monitor {
         self.shrinks
     }
 
-    /// Whether it is time to look.
+    /// Whether a check is due.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.next.is_none_or(|next| next <= now)
     }
 
-    /// Looks, where it is time, and moves the limit. Returns when to look next: never while nothing is in use.
-    pub(crate) fn turn(
+    /// Checks the pressure if that is due, and changes the limit. Returns when the next check is due; never,
+    /// while no RAM is in use.
+    pub(crate) fn check(
         &mut self,
         budget: &Budget,
         now: Instant,
@@ -119,7 +122,7 @@ impl Monitor {
                 self.shrink(budget, level, extent().least_bytes);
             }
         }
-        if self.calm >= CALM_LOOKS && self.bound.is_some() {
+        if self.calm >= CALM_CHECKS && self.bound.is_some() {
             self.restore(budget, extent().most_bytes);
         }
         self.next
@@ -160,40 +163,40 @@ impl Monitor {
     }
 }
 
-/// The machine's own sources.
+/// The sources of the system.
 pub struct SystemPressure {
     root: PathBuf,
     last: Option<(Stalls, Instant)>,
     has_psi: bool,
 }
 
-/// Microseconds that tasks stood still, since the machine was started.
+/// Microseconds in which tasks stalled, since the machine was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stalls {
     some_us: u64,
     full_us: u64,
 }
 
-/// What is left of a limit.
+/// The memory that a limit leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Left {
     free: u64,
     limit: u64,
 }
 
-/// Some task stood still for a tenth of the time.
+/// At least one task stalled for a tenth of the time.
 const TIGHT_SOME_PERCENT: u64 = 10;
 
-/// All tasks did so for a tenth of the time.
+/// All tasks stalled for a tenth of the time.
 const CRITICAL_FULL_PERCENT: u64 = 10;
 
-/// Stalls count where less than this part of a limit is left.
+/// Stalls count if less than this part of a limit is left.
 const PLENTY_DIVISOR: u64 = 4;
 
-/// Less than this part of a limit is left.
+/// Tight if less than this part of a limit is left.
 const TIGHT_DIVISOR: u64 = 16;
 
-/// Less than this part.
+/// Critical if less than this part is left.
 const CRITICAL_DIVISOR: u64 = 50;
 
 impl SystemPressure {
@@ -202,14 +205,14 @@ impl SystemPressure {
         Self::under(Path::new("/"))
     }
 
-    /// The sources in the files of another root directory.
+    /// The sources in the files below another root directory.
     pub fn under(root: &Path) -> Self {
         let has_psi = read_stalls(root).is_some();
         Self { root: root.to_path_buf(), last: None, has_psi }
     }
 
-    /// The memory that this process can have at all: the machine's, or the least limit of its cgroup and those above it.
-    /// `None` where it cannot be told.
+    /// The most memory that this process can use: the machine's, or the least limit of its cgroup and the
+    /// groups above. `None` if unknown.
     pub fn memory_bytes(&self) -> Option<u64> {
         let limits = cgroups(&self.root).into_iter().filter_map(|(dir, [limit, ..])| limit_in(&dir, limit));
         limits.chain(memory_field(&self.root, "MemTotal:")).min()
@@ -233,7 +236,7 @@ impl SystemPressure {
         }
     }
 
-    /// What the tightest limit leaves.
+    /// The memory that the tightest limit leaves.
     fn left(&self) -> Option<Left> {
         let all = cgroup_left(&self.root).into_iter().chain(machine_left(&self.root));
         all.min_by_key(Left::per_mille)
@@ -253,7 +256,7 @@ impl PressureSource for SystemPressure {
         if !self.has_psi || level == Level::Critical {
             return level;
         }
-        // Asked in any case: what counts is the time since the last look.
+        // Read each time, because the time since the last check counts.
         let stalled = self.stalled(now);
         if left.is_some_and(|left| left.is_plenty()) { Level::Ample } else { stalled }
     }
@@ -296,10 +299,10 @@ fn memory_field(root: &Path, key: &str) -> Option<u64> {
     field(&text, key).map(|kib| kib.saturating_mul(1024))
 }
 
-/// What is read of a cgroup: its limit, its usage, and what of that is page cache.
+/// The files of a cgroup that are read: its limit, its usage, and the page cache within that.
 type Files = [&'static str; 3];
 
-/// This process's memory cgroups and those above them, up to the mount: a container sees its own group there.
+/// This process's memory cgroup and those above it, up to the mount: a container sees its own group there.
 fn cgroups(root: &Path) -> Vec<(PathBuf, Files)> {
     let text = read(&root.join("proc/self/cgroup")).unwrap_or_default();
     let groups = text.lines().filter_map(|line| {
@@ -319,12 +322,12 @@ fn cgroups(root: &Path) -> Vec<(PathBuf, Files)> {
     groups.flat_map(above).collect()
 }
 
-/// What the limits of this process's cgroup and of those above it leave, the tightest first.
+/// The memory that the limits of this process's cgroup and of those above it leave; the tightest.
 fn cgroup_left(root: &Path) -> Option<Left> {
     cgroups(root).into_iter().filter_map(|(dir, files)| left_in(&dir, files)).min_by_key(Left::per_mille)
 }
 
-/// "max" is no number, and so no limit; v1 says a number near 2^63 instead.
+/// "max" is not a number and means no limit; v1 has a number near 2^63 instead.
 fn limit_in(dir: &Path, file: &str) -> Option<u64> {
     read_number(&dir.join(file)).filter(|limit| *limit < 1 << 60 && *limit > 0)
 }
@@ -375,7 +378,7 @@ mod tests {
     }
 
     fn look(monitor: &mut Monitor, budget: &Budget, now: Instant) -> Option<Instant> {
-        monitor.turn(budget, now, || Extent { least_bytes: 20 * MIB, most_bytes: 200 * MIB })
+        monitor.check(budget, now, || Extent { least_bytes: 20 * MIB, most_bytes: 200 * MIB })
     }
 
     #[test]
@@ -389,7 +392,7 @@ mod tests {
         budget.add(160 * MIB);
         assert_eq!(look(&mut monitor, &budget, at(0)), Some(at(1)));
         assert_eq!(budget.limit_bytes(), 140 * MIB);
-        // The caches are not there yet, so no further step; and no look before its time.
+        // The caches are still above the limit, so no further step; and no check before its time.
         assert_eq!(look(&mut monitor, &budget, at(0)), Some(at(1)));
         look(&mut monitor, &budget, at(1));
         assert_eq!((budget.limit_bytes(), monitor.shrinks()), (140 * MIB, 1));
@@ -518,7 +521,7 @@ mod tests {
     fn a_limit_of_a_group_above_is_the_memory_that_there_is() {
         let memory = |files: &[(&str, &str)]| SystemPressure::under(machine(files).path()).memory_bytes();
         let meminfo = ("proc/meminfo", "MemTotal: 1000000 kB\nMemAvailable: 900000 kB\n");
-        // A unit of systemd with MemoryMax=, which the group at the mount knows nothing of.
+        // A unit of systemd with MemoryMax=, which is not visible in the group at the mount.
         let unit = ("sys/fs/cgroup/system.slice/headwater.service/memory.max", "300000000\n");
         let v2 = [meminfo, ("proc/self/cgroup", "0::/system.slice/headwater.service\n"), unit];
         assert_eq!(memory(&v2), Some(300_000_000));

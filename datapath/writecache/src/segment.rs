@@ -11,13 +11,15 @@
 //! | `Clean` | yes | yes | no | `Spilled`; `Free` |
 //! | `Spilled` | - | yes | no | `Free` |
 //!
-//! Every state goes to `Free` when its last live slot dies, except `Filling` and the frozen
-//! ones, which do so when they leave that state. State and RAM address share one word, so that the hit path loads both at
-//! once. States change under the log's lock; see [`crate::map`] for what a change must do afterwards.
+//! A segment of any state becomes `Free` when its last live slot dies, except that `Filling` and frozen
+//! segments do so when they leave that state. State and RAM address share one word, so that the hit path
+//! loads both at once. States change under the log's lock; see [`crate::map`] for what a change must do
+//! afterwards.
 //!
-//! In a persistent cache slots are claimed in order and never again; those below [`Segment::stable`] belong
-//! to a closed epoch and are not overwritten in place, and those below [`Segment::saved`] are on disk, also
-//! while the segment is still `Filling` or `Dirty`; those below [`Segment::logged`] are in the map at least. A pinned segment is not freed: a commit reads it.
+//! In a persistent cache, slots are claimed in order, and never again. Slots below [`Segment::stable`] belong
+//! to a closed epoch and are not overwritten in place. Slots below [`Segment::saved`] are on disk, even while
+//! the segment is still `Filling` or `Dirty`. Slots below [`Segment::logged`] are at least in the map. A
+//! pinned segment is not freed, because a commit reads it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -27,7 +29,7 @@ use crate::sync::UNDER_MODEL_CHECKER;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::units::{BlockNumber, SEGMENT_BYTES, SLOT_COUNT, SLOTS, SegmentId, Slot};
 
-/// See the table at the top of this file.
+/// The state of a segment; see the module's documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Not in use.
@@ -48,7 +50,7 @@ pub enum State {
     PackedFrozen = 7,
 }
 
-/// State and RAM address, as loaded at one moment.
+/// State and RAM address, read together in one load.
 #[derive(Clone, Copy, Debug)]
 pub struct Word(usize);
 
@@ -93,7 +95,7 @@ impl Word {
         }
     }
 
-    /// The address of the segment's RAM, where it has any.
+    /// The address of the segment's RAM, if it has any.
     #[inline]
     pub fn ram(self) -> Option<usize> {
         let address = self.0 & !STATE_MASK;
@@ -106,7 +108,7 @@ impl Word {
         matches!(self.state(), State::Packed | State::PackedFrozen)
     }
 
-    /// The address, where slots may be overwritten in place.
+    /// The address, if slots may be overwritten in place.
     #[inline]
     pub fn writable(self) -> Option<usize> {
         matches!(self.state(), State::Filling | State::Dirty).then(|| self.ram()).flatten()
@@ -119,16 +121,16 @@ const DEAD: u32 = u32::MAX;
 /// In `position`: not on disk.
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
-/// In `marks`: set by a hit, cleared by the clock that looks for cold segments.
+/// In `marks`: set by a hit, cleared by the search for cold segments.
 const USED: u8 = 1;
 
-/// In `marks`: set by a write, cleared by who compares the segment with the image.
+/// In `marks`: set by a write, cleared by the dedup scan.
 const CHANGED: u8 = 2;
 
 type Owners = Piece<AtomicU32>;
 
-/// The record of one segment. In a cache line of its own: of a large cache it is not in the processor's caches, and comes
-/// with one look at memory.
+/// The record of one segment, in a cache line of its own: a large cache's records are not in the processor's
+/// caches, so each access should load one line only.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Segment {
@@ -138,21 +140,21 @@ pub struct Segment {
     marks: AtomicU8,
     /// Packing was tried and does not pay. Cleared when the segment is filled again.
     unpackable: AtomicBool,
-    /// Cleaning filled it, and it was not written out yet.
+    /// Filled by cleaning, and not written to disk since.
     cleaned: AtomicBool,
-    /// A commit is reading it.
+    /// A commit is reading the segment.
     pinned: AtomicBool,
     /// Slots below this are not overwritten in place.
     stable: AtomicU16,
     /// Slots below this are on disk.
     saved: AtomicU16,
-    /// Slots below this are in the map of a persistent cache, sealed, or on disk.
+    /// Slots below this are encrypted in the map of a persistent cache, or on disk.
     logged: AtomicU16,
     /// Position on the overflow disk.
     position: AtomicU32,
-    /// Number of the write that put it there; part of the nonce.
+    /// Number of the write that put the segment at its position; part of the nonce.
     generation: AtomicU64,
-    /// The block in each slot. Kept when the segment is freed: the next user needs it too.
+    /// The block in each slot. Kept when the segment is freed, because the next user needs the memory again.
     owners: OnceLock<Owners>,
     /// Its record in the memory file, if the cache outlives the process.
     record: Option<Record>,
@@ -187,7 +189,7 @@ impl Segment {
         Word(self.word.load(Ordering::Acquire))
     }
 
-    /// Changes state and address. Under the log's lock only.
+    /// Sets state and address. Only under the log's lock.
     pub fn set_word(&self, word: Word) {
         if let Some(record) = &self.record {
             record.set_state(word.state(), word.ram().is_some());
@@ -195,24 +197,24 @@ impl Segment {
         self.word.store(word.0, Ordering::Release);
     }
 
-    /// Live slots.
+    /// Number of live slots.
     pub fn live(&self) -> u32 {
         self.live.load(Ordering::Acquire)
     }
 
-    /// Marks the segment as used lately.
+    /// Marks the segment as recently used.
     #[inline]
     pub fn touch(&self) {
         self.mark(USED);
     }
 
-    /// Marks it as used and overwritten. Under the leaf's write lock, before the block changes.
+    /// Marks the segment as used and overwritten. Under the leaf's write lock, before the block changes.
     #[inline]
     pub fn touch_to_write(&self) {
         self.mark(USED | CHANGED);
     }
 
-    /// Nearly always the marks are there, and their cache line stays shared.
+    /// The marks are nearly always set already; then the cache line stays shared.
     #[inline]
     fn mark(&self, marks: u8) {
         if self.marks.load(Ordering::Relaxed) & marks != marks {
@@ -220,23 +222,23 @@ impl Segment {
         }
     }
 
-    /// Clears the mark of use; whether it was set.
+    /// Clears the mark of use; returns whether it was set.
     pub fn take_touch(&self) -> bool {
         self.marks.fetch_and(!USED, Ordering::Relaxed) & USED != 0
     }
 
-    /// Clears the mark of writes; whether it was set. What is written from now on sets it again, and what set it
-    /// before is seen by who locks the block's leaf after this.
+    /// Clears the mark of writes; returns whether it was set. Later writes set it again; earlier writes are
+    /// visible to a thread that locks the block's leaf after this call.
     pub fn take_changed(&self) -> bool {
         self.marks.fetch_and(!CHANGED, Ordering::AcqRel) & CHANGED != 0
     }
 
-    /// Whether packing was tried in vain.
+    /// Whether packing was tried and does not pay.
     pub fn is_unpackable(&self) -> bool {
         self.unpackable.load(Ordering::Relaxed)
     }
 
-    /// Remembers that, or forgets it.
+    /// Sets the value of [`Segment::is_unpackable`].
     pub fn set_unpackable(&self, unpackable: bool) {
         self.unpackable.store(unpackable, Ordering::Relaxed);
     }
@@ -246,48 +248,48 @@ impl Segment {
         self.cleaned.load(Ordering::Relaxed)
     }
 
-    /// Remembers that, or forgets it.
+    /// Sets the value of [`Segment::is_cleaned`].
     pub fn set_cleaned(&self, cleaned: bool) {
         self.cleaned.store(cleaned, Ordering::Relaxed);
     }
 
-    /// The address of the segment's RAM, where this slot may be overwritten in place.
+    /// The address of the segment's RAM, if this slot may be overwritten in place.
     #[inline]
     pub fn writable(&self, slot: Slot) -> Option<usize> {
         self.word().writable().filter(|_| slot.0 >= self.stable.load(Ordering::Acquire))
     }
 
-    /// Closes slots below this to overwriting. In a persistent cache, with its gate closed.
+    /// Forbids overwriting of slots below this. In a persistent cache, with its gate closed.
     pub fn set_stable(&self, slots: u16) {
         self.stable.store(slots, Ordering::Release);
     }
 
-    /// Slots below this are on disk, in a persistent cache.
+    /// Slots below this are on disk; for persistent caches.
     pub fn saved(&self) -> u16 {
         self.saved.load(Ordering::Acquire)
     }
 
-    /// Sets that.
+    /// Sets the value of [`Segment::saved`].
     pub fn set_saved(&self, slots: u16) {
         self.saved.store(slots, Ordering::Release);
     }
 
-    /// Slots below this, or below [`Segment::saved`], are durable, in a persistent cache.
+    /// Slots below this, or below [`Segment::saved`], are durable; for persistent caches.
     pub fn logged(&self) -> u16 {
         self.logged.load(Ordering::Acquire)
     }
 
-    /// Sets that.
+    /// Sets the value of [`Segment::logged`].
     pub fn set_logged(&self, slots: u16) {
         self.logged.store(slots, Ordering::Release);
     }
 
-    /// Whether a commit reads it, so that it must not be freed.
+    /// Whether a commit reads the segment, so that it must not be freed.
     pub fn is_pinned(&self) -> bool {
         self.pinned.load(Ordering::Acquire)
     }
 
-    /// Sets that. Under the log's lock.
+    /// Sets the value of [`Segment::is_pinned`]. Under the log's lock.
     pub fn set_pinned(&self, pinned: bool) {
         self.pinned.store(pinned, Ordering::Release);
     }
@@ -305,7 +307,7 @@ impl Segment {
         self.position.store(position.unwrap_or(NOWHERE), Ordering::Release);
     }
 
-    /// Generation of what is on disk.
+    /// Generation of the copy on disk.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
@@ -318,27 +320,28 @@ impl Segment {
         self.generation.store(generation, Ordering::Release);
     }
 
-    /// Tells the next process which memory of the file the segment has. Before its word says that it has some.
+    /// Records for the next process which memory of the file the segment has. Called before its word says
+    /// that it has some.
     pub(crate) fn set_memory(&self, number: u32) {
         if let Some(record) = &self.record {
             record.set_memory(number);
         }
     }
 
-    /// Tells the next process where its packed slots are, before its word says that they are packed, or before those that were there
-    /// are gone.
+    /// Records for the next process where the packed slots are. Called before the word says that they are
+    /// packed, and before earlier ones are freed.
     pub(crate) fn set_packed(&self, offset: Option<u64>) {
         if let (Some(record), Some(offset)) = (&self.record, offset) {
             record.set_packed(offset);
         }
     }
 
-    /// Takes over what another process told of it, in the state that follows from it; `address` is that of its memory. The record in the file
-    /// stays as it is until [`Segment::publish`].
+    /// Takes over the record of another process, in the state that follows from it; `address` is that of the
+    /// segment's memory. The record in the file is unchanged until [`Segment::publish`].
     pub(crate) fn adopt(&self, found: &RecordValue, address: usize) {
         let state = match found.state {
             State::Free => State::Free,
-            // A write that was under way may have failed, or come late: it does not count.
+            // The other process's write may have failed, or may still complete: it does not count.
             State::Filling | State::Dirty | State::Frozen => State::Dirty,
             State::Packed | State::PackedFrozen => State::Packed,
             State::Clean => State::Clean,
@@ -351,7 +354,7 @@ impl Segment {
         self.word.store(Word::new(state, address).0, Ordering::Release);
     }
 
-    /// Tells the next process what it is now.
+    /// Records the present state for the next process.
     pub(crate) fn publish(&self) {
         self.set_position(self.position());
         self.set_word(self.word());
@@ -370,8 +373,8 @@ impl Segment {
         }
     }
 
-    /// The block moved or went: its slot is dead. Under the leaf's write lock. Returns how many slots are
-    /// still live.
+    /// Marks a slot as dead, because its block moved or was freed. Under the leaf's write lock. Returns how
+    /// many slots are still live.
     #[inline]
     pub fn kill(&self, slot: Slot) -> u32 {
         if let Some(owner) = self.owners().get(slot.0 as usize) {
@@ -380,20 +383,20 @@ impl Segment {
         self.live.fetch_sub(1, Ordering::AcqRel).saturating_sub(1)
     }
 
-    /// The slot is another block's from now on, which shared it. Under the leaf's write lock, which is both blocks'.
+    /// Makes the block that shares a slot its owner. Under the leaf's write lock, which covers both blocks.
     pub fn set_owner(&self, slot: Slot, block: BlockNumber) {
         if let Some(owner) = self.owners().get(slot.0 as usize) {
             owner.store(block.0, Ordering::Release);
         }
     }
 
-    /// The block in a slot, where it is live; of two that share it, the first one.
+    /// The block of a live slot; for a shared slot, its owner.
     pub fn owner(&self, slot: Slot) -> Option<BlockNumber> {
         let owner = self.owners.get()?.get(slot.0 as usize)?.load(Ordering::Acquire);
         (owner != DEAD).then_some(BlockNumber(owner))
     }
 
-    /// Fetches what [`Segment::kill`] will change, while the caller does something else.
+    /// Prefetches the memory that [`Segment::kill`] will change.
     #[inline]
     pub fn expect_kill(&self, slot: Slot) {
         if !UNDER_MODEL_CHECKER {
@@ -419,10 +422,11 @@ impl Segment {
 /// All segments of a volume, by number; records are made as numbers are first used and never move.
 #[derive(Debug)]
 pub struct SegmentTable {
-    /// Made as they are first used, too: a volume that holds little has little of the table for the largest one.
+    /// Allocated when first used, so that the table of a small volume is small.
     shelves: Box<[OnceLock<Shelf>]>,
     groups: usize,
-    /// Where their records for the next process are. After the records that point there.
+    /// The memory file with the records for the next process. Declared after the records that point into it,
+    /// so dropped later.
     file: Option<Arc<MemoryFile>>,
 }
 
@@ -431,10 +435,10 @@ type Shelf = Box<[OnceLock<Group>]>;
 
 const GROUP: usize = SLOTS;
 
-/// Groups on a shelf: 128 GiB of cache.
+/// Number of groups on a shelf: 128 GiB of cache.
 const SHELF: usize = 128;
 
-/// Bytes that a segment's record and owners take, for the budget.
+/// Memory of a segment's record and owners in bytes, for the budget.
 pub const RECORD_BYTES: u64 = (size_of::<Segment>() + SLOTS * size_of::<AtomicU32>()) as u64;
 
 impl SegmentTable {
@@ -443,13 +447,14 @@ impl SegmentTable {
         Self::with_file(limit, None)
     }
 
-    /// The same of a cache whose memory is in a file.
+    /// Like [`SegmentTable::new`], for a cache whose memory is in a file.
     pub(crate) fn with_file(limit: u32, file: Option<Arc<MemoryFile>>) -> Self {
         let groups = (limit as usize).div_ceil(GROUP);
         Self { shelves: (0..groups.div_ceil(SHELF)).map(|_| OnceLock::new()).collect(), groups, file }
     }
 
-    /// Whether a segment with this number can be used. `false`: there is no memory for its record in the file. Under the log's lock.
+    /// Reserves memory for the record of this segment in the file. `false`: there is none. Under the log's
+    /// lock.
     pub(crate) fn reserve(&self, id: SegmentId) -> bool {
         self.file.as_ref().is_none_or(|file| file.reserve_record(id))
     }
@@ -502,7 +507,7 @@ mod tests {
         assert_eq!(table.get(SegmentId(0)).unwrap().generation(), 1);
         assert_eq!(table.get(last).unwrap().generation(), u64::from(SegmentId::LIMIT));
         assert_eq!(table.shelves.iter().filter(|shelf| shelf.get().is_some()).count(), 2);
-        // No more than asked for, in whole groups.
+        // Only as much as needed, in whole groups.
         let small = SegmentTable::new(4);
         assert!(
             small.get(SegmentId(GROUP as u32 - 1)).is_some() && small.get(SegmentId(GROUP as u32)).is_none()

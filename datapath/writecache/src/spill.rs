@@ -1,9 +1,10 @@
-//! Spilling: cold dirty segments go to the overflow disk, early, and stay in RAM as clean copies.
+//! Spilling: writes cold dirty segments to the overflow disk early; they stay in RAM as clean copies.
 //!
 //! ```text
-//!  Dirty --freeze, sweep--> Frozen --seal into a staging buffer, write--> Clean --evict, sweep--> Spilled
+//!  Dirty --freeze, sweep--> Frozen --encrypt into a staging buffer, write--> Clean --evict, sweep--> Spilled
 //! ```
-//! A packed segment goes `Packed -> PackedFrozen -> Spilled`, without a copy that stays. All but the end of a write happens on the host's thread.
+//! A packed segment goes `Packed -> PackedFrozen -> Spilled`, without a clean copy. All steps except the end
+//! of a write run on the host's thread.
 
 use std::io;
 use std::sync::Arc;
@@ -26,59 +27,59 @@ use crate::sync::UNDER_MODEL_CHECKER;
 use crate::throttle::Room;
 use crate::units::{SEGMENT_BYTES, SegmentId};
 
-/// Positions that only cleaning may use: what it writes frees more than it takes.
+/// Positions that only cleaning may use: it frees more positions than it takes.
 pub const RESERVED_POSITIONS: u32 = 2;
 
-/// Nothing more is packed in a turn of the host's thread that began so long ago.
-pub(crate) const PACKING_TURN: Duration = Duration::from_millis(5);
+/// A round of the host's thread that has run for this time packs no more segments.
+pub(crate) const PACKING_TIME_MAX: Duration = Duration::from_millis(5);
 
 fn is_lack_of_space(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
 
-/// Whether a turn of the host's thread that began then packs no more.
+/// Whether a round of the host's thread that began at this time packs no more segments.
 fn took_long(began: Instant) -> bool {
-    // Time stands still where schedules are explored.
-    !UNDER_MODEL_CHECKER && began.elapsed() >= PACKING_TURN
+    // Time stands still while schedules are explored.
+    !UNDER_MODEL_CHECKER && began.elapsed() >= PACKING_TIME_MAX
 }
 
-/// What a turn of the host's thread left behind.
+/// The result of a round of the host's thread for one cache.
 #[derive(Debug, Default)]
-pub struct TurnResult {
-    /// When a waiting write is to be refused.
+pub struct RoundResult {
+    /// When the first waiting write has to be refused.
     pub deadline: Option<Instant>,
-    /// The disk failed: try again after a while.
+    /// The disk failed: try again later.
     pub disk_failed: bool,
 }
 
-/// How far starting to write cold segments came, or to clean one.
+/// The result of starting to write cold segments, or to clean one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Begun {
-    /// All that can be moved is on its way.
+    /// Everything that can be moved is being moved.
     All,
-    /// The caches of the host have all staging buffers in use: one that comes back is a turn of its own.
+    /// All staging buffers of the host are in use: when one is given back, the thread is woken.
     LacksBuffer,
-    /// The disk took nothing, or is to be asked again after a while.
+    /// The disk failed or is full, and is tried again later.
     DiskRests,
 }
 
 impl WriteCache {
-    /// Does what there is to do for this cache, as far as it goes without waiting for the disk.
-    pub(crate) fn work(self: &Arc<Self>, now: Instant) -> TurnResult {
-        // Before what takes long, and after it.
+    /// Does the work of this cache that can be done without waiting for the disk.
+    pub(crate) fn work(self: &Arc<Self>, now: Instant) -> RoundResult {
+        // Both before the work that may take long, and after it.
         let _ = self.serve_throttled(now);
-        let mut turned = self.turn(now);
+        let mut result = self.run_round(now);
         if self.throttle.is_on() {
-            self.throttle.look(self.room(&self.log.lock()));
+            self.throttle.check_space(self.room(&self.log.lock()));
         }
-        turned.deadline = turned.deadline.into_iter().chain(self.serve_throttled(Instant::now())).min();
-        // Tables come and go without a segment, too.
+        result.deadline = result.deadline.into_iter().chain(self.serve_throttled(Instant::now())).min();
+        // Tables are also added and removed without a change of segments.
         self.report_index(&self.log.lock());
-        turned
+        result
     }
 
-    fn turn(self: &Arc<Self>, now: Instant) -> TurnResult {
+    fn run_round(self: &Arc<Self>, now: Instant) -> RoundResult {
         if let (Some(persist), Some(overflow)) = (&self.persist, &self.overflow) {
             return self.work_persistent(now, persist, overflow);
         }
@@ -87,8 +88,8 @@ impl WriteCache {
         if let Some(overflow) = &self.overflow {
             self.move_cleaned(overflow);
         }
-        // The ladder: pack what gets smaller, then spill, then clean. A writer that waits is better served
-        // by the disk, which is faster, where that takes anything.
+        // In this order: pack segments that compress, then spill, then clean. If the disk accepts segments,
+        // it serves a waiting writer faster than packing.
         let mut more_to_pack = false;
         if !self.waiting.any() || self.cannot_spill() {
             more_to_pack = self.pack_cold(now) || self.shrink_further(now);
@@ -99,25 +100,25 @@ impl WriteCache {
             disk_failed = begun.contains(&Begun::DiskRests);
         }
         self.shrink();
-        // Room may have come up meanwhile.
+        // Meanwhile space may have become free.
         let nothing_moves = self.log.lock().frozen_segments == 0 && !self.cleaner.is_busy();
         let hopeless = nothing_moves && !more_to_pack && !lacks_buffer;
         let deadline = self.serve_waiting(now, hopeless);
-        self.look_for_room();
+        self.check_for_space();
         if more_to_pack {
             self.host.signal();
         }
-        TurnResult { deadline, disk_failed }
+        RoundResult { deadline, disk_failed }
     }
 
-    /// As [`WriteCache::work`] for a persistent cache, whose own thread does the writing: nothing is packed,
-    /// and positions come back with commits.
+    /// Like [`WriteCache::work`], for a persistent cache: its own thread writes segments, nothing is packed,
+    /// and positions are freed by commits.
     fn work_persistent(
         self: &Arc<Self>,
         now: Instant,
         persist: &Persist,
         overflow: &Arc<Overflow>,
-    ) -> TurnResult {
+    ) -> RoundResult {
         let emptied = self.log.lock().take_emptied();
         for id in emptied {
             if let Some(segment) = self.segments.get(id) {
@@ -125,12 +126,13 @@ impl WriteCache {
             }
         }
         let Some(refused) = persist.while_open(|| self.claim_ahead(persist, overflow)) else {
-            // Nothing is written any more, and nothing waits.
+            // Nothing is written any more, and no write waits.
             self.move_cleaned(overflow);
             self.shrink();
-            return TurnResult::default();
+            return RoundResult::default();
         };
-        // Where it is broken, nothing is committed any more: spilling goes on, and what cleaning frees would not come back.
+        // A broken cache makes no commits: spilling continues, but positions that cleaning frees would not
+        // become usable.
         let is_broken = persist.is_broken();
         let mut disk_failed = refused || overflow.is_resting() || (persist.disk_fails() && !is_broken);
         self.serve_waiting(now, false);
@@ -147,11 +149,11 @@ impl WriteCache {
             self.log.lock().frozen_segments == 0 && !self.cleaner.is_busy() && !persist.brings_room();
         let hopeless = nothing_moves && cleaning != Begun::LacksBuffer;
         let deadline = self.serve_waiting(now, hopeless);
-        self.look_for_room();
-        TurnResult { deadline, disk_failed }
+        self.check_for_space();
+        RoundResult { deadline, disk_failed }
     }
 
-    /// Claims space for the segments to be begun next, and for the map. Whether the disk refused.
+    /// Reserves file system space for the next segments and for the map. Returns whether the disk refused.
     fn claim_ahead(&self, persist: &Persist, overflow: &Overflow) -> bool {
         let refused = match overflow.prepare(READY_POSITIONS) {
             Ok(()) => {
@@ -163,7 +165,8 @@ impl WriteCache {
         !self.claim_map(persist, overflow) || refused
     }
 
-    /// Claims space for the map of a persistent cache, if need be at the cost of a place for data. Whether it has enough.
+    /// Reserves file system space for the map of a persistent cache, at the cost of a position for data if
+    /// necessary. Returns whether it has enough.
     fn claim_map(&self, persist: &Persist, overflow: &Overflow) -> bool {
         while let Err(error) = persist.claim_map() {
             if persist.has_map_room() {
@@ -173,7 +176,7 @@ impl WriteCache {
                 continue;
             }
             tracing::debug!(%error, "there is no space for the map of a persistent cache");
-            // What is noted is committed while it fits; not at once again where that has just failed.
+            // Commit the logged changes while they fit; but not again at once if a commit has just failed.
             if !overflow.is_resting() {
                 persist.ask_for_commit();
             }
@@ -182,7 +185,7 @@ impl WriteCache {
         persist.has_map_room()
     }
 
-    /// Gives RAM back after the limit was lowered.
+    /// Frees RAM after the limit was lowered.
     fn shrink(&self) {
         loop {
             let log = self.log.lock();
@@ -196,7 +199,7 @@ impl WriteCache {
 
     pub(crate) fn wants_spill(&self) -> bool {
         let waits = self.waiting.any();
-        // What is dead in RAM keeps its place until cleaning finds it on disk.
+        // Dead blocks in RAM keep their positions until cleaning finds them on disk.
         let waits_for_place = waits && self.lacks_place() && !self.places_come_back();
         let mut log = self.log.lock();
         log.has_dirty_cleaned(&self.segments)
@@ -205,7 +208,8 @@ impl WriteCache {
             || (waits && log.dirty_segments > 0 && (log.clean_segments == 0 || waits_for_place))
     }
 
-    // Where nothing is to be tried, no memory is taken for it either: giving that back would wake this thread again and again.
+    // If there is nothing to pack, no memory is taken for packing: giving it back would wake this thread
+    // again and again.
     fn wants_pack(&self) -> bool {
         let log = self.log.lock();
         log.has_untried()
@@ -213,7 +217,8 @@ impl WriteCache {
             && self.packed.bytes() < self.packed_limit_bytes(&log)
     }
 
-    /// Gives back what dead slots of packed segments take, until so many bytes are enough. How many it gave back.
+    /// Frees the memory of dead slots in packed segments, until `is_enough` says that enough bytes were
+    /// freed. Returns the number of freed bytes.
     fn shrink_packed(&self, dead: Dead, is_enough: impl Fn(u64) -> bool) -> u64 {
         let records = |id| self.segments.get(id);
         let freed = self.packed.shrink(dead, (records, self.memory.as_ref()), is_enough);
@@ -221,9 +226,10 @@ impl WriteCache {
         freed
     }
 
-    /// The same of those that lost a few slots, for a write that waits where packing brought no room. Each costs a copy of nearly all of
-    /// it for little, so no more of them in a turn than make room for a segment, or than there is time for. Whether it gave something
-    /// back: then a later turn may give more.
+    /// Like [`WriteCache::shrink_packed`], for segments that lost few slots, when a write waits and packing
+    /// gave no space. Each costs a copy of nearly all its contents for little space, so a round does only as
+    /// many as give space for one segment, or as it has time for. Returns whether anything was freed: then a
+    /// later round may free more.
     fn shrink_further(&self, now: Instant) -> bool {
         if !self.waiting.any() || !self.cannot_spill() || self.would_find_room() {
             return false;
@@ -232,11 +238,12 @@ impl WriteCache {
         self.shrink_packed(Dead::Few, is_enough) > 0
     }
 
-    /// Packs cold segments, while that pays and there is room for packed ones. Whether there is more to do, in a
-    /// later turn: one segment takes some milliseconds, in which writers and other caches wait. `now`: when this turn began.
+    /// Packs cold segments, while that pays and packed segments may take more RAM. Returns whether there is
+    /// more to do in a later round: a segment takes some milliseconds, in which writers and other caches
+    /// wait. `now`: when this round began.
     fn pack_cold(&self, now: Instant) -> bool {
         if self.packed_is_full() || (self.packed.bytes() > 0 && self.waiting.any()) {
-            // Dead slots of packed segments first: that costs a copy of what is alive, and no I/O.
+            // First frees dead slots of packed segments: that costs a copy of the live ones, and no I/O.
             self.shrink_packed(Dead::Quarter, |_| false);
         }
         let packing = if self.cannot_spill() { Packing::Alone } else { Packing::BesideADisk };
@@ -282,7 +289,8 @@ impl WriteCache {
         false
     }
 
-    /// Whether other caches are to have a turn: a write of one waits, for which only this thread does something, or may before long.
+    /// Whether packing has to pause for other caches: a write waits that only this thread serves, or soon may
+    /// wait.
     fn packed_for_long(&self, now: Instant) -> bool {
         took_long(now)
             || self.host.waiting_writes.load(Ordering::Acquire) != 0
@@ -304,10 +312,11 @@ impl WriteCache {
         }
     }
 
-    /// Starts writes of cold segments. With `more_to_pack` not of those that may be packed instead in a later turn, unless writes wait.
+    /// Starts writes of cold segments. With `more_to_pack`, segments that a later round may pack are not
+    /// written unless writes wait.
     fn destage(self: &Arc<Self>, overflow: &Arc<Overflow>, more_to_pack: bool) -> Begun {
         while self.wants_spill() {
-            // Looked at each time: a write that was started here may have failed by now.
+            // Checked for each segment: a write that was started here may have failed meanwhile.
             if overflow.is_resting() {
                 return Begun::DiskRests;
             }
@@ -324,7 +333,7 @@ impl WriteCache {
                 if !has_cleaned {
                     return Err(why);
                 }
-                // What was cleaned gave more back than it takes now.
+                // Cleaning freed more than the cleaned segment takes.
                 cleaned_only = true;
                 overflow.take_beyond(why)
             });
@@ -354,7 +363,8 @@ impl WriteCache {
         Begun::All
     }
 
-    /// Whether the file system gives no more, and what is claimed is only enough to go on cleaning. Asks it again.
+    /// Whether the file system gives no more space, and the reserved space is only enough to continue
+    /// cleaning. Tries to reserve again.
     fn lacks_space(&self, overflow: &Overflow) -> bool {
         if !overflow.lacks_space(RESERVED_POSITIONS) {
             return false;
@@ -373,7 +383,7 @@ impl WriteCache {
         count(&self.counters.disk_errors, 1);
         if !self.disk_full.swap(true, Ordering::Relaxed) {
             self.warn(&format_args!(
-                "the overflow disk gives no more space: {error}; cleaning, then writers wait"
+                "the overflow disk gives no more space: {error}; segments are cleaned to free space, and then writers wait"
             ));
         }
         true
@@ -390,9 +400,10 @@ impl WriteCache {
         self.throttle.writes();
         let this = Arc::clone(self);
         let otherwise = UnlessAnswered::new(move || {
-            this.written(id, position, 0, Err(io::Error::other("its write was given up")), None);
+            this.written(id, position, 0, Err(io::Error::other("its write was dropped without an answer")), None);
         });
-        // Those who saw the segment as writable have left once each of its leaves was locked again.
+        // Threads that saw the segment as writable have finished when each of its leaves was locked once
+        // more.
         self.map.sweep(segment.live_slots().map(|(_, block)| block));
         self.scan_segment(segment, id);
         if segment.live() == 0 && segment.word().ram().is_some() {
@@ -420,7 +431,7 @@ impl WriteCache {
                     && overflow.encrypt(generation, slot, &plain, encrypted)
             };
             if !done {
-                self.faults.error(&"memory", &"a block could not be unpacked or sealed");
+                self.faults.error(&"memory", &"a block could not be unpacked or encrypted");
                 encrypted.fill(0);
             }
             blocks += 1;
@@ -432,7 +443,7 @@ impl WriteCache {
         });
     }
 
-    /// The end of a write, on a disk thread.
+    /// Ends a write, on a disk thread.
     fn written(
         &self,
         id: SegmentId,
@@ -477,7 +488,8 @@ impl WriteCache {
             self.take_back(released);
         }
         if result.is_err() {
-            // Only now: of two records with one position, the next process would not know which one has it.
+            // Only now: if two records had the same position, the next process could not tell which one is
+            // valid.
             overflow.give_position_last(position);
         }
         self.cleaner.unstick();
@@ -486,8 +498,9 @@ impl WriteCache {
         self.host.signal();
     }
 
-    /// A segment of a persistent cache, which packs nothing, has been written out, or not.
-    pub(crate) fn tell_pace(&self, is_written: bool) {
+    /// Reports to the throttle that a segment of a persistent cache, which packs nothing, was written or
+    /// failed to be.
+    pub(crate) fn report_write(&self, is_written: bool) {
         let (others, room) = {
             let log = self.log.lock();
             (log.frozen_segments > 0, self.room(&log))
@@ -499,7 +512,7 @@ impl WriteCache {
         Room { allowed: self.allowed_segments(log), taken: log.dirty_segments + log.frozen_segments }
     }
 
-    /// Whether the overflow has surplus space to punch out, or would have it after a commit.
+    /// Whether the overflow has surplus space to punch out, or would have after a commit.
     pub(crate) fn wants_trim(&self) -> bool {
         match &self.persist {
             Some(persist) if persist.is_closed() => false,
@@ -508,7 +521,8 @@ impl WriteCache {
         }
     }
 
-    /// The same of memory in a file. That of all other caches is the host's.
+    /// Whether a cache whose memory is in a file has memory to return. The host returns that of all other
+    /// caches.
     fn has_surplus_memory(&self) -> bool {
         let memory = self.memory.as_ref();
         memory.is_some_and(|memory| self.pool.warm_bytes() > 0 || memory.pieces.wants_trim())
@@ -518,7 +532,7 @@ impl WriteCache {
         self.overflow.as_ref().is_some_and(|overflow| overflow.wants_trim())
     }
 
-    /// Whether there are buffers that may not be needed.
+    /// Whether there are buffers that may be unneeded.
     pub(crate) fn has_spare_buffers(&self) -> bool {
         self.persist.as_ref().is_some_and(|persist| persist.has_spare_buffers())
             || self
@@ -527,7 +541,7 @@ impl WriteCache {
                 .is_some_and(|overflow| !UNDER_MODEL_CHECKER && overflow.has_spare_buffers())
     }
 
-    /// Gives spare buffers back, and punches surplus space out; where a commit has to come first, asks for that.
+    /// Frees spare buffers, and punches surplus space out; if a commit has to come first, requests one.
     pub(crate) fn trim(&self) {
         match (&self.overflow, &self.persist) {
             (Some(overflow), Some(persist)) => {
@@ -574,7 +588,7 @@ mod tests {
     const BLOCK: usize = BLOCK_BYTES as usize;
     const SLOTS_EACH: u32 = SLOT_COUNT as u32;
 
-    /// A cache whose host's thread does not run.
+    /// A cache whose host's thread is not started.
     fn cache(overflow: Option<OverflowOptions>) -> (Host, Arc<WriteCache>) {
         let host = Host::prepare(u64::MAX, open_engine().unwrap(), NoPressure).0;
         let options = CacheOptions {
@@ -591,7 +605,7 @@ mod tests {
         (host, cache)
     }
 
-    /// A write of a block that does not pack.
+    /// A write of an incompressible block.
     struct Waits {
         cache: Arc<WriteCache>,
         block: u32,
@@ -613,7 +627,8 @@ mod tests {
         }
     }
 
-    /// Writes from this block on, of which so many bytes do not pack, until there is no room. The first block that it has not.
+    /// Writes blocks from this number on, with this many incompressible bytes each, until there is no space.
+    /// Returns the first block that was not stored.
     fn fill(cache: &WriteCache, mut block: u32, random_bytes: usize) -> u32 {
         let mut rng = Rng::new(u64::from(block) + 1);
         loop {
@@ -625,7 +640,7 @@ mod tests {
         }
     }
 
-    /// The same with what does not pack, until packing brings no room either.
+    /// Like [`fill`] with incompressible blocks, until packing gives no more space either.
     fn fill_all(cache: &Arc<WriteCache>, mut block: u32) -> u32 {
         loop {
             block = fill(cache, block, BLOCK);
@@ -636,9 +651,9 @@ mod tests {
         }
     }
 
-    /// Lets less than a quarter of each packed segment die. How many segments that are.
+    /// Lets less than a quarter of each packed segment die. Returns the number of these segments.
     fn kill_a_few(cache: &WriteCache) -> usize {
-        // Each has as many blocks as follow each other.
+        // Each packed segment has a run of blocks.
         let is_packed = |first: &u32| cache.residence(BlockNumber(*first)) == Residence::Packed;
         let packed: Vec<u32> = (0..64).map(|segment| segment * SLOTS_EACH).filter(is_packed).collect();
         for first in &packed {
@@ -660,7 +675,7 @@ mod tests {
             cache.queue_for_space(Box::new(Waits { cache: Arc::clone(&cache), block, answer }));
             answered
         };
-        // By a clock that is ahead of all, no turn takes long; by one that is behind, each does.
+        // With a clock that is ahead, no round takes long; with one that is behind, each does.
         let ahead = Instant::now() + Duration::from_secs(3600);
         let work = |now| {
             let before = cache.packed.bytes();
@@ -676,9 +691,9 @@ mod tests {
         let packed: Vec<_> =
             (0..64).map(SegmentId).filter_map(|id| Some((id, cache.packed.get(id)?))).collect();
         assert_eq!(kill_a_few(&cache), packed.len());
-        // Where packing brings room, they stay as they are.
+        // If packing gives space, they stay as they are.
         let answered = wait(block);
-        wait_until("packing brings room", || {
+        wait_until("packing gives space", || {
             assert_eq!(work(ahead), None, "nothing is packed");
             answered.try_recv().is_ok()
         });
@@ -689,14 +704,14 @@ mod tests {
 
         block = fill_all(&cache, block + 1);
         assert!(kill_a_few(&cache) > 24, "{:?}", cache.snapshot());
-        // One in each turn that takes long, until there is room.
+        // One in each round that takes long, until there is space.
         let answered = wait(block);
         let segment_bytes = SEGMENT_BYTES as u64;
         while answered.try_recv().is_err() {
-            let freed = work(Instant::now() - PACKING_TURN);
+            let freed = work(Instant::now() - PACKING_TIME_MAX);
             assert!(freed.is_some_and(|freed| freed > 0 && freed < segment_bytes / 4), "{freed:?}");
         }
-        // As many in others as make room for a segment.
+        // In other segments, as many as give space for a segment.
         block = fill_all(&cache, block + 1);
         let _answered = wait(block);
         let freed = work(ahead);
@@ -715,18 +730,18 @@ mod tests {
         };
         let (_host, cache) = cache(Some(place));
         let overflow = Arc::clone(cache.overflow.as_ref().unwrap());
-        // All that is claimed is in use.
+        // All reserved space is in use.
         let first = overflow.take_position().unwrap();
         let taken: Vec<u32> =
             [first].into_iter().chain(std::iter::from_fn(|| overflow.take_ready(0))).collect();
         cache.set_disk_bytes(4 * ENCRYPTED_SEGMENT_BYTES as u64);
-        // One more closes the segment.
+        // One more block closes the segment.
         for block in 0..=SLOTS_EACH {
             cache.take_slot(Stream::Cleaned, BlockNumber(block)).unwrap();
         }
         assert!(cache.log.lock().has_dirty_cleaned(&cache.segments));
         assert_eq!(cache.destage(&overflow, false), Begun::All);
-        assert!(!cache.log.lock().has_dirty_cleaned(&cache.segments), "it found no place");
+        assert!(!cache.log.lock().has_dirty_cleaned(&cache.segments), "it found no position");
         wait_until("it is written", || cache.log.lock().clean_segments == 1);
         let position = cache.segments.get(SegmentId(0)).unwrap().position().unwrap();
         assert!(!taken.contains(&position), "{position}");

@@ -1,8 +1,10 @@
-//! The locks and atomics whose order of use matters: parking_lot's and std's, or under the feature `shuttle`
-//! those of a schedule explorer, which runs one thread at a time and chooses at each of them who goes on.
+//! The locks and atomics whose order of use matters: those of parking_lot and std or, with the feature
+//! `shuttle`, those of a schedule explorer, which runs one thread at a time and chooses at each lock and
+//! atomic which thread runs next.
 //!
-//! Only what `tests/schedules.rs` explores comes from here. Counters and settings stay std's: they order
-//! nothing, and each would double the schedules. The explorer takes every ordering for `SeqCst`, so it finds
+//! Only the types that `tests/schedules.rs` explores come from here. Counters and settings use std: they
+//! order nothing, and each would double the number of schedules. The explorer treats every ordering as
+//! `SeqCst`, so it finds wrong orders of steps, not orderings that are too weak.
 //! wrong orders of steps, not orderings that are too weak.
 
 #[cfg(not(feature = "shuttle"))]
@@ -21,7 +23,7 @@ pub(crate) use shuttle::{
     thread,
 };
 
-/// Whether schedules are explored: then segments are tiny, and nothing waits for time to pass.
+/// Whether schedules are explored: then segments are tiny, and no thread waits for time to pass.
 pub(crate) const UNDER_MODEL_CHECKER: bool = cfg!(feature = "shuttle");
 
 #[cfg(all(feature = "shuttle", not(debug_assertions)))]
@@ -29,7 +31,7 @@ compile_error!(
     "the feature `shuttle` is for the tests in tests/schedules.rs, in the dev profile: it makes segments tiny"
 );
 
-/// Lets the explorer choose here who goes on.
+/// Lets the explorer choose here which thread runs next.
 #[inline(always)]
 pub(crate) fn point() {
     #[cfg(feature = "shuttle")]
@@ -58,14 +60,14 @@ mod explored {
     use shuttle::sync as explorer;
     pub(crate) use shuttle::sync::{RwLockReadGuard, RwLockWriteGuard};
 
-    /// Time stands still while schedules are explored: waits as short as this end by themselves, longer
-    /// ones do not. So a missed wake-up that a later look would repair shows as a deadlock.
+    /// Time stands still while schedules are explored: waits of at most this time end by themselves, longer
+    /// ones do not. So a missed wake-up that a later check would repair shows as a deadlock.
     const SHORT: Duration = Duration::from_millis(500);
 
     #[derive(Default)]
     pub(crate) struct Mutex<T>(explorer::Mutex<T>);
 
-    /// The inner guard is away only while a condition variable waits.
+    /// `None` only while a condition variable waits.
     pub(crate) struct MutexGuard<'a, T> {
         guard: Option<explorer::MutexGuard<'a, T>>,
         mutex: &'a Mutex<T>,

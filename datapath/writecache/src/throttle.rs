@@ -1,18 +1,23 @@
-//! Pacing: a writer that is faster than the overflow disk is slowed down write by write, before it has to wait.
+//! Throttling: slows a writer that is faster than the overflow disk, write by write, before it has to wait
+//! for space.
 //!
-//! Without it a writer runs at memory speed until no slot is left, then waits for a whole segment to be written
-//! out, and so on: one write of five hundred takes as long as the five hundred. Where RAM gets short each write
-//! that took a slot therefore has the time that the disk takes for a slot, more as less room is left. Who comes
-//! before that time is over is answered later, in one of two ways:
+//! Without throttling, a writer runs at memory speed until no slot is left, then waits until a whole segment
+//! is written to disk, and so on: one write in five hundred takes as long as the five hundred together. So
+//! when RAM becomes short, each write that took a slot gets the time that the disk needs for a slot, more of
+//! it the less space is left. A write that comes before this time is over is answered later, in one of two
+//! ways:
 //!
-//! - A lone writer on a fast disk spins, for the wait is shorter than a hand-over to another thread: at most
-//!   [`MOST_NS`], on one thread of a host, with no lock held, and never the host's own thread.
-//! - Where the disk takes longer than that for a slot, or two spinning writers have met in the last [`CROWDED_NS`], an
-//!   account is kept of the slots that were taken. What comes while it is more than [`AHEAD_NS`] ahead of the disk is
-//!   parked ([`crate::write_queue`]) until the disk has all but caught up ([`LEFT_NS`]), and so is all that comes meanwhile: otherwise
-//!   those who come later would use up the time that the parked ones wait for.
+//! - A single writer on a fast disk spins, because the wait is shorter than a switch to another thread: at
+//!   most [`MOST_NS`], by one thread of a host at a time, with no lock held, and never by the host's own
+//!   thread.
+//! - If the disk needs longer than that for a slot, or two spinning writers met in the last [`CROWDED_NS`],
+//!   the disk time of all slots that were taken is added up. While the sum is more than [`AHEAD_NS`] ahead of
+//!   the clock, writes are queued ([`crate::write_queue`]) until the disk has nearly caught up ([`LEFT_NS`]).
+//!   Writes that come meanwhile are queued, too: otherwise they would use up the time for which the queued
+//!   ones wait.
 //!
-//! What was tried and measured is in `docs/decisions/0012-sealing-and-pacing.md` and
+//! Experiments and measurements are in `docs/decisions/0012-sealing-and-pacing.md` and
+//! `docs/decisions/0029-pacing-by-account.md`.
 //! `docs/decisions/0029-pacing-by-account.md`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,32 +26,33 @@ use std::time::{Duration, Instant};
 use crate::sync::{UNDER_MODEL_CHECKER, chance};
 use crate::units::SLOTS;
 
-/// The longest delay of one write.
+/// The longest delay of one write by spinning.
 const MOST_NS: u64 = 5_000;
 
-/// After two writers met, nobody spins for so long.
+/// After two writers met, no writer spins for this time.
 const CROWDED_NS: u64 = 100_000_000;
 
-/// So far writers may be ahead of a disk for which nobody spins.
+/// How far writers may be ahead of a disk for which no writer spins.
 const AHEAD_NS: u64 = 500_000;
 
-/// And so far when those that were parked go on: until a thread has woken up for them, the rest is over, too.
+/// How far they are ahead when the queued writes continue: until a thread has woken up for them, the rest of
+/// the time has passed, too.
 const LEFT_NS: u64 = AHEAD_NS / 4;
 
-/// Nobody waits longer than this for the pace of a disk: what it is was measured, and may be over.
+/// No write waits longer than this for the disk's speed, which was measured in the past and may have changed.
 pub const MOST_AHEAD: Duration = Duration::from_nanos(MOST_AHEAD_NS);
 const MOST_AHEAD_NS: u64 = 100_000_000;
 
-/// Longer pauses between two segments do not tell how fast the disk is.
+/// A longer pause between two segments does not show how fast the disk is.
 const LONGEST_INTERVAL_NS: u64 = 1_000_000_000;
 
-/// Who spins, on all caches of a host.
+/// The thread that spins, for all caches of a host.
 #[derive(Debug)]
 pub struct Spinner {
     start: Instant,
     busy: AtomicBool,
     crowded_until_ns: AtomicU64,
-    /// What the clock says in a test that has set it.
+    /// The time of a test's clock; 0 if none was set.
     #[cfg(test)]
     set_ns: AtomicU64,
 }
@@ -64,7 +70,7 @@ impl Default for Spinner {
 }
 
 impl Spinner {
-    /// Stops the clock at this time, which is not 0.
+    /// Stops the clock at this time, which must not be 0.
     #[cfg(test)]
     pub fn set_clock(&self, now_ns: u64) {
         self.set_ns.store(now_ns, Ordering::Relaxed);
@@ -79,35 +85,36 @@ impl Spinner {
     }
 }
 
-/// How fast the writers of one cache may go.
+/// Measures the disk of one cache, and delays its writers.
 #[derive(Debug, Default)]
 pub struct Throttle {
-    /// From one answer of a write that took a slot to the next; 0 while there is room.
+    /// The least time between the answers of two writes that took a slot; 0 while there is space.
     delay_ns: AtomicU64,
     /// When the last such write was answered.
     answered_ns: AtomicU64,
-    /// What the disk takes for a slot, smoothed.
+    /// Time that the disk needs for a slot, smoothed.
     slot_ns: AtomicU64,
-    /// When the last segment was written, if more were on their way then: the disk has had something to do since. 0 if not.
+    /// When the last segment was written, if others were being written then, so that the disk has been busy
+    /// since; otherwise 0.
     written_ns: AtomicU64,
-    /// Segments on their way to the disk.
-    on_their_way: AtomicU64,
-    /// What the disk takes for a slot while room is short, for the account; 0 while there is room.
+    /// Number of segments that are being written.
+    in_flight: AtomicU64,
+    /// Time that the disk needs for a slot, for the sum of disk times; 0 while there is space.
     meter_ns: AtomicU64,
-    /// When all slots that were taken have had their time: the account.
+    /// When the disk time of all slots that were taken is over.
     due_ns: AtomicU64,
-    /// Writes are parked.
+    /// Whether writes are queued.
     parked: AtomicBool,
-    /// Writes that were answered later.
+    /// Number of writes that were delayed.
     throttled_writes: AtomicU64,
 }
 
-/// The room of a cache, in segments.
+/// The space of a cache, in segments.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    /// That may be in RAM.
+    /// Segments that may be in RAM.
     pub allowed: u32,
-    /// Of which cannot be taken without writing something out first.
+    /// Those of them that cannot be used before a segment is written to disk.
     pub taken: u32,
 }
 
@@ -116,7 +123,7 @@ impl Room {
         u64::from(self.allowed.saturating_sub(self.taken))
     }
 
-    /// With more than this free nobody is slowed down.
+    /// With more than this free, no writer is delayed.
     fn high(self) -> u64 {
         u64::from((self.allowed / 4).max(2))
     }
@@ -127,7 +134,7 @@ impl Room {
 }
 
 impl Throttle {
-    /// Lets a writer that took a slot go on when that slot's time has come.
+    /// Delays a writer that took a slot until the slot's time is over.
     #[inline]
     pub fn wait(&self, spinner: &Spinner) {
         let delay_ns = self.delay_ns.load(Ordering::Relaxed);
@@ -146,7 +153,7 @@ impl Throttle {
             spinner.crowded_until_ns.store(now_ns + CROWDED_NS, Ordering::Relaxed);
             return;
         }
-        // The time since the last answer counts; what a writer did not use before that is gone.
+        // The time since the last answer counts; time that a writer did not use before that is lost.
         let due_ns = self.answered_ns.load(Ordering::Relaxed) + delay_ns;
         let until_ns = due_ns.clamp(now_ns, now_ns + MOST_NS);
         self.answered_ns.store(until_ns, Ordering::Relaxed);
@@ -159,24 +166,25 @@ impl Throttle {
         spinner.busy.store(false, Ordering::Release);
     }
 
-    /// A slot was taken: its time is put down to the account.
+    /// Adds the disk time of a slot that was taken.
     #[inline]
     pub fn took_slot(&self, spinner: &Spinner) {
         let meter_ns = self.meter_ns.load(Ordering::Relaxed);
         if meter_ns != 0 && !UNDER_MODEL_CHECKER {
             let now_ns = spinner.now_ns();
             let due_ns = self.due_ns.load(Ordering::Relaxed).max(now_ns) + meter_ns;
-            // Of two at a time one may be lost, and where this thread stood still in between, those of that time: writers are
-            // then ahead by as much as they were allowed to be, once more.
+            // If two threads store at once, one slot may be lost; if this thread is suspended in between, all
+            // slots of that time. Writers are then ahead once more by as much as they are allowed to be.
             self.due_ns.store(due_ns.min(now_ns + MOST_AHEAD_NS), Ordering::Relaxed);
         }
     }
 
-    /// Whether a write that would take a slot has to wait until the disk has caught up, for which nobody spins.
+    /// Whether a write that would take a slot has to wait until the disk has caught up, on a disk for which
+    /// no writer spins.
     #[inline]
     pub fn is_ahead(&self, spinner: &Spinner) -> bool {
         if UNDER_MODEL_CHECKER {
-            // Time stands still there: it is chance who is ahead.
+            // Time stands still under the explorer: chance decides who is ahead.
             return self.parked.load(Ordering::Relaxed) || chance();
         }
         self.meter_ns.load(Ordering::Relaxed) != 0 && self.is_far_ahead(spinner)
@@ -194,7 +202,7 @@ impl Throttle {
         nobody_spins && ahead_ns > AHEAD_NS
     }
 
-    /// How long it is until those that are parked go on.
+    /// The time until the queued writes continue.
     pub fn ahead(&self, spinner: &Spinner) -> Duration {
         if UNDER_MODEL_CHECKER || self.meter_ns.load(Ordering::Relaxed) == 0 {
             return Duration::ZERO;
@@ -203,45 +211,45 @@ impl Throttle {
         Duration::from_nanos(self.due_ns.load(Ordering::Relaxed).saturating_sub(left_ns))
     }
 
-    /// Writes are parked until then: all that come meanwhile are to be, too.
+    /// Marks that writes are queued, so that all writes that come meanwhile are queued, too.
     pub fn park(&self) {
         self.parked.store(true, Ordering::Relaxed);
     }
 
-    /// A write was parked.
+    /// Counts a delayed write.
     pub fn count_throttled(&self) {
         self.throttled_writes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// None is parked any more.
+    /// Marks that no write is queued any more.
     pub fn unpark(&self) {
         self.parked.store(false, Ordering::Relaxed);
     }
 
-    /// Writes that were answered later: not those whose time had come.
+    /// Number of delayed writes; a write whose time was over when it came does not count.
     pub fn throttled_writes(&self) -> u64 {
         self.throttled_writes.load(Ordering::Relaxed)
     }
 
-    /// A segment is made ready for the disk. Then follows [`Throttle::written`] or [`Throttle::wrote_nothing`].
+    /// Called before a segment is written. [`Throttle::written`] or [`Throttle::wrote_nothing`] follows.
     pub fn writes(&self) {
-        self.on_their_way.fetch_add(1, Ordering::Relaxed);
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Nothing of it was left to be written.
+    /// Called if the segment had no live slots.
     pub fn wrote_nothing(&self) {
-        if self.on_their_way.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if self.in_flight.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.written_ns.store(0, Ordering::Relaxed);
         }
     }
 
-    /// It has been written, or not.
+    /// Called when the segment was written, or failed to be.
     pub fn written(&self, is_written: bool, room: Room, spinner: &Spinner) {
-        let others = self.on_their_way.fetch_sub(1, Ordering::Relaxed) > 1;
+        let others = self.in_flight.fetch_sub(1, Ordering::Relaxed) > 1;
         self.landed(is_written, others, room, spinner);
     }
 
-    /// The same, where somebody else knows whether others are on their way.
+    /// Like [`Throttle::written`], if the caller knows whether others are being written.
     pub fn landed(&self, is_written: bool, others: bool, room: Room, spinner: &Spinner) {
         let now_ns = spinner.now_ns();
         let before_ns = self.written_ns.swap(if others { now_ns } else { 0 }, Ordering::Relaxed);
@@ -264,48 +272,49 @@ impl Throttle {
     fn meter(&self, meter_ns: u64) {
         self.meter_ns.store(meter_ns, Ordering::Relaxed);
         if meter_ns == 0 {
-            // What was put down is of slots that may be free by now: the next account begins with nothing.
+            // The sum contains slots that may be free by now: the next sum begins at nothing.
             self.due_ns.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Whether writers are slowed down, or would be if they were faster.
+    /// Whether writers are delayed, or would be if they were faster.
     pub fn is_on(&self) -> bool {
         self.meter_ns.load(Ordering::Relaxed) != 0
     }
 
-    /// Ends pacing where there is room again without a segment having been written, as after a discard.
-    pub fn look(&self, room: Room) {
+    /// Ends throttling if space became free without a segment being written, as after a discard.
+    pub fn check_space(&self, room: Room) {
         if !room.is_short() {
             self.set(room);
         }
     }
 
-    /// As where room is short, and the disk takes so long for a slot.
+    /// Throttles as if space were short and the disk needed this long for a slot.
     #[cfg(test)]
     pub fn delay_for(&self, slot_ns: u64) {
         self.delay_ns.store(slot_ns, Ordering::Relaxed);
     }
 
-    /// The same of the account.
+    /// Like [`Throttle::delay_for`], with the sum of disk times.
     #[cfg(test)]
     pub fn account_for(&self, slot_ns: u64) {
         self.meter_ns.store(slot_ns, Ordering::Relaxed);
     }
 
-    /// A limit was changed: nobody is slowed down until it is clear what for.
+    /// Called after a change of a limit: writers are not delayed until the throttle has measured again.
     pub fn reset(&self) {
         self.delay_ns.store(0, Ordering::Relaxed);
         self.meter(0);
     }
 }
 
-/// The same for who spins.
+/// The delay of a spinning writer.
 fn delay_ns(slot_ns: u64, room: Room) -> u64 {
     if slot_ns > MOST_NS { 0 } else { paced_ns(slot_ns, room).min(MOST_NS) }
 }
 
-/// Nothing while more than a quarter of the RAM is free; then 0.7 of what the disk takes for a slot, up to 1.3.
+/// Zero while more than a quarter of the RAM is free; below that, from 0.7 to 1.3 of the disk's time for a
+/// slot.
 fn paced_ns(slot_ns: u64, room: Room) -> u64 {
     let (free, high) = (room.free(), room.high());
     if !room.is_short() {
@@ -348,23 +357,24 @@ mod tests {
             throttle.slot_ns.load(Ordering::Relaxed)
         };
         let slot_ns = |ms: u64| ms * 1_000_000 / SLOTS as u64;
-        // One at a time: nothing was on its way since the one before.
+        // One at a time: no other segment was being written.
         assert_eq!((written(100, true, false), written(300, true, false)), (0, 0));
-        // The first of two after a pause: what it took began with the pause. From there to the second is what the disk takes.
+        // For the first of two after a pause, the measured time includes the pause. The time from there to
+        // the second is the disk's.
         assert_eq!(written(500, true, true), 0);
         assert_eq!(written(502, true, false), slot_ns(2));
         assert_eq!((written(700, true, true), written(702, true, false)), (slot_ns(2), slot_ns(2)));
-        // One that failed tells nothing, but that the next has been on its way since.
+        // A failed write says nothing about the speed, except that the disk was busy with the next one.
         assert_eq!((written(800, true, true), written(850, false, true)), (slot_ns(2), slot_ns(2)));
         assert_eq!(written(852, true, false), slot_ns(2));
-        // What was made ready behind one that was written, and was not: a pause.
+        // A segment was prepared after one that was written, but had nothing to write: a pause.
         throttle.writes();
         throttle.writes();
         spinner.set_clock(900_000_000);
         throttle.written(true, room(0), &spinner);
         throttle.wrote_nothing();
         assert_eq!(written(950, true, false), slot_ns(2));
-        // Or was.
+        // Or it was written.
         throttle.writes();
         throttle.writes();
         for at_ms in [1_000, 1_010] {
@@ -383,22 +393,22 @@ mod tests {
     #[test]
     fn writers_that_meet_do_not_spin() {
         let (throttle, spinner) = (Throttle::default(), Spinner::default());
-        // Longer than any pause of this thread, so that each write's time is still to come.
+        // Longer than any pause of this thread, so that each write's time is not over yet.
         throttle.delay_for(1 << 50);
         throttle.wait(&spinner);
         assert!(throttle.answered_ns.load(Ordering::Relaxed) > 0 && !spinner.busy.load(Ordering::Relaxed));
         assert_eq!(throttle.throttled_writes(), 1);
         spinner.busy.store(true, Ordering::Relaxed);
-        // Would spin for ever if it waited for the other.
+        // Would spin for ever if it waited for the other thread.
         throttle.wait(&spinner);
         assert!(spinner.crowded_until_ns.load(Ordering::Relaxed) > 0);
-        // Alone again, and nobody spins yet.
+        // Alone again, but no writer spins yet.
         spinner.busy.store(false, Ordering::Relaxed);
         spinner.crowded_until_ns.store(u64::MAX, Ordering::Relaxed);
         throttle.wait(&spinner);
         throttle.reset();
         throttle.wait(&spinner);
-        assert_eq!(throttle.throttled_writes(), 1, "who does not wait is not counted");
+        assert_eq!(throttle.throttled_writes(), 1, "a write that does not wait is not counted");
     }
 
     #[test]
@@ -416,12 +426,13 @@ mod tests {
         take(1);
         assert!(throttle.is_ahead(&spinner));
         assert_eq!(throttle.ahead(&spinner), Duration::from_nanos(600_000 - LEFT_NS));
-        // Who comes while others are parked goes behind them, though it would not wait for itself.
+        // A write that comes while others are queued goes behind them, even if it would not have to wait by
+        // itself.
         spinner.set_clock(start_ns + 200_000);
         assert!(!throttle.is_ahead(&spinner));
         throttle.park();
         assert!(throttle.is_ahead(&spinner));
-        // Also where somebody spins.
+        // Also if a writer spins.
         throttle.delay_for(SLOT_NS);
         assert!(throttle.is_ahead(&spinner));
         spinner.set_clock(start_ns + 600_000 - LEFT_NS);
@@ -434,21 +445,21 @@ mod tests {
         assert!(!throttle.is_ahead(&spinner));
         take(100_000);
         assert_eq!(throttle.ahead(&spinner), Duration::from_nanos(MOST_AHEAD_NS - LEFT_NS));
-        // A change of the limits begins anew, and so does room that comes from elsewhere.
-        for end in [|throttle: &Throttle| throttle.reset(), |throttle: &Throttle| throttle.look(room(8))] {
+        // A change of the limits resets the throttle, as does space that becomes free in another way.
+        for end in [|throttle: &Throttle| throttle.reset(), |throttle: &Throttle| throttle.check_space(room(8))] {
             throttle.account_for(1 << 40);
             take(1);
-            throttle.look(room(7));
+            throttle.check_space(room(7));
             assert!(throttle.is_on());
             end(&throttle);
             assert!(!throttle.is_on() && throttle.ahead(&spinner).is_zero() && !throttle.is_ahead(&spinner));
-            // Where room gets short again, nobody pays for what was written before.
+            // If space becomes short again, earlier writes do not count.
             throttle.account_for(SLOT_NS);
             assert!(throttle.ahead(&spinner).is_zero());
         }
     }
 
-    /// Two writers that take a microsecond for a write, before a disk that takes twenty.
+    /// Two writers that need a microsecond for a write, on a disk that needs twenty.
     #[test]
     fn writers_go_evenly_at_the_pace_of_the_disk_instead_of_stopping() {
         const SLOT_NS: u64 = 20_000;
@@ -467,7 +478,7 @@ mod tests {
             }
             spinner.set_clock(now_ns);
             if throttle.ahead(&spinner).is_zero() {
-                // As the host's thread does that lets them go on.
+                // As the host's thread does when it lets them continue.
                 throttle.unpark();
             }
             comes_ns[writer] += if throttle.is_ahead(&spinner) {
@@ -512,7 +523,8 @@ mod tests {
         throttle.delay_for(4_000);
         let start = Instant::now();
         (0..WRITES).for_each(|_| throttle.wait(&spinner));
-        // The first one's time has come by then, and each other is answered 4 us after the one before at least.
+        // The first write's time is over by then, and each other write is answered at least 4 us after the
+        // one before.
         let least = Duration::from_nanos(4_000) * (WRITES - 1);
         assert!(start.elapsed() >= least, "{:?}", start.elapsed());
     }

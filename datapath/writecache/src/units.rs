@@ -1,4 +1,5 @@
-//! Numbers that must not be mixed up: blocks, segments, slots and where a block is.
+//! Numbers as types of their own, so that they are not mixed up: blocks, segments, slots, and locations of
+//! blocks.
 
 use headwater_block::BLOCK_BYTES;
 
@@ -7,8 +8,8 @@ use crate::sync::UNDER_MODEL_CHECKER;
 /// Slots in a segment.
 pub const SLOTS: usize = SLOT_COUNT as usize;
 
-/// The same, as narrow as it is. Few under the schedule explorer, so that a short test fills, packs, spills
-/// and cleans segments.
+/// [`SLOTS`] as `u16`. Few under the schedule explorer, so that a short test fills, packs, spills and cleans
+/// segments.
 pub const SLOT_COUNT: u16 = if UNDER_MODEL_CHECKER { 4 } else { 512 };
 
 /// Bytes of a segment's slots in RAM: 2 MiB.
@@ -33,11 +34,11 @@ impl SegmentId {
     pub const LIMIT: u32 = if UNDER_MODEL_CHECKER { 1 << 6 } else { (1 << 23) - 1 };
 }
 
-/// A place in a segment, 0 to 511.
+/// The index of a slot in its segment, 0 to 511.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slot(pub u16);
 
-/// Where the newest contents of a block are, in the 4 bytes that the map holds for it.
+/// The location of a block's newest contents, in the 4 bytes of a map entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Location(u32);
@@ -48,12 +49,13 @@ impl Location {
     /// The block reads as zeroes.
     pub const ZERO: Self = Self(u32::MAX - 1);
 
-    /// Values from here on name no slot: [`SegmentId::LIMIT`] keeps them free.
+    /// Values from here on are not slots: [`SegmentId::LIMIT`] keeps them free.
     const FIRST_RESERVED: u32 = u32::MAX - 511;
-    /// Partial blocks that a leaf can have at most.
+    /// The most partial blocks of a leaf.
     pub(crate) const MOST_PARTIAL: usize = 510;
 
-    /// The sectors of the block are in several places: those of this entry of the leaf's table of partial blocks.
+    /// The sectors of the block are in several places, listed in this entry of the leaf's table of partial
+    /// blocks.
     pub(crate) const fn partial(entry: u16) -> Self {
         Self(Self::FIRST_RESERVED + entry as u32)
     }
@@ -70,7 +72,7 @@ impl Location {
         Self((segment.0 << 9) | (slot.0 as u32 & 511))
     }
 
-    /// The four bytes, as they are stored.
+    /// The four bytes of the location, as stored.
     pub(crate) const fn bits(self) -> u32 {
         self.0
     }

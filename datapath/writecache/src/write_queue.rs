@@ -1,13 +1,15 @@
-//! Writes that wait for space: the last steps of the ladder before "no space".
+//! The queue of writes that wait for space, and the refusal with "no space".
 //!
-//! A write that finds no slot is parked, in order of arrival. The host's thread tries the parked ones again
-//! whenever space may have come back; one that has waited for the cache's pause limit is refused. From then
-//! on the cache counts as full: a write that finds no slot is refused as soon as it is clear that nothing is
-//! on its way that would free one, until there is room again or a limit is changed. The host's thread looks for room
-//! whenever something was freed, so that a machine that only discards is no longer called full either.
+//! A write that finds no slot is queued, in order of arrival. The host's thread retries the queued writes
+//! whenever space may have become free; a write that has waited for the cache's pause limit is refused. From
+//! then on the cache counts as full: a write that finds no slot is refused as soon as it is clear that
+//! nothing in progress will free one, until there is space again or a limit is changed. The host's thread
+//! checks for space whenever anything was freed, so a cache whose machine only discards does not stay full
+//! either.
 //!
-//! Before it comes to that, writes that are ahead of the disk are parked until it has caught up ([`crate::throttle`]): apart, for
-//! there is room for them. They go on all at once, in order of arrival; of those that find none then, it is as above.
+//! Before that, writes that are ahead of the disk are throttled ([`crate::throttle`]). They wait in a queue
+//! of their own, because there is space for them, until the disk has caught up. Then all are released, in
+//! order of arrival; any that then find no space join the queue above.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -20,24 +22,25 @@ use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{Mutex, UNDER_MODEL_CHECKER};
 use crate::throttle::MOST_AHEAD;
 
-/// A write that has waited for so long is worth a line in the log.
-const TOLD_AFTER: Duration = Duration::from_secs(2);
+/// A write that has waited for this time is logged.
+const LOG_AFTER: Duration = Duration::from_secs(2);
 
-/// Those that waited for the disk are let go on for so long before the host's thread does something else.
-const SERVING_TURN: Duration = Duration::from_millis(2);
+/// The host's thread releases throttled writes for at most this time, then does other work.
+const SERVING_TIME_MAX: Duration = Duration::from_millis(2);
 
-/// What became of a write that was tried again.
+/// The result of a write that was retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryResult {
-    /// There was room for it.
+    /// It was stored.
     Stored,
-    /// It went on elsewhere, and may come again; or it failed. That does not tell whether there is room.
+    /// It failed, or has to fetch a block first and may be queued again. That does not log_waiting whether there is
+    /// space.
     Gone,
 }
 
-/// A write that can be tried again.
+/// A write that can be retried.
 pub trait QueuedWrite: Send {
-    /// Tries again; gives itself back where there is still no room.
+    /// Retries the write; returns it if there is still no space.
     fn retry(self: Box<Self>) -> Result<RetryResult, Box<dyn QueuedWrite>>;
 
     /// Ends with an error.
@@ -53,27 +56,27 @@ fn as_count(entries: &VecDeque<Entry>) -> u64 {
     u64::try_from(entries.len()).unwrap_or(u64::MAX)
 }
 
-/// How writes fare that find no room.
+/// The state of writes that find no space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shortage {
-    /// Writes are refused: one waited for the whole of the pause limit, and nothing frees space.
+    /// Writes are refused: one waited for the whole pause limit, and nothing in progress frees space.
     pub refusing: bool,
-    /// How long the write that came first has waited.
+    /// How long the first write in the queue has waited.
     pub waited: Duration,
 }
 
-/// The parked writes of one cache.
+/// The queued writes of one cache.
 #[derive(Default)]
 pub struct Waiting {
     queue: Mutex<VecDeque<Entry>>,
     count: AtomicUsize,
     full: AtomicBool,
-    /// The log has it that writes wait.
-    told: std::sync::atomic::AtomicBool,
+    /// Whether the log says that writes wait.
+    logged: std::sync::atomic::AtomicBool,
     closed: AtomicBool,
-    /// Those that wait for the disk to catch up.
-    paced: Mutex<VecDeque<Entry>>,
-    /// What raises the limits, where the cache's owner said so.
+    /// Throttled writes, which wait until the disk has caught up.
+    throttled: Mutex<VecDeque<Entry>>,
+    /// The command that raises the limits, if the cache's owner named one.
     raised_by: std::sync::OnceLock<String>,
 }
 
@@ -84,7 +87,7 @@ impl Waiting {
         self.count.load(Ordering::Acquire) != 0
     }
 
-    /// Whether somebody wants to hear of room: a write that waits, or who was told that the cache is full.
+    /// Whether free space has to be reported: a write waits, or the cache counts as full.
     #[inline]
     pub fn wants_room(&self) -> bool {
         self.any() || self.is_full()
@@ -95,19 +98,19 @@ impl Waiting {
         self.full.load(Ordering::Acquire)
     }
 
-    /// Whether somebody was told that there is no room: a write that was refused, or the log.
-    fn has_told(&self) -> bool {
-        self.is_full() || self.told.load(Ordering::Relaxed)
+    /// Whether a refusal or the log has said that there is no space.
+    fn has_reported(&self) -> bool {
+        self.is_full() || self.logged.load(Ordering::Relaxed)
     }
 
-    /// There is room: the cache does not count as full any more. Whether it did.
+    /// Called when there is space: the cache does not count as full any more. Returns whether it did.
     fn has_room(&self) -> bool {
-        self.told.store(false, Ordering::Relaxed);
+        self.logged.store(false, Ordering::Relaxed);
         self.is_full() && self.full.swap(false, Ordering::AcqRel)
     }
 
-    /// Adds an entry at the end; gives it back once the volume is closed. The flag is looked at under the
-    /// queue's lock, so that nothing is added after the last ones were refused.
+    /// Adds an entry at the end; returns it if the volume is closed. The flag is checked under the queue's
+    /// lock, so that nothing is added after the last entries were refused.
     fn enqueue(&self, entry: Entry) -> Result<(), Entry> {
         let mut queue = self.queue.lock();
         if self.closed.load(Ordering::Acquire) {
@@ -118,15 +121,15 @@ impl Waiting {
         Ok(())
     }
 
-    /// Takes all that wait. Until some are put back, new writes do not queue: they would all go through the
-    /// host's thread, one by one, as long as there is always another that waits.
+    /// Takes all entries. Until some are put back, new writes do not queue: otherwise they would all go
+    /// through the host's thread, one by one, as long as there is always another one that waits.
     fn take_all(&self) -> VecDeque<Entry> {
         let mut queue = self.queue.lock();
         self.count.store(0, Ordering::Release);
         std::mem::take(&mut *queue)
     }
 
-    /// Puts those that found no room back, before what came meanwhile.
+    /// Puts entries back that found no space, before entries that were added meanwhile.
     fn put_back(&self, mut entries: VecDeque<Entry>) -> Result<(), VecDeque<Entry>> {
         let mut queue = self.queue.lock();
         if self.closed.load(Ordering::Acquire) {
@@ -140,12 +143,12 @@ impl Waiting {
 }
 
 impl WriteCache {
-    /// Has the log name the command that raises the limits. The first one stays.
+    /// Sets the command that log messages name for raising the limits. Only the first call has an effect.
     pub fn advise(&self, command: String) {
         let _ = self.waiting.raised_by.set(command);
     }
 
-    /// How writes that find no room fare at this moment.
+    /// The state of writes that find no space, at this moment.
     pub fn shortage(&self) -> Shortage {
         let first = self.waiting.queue.lock().front().map(|entry| entry.since);
         Shortage {
@@ -154,79 +157,81 @@ impl WriteCache {
         }
     }
 
-    /// Parks a write until the disk has caught up with those before it: the answer to [`WriteResult::Throttled`](crate::Wrote::Ahead).
+    /// Queues a write until the disk has caught up with earlier writes: the answer to
+    /// [`WriteResult::Throttled`](crate::WriteResult::Throttled).
     pub fn queue_for_disk(&self, write: Box<dyn QueuedWrite>) {
         let entry = Entry { write, since: Instant::now() };
-        let mut paced = self.waiting.paced.lock();
+        let mut throttled = self.waiting.throttled.lock();
         if self.waiting.closed.load(Ordering::Acquire) {
-            drop(paced);
+            drop(throttled);
             return self.queue_for_space(entry.write);
         }
-        paced.push_back(entry);
+        throttled.push_back(entry);
         self.throttle.park();
         self.throttle.count_throttled();
         self.host.throttled_writes.fetch_add(1, Ordering::AcqRel);
-        let is_first = paced.len() == 1;
-        drop(paced);
+        let is_first = throttled.len() == 1;
+        drop(throttled);
         if is_first {
-            // From now on its thread has to know when they go on.
+            // From now on the host's thread has to release the queue in time.
             self.host.signal();
         }
     }
 
-    /// Lets those go on that wait for the disk, once it has caught up, or the first has waited for long enough. Returns when that
-    /// will be.
+    /// Releases the throttled writes if the disk has caught up, or if the first has waited for long enough.
+    /// Returns when that will be.
     pub(crate) fn serve_throttled(&self, now: Instant) -> Option<Instant> {
         let mut entries = {
-            let mut paced = self.waiting.paced.lock();
-            let waited = now.saturating_duration_since(paced.front()?.since);
+            let mut throttled = self.waiting.throttled.lock();
+            let waited = now.saturating_duration_since(throttled.front()?.since);
             let left = self.throttle.ahead(&self.host.spinner).min(MOST_AHEAD.saturating_sub(waited));
             if !left.is_zero() {
                 return now.checked_add(left);
             }
             self.throttle.unpark();
-            // Of them all: a write that panics ends this turn.
-            self.host.throttled_writes.fetch_sub(as_count(&paced), Ordering::AcqRel);
-            std::mem::take(&mut *paced)
+            // All of them at once: if a write panics, this round ends.
+            self.host.throttled_writes.fetch_sub(as_count(&throttled), Ordering::AcqRel);
+            std::mem::take(&mut *throttled)
         };
         let began = Instant::now();
         while let Some(entry) = entries.pop_front() {
             if let Err(write) = entry.write.retry() {
                 self.queue_for_space(write);
             }
-            // Time stands still where schedules are explored.
-            if !UNDER_MODEL_CHECKER && began.elapsed() >= SERVING_TURN {
+            // Time stands still while schedules are explored.
+            if !UNDER_MODEL_CHECKER && began.elapsed() >= SERVING_TIME_MAX {
                 break;
             }
         }
         self.put_back_throttled(entries)
     }
 
-    /// Puts those back that the host's thread had no time for, before what came meanwhile. Returns when it goes on.
+    /// Puts throttled writes back for which the host's thread had no time, before later ones. Returns when it
+    /// continues.
     fn put_back_throttled(&self, mut entries: VecDeque<Entry>) -> Option<Instant> {
         if entries.is_empty() {
             return None;
         }
-        let mut paced = self.waiting.paced.lock();
+        let mut throttled = self.waiting.throttled.lock();
         if self.waiting.closed.load(Ordering::Acquire) {
-            drop(paced);
+            drop(throttled);
             self.leave_throttled(entries);
             return None;
         }
         self.throttle.park();
         self.host.throttled_writes.fetch_add(as_count(&entries), Ordering::AcqRel);
-        entries.append(&mut paced);
-        *paced = entries;
+        entries.append(&mut throttled);
+        *throttled = entries;
         Some(Instant::now())
     }
 
-    /// Refuses writes that wait for the disk, because the volume is closed.
+    /// Refuses throttled writes, because the volume is closed.
     fn leave_throttled(&self, entries: VecDeque<Entry>) {
-        // Which refuses each.
+        // This refuses each of them.
         entries.into_iter().for_each(|entry| self.queue_for_space(entry.write));
     }
 
-    /// Parks a write until there is room for it.
+    /// Queues a write until there is space for it.
     pub fn queue_for_space(&self, write: Box<dyn QueuedWrite>) {
         count(&self.counters.paused_writes, 1);
         self.host.waiting_writes.fetch_add(1, Ordering::AcqRel);
@@ -251,34 +256,35 @@ impl WriteCache {
         ));
     }
 
-    /// A limit was changed: what waits gets its whole time again.
+    /// Called after a change of a limit: waiting writes get the whole pause limit again.
     pub(crate) fn not_full(&self) {
         self.waiting.full.store(false, Ordering::Release);
-        self.waiting.told.store(false, Ordering::Relaxed);
+        self.waiting.logged.store(false, Ordering::Relaxed);
         self.throttle.reset();
     }
 
-    /// Where writes were refused, or the log has it that they wait, and none does: looks whether there is room by now. At the end of
-    /// a turn of the host's thread.
-    pub(crate) fn look_for_room(&self) {
-        if self.waiting.has_told() && !self.waiting.any() && self.would_find_room() {
+    /// If writes were refused, or the log says that they wait, and none waits now: checks whether there is
+    /// space again. Called at the end of a round of the host's thread.
+    pub(crate) fn check_for_space(&self) {
+        if self.waiting.has_reported() && !self.waiting.any() && self.would_find_room() {
             self.has_room();
         }
     }
 
     fn has_room(&self) {
-        if self.waiting.has_room() && self.may_tell_of_room() {
+        if self.waiting.has_room() && self.may_log_space() {
             tracing::info!("volume '{}': the write cache has room again", self.name);
         }
     }
 
-    /// Whether the log takes another line about room. Without a pause a machine that discards and writes at its limit would fill it.
-    fn may_tell_of_room(&self) -> bool {
+    /// Whether another log line about space is allowed. Without this limit, a machine that discards and
+    /// writes at its limit would fill the log.
+    fn may_log_space(&self) -> bool {
         self.shortages.may_tell(&self.name)
     }
 
-    /// Tries the parked writes again. `hopeless`: nothing is on its way that would free space. Returns when
-    /// the next one is to be refused.
+    /// Retries the queued writes. `hopeless`: nothing in progress frees space. Returns when the next write
+    /// has to be refused.
     pub(crate) fn serve_waiting(&self, now: Instant, hopeless: bool) -> Option<Instant> {
         if !self.waiting.any() {
             return None;
@@ -297,7 +303,7 @@ impl WriteCache {
                         || (hopeless && self.waiting.is_full()) =>
                 {
                     self.waited(entry.since);
-                    if !self.waiting.full.swap(true, Ordering::AcqRel) && self.may_tell_of_room() {
+                    if !self.waiting.full.swap(true, Ordering::AcqRel) && self.may_log_space() {
                         tracing::error!(
                             pause_s = self.pause_limit.as_secs_f64(),
                             "volume '{}': the write cache is full; writes are refused until space is there{}",
@@ -308,9 +314,9 @@ impl WriteCache {
                     self.refuse(write);
                 }
                 Err(write) => {
-                    let told = self.tell(now.saturating_duration_since(entry.since));
+                    let logged = self.log_waiting(now.saturating_duration_since(entry.since));
                     let scan_for_duplicates =
-                        if told { self.pause_limit } else { TOLD_AFTER.min(self.pause_limit) };
+                        if logged { self.pause_limit } else { LOG_AFTER.min(self.pause_limit) };
                     let deadline = entry.since.checked_add(scan_for_duplicates);
                     entries.push_front(Entry { write, since: entry.since });
                     match self.waiting.put_back(entries) {
@@ -326,7 +332,8 @@ impl WriteCache {
         None
     }
 
-    /// For a message: what raises the limits, in parentheses. Its own would not help where the host's is what is short.
+    /// For a message: how to raise the limits, in parentheses. If the host's limit is the cause, raising the
+    /// cache's own would not help.
     fn raised_by(&self) -> String {
         let command = self.waiting.raised_by.get();
         let mut text = command.map_or_else(String::new, |command| format!(" ('{command}')"));
@@ -336,13 +343,13 @@ impl WriteCache {
         text
     }
 
-    /// Has the log say that writes wait, once for each time that they do. Whether it does by now.
-    fn tell(&self, waited: Duration) -> bool {
+    /// Logs that writes wait, once for each time that they do. Returns whether it has been logged.
+    fn log_waiting(&self, waited: Duration) -> bool {
         if UNDER_MODEL_CHECKER {
             return true;
         }
-        let due = waited >= TOLD_AFTER;
-        if due && !self.waiting.told.swap(true, Ordering::Relaxed) {
+        let due = waited >= LOG_AFTER;
+        if due && !self.waiting.logged.swap(true, Ordering::Relaxed) {
             let raised_by = self.raised_by();
             let what_to_do = if self.overflow.is_some() {
                 format!("raise its RAM or disk limit{raised_by}, or free space on the overflow disk")
@@ -365,7 +372,8 @@ impl WriteCache {
         count(&self.counters.paused_ns, ns);
     }
 
-    /// Refuses what waits, now and from now on: the volume is closing. A persistent cache is flushed, and this says what came of it.
+    /// Refuses all waiting writes, now and from now on: the volume is closing. A persistent cache is flushed;
+    /// the result is that of the flush.
     pub fn close(&self) -> Result<(), IoError> {
         let left = {
             let mut queue = self.waiting.queue.lock();
@@ -374,9 +382,9 @@ impl WriteCache {
             std::mem::take(&mut *queue)
         };
         left.into_iter().for_each(|entry| self.leave(entry));
-        let paced = std::mem::take(&mut *self.waiting.paced.lock());
-        self.host.throttled_writes.fetch_sub(as_count(&paced), Ordering::AcqRel);
-        self.leave_throttled(paced);
+        let throttled = std::mem::take(&mut *self.waiting.throttled.lock());
+        self.host.throttled_writes.fetch_sub(as_count(&throttled), Ordering::AcqRel);
+        self.leave_throttled(throttled);
         self.persist.as_ref().map_or(Ok(()), |persist| persist.close())
     }
 }
@@ -403,7 +411,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn host() -> Host {
-        // Its thread does not run: the tests take its turns.
+        // The host's thread is not started: the tests run its rounds.
         Host::prepare(u64::MAX, open_engine().unwrap(), NoPressure).0
     }
 
@@ -424,8 +432,8 @@ mod tests {
         WriteCache::open(&options(), &host.shared()).unwrap()
     }
 
-    /// Fills a cache with what does not get smaller, until there is no room and nothing moves that would make some. The first block
-    /// that it has not.
+    /// Fills a cache with incompressible blocks until there is no space and nothing in progress would free
+    /// any. Returns the first block that was not stored.
     fn fill(cache: &Arc<WriteCache>) -> u32 {
         let mut rng = headwater_testkit::Rng::new(2);
         let moves = || cache.log.lock().frozen_segments > 0 || cache.cleaner.is_busy();
@@ -445,7 +453,7 @@ mod tests {
         block
     }
 
-    /// A write of a block, which says how it ended.
+    /// A write of a block that reports its result.
     struct Write {
         cache: Arc<WriteCache>,
         block: u32,
@@ -496,7 +504,8 @@ mod tests {
         cache.write(BlockNumber(block), &DATA, Admission::New)
     }
 
-    /// A cache with little room whose writers are ahead of the disk by 0.6 ms, and the next block that it has not.
+    /// A cache with little space whose writers are ahead of the disk by 0.6 ms, and the first block that was
+    /// not stored.
     fn ahead(host: &Host) -> (Arc<WriteCache>, u32) {
         let cache = cache(host);
         let spinner = &cache.host.spinner;
@@ -505,7 +514,7 @@ mod tests {
         let mut block = 0;
         while !cache.throttle.is_on() {
             for _ in 0..crate::units::SLOTS {
-                // Nothing that gets smaller.
+                // Incompressible.
                 assert_eq!(
                     cache.write(BlockNumber(block), &rng.bytes(DATA.len()), Admission::New),
                     WriteResult::Done
@@ -513,7 +522,7 @@ mod tests {
                 block += 1;
             }
             cache.throttle.account_for(SLOT_NS);
-            // Which ends pacing where there is room.
+            // This ends throttling if there is space.
             let _ = cache.work(Instant::now());
         }
         while new(&cache, block) == WriteResult::Done {
@@ -539,7 +548,7 @@ mod tests {
         let next = cache.work(now).deadline.unwrap();
         assert!(next > now && next < now + Duration::from_secs(10));
         assert!(first.try_recv().is_err() && second.try_recv().is_err());
-        // It would not have to wait for itself by now.
+        // By itself it would not have to wait any more.
         assert_eq!(new(&cache, block + 2), WriteResult::Throttled, "there are others before it");
         assert_eq!(
             cache.write(BlockNumber(block + 3), &DATA, Admission::Rest),
@@ -562,7 +571,7 @@ mod tests {
         let before = Instant::now();
         let answered = park(&cache, block, Duration::ZERO);
         let after = Instant::now();
-        // The clock that counts what the disk has done stands still.
+        // The clock that counts the disk's work stands still.
         assert!(cache.serve_throttled(before + MOST_AHEAD - Duration::from_nanos(1)).is_some());
         assert!(answered.try_recv().is_err());
         assert!(cache.serve_throttled(after + MOST_AHEAD).is_none());
@@ -584,7 +593,7 @@ mod tests {
     fn those_that_go_on_do_not_take_the_hosts_thread_for_long() {
         let host = host();
         let (cache, block) = ahead(&host);
-        let all = [0, 1, 2].map(|next| park(&cache, block + next, SERVING_TURN));
+        let all = [0, 1, 2].map(|next| park(&cache, block + next, SERVING_TIME_MAX));
         for turn in 1..=all.len() {
             cache.host.spinner.set_clock(START_NS + (6 + turn as u64) * SLOT_NS);
             let next = cache.serve_throttled(Instant::now());
@@ -615,7 +624,7 @@ mod tests {
         for block in [0, 10, 20] {
             cache.throttle.account_for(1 << 40);
             assert_eq!(cache.write(BlockNumber(block), &DATA, Admission::Rest), WriteResult::Done);
-            // It finds that there is room.
+            // It finds that there is space.
             assert_eq!(park(&cache, block + 1, Duration::ZERO).recv().unwrap(), Ok(()));
         }
     }
@@ -636,9 +645,9 @@ mod tests {
         let refused = wait_for_room(&cache, block);
         let _ = cache.work(Instant::now() + cache.pause_limit);
         assert!(refused.try_recv() == Ok(Err(IoErrorKind::NoSpace)) && cache.waiting.is_full());
-        // Other caches of the host have them all.
+        // Other caches of the host have all staging buffers.
         let buffers: Vec<_> = (0..STAGING_BUFFERS).map(|_| cache.host.take_staging().unwrap()).collect();
-        // What dies on the disk is worth cleaning; in RAM it would be room.
+        // Dead blocks on the disk are worth cleaning; dead blocks in RAM would give space at once.
         let is_on_disk = |number: &u32| cache.residence(BlockNumber(*number)) == Residence::Disk;
         for number in (0..block).step_by(3).filter(is_on_disk) {
             cache.clear(BlockNumber(number), BlockNumber(number + 1), Location::ZERO, UnloggedBlocks::Stay);
@@ -657,7 +666,7 @@ mod tests {
         assert!(cache.snapshot().cleaned_segments > 0 && !cache.waiting.is_full());
     }
 
-    /// A write whose block has moved meanwhile, so that it has to fetch the rest of it once more.
+    /// A write whose block has moved meanwhile, so that it has to fetch the rest again.
     struct Moved(mpsc::Sender<()>);
 
     impl QueuedWrite for Moved {
@@ -677,12 +686,12 @@ mod tests {
         let cache = cache(&host);
         let block = fill(&cache);
         cache.waiting.full.store(true, Ordering::Release);
-        let (tell, told) = mpsc::channel();
-        cache.queue_for_space(Box::new(Moved(tell)));
+        let (log_waiting, logged) = mpsc::channel();
+        cache.queue_for_space(Box::new(Moved(log_waiting)));
         let _ = cache.work(Instant::now());
-        assert!(told.try_recv().is_ok() && cache.waiting.is_full());
+        assert!(logged.try_recv().is_ok() && cache.waiting.is_full());
         assert_eq!(cache.host.waiting_writes.load(Ordering::Relaxed), 0);
-        // The next one is refused at once.
+        // The next write is refused at once.
         let refused = wait_for_room(&cache, block);
         let _ = cache.work(Instant::now());
         assert_eq!(refused.try_recv(), Ok(Err(IoErrorKind::NoSpace)));
@@ -695,10 +704,10 @@ mod tests {
     fn that_writes_wait_is_told_anew_once_there_was_room() {
         let host = host();
         let cache = cache(&host);
-        cache.waiting.told.store(true, Ordering::Relaxed);
-        let (tell, told) = mpsc::channel();
-        cache.queue_for_space(Box::new(Moved(tell)));
+        cache.waiting.logged.store(true, Ordering::Relaxed);
+        let (log_waiting, logged) = mpsc::channel();
+        cache.queue_for_space(Box::new(Moved(log_waiting)));
         let _ = cache.work(Instant::now());
-        assert!(told.try_recv().is_ok() && !cache.waiting.told.load(Ordering::Relaxed));
+        assert!(logged.try_recv().is_ok() && !cache.waiting.logged.load(Ordering::Relaxed));
     }
 }

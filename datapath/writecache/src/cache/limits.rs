@@ -295,7 +295,7 @@ mod tests {
             other.ask();
             cache.share.ask();
             let both = [(&cache.share, cache.holding()), (&other, all)];
-            Divider::default().turn(&Budget::new(limit_bytes), Instant::now(), &both);
+            Divider::default().divide_if_due(&Budget::new(limit_bytes), Instant::now(), &both);
             (cache.share.bytes() - index_bytes, allowed())
         };
         // Index, staging buffers and four segments; then two segments more; then the most that it may ever

@@ -1,10 +1,10 @@
-//! The log's bookkeeping.
+//! Tests of the log's bookkeeping.
 
 use std::sync::Arc;
 
 use super::*;
 
-/// A log with so many full segments, the oldest first.
+/// A log with this many full segments, the oldest first.
 fn full_segments(count: u32) -> (Log, SegmentTable, Arc<MemoryPool>) {
     let (mut log, table, pool) = (Log::default(), SegmentTable::new(count), MemoryPool::new());
     for number in 0..count {
@@ -13,7 +13,7 @@ fn full_segments(count: u32) -> (Log, SegmentTable, Arc<MemoryPool>) {
         for block in first..first + u32::from(SLOT_COUNT) {
             log.claim(&table, Stream::Fresh, BlockNumber(block)).unwrap();
         }
-        // Who finds no slot closes the segment.
+        // A claim that finds no slot closes the segment.
         assert!(log.claim(&table, Stream::Fresh, BlockNumber(0)).is_none());
     }
     assert_eq!(log.dirty_segments, count);
@@ -37,7 +37,7 @@ fn what_died_before_anybody_took_it_out_is_not_queued_for_ever() {
         pool.give(log.release(segment, id).unwrap().memory.unwrap());
     }
     assert!(log.dirty.len() <= most_queued(log.numbers_used()), "{}", log.dirty.len());
-    // What waits still does, in its order.
+    // Segments that waited still wait, in their order.
     for number in 0..3 {
         log.begin(&table, Stream::Fresh, (pool.take().unwrap(), None)).unwrap();
         while log.claim(&table, Stream::Fresh, BlockNumber(number)).is_some() {}
@@ -82,7 +82,7 @@ fn touch(table: &SegmentTable, number: u32) {
     table.get(SegmentId(number)).unwrap().touch();
 }
 
-/// Evicts all, one after the other: their numbers.
+/// Evicts all segments one after the other, and returns their numbers.
 fn evicted(mut log: Log, table: &SegmentTable, pool: &MemoryPool) -> Vec<u32> {
     let next = || {
         let (id, memory) = log.evict_victim(table)?;
@@ -109,14 +109,14 @@ fn a_clean_segment_that_was_used_survives_one_eviction() {
     assert_eq!(evicted(log, &table, &pool), [1, 0]);
 
     let (log, table, pool) = clean_segments(2);
-    assert_eq!(evicted(log, &table, &pool), [0, 1], "the oldest goes first where none was used");
+    assert_eq!(evicted(log, &table, &pool), [0, 1], "the oldest is evicted first if none was used");
 
     let (log, table, pool) = clean_segments(3);
     (0..3).for_each(|number| touch(&table, number));
-    assert_eq!(evicted(log, &table, &pool), [0, 1, 2], "one goes even where all were used");
+    assert_eq!(evicted(log, &table, &pool), [0, 1, 2], "one is evicted even if all were used");
 }
 
-/// Freezes all dirty segments, one after the other: their numbers.
+/// Freezes all dirty segments one after the other, and returns their numbers.
 fn frozen(mut log: Log, mut next: impl FnMut(&mut Log) -> Option<SegmentId>) -> Vec<u32> {
     std::iter::from_fn(|| next(&mut log)).map(|id| id.0).collect()
 }
@@ -133,5 +133,5 @@ fn a_dirty_segment_that_was_used_is_not_the_coldest() {
 
     let (log, table, _pool) = full_segments(2);
     (0..2).for_each(|number| touch(&table, number));
-    assert_eq!(frozen(log, |log| log.freeze_coldest(&table)), [0, 1], "one goes even where all were used");
+    assert_eq!(frozen(log, |log| log.freeze_coldest(&table)), [0, 1], "one is frozen even if all were used");
 }

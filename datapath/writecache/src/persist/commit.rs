@@ -67,7 +67,7 @@ impl Persist {
             };
             let Some(cache) = cache.upgrade() else { return self.refuse_flushes(&closed) };
             let Some(overflow) = cache.overflow.clone() else { return self.refuse_flushes(&closed) };
-            let turn = || {
+            let round = || {
                 if commit {
                     cache.commit(self, &overflow);
                 }
@@ -75,7 +75,7 @@ impl Persist {
                     cache.save_cold(self, &overflow);
                 }
             };
-            if !without_panic("the thread of a persistent cache", turn) {
+            if !without_panic("the thread of a persistent cache", round) {
                 self.give_up();
                 // Not tried again at once.
                 overflow.failed();
@@ -153,7 +153,7 @@ impl WriteCache {
                 if saved { log.thaw(segment, job.id, true) } else { log.thaw_unsaved(segment, job.id) }
             };
             self.take_back(released);
-            self.tell_pace(saved);
+            self.report_write(saved);
             // Those that wait for the disk may go on earlier now.
             self.host.signal();
         };
