@@ -1,8 +1,9 @@
-//! Reads all of a memory file and looks for contradictions. It changes nothing.
+//! Reads a whole memory file and checks it for contradictions. It changes nothing.
 //!
-//! A word of a block that names a slot has to name a slot of a segment in use. No other block has that slot, except that a partial
-//! block and the next block of the same leaf may have different sectors in one slot. One contradiction, and the cache is given up:
-//! what is wrong elsewhere cannot be known.
+//! The rule: a block's word that names a slot must name a slot of a segment in use, and no other block may
+//! have that slot. Exception: a partial block and the next block of the same leaf may have different sectors
+//! in one slot. After a single contradiction the cache is not recovered, because other parts may be wrong,
+//! too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -25,11 +26,11 @@ use crate::partial::{PartialTable, Sectors};
 use crate::segment::State;
 use crate::units::{BlockNumber, Location, SECTORS, SLOTS, SegmentId, Slot};
 
-/// Why a cache is given up.
+/// Why a cache cannot be recovered.
 type Why = String;
 
-/// The parts of a range of a file that may hold something. The holes between them are zero, and are not touched: reading them through a
-/// mapping would take memory.
+/// The parts of a range of a file that may have data. The holes between them are zero and are skipped:
+/// reading them through a mapping would allocate memory.
 pub(super) fn data(file: &File, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
     let mut found = Vec::new();
     let mut at = range.start;
@@ -46,7 +47,7 @@ pub(super) fn data(file: &File, range: Range<u64>) -> io::Result<Vec<Range<u64>>
     Ok(found)
 }
 
-/// Bytes of a range of a file, with zeroes where it has holes, up to the last byte that may hold something.
+/// The bytes of a range of a file up to the last one that may have data, with zeroes for holes.
 fn contents(file: &File, range: Range<u64>) -> io::Result<Vec<u8>> {
     let parts = data(file, range.clone())?;
     let len = parts.last().map_or(0, |last| last.end - range.start);
@@ -65,7 +66,7 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
     bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word))
 }
 
-/// The sectors that blocks have in one slot.
+/// The blocks that have sectors in a slot.
 #[derive(Clone, Copy, Debug)]
 struct Use {
     /// The first of the blocks.
@@ -91,16 +92,16 @@ impl FoundSegment {
     }
 }
 
-/// What was found in a memory file.
+/// The contents of a memory file.
 #[derive(Default)]
 pub(crate) struct Found {
-    /// Segments whose slots are named, by number.
+    /// Segments that blocks' words name, by number.
     pub(crate) segments: BTreeMap<u32, FoundSegment>,
-    /// Records of other segments that say that they are in use: they are free.
+    /// Records of other segments in use: these segments are free.
     dead: Vec<RecordValue>,
     /// One past the highest number of a segment in use.
     pub(crate) numbers: u32,
-    /// Places that were given up.
+    /// Positions on the overflow disk that were given up.
     pub(crate) given_up: BTreeSet<u32>,
     /// Leaves that are not absent.
     pub(crate) leaves: Vec<(usize, Leaf)>,
@@ -117,18 +118,18 @@ struct Checker<'a> {
 }
 
 impl Found {
-    /// Places of segments in which nothing lives, to which a write may be under way.
+    /// Positions of segments without live blocks, to which a write may be in flight.
     pub(crate) fn dead_under_way(&self) -> impl Iterator<Item = u32> + '_ {
         let is_under_way =
             |record: &&RecordValue| matches!(record.state, State::Frozen | State::PackedFrozen);
         self.dead.iter().filter(is_under_way).filter_map(|record| record.position)
     }
 
-    /// Reads all of it, and checks it.
+    /// Reads and checks the whole file.
     pub(crate) fn read(file: &std::sync::Arc<MemoryFile>) -> Result<Self, Why> {
         let unread = |what: &str, e: io::Error| format!("{what} cannot be read: {e}");
         let mut checker = Checker { file, records: BTreeMap::new(), found: Self::default() };
-        checker.found.given_up = given_up(file).map_err(|e| unread("the places that were given up", e))?;
+        checker.found.given_up = given_up(file).map_err(|e| unread("the positions that were given up", e))?;
         let records = file.layout.records_at..file.layout.records_at + RECORDS_BYTES;
         let records = contents(file.file(), records).map_err(|e| unread("the records of segments", e))?;
         checker.read_records(&records)?;
@@ -136,7 +137,7 @@ impl Found {
         let directory = DIRECTORY_AT..file.layout.records_at;
         let parts = data(file.file(), directory).map_err(|e| unread("the directory", e))?;
         for part in parts {
-            // Whole groups: entries do not end with pages.
+            // Whole groups, because entries cross page boundaries.
             let group = |at: u64| (at - DIRECTORY_AT) / GROUP_BYTES;
             let first = DIRECTORY_AT + group(part.start) * GROUP_BYTES;
             let entries = contents(file.file(), first..part.end).map_err(|e| unread("the directory", e))?;
@@ -164,7 +165,7 @@ impl Checker<'_> {
         let record_bytes = usize::try_from(RECORD_BYTES).unwrap_or(1);
         for (number, bytes) in (0..SegmentId::LIMIT).zip(bytes.chunks(record_bytes)) {
             let record = RecordValue::decode(bytes)
-                .ok_or_else(|| format!("the record of segment {number} has no state that there is"))?;
+                .ok_or_else(|| format!("the record of segment {number} has an unknown state"))?;
             self.found.generation = self.found.generation.max(record.generation);
             if record.state != State::Free {
                 self.records.insert(number, record);
@@ -197,11 +198,11 @@ impl Checker<'_> {
         };
         let table = self.piece(leaf, table)?;
         let (mut pieces, mut named) = (Vec::new(), 0);
-        // A piece is named after those before it.
+        // Pieces are named in order, so none may be missing before a later one.
         for piece in partial {
             match piece {
                 Some(piece) if pieces.len() == named => pieces.push(self.piece(leaf, piece)?),
-                Some(_) => return Err(format!("of the partial blocks of leaf {leaf} a piece is missing")),
+                Some(_) => return Err(format!("a piece of the partial blocks of leaf {leaf} is missing")),
                 None => {}
             }
             named += 1;
@@ -220,7 +221,7 @@ impl Checker<'_> {
         let most = (self.file.layout.segments_at - self.file.layout.pieces_at) / 2048;
         let is_there = u64::from(number) < most;
         let piece = if is_there { Piece::adopt(&self.file.pieces, number) } else { None };
-        piece.ok_or_else(|| format!("leaf {leaf} has piece {number}, which is another leaf's or none"))
+        piece.ok_or_else(|| format!("leaf {leaf} has piece {number}, which is another leaf's, or does not exist"))
     }
 
     fn read_word(
@@ -242,7 +243,7 @@ impl Checker<'_> {
         };
         let sectors = sectors_of(pieces, entry)
             .filter(|_| !is_past)
-            .ok_or_else(|| format!("block {block} is a partial block whose sectors are nowhere"))?;
+            .ok_or_else(|| format!("block {block} is a partial block whose sectors are not in the table"))?;
         if !entries.insert(entry) {
             return Err(format!("block {block} and another one have the same sectors"));
         }
@@ -260,7 +261,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// A block has these sectors in a slot.
+    /// Records that a block has these sectors in a slot.
     fn name(&mut self, block: u64, at: Location, sectors: u8, is_partial: bool) -> Result<(), Why> {
         let Some((id, slot)) = at.place() else { return Ok(()) };
         let block = u32::try_from(block).map_err(|e| e.to_string())?;
@@ -278,7 +279,7 @@ impl Checker<'_> {
         match place {
             None => *place = Some(mine),
             Some(used) => {
-                // Leaves and their blocks are looked at in order.
+                // Leaves and their blocks are read in order.
                 let is_next = used.owner + 1 == block && !(block as usize).is_multiple_of(SLOTS);
                 let shares = is_next && used.is_partial && is_partial && used.sectors & sectors == 0;
                 if !shares {
@@ -287,14 +288,14 @@ impl Checker<'_> {
                         slot.0, id.0, used.owner
                     ));
                 }
-                // A third one cannot share it.
+                // A third block cannot share the slot.
                 *used = Use { owner: used.owner, sectors: 0xff, is_partial: false };
             }
         }
         Ok(())
     }
 
-    /// All slots are named: checks the records of their segments.
+    /// Checks the records of the segments, after all blocks' words were read.
     fn finish(mut self) -> Result<Found, Why> {
         let (mut memories, mut positions) = (BTreeMap::new(), BTreeMap::new());
         for (number, segment) in &self.found.segments {
@@ -303,7 +304,7 @@ impl Checker<'_> {
             let has_memory =
                 matches!(record.state, State::Filling | State::Dirty | State::Frozen | State::Clean);
             if has_memory != record.piece.is_some() {
-                return wrong("the record of its memory does not fit");
+                return wrong("its memory does not fit this state");
             }
             if let Some(memory) = record.piece
                 && let Some(other) = memories.insert(memory, *number)
@@ -311,17 +312,17 @@ impl Checker<'_> {
                 return wrong(&format!("segment {other} has the same memory"));
             }
             if record.piece.is_some_and(|memory| memory >= SegmentId::LIMIT) {
-                return wrong("its memory cannot be there");
+                return wrong("its memory is past the end of the file");
             }
             if matches!(record.state, State::Clean | State::Spilled) {
                 let Some(position) = record.position.filter(|position| *position < SegmentId::LIMIT) else {
-                    return wrong("has no place on disk");
+                    return wrong("has no position on disk");
                 };
                 if let Some(other) = positions.insert(position, *number) {
-                    return wrong(&format!("segment {other} has the same place on disk"));
+                    return wrong(&format!("segment {other} has the same position on disk"));
                 }
                 if self.found.given_up.contains(&position) {
-                    return wrong("its place on disk was given up");
+                    return wrong("its position on disk was given up");
                 }
             }
         }
@@ -330,9 +331,9 @@ impl Checker<'_> {
                 continue;
             }
             let packed = Packed::adopt(self.file, segment.record.packed)
-                .ok_or_else(|| format!("what is packed of segment {number} is damaged or another's"))?;
+                .ok_or_else(|| format!("the compressed data of segment {number} is damaged, or belongs to another segment"))?;
             if segment.live().any(|(slot, _)| !packed.has(slot)) {
-                return Err(format!("a block is in segment {number}, and it was not packed there"));
+                return Err(format!("segment {number} has a block that is missing in its compressed data"));
             }
             self.found.packed.push((SegmentId(*number), packed));
         }

@@ -1,14 +1,14 @@
-//! For tests: the process ends between two stores, as seen by what outlives it.
+//! For tests: ends a process between two stores, as far as the memory file and the overflow show it.
 //!
-//! A test sets after how many stores that count its thread ends. There the thread unwinds, and no destructor on the way changes a
-//! memory file or an overflow any more. In a program all this is nothing.
+//! A test sets the number of counted stores after which its thread ends. The thread then unwinds, and no
+//! destructor changes the memory file or the overflow any more. Outside tests, all functions here are empty.
 
-/// A store that counts follows: the thread may end here.
+/// A counted store follows: the thread may end here.
 #[cfg(not(test))]
 #[inline(always)]
 pub(crate) fn point() {}
 
-/// Whether the thread has ended, so that nothing it does is seen.
+/// Whether the thread has ended, so that its stores must have no effect.
 #[cfg(not(test))]
 #[inline(always)]
 pub(crate) fn is_dead() -> bool {
@@ -29,18 +29,18 @@ mod armed {
         static DEAD: Cell<bool> = const { Cell::new(false) };
     }
 
-    /// What the thread unwinds with.
+    /// The panic's payload when the thread ends.
     #[derive(Debug)]
     pub(crate) struct Ended;
 
     #[cfg(not(feature = "shuttle"))]
-    /// Ends this thread after so many points.
+    /// Ends this thread after this many counted stores.
     pub(crate) fn after(points: u64) {
         LEFT.set(Some(points));
     }
 
     #[cfg(not(feature = "shuttle"))]
-    /// The next process begins. How many points were left, if the last one did not end by them.
+    /// Starts the next process. Returns how many counted stores were left, if the last process did not end.
     pub(crate) fn revive() -> Option<u64> {
         DEAD.set(false);
         LEFT.take()

@@ -1,7 +1,9 @@
-//! The key of an overflow, where the next process finds it: a page of `memfd_secret`, whose descriptor is handed over.
+//! Hands the key of an overflow to the next process, in a page of `memfd_secret` whose descriptor is passed
+//! on.
 //!
-//! The kernel has no other view of such a page, and neither has a process that holds the descriptor until it maps the page. On a host
-//! without `memfd_secret` the key is in the head of the memory file, which is locked in RAM if the system allows that.
+//! The kernel does not map such a page, and a process with the descriptor maps it only to read the key. On a
+//! host without `memfd_secret` the key is in the head of the memory file, which is locked in RAM if the
+//! system allows that.
 //!
 //! `unsafe` here: the page is mapped for the moment in which the key is written or read.
 #![expect(unsafe_code, reason = "a page is mapped for a moment; see above")]
@@ -15,7 +17,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use super::mapping::PAGE;
 use crate::overflow::gcm::KEY_BYTES;
 
-/// What the next process needs of a cache. The descriptors of another process mean the same files.
+/// The descriptors that the next process needs for a cache. Descriptors of the same files that another
+/// process holds work as well.
 #[derive(Debug)]
 pub struct Handover {
     /// The memory file.
@@ -26,15 +29,15 @@ pub struct Handover {
     pub key: Option<OwnedFd>,
 }
 
-/// An overflow that another process left, and its key.
+/// The overflow of another process, and its key.
 pub(crate) struct Handed {
     pub(crate) file: std::fs::File,
     pub(crate) key: KeyBytes,
-    /// The page that the key was read from.
+    /// The page from which the key was read.
     pub(crate) page: Option<KeyPage>,
 }
 
-/// Bytes of a key that are wiped when they are dropped.
+/// Bytes of a key, wiped when they are dropped.
 pub(crate) struct KeyBytes(Box<[u8; KEY_BYTES]>);
 
 impl std::ops::Deref for KeyBytes {
@@ -59,13 +62,13 @@ impl KeyBytes {
 impl Drop for KeyBytes {
     fn drop(&mut self) {
         for byte in self.0.iter_mut() {
-            // SAFETY: a byte of our own, written so that no compiler leaves it out.
+            // The byte is ours; a volatile write is not optimised away.
             unsafe { std::ptr::from_mut(byte).write_volatile(0) };
         }
     }
 }
 
-/// The place that keeps the key of an overflow for the next process.
+/// The place of an overflow's key for the next process.
 pub(crate) enum KeyPlace {
     /// In a page of its own.
     Page(KeyPage),
@@ -74,7 +77,7 @@ pub(crate) enum KeyPlace {
 }
 
 impl KeyPlace {
-    /// A new random key, in the best place that the system has.
+    /// Makes a random key, in the best place that the system has.
     pub(crate) fn random() -> Result<(Self, KeyBytes), String> {
         let key = KeyBytes::random()?;
         let place = match KeyPage::new(&key) {
@@ -93,7 +96,7 @@ impl KeyPlace {
 pub(crate) struct KeyPage(OwnedFd);
 
 impl KeyPage {
-    /// A new page with this key.
+    /// Makes a page with this key.
     fn new(key: &[u8; KEY_BYTES]) -> io::Result<Self> {
         // SAFETY: a system call without pointers. `O_CLOEXEC` is the one flag that it takes.
         let made = unsafe { libc::syscall(libc::SYS_memfd_secret, libc::O_CLOEXEC) };
@@ -105,21 +108,21 @@ impl KeyPage {
         Ok(page)
     }
 
-    /// The page that another process made.
+    /// Takes over a page that another process made.
     pub(crate) fn from_fd(fd: OwnedFd) -> Self {
         Self(fd)
     }
 
-    /// The key in it.
+    /// Reads the key.
     pub(crate) fn read(&self) -> io::Result<KeyBytes> {
         let size = rustix::fs::fstat(&self.0)?.st_size;
         if usize::try_from(size) != Ok(PAGE) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no page with a key"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a page with a key"));
         }
         self.with(|bytes| KeyBytes::new(bytes))
     }
 
-    /// Another descriptor of it.
+    /// A further descriptor of the page.
     pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
         self.0.as_fd().try_clone_to_owned()
     }

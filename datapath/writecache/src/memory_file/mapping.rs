@@ -1,7 +1,7 @@
-//! Parts of a memory file in this process's address space, and the pages behind them.
+//! Maps parts of a memory file, and reserves and frees their pages.
 //!
-//! `unsafe` here: mapping memory, and references into it. Numbers that two threads may touch are atomics; bytes have one owner,
-//! a [`Run`].
+//! `unsafe` here: mapping memory, and references into it. Numbers that two threads may access are atomics;
+//! bytes have one owner, a [`Run`].
 #![expect(unsafe_code, reason = "parts of a file are mapped; see above")]
 
 use std::fs::File;
@@ -17,7 +17,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use super::MemoryFile;
 use super::crash;
 
-/// A part of a file, mapped shared. Its pages are there once they were reserved ([`reserve`]); nobody touches others.
+/// A part of a file, mapped shared. Its pages exist after they were reserved ([`reserve`]); other pages must
+/// not be accessed.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     address: usize,
@@ -50,12 +51,12 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Has the kernel use huge pages, if the file's file system has them.
+    /// Asks the kernel for huge pages, if the file's file system has them.
     pub(crate) fn prefer_huge_pages(&self) {
         self.advise(Advice::LinuxHugepage);
     }
 
-    /// Advice that changes no contents. A kernel without it refuses.
+    /// Gives advice that changes no contents. A kernel without it refuses.
     fn advise(&self, advice: Advice) {
         // SAFETY: our own mapping, as said above.
         let _ = unsafe { rustix::mm::madvise(with_exposed_provenance_mut(self.address), self.len, advice) };
@@ -66,21 +67,21 @@ impl Mapping {
         self.address
     }
 
-    /// Keeps the page at this byte from swap, if the system allows that.
+    /// Locks the page at this offset in RAM, if the system allows that.
     pub(crate) fn lock_page(&self, at: usize) -> bool {
         let page = with_exposed_provenance_mut(self.address + at.min(self.len.saturating_sub(PAGE)));
         // SAFETY: a page of our own mapping.
         unsafe { rustix::mm::mlock(page, PAGE) }.is_ok()
     }
 
-    /// A number at this byte, whose page was reserved.
+    /// The number at this offset, whose page was reserved.
     pub(crate) fn u32_at(&self, at: usize) -> Option<&AtomicU32> {
         let is_inside = at.is_multiple_of(4) && at.checked_add(4)? <= self.len;
         // SAFETY: inside the mapping, which lives as long as `self`, and aligned.
         is_inside.then(|| unsafe { &*with_exposed_provenance::<AtomicU32>(self.address + at) })
     }
 
-    /// The same with 8 bytes.
+    /// Like [`Mapping::u32_at`], with 8 bytes.
     pub(crate) fn u64_at(&self, at: usize) -> Option<&AtomicU64> {
         let is_inside = at.is_multiple_of(8) && at.checked_add(8)? <= self.len;
         // SAFETY: as above.
@@ -104,11 +105,11 @@ fn unmap(address: usize, len: usize) {
     }
 }
 
-/// Has the file system give pages for a mapped part of a file. `false`: it has none. Without this the first touch of a page in a full
-/// file system would end the process.
+/// Reserves the pages of a mapped part of a file. `false`: the file system is full. Without a reservation,
+/// the first access to a page in a full file system would end the process.
 ///
-/// The pages are brought in through the mapping, because only so the kernel gives huge pages where a mapping asks for them. A kernel
-/// without that (before Linux 5.14) reserves space in the file.
+/// The pages are populated through the mapping, because only then the kernel uses huge pages if the mapping
+/// asks for them. A kernel that cannot do that (before Linux 5.14) reserves space in the file.
 pub(crate) fn reserve(file: &File, (address, offset): (usize, u64), len: usize) -> bool {
     if crash::is_dead() {
         return false;
@@ -127,7 +128,7 @@ pub(crate) fn reserve(file: &File, (address, offset): (usize, u64), len: usize) 
     }
 }
 
-/// Gives the pages of a mapped part of a file back to the system. Nobody uses what they hold.
+/// Frees the pages of a mapped part of a file. Their contents are not needed any more.
 pub(crate) fn give_back(address: usize, len: usize) {
     if crash::is_dead() {
         return;
@@ -139,12 +140,13 @@ pub(crate) fn give_back(address: usize, len: usize) {
     }
 }
 
-/// Bytes of a memory file that have one owner. Its pages go back when it is dropped, unless the process hands the file over.
+/// Bytes of a memory file with one owner. Dropping it frees its pages, unless the process hands the file
+/// over.
 pub(crate) struct Run {
     file: Arc<MemoryFile>,
     address: NonNull<u8>,
     len: usize,
-    /// Its first byte in the file.
+    /// Its offset in the file.
     offset: u64,
 }
 
@@ -154,13 +156,14 @@ unsafe impl Send for Run {}
 unsafe impl Sync for Run {}
 
 impl Run {
-    /// Takes ownership of a part of the file. Its pages were reserved, it is mapped as long as `file` is there, and no other run has it.
+    /// Takes ownership of a part of the file. Its pages were reserved, it stays mapped as long as `file`
+    /// exists, and no other run has it.
     pub(super) fn new(file: Arc<MemoryFile>, address: usize, len: usize, offset: u64) -> Option<Self> {
         let address = NonNull::new(with_exposed_provenance_mut(address))?;
         Some(Self { file, address, len, offset })
     }
 
-    /// Its first byte in the file.
+    /// Its offset in the file.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }

@@ -1,36 +1,37 @@
-//! The memory of a write cache in a file that outlives the process.
+//! Keeps the memory of a write cache in a file that outlives the process.
 //!
 //! ```text
-//!  head | places given up | directory | records | pieces | segments | packed segments
+//!  head | positions given up | directory | records | pieces | segments | packed segments
 //!
-//!           the directory names for each leaf the piece with its table, and the pieces with its partial blocks;
-//!           words of these tables name slots; the record of a segment says where its slots are
+//!           the directory has for each leaf the number of the piece with its table, and of the pieces with its
+//!           partial blocks; words of tables name slots; a segment's record says where its slots are
 //! ```
 //!
-//! The file is a memfd, or a file of a tmpfs without a name. Another process holds its descriptor, and gives that to the next process,
-//! which finds what the last one stored (`check`, and decision 38 for what that may be). A process that was killed has stored what
-//! each of its threads had stored, in the order of that thread: so each store here has its place in an order, and is a `Release`. The
-//! order is:
+//! The file is a memfd, or a file of a tmpfs without a name. A keeper process holds its descriptor and gives
+//! it to the next process, which finds the stores of the last one (`check`; decision 38 says which). A killed
+//! process leaves the stores of each of its threads up to some point in that thread's order. So the order of
+//! stores matters here, and each is a `Release`. The order is:
 //!
 //! 1. the bytes of a slot;
-//! 2. the sectors of a partial block, the pieces that are full of words;
+//! 2. the sectors of a partial block, and the contents of new pieces;
 //! 3. the directory, which names these pieces;
-//! 4. the word of the block, from which on the write counts;
-//! 5. only then the old slot, piece or position is free for others.
+//! 4. the word of the block: from this store on, the write counts;
+//! 5. after that, the old slot, piece or position may be used again.
 //!
-//! The state of a segment is stored after what it says is there, and before what it says is gone is used again.
+//! The state of a segment is stored after the resources that it names exist, and before resources that it no
+//! longer names are used again.
 //!
-//! A cache without a file has none of this: its tables and segments are memory of the process alone.
+//! A cache without a file needs none of this: its tables and segments are memory of the process alone.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `mapping` | parts of the file in the address space, and their pages |
-//! | `pieces` | tables of leaves and of partial blocks |
-//! | `packed_space` | where packed segments are |
-//! | `record` | what is stored of a segment |
+//! | `mapping` | mappings of parts of the file, and their pages |
+//! | `pieces` | allocates the tables of leaves and of partial blocks |
+//! | `packed_space` | allocates space for packed segments |
+//! | `record` | the stored record of a segment |
 //! | `key_page` | the key of the overflow, for the next process |
-//! | `check` | what the file says, and whether it contradicts itself |
-//! | `crash` | for tests: the process ends between two stores |
+//! | `check` | reads the file and checks it for contradictions |
+//! | `crash` | for tests: ends the process between two stores |
 
 mod check;
 pub(crate) mod crash;
@@ -63,12 +64,12 @@ use crate::overflow::gcm::KEY_BYTES;
 use crate::sync::UNDER_MODEL_CHECKER;
 use crate::units::{SEGMENT_BYTES, SLOT_COUNT, SLOTS, SegmentId};
 
-/// The version of what follows. A process that does not know it changes nothing.
+/// The version of the layout. A process that does not know it changes nothing.
 pub const VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"HWMEMRY\n";
 
-/// Bytes of the head that its checksum is over.
+/// The number of bytes of the head that its checksum covers.
 const CHECKED: usize = 96;
 
 const GENERATION_AT: usize = 128;
@@ -76,38 +77,39 @@ const STATE_AT: usize = 136;
 
 /// A cache may be recovered from the file.
 const IN_USE: u32 = 1;
-/// The cache was ended, and what the file held is gone.
+/// The cache was ended, and its contents were dropped.
 const ENDED: u32 = 2;
 
-/// A bit for each place on the overflow disk that was given up.
+/// Offset of the bit set of positions on the overflow disk that were given up.
 const GIVEN_UP_AT: u64 = 1 << 20;
 const GIVEN_UP_BYTES: u64 = SegmentId::LIMIT as u64 / 8 + 1;
 
 const UNIT: u64 = SEGMENT_BYTES as u64;
 const DIRECTORY_AT: u64 = 2 << 20;
 
-/// Pieces of partial blocks that a leaf has at most.
+/// The most pieces of partial blocks of a leaf.
 pub(crate) const PARTIAL_PIECES: usize = 8;
 
-/// A leaf in the directory: the number of its table, those of its pieces of partial blocks, and nothing.
+/// The entry of a leaf in the directory: the numbers of its table's piece and of its pieces of partial
+/// blocks; the rest is unused.
 const ENTRY_BYTES: u64 = 40;
 const _: () = assert!(ENTRY_BYTES >= (1 + PARTIAL_PIECES as u64) * 4);
 
-/// Leaves whose entries are reserved together: whole pages.
+/// Number of leaves whose entries are reserved together: whole pages.
 const GROUP_LEAVES: u64 = 512;
 const GROUP_BYTES: u64 = GROUP_LEAVES * ENTRY_BYTES;
 const _: () = assert!(GROUP_BYTES.is_multiple_of(PAGE as u64));
 
-/// Records that are reserved together.
+/// Number of records that are reserved together.
 const RECORD_GROUP: u32 = 512;
 const RECORD_BYTES: u64 = size_of::<record::Stored>() as u64;
 const RECORDS_BYTES: u64 = (SegmentId::LIMIT as u64 + 1) * RECORD_BYTES;
 
 const SEGMENTS_BYTES: u64 = (SegmentId::LIMIT as u64 + 1) * UNIT;
-/// As much as the segments would take that are packed.
+/// As many bytes as the packed segments would take uncompressed.
 const PACKED_BYTES: u64 = SEGMENTS_BYTES;
 
-/// Where each region begins.
+/// The offset of each region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     blocks: u64,
@@ -139,7 +141,7 @@ impl Layout {
 pub(crate) struct Head {
     layout: Layout,
     pub(crate) has_overflow: bool,
-    /// The key of the overflow, if there is no better place for it.
+    /// The key of the overflow, if it is not in a page of its own.
     pub(crate) key: Option<[u8; KEY_BYTES]>,
 }
 
@@ -165,18 +167,18 @@ impl Head {
         head
     }
 
-    /// Reads the head of a file, or says why the file cannot be used.
+    /// Decodes the head of a file; the error says why the file cannot be used.
     fn decode(bytes: &[u8]) -> Result<Self, String> {
         let number = |at: usize| bytes.get(at..at + 8)?.first_chunk().copied().map(u64::from_le_bytes);
         let small = |at: usize| bytes.get(at..at + 4)?.first_chunk().copied().map(u32::from_le_bytes);
         if bytes.get(..8) != Some(&MAGIC) {
-            return Err("it is no memory of a write cache".into());
+            return Err("it is not the memory of a write cache".into());
         }
         match small(8) {
             Some(VERSION) => {}
             other => {
                 let found = other.unwrap_or(0);
-                return Err(format!("it has version {found}, and this program knows version {VERSION}"));
+                return Err(format!("it has version {found}, but this program supports version {VERSION}"));
             }
         }
         let sum = bytes.get(..CHECKED).map(crc32c::crc32c);
@@ -191,29 +193,29 @@ impl Head {
             key: key.filter(|_| small(68) == Some(1)),
         };
         if bytes.get(..CHECKED + 4) != Some(&head.encode()) {
-            return Err("its parts are elsewhere than in files of this program".into());
+            return Err("its layout is not that of this program's files".into());
         }
         Ok(head)
     }
 }
 
-/// See the file's head.
+/// A memory file; see the module's documentation.
 #[derive(Debug)]
 pub(crate) struct MemoryFile {
     file: File,
     layout: Layout,
-    /// Head, places given up, directory and records.
+    /// The mapping of head, positions given up, directory and records.
     index: Mapping,
     pub(crate) pieces: Arc<FilePieces>,
     packed: PackedSpace,
-    /// Groups of records whose pages were reserved.
+    /// Groups of records whose pages are reserved.
     record_groups: AtomicU32,
-    /// The process hands the file over: what it drops stays in the file.
+    /// Whether the process hands the file over: then dropped parts stay in the file.
     handed_over: AtomicBool,
 }
 
 impl MemoryFile {
-    /// Makes an empty file one. Its contents are removed first.
+    /// Makes a memory file of `file`, whose contents are removed first.
     pub(crate) fn create(file: File, blocks: u64, overflow: Option<&KeyPlace>) -> Result<Arc<Self>, IoError> {
         let failed = |e: std::io::Error| {
             IoError::from_os(format!("cannot prepare the memory of a write cache in a file: {e}"), e)
@@ -284,12 +286,12 @@ impl MemoryFile {
         &self.file
     }
 
-    /// Blocks of the volume.
+    /// Number of blocks of the volume.
     pub(crate) fn blocks(&self) -> u64 {
         self.layout.blocks
     }
 
-    /// Maps memory of so many segments from this one on, at an address that is a multiple of 2 MiB.
+    /// Maps the memory of this many segments from this one on, at an address that is a multiple of 2 MiB.
     pub(crate) fn map_segments(&self, first: u32, count: usize) -> std::io::Result<Mapping> {
         let mapping =
             Mapping::new(&self.file, self.segment_offset(first), count * SEGMENT_BYTES, SEGMENT_BYTES)?;
@@ -297,23 +299,23 @@ impl MemoryFile {
         Ok(mapping)
     }
 
-    /// Where memory of a segment is in the file.
+    /// Offset of a segment's memory in the file.
     pub(crate) fn segment_offset(&self, number: u32) -> u64 {
         self.layout.segments_at + u64::from(number) * UNIT
     }
 
-    /// Reserves pages for a part of the index that is mapped all the time.
+    /// Reserves pages of a part of the index mapping.
     fn reserve_index(&self, at: u64, len: u64) -> bool {
         let (Ok(from), Ok(len)) = (usize::try_from(at), usize::try_from(len)) else { return false };
         reserve(&self.file, (self.index.address() + from, at), len)
     }
 
-    /// Reserves pages for the entries of this group of leaves, before any of them is stored.
+    /// Reserves pages for the directory entries of a group of leaves, before the first of them is stored.
     pub(crate) fn reserve_group(&self, group: usize) -> bool {
         self.reserve_index(DIRECTORY_AT + group as u64 * GROUP_BYTES, GROUP_BYTES)
     }
 
-    /// Reserves pages for the record of this segment. Under the log's lock.
+    /// Reserves pages for the record of a segment. Under the log's lock.
     pub(crate) fn reserve_record(&self, id: SegmentId) -> bool {
         let wanted = id.0 / RECORD_GROUP + 1;
         let have = self.record_groups.load(Ordering::Relaxed);
@@ -329,7 +331,8 @@ impl MemoryFile {
         is_there
     }
 
-    /// The address of the record of a segment. It is mapped as long as the file is, and its page is reserved before it is stored to.
+    /// The address of the record of a segment. It is mapped as long as the file exists, and its page is
+    /// reserved before the first store.
     fn address_of_record(&self, id: SegmentId) -> Option<usize> {
         let at = self.layout.records_at + u64::from(id.0.min(SegmentId::LIMIT)) * RECORD_BYTES;
         usize::try_from(at).ok()?.checked_add(self.index.address())
@@ -349,17 +352,18 @@ impl MemoryFile {
         }
     }
 
-    /// Names what a leaf is, whose table has been filled, or is not used any more.
+    /// Stores in the directory which table a leaf has. A named table is complete.
     pub(crate) fn name_table(&self, leaf: usize, table: Table) {
         self.store_entry(leaf, 0, table.encode());
     }
 
-    /// Names a piece of a leaf's partial blocks, which has been filled, or is not used any more.
+    /// Stores in the directory a piece of a leaf's partial blocks, which is complete, or `None` when it is
+    /// not used any more.
     pub(crate) fn name_partial(&self, leaf: usize, place: usize, piece: Option<u32>) {
         self.store_entry(leaf, 1 + place.min(PARTIAL_PIECES - 1), piece.map_or(0, |piece| piece + 1));
     }
 
-    /// Stores that generations up to this one were used, before it is.
+    /// Stores that generations up to this one are used, before the first use.
     pub(crate) fn used_generation(&self, generation: u64) {
         crash::point();
         if let Some(most) = self.index.u64_at(GENERATION_AT)
@@ -373,7 +377,7 @@ impl MemoryFile {
         self.index.u64_at(GENERATION_AT).map_or(0, |most| most.load(Ordering::Acquire))
     }
 
-    /// Reserves pages for places to be given up. `None`: there are none.
+    /// Reserves pages for positions that may be given up. `None`: the file system is full.
     pub(crate) fn reserve_given_up(&self, positions: &[u32]) -> Option<()> {
         let pages: BTreeSet<u64> =
             positions.iter().map(|position| u64::from(position / 8) / PAGE as u64).collect();
@@ -383,7 +387,7 @@ impl MemoryFile {
             .then_some(())
     }
 
-    /// Gives a place on the overflow disk up for this cache. Its page was reserved.
+    /// Records that a position on the overflow disk is given up for this cache. Its page was reserved.
     pub(crate) fn give_up(&self, position: u32) {
         crash::point();
         let at = usize::try_from(GIVEN_UP_AT).unwrap_or(0) + position as usize / 32 * 4;
@@ -394,13 +398,13 @@ impl MemoryFile {
         }
     }
 
-    /// Memory for a packed segment. `None`: there is none.
+    /// Allocates memory for a packed segment. `None`: there is none.
     pub(crate) fn take_run(self: &Arc<Self>, len: usize) -> Option<Run> {
         let (address, len, offset) = self.packed.take(&self.file, len)?;
         Run::new(Arc::clone(self), address, len, offset)
     }
 
-    /// Memory of a packed segment that another process left. `None`: it cannot be there, or is taken.
+    /// Takes over the memory of another process's packed segment. `None`: the place is invalid, or taken.
     pub(crate) fn adopt_run(self: &Arc<Self>, offset: u64, len: usize) -> Option<Run> {
         let (address, len) = self.packed.adopt(&self.file, offset, len)?;
         Run::new(Arc::clone(self), address, len, offset)
@@ -413,13 +417,13 @@ impl MemoryFile {
         }
     }
 
-    /// All segments of another process were taken over: gives back the memory of segments that has no owner, what is packed except these
-    /// runs, and pages of the index without a piece. From now on what is dropped goes.
+    /// Ends a recovery: frees the memory of segments without an owner, packed segments except these runs, and
+    /// pages of the index without a piece. From now on, dropped parts are freed.
     pub(crate) fn taken_over(&self, is_used: impl Fn(u32) -> bool, packed: &BTreeMap<u64, u64>) {
         self.pieces.adopted_all();
         let layout = &self.layout;
         for page in self.pages_of(layout.pieces_at..layout.segments_at, PAGE as u64) {
-            if !self.pieces.uses_page(page) {
+            if !self.pieces.is_page_reserved(page) {
                 self.punch(page, PAGE as u64);
             }
         }
@@ -438,10 +442,10 @@ impl MemoryFile {
         self.handed_over.store(false, Ordering::Release);
     }
 
-    /// Where units of a part of the file begin that may hold something.
+    /// The offsets of the units of a part of the file that may have data.
     fn pages_of(&self, range: Range<u64>, unit: u64) -> Vec<u64> {
         let parts = check::data(&self.file, range.clone()).unwrap_or_else(|error| {
-            tracing::warn!(%error, "free memory of a write cache in a file could not be found; it stays in use");
+            tracing::warn!(%error, "free memory of a write cache in a file could not be found and stays in use");
             Vec::new()
         });
         let first = |part: &Range<u64>| range.start + (part.start - range.start) / unit * unit;
@@ -461,12 +465,13 @@ impl MemoryFile {
         }
     }
 
-    /// From now on what is dropped stays in the file.
+    /// From now on, dropped parts stay in the file.
     pub(crate) fn hand_over(&self) {
         self.handed_over.store(true, Ordering::Release);
     }
 
-    /// Ends the cache: what the file holds is gone, and it is of no use to another process. Nobody uses it any more.
+    /// Ends the cache: frees the contents, so that another process cannot use the file. Nothing uses them any
+    /// more.
     pub(crate) fn end(&self) {
         if let Some(state) = self.index.u32_at(STATE_AT) {
             state.store(ENDED, Ordering::Release);
@@ -475,14 +480,14 @@ impl MemoryFile {
     }
 }
 
-/// A leaf, as the directory has it.
+/// A leaf's table according to the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Table {
     /// No block was changed.
     Absent,
     /// Every block reads as zeroes.
     Zero,
-    /// This piece has its words.
+    /// The number of the piece with its words.
     Piece(u32),
 }
 

@@ -1,4 +1,4 @@
-//! Where packed segments are in a memory file: runs of pages, the first that fits.
+//! Allocates space for packed segments in a memory file: runs of pages, first fit.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -7,18 +7,18 @@ use parking_lot::Mutex;
 
 use super::{Mapping, PAGE, reserve};
 
-/// Address space is taken in pieces of this size.
+/// Size of the parts of the region that are mapped at a time.
 const CHUNK: u64 = 64 << 20;
 
 #[derive(Debug, Default)]
 struct Space {
-    /// Parts of the region that are mapped, by where they begin in the file.
+    /// Mapped parts of the region, by offset in the file.
     mapped: BTreeMap<u64, Mapping>,
-    /// Free runs in these parts: where they begin, and how long they are. Neighbours in one part are one run.
+    /// Free runs in these parts: offset and length. Neighbouring runs in one part are merged.
     free: BTreeMap<u64, u64>,
 }
 
-/// See the file's head.
+/// The allocator of one memory file.
 #[derive(Debug)]
 pub(super) struct PackedSpace {
     start: u64,
@@ -41,7 +41,7 @@ impl Space {
         match Mapping::new(file, start, len, PAGE) {
             Ok(mapping) => self.mapped.insert(start, mapping),
             Err(error) => {
-                tracing::debug!(%error, "there is no address space for packed segments in a file");
+                tracing::debug!(%error, "no address space for packed segments in a memory file");
                 return None;
             }
         };
@@ -49,7 +49,7 @@ impl Space {
         Some(())
     }
 
-    /// Takes a part of a free run.
+    /// Removes a part of a free run from the free runs.
     fn cut(&mut self, run: u64, from: u64, len: u64) -> Option<()> {
         let run_len = self.free.remove(&run)?;
         let end = run + run_len;
@@ -63,7 +63,7 @@ impl Space {
     }
 
     fn put(&mut self, mut from: u64, mut len: u64) {
-        // Parts are mapped apart, so a run ends where its part does.
+        // Parts are mapped separately, so a run ends at the end of its part.
         if let Some((before, before_len)) = self.free.range(..from).next_back().map(|(at, len)| (*at, *len))
             && before + before_len == from
             && !self.mapped.contains_key(&from)
@@ -86,7 +86,8 @@ impl PackedSpace {
         Self { start, end, space: Mutex::default() }
     }
 
-    /// Address, length and offset of a run with pages, for so many bytes, at most as many as a packed segment takes.
+    /// Allocates a run with pages for this many bytes, at most as many as a packed segment takes. Returns
+    /// address, length and offset.
     pub(super) fn take(&self, file: &File, len: usize) -> Option<(usize, usize, u64)> {
         let wanted = pages(len);
         if wanted > CHUNK {
@@ -97,7 +98,7 @@ impl PackedSpace {
         let offset = match fits(&space) {
             Some(offset) => offset,
             None => {
-                // Recovery maps those parts that it finds something in, so there may be gaps between them.
+                // Recovery maps only the parts that have data, so there may be gaps between them.
                 let mut starts = (self.start..self.end).step_by(usize::try_from(CHUNK).ok()?);
                 let start = starts.find(|start| !space.mapped.contains_key(start))?;
                 space.map(file, start)?;
@@ -114,12 +115,13 @@ impl PackedSpace {
         Some((address, len, offset))
     }
 
-    /// Takes a run back, whose pages are gone.
+    /// Frees a run, whose pages were freed.
     pub(super) fn give(&self, offset: u64, len: usize) {
         self.space.lock().put(offset, pages(len));
     }
 
-    /// Address and length of a run that another process left. `None`: it cannot be there, or overlaps with another one.
+    /// Takes over a run that another process left. Returns address and length. `None`: the offset is invalid,
+    /// or the run overlaps another one.
     pub(super) fn adopt(&self, file: &File, offset: u64, len: usize) -> Option<(usize, usize)> {
         let wanted = pages(len);
         let is_inside = offset >= self.start && offset.checked_add(wanted)? <= self.end;

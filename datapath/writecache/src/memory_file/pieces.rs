@@ -1,7 +1,8 @@
-//! Pieces of the index in a memory file: as [`crate::index_memory`] has them for all other caches, in arenas of the file.
+//! Allocates the 2 KiB blocks ("pieces") that hold the index of a write cache whose memory is in a file.
+//! Arenas are 2 MiB ranges of that file. [`crate::index_memory`] does the same in process memory.
 //!
-//! Some pieces are always kept ready ([`FilePieces::has_spare`]): whoever takes a piece holds a leaf, and is not to find then that
-//! the file system is full.
+//! A caller of [`FilePieces::take`] has a leaf locked and cannot handle "file system full". So free pieces
+//! are reserved before ([`FilePieces::has_spare`]).
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -14,28 +15,29 @@ use parking_lot::Mutex;
 use super::{Mapping, PAGE, PARTIAL_PIECES, give_back, reserve};
 use crate::index_memory;
 
-/// Bytes of a piece.
+/// Size of a piece in bytes.
 const PIECE: usize = index_memory::PIECE;
 
-/// Bytes of an arena: a huge page.
+/// Size of an arena in bytes: a huge page.
 const ARENA: usize = 2 << 20;
 
-/// Pieces of an arena.
+/// Number of pieces in an arena.
 const PIECES: usize = ARENA / PIECE;
 
 const PAGES: usize = ARENA / PAGE;
 const PIECES_PER_PAGE: usize = PAGE / PIECE;
 
-/// More pieces than the threads of a volume take together before one of them looks at how many are left.
+/// The reserve of free pieces. The threads of a volume together take fewer than this between two calls of
+/// [`FilePieces::has_spare`].
 const SPARE: usize = 256;
 
-/// Pages that are reserved together.
+/// Number of pages that are reserved at a time.
 const RESERVED_PAGES: usize = 64;
 
-/// An arena with fewer free pages keeps them, because giving some back splits a huge page.
+/// An arena with fewer free pages keeps them, because freeing some splits a huge page.
 const LEAST_FREE_PAGES: usize = PAGES / 8;
 
-/// Bytes of the region: the tables of all leaves, and as many arenas again as pieces can be scattered over.
+/// Size of the region in bytes: the tables of all leaves, and the same size again for fragmentation.
 pub(super) fn region_bytes(leaves: u64) -> u64 {
     let pieces = leaves * (1 + PARTIAL_PIECES as u64) + 4 * PIECES as u64;
     (2 * pieces * PIECE as u64).next_multiple_of(ARENA as u64)
@@ -46,35 +48,35 @@ struct Arena {
     mapping: Mapping,
     offset: u64,
     used: Box<[bool; PIECES]>,
-    /// Pages that were reserved.
-    there: Box<[bool; PAGES]>,
-    /// Pieces that are free on pages that are there.
+    /// Pages that are reserved.
+    reserved: Box<[bool; PAGES]>,
+    /// Free pieces on reserved pages.
     spare: usize,
-    /// Pages that are not there.
-    gone: usize,
+    /// Number of pages that are not reserved.
+    unreserved_pages: usize,
 }
 
 #[derive(Debug, Default)]
 struct Arenas {
-    /// By their numbers.
+    /// By number.
     all: Vec<Arena>,
-    /// Those with spare pieces. The first one is used first, so that the others get empty.
+    /// Arenas with spare pieces. The first one is used first, so that the others become empty.
     with_spare: BTreeSet<usize>,
-    /// Those with pages that are not there.
-    with_gone: BTreeSet<usize>,
-    /// Arenas that got a piece back since they were trimmed.
+    /// Arenas with pages that are not reserved.
+    with_unreserved: BTreeSet<usize>,
+    /// Arenas in which a piece was freed since they were trimmed.
     given: BTreeSet<usize>,
 }
 
-/// See the file's head.
+/// The allocator of one memory file; see the module's documentation.
 #[derive(Debug)]
 pub(crate) struct FilePieces {
     this: Weak<Self>,
     file: File,
-    /// The first byte of the region in the file.
+    /// Offset of the region in the file.
     start: u64,
     arenas: Mutex<Arenas>,
-    /// Pieces that are free and reserved.
+    /// Number of free pieces on reserved pages.
     spare: AtomicUsize,
 }
 
@@ -84,9 +86,9 @@ impl Arena {
     }
 
     fn take(&mut self) -> Option<usize> {
-        let is_there = |piece: &usize| self.there.get(piece / PIECES_PER_PAGE) == Some(&true);
+        let is_reserved = |piece: &usize| self.reserved.get(piece / PIECES_PER_PAGE) == Some(&true);
         let is_free = |piece: &usize| self.used.get(*piece) == Some(&false);
-        let piece = (0..PIECES).find(|piece| is_free(piece) && is_there(piece))?;
+        let piece = (0..PIECES).find(|piece| is_free(piece) && is_reserved(piece))?;
         *self.used.get_mut(piece)? = true;
         self.spare = self.spare.saturating_sub(1);
         Some(piece)
@@ -94,7 +96,7 @@ impl Arena {
 
     fn is_free(&self, page: usize) -> bool {
         let first = page * PIECES_PER_PAGE;
-        self.there.get(page) == Some(&true)
+        self.reserved.get(page) == Some(&true)
             && self.used.get(first..first + PIECES_PER_PAGE).is_some_and(|used| !used.contains(&true))
     }
 }
@@ -107,7 +109,7 @@ impl FilePieces {
         })
     }
 
-    /// Whether there are pieces for what is about to be changed. `false`: the file system is full.
+    /// Whether there are enough free pieces for a change. `false`: the file system is full.
     pub(crate) fn has_spare(&self) -> bool {
         self.spare.load(Ordering::Relaxed) >= SPARE || self.make_spare()
     }
@@ -116,7 +118,7 @@ impl FilePieces {
     fn make_spare(&self) -> bool {
         let mut arenas = self.arenas.lock();
         while self.spare.load(Ordering::Relaxed) < SPARE {
-            let number = match arenas.with_gone.first() {
+            let number = match arenas.with_unreserved.first() {
                 Some(number) => *number,
                 None => match self.add(&mut arenas) {
                     Some(number) => number,
@@ -130,26 +132,26 @@ impl FilePieces {
         true
     }
 
-    /// Reserves pages of an arena that are not there.
+    /// Reserves some pages of an arena.
     fn reserve_some(&self, arenas: &mut Arenas, number: usize) -> bool {
-        let Arenas { all, with_spare, with_gone, .. } = arenas;
+        let Arenas { all, with_spare, with_unreserved, .. } = arenas;
         let Some(arena) = all.get_mut(number) else { return false };
-        let Some(first) = arena.there.iter().position(|there| !there) else { return false };
-        let run = arena.there.iter().skip(first).take(RESERVED_PAGES).take_while(|there| !**there).count();
+        let Some(first) = arena.reserved.iter().position(|reserved| !reserved) else { return false };
+        let run = arena.reserved.iter().skip(first).take(RESERVED_PAGES).take_while(|reserved| !**reserved).count();
         let (at, len) = (first * PAGE, run * PAGE);
         if !reserve(&self.file, (arena.mapping.address() + at, arena.offset + at as u64), len) {
             return false;
         }
         for page in first..first + run {
-            arena.there.get_mut(page).into_iter().for_each(|there| *there = true);
+            arena.reserved.get_mut(page).into_iter().for_each(|reserved| *reserved = true);
             let pieces = page * PIECES_PER_PAGE..(page + 1) * PIECES_PER_PAGE;
             let free = arena.used.get(pieces).map_or(0, |used| used.iter().filter(|used| !**used).count());
             arena.spare += free;
             self.spare.fetch_add(free, Ordering::Relaxed);
         }
-        arena.gone = arena.gone.saturating_sub(run);
-        if arena.gone == 0 {
-            with_gone.remove(&number);
+        arena.unreserved_pages = arena.unreserved_pages.saturating_sub(run);
+        if arena.unreserved_pages == 0 {
+            with_unreserved.remove(&number);
         }
         if arena.spare > 0 {
             with_spare.insert(number);
@@ -157,26 +159,27 @@ impl FilePieces {
         true
     }
 
-    /// One more arena, without pages.
+    /// Adds an arena, without pages.
     fn add(&self, arenas: &mut Arenas) -> Option<usize> {
         let number = arenas.all.len();
         let offset = self.start + number as u64 * ARENA as u64;
         let mapping = match Mapping::new(&self.file, offset, ARENA, ARENA) {
             Ok(mapping) => mapping,
             Err(error) => {
-                tracing::debug!(%error, "there is no address space for the index of a write cache in a file");
+                tracing::debug!(%error, "no address space for the index of a write cache in a memory file");
                 return None;
             }
         };
         mapping.prefer_huge_pages();
         index_memory::know_arena(mapping.address(), Weak::clone(&self.this));
-        let (used, there) = (Box::new([false; PIECES]), Box::new([false; PAGES]));
-        arenas.all.push(Arena { mapping, offset, used, there, spare: 0, gone: PAGES });
-        arenas.with_gone.insert(number);
+        let (used, reserved) = (Box::new([false; PIECES]), Box::new([false; PAGES]));
+        arenas.all.push(Arena { mapping, offset, used, reserved, spare: 0, unreserved_pages: PAGES });
+        arenas.with_unreserved.insert(number);
         Some(number)
     }
 
-    /// A piece, and its number. `None`: there is none, although [`FilePieces::has_spare`] said so.
+    /// Takes a piece; also returns its number. `None`: there is none, although [`FilePieces::has_spare`]
+    /// returned true.
     pub(crate) fn take(&self) -> Option<(NonNull<u8>, u32)> {
         if self.spare.load(Ordering::Relaxed) == 0 {
             self.make_spare();
@@ -194,7 +197,7 @@ impl FilePieces {
         Some((address, u32::try_from(number * PIECES + piece).ok()?))
     }
 
-    /// Takes a piece back. What it holds stays, until somebody takes it again.
+    /// Frees a piece. Its contents stay until it is taken again.
     pub(crate) fn give(&self, address: usize) {
         let mut arenas = self.arenas.lock();
         let start = address - address % ARENA;
@@ -212,7 +215,8 @@ impl FilePieces {
         self.spare.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The piece with this number, which another process left in use. `None`: there can be no such piece, or it was asked for before.
+    /// Takes over a piece that another process left in use. `None`: the number is invalid, or was taken over
+    /// already.
     pub(crate) fn adopt(&self, number: u32) -> Option<NonNull<u8>> {
         let (number, piece) = (number as usize / PIECES, number as usize % PIECES);
         let mut arenas = self.arenas.lock();
@@ -224,21 +228,21 @@ impl FilePieces {
         if std::mem::replace(used, true) {
             return None;
         }
-        // It has memory, or there would be nothing in it.
-        if let Some(there) = arena.there.get_mut(piece / PIECES_PER_PAGE)
-            && !std::mem::replace(there, true)
+        // A piece in use has memory.
+        if let Some(reserved) = arena.reserved.get_mut(piece / PIECES_PER_PAGE)
+            && !std::mem::replace(reserved, true)
         {
-            arena.gone = arena.gone.saturating_sub(1);
+            arena.unreserved_pages = arena.unreserved_pages.saturating_sub(1);
         }
         NonNull::new(std::ptr::with_exposed_provenance_mut(arena.address_of(piece)))
     }
 
-    /// All pieces that are in use have been adopted: counts the others.
+    /// Ends a recovery: all pieces in use were taken over, so the others are counted as free.
     pub(super) fn adopted_all(&self) {
         let mut arenas = self.arenas.lock();
-        let Arenas { all, with_spare, with_gone, .. } = &mut *arenas;
+        let Arenas { all, with_spare, with_unreserved, .. } = &mut *arenas;
         for (number, arena) in all.iter_mut().enumerate() {
-            let on_page = |piece: usize| arena.there.get(piece / PIECES_PER_PAGE) == Some(&true);
+            let on_page = |piece: usize| arena.reserved.get(piece / PIECES_PER_PAGE) == Some(&true);
             let spare =
                 arena.used.iter().enumerate().filter(|(piece, used)| !**used && on_page(*piece)).count();
             arena.spare = spare;
@@ -246,33 +250,33 @@ impl FilePieces {
             if spare > 0 {
                 with_spare.insert(number);
             }
-            if arena.gone > 0 {
-                with_gone.insert(number);
+            if arena.unreserved_pages > 0 {
+                with_unreserved.insert(number);
             }
         }
     }
 
-    /// Whether a page of the file has a piece in use.
-    pub(super) fn uses_page(&self, offset: u64) -> bool {
+    /// Whether a page of the file is reserved.
+    pub(super) fn is_page_reserved(&self, offset: u64) -> bool {
         let at = offset.saturating_sub(self.start);
         let (Ok(number), Ok(page)) = (usize::try_from(at / ARENA as u64), usize::try_from(at % ARENA as u64))
         else {
             return false;
         };
         let arenas = self.arenas.lock();
-        arenas.all.get(number).is_some_and(|arena| arena.there.get(page / PAGE) == Some(&true))
+        arenas.all.get(number).is_some_and(|arena| arena.reserved.get(page / PAGE) == Some(&true))
     }
 
-    /// Whether [`FilePieces::trim`] may have something to do.
+    /// Whether [`FilePieces::trim`] may have work to do.
     pub(crate) fn wants_trim(&self) -> bool {
         !self.arenas.lock().given.is_empty()
     }
 
-    /// Returns pages without pieces to the system, where enough are free.
+    /// Returns pages without pieces in use to the system, in arenas with enough of them.
     pub(crate) fn trim(&self) {
         let mut arenas = self.arenas.lock();
         for number in std::mem::take(&mut arenas.given) {
-            let Arenas { all, with_spare, with_gone, .. } = &mut *arenas;
+            let Arenas { all, with_spare, with_unreserved, .. } = &mut *arenas;
             let Some(arena) = all.get_mut(number) else { continue };
             let pages: Vec<usize> = (0..PAGES).filter(|page| arena.is_free(*page)).collect();
             let pieces = pages.len() * PIECES_PER_PAGE;
@@ -284,13 +288,13 @@ impl FilePieces {
                 let Some(first) = run.first() else { continue };
                 give_back(arena.mapping.address() + first * PAGE, run.len() * PAGE);
                 for page in run {
-                    arena.there.get_mut(*page).into_iter().for_each(|there| *there = false);
+                    arena.reserved.get_mut(*page).into_iter().for_each(|reserved| *reserved = false);
                 }
             }
             arena.spare = arena.spare.saturating_sub(pieces);
-            arena.gone += pages.len();
+            arena.unreserved_pages += pages.len();
             self.spare.fetch_sub(pieces, Ordering::Relaxed);
-            with_gone.insert(number);
+            with_unreserved.insert(number);
             if arena.spare == 0 {
                 with_spare.remove(&number);
             }

@@ -1,8 +1,10 @@
-//! What is stored of a segment, for the next process: a copy of what the segment's own record on the heap says.
+//! The stored record of a segment, for the next process: a copy of the segment's own record on the heap.
 //!
-//! A segment's record changes under the log's lock, and here first. So nobody acts on a state that is not stored yet.
+//! A segment's record changes under the log's lock, and is changed here first. So no thread acts on a state
+//! that is not stored yet.
 //!
-//! `unsafe` here: a record is reached through its address in a mapping. Its owner, [`crate::segment::SegmentTable`], has the file, too.
+//! `unsafe` here: a record is accessed through its address in a mapping. Its owner,
+//! [`crate::segment::SegmentTable`], keeps the file alive.
 #![expect(unsafe_code, reason = "records are reached by their addresses; see above")]
 
 use std::ptr::NonNull;
@@ -15,19 +17,20 @@ use crate::units::SegmentId;
 /// In `state`: the segment has memory.
 const HAS_MEMORY: u32 = 8;
 
-/// As it is in the file. All zero is a segment that was never used.
+/// The record in the file. All zero: a segment that was never used.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Stored {
     /// The state, and [`HAS_MEMORY`].
     state: AtomicU32,
-    /// The number of its memory. Stored before the state that says that it has some, and the same until it has none.
+    /// The number of its memory. Stored before a state with [`HAS_MEMORY`], and unchanged while the state has
+    /// it.
     memory: AtomicU32,
     generation: AtomicU64,
     /// The position on the overflow disk, plus one.
     position: AtomicU32,
     unused: u32,
-    /// Where in the file its packed slots are.
+    /// Offset of its packed slots in the file.
     packed: AtomicU64,
 }
 
@@ -74,7 +77,7 @@ impl Record {
 }
 
 impl MemoryFile {
-    /// The record of a segment, for who keeps the file as long as it has that.
+    /// The record of a segment. The caller must keep the file alive while it has the record.
     pub(crate) fn record(&self, id: SegmentId) -> Option<Record> {
         let address = self.address_of_record(id)?;
         NonNull::new(std::ptr::with_exposed_provenance_mut(address)).map(Record)
@@ -92,7 +95,7 @@ pub(crate) struct RecordValue {
 }
 
 impl RecordValue {
-    /// From the bytes of a record. `None`: there is no such state.
+    /// Decodes the bytes of a record. `None`: the state is unknown.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let small = |at: usize| bytes.get(at..at + 4)?.first_chunk().copied().map(u32::from_le_bytes);
         let number = |at: usize| bytes.get(at..at + 8)?.first_chunk().copied().map(u64::from_le_bytes);

@@ -1,4 +1,4 @@
-//! A cache whose process ends between any two stores, and the cache that the next process makes of what is left.
+//! Ends a cache's process between any two stores, and checks the cache that the next process recovers.
 
 mod disk;
 mod lives;
@@ -39,7 +39,7 @@ fn image(block: u32) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that are like no others: some pack, and some do not.
+/// Bytes that occur nowhere else: some compress, and some do not.
 fn bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
     if rng.chance(1, 3) { rng.bytes(len) } else { rng.runs(len, 64) }
 }
@@ -66,7 +66,7 @@ fn options(ram_mib: u64, overflow: Option<(&std::path::Path, u64)>, size_bytes: 
     }
 }
 
-/// A copy of the descriptors, as the next process gets them.
+/// A copy of the descriptors for the next process.
 fn again(handover: &Handover) -> Handover {
     let copy = |fd: &std::os::fd::OwnedFd| fd.try_clone().unwrap();
     Handover {
@@ -76,7 +76,7 @@ fn again(handover: &Handover) -> Handover {
     }
 }
 
-/// The contents that each block must have, and those that a request under way may have stored.
+/// The contents that each block must have, and those that a request in flight may have stored.
 #[derive(Default)]
 struct Model {
     blocks: BTreeMap<u32, Vec<u8>>,
@@ -102,7 +102,7 @@ impl Model {
         self.under_way.clear();
     }
 
-    /// Of a request that was under way each byte may be old or new.
+    /// Of a request in flight, each byte may be old or new.
     fn check(&mut self, block: u32, found: &[u8], what: &str) {
         let before = self.now(block);
         let after = self.under_way.get(&block).unwrap_or(&before);
@@ -129,7 +129,7 @@ impl Model {
     }
 }
 
-/// A process: a cache, its host, whose thread does not run, and its disk.
+/// A process: a cache, its host without the host's thread, and its disk.
 struct Process {
     cache: Arc<WriteCache>,
     _host: Host,
@@ -160,7 +160,7 @@ impl Process {
         found.lock().unwrap().take().unwrap()
     }
 
-    /// The contents of a block, with `read` and `parts` of the cache or of a view.
+    /// The contents of a block, by `read` and `parts` of the cache or of a view.
     fn contents(
         &self,
         block: u32,
@@ -183,7 +183,7 @@ impl Process {
                         Some(slot) => into[at..at + len].copy_from_slice(&slot[at..at + len]),
                         None => moved = true,
                     },
-                    Found::Partial => panic!("a part is partial"),
+                    Found::Partial => panic!("a part of a partial block is a partial block"),
                 }
             }
             if !moved {
@@ -200,12 +200,13 @@ impl Process {
         self.contents(block, |into| self.cache.read(number, 0, into), parts)
     }
 
-    /// Does what the host's thread does.
+    /// Does the work of the host's thread.
     fn work(&self) {
         let _ = self.cache.work(Instant::now());
     }
 
-    /// Whether the write was stored. Writes that find no room are refused after some turns.
+    /// Completes a write. Returns whether it was stored: a write that finds no space is refused after some
+    /// rounds.
     fn settle(&self, mut write: impl FnMut(&[FetchedOld]) -> WriteResult, block: u32) -> bool {
         let mut fetched: Vec<FetchedOld> = Vec::new();
         let mut turns = 0;
@@ -228,7 +229,7 @@ impl Process {
                         self.disk.run_all();
                     }
                 }
-                WriteResult::Closed => panic!("it is closed"),
+                WriteResult::Closed => panic!("the cache is closed"),
             }
         }
     }
@@ -252,7 +253,7 @@ impl Process {
         if self.settle(write, block) { model.end() } else { model.refuse() }
     }
 
-    /// Whether both were stored together.
+    /// Returns whether both parts were stored together.
     fn write_pair(&self, model: &mut Model, block: u32, skip: usize, data: &[u8]) -> bool {
         let (first, second) = data.split_at(BLOCK - skip);
         model.begin(block, skip, first);
@@ -291,13 +292,14 @@ impl Process {
     }
 }
 
-/// What is left of a process that ended: its descriptors, and writes that the kernel still has.
+/// The remains of an ended process: its descriptors, and writes that the kernel still has.
 struct Left {
     handover: Handover,
     late: Vec<disk::LateWrite>,
 }
 
-/// Ends a process between two stores, if `work` comes that far. What is left of it, or how many points were.
+/// Ends a process at a counted store, if `work` comes that far. Returns its remains, or how many counted
+/// stores were left.
 fn end_after<T>(
     points: u64,
     process: Process,
@@ -319,7 +321,7 @@ fn end_after<T>(
         Err(why) if why.is::<crash::Ended>() => {
             let disk = Arc::clone(&process.borrow().disk);
             let late = disk.left();
-            // What it drops changes nothing any more.
+            // Destructors have no effect any more.
             let _ = catch_unwind(AssertUnwindSafe(move || drop(process)));
             crash::revive();
             Ok(Left { handover, late })
@@ -346,7 +348,7 @@ fn recover(left: &Handover, options: &CacheOptions) -> Result<Process, headwater
     }
 }
 
-/// As [`recover`], in a process that may end while it recovers.
+/// Like [`recover`], in a process that may end during the recovery.
 fn recover_at_last(left: &Handover, options: &CacheOptions, points: &[u64]) -> Process {
     for points in points {
         crash::after(*points);

@@ -1,4 +1,5 @@
-//! A disk that does nothing until it is told to. Writes that are left when its process ends may arrive later.
+//! A disk that executes operations only on command. Writes that are left when its process ends may complete
+//! later.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -32,7 +33,7 @@ impl IoEngine for LateDisk {
 }
 
 impl LateDisk {
-    /// Does one operation, or fails it.
+    /// Executes one operation, or lets it fail.
     pub(super) fn run(&self, which: usize, fails: bool) {
         crash::point();
         let op = {
@@ -46,7 +47,7 @@ impl LateDisk {
         Self::carry_out(op, fails);
     }
 
-    /// Does all reads, and leaves writes under way.
+    /// Executes all reads, and leaves writes in flight.
     pub(super) fn run_reads(&self) {
         loop {
             let op = {

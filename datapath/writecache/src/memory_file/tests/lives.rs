@@ -1,4 +1,5 @@
-//! Random operations, with spilling, packing, cleaning, freezing and failing writes under way, and a process that ends anywhere.
+//! Random operations, with spilling, packing, cleaning, freezing and failing writes in flight, in processes
+//! that end at any point.
 
 use headwater_testkit::rounds;
 
@@ -6,7 +7,7 @@ use super::*;
 
 const GROUP_BLOCKS: u32 = 1 << 18;
 
-/// Blocks that are written: some at both ends of leaves, in two groups of leaves.
+/// A block to write: some are at both ends of leaves, in two groups of leaves.
 fn place(rng: &mut Rng) -> u32 {
     let first = if rng.chance(1, 4) { GROUP_BLOCKS + 5 * 512 } else { 0 };
     if rng.chance(1, 8) { first + 510 + rng.below(4) as u32 } else { first + rng.below(3200) as u32 }
@@ -34,7 +35,7 @@ fn operation(process: &mut Process, model: &mut Model, rng: &mut Rng, seen: &mut
     match rng.below(24) {
         0..6 => process.write(model, block, &bytes(rng, BLOCK)),
         6 => {
-            // Many at once: segments fill, that pack or do not.
+            // Many blocks at once fill segments, which compress or not.
             let packs = rng.chance(1, 3);
             for block in block..block + 400 {
                 let data = if packs { rng.runs(BLOCK, 64) } else { rng.bytes(BLOCK) };
@@ -91,7 +92,7 @@ fn operation(process: &mut Process, model: &mut Model, rng: &mut Rng, seen: &mut
             seen.failed += u64::from(fails && process.disk.has_any());
             process.disk.run(which, fails);
         }
-        // Writes are under way for long.
+        // Writes stay in flight for long.
         21 => {
             process.work();
             process.cache.evict_one();
@@ -122,7 +123,7 @@ fn live(seed: u64, with_disk: bool, crashes: u64) -> Seen {
         });
         let left = match ended {
             Ok(left) => left,
-            // It ends in order, and is handed over all the same.
+            // The process ends in order, and hands the cache over nevertheless.
             Err((process, _)) if rng.chance(1, 2) => {
                 let handover = process.cache.handover().unwrap().unwrap();
                 process.disk.run_all();
@@ -142,7 +143,7 @@ fn live(seed: u64, with_disk: bool, crashes: u64) -> Seen {
         process = recover_at_last(&left.handover, &options, &points);
         let what = format!("seed {seed}, crash {}", seen.crashes);
         process.check(&mut model, places(), &what);
-        // Others arrive when the next process has written already.
+        // The other writes complete when the next process has written already.
         for _ in 0..rng.below(4) {
             process.write(&mut model, place(&mut rng), &bytes(&mut rng, BLOCK));
             process.work();
@@ -155,7 +156,7 @@ fn live(seed: u64, with_disk: bool, crashes: u64) -> Seen {
     seen
 }
 
-/// When nothing is left in the cache, nothing is left in its file but what it needs to begin.
+/// When the cache is empty, its file has only the memory that an empty cache needs.
 fn gives_all_back(process: Process, model: &mut Model) {
     let cache = &process.cache;
     process.clear(model, 0, 2 * GROUP_BLOCKS, Location::ABSENT);

@@ -1,10 +1,10 @@
-//! Each change of a cache, with a process that ends after each of its stores: so the order of the stores is what is tested.
+//! Tests the order of stores: makes each kind of change, and ends the process after each of its stores.
 
 use headwater_testkit::rounds::is_long;
 
 use super::*;
 
-/// Ends a process after each store of `change`, and compares what the next process finds.
+/// Ends a process after each store of `change`, and checks what the next process finds.
 fn each_store(
     what: &str,
     overflow_mib: Option<u64>,
@@ -14,7 +14,7 @@ fn each_store(
     most_stores(60, what, overflow_mib, prepare, change);
 }
 
-/// The same of a change with many stores, of which the first `dense` are tried one by one.
+/// Like [`each_store`], for a change with many stores: the first `dense` are tried one by one.
 fn most_stores(
     dense: u64,
     what: &str,
@@ -43,7 +43,7 @@ fn most_stores(
         let process = recover(&left.handover, &options).unwrap_or_else(|e| panic!("{said}: {e}"));
         let blocks: Vec<u32> = model.blocks.keys().chain(model.under_way.keys()).copied().collect();
         process.check(&mut model, blocks.into_iter(), &said);
-        // It can be written to, and handed over once more.
+        // The recovered cache can be written to, and handed over again.
         process.write(&mut model, 12_000, &[7; BLOCK]);
         let handover = process.cache.handover().unwrap().unwrap();
         drop(process);
@@ -55,7 +55,7 @@ fn most_stores(
             assert!(points > 0, "{what}: nothing was stored");
             return;
         }
-        // Of those that are many some are left out, except in `make long`.
+        // Some of the later stores are skipped, except in `make long`.
         points += if points < dense || is_long() { 1 } else { 13 };
     }
 }
@@ -76,7 +76,7 @@ fn a_new_block_and_an_overwritten_one() {
     each_store("elsewhere", None, frozen, |process, model| {
         process.write(model, 3, &data(2));
         process.view = None;
-        // The old slot is another block's.
+        // The old slot is taken by another block.
         process.write(model, 4, &data(3));
     });
     each_store("zero", None, written, |process, model| process.write(model, 3, &vec![0; BLOCK]));
@@ -92,7 +92,7 @@ fn a_table_that_is_made_and_folded() {
         process.write(model, 3, &image(3));
         process.clear(model, 0, 512, Location::ABSENT);
     });
-    // The piece is used again by another leaf.
+    // The piece is taken by another leaf.
     each_store(
         "used again",
         None,
@@ -142,7 +142,7 @@ fn partial_blocks_that_come_and_go() {
             process.write_part(model, 9, 512, &data(6)[..512]);
         },
     );
-    // More than one piece of them, and the last one goes first.
+    // Several pieces, of which the last one is freed first.
     let many = |process: &mut Process, model: &mut Model| {
         (0..64).for_each(|block| process.write_part(model, block, 512, &data(u64::from(block))[..512]));
     };
@@ -153,7 +153,7 @@ fn partial_blocks_that_come_and_go() {
     });
 }
 
-/// Fills the RAM with blocks that pack, or not.
+/// Fills the RAM with blocks that compress, or not.
 fn fill(process: &Process, model: &mut Model, blocks: std::ops::Range<u32>, packs: bool) {
     for block in blocks {
         let mut data = data(u64::from(block) + 100);

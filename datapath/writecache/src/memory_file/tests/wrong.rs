@@ -1,4 +1,4 @@
-//! A memory file that contradicts itself is given up and not changed.
+//! A memory file that contradicts itself is refused and not changed.
 
 use std::os::unix::fs::FileExt;
 
@@ -9,7 +9,7 @@ use crate::memory_file::{DIRECTORY_AT, ENTRY_BYTES, Layout, PAGE, RECORD_BYTES, 
 use crate::segment::State;
 use crate::units::SegmentId;
 
-/// All that a file holds: its pages that are not zero, and their checksums.
+/// The contents of a file: its pages that are not zero, and their checksums.
 fn sum(file: &File) -> Vec<(u64, u32)> {
     let end = file.metadata().unwrap().len();
     let mut sums = Vec::new();
@@ -85,7 +85,8 @@ impl Quiet {
         (0..100).find(|segment| self.number(self.record(*segment)) & 7 == state as u32).unwrap()
     }
 
-    /// Has to be refused for a reason with these words; and is fine again once what was changed is as before.
+    /// Checks that the changed file is refused for a reason with these words, and accepted when the change is
+    /// undone.
     fn refuse(&self, at: u64, number: u32, words: &str) {
         let before = self.number(at);
         assert_ne!(before, number, "{words}");
@@ -99,7 +100,7 @@ impl Quiet {
         assert_eq!(error.kind(), IoErrorKind::Corrupt);
         let said = error.to_string();
         assert!(said.contains(words) && said.contains("'tested'"), "{said}");
-        assert!(sums == (sum(&self.memory()), sum(&overflow)), "what was given up has changed: {said}");
+        assert!(sums == (sum(&self.memory()), sum(&overflow)), "a refused file was changed: {said}");
         self.put(at, before);
     }
 }
@@ -108,7 +109,7 @@ impl Quiet {
 fn what_contradicts_itself_is_given_up_and_stays_as_it_is() {
     let quiet = quiet();
     let word = |block| quiet.word(block);
-    quiet.refuse(0, 7, "no memory of a write cache");
+    quiet.refuse(0, 7, "not the memory of a write cache");
     quiet.refuse(8, 2, "version 2");
     quiet.refuse(16, 5, "checksum");
     quiet.refuse(96, 5, "checksum");
@@ -117,31 +118,31 @@ fn what_contradicts_itself_is_given_up_and_stays_as_it_is() {
     // Words.
     quiet.refuse(word(3), quiet.number(word(4)), "is that of block 3 and that of block 4");
     quiet.refuse(word(3), 90 << 9, "which is not in use");
-    quiet.refuse(word(3), Location::partial(3).bits(), "whose sectors are nowhere");
+    quiet.refuse(word(3), Location::partial(3).bits(), "whose sectors are not in the table");
     quiet.refuse(word(7001), Location::partial(0).bits(), "have the same sectors");
     // The directory.
     let entry = |leaf: u64| DIRECTORY_AT + leaf * ENTRY_BYTES;
-    quiet.refuse(entry(1), quiet.number(entry(0)), "which is another leaf's or none");
-    quiet.refuse(entry(1), 1 << 30, "which is another leaf's or none");
-    quiet.refuse(entry(13) + 12, 1, "a piece is missing");
+    quiet.refuse(entry(1), quiet.number(entry(0)), "which is another leaf's, or does not exist");
+    quiet.refuse(entry(1), 1 << 30, "which is another leaf's, or does not exist");
+    quiet.refuse(entry(13) + 12, 1, "is missing");
     quiet.refuse(entry(16) + 4, 9, "has partial blocks and no table");
     quiet.refuse(entry(40), 1, "past the end of the volume");
     // Records.
     let (spilled, packed) = (quiet.segment(State::Spilled), quiet.segment(State::Packed));
     let in_ram = quiet.segment(State::Filling);
     quiet.refuse(quiet.record(spilled), 0, "which is not in use");
-    quiet.refuse(quiet.record(spilled), 77, "no state that there is");
-    quiet.refuse(quiet.record(spilled) + 16, 0, "has no place on disk");
+    quiet.refuse(quiet.record(spilled), 77, "an unknown state");
+    quiet.refuse(quiet.record(spilled) + 16, 0, "has no position on disk");
     quiet.refuse(quiet.record(in_ram), State::Filling as u32, "its memory does not fit");
-    quiet.refuse(quiet.record(in_ram), State::Packed as u32, "is damaged or another's");
-    quiet.refuse(quiet.record(packed) + 24, 0, "is damaged or another's");
+    quiet.refuse(quiet.record(in_ram), State::Packed as u32, "is damaged, or belongs to another");
+    quiet.refuse(quiet.record(packed) + 24, 0, "is damaged, or belongs to another");
     let at = u64::from(quiet.number(quiet.record(packed) + 24))
         | u64::from(quiet.number(quiet.record(packed) + 28)) << 32;
-    quiet.refuse(at + 100, 1, "is damaged or another's");
+    quiet.refuse(at + 100, 1, "is damaged, or belongs to another");
     let other =
         (spilled + 1..100).find(|id| quiet.number(quiet.record(*id)) == State::Spilled as u32).unwrap();
-    quiet.refuse(quiet.record(other) + 16, quiet.number(quiet.record(spilled) + 16), "same place on disk");
-    // And all is as it was.
+    quiet.refuse(quiet.record(other) + 16, quiet.number(quiet.record(spilled) + 16), "same position on disk");
+    // Afterwards all is as before.
     let process = recover(&quiet.handover, &quiet.options).unwrap();
     assert!(process.cache.snapshot().packed_bytes > 0);
 }
@@ -190,7 +191,7 @@ fn generations_and_places_given_up_stay_behind_at_each_crash() {
                 process.disk.run_all();
             }
         }
-        // All of it is free again: no record tells of the generations that were used.
+        // All of it is free again: no record shows which generations were used.
         process.clear(&mut model, 0, 5000, Location::ZERO);
         process.disk.run_all();
         let used = process.cache.overflow.as_ref().unwrap().next_generation();
@@ -213,7 +214,7 @@ fn generations_and_places_given_up_stay_behind_at_each_crash() {
         assert!(process.disk.has_any(), "nothing is spilled: {:?}", process.cache.snapshot());
         let handover = process.cache.handover().unwrap().unwrap();
         let ended = end_after(0, process, |process| process.disk.run(0, false));
-        let Ok(left) = ended else { panic!("it goes on") };
+        let Ok(left) = ended else { panic!("the process continues") };
         assert!(!left.late.is_empty());
         process = recover(&handover, &options).unwrap();
         let overflow = process.cache.overflow.as_ref().unwrap();
