@@ -1,7 +1,8 @@
-//! Whether the overflow goes past the page cache: as told, or as measured once when it is opened.
+//! Decides whether the overflow bypasses the page cache: as configured, or by one measurement when it is
+//! opened.
 //!
-//! Direct I/O costs no memory beside the cache's own, and what it wrote is on the disk. Through the page
-//! cache, the kernel may be faster on some disks, for memory that no budget here counts.
+//! Direct I/O needs no memory besides the cache's own, and written data is on the disk. With the page cache,
+//! the kernel may be faster on some disks, but uses memory that no budget here counts.
 
 use std::fs::File;
 use std::io;
@@ -16,21 +17,21 @@ use serde::{Deserialize, Serialize};
 use crate::memory::AlignedBuffer;
 use crate::units::SEGMENT_BYTES;
 
-/// How the overflow is written and read.
+/// The kind of I/O of the overflow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Buffering {
-    /// Past the page cache, or not at all.
+    /// Direct I/O, past the page cache. The open fails if the file system has none.
     #[default]
     Direct,
     /// Through the page cache.
     Buffered,
-    /// Whichever a short measurement finds better.
+    /// The kind that a short measurement finds better.
     Auto,
 }
 
 impl Buffering {
-    /// All of them, for help texts.
+    /// All kinds, for help texts.
     pub const ALL: [Self; 3] = [Self::Direct, Self::Buffered, Self::Auto];
 
     /// The name on the command line.
@@ -56,31 +57,31 @@ impl FromStr for Buffering {
         Self::ALL
             .into_iter()
             .find(|buffering| buffering.as_str() == text)
-            .ok_or_else(|| format!("'{text}' is no way of buffering; there are direct, buffered and auto"))
+            .ok_or_else(|| format!("'{text}' is not a kind of buffering; write direct, buffered or auto"))
     }
 }
 
-/// What was decided.
+/// The decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chosen {
     pub(super) direct: bool,
-    /// For people: what it is, and for `auto` why.
+    /// Description for people: the kind, and for `auto` the reason.
     pub(super) text: String,
 }
 
-/// Opens a file or device for overflow, with direct I/O or without.
+/// Opens a file or device for the overflow, with direct I/O or without.
 pub(super) type OpenFile<'a> = &'a dyn Fn(bool) -> io::Result<File>;
 
-/// One measurement ends after this, with the transfer under way.
+/// The duration of one measurement; the transfer in progress is finished.
 const MEASURE: Duration = Duration::from_millis(50);
 
-/// Writes of one measurement, at most.
+/// The most segments that one measurement writes.
 const MOST_WRITES: u64 = 4;
 
-/// The page cache has to be so much better: it costs memory.
+/// The page cache must be better by this factor, in percent, because it costs memory.
 const BETTER_PERCENT: u64 = 125;
 
-/// Decides for an overflow at `at`; `scratch` opens what may be written to for measuring.
+/// Decides for an overflow at `at`; `scratch` opens a file for the measurement.
 pub(super) fn choose(wanted: Buffering, at: &Path, scratch: OpenFile<'_>) -> Result<Chosen, IoError> {
     let plain = |direct| Chosen { direct, text: if direct { "direct" } else { "buffered" }.to_owned() };
     if wanted != Buffering::Auto {
@@ -91,12 +92,12 @@ pub(super) fn choose(wanted: Buffering, at: &Path, scratch: OpenFile<'_>) -> Res
     };
     let chosen = match scratch(true) {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-            Chosen { direct: false, text: "auto: buffered (there is no direct I/O here)".to_owned() }
+            Chosen { direct: false, text: "auto: buffered (the file system has no direct I/O)".to_owned() }
         }
         Err(error) => return Err(failed(error)),
         Ok(file) => {
             let direct = measure(&file).map_err(failed)?;
-            // Of a block device there is one opening at a time.
+            // A block device can be open only once at a time.
             drop(file);
             let buffered = scratch(false).and_then(|file| measure(&file)).map_err(failed)?;
             decide(direct, buffered)
@@ -106,7 +107,7 @@ pub(super) fn choose(wanted: Buffering, at: &Path, scratch: OpenFile<'_>) -> Res
     Ok(chosen)
 }
 
-/// Without direct I/O there is no silent way on.
+/// The error if direct I/O is required but not available; there is no silent fallback.
 pub(super) fn no_direct(at: &Path) -> String {
     format!(
         "the file system of {} has no direct I/O (O_DIRECT): choose another directory, or --buffering buffered",
@@ -114,7 +115,7 @@ pub(super) fn no_direct(at: &Path) -> String {
     )
 }
 
-/// MiB a second.
+/// Speeds in MiB a second.
 #[derive(Clone, Copy, Debug)]
 struct Speed {
     write: u64,
@@ -122,7 +123,7 @@ struct Speed {
 }
 
 fn decide(direct: Speed, buffered: Speed) -> Chosen {
-    // What is spilled is written once, and only some of it read; so writing decides.
+    // Spilled data is written once, and only some of it is read; so the speed of writing decides.
     let is_direct = buffered.write.saturating_mul(100) < direct.write.saturating_mul(BETTER_PERCENT);
     let name = if is_direct { "direct" } else { "buffered" };
     let text = format!(
@@ -132,12 +133,12 @@ fn decide(direct: Speed, buffered: Speed) -> Chosen {
     Chosen { direct: is_direct, text }
 }
 
-/// Writes a few segments, each down to the disk, and reads them back.
+/// Writes a few segments, each to the disk, and reads them back.
 fn measure(file: &File) -> io::Result<Speed> {
     let Some(mut buffer) = AlignedBuffer::new(SEGMENT_BYTES) else {
         return Err(io::ErrorKind::OutOfMemory.into());
     };
-    // Not zeroes, which some file systems store as nothing.
+    // Not zeroes, which some file systems do not store.
     let mut state = 1u32;
     for byte in buffer.iter_mut() {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -159,7 +160,8 @@ fn measure(file: &File) -> io::Result<Speed> {
     Ok(Speed { write, read })
 }
 
-/// Runs a step of one segment until it says that it was the last, or the time is over. MiB a second.
+/// Runs a step of one segment repeatedly, until it returns that it was the last or the time is over. Returns
+/// MiB a second.
 fn timed(mut step: impl FnMut() -> io::Result<bool>) -> io::Result<u64> {
     let start = Instant::now();
     let mut bytes = 0u64;
@@ -218,7 +220,7 @@ mod tests {
     #[test]
     fn auto_opens_a_device_once_at_a_time() {
         let device = tempfile::NamedTempFile::new().unwrap();
-        // As `O_EXCL` does with a block device.
+        // Like `O_EXCL` for a block device.
         let exclusive = |_: bool| {
             let file = File::options().read(true).write(true).open(device.path())?;
             rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
@@ -233,6 +235,6 @@ mod tests {
         for buffering in Buffering::ALL {
             assert_eq!(buffering.as_str().parse(), Ok(buffering));
         }
-        assert!("on".parse::<Buffering>().unwrap_err().contains("direct, buffered and auto"));
+        assert!("on".parse::<Buffering>().unwrap_err().contains("direct, buffered or auto"));
     }
 }

@@ -1,11 +1,11 @@
-//! Sealing of slots for the overflow disk: AES-128-GCM, one tag a slot.
+//! Encrypts slots for the overflow disk: AES-128-GCM, with a tag for each slot.
 //!
-//! On disk a slot is its ciphertext followed by its tag, [`ENCRYPTED_SLOT_BYTES`] in all, packed without
-//! padding: 512 of them take exactly 514 pages. The nonce is the segment's generation (8 bytes, little
-//! endian) and the slot (4 bytes); a generation is used for one write of one segment and never again
-//! under the same key. The key of an ephemeral cache is made from the system's random source when the volume
-//! is opened, is never written anywhere, and goes with the volume; that of a persistent cache is its owner's.
-//! The slots of one generation may be written at several times, and again, but always with the same contents.
+//! On disk a slot is its ciphertext followed by its tag, [`ENCRYPTED_SLOT_BYTES`] in all, without padding:
+//! 512 slots take exactly 514 pages. The nonce is the segment's generation (8 bytes, little endian) and the
+//! slot (4 bytes); each generation is used for one write of one segment, and never again with the same key.
+//! The key of an ephemeral cache is made from the system's random source when the volume is opened, is never
+//! written anywhere, and is wiped with the volume; the key of a persistent cache belongs to its owner. The
+//! slots of one generation may be written at several times, and again, but always with the same contents.
 
 use aws_lc_rs::hmac;
 use headwater_block::BLOCK_BYTES;
@@ -24,7 +24,7 @@ pub const ENCRYPTED_SLOT_BYTES: usize = BLOCK + TAG_BYTES;
 /// Bytes of a segment on disk: a multiple of 4096.
 pub const ENCRYPTED_SEGMENT_BYTES: usize = SLOTS * ENCRYPTED_SLOT_BYTES;
 
-/// Bytes of a map in front of what tells it from others of its version: magic and version.
+/// The first bytes of a map, which are equal for all maps of its version: magic and version.
 const SAME_BYTES: usize = 12;
 
 /// The key of one volume's overflow, in memory of [`super::key_memory`].
@@ -62,16 +62,17 @@ impl SlotKey {
         GcmKey::new(given).map(Self)
     }
 
-    /// How well the key is kept from swap.
+    /// How well the key is protected from swap.
     pub fn protection(&self) -> Protection {
         self.0.protection()
     }
 
-    /// A tag over `part`, the first bytes of a map of this version, that only this key gives.
+    /// A tag over `part`, the first bytes of a map of this version. Only this key gives that tag.
     ///
-    /// One key may have maps of several sizes and bases, and two tags of GCM with one nonce over known data would give away what tags are
-    /// made with. So the tag that GCM makes over the bytes that all maps of a version share is the key of an HMAC, and stays in memory.
-    /// The nonces are of generation 0, which no slot is sealed with, and each version has its own nonce.
+    /// One key may be used for maps of several sizes and bases, and two GCM tags with one nonce over known
+    /// data would reveal the authentication key. So GCM makes only one tag per version, over the bytes that
+    /// all maps of the version share; this tag stays in memory and is the key of an HMAC over `part`. The
+    /// nonce has generation 0, which is never used for slots, and contains the version.
     pub fn check(&self, version: u32, part: &[u8]) -> Option<[u8; TAG_BYTES]> {
         let slot = u16::try_from(version.checked_sub(1)?).ok()?;
         let key = self.0.encrypt(&nonce(0, Slot(slot)), part.get(..SAME_BYTES)?, &[], &mut [])?;
@@ -79,8 +80,8 @@ impl SlotKey {
         mac.as_ref().first_chunk().copied()
     }
 
-    /// Seals a block into [`ENCRYPTED_SLOT_BYTES`]. Whether that worked: it does, unless a length is wrong; then
-    /// nothing of the block is in `encrypted`.
+    /// Encrypts a block into [`ENCRYPTED_SLOT_BYTES`]. Returns `false` if a length is wrong; then `encrypted`
+    /// has nothing of the block.
     pub fn encrypt(&self, generation: u64, slot: Slot, plain: &[u8], encrypted: &mut [u8]) -> bool {
         let Some((data, tag_at)) = encrypted.split_at_mut_checked(BLOCK) else { return false };
         let Some(tag_at) = tag_at.first_chunk_mut::<TAG_BYTES>() else { return false };
@@ -89,7 +90,8 @@ impl SlotKey {
         true
     }
 
-    /// Opens a sealed slot into `into` (4096 bytes). `false`: it is not what was sealed.
+    /// Decrypts a slot into `into` (4096 bytes). `false`: the slot was changed, or encrypted with other
+    /// parameters.
     pub fn open(&self, generation: u64, slot: Slot, encrypted: &[u8], into: &mut [u8]) -> bool {
         let Some((data, tag)) = encrypted.split_at_checked(BLOCK) else { return false };
         self.0.open(&nonce(generation, slot), data, tag, into)
@@ -105,11 +107,11 @@ mod tests {
         assert_eq!(ENCRYPTED_SEGMENT_BYTES, 514 * 4096);
     }
 
-    /// Tags of GCM with one nonce: what two of them differ by depends on what their data differ by alone.
+    /// Two GCM tags with one nonce differ by a value that depends only on the difference of their data.
     #[test]
     fn checks_of_one_key_do_not_tell_what_tags_are_made_with() {
         let key = SlotKey::from_bytes(&[7; 16]).unwrap();
-        // Three bases, the same but for what comes after magic and version.
+        // Three bases that differ only after magic and version.
         let differ = |base: u8| {
             let check = |base: u8| {
                 let part = [b"HWCACHE\n", &4u32.to_le_bytes()[..], &[base; 44]].concat();

@@ -1,9 +1,9 @@
-//! AES-128-GCM with an expanded key at a place of our choice.
+//! AES-128-GCM whose expanded key is at an address that the caller chooses.
 //!
-//! `unsafe` here: `aws-lc-rs` keeps expanded keys on the heap, which may be swapped and dumped, so its C library is
-//! called directly: the context is made in a [`KeySlot`] and stays there. For AES-GCM it is plain data without
-//! pointers to other memory. While a block is sealed or opened, the library has the hash key and the counter on
-//! the thread's stack, not the AES key.
+//! `unsafe` here: `aws-lc-rs` keeps expanded keys on the heap, which may be swapped and dumped. So its C
+//! library is called directly: the context is made in a [`KeySlot`] and stays there. For AES-GCM it is plain
+//! data without pointers to other memory. While a block is encrypted or decrypted, the library has the hash
+//! key and the counter on the thread's stack, but not the AES key.
 #![expect(unsafe_code, reason = "calls of the C library; see above")]
 
 use aws_lc_sys::{
@@ -22,7 +22,7 @@ pub const TAG_BYTES: usize = 16;
 /// Bytes of a nonce.
 pub const NONCE_BYTES: usize = 12;
 
-/// Where in the slot the key is while it is expanded.
+/// Offset in the slot of the key while it is expanded.
 const KEY_AT: usize = SLOT_BYTES - KEY_BYTES;
 
 const _: () = assert!(size_of::<EVP_AEAD_CTX>() <= KEY_AT && align_of::<EVP_AEAD_CTX>() <= SLOT_BYTES);
@@ -33,7 +33,7 @@ pub struct GcmKey {
 }
 
 impl GcmKey {
-    /// Expands the key that `fill` puts into protected memory.
+    /// Makes the expanded key of a key that `fill` writes into protected memory.
     pub fn new(fill: impl FnOnce(&mut [u8; KEY_BYTES]) -> Result<(), String>) -> Result<Self, String> {
         let mut slot = KeySlot::take().map_err(|e| format!("no memory for a key: {e}"))?;
         // SAFETY: inside the slot, which is ours, and zeroed.
@@ -55,12 +55,12 @@ impl GcmKey {
         if done == 1 { Ok(Self { slot }) } else { Err("the key was refused".into()) }
     }
 
-    /// How well the key is kept.
+    /// How well the key is protected.
     pub fn protection(&self) -> Protection {
         self.slot.protection()
     }
 
-    /// Where the expanded key is.
+    /// Address of the expanded key.
     #[cfg(test)]
     pub fn address(&self) -> usize {
         self.slot.as_ptr().addr()
@@ -70,7 +70,8 @@ impl GcmKey {
         self.slot.as_ptr().cast_const().cast()
     }
 
-    /// Seals `plain` into `encrypted`, which is as long, and gives the tag. `None`: the lengths differ.
+    /// Encrypts `plain` into `encrypted`, which must be as long, and returns the tag. `None`: the lengths
+    /// differ.
     pub fn encrypt(
         &self,
         nonce: &[u8; NONCE_BYTES],
@@ -105,7 +106,7 @@ impl GcmKey {
         (done == 1 && tag_len == TAG_BYTES).then_some(tag)
     }
 
-    /// Opens `encrypted` into `plain`, which is as long. `false`: it is not what was sealed.
+    /// Decrypts `encrypted` into `plain`, which must be as long. `false`: the data or the tag was changed.
     pub fn open(&self, nonce: &[u8; NONCE_BYTES], encrypted: &[u8], tag: &[u8], plain: &mut [u8]) -> bool {
         if plain.len() != encrypted.len() {
             return false;

@@ -1,4 +1,4 @@
-//! Disk I/O behind one small trait: io_uring where the system allows it, threads elsewhere.
+//! Disk I/O behind a small trait: io_uring if the system allows it, otherwise threads.
 
 use std::fs::File;
 use std::io;
@@ -13,10 +13,11 @@ use parking_lot::Mutex;
 use crate::memory::AlignedBuffer;
 use crate::panic_guard::without_panic;
 
-/// Called when an operation is over, on a thread of the engine or in [`CompletionQueue::take`]; must not block.
+/// Called when an operation has ended, on a thread of the engine or in [`CompletionQueue::take`]; must not
+/// block.
 pub type IoDone = Box<dyn FnOnce(io::Result<()>, AlignedBuffer) + Send>;
 
-/// Which way the bytes go.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From disk.
@@ -29,31 +30,30 @@ pub enum Direction {
 pub struct IoOp {
     /// The file or device.
     pub file: Arc<File>,
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
-    /// Where in the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// From or to here; handed back to `done`.
+    /// The data, or the space for it; passed back to `done`.
     pub buffer: AlignedBuffer,
-    /// How much of the buffer.
+    /// Number of bytes.
     pub len: usize,
-    /// The answer.
+    /// Receives the result.
     pub done: IoDone,
 }
 
-/// Something that carries out [`IoOp`]s. Short transfers are continued; the end of the file before `len`
-/// is an error.
+/// Executes [`IoOp`]s. A short transfer is continued; the end of the file before `len` bytes is an error.
 pub trait IoEngine: Send + Sync + 'static {
     /// Starts the operation.
     fn submit(&self, op: IoOp);
 
-    /// A queue for what the calling thread submits from now on, if the engine has such.
+    /// A queue for the operations that the calling thread submits from now on, if the engine has such queues.
     fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
         None
     }
 
-    /// Makes what was written to the file durable. This and the following are what a persistent cache needs
-    /// beside reading and writing; they block, and are called on its own thread. Tests replace them.
+    /// Makes the file's data durable. This and the following functions are for persistent caches; they block,
+    /// and are called on the cache's own thread. Tests replace them.
     fn sync(&self, file: &File) -> io::Result<()> {
         file.sync_data()
     }
@@ -63,23 +63,23 @@ pub trait IoEngine: Send + Sync + 'static {
         file.write_all_at(bytes, offset)
     }
 
-    /// Cuts the file.
+    /// Sets the length of the file.
     fn set_len(&self, file: &File, len: u64) -> io::Result<()> {
         file.set_len(len)
     }
 
-    /// Gives a file another name, in place of the one that has it.
+    /// Renames a file, replacing the file with that name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         std::fs::rename(from, to)
     }
 
-    /// Makes names in a directory durable.
+    /// Makes the names in a directory durable.
     fn sync_dir(&self, dir: &File) -> io::Result<()> {
         dir.sync_all()
     }
 }
 
-/// The best engine that works here.
+/// The best engine that works on this system.
 pub fn open_engine() -> io::Result<Arc<dyn IoEngine>> {
     match super::uring::UringEngine::open() {
         Ok(engine) => Ok(engine),
@@ -90,7 +90,7 @@ pub fn open_engine() -> io::Result<Arc<dyn IoEngine>> {
     }
 }
 
-/// Threads of the fallback engine: its queue depth at the disk.
+/// Number of threads of the fallback engine: its queue depth on the disk.
 const THREADS: usize = 8;
 
 /// Blocking reads and writes on a few threads. They end when the engine is dropped.
@@ -131,7 +131,7 @@ fn run(mut op: IoOp) {
 impl IoEngine for ThreadEngine {
     fn submit(&self, op: IoOp) {
         if let Err(mpsc::SendError(op)) = self.queue.send(op) {
-            let gone = io::Error::other("the disk threads are gone");
+            let gone = io::Error::other("the disk threads have ended");
             (op.done)(Err(gone), op.buffer);
         }
     }

@@ -1,14 +1,14 @@
-//! Memory for keys: never swapped, left out of core dumps, wiped when it is given back.
+//! Memory for keys: never swapped, left out of core dumps, and wiped when it is freed.
 //!
-//! A page is taken from the first of these that the system allows, and divided into slots of [`SLOT_BYTES`]:
+//! A page is of the first of these kinds that the system allows, and is divided into slots of [`SLOT_BYTES`]:
 //!
-//! 1. `memfd_secret`: the kernel itself has no other view of it, so neither a debugger nor a dump of the
-//!    kernel shows it, and a host does not hibernate while it is in use;
+//! 1. `memfd_secret`: the kernel does not map it, so neither a debugger nor a dump of the kernel shows it,
+//!    and a host does not hibernate while it is in use;
 //! 2. `mlock`: it stays in RAM;
-//! 3. neither: it may reach swap. That is logged once, with what to do, and [`KeySlot::protection`] says so.
+//! 3. neither: it may reach swap. That is logged once, with advice, and [`KeySlot::protection`] reports it.
 //!
-//! In each case it is left out of core dumps and not inherited by child processes. Both of the first two count
-//! against `RLIMIT_MEMLOCK`: 4 KiB for four keys.
+//! In each case the page is left out of core dumps and not inherited by child processes. The first two kinds
+//! count against `RLIMIT_MEMLOCK`: 4 KiB for four keys.
 //!
 //! `unsafe` here: mapping memory, and handing out parts of it. Each slot has one owner, kept by [`Arena`].
 #![expect(unsafe_code, reason = "memory is mapped and divided; see above")]
@@ -26,14 +26,14 @@ pub const SLOT_BYTES: usize = 1024;
 const PAGE_BYTES: usize = 4096;
 const SLOTS_PER_PAGE: usize = PAGE_BYTES / SLOT_BYTES;
 
-/// How a key is kept from where it must not go.
+/// How well a key is protected from swap and dumps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protection {
-    /// Memory that only this process can reach.
+    /// In memory that only this process can access.
     Secret,
-    /// Memory that is never swapped.
+    /// In memory that is never swapped.
     Locked,
-    /// Only left out of core dumps: the system refused to lock it.
+    /// Only left out of core dumps: the system refused to lock the memory.
     Unlocked,
 }
 
@@ -54,7 +54,7 @@ struct Page {
     used: [bool; SLOTS_PER_PAGE],
 }
 
-// SAFETY: plain memory; who may touch which part of it is ruled by `used`.
+// Plain memory; `used` says who may access which part of it.
 unsafe impl Send for Page {}
 
 impl Drop for Page {
@@ -67,7 +67,7 @@ impl Drop for Page {
 /// Pages with slots for keys.
 pub struct Arena {
     pages: Mutex<Vec<Page>>,
-    /// What is tried, in order.
+    /// The kinds of memory that are tried, in order.
     methods: &'static [Protection],
 }
 
@@ -121,22 +121,22 @@ unsafe impl Send for KeySlot {}
 unsafe impl Sync for KeySlot {}
 
 impl KeySlot {
-    /// A slot of [`SLOT_BYTES`], aligned to as much.
+    /// Takes a slot of [`SLOT_BYTES`], with the same alignment.
     pub fn take() -> io::Result<Self> {
         KEYS.take()
     }
 
-    /// Where it is.
+    /// The address of the slot.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// How well it is kept.
+    /// How well the slot is protected.
     pub fn protection(&self) -> Protection {
         self.protection
     }
 
-    /// Overwrites `len` bytes from `from` on with zeroes, so that no compiler leaves it out.
+    /// Overwrites `len` bytes from `from` on with zeroes; the compiler cannot omit that.
     pub fn wipe(&mut self, from: usize, len: usize) {
         for offset in from..from.saturating_add(len).min(SLOT_BYTES) {
             // SAFETY: inside the slot, which is ours.
@@ -219,7 +219,8 @@ fn map_locked() -> io::Result<NonNull<u8>> {
     }
 }
 
-/// Memory without a view in the kernel; systems without it say so (`ENOSYS`, or `EPERM` in some containers).
+/// Maps memory that the kernel does not map; fails on systems without it (`ENOSYS`, or `EPERM` in some
+/// containers).
 fn map_secret() -> io::Result<NonNull<u8>> {
     // SAFETY: a system call without pointers. `O_CLOEXEC` is the one flag that it takes.
     let made = unsafe { libc::syscall(libc::SYS_memfd_secret, libc::O_CLOEXEC) };
@@ -268,7 +269,7 @@ pub(crate) mod tests {
         flags_of(slot.as_ptr().addr()).iter().any(|f| f == flag)
     }
 
-    /// Whether the system locks a page for this process, asked without what is tested.
+    /// Whether the system lets this process lock a page, determined without the tested code.
     fn system_locks() -> bool {
         // SAFETY: a new mapping at an address of the kernel's choice, which only these lines use.
         unsafe {
@@ -282,7 +283,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Whether the system has secret memory for this process, asked in the same way.
+    /// Whether the system has secret memory for this process, determined without the tested code.
     fn system_has_secrets() -> bool {
         // SAFETY: a new descriptor and a new mapping of it, which only these lines use.
         unsafe {
@@ -312,7 +313,7 @@ pub(crate) mod tests {
             assert_ne!(
                 slot.protection(),
                 Protection::Unlocked,
-                "the system locks memory, and the key's is not"
+                "the system can lock memory, but the key's is not locked"
             );
         }
     }
@@ -328,7 +329,7 @@ pub(crate) mod tests {
             (&NONE, Protection::Unlocked, true),
         ] {
             let slot = arena.take().unwrap();
-            // Where the system refuses, what is left is taken, and says so.
+            // If the system refuses a kind, the next kind is used and reported.
             let given = if is_offered { wanted } else { Protection::Unlocked };
             assert_eq!(slot.protection(), given);
             assert_eq!(has(&slot, "lo"), slot.protection() != Protection::Unlocked, "{wanted:?}");

@@ -1,18 +1,20 @@
-//! The overflow disk of one volume: positions for spilled segments, sealed and read with direct I/O.
+//! The overflow disk of one volume: positions for spilled segments, which are encrypted and read with direct
+//! I/O.
 //!
-//! A position is [`encrypt::ENCRYPTED_SEGMENT_BYTES`] long. Space is claimed with `fallocate` before a segment
-//! is written there, so that a full host file system is found before data is accepted, and returned with a
-//! punched hole. The file of an ephemeral cache has no name: it is gone with the process, however that ends.
-//! That of a persistent cache has one, and [`crate::persist`] says what of it counts.
+//! A position is [`encrypt::ENCRYPTED_SEGMENT_BYTES`] long. Space is reserved ("claimed") with `fallocate`
+//! before a segment is written there, so that a full host file system is noticed before data is accepted.
+//! Space is returned by punching a hole. The file of an ephemeral cache has no name, so it disappears with
+//! the process, however that ends. The file of a persistent cache has a name; [`crate::persist`] says which
+//! of its contents are valid.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `place` | the file or device: opening it, whether there is space |
-//! | `signature` | what others keep on a device |
-//! | `positions` | claimed, used, given back, punched out |
-//! | `buffering` | direct or buffered, and measuring which |
-//! | `io`, `uring` | carrying out reads and writes |
-//! | `encrypt`, `gcm`, `key_memory` | sealing slots, and where the key is |
+//! | `place` | opens the file or device, and checks its space |
+//! | `signature` | detects other data on a device |
+//! | `positions` | claims, uses, frees and punches out positions |
+//! | `buffering` | decides between direct and buffered I/O |
+//! | `io`, `uring` | execute reads and writes |
+//! | `encrypt`, `gcm`, `key_memory` | encrypt slots and protect the key |
 
 pub mod buffering;
 pub mod encrypt;
@@ -48,16 +50,17 @@ use crate::persist::directory::open_rw;
 use crate::sync::{Mutex, UNDER_MODEL_CHECKER, thread};
 use crate::units::Slot;
 
-/// After a failed write the disk is left alone so long: it may come back, and is not asked in vain.
+/// After a failed write, the disk gets no writes for this time: it may recover.
 const REST: Duration = Duration::from_millis(if UNDER_MODEL_CHECKER { 0 } else { 50 });
 
-/// Slots read at once at most (264 KiB).
+/// The most slots of one read (264 KiB).
 pub const MAX_READ_SLOTS: usize = 64;
 
-/// Small read buffers kept for reuse, while there are reads.
+/// The most small read buffers that are kept for reuse while there are reads.
 const KEEP_BUFFERS: usize = 64;
 
-/// Enough for two slots side by side at any alignment: a read of 4 KiB at any sector needs both, if the writes came in order.
+/// Space for two neighbouring slots at any alignment: a read of 4 KiB from any sector on needs both, if the
+/// writes came in order.
 const SMALL_BUFFER_BYTES: usize = 16384;
 
 /// One volume's overflow.
@@ -68,28 +71,28 @@ pub struct Overflow {
     align: usize,
     buffering: Chosen,
     is_device: bool,
-    /// Directory or block device, for people.
+    /// Directory or block device, for messages.
     at: PathBuf,
     positions: Mutex<Positions>,
     failed_at: Mutex<Option<Instant>>,
     generation: AtomicU64,
     buffers: Mutex<Buffers>,
-    /// The host's thread knows that there may be some of them.
+    /// Whether the host's thread knows that there may be such buffers.
     buffers_known: AtomicBool,
     no_fallocate: AtomicBool,
     operations: Operations,
-    /// What outlives the process.
+    /// The parts that outlive the process.
     surviving: Option<Surviving>,
 }
 
-/// What the next process needs of an overflow that outlives this one.
+/// The parts of an overflow that the next process needs, if it outlives this one.
 struct Surviving {
     memory: Arc<MemoryFile>,
     /// The page with the key, if it is not in the memory file.
     key: Option<KeyPage>,
 }
 
-/// What was asked of the disk: operations and bytes of each direction.
+/// The operations of the disk: numbers and bytes, by direction.
 #[derive(Default)]
 struct Operations {
     read: AtomicU64,
@@ -111,28 +114,28 @@ pub struct DiskOperations {
     pub write_bytes: u64,
 }
 
-/// Small read buffers.
+/// Small read buffers, for reuse.
 #[derive(Default)]
 struct Buffers {
     free: Vec<AlignedBuffer>,
-    /// One was taken since the last trim.
+    /// Whether one was taken since the last trim.
     taken: bool,
 }
 
-/// Slots as they came from the disk, not yet opened.
+/// Slots as they were read from the disk, still encrypted.
 pub struct EncryptedRun<'a> {
-    /// Consecutive sealed slots.
+    /// Consecutive encrypted slots.
     pub bytes: &'a [u8],
 }
 
 impl EncryptedRun<'_> {
-    /// The sealed slot with this index in the run.
+    /// The encrypted slot with this index in the run.
     pub fn slot(&self, index: usize) -> Option<&[u8]> {
         self.bytes.get(index * ENCRYPTED_SLOT_BYTES..(index + 1) * ENCRYPTED_SLOT_BYTES)
     }
 }
 
-/// An overflow that cannot be had.
+/// The error of an overflow that cannot be opened.
 fn device(why: String) -> IoError {
     IoError::new(IoErrorKind::Device, why)
 }
@@ -148,7 +151,7 @@ impl Overflow {
         Self::open_with(place, chosen, engine, key, &open)
     }
 
-    /// The same of a cache whose memory is in a file, and which outlives the process.
+    /// Like [`Overflow::open`], for a cache whose memory is in a file and outlives the process.
     pub(crate) fn open_surviving(
         place: &OverflowOptions,
         engine: Arc<dyn IoEngine>,
@@ -169,7 +172,8 @@ impl Overflow {
         Ok((overflow, memory))
     }
 
-    /// The overflow that another process left, of which these positions (ascending) are not free. Changes nothing of it.
+    /// Takes over the overflow that another process left; these positions (ascending) are in use. Does not
+    /// change it.
     pub(crate) fn adopt(
         place: &OverflowOptions,
         engine: Arc<dyn IoEngine>,
@@ -180,11 +184,11 @@ impl Overflow {
     ) -> Result<Self, IoError> {
         let flags = rustix::fs::fcntl_getfl(&handed.file);
         let flags =
-            flags.map_err(|e| device(format!("the overflow that was handed over is no file: {e}")))?;
+            flags.map_err(|e| device(format!("the overflow that was handed over is not a file: {e}")))?;
         let direct = flags.contains(rustix::fs::OFlags::DIRECT);
         let text = if direct { "direct" } else { "buffered" }.to_owned();
         let key = SlotKey::from_bytes(&handed.key).map_err(device)?;
-        // A cache that goes on is not refused for want of space.
+        // A cache that is taken over is not refused for lack of space.
         let place = OverflowOptions { little_space: LittleSpace::Accepted, ..place.clone() };
         let file = Mutex::new(Some(handed.file));
         let given = |_: bool| file.lock().take().ok_or_else(|| stdio::ErrorKind::NotFound.into());
@@ -195,18 +199,18 @@ impl Overflow {
         Ok(overflow)
     }
 
-    /// What the next process needs: a descriptor of the overflow, and one of the page with its key.
+    /// The descriptors that the next process needs: of the overflow, and of the page with its key.
     pub(crate) fn handover(&self) -> stdio::Result<(std::os::fd::OwnedFd, Option<std::os::fd::OwnedFd>)> {
         let key = self.surviving.as_ref().and_then(|surviving| surviving.key.as_ref());
         Ok((self.file.try_clone()?.into(), key.map(KeyPage::duplicate).transpose()?))
     }
 
-    /// Gives all space back, for a cache that was ended. Nobody uses it any more.
+    /// Frees all space, for a cache that was ended. Nothing uses it any more.
     pub(crate) fn end(&self) {
         if !self.is_device
             && let Err(error) = self.file.set_len(0)
         {
-            tracing::warn!(%error, "the overflow of a write cache that was ended could not be given back");
+            tracing::warn!(%error, "the overflow of a write cache that was ended could not be freed");
         }
     }
 
@@ -217,7 +221,7 @@ impl Overflow {
         engine: Arc<dyn IoEngine>,
         key: SlotKey,
     ) -> Result<Self, IoError> {
-        // What is measured is written to a file beside it.
+        // The measurement writes to another file in the same directory.
         let chosen = buffering::choose(place.buffering, &place.at, &|direct| open_file(&place.at, direct))?;
         Self::open_with(place, chosen, engine, key, &|direct| open_rw(data, direct))
     }
@@ -248,7 +252,7 @@ impl Overflow {
         if is_memory(&file) {
             tracing::warn!(
                 path = %at.display(),
-                "the overflow goes to a file system in memory (tmpfs), which no limit of RAM counts: choose a directory on a disk"
+                "the overflow is on a file system in memory (tmpfs), which counts against no RAM limit: choose a directory on a disk"
             );
         }
         let is_device = file.metadata().map_err(tried)?.file_type().is_block_device();
@@ -274,7 +278,7 @@ impl Overflow {
         Ok(overflow)
     }
 
-    /// Reads and writes that the disk was asked for.
+    /// The operations of the disk so far.
     pub fn operations(&self) -> DiskOperations {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let of = &self.operations;
@@ -286,10 +290,10 @@ impl Overflow {
         }
     }
 
-    /// Counts an operation and gives it to the engine.
+    /// Counts an operation and passes it to the engine.
     fn submit(&self, op: IoOp) {
         if crash::is_dead() {
-            // In a test the process has ended, and nobody is answered.
+            // In a test the process has ended, so the operation is not answered.
             let _unanswered = std::mem::ManuallyDrop::new(op);
             return;
         }
@@ -313,32 +317,32 @@ impl Overflow {
         check_space(&self.file, &self.at, limit_bytes)
     }
 
-    /// How it is written and read, and for `auto` why.
+    /// The kind of I/O, and for `auto` the reason.
     pub fn buffering(&self) -> &str {
         &self.buffering.text
     }
 
-    /// How long the file is.
+    /// Length of the file in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.file.metadata().map_or(0, |m| m.len())
     }
 
-    /// Where a position begins in the file.
+    /// Offset of a position in the file.
     pub fn offset_of(position: u32) -> u64 {
         u64::from(position) * ENCRYPTED_SEGMENT_BYTES as u64
     }
 
-    /// Makes everything written durable. Blocks.
+    /// Makes all written data durable. Blocks.
     pub fn sync(&self) -> stdio::Result<()> {
         self.engine.sync(&self.file)
     }
 
-    /// What offsets and lengths of reads and writes must be multiples of.
+    /// The alignment of offsets and lengths of reads and writes, in bytes.
     pub fn align(&self) -> usize {
         self.align
     }
 
-    /// Writes `buffer[..len]` at `start` bytes into a position; both are multiples of the alignment.
+    /// Writes `buffer[..len]` at offset `start` of a position; both are multiples of the alignment.
     pub fn write_range(
         &self,
         position: u32,
@@ -356,31 +360,31 @@ impl Overflow {
         });
     }
 
-    /// A write failed: the disk is left alone for a while.
+    /// Called when a write has failed: the disk gets no writes for a while.
     pub fn failed(&self) {
         *self.failed_at.lock() = Some(Instant::now());
         if UNDER_MODEL_CHECKER {
-            // There the rest takes no time, and whoever tries again would go on alone.
+            // Under the explorer the pause takes no time, so a retrying thread could run alone for ever.
             thread::yield_now();
         }
     }
 
-    /// Whether a write failed a moment ago.
+    /// Whether a write failed a moment ago, so that the disk gets none now.
     pub fn is_resting(&self) -> bool {
         self.failed_at.lock().is_some_and(|at| at.elapsed() < REST)
     }
 
-    /// The number for the next write of a segment.
+    /// The generation of the next write of a segment.
     pub fn next_generation(&self) -> u64 {
         let generation = self.generation.fetch_add(1, Ordering::Relaxed);
         if let Some(surviving) = &self.surviving {
-            // Before anything is sealed with it: the next process begins above it.
+            // Stored before any encryption with it: the next process starts above it.
             surviving.memory.used_generation(generation);
         }
         generation
     }
 
-    /// Seals a block as one slot.
+    /// Encrypts a block as one slot.
     pub fn encrypt(&self, generation: u64, slot: Slot, plain: &[u8], encrypted: &mut [u8]) -> bool {
         self.key.encrypt(generation, slot, plain, encrypted)
     }
@@ -390,12 +394,12 @@ impl Overflow {
         self.key.protection().name()
     }
 
-    /// Opens one sealed slot. `false`: damaged, or not the one that was asked for.
+    /// Decrypts a slot. `false`: it is damaged, or another slot.
     pub fn open_slot(&self, generation: u64, slot: Slot, encrypted: &[u8], into: &mut [u8]) -> bool {
         self.key.open(generation, slot, encrypted, into)
     }
 
-    /// Writes a whole sealed segment.
+    /// Writes a whole encrypted segment.
     pub fn write_segment(
         &self,
         position: u32,
@@ -412,7 +416,7 @@ impl Overflow {
         });
     }
 
-    /// Reads a whole sealed segment into `buffer`.
+    /// Reads a whole encrypted segment into `buffer`.
     pub fn read_segment(
         &self,
         position: u32,
@@ -429,7 +433,8 @@ impl Overflow {
         });
     }
 
-    /// Reads `count` consecutive slots and gives them, still sealed, to `done`, on a disk thread or in the calling thread's [`CompletionQueue`].
+    /// Reads `count` consecutive slots and passes them, still encrypted, to `done`, on a disk thread or in
+    /// the calling thread's [`CompletionQueue`].
     pub fn read_slots(
         self: &Arc<Self>,
         position: u32,
@@ -475,23 +480,24 @@ impl Overflow {
         AlignedBuffer::new(len)
     }
 
-    /// Before a read: whether the host's thread has to hear that there will be buffers to give back.
+    /// Called before a read. Returns whether the host's thread has to be told that there will be buffers to
+    /// free.
     pub fn begins_to_keep_buffers(&self) -> bool {
         !self.has_spare_buffers() && !self.buffers_known.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether there may be read buffers that are not needed.
+    /// Whether there may be unused read buffers.
     pub fn has_spare_buffers(&self) -> bool {
         self.buffers_known.load(Ordering::Relaxed)
     }
 
-    /// Gives read buffers back to the system, where none was taken since the last call.
+    /// Returns read buffers to the system if none was taken since the last call.
     pub fn trim_buffers(&self) {
         let mut buffers = self.buffers.lock();
         if UNDER_MODEL_CHECKER || std::mem::take(&mut buffers.taken) {
             return;
         }
-        // What comes back from now on is not kept, until somebody reads again.
+        // Buffers that are given back from now on are freed, until the next read.
         self.buffers_known.store(false, Ordering::Relaxed);
         let spare = std::mem::take(&mut buffers.free);
         drop(buffers);

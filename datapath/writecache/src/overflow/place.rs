@@ -1,4 +1,4 @@
-//! Where an overflow is: opening its file or device, whether there is space for it, what direct I/O wants.
+//! Opens the file or device of an overflow, checks its space, and finds the alignment of direct I/O.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek};
@@ -12,8 +12,8 @@ use rustix::fs::{OFlags, StatVfs};
 use super::signature;
 use crate::persist::DATA_FILE;
 
-/// What an overflow file is called for the moment that it has a name, where the file system makes none without; its process and a number
-/// follow.
+/// Prefix of the temporary name of an overflow file on file systems without O_TMPFILE; PID and a counter
+/// follow. The file is unlinked at once.
 pub const BRIEF_NAME: &str = ".headwater-overflow-";
 
 /// How to open an overflow file or device without a name of its own.
@@ -42,7 +42,7 @@ pub(super) fn open_file(at: &Path, direct: bool) -> io::Result<File> {
         .custom_flags(flag(OFlags::TMPFILE) | direct_flag)
         .open(at);
     match unnamed {
-        // File systems without O_TMPFILE: make a name and take it away at once.
+        // For file systems without O_TMPFILE: create the file with a name and unlink it at once.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
             static NEXT: AtomicU64 = AtomicU64::new(0);
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -61,7 +61,8 @@ pub(super) fn open_file(at: &Path, direct: bool) -> io::Result<File> {
     }
 }
 
-/// Refuses a limit that the device, or the file system now, cannot hold: better before a machine runs than in its middle.
+/// Refuses a limit that the device, or the free space of the file system, cannot hold: better before a
+/// machine starts than while it runs.
 pub(super) fn check_space(file: &File, at: &Path, limit_bytes: u64) -> Result<(), IoError> {
     let Ok(metadata) = file.metadata() else { return Ok(()) };
     if metadata.file_type().is_block_device() {
@@ -79,27 +80,28 @@ pub(super) fn check_space(file: &File, at: &Path, limit_bytes: u64) -> Result<()
     rustix::fs::fstatvfs(file).map_or(Ok(()), |space| check_free(&space, at, Some(&metadata), limit_bytes))
 }
 
-/// Refuses a limit for which a directory has no space now, as opening a cache there would: a persistent one of this name, or
-/// an ephemeral one.
+/// Refuses a limit for which a directory has no free space, as opening a cache there would: a persistent
+/// cache of this name, or an ephemeral one.
 pub fn check_directory(at: &Path, persistent: Option<&str>, limit_bytes: u64) -> Result<(), IoError> {
     let data = persistent.and_then(|name| at.join(name).join(DATA_FILE).metadata().ok());
     rustix::fs::statvfs(at).map_or(Ok(()), |space| check_free(&space, at, data.as_ref(), limit_bytes))
 }
 
 fn check_free(space: &StatVfs, at: &Path, own: Option<&Metadata>, limit_bytes: u64) -> Result<(), IoError> {
-    // What a persistent cache has already is its own.
+    // Space that the persistent cache has already counts as available.
     let own = own.map_or(0, |file| file.blocks().saturating_mul(512));
     let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(own);
     if free >= limit_bytes {
         return Ok(());
     }
-    // What would not fit into it when it is empty either is no matter of its present state.
+    // If the limit is larger than the whole file system, the error does not depend on the free space.
     let is_larger = space.f_blocks.saturating_mul(space.f_frsize) < limit_bytes;
     let kind = if is_larger { IoErrorKind::Invalid } else { IoErrorKind::NoSpace };
     Err(IoError::new(kind, too_little(at, limit_bytes, free, " free: free space there, or")))
 }
 
-/// What to do has to be possible for all: the directory of a daemon's machines is not theirs to choose.
+/// The advice must be something that every user can do: users cannot choose the directory of a daemon's
+/// machines.
 fn too_little(at: &Path, limit_bytes: u64, has_bytes: u64, do_what: &str) -> String {
     format!(
         "the write cache may take {} on disk, and {} has only {}{do_what} give a lower limit with --disk",
@@ -109,22 +111,22 @@ fn too_little(at: &Path, limit_bytes: u64, has_bytes: u64, do_what: &str) -> Str
     )
 }
 
-/// How large a block device is; what cannot be told is nothing.
+/// Size of a block device in bytes; 0 if unknown.
 pub(super) fn device_bytes(mut file: &File) -> u64 {
     file.seek(io::SeekFrom::End(0)).unwrap_or(0)
 }
 
-/// File systems that lie in memory, as `statfs` names them: `tmpfs` and `ramfs`.
+/// File systems in memory, by their `statfs` magic: `tmpfs` and `ramfs`.
 const IN_MEMORY: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// Whether what is written there takes memory, and no disk. Device nodes lie on a `devtmpfs`, and what is written to them elsewhere.
+/// Whether the file's data is in memory and not on a disk. Device files are on a `devtmpfs`, but their data
+/// is elsewhere.
 pub(super) fn is_memory(file: &File) -> bool {
     let is_device = file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
     !is_device && rustix::fs::fstatfs(file).is_ok_and(|found| IN_MEMORY.contains(&found.f_type))
 }
 
-/// What direct I/O wants offsets and lengths to be multiples of: asked from the kernel, 4096 where it does
-/// not say.
+/// The alignment of offsets and lengths for direct I/O, as the kernel reports it; 4096 if it does not.
 pub(super) fn direct_alignment(file: &File) -> usize {
     use rustix::fs::{AtFlags, StatxFlags};
     let asked = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
@@ -142,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_file_system_in_memory_is_told_from_others() {
-        // Such files are on a tmpfs of the kernel's own.
+        // The kernel keeps such files on a tmpfs of its own.
         let file = rustix::fs::memfd_create("overflow", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         assert!(is_memory(&File::from(file)));
         assert!(!is_memory(&File::open("/proc/version").unwrap()));

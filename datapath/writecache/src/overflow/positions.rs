@@ -1,4 +1,5 @@
-//! Positions on the overflow disk: claimed from the file system, used, given back, punched out.
+//! Manages the positions on the overflow disk: claims space for them from the file system, hands them out,
+//! and punches out free ones.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,25 +13,27 @@ use super::place::device_bytes;
 use crate::memory_file::crash;
 use crate::units::SegmentId;
 
-/// Positions claimed at once, while there is room: fewer, larger extents.
+/// Number of positions that are claimed at a time, if there is space: this gives fewer, larger extents.
 const GROW_POSITIONS: u32 = 16;
 
-/// Runs of positions punched out in one go: the thread that does it also serves writers.
+/// The most runs of positions that are punched out at a time: the thread that does it also serves writers.
 const TRIM_RUNS: usize = 32;
 
-/// Positions in these runs at most (1 GiB).
+/// The most positions in these runs (1 GiB).
 const TRIM_POSITIONS: usize = 512;
 
-/// Free positions that stay claimed for the next spills; what is beyond is punched out, but near the limit.
+/// Number of free positions that stay claimed for the next spills. Further ones are punched out, except near
+/// the limit.
 pub const KEEP_POSITIONS: usize = 16;
 
-/// Positions run low when this part of them, or fewer, is free.
+/// Positions run low when at most this part of the limit is free.
 const LOW_POSITIONS_DIVISOR: u32 = 32;
 
-/// Positions run low at this many free ones at the latest.
+/// Positions run low at the latest when only this many are free.
 pub const LOW_POSITIONS: u32 = 6;
 
-/// The same of those that could not be written: for cleaning, which may claim none.
+/// Number of doubtful positions (whose last write failed) that stay claimed, for cleaning, which may claim
+/// none.
 const KEEP_DOUBTFUL: usize = 4;
 
 /// Why there is no position.
@@ -45,30 +48,30 @@ pub enum NoPosition {
 #[derive(Debug, Default)]
 pub(super) struct Positions {
     limit: u32,
-    /// In use by segments.
+    /// Number of positions in use by segments.
     used: u32,
-    /// Claimed and free.
+    /// Claimed and free positions.
     ready: Vec<u32>,
-    /// Given back to the file system.
+    /// Free positions whose space was returned to the file system.
     punched: Vec<u32>,
-    /// Could not be written the last time: tried again when there is no other, longest ago first.
+    /// Positions whose last write failed, oldest first: used again if there is no other.
     doubtful: VecDeque<u32>,
-    /// Of these, longer ago: given back to the file system.
+    /// Older positions of this kind, whose space was returned to the file system.
     doubtful_punched: VecDeque<u32>,
     /// One past the highest position ever claimed.
     end: u32,
-    /// The file system gave no more at the last try.
+    /// Whether the file system refused space at the last try.
     refused: bool,
 }
 
 impl Positions {
-    /// All that are in use, could be, or could not be written: where none is given back, as many as there ever were.
+    /// Positions that are in use or claimed or failed: if none was punched out, as many as there ever were.
     fn taken(&self) -> u32 {
         let others = self.ready.len() + self.doubtful.len() + self.doubtful_punched.len();
         self.used.saturating_add(u32::try_from(others).unwrap_or(u32::MAX))
     }
 
-    /// Left below the limit.
+    /// Number of positions left below the limit.
     fn free(&self) -> u32 {
         self.limit.saturating_sub(self.used)
     }
@@ -77,26 +80,27 @@ impl Positions {
         (self.limit / LOW_POSITIONS_DIVISOR).max(LOW_POSITIONS)
     }
 
-    /// How many free ones stay claimed. Near the limit, where cleaning gives back what is taken a moment later, so many as it keeps free:
-    /// else they would be punched out and claimed again all the time.
+    /// Number of free positions that stay claimed. Near the limit, cleaning frees positions that are taken a
+    /// moment later, so as many stay claimed as cleaning keeps free. Otherwise they would be punched out and
+    /// claimed again all the time.
     fn keep(&self) -> usize {
         if self.free() > 2 * self.low() {
             return KEEP_POSITIONS;
         }
-        // Over a limit that was lowered there is nothing to keep.
+        // Above a lowered limit none needs to stay claimed.
         KEEP_POSITIONS.max(self.low().min(self.free()) as usize)
     }
 }
 
 impl Overflow {
-    /// Changes how much disk the volume may use. What is over a lower limit is not taken away.
+    /// Changes the disk limit in bytes. Positions above a lowered limit stay in use.
     pub fn set_limit_bytes(&self, limit_bytes: u64) {
         let mut bytes = limit_bytes;
         if self.is_device {
             bytes = bytes.min(device_bytes(&self.file));
         }
         let limit = bytes / ENCRYPTED_SEGMENT_BYTES as u64;
-        // There are not more segments.
+        // There are not more segment numbers.
         self.positions.lock().limit =
             u32::try_from(limit).map_or(SegmentId::LIMIT, |n| n.min(SegmentId::LIMIT));
     }
@@ -106,23 +110,23 @@ impl Overflow {
         self.positions.lock().free()
     }
 
-    /// Positions that there may be.
+    /// The limit, in positions.
     pub fn limit_positions(&self) -> u32 {
         self.positions.lock().limit
     }
 
-    /// Whether so few are left that cleaning is to begin.
+    /// Whether so few positions are free that cleaning has to begin.
     pub fn runs_low(&self) -> bool {
         let positions = self.positions.lock();
         positions.free() <= positions.low()
     }
 
-    /// Bytes of disk that hold segments.
+    /// Disk space that holds segments, in bytes.
     pub fn used_bytes(&self) -> u64 {
         u64::from(self.positions.lock().used) * ENCRYPTED_SEGMENT_BYTES as u64
     }
 
-    /// Takes a position. Blocks for the file system; called by the host's thread only.
+    /// Takes a position. May block in the file system; called by the host's thread only.
     pub fn take_position(&self) -> Result<u32, NoPosition> {
         {
             let mut positions = self.positions.lock();
@@ -137,8 +141,9 @@ impl Overflow {
         self.claim_one(false)
     }
 
-    /// A position that is claimed already, whatever the limit: for what cleaning fills, which gives back more than it takes.
-    /// One that could not be written, where there is no other: a limit that was lowered meanwhile lets none be claimed.
+    /// Takes a claimed position regardless of the limit, for a segment of the cleaned stream, because
+    /// cleaning frees more than it takes. If there is no other, a doubtful one: with a limit that was lowered
+    /// meanwhile, no position can be claimed.
     pub fn take_for_cleaning(&self) -> Option<u32> {
         let mut positions = self.positions.lock();
         let position = positions.ready.pop().or_else(|| positions.doubtful.pop_front())?;
@@ -146,9 +151,10 @@ impl Overflow {
         Some(position)
     }
 
-    /// Where no position was to be had: one for what cleaning filled, as [`Overflow::take_for_cleaning`], or else one that is claimed
-    /// beyond the limit, if nothing but that is in the way. It is one at a time: nothing else is cleaned until what takes it is
-    /// written. Blocks for the file system; called by the host's thread only.
+    /// Takes a position for a segment of the cleaned stream when [`Overflow::take_position`] failed because
+    /// of `why`: like [`Overflow::take_for_cleaning`], or else by claiming one beyond the limit, if only the
+    /// limit is the reason. There is only one at a time, because nothing else is cleaned until the segment is
+    /// written. May block in the file system; called by the host's thread only.
     pub fn take_beyond(&self, why: NoPosition) -> Result<u32, NoPosition> {
         match (self.take_for_cleaning(), why) {
             (Some(position), _) => Ok(position),
@@ -160,7 +166,8 @@ impl Overflow {
         }
     }
 
-    /// Claims one that was counted as used already, and some more that are ready then; `beyond`: whatever the limit.
+    /// Claims a position that was counted as used already, and some more, which are ready then. `beyond`:
+    /// regardless of the limit.
     fn claim_one(&self, beyond: bool) -> Result<u32, NoPosition> {
         let (position, grow) = {
             let mut positions = self.positions.lock();
@@ -203,14 +210,14 @@ impl Overflow {
         }
     }
 
-    /// Whether a position ends past the device, which, other than a file, does not grow.
+    /// Whether a position ends past the end of the device. A device does not grow, unlike a file.
     fn is_past_device(&self, position: u32) -> bool {
         self.is_device && Self::offset_of(position.saturating_add(1)) > device_bytes(&self.file)
     }
 
-    /// The last resort of a claim that was counted already: a place that failed the last time.
+    /// Takes a doubtful position, as the last resort for a position that was counted as used already.
     fn take_doubtful(&self, mut otherwise: NoPosition) -> Result<u32, NoPosition> {
-        // Where the file system has no more, it has none for these either.
+        // If the file system has no space, it has none for these positions either.
         let may_claim = matches!(otherwise, NoPosition::Limit);
         let punched = may_claim.then(|| self.positions.lock().doubtful_punched.pop_front()).flatten();
         if let Some(position) = punched {
@@ -248,32 +255,34 @@ impl Overflow {
                 Ok(())
             }
             Err(error) => {
-                // Some file systems keep what they found before they ran out, which others may need to get on.
+                // Some file systems keep the space that they allocated before they ran out, which other users
+                // may need.
                 self.punch_range(offset, len);
                 Err(error.into())
             }
         }
     }
 
-    /// Whether the file system gave no more at the last try, and at most so many positions are left that are claimed.
+    /// Whether the file system refused space at the last try, and at most `ready` claimed positions are left.
     pub fn lacks_space(&self, ready: u32) -> bool {
         let positions = self.positions.lock();
         positions.refused && positions.ready.len() <= ready as usize
     }
 
-    /// After a restart: these positions (ascending) are in use, and no other is. What the others hold goes.
+    /// After a restart: these positions (ascending) are in use, and no others. The space of the others is
+    /// freed.
     pub fn restore(&self, used: &[u32]) {
         self.take_all_but(used);
         self.punch_free();
     }
 
-    /// Gives the space of free positions back to the file system, none of which is claimed.
+    /// Returns the space of free positions to the file system. None of them is claimed.
     pub(crate) fn punch_free(&self) {
         let free = self.positions.lock().punched.clone();
         self.punch(&free);
     }
 
-    /// As [`Overflow::restore`], and leaves what the others hold for [`Overflow::punch_free`].
+    /// Like [`Overflow::restore`], but leaves the space of the others to [`Overflow::punch_free`].
     pub(super) fn take_all_but(&self, used: &[u32]) {
         let in_file =
             u32::try_from(self.file_bytes().div_ceil(ENCRYPTED_SEGMENT_BYTES as u64)).unwrap_or(u32::MAX);
@@ -287,10 +296,10 @@ impl Overflow {
         positions.punched = free;
     }
 
-    /// A position that is claimed already, where `keep` more are left below the limit: no I/O.
+    /// Takes a claimed position if `keep` more are left below the limit. Makes no I/O.
     pub fn take_ready(&self, keep: u32) -> Option<u32> {
         let mut positions = self.positions.lock();
-        // Of those that are claimed, too: the limit does not help where the file system gives no more.
+        // As many must also be claimed: the limit does not help if the file system has no space.
         if positions.used.saturating_add(keep) >= positions.limit || positions.ready.len() <= keep as usize {
             return None;
         }
@@ -299,13 +308,13 @@ impl Overflow {
         Some(position)
     }
 
-    /// Positions that are claimed and free.
+    /// Number of claimed and free positions.
     pub fn ready_positions(&self) -> usize {
         self.positions.lock().ready.len()
     }
 
-    /// Claims positions until so many are ready, or no more are to be had. One that cleaning needs to begin is claimed
-    /// beyond the limit too. Blocks for the file system.
+    /// Claims positions until `wanted` are ready, or no more can be claimed. A position that cleaning needs
+    /// is claimed beyond the limit, too. May block in the file system.
     pub fn prepare(&self, wanted: usize) -> Result<(), NoPosition> {
         loop {
             let beyond = {
@@ -327,7 +336,8 @@ impl Overflow {
         }
     }
 
-    /// Gives one that is claimed back to the file system, if more than `keep` are. Whether it did.
+    /// Returns the space of one claimed position to the file system, if more than `keep` are claimed. Returns
+    /// whether it did.
     pub fn punch_one(&self, keep: u32) -> bool {
         let position = {
             let mut positions = self.positions.lock();
@@ -342,28 +352,28 @@ impl Overflow {
         true
     }
 
-    /// Gives a position back.
+    /// Frees a position.
     pub fn give_position(&self, position: u32) {
         let mut positions = self.positions.lock();
         positions.used = positions.used.saturating_sub(1);
         positions.ready.push(position);
     }
 
-    /// Gives back a position that could not be written: others are tried before it.
+    /// Frees a position whose write failed: others are used before it.
     pub fn give_position_last(&self, position: u32) {
         let mut positions = self.positions.lock();
         positions.used = positions.used.saturating_sub(1);
         positions.doubtful.push_back(position);
     }
 
-    /// Whether [`Overflow::trim`] has something to do.
+    /// Whether [`Overflow::trim`] has work to do.
     pub fn wants_trim(&self) -> bool {
         let positions = self.positions.lock();
         positions.ready.len() > positions.keep() || positions.doubtful.len() > KEEP_DOUBTFUL
     }
 
-    /// Returns the space of free positions to the file system: a part of it at a time, while
-    /// [`Overflow::wants_trim`] says that there is more. The lowest positions stay.
+    /// Returns the space of free positions to the file system, a part at a time, as long as
+    /// [`Overflow::wants_trim`] returns true. The lowest positions stay claimed.
     pub fn trim(&self) {
         let surplus: Vec<u32> = {
             let mut positions = self.positions.lock();
@@ -388,7 +398,8 @@ impl Overflow {
         self.trim_doubtful();
     }
 
-    /// The same of what could not be written: a disk that fails for long would else be claimed up to the limit.
+    /// Like [`Overflow::trim`], for doubtful positions: otherwise a disk that fails for long would be claimed
+    /// up to the limit.
     fn trim_doubtful(&self) {
         let surplus: Vec<u32> = {
             let mut positions = self.positions.lock();
@@ -399,7 +410,7 @@ impl Overflow {
         self.positions.lock().doubtful_punched.extend(surplus);
     }
 
-    /// Punches positions out; those in descending order side by side at once.
+    /// Punches out positions; neighbouring ones in descending order together.
     fn punch(&self, positions: &[u32]) {
         for run in positions.chunk_by(|one, next| *one == next + 1) {
             let Some(lowest) = run.last() else { continue };
@@ -462,7 +473,7 @@ mod tests {
     fn near_the_limit_what_cleaning_keeps_free_stays_claimed() {
         const LIMIT: u32 = 3200;
         const LOW: u32 = 100;
-        // A file system without `fallocate` gives as many as are wanted.
+        // A file system without `fallocate` grants as many as are wanted.
         let open = |_: bool| File::options().read(true).write(true).open("/proc/self/comm");
         let overflow = open_file(Path::new("/proc"), &open);
         let set_limit =
@@ -477,14 +488,14 @@ mod tests {
         taken.drain(..LOW as usize).for_each(|position| overflow.give_position(position));
         trim();
         assert_eq!(overflow.ready_positions(), LOW as usize);
-        // Five more, and it is not near any more.
+        // After five more it is not near the limit any more.
         taken.drain(..5).for_each(|position| overflow.give_position(position));
         trim();
         assert_eq!(overflow.ready_positions(), KEEP_POSITIONS);
         taken.drain(320..).for_each(|position| overflow.give_position(position));
         trim();
         assert_eq!(overflow.ready_positions(), KEEP_POSITIONS);
-        // Beyond a limit that was lowered nothing more is kept either.
+        // Above a lowered limit none stays claimed either.
         taken.extend((0..LIMIT - 320).map(|_| overflow.take_position().unwrap()));
         set_limit(LIMIT / 2);
         taken.drain(..LOW as usize).for_each(|position| overflow.give_position(position));
@@ -506,7 +517,7 @@ mod tests {
             overflow.trim();
         }
         assert_eq!(overflow.ready_positions(), KEEP_POSITIONS);
-        // All that is claimed is in use, and there are others that were given back to the file system.
+        // All claimed positions are in use, and others were punched out.
         taken.extend((0..KEEP_POSITIONS).map(|_| overflow.take_position().unwrap()));
         assert!(overflow.ready_positions() == 0 && !overflow.positions.lock().punched.is_empty());
         set_limit(10);
@@ -514,9 +525,9 @@ mod tests {
         let position = overflow.take_beyond(why).unwrap();
         assert!(!taken.contains(&position) && used() == taken.len() as u64 + 1, "{position}");
         overflow.give_position(position);
-        // One that is claimed is taken before another one is.
+        // A claimed position is taken before another one is claimed.
         assert_eq!(overflow.take_beyond(NoPosition::Limit).unwrap(), position);
-        // A file system that gives no more does not for this either.
+        // A file system without space has none for this either.
         let full = NoPosition::Disk(io::ErrorKind::StorageFull.into());
         assert!(matches!(overflow.take_beyond(full), Err(NoPosition::Disk(_))));
         assert_eq!(used(), taken.len() as u64 + 1);
@@ -527,7 +538,7 @@ mod tests {
         const PLACES: u32 = 20;
         let dir = tempfile::tempdir().unwrap();
         let mut overflow = open_file(dir.path(), &|_| tempfile::tempfile_in(dir.path()));
-        // As with a device: it is as long as it is, and nothing is reserved there.
+        // Like a device: the size is fixed, and nothing is reserved.
         overflow.is_device = true;
         overflow.no_fallocate.store(true, Ordering::Relaxed);
         let device_bytes = u64::from(PLACES) * ENCRYPTED_SEGMENT_BYTES as u64 + 4096;
@@ -540,7 +551,7 @@ mod tests {
         overflow.prepare(1).unwrap();
         assert_eq!((overflow.ready_positions(), overflow.free_positions()), (0, 0));
         assert_eq!(overflow.used_bytes(), u64::from(PLACES) * ENCRYPTED_SEGMENT_BYTES as u64);
-        // Within it there are places beyond the limit.
+        // Within the file there are positions beyond the limit.
         let given = taken.pop().unwrap();
         overflow.give_position(given);
         assert!(overflow.punch_one(0) && overflow.ready_positions() == 0);
@@ -572,7 +583,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let overflow = open_file(dir.path(), &|_| tempfile::tempfile_in(dir.path()));
         overflow.set_limit_bytes(u64::from(LIMIT) * ENCRYPTED_SEGMENT_BYTES as u64);
-        // Each is tried before any of them is again, and then those that were tried longest ago.
+        // Each is tried once before any is tried again, then those that were tried longest ago.
         for round in 0..3 {
             for expected in 0..LIMIT {
                 let position = overflow.take_position().unwrap();
@@ -587,10 +598,10 @@ mod tests {
             overflow.trim();
         }
         let claimed = |overflow: &Overflow| overflow.file.metadata().unwrap().blocks() * 512;
-        // And what the file system needs to know where they are.
+        // Plus the metadata of the file system.
         let most = KEEP_DOUBTFUL as u64 * ENCRYPTED_SEGMENT_BYTES as u64 + (64 << 10);
         assert!(claimed(&overflow) <= most, "{} bytes are claimed", claimed(&overflow));
-        // All of them work again, and have their space before they are written to.
+        // All of them work again, and are claimed before they are written.
         let mut taken: Vec<u32> = (0..LIMIT).map(|_| overflow.take_position().unwrap()).collect();
         assert!(matches!(overflow.take_position(), Err(NoPosition::Limit)));
         taken.sort_unstable();

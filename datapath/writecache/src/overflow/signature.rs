@@ -1,14 +1,16 @@
-//! What a block device holds that is to become an overflow, as mkfs and pvcreate look for it: by the marks of file systems,
-//! partition tables and containers. An overflow has no mark of its own, it is all sealed; one that was here is no hindrance.
+//! Detects data on a block device that is to become an overflow, as mkfs and pvcreate do: by the signatures
+//! of file systems, partition tables and containers. An overflow has no signature of its own, because all of
+//! it is encrypted; an earlier overflow on the device is no obstacle.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// How much of the beginning is looked at: up to the superblock of Btrfs, which lies at 64 KiB.
-const LOOKED_AT_BYTES: u64 = 68 << 10;
+/// How many bytes from the start are read: up to the superblock of Btrfs at 64 KiB.
+const CHECKED_BYTES: u64 = 68 << 10;
 
-/// Where a mark is, the mark, what has it. Only marks that sealed bytes do not have by chance: at least four bytes.
+/// Offset, signature, and name. Only signatures that encrypted bytes do not have by chance: at least four
+/// bytes.
 const KNOWN: &[(usize, &[u8], &str)] = &[
     (0, b"XFSB", "an XFS file system"),
     (0, b"LUKS\xba\xbe", "an encrypted LUKS container"),
@@ -31,10 +33,10 @@ const KNOWN: &[(usize, &[u8], &str)] = &[
     (0x1_0040, b"_BHRfS_M", "a Btrfs file system"),
 ];
 
-/// What is on a device, if it is known.
+/// The known kind of data on a device, if any.
 pub(super) fn found(device: &Path) -> std::io::Result<Option<&'static str>> {
     let mut start = Vec::new();
-    File::open(device)?.take(LOOKED_AT_BYTES).read_to_end(&mut start)?;
+    File::open(device)?.take(CHECKED_BYTES).read_to_end(&mut start)?;
     Ok(known(&start))
 }
 
@@ -50,7 +52,7 @@ fn known(start: &[u8]) -> Option<&'static str> {
     is_partitioned(start).then_some("a partition table (MBR)")
 }
 
-/// The mark has two bytes only: the revision and the size of its blocks must be some that there are.
+/// The signature has two bytes only, so the revision and the block size must be valid, too.
 fn is_ext(start: &[u8]) -> bool {
     let word = |at: usize| {
         start.get(1024 + at..).and_then(|tail| tail.first_chunk()).map(|it| u32::from_le_bytes(*it))
@@ -59,7 +61,7 @@ fn is_ext(start: &[u8]) -> bool {
     mark == Some(b"\x53\xef") && word(76).is_some_and(|it| it <= 1) && word(24).is_some_and(|it| it <= 6)
 }
 
-/// The same of a partition table: its four entries are in use or not, and one has a type.
+/// Likewise for a partition table: each of its four entries is in use or not, and at least one has a type.
 fn is_partitioned(start: &[u8]) -> bool {
     let entries = start.get(446..510).unwrap_or_default().chunks_exact(16);
     let mut types = entries.clone().filter_map(|entry| entry.get(4));

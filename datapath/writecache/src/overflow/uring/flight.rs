@@ -1,4 +1,4 @@
-//! An operation that the kernel has, and what its answer means.
+//! A disk operation in the kernel, and the meaning of its results.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -7,17 +7,17 @@ use io_uring::{opcode, squeue, types};
 
 use crate::overflow::io::{Direction, IoOp};
 
-/// An operation and how far it is.
+/// An operation and its progress.
 pub(super) struct Flight {
     pub(super) op: IoOp,
     moved: usize,
 }
 
-/// What an answer of the kernel means.
+/// The meaning of a result of the kernel.
 pub(super) enum Landing {
-    /// It is over.
+    /// The operation has ended.
     Over(io::Result<()>),
-    /// There is a rest, or it was interrupted: start it again.
+    /// Only a part was transferred, or the operation was interrupted: start the rest.
     Again,
 }
 
@@ -26,7 +26,7 @@ impl Flight {
         Box::new(Self { op, moved: 0 })
     }
 
-    /// The entry for what is still to be moved, of a write at most `write_bytes`.
+    /// The entry for the rest of the transfer; for a write, at most `write_bytes` of it.
     pub(super) fn entry(&mut self, write_bytes: u32) -> squeue::Entry {
         let fd = types::Fd(self.op.file.as_raw_fd());
         let left = u32::try_from(self.op.len - self.moved).unwrap_or(u32::MAX);
@@ -39,7 +39,7 @@ impl Flight {
         }
     }
 
-    /// Takes the result of its entry.
+    /// Processes the result of its entry.
     pub(super) fn landed(&mut self, result: i32) -> Landing {
         let Ok(moved) = u32::try_from(result) else {
             let error = io::Error::from_raw_os_error(result.wrapping_neg());
@@ -56,7 +56,7 @@ impl Flight {
         if self.moved < self.op.len { Landing::Again } else { Landing::Over(Ok(())) }
     }
 
-    /// Calls back.
+    /// Calls the operation's `done`.
     pub(super) fn end(self, outcome: io::Result<()>) {
         (self.op.done)(outcome, self.op.buffer);
     }

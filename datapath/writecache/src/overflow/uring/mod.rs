@@ -1,11 +1,12 @@
 //! Disk I/O through one io_uring, shared by all volumes of a host.
 //!
-//! A submitter puts its entry into the ring itself and enters the kernel; one thread waits for completions
-//! and calls back. Reads of a thread that keeps a ring of its own go there instead (`own`).
+//! The submitting thread itself adds its entry to the ring and enters the kernel; one thread waits for
+//! completions and calls the callbacks. Reads of a thread with a ring of its own use that ring instead
+//! (`own`).
 //!
-//! `unsafe` here: the kernel reads and writes buffers behind the compiler's back. Each buffer and its file
-//! live in a boxed [`Flight`] whose address travels as `user_data`; the box is taken back only when the
-//! kernel says that the operation is over.
+//! `unsafe` here: the kernel reads and writes buffers outside the compiler's view. Each buffer and its file
+//! are in a boxed [`Flight`] whose address is the entry's `user_data`; the box is taken back only when the
+//! kernel reports the end of the operation.
 #![expect(unsafe_code, reason = "the kernel uses the buffers of submitted entries; see above")]
 
 mod flight;
@@ -26,9 +27,9 @@ use self::write_split::WriteSplit;
 use super::io::{Direction, IoEngine, IoOp};
 use crate::panic_guard::without_panic;
 
-/// Entries of the ring, and operations in flight at most. More of them queue up here, without anybody
-/// waiting: a thread that completes one operation may submit the next, and would wait for itself. How many
-/// there can be is bounded by what the front-ends take in.
+/// Entries of the ring, and the most operations in flight. Further operations queue here, without a waiting
+/// thread: a thread that completes an operation may submit the next one, and would wait for itself. Their
+/// number is bounded by the front-ends' limits.
 const DEPTH: u32 = 256;
 
 /// `user_data` of the entry that ends the completion thread.
@@ -43,7 +44,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Queues an entry and enters the kernel. `false`: the queue was full, and the kernel never saw it.
+    /// Adds an entry and enters the kernel. `false`: the queue was full, and the kernel never saw the entry.
     fn push(&self, entry: &squeue::Entry) -> bool {
         let _guard = self.submit.lock();
         // SAFETY: the lock makes us the only user of the submission side.
@@ -57,10 +58,11 @@ impl Shared {
             let Err(error) = self.ring.submit() else { return true };
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
-                // The completion side or the kernel's memory is full for a moment.
+                // The completion queue or the kernel's memory is full for a moment.
                 Some(libc::EBUSY | libc::EAGAIN) => std::thread::yield_now(),
                 _ => {
-                    // The entry is queued, and goes to the kernel with the next one; so its buffer stays.
+                    // The entry stays in the ring and is submitted with the next one, so its buffer stays,
+                    // too.
                     tracing::error!(%error, "a disk operation could not be started at once");
                     return true;
                 }
@@ -80,7 +82,7 @@ impl Shared {
         }
     }
 
-    /// Starts an operation, or queues it behind those in flight.
+    /// Starts an operation, or queues it if too many are in flight.
     fn start(&self, flight: Box<Flight>) {
         {
             let mut queued = self.queued.lock();
@@ -93,7 +95,7 @@ impl Shared {
         self.launch(flight);
     }
 
-    /// An operation is over: the next one takes its place.
+    /// Called when an operation has ended: starts the next one.
     fn land(&self) {
         let next = {
             let mut queued = self.queued.lock();
@@ -108,7 +110,7 @@ impl Shared {
         }
     }
 
-    /// Handles one completion. Whether the thread goes on.
+    /// Handles one completion. Returns whether the thread continues.
     fn complete(&self, user_data: u64, result: i32) -> bool {
         if user_data == STOP {
             return false;
@@ -128,7 +130,7 @@ impl Shared {
     }
 }
 
-/// See the file's head.
+/// The engine of one ring; see the module's documentation.
 pub struct UringEngine {
     shared: Arc<Shared>,
 }
@@ -170,7 +172,7 @@ fn reap(shared: &Shared) {
             // SAFETY: this thread is the only user of the completion side.
             let next = unsafe { self::next(shared) };
             let Some((user_data, result)) = next else { break };
-            // Callbacks are the caches', and the others' operations end here too.
+            // The callbacks belong to the caches; a panic in one must not stop the others' operations.
             let mut goes_on = true;
             without_panic("the thread of the disk", || goes_on = shared.complete(user_data, result));
             if !goes_on {
@@ -217,10 +219,10 @@ impl IoEngine for UringEngine {
 
 impl Drop for UringEngine {
     fn drop(&mut self) {
-        // Operations in flight complete first: a no-op that drains the queue before it ends the thread.
+        // Operations in flight complete first: a no-op with the drain flag then ends the thread.
         let stop = opcode::Nop::new().build().flags(squeue::Flags::IO_DRAIN).user_data(STOP);
         if !self.shared.push(&stop) {
-            tracing::warn!("the disk thread could not be told to end");
+            tracing::warn!("the disk thread could not be stopped");
         }
     }
 }

@@ -1,12 +1,15 @@
-//! A ring of one thread's own, for its reads: it takes their answers when it comes round, and no other thread is woken.
+//! A per-thread io_uring for overflow reads. The thread reaps its own completions in its event loop
+//! ([`CompletionQueue::take`]), so no completion thread is woken. Writes, and reads beyond [`DEPTH`], use the
+//! shared ring in the parent module.
 //!
-//! The kernel leaves what a disk has answered until the thread enters it (`DEFER_TASKRUN`), and says so with a flag that the
-//! thread can read (`TASKRUN_FLAG`). Where it sleeps in `poll`, an eventfd tells, and only there: the ring's own descriptor does not
-//! become readable by what is left for the thread. Entries are started together, in one system call for all that a round of the thread
-//! has brought.
+//! With `DEFER_TASKRUN` the kernel posts completions only when the thread enters the kernel; `TASKRUN_FLAG`
+//! lets the thread see that there are some. The ring's descriptor does not become readable for such deferred
+//! work. So before the thread sleeps in `poll`, it enables an eventfd, and disables it on waking. The
+//! submissions of one round of the thread go to the kernel in one system call.
 //!
-//! `unsafe` here: as in the shared ring, the kernel writes to buffers behind the compiler's back. They live in boxed
-//! [`Flight`]s whose addresses travel as `user_data`; the ring is not closed before each was taken back.
+//! `unsafe` here: as in the shared ring, the kernel writes to buffers outside the compiler's view. They are
+//! in boxed [`Flight`]s whose addresses are `user_data`; the ring is closed only when all of them were taken
+//! back.
 #![expect(unsafe_code, reason = "the kernel uses the buffers of submitted entries; see above")]
 
 use std::cell::{Cell, RefCell};
@@ -21,7 +24,7 @@ use rustix::event::EventfdFlags;
 
 use super::flight::{Flight, Landing};
 
-/// Reads of one thread in its own ring at most; more of them go through the shared one.
+/// The most reads of a thread in its own ring; further reads use the shared ring.
 const DEPTH: u32 = 64;
 
 thread_local! {
@@ -33,17 +36,18 @@ struct OwnRing {
     ring: RefCell<IoUring>,
     in_flight: Cell<u32>,
     event: OwnedFd,
-    /// The kernel writes to `event`, and may have.
-    is_announced: Cell<bool>,
+    /// Eventfd notification is enabled, so `event` may be readable.
+    is_notifying: Cell<bool>,
 }
 
-/// The thread's hold on its ring.
+/// Keeps the thread's ring open.
 pub(super) struct OwnQueue {
     own: Rc<OwnRing>,
 }
 
 impl OwnQueue {
-    /// Opens a ring for this thread. `None`: it has one, or the kernel gives none of this kind (before 6.1).
+    /// Opens a ring for this thread. `None`: it has one already, or the kernel does not support this kind
+    /// (before 6.1).
     pub(super) fn open() -> Option<Box<dyn CompletionQueue>> {
         OWN.with_borrow_mut(|place| {
             if place.is_some() {
@@ -52,7 +56,7 @@ impl OwnQueue {
             let own = match OwnRing::open() {
                 Ok(own) => Rc::new(own),
                 Err(error) => {
-                    tracing::debug!(%error, "a thread gets no ring of its own; its reads go through the shared one");
+                    tracing::debug!(%error, "a thread has no ring of its own, so its reads use the shared ring");
                     return None;
                 }
             };
@@ -62,7 +66,7 @@ impl OwnQueue {
     }
 }
 
-/// Puts an operation into the ring of this thread. Gives it back where there is none, or no room.
+/// Adds an operation to the ring of this thread. Returns it if there is no ring, or the ring is full.
 pub(super) fn start(flight: Box<Flight>) -> Result<(), Box<Flight>> {
     match OWN.with_borrow(Option::clone) {
         Some(own) if own.in_flight.get() < DEPTH => own.push(flight),
@@ -78,21 +82,21 @@ impl OwnRing {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         ring.submitter().register_eventfd(event.as_raw_fd())?;
         ring.completion().disable_eventfd();
-        Ok(Self { ring: RefCell::new(ring), in_flight: Cell::new(0), event, is_announced: Cell::new(false) })
+        Ok(Self { ring: RefCell::new(ring), in_flight: Cell::new(0), event, is_notifying: Cell::new(false) })
     }
 
-    /// Whether the kernel has something for this thread.
+    /// Whether the kernel has completions for this thread.
     fn is_answered(&self) -> bool {
         let mut ring = self.ring.borrow_mut();
         let left_for_us = ring.submission().taskrun();
         left_for_us || !ring.completion().is_empty()
     }
 
-    /// Has the kernel write to the eventfd from now on.
-    fn announce(&self) {
-        if !self.is_announced.replace(true) {
+    /// Enables the eventfd: the kernel writes to it from now on.
+    fn enable_eventfd(&self) {
+        if !self.is_notifying.replace(true) {
             self.ring.borrow_mut().completion().enable_eventfd();
-            // Either the kernel sees this, or we see what it has answered before.
+            // Either the kernel sees this store, or this thread sees the completions from before.
             fence(Ordering::SeqCst);
         }
         if self.is_answered() {
@@ -101,8 +105,8 @@ impl OwnRing {
         }
     }
 
-    fn end_announcing(&self) {
-        if self.is_announced.replace(false) {
+    fn disable_eventfd(&self) {
+        if self.is_notifying.replace(false) {
             self.ring.borrow_mut().completion().disable_eventfd();
             let _ = rustix::io::read(&self.event, &mut [0_u8; 8]);
         }
@@ -121,7 +125,7 @@ impl OwnRing {
         Ok(())
     }
 
-    /// Starts what waits and lets the kernel hand over what is over; waits for `want` completions.
+    /// Submits the waiting entries and lets the kernel post completions; waits for `want` completions.
     fn enter(&self, want: u32) {
         let mut ring = self.ring.borrow_mut();
         let queue = ring.submission();
@@ -130,7 +134,7 @@ impl OwnRing {
         if waiting == 0 && !answered && want == 0 {
             return;
         }
-        // Asked for always: what is over by the end of submitting is then here too.
+        // Always set, so that operations that end during the submission are posted, too.
         let flags = EnterFlags::GETEVENTS.bits();
         let waiting = u32::try_from(waiting).unwrap_or(u32::MAX);
         // SAFETY: the entries are valid (see `push`), and no argument is passed.
@@ -138,7 +142,8 @@ impl OwnRing {
         if let Err(error) = entered {
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
-                // Completions or the kernel's memory are in the way for a moment; the entries stay, and go the next time.
+                // Completions or the kernel's memory are in the way for a moment; the entries stay and are
+                // submitted the next time.
                 Some(libc::EBUSY | libc::EAGAIN) => std::thread::yield_now(),
                 _ => {
                     tracing::error!(%error, "disk reads could not be started; trying again");
@@ -153,7 +158,8 @@ impl OwnRing {
         Some((entry.user_data(), entry.result()))
     }
 
-    /// Calls back what is over. The ring is not borrowed meanwhile: a callback may submit.
+    /// Calls the callbacks of completed operations. The ring is not borrowed meanwhile, because a callback
+    /// may submit.
     fn call_back(&self) {
         while let Some((user_data, result)) = self.next() {
             #[expect(clippy::cast_possible_truncation, reason = "it was an address, and so fits in one")]
@@ -175,11 +181,11 @@ impl OwnRing {
 
 impl CompletionQueue for OwnQueue {
     fn take(&self) {
-        self.own.end_announcing();
+        self.own.disable_eventfd();
         while self.own.in_flight.get() > 0 {
             self.own.enter(0);
             self.own.call_back();
-            // Callbacks may have submitted.
+            // The callbacks may have submitted operations.
             if self.own.ring.borrow_mut().submission().is_empty() {
                 return;
             }
@@ -192,7 +198,7 @@ impl CompletionQueue for OwnQueue {
 
     fn ready(&self) -> BorrowedFd<'_> {
         if self.own.in_flight.get() > 0 {
-            self.own.announce();
+            self.own.enable_eventfd();
         }
         self.own.event.as_fd()
     }
@@ -200,7 +206,7 @@ impl CompletionQueue for OwnQueue {
 
 impl Drop for OwnQueue {
     fn drop(&mut self) {
-        // What callbacks submit from here on goes through the shared ring.
+        // Operations that callbacks submit from here on use the shared ring.
         OWN.with_borrow_mut(Option::take);
         while self.own.in_flight.get() > 0 {
             self.own.enter(1);

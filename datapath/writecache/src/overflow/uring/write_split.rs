@@ -1,18 +1,18 @@
-//! How long a write may be: whoever waits for a read should not wait behind a whole segment.
+//! Limits the length of a write's pieces, so that a read need not wait behind the write of a whole segment.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// While somebody reads, a long write goes in pieces of this length, one after the other: reads get in between, which would else
-/// wait behind all of it on a disk that takes requests in order.
+/// While there are reads, a long write is executed in pieces of this length, one after the other. Reads get
+/// in between; otherwise they would wait behind all of it on a disk that executes requests in order.
 const PIECE_BYTES: u32 = 256 << 10;
-/// Cleaning reads whole segments, for which nobody waits; what somebody waits for is much shorter.
+/// Cleaning reads whole segments, for which no request waits. Reads of requests are much shorter.
 const AWAITED_READ_BYTES: usize = 1 << 20;
-/// After a read has begun, it may still be waited for, or more of them may come, for so long. Where nobody reads, pieces would
-/// only make the writes slower.
+/// For this time after a read has started, it may still be in progress, or more reads may come. Without
+/// reads, pieces would only make writes slower.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// When somebody last read.
+/// Records when the last read was.
 pub(super) struct WriteSplit {
     opened: Instant,
     /// Microseconds after `opened`; 0: never.
@@ -35,7 +35,7 @@ impl WriteSplit {
         }
     }
 
-    /// How much a write moves at once.
+    /// The most bytes that a write may transfer at once.
     pub(super) fn write_bytes(&self) -> u32 {
         let last = self.last_read_us.load(Ordering::Relaxed);
         let is_quiet = last == 0 || Duration::from_micros(self.now_us().saturating_sub(last)) > QUIET;
@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(write_split.write_bytes(), u32::MAX);
         write_split.read_starts(ENCRYPTED_SEGMENT_BYTES);
         assert_eq!(write_split.write_bytes(), u32::MAX, "cleaning");
-        // On a machine that stands still for the whole of QUIET between the two, once more.
+        // Repeated, in case the machine stands still for the whole of QUIET between the two.
         let is_cut = (0..1000).any(|_| {
             write_split.read_starts(MAX_READ_SLOTS * ENCRYPTED_SLOT_BYTES + 2 * 4096);
             write_split.write_bytes() == PIECE_BYTES
