@@ -1,8 +1,8 @@
-//! What must hold of every file that a persistent cache can be recovered from: for the fuzzers in `fuzz/`, and for a bounded
-//! test.
+//! Properties of every file from which a persistent cache can be recovered; used by the fuzzers in `fuzz/`
+//! and by a bounded test.
 //!
-//! A map is read twice: by [`crate::persist::format`], and by the tables of `docs/format-cache.md` as they are written down
-//! here. The two must agree on what counts, on what was lost in a crash, and on what is damage.
+//! A map is read twice: by [`crate::persist::format`], and by a second reader here that follows the tables of
+//! `docs/format-cache.md`. The two must agree on what is valid, on what a crash lost, and on what is damage.
 
 use std::io::Cursor;
 
@@ -10,10 +10,10 @@ use crate::overflow::encrypt::ENCRYPTED_SLOT_BYTES;
 use crate::persist::format::{Encoder, HEADER_BYTES, Header, HeaderFault, NO_BLOCK, Part, Record, decode};
 use crate::persist::scan::{Scan, ScanFault, Window, scan};
 
-/// What a fuzzer or a test feeds with bytes.
+/// A check of bytes from a fuzzer or a test.
 pub type Oracle = fn(&[u8]);
 
-/// All of them, with their names and bytes to begin with.
+/// All checks, with their names and seed bytes.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     let mut map = header().encode().to_vec();
     let mut sequence = 7;
@@ -34,7 +34,7 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     encoder.encrypted((3, 9), 6, &[12, NO_BLOCK], &[0x5a; 2 * ENCRYPTED_SLOT_BYTES]);
     encoder.commit(4, 99);
     with_slots.extend(encoder.finish().0);
-    // For the commits to come.
+    // Zeroes for later commits.
     with_slots.extend([0; 64]);
     vec![("cache_map", cache_map, vec![map, with_slots])]
 }
@@ -53,7 +53,7 @@ fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
 /// Block, sectors, and position, generation and slot.
 type PlainPart = (u64, u64, Option<[u64; 3]>);
 
-/// A record by the document's tables.
+/// A record, read by the document's tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Plain {
     Extent(u64, u64, u64, Vec<u64>),
@@ -64,7 +64,7 @@ enum Plain {
     Commit(u64, u64),
 }
 
-/// What a record at `at` would take, by its kind and count.
+/// The length of a record at `at`, by its kind and count.
 fn length(bytes: &[u8], at: usize) -> Option<usize> {
     let count = usize::try_from(number(bytes, at + 6, 2)?).ok()?;
     match number(bytes, at + 4, 1)? {
@@ -77,7 +77,7 @@ fn length(bytes: &[u8], at: usize) -> Option<usize> {
     }
 }
 
-/// The record at `at`, its sequence number and its length, if it is whole and undamaged.
+/// The record at `at`, its sequence number and its length, if it is complete and undamaged.
 fn plain(bytes: &[u8], at: usize) -> Option<(u64, Plain, usize)> {
     let len = length(bytes, at)?;
     let record = bytes.get(at..at + len)?;
@@ -111,7 +111,7 @@ fn plain(bytes: &[u8], at: usize) -> Option<(u64, Plain, usize)> {
     Some((number(record, 8, 8)?, found, len))
 }
 
-/// The parts of a record, if all of them are as the document has them.
+/// The parts of a record, if all of them are valid by the document.
 fn plain_parts(record: &[u8], count: usize) -> Option<Vec<PlainPart>> {
     let part = |at: usize| {
         let field = |from: usize, len| number(record, at + from, len);
@@ -135,7 +135,7 @@ fn as_plain(record: &Record<'_>) -> Plain {
             assert_eq!(blocks.len(), words(blocks).len());
             Plain::Extent(position.into(), generation, first_slot.into(), words(blocks))
         }
-        Record::Sealed { position, generation, first_slot, blocks, slots } => {
+        Record::Encrypted { position, generation, first_slot, blocks, slots } => {
             Plain::Sealed(position.into(), generation, first_slot.into(), words(blocks), slots.to_vec())
         }
         Record::Absent(ranges) => {
@@ -157,7 +157,7 @@ fn as_plain(record: &Record<'_>) -> Plain {
     }
 }
 
-/// What counts in a map, by the document.
+/// The valid part of a map, by the document.
 fn plain_scan(bytes: &[u8], first_sequence: u64) -> Result<Scan, ScanFault> {
     let (mut at, mut sequence) = (HEADER_BYTES, first_sequence);
     let mut last: Option<Scan> = None;
@@ -171,7 +171,7 @@ fn plain_scan(bytes: &[u8], first_sequence: u64) -> Result<Scan, ScanFault> {
             last = Some(Scan { end: at as u64, next_sequence: sequence, epoch, generation_limit });
         }
     }
-    // A commit that is more than one further on was begun after the one between them was durable.
+    // A commit whose number is higher by more than one was begun after the one between them was durable.
     let epoch = last.map_or(0, |last| last.epoch);
     let starts = (0..bytes.len()).step_by(8).skip_while(|start| *start <= at);
     let is_later = |start: usize| matches!(plain(bytes, start), Some((number, Plain::Commit(later, _), _)) if number > sequence && later > epoch.saturating_add(1));
@@ -181,7 +181,7 @@ fn plain_scan(bytes: &[u8], first_sequence: u64) -> Result<Scan, ScanFault> {
     last.ok_or(ScanFault::NoCommit)
 }
 
-/// Puts the checksums of the header and of the records behind it right, and the sequence numbers with them.
+/// Corrects the checksums of the header and of the records after it, and the sequence numbers.
 fn encrypt(bytes: &mut [u8]) {
     let Some(head) = bytes.get(..124).map(crc32c::crc32c) else { return };
     if let Some(place) = bytes.get_mut(124..128) {
@@ -200,7 +200,7 @@ fn encrypt(bytes: &mut [u8]) {
     }
 }
 
-/// A map: as it is, and with checksums that are right.
+/// Checks a map as it is, and with corrected checksums.
 pub fn cache_map(bytes: &[u8]) {
     check(bytes);
     let mut encrypted = bytes.to_vec();
@@ -255,9 +255,9 @@ fn check(bytes: &[u8]) {
     assert_eq!(scanned.ok(), Some(plain_scan(bytes, first)));
 }
 
-/// A record is written as it was read, but for what is reserved.
+/// A record is encoded to the same bytes from which it was decoded, except reserved ones.
 fn encoded_again(bytes: &[u8], sequence: u64, record: &Record<'_>) {
-    // Sequence numbers end long before they wrap.
+    // Sequence numbers never reach their maximum.
     if sequence == u64::MAX {
         return;
     }
@@ -269,7 +269,7 @@ fn encoded_again(bytes: &[u8], sequence: u64, record: &Record<'_>) {
             let end = 32 + blocks.len() * 4;
             vec![0..4, 5..6, 22..24, end..end + blocks.len() % 2 * 4]
         }
-        Record::Sealed { position, generation, first_slot, blocks, slots } => {
+        Record::Encrypted { position, generation, first_slot, blocks, slots } => {
             let blocks: Vec<u32> = blocks.iter().collect();
             encoder.encrypted((*position, *generation), *first_slot, &blocks, slots);
             let end = 32 + blocks.len() * 4;
@@ -300,14 +300,14 @@ fn encoded_again(bytes: &[u8], sequence: u64, record: &Record<'_>) {
     let (again, _) = encoder.finish();
     assert_eq!(again.len(), bytes.len());
     let same = again.iter().zip(bytes).enumerate().all(|(at, (again, byte))| again == byte || !counts(at));
-    assert!(same, "a record is written in another way than it is read");
+    assert!(same, "a record is encoded differently from what was decoded");
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The fuzzers' work in small.
+    /// A small version of the fuzzers' work.
     #[test]
     fn no_bytes_break_a_promise() {
         headwater_testkit::mutate::all(targets());

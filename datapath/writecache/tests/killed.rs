@@ -1,7 +1,8 @@
-//! A process with a write cache in a file is killed at random instants, under writes of several threads, with spilling, packing,
-//! cleaning and freezing under way. The next process finds each write that was answered.
+//! Kills a process with a write cache in a file at random instants, while several threads write and segments
+//! are spilled, packed, cleaned and frozen. The next process must find each answered write.
 //!
-//! The process notes in another file, before and after each write, which writes began and which were answered.
+//! The process records in another file, before and after each write, which writes began and which were
+//! answered.
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
@@ -36,7 +37,7 @@ const MIB: u64 = 1 << 20;
 /// Threads that write; each has blocks of its own.
 const WRITERS: u32 = 3;
 
-/// For the child: where its overflow is, and its seed.
+/// For the child: the directory of its overflow, and its seed.
 const CHILD: &str = "HEADWATER_KILLED_CHILD";
 
 fn options(at: &Path) -> CacheOptions {
@@ -57,7 +58,7 @@ fn options(at: &Path) -> CacheOptions {
     }
 }
 
-/// What a sector holds in a version. Some are zero, and some are as in the image, which is version 0.
+/// The contents of a sector in a version. Some are zero, and some equal the image, which is version 0.
 fn sector(block: u32, sector: usize, version: u32) -> [u8; SECTOR] {
     let version = if version % 7 == 5 { 0 } else { version };
     if version % 7 == 3 {
@@ -77,7 +78,7 @@ fn data(block: u32, first: usize, versions: &[u32]) -> Vec<u8> {
     (first..).zip(versions).flat_map(|(at, version)| sector(block, at, *version)).collect()
 }
 
-/// The versions of all sectors that were begun, and those that were answered.
+/// For each sector, the version whose write began last, and the version that was answered last.
 struct Notes(File);
 
 #[derive(Clone, Copy)]
@@ -117,7 +118,7 @@ fn send(socket: &UnixStream, fds: &[OwnedFd]) {
     rustix::net::sendmsg(socket, &[IoSlice::new(&[1])], &mut control, SendFlags::empty()).unwrap();
 }
 
-/// The descriptors that came; none, if the other side has gone.
+/// The received descriptors; none if the other side has closed.
 fn receive(socket: &UnixStream) -> Vec<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -217,12 +218,12 @@ impl Client {
                         std::thread::sleep(Duration::from_millis(1));
                     }
                 }
-                WriteResult::Closed => panic!("it is closed"),
+                WriteResult::Closed => panic!("the cache is closed"),
             }
         }
     }
 
-    /// Writes some sectors of a block, which is this thread's.
+    /// Writes some sectors of a block that belongs to this thread.
     fn write(&self, block: u32, rng: &mut Rng) {
         let before = self.notes.get(block, Which::Begun);
         let next = before.iter().max().unwrap() + 1;
@@ -251,7 +252,7 @@ impl Client {
         self.notes.put(block, Which::Answered, &after);
     }
 
-    /// All blocks hold what was answered, or what was under way.
+    /// Checks that all blocks have the answered contents, or those of a write that was in flight.
     fn check(&self, kill: u64) {
         for block in 0..BLOCKS {
             let (begun, answered) =
@@ -274,7 +275,7 @@ impl Client {
                 );
             }
             if begun != answered {
-                // It is not sent again: what is there is made what was answered, by one more write.
+                // The write is not repeated: one more write makes the contents known again.
                 let next = begun.iter().max().unwrap() + 7 - begun.iter().max().unwrap() % 7 + 1;
                 let after = [next; SECTORS];
                 self.notes.put(block, Which::Begun, &after);
@@ -315,7 +316,7 @@ fn child_that_is_killed() {
             std::thread::spawn(move || {
                 loop {
                     let block = rng.below(u64::from(BLOCKS / WRITERS)) as u32 * WRITERS + writer;
-                    // Some blocks much more often than others.
+                    // Some blocks are written much more often than others.
                     let block = if rng.chance(1, 2) { block % (64 * WRITERS) } else { block };
                     if block % WRITERS == writer && block < BLOCKS {
                         client.write(block, &mut rng);
@@ -356,7 +357,7 @@ fn what_was_answered_outlives_a_process_that_is_killed() {
     let mut left: Option<Vec<OwnedFd>> = None;
     let copy = |fds: &[OwnedFd]| -> Vec<OwnedFd> { fds.iter().map(|fd| fd.try_clone().unwrap()).collect() };
     let (mut spilled, mut packed) = (0, 0);
-    // On a busy computer a process may do little in its life: then there are more of them.
+    // On a busy computer a process may do little before it is killed: then there are more rounds.
     for kill in 0..10 * kills {
         if kill >= kills && spilled > 0 && packed > 0 {
             break;
@@ -368,7 +369,7 @@ fn what_was_answered_outlives_a_process_that_is_killed() {
             Some(left) => fds.extend(copy(left)),
         }
         send(&socket, &fds);
-        // Some are killed while they recover: then what they took over is there for the next one.
+        // Some are killed while they recover: the next one must find the state that they took over.
         let waits = left.is_none() || rng.chance(7, 8);
         if waits {
             let handed = receive(&socket);

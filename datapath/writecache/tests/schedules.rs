@@ -1,14 +1,15 @@
 //! The real cache under a schedule explorer: map, segments, slots in RAM, packing, spilling, cleaning and
 //! waiting, with a disk that answers late, out of order, and sometimes with an error.
 //!
-//! Writers, a reader, one that discards, one that freezes and one that changes limits work on the same few blocks, beside the
-//! host's own loop and two disk threads. The explorer lets one of them go on at a time, changes at every lock
-//! and atomic, and in the middle of every copy. Whatever the order:
-//! - a read returns a whole block that somebody wrote, never one that was overwritten before the read began;
-//! - a frozen state is one moment, and stays so while it is there;
-//! - nobody waits for ever: a missed wake-up is a deadlock here, which the explorer reports;
-//! - what a power cut leaves of a persistent cache is one moment, at or after the beginning of the last answered flush;
-//! - when all is over, every byte of RAM and every position of the disk has been given back.
+//! Threads that write, read, discard, freeze and change limits use the same few blocks, beside the host's own
+//! loop and two disk threads. The explorer runs one thread at a time, and may switch at every lock and
+//! atomic, and in the middle of every copy. In every order:
+//! - a read returns a whole block that was written, never one that was overwritten before the read began;
+//! - a frozen state is the state of one moment, and does not change while it exists;
+//! - no thread waits for ever: a missed wake-up is a deadlock here, which the explorer reports;
+//! - after a power cut, a persistent cache has the state of one moment, at or after the beginning of the last
+//!   answered flush;
+//! - in the end, every byte of RAM and every position of the disk is free.
 //!
 //! Each run explores other schedules. On failure the explorer prints the seed or the schedule: run the test
 //! again with `SHUTTLE_RANDOM_SEED` set to that seed.
@@ -37,7 +38,7 @@ use shuttle::rand::Rng;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, MaxSteps, Runner, thread};
 
-/// Blocks of a volume with a disk: five leaves, and as many segments when each is there once.
+/// Blocks of a volume with a disk: five leaves, and as many segments if each block is stored once.
 const BLOCKS_WITH_DISK: u32 = 20;
 
 /// Blocks of a volume in RAM alone: as many as fit when some are packed.
@@ -45,10 +46,10 @@ const BLOCKS_IN_RAM: u32 = 28;
 
 const BLOCK_BYTES: u64 = 4096;
 
-/// RAM in segments, its index included, of a volume in RAM alone.
+/// RAM of a volume without a disk, in segments, including its index.
 const RAM_ALONE: std::ops::Range<u64> = 9..12;
 
-/// What each of the threads does, so many times.
+/// Number of operations of each thread.
 const STEPS: usize = 8;
 
 fn random(range: std::ops::Range<u64>) -> u64 {
@@ -56,7 +57,7 @@ fn random(range: std::ops::Range<u64>) -> u64 {
 }
 
 fn options(overflow: Option<PathBuf>, blocks: u32, base: &Arc<ImageBeneath>) -> CacheOptions {
-    // Less than what is written, so that segments move on to the disk, or are packed.
+    // Less than is written, so that segments are spilled or packed.
     let ram_segments = if overflow.is_some() { random(8..14) } else { random(RAM_ALONE) };
     CacheOptions {
         name: "explored".into(),
@@ -85,7 +86,7 @@ fn change_limits(cache: &WriteCache, has_disk: bool) {
     }
 }
 
-/// The image, and how often a second look found it.
+/// The image, and how often the dedup scan found equal blocks.
 #[derive(Debug, Default)]
 struct ImageBeneath {
     found: std::sync::atomic::AtomicU64,
@@ -101,7 +102,7 @@ impl BaseImage for ImageBeneath {
     }
 }
 
-/// What all executions together went through.
+/// How often each case occurred in all executions together.
 #[derive(Default)]
 struct Reached(BTreeMap<&'static str, u64>);
 
@@ -110,7 +111,7 @@ impl Reached {
         for (what, count) in [
             ("overwritten in place", now.write_in_place_blocks),
             ("equal to the image", now.elided_equal_blocks),
-            ("found by a second look", base.found.load(std::sync::atomic::Ordering::Relaxed)),
+            ("found by the dedup scan", base.found.load(std::sync::atomic::Ordering::Relaxed)),
             ("read from RAM", now.read_ram_blocks),
             ("read as zeroes", now.read_zero_blocks),
             ("packed", now.packed_segments),
@@ -140,13 +141,13 @@ impl Reached {
     }
 
     fn add_given_up(&mut self, disk: &Disk) {
-        *self.0.entry("given up").or_default() += u64::from(disk.given_up());
+        *self.0.entry("dropped").or_default() += u64::from(disk.given_up());
     }
 }
 
 impl Reached {
     fn add_persistent(&mut self, now: &Snapshot, maps: u32, cuts: &[Cut]) {
-        let encrypted = cuts.iter().filter(|cut| cut.has_sealed()).count();
+        let encrypted = cuts.iter().filter(|cut| cut.has_encrypted()).count();
         for (what, count) in [
             ("committed", now.commits),
             ("replaced the map", u64::from(maps > 1)),
@@ -213,7 +214,7 @@ fn execution(overflow: Option<PathBuf>, reached: &std::sync::Mutex<Reached>) {
     }
 }
 
-/// Cuts the power at moments that are anywhere among what the others do.
+/// Cuts the power at moments anywhere among the other threads' steps.
 fn cut_some(times: usize, cut: impl Fn() -> Cut) -> Vec<Cut> {
     let mut cuts = Vec::new();
     for _ in 0..times {
@@ -225,7 +226,7 @@ fn cut_some(times: usize, cut: impl Fn() -> Cut) -> Vec<Cut> {
     cuts
 }
 
-/// One execution with a persistent cache: writers and one that flushes, and power cuts at any moment.
+/// One execution with a persistent cache: threads that write and flush, and power cuts at any moment.
 fn persistent_execution(within: &Path, reached: &std::sync::Mutex<Reached>) {
     const NAME: &str = "kept";
     let dir = tempfile::tempdir_in(within).unwrap();
@@ -281,7 +282,7 @@ fn persistent_execution(within: &Path, reached: &std::sync::Mutex<Reached>) {
     settle("a flush works, once the disk does", || client.flush(&flushed));
     cuts.push(cut());
     client.clear(0..BLOCKS_WITH_DISK, Location::ABSENT);
-    // Those that are being filled keep theirs.
+    // Segments that are being filled keep theirs.
     settle("no block is left, so positions come back", || {
         client.flush(&flushed) && cache.snapshot().disk_used_bytes <= 2 * ENCRYPTED_SEGMENT_BYTES as u64
     });
@@ -307,7 +308,7 @@ fn persistent_execution(within: &Path, reached: &std::sync::Mutex<Reached>) {
     }
 }
 
-/// What a cache of an exploration is.
+/// The kind of cache in an exploration.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Ram,
@@ -315,20 +316,21 @@ enum Mode {
     Persistent,
 }
 
-/// More than any execution takes in which everybody gets on.
+/// More steps than any execution needs in which all threads make progress.
 const STEPS_MAX: usize = 400_000;
 
-/// So many of so many executions come to their end; where each has to, the explorer fails on one that does not.
+/// At least this many of ten executions must end. If all must end, the explorer fails on one that does not.
 const LEAST_VERDICTS: usize = 9;
 const VERDICTS_OF: usize = 10;
 
-/// Runs executions with a scheduler until that has enough.
+/// Runs executions until the scheduler has enough.
 fn explore(scheduler: impl Scheduler + 'static, mode: Mode, max_steps: MaxSteps) {
     let mut config = Config::new();
     config.stack_size = 1 << 18;
     config.silence_warnings = true;
     config.max_steps = max_steps;
-    // Only what a test writes beside its disk in memory is there: in RAM, where that is possible.
+    // The directory has only the few files that a test writes besides its disk in memory: in RAM, if
+    // possible.
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let at = dir.path().to_owned();
     let reached = Arc::new(std::sync::Mutex::new(Reached::default()));
@@ -344,17 +346,17 @@ fn explore(scheduler: impl Scheduler + 'static, mode: Mode, max_steps: MaxSteps)
         count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     });
     let ended = ended.load(std::sync::atomic::Ordering::Relaxed);
-    println!("{ended} of {begun} executions came to their end");
+    println!("{ended} of {begun} executions ended");
     assert!(
         begun > 0 && ended * VERDICTS_OF >= begun * LEAST_VERDICTS,
-        "{ended} of {begun} executions came to their end"
+        "{ended} of {begun} executions ended"
     );
     let reached = reached.lock().unwrap();
     println!("{:?}", reached.0);
-    assert!(reached.0.values().all(|count| *count > 0), "something was never reached: {:?}", reached.0);
+    assert!(reached.0.values().all(|count| *count > 0), "a case never occurred: {:?}", reached.0);
 }
 
-/// Says how to explore the same again.
+/// Prints how to explore the same schedules again.
 struct Seed(u64);
 
 impl Drop for Seed {
@@ -368,8 +370,8 @@ impl Drop for Seed {
 fn explore_with_few_preemptions(depth: usize, executions: usize, mode: Mode) {
     let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let seed = Seed(clock.as_nanos() as u64);
-    // This scheduler is not fair: who tries again after a fault, without a rest for time stands still, may keep all
-    // others from going on. Such an execution ends without a verdict.
+    // This scheduler is not fair: a thread that retries after a fault, without a pause because time stands
+    // still, may keep all others from running. Such an execution ends without a verdict.
     let max_steps = match mode {
         Mode::Persistent => MaxSteps::ContinueAfter(STEPS_MAX),
         Mode::Ram | Mode::RamAndDisk => MaxSteps::FailAfter(STEPS_MAX),

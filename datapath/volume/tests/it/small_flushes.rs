@@ -68,7 +68,7 @@ fn records(at: &Path) -> Records {
     let (mut found, mut place) = (Records { sealed: Vec::new(), extents: 0 }, HEADER_BYTES);
     while let Some((_, record, next)) = decode(&bytes, place) {
         match record {
-            Record::Sealed { position, generation, .. } => found.sealed.push((position, generation)),
+            Record::Encrypted { position, generation, .. } => found.sealed.push((position, generation)),
             Record::Extent { .. } => found.extents += 1,
             _ => {}
         }

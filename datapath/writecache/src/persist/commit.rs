@@ -1,4 +1,4 @@
-//! The thread of a persistent cache: writing segments, and committing epochs.
+//! The thread of a persistent cache: it writes segments and commits epochs.
 
 use std::cell::Cell;
 use std::io;
@@ -21,19 +21,19 @@ use crate::partial::{Sectors, slots};
 use crate::sync::{mpsc, thread};
 use crate::units::{BlockNumber, Location, SLOT_COUNT, SegmentId, Slot};
 
-/// Segments on their way to the disk at once.
+/// Number of segments that are written to disk at the same time.
 const DEPTH: usize = 2;
-/// RAM that they take.
+/// RAM of their buffers.
 pub const BUFFERS_BYTES: u64 = (DEPTH * ENCRYPTED_SEGMENT_BYTES) as u64;
 
-/// Slots of a segment that are to be written: from the first that is not on disk up to `end`.
+/// A write of a segment's slots: from the first that is not on disk up to `end`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
     pub(super) id: SegmentId,
     pub(super) end: u16,
 }
 
-/// What came of a job, and its buffer, unless a write was given up with it.
+/// The result of a job; with its buffer, unless the write was dropped without an answer.
 type Landed = (Job, io::Result<()>, Option<AlignedBuffer>);
 
 impl Persist {
@@ -53,16 +53,16 @@ impl Persist {
         let closed = IoError::new(IoErrorKind::Closed, "the volume is closed");
         loop {
             let (commit, spill) = {
-                let mut asked = self.asked.lock();
-                while !(asked.stop || asked.commit || asked.spill || !asked.waiters.is_empty()) {
-                    self.wake.wait(&mut asked);
+                let mut requests = self.requests.lock();
+                while !(requests.stop || requests.commit || requests.spill || !requests.waiters.is_empty()) {
+                    self.wake.wait(&mut requests);
                 }
-                if asked.stop && asked.waiters.is_empty() {
+                if requests.stop && requests.waiters.is_empty() {
                     return;
                 }
-                let commit = std::mem::take(&mut asked.commit) || !asked.waiters.is_empty();
-                let spill = std::mem::take(&mut asked.spill);
-                asked.spilling = spill;
+                let commit = std::mem::take(&mut requests.commit) || !requests.waiters.is_empty();
+                let spill = std::mem::take(&mut requests.spill);
+                requests.spilling = spill;
                 (commit, spill)
             };
             let Some(cache) = cache.upgrade() else { return self.refuse_flushes(&closed) };
@@ -77,17 +77,18 @@ impl Persist {
             };
             if !without_panic("the thread of a persistent cache", round) {
                 self.give_up();
-                // Not tried again at once.
+                // Do not retry at once.
                 overflow.failed();
             }
             if spill {
-                self.asked.lock().spilling = false;
+                self.requests.lock().spilling = false;
             }
             cache.host.signal();
         }
     }
 
-    /// What was being committed is not known any more: nothing can be made durable until the cache is opened again.
+    /// Called when the state of the present commit is unknown: nothing can be made durable until the cache is
+    /// opened again.
     fn give_up(&self) {
         self.journal.lock().set_broken();
         self.broken.store(true, Ordering::Release);
@@ -98,14 +99,16 @@ impl Persist {
     }
 
     fn refuse_flushes(&self, error: &IoError) {
-        let waiters = std::mem::take(&mut self.asked.lock().waiters);
+        let waiters = std::mem::take(&mut self.requests.lock().waiters);
         waiters.into_iter().for_each(|done| done(Err(error.clone())));
     }
 
-    /// Refuses writes, flushes, ends the thread and lets others open the cache. What came of the flush.
+    /// Refuses writes, flushes, ends the thread and lets others open the cache. Returns the result of the
+    /// flush.
     pub fn close(&self) -> Result<(), IoError> {
         {
-            // Between two writes: those that were let in end before the last commit, and no other one is answered as done.
+            // Between two writes: admitted writes end before the last commit, and no later write is answered
+            // as done.
             let _gate = self.gate.write();
             self.closed.store(true, Ordering::Release);
         }
@@ -116,13 +119,13 @@ impl Persist {
             let _ = tx.send(result);
         }));
         let flushed = rx.recv().unwrap_or_else(|_| {
-            Err(IoError::new(IoErrorKind::Device, "the last flush was given up by a bug"))
+            Err(IoError::new(IoErrorKind::Device, "the last flush was dropped: please report this"))
         });
         self.stop();
         if thread.join().is_err() {
             tracing::error!("the thread of a persistent cache has failed");
         }
-        // After the last commit, which may need space that is claimed for it.
+        // After the last commit, which may need the space that is claimed for it.
         *self.shut.lock() = true;
         self.pending.lock().end();
         self.lock.release();
@@ -131,7 +134,7 @@ impl Persist {
 }
 
 impl WriteCache {
-    /// Writes cold segments until there is enough room, or a flush waits.
+    /// Writes cold segments until there is enough space, or until a flush waits.
     fn save_cold(&self, persist: &Persist, overflow: &Overflow) {
         let (tried, failed) = (Cell::new(false), Cell::new(false));
         let mut next = || {
@@ -140,7 +143,8 @@ impl WriteCache {
             }
             let id = self.log.lock().freeze_victim(&self.segments, false)?;
             let segment = self.segments.get(id)?;
-            // Those who saw the segment as writable have left once each of its leaves was locked again.
+            // Threads that saw the segment as writable have finished when each of its leaves was locked once
+            // more.
             self.map.sweep(segment.live_slots().map(|(_, block)| block));
             tried.set(true);
             Some(Job { id, end: SLOT_COUNT })
@@ -154,18 +158,19 @@ impl WriteCache {
             };
             self.take_back(released);
             self.report_write(saved);
-            // Those that wait for the disk may go on earlier now.
+            // Throttled writes may continue earlier now.
             self.host.signal();
         };
-        // Of each that failed the log has it.
+        // Each failure is logged.
         let _ = self.save(persist, overflow, &mut next, &mut over);
-        // Says nothing of commits: they write elsewhere too.
+        // This does not show whether commits work, because they write elsewhere, too.
         if tried.get() {
             set_failed(&persist.spill_failed, overflow, failed.get());
         }
     }
 
-    /// Seals and writes the jobs that `next` gives, a few at a time, and says of each whether it worked. The first error.
+    /// Encrypts and writes the jobs that `next` returns, a few at a time, and reports for each whether it
+    /// succeeded. Returns the first error.
     pub(super) fn save(
         &self,
         persist: &Persist,
@@ -201,7 +206,7 @@ impl WriteCache {
             let buffer = match buffers.pop() {
                 Some(buffer) => buffer,
                 None => {
-                    // One is in flight, or there is no memory at all.
+                    // A buffer comes back, or there is no memory at all.
                     if flying == 0 {
                         thread::sleep(std::time::Duration::from_millis(10));
                         continue;
@@ -228,10 +233,10 @@ impl WriteCache {
     }
 
     fn launch(&self, overflow: &Overflow, job: Job, mut buffer: AlignedBuffer, tx: mpsc::Sender<Landed>) {
-        // The receiver waits for all that were sent.
+        // The receiver waits for all jobs that were sent.
         let given_up = tx.clone();
         let otherwise = UnlessAnswered::new(move || {
-            let _ = given_up.send((job, Err(io::Error::other("its write was given up")), None));
+            let _ = given_up.send((job, Err(io::Error::other("its write was dropped without an answer")), None));
         });
         let done = move |job, result, buffer| {
             otherwise.answered();
@@ -244,7 +249,7 @@ impl WriteCache {
             return done(job, Err(io::ErrorKind::NotFound.into()), buffer);
         };
         if segment.saved() >= job.end {
-            // A commit wrote its last slots just before it was closed.
+            // A commit wrote the segment's last slots just before it was closed.
             return done(job, Ok(()), buffer);
         }
         let generation = segment.generation();
@@ -254,7 +259,7 @@ impl WriteCache {
         let end = (usize::from(job.end) * ENCRYPTED_SLOT_BYTES)
             .next_multiple_of(align)
             .min(ENCRYPTED_SEGMENT_BYTES);
-        // The sector where the last increment ended is written again, with the same bytes.
+        // The sector in which the last increment ended is written again, with the same bytes.
         let first = segment.saved().saturating_sub(1);
         let mut encrypted = [0u8; ENCRYPTED_SLOT_BYTES];
         for slot in first..job.end {
@@ -263,7 +268,7 @@ impl WriteCache {
                 overflow.encrypt(generation, Slot(slot), plain, &mut encrypted)
             });
             if !sealed_well {
-                return done(job, Err(io::Error::other("a block could not be sealed")), buffer);
+                return done(job, Err(io::Error::other("a block could not be encrypted")), buffer);
             }
             let skip = start.saturating_sub(at);
             let into = (at + skip).saturating_sub(start);
@@ -274,7 +279,7 @@ impl WriteCache {
                 into.copy_from_slice(from);
             }
         }
-        // Nothing of what the buffer held before goes out.
+        // Nothing of the buffer's earlier contents is written.
         let used = usize::from(job.end) * ENCRYPTED_SLOT_BYTES - start;
         if let Some(rest) = buffer.get_mut(used..end - start) {
             rest.fill(0);
@@ -304,7 +309,7 @@ impl WriteCache {
         result
     }
 
-    /// Commits what was written up to now.
+    /// Commits all changes up to now.
     fn commit(&self, persist: &Persist, overflow: &Overflow) {
         if persist.is_broken() {
             let error = persist.journal.lock().error(io::Error::other("an earlier write or sync failed"));
@@ -320,12 +325,12 @@ impl WriteCache {
         self.host.give_ram(checkpoint_bytes);
         let broken = result.is_err() && persist.journal.lock().is_broken();
         let had_failed = persist.has_failed();
-        // Of what is given up nothing is tried again.
+        // Changes that cannot be committed any more are not retried.
         set_failed(&persist.failed, overflow, result.is_err() && !broken);
         let Epoch { mut changes, mut freed, waiters, .. } = epoch;
         match &result {
             Ok(()) => {
-                // In this order: whoever finds the room knows that nothing of it is needed any more.
+                // In this order: a thread that finds the space knows that nothing needs it any more.
                 persist.pending.lock().end_commit();
                 freed.into_iter().for_each(|position| overflow.give_position(position));
                 self.cleaner.unstick();
@@ -333,10 +338,10 @@ impl WriteCache {
             }
             Err(error) => {
                 if !broken && !had_failed {
-                    self.warn(&format_args!("a flush failed: {error}; it is tried again with the next"));
+                    self.warn(&format_args!("a flush failed: {error}; its changes are written with the next flush"));
                 }
                 if broken && !persist.broken.swap(true, Ordering::AcqRel) {
-                    tracing::error!(%error, "no flush of a persistent cache succeeds any more until it is opened again");
+                    tracing::error!(%error, "all flushes of a persistent cache fail until it is opened again");
                 }
                 let mut pending = persist.pending.lock();
                 changes.append(&mut pending.changes);
@@ -352,7 +357,7 @@ impl WriteCache {
         waiters.into_iter().for_each(|done| done(result.clone()));
     }
 
-    /// Notes in the open epoch where blocks are now.
+    /// Logs in the open epoch where blocks are now.
     pub(crate) fn note(&self, first: BlockNumber, blocks: u32, to: Location) {
         let Some(persist) = &self.persist else { return };
         let change = match to.place() {
@@ -366,8 +371,8 @@ impl WriteCache {
         persist.note(change);
     }
 
-    /// Notes in the open epoch where the sectors of a block are now that were elsewhere before. None of them became absent: a block
-    /// becomes absent as a whole.
+    /// Logs in the open epoch where the sectors of a block are now that were elsewhere before. None of them
+    /// became absent: only whole blocks become absent.
     pub(crate) fn note_sectors(&self, block: BlockNumber, before: &Sectors, now: &Sectors) {
         let Some(persist) = &self.persist else { return };
         let changed = (0..).zip(before.iter().zip(now)).filter(|(_, (before, now))| before != now);
@@ -375,7 +380,7 @@ impl WriteCache {
         self.parts_of(block, now, changed).for_each(|part| persist.note(part.into()));
     }
 
-    /// Those sectors of a block: one part for each of their places. Absent sectors are in none.
+    /// The given sectors of a block: one part for each of their places, without absent sectors.
     pub(super) fn parts_of<'a>(
         &'a self,
         block: BlockNumber,
@@ -401,8 +406,8 @@ impl WriteCache {
         self.persist.as_ref().is_none_or(|persist| persist.is_durable())
     }
 
-    /// Makes what was written before durable. `done` is called on the cache's own thread, or at once for a
-    /// cache that is not persistent.
+    /// Makes all earlier writes durable. `done` is called on the cache's own thread, or at once if the cache
+    /// is not persistent.
     pub fn flush(&self, done: FlushDone) {
         match &self.persist {
             Some(persist) => persist.flush(done),
@@ -410,27 +415,27 @@ impl WriteCache {
         }
     }
 
-    /// Whether no flush succeeds any more until a persistent cache is opened again, because its disk failed at one.
+    /// Whether all flushes fail until a persistent cache is opened again, because its disk failed at a flush.
     pub fn is_broken(&self) -> bool {
         self.persist.as_ref().is_some_and(|persist| persist.is_broken())
     }
 
-    /// Whether the disk of a persistent cache failed or had no room at the last try.
+    /// Whether the last write to the disk of a persistent cache failed or found no space.
     pub fn is_failing(&self) -> bool {
         self.persist.as_ref().is_some_and(|persist| persist.disk_fails() || persist.is_broken())
     }
 
-    /// Whether what is flushed survives.
+    /// Whether the cache is persistent.
     pub fn is_persistent(&self) -> bool {
         self.persist.is_some()
     }
 
-    /// Whether a persistent cache was made when it was opened.
+    /// Whether a persistent cache was made by this open.
     pub fn is_new(&self) -> bool {
         self.persist.as_ref().is_some_and(|persist| persist.is_new())
     }
 
-    /// What tells a persistent cache from every other one, whatever they are called.
+    /// A number that identifies a persistent cache, whatever its name is.
     pub fn persistent_id(&self) -> Option<[u8; ID_BYTES]> {
         self.persist.as_ref().map(|persist| persist.id())
     }
@@ -439,7 +444,7 @@ impl WriteCache {
 fn set_failed(which: &AtomicBool, overflow: &Overflow, failed: bool) {
     which.store(failed, Ordering::Release);
     if failed {
-        // Not tried again at once.
+        // Do not retry at once.
         overflow.failed();
     }
 }

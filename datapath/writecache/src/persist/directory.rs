@@ -1,8 +1,10 @@
-//! The directory of a persistent cache and its files, opened so that what another user has put in their place is not followed.
+//! Opens the directory of a persistent cache and its files, so that another user's links or files in their
+//! place are refused.
 //!
-//! The default place of `headwater export`'s caches is `/var/tmp`, where everybody can make a directory of a cache's name before
-//! the cache is there. So the directory must be this user's own, and nobody else may write to it; then what is in it is this
-//! user's doing, and in a sticky directory nobody else can put another one in its place.
+//! The default place of `headwater export`'s caches is `/var/tmp`, where any user can make a directory with a
+//! cache's name before the cache exists. So the directory must belong to this user, and nobody else may have
+//! write permission. Then all its contents are this user's, and in a sticky directory nobody else can replace
+//! it.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -26,7 +28,7 @@ fn invalid(why: String) -> IoError {
     IoError::new(IoErrorKind::Invalid, why)
 }
 
-/// Opens the cache's directory, and makes it where it is missing.
+/// Opens the cache's directory; makes it if it is missing.
 pub fn open_dir(parent: &Path, dir: &Path) -> Result<File, IoError> {
     let failed =
         |what: &str, e| IoError::from_os(format!("cannot {what} the persistent cache {}", dir.display()), e);
@@ -67,26 +69,26 @@ pub fn open_dir(parent: &Path, dir: &Path) -> Result<File, IoError> {
     Ok(opened)
 }
 
-/// Opens a file of the cache, and makes it where it is missing.
+/// Opens a file of the cache; makes it if it is missing.
 pub fn open_rw(path: &Path, direct: bool) -> io::Result<File> {
     let direct = if direct { OFlags::DIRECT } else { OFlags::empty() };
     open_regular(OpenOptions::new().create(true).truncate(false).mode(0o600), direct, path)
 }
 
-/// Opens a file of the cache that should be there.
+/// Opens a file of the cache that must exist.
 pub fn open_found(path: &Path) -> io::Result<File> {
     open_regular(&mut OpenOptions::new(), OFlags::empty(), path)
 }
 
-/// Only a file: no link is followed, and nothing else taken. For reading and writing always, so that opening a pipe does not
-/// wait.
+/// Opens only regular files: follows no link, and refuses other kinds. Always opens for reading and writing,
+/// so that opening a pipe does not block.
 fn open_regular(options: &mut OpenOptions, direct: OFlags, path: &Path) -> io::Result<File> {
     let opened = options.read(true).write(true).custom_flags(flags(OFlags::NOFOLLOW | direct)).open(path);
-    // What is no file may also be the reason why it is not opened.
+    // The open may also have failed because the path is not a file.
     let found = opened.as_ref().map_or_else(|_| std::fs::symlink_metadata(path), File::metadata);
     if found.is_ok_and(|found| !found.is_file()) {
         let why = format!(
-            "{} is a link, a device or a pipe, and no file of a persistent cache: remove it",
+            "{} is a link, a device or a pipe, not a file of a persistent cache: remove it",
             path.display()
         );
         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
@@ -94,20 +96,21 @@ fn open_regular(options: &mut OpenOptions, direct: OFlags, path: &Path) -> io::R
     opened
 }
 
-/// A cache's lock, held until it is dropped. Closing the file is not enough: a process that is being started by another thread just now
-/// has it open, too, until it runs its program, and who opens the cache again would find it in use.
+/// A cache's lock, held until it is dropped. Closing the file would not release it at once: a process that
+/// another thread is starting has the file open, too, until it executes its program. Opening the cache again
+/// in that time would find it in use.
 pub struct Lock(File);
 
 impl Lock {
-    /// Its file, in place of one that is not there yet.
+    /// A further descriptor of the lock's file.
     pub fn try_clone(&self) -> io::Result<File> {
         self.0.try_clone()
     }
 
-    /// Gives it back.
+    /// Releases the lock.
     pub fn release(&self) {
         if let Err(error) = rustix::fs::flock(&self.0, FlockOperation::Unlock) {
-            tracing::debug!(%error, "the lock of a persistent cache goes with its file");
+            tracing::debug!(%error, "the lock of a persistent cache could not be released before its file is closed");
         }
     }
 }
@@ -118,7 +121,7 @@ impl Drop for Lock {
     }
 }
 
-/// Opens and locks the cache's lock.
+/// Opens the cache's lock file and locks it.
 pub fn lock(dir: &Path) -> Result<Lock, IoError> {
     let path = dir.join("lock");
     let file =
@@ -135,8 +138,8 @@ pub fn lock(dir: &Path) -> Result<Lock, IoError> {
     }
 }
 
-/// What tells a cache from every other one, whatever they are called: made at random with it, and once more where it is
-/// missing or no identity. The caller syncs the directory.
+/// A random number that identifies a cache, whatever its name is. Made with the cache, and made again if the
+/// file is missing or invalid. The caller syncs the directory.
 pub fn identity(dir: &Path, is_new: bool) -> io::Result<[u8; ID_BYTES]> {
     let path = dir.join("id");
     let mut id = [0; ID_BYTES];
@@ -146,7 +149,7 @@ pub fn identity(dir: &Path, is_new: bool) -> io::Result<[u8; ID_BYTES]> {
                 file.read_exact(&mut id)?;
                 return Ok(id);
             }
-            Ok(_) => tracing::warn!("{} is no identity of a cache; it gets a new one", path.display()),
+            Ok(_) => tracing::warn!("{} is not the identity of a cache; a new identity is made", path.display()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -170,7 +173,7 @@ mod tests {
     fn a_lock_is_free_when_it_is_dropped_although_a_process_that_starts_has_its_file() {
         let dir = tempfile::tempdir().unwrap();
         let held = lock(dir.path()).unwrap();
-        // As a fork has it before it runs its program.
+        // As a forked process has it before it executes its program.
         let inherited = held.0.try_clone().unwrap();
         assert!(lock(dir.path()).is_err_and(|e| e.to_string().contains("in use")));
         drop(held);

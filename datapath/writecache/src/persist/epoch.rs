@@ -1,4 +1,4 @@
-//! Closing an epoch between two writes, and what of it goes into the map.
+//! Closes an epoch between two writes, and commits it to the map.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use headwater_block::IoError;
 
 use super::commit::Job;
-use super::format::{Encoder, MAX_PARTS, MAX_RANGES, MAX_SEALED, NO_BLOCK, Part};
+use super::format::{Encoder, MAX_PARTS, MAX_RANGES, MAX_ENCRYPTED, NO_BLOCK, Part};
 use super::journal::Journal;
 use super::{Change, FlushDone, LOW_GENERATIONS, Persist};
 use crate::cache::WriteCache;
@@ -20,20 +20,21 @@ use crate::segment::State;
 use crate::sync::UNDER_MODEL_CHECKER;
 use crate::units::{Location, SECTORS, SLOT_COUNT, SegmentId, Slot};
 
-/// Bytes of a full segment's record in a checkpoint, about.
+/// Approximate size of a full segment's record in a checkpoint, in bytes.
 const CHECKPOINT_SEGMENT_BYTES: u64 = if UNDER_MODEL_CHECKER { 16 } else { 2080 };
 
-/// The slots of an epoch that has more are written to the data file alone: what they take there counts for more than a sync.
-const MOST_SEALED: usize = if UNDER_MODEL_CHECKER { 2 } else { 16 };
+/// If an epoch has more slots than this, they are written to the data file only: writing them twice would
+/// cost more than a sync.
+const MOST_ENCRYPTED: usize = if UNDER_MODEL_CHECKER { 2 } else { 16 };
 
-/// An epoch whose slots go into the map has so many changes that name slots, at most. Several may name one slot: each write of
-/// further sectors of it does.
-const MOST_NAMING: usize = 8 * MOST_SEALED;
+/// The most changes that name slots in an epoch whose slots go into the map. Several changes may name one
+/// slot: each write of further sectors does.
+const MOST_NAMING: usize = 8 * MOST_ENCRYPTED;
 
-/// Bytes of a slot of a partial block in a checkpoint, about.
+/// Approximate size of a slot of a partial block in a checkpoint, in bytes.
 const CHECKPOINT_PART_BYTES: u64 = 24;
 
-/// Slots of a segment that are in RAM alone, and of a closed epoch.
+/// Slots of a closed epoch that are only in RAM.
 struct Fresh {
     address: usize,
     position: u32,
@@ -44,26 +45,27 @@ struct Fresh {
 
 /// A closed epoch.
 pub(super) struct Epoch {
-    /// In order.
+    /// In the order of the writes.
     pub(super) changes: Vec<Change>,
-    /// Positions that are free once it is committed.
+    /// Positions that are free when the epoch is committed.
     pub(super) freed: Vec<u32>,
     pub(super) jobs: Vec<Job>,
-    /// Everything that is live, where the map is to be replaced: 4 bytes for each block, once.
+    /// All live blocks, if the map is to be replaced: 4 bytes for each block, once.
     pub(super) checkpoint: Option<Encoder>,
     pub(super) waiters: Vec<FlushDone>,
 }
 
 impl WriteCache {
-    /// Ends the epoch between two writes.
+    /// Closes the epoch between two writes.
     pub(super) fn close_epoch(&self, persist: &Persist, overflow: &Overflow) -> Epoch {
-        // First the flushes, then the epoch: what was answered before them is in it.
-        let waiters = std::mem::take(&mut persist.asked.lock().waiters);
+        // First the flushes, then the epoch, so that all writes that were answered before the flushes are in
+        // it.
+        let waiters = std::mem::take(&mut persist.requests.lock().waiters);
         let mut checkpoint = {
             let used = overflow.used_bytes() / ENCRYPTED_SEGMENT_BYTES as u64;
             let bytes = used * CHECKPOINT_SEGMENT_BYTES + self.map.partial_slots() * CHECKPOINT_PART_BYTES;
             let journal = persist.journal.lock();
-            // With room for all before the gate is closed; what is not used of it takes no memory.
+            // Allocates for all records before the gate is closed; unused space takes no memory.
             journal
                 .wants_checkpoint(bytes)
                 .then(|| Encoder::with_room(journal.sequence(), usize::try_from(bytes).unwrap_or_default()))
@@ -85,11 +87,11 @@ impl WriteCache {
         Epoch { changes, freed, jobs, checkpoint, waiters }
     }
 
-    /// Everything that the map names. With the gate closed.
+    /// All live blocks. The gate is closed.
     fn whole_state(&self, records: &mut Encoder) {
         let numbers = self.log.lock().numbers_used();
-        // What only a frozen view needs ends with the process. Nobody can freeze and change anything meanwhile. Slots of partial
-        // blocks are named below.
+        // Slots that only a frozen view needs end with the process. The map cannot be frozen or changed
+        // meanwhile. Slots of partial blocks are added below.
         let is_all_whole = !self.map.is_frozen() && self.map.partial_blocks() == 0;
         let mut blocks: Vec<u32> = Vec::with_capacity(usize::from(SLOT_COUNT));
         for number in 0..numbers {
@@ -107,7 +109,7 @@ impl WriteCache {
                 }
                 let (of, index) = split(block);
                 if leaf.as_ref().is_none_or(|(locked, _)| *locked != of) {
-                    // Unlocked before another one is locked.
+                    // Unlock it before another one is locked.
                     leaf = None;
                     leaf = Some((of, self.map.read(of)?));
                 }
@@ -142,7 +144,7 @@ impl WriteCache {
         records.parts(&parts);
     }
 
-    /// Makes it durable: few slots in the map alone, more in the data file first.
+    /// Makes the epoch durable: few slots go into the map only, more into the data file first.
     pub(super) fn write_epoch(
         &self,
         persist: &Persist,
@@ -163,17 +165,18 @@ impl WriteCache {
             Some(records) => self.append_encrypted(&mut journal, epoch, records, reserve),
             None => self.save_then_append(persist, overflow, epoch, &mut journal, (checkpoint, reserve)),
         };
-        // Where that fails, no new segments are begun.
+        // If that fails, no new segments are begun.
         let _ = persist.room.claim(persist.pending_changes());
         done.map_err(|e| journal.error(e))?;
         persist.generation_limit.store(journal.generation_limit(), Ordering::Release);
         Ok(())
     }
 
-    /// The records of an epoch with its slots in them: one write and one sync make it durable. `None`: it has too many, or the
-    /// map no room, or what was written to the data file counts from this commit on; after a failure it is the other way
-    /// that finds out whether the disk is well again; and where RAM is short, the other way frees some, which a spill does not
-    /// get to while the next flush always waits.
+    /// The records of an epoch with its slots in them: one write and one sync make it durable. `None`, so
+    /// that the slots go to the data file: the epoch has too many, the map has no space for them, or slots in
+    /// the data file become valid with this commit. Also after a failure, because writing the data file shows
+    /// whether the disk works again; and if RAM is short, because writing segments frees some, which spilling
+    /// cannot do while the next flush always waits.
     fn encrypt(
         &self,
         persist: &Persist,
@@ -187,10 +190,11 @@ impl WriteCache {
         let fresh: Vec<Fresh> = epoch.jobs.iter().filter_map(|job| self.fresh(*job)).collect();
         let slots: usize = fresh.iter().map(|fresh| usize::from(fresh.end - fresh.first)).sum();
         let bytes = (slots * ENCRYPTED_SLOT_BYTES) as u64;
-        if slots > MOST_SEALED || !persist.room.is_enough_beside(bytes, persist.pending_changes()) {
+        if slots > MOST_ENCRYPTED || !persist.room.is_enough_beside(bytes, persist.pending_changes()) {
             return None;
         }
-        // All that it names have to be among them: others were written by a spill or a commit that failed, or are dead already.
+        // All slots that it names must be among these jobs: others were written by a spill or a failed
+        // commit, or are dead already.
         let naming = || epoch.changes.iter().filter_map(|change| change.slot()).take(MOST_NAMING + 1);
         if naming().count() > MOST_NAMING || naming().collect::<BTreeSet<_>>().len() != slots {
             return None;
@@ -199,7 +203,8 @@ impl WriteCache {
         let mut all = true;
         let mut named = BTreeSet::new();
         encode(&epoch.changes, &mut records, &mut |records, (position, generation), slot, blocks| {
-            // Parts may name a slot again, after other parts or after a whole block. The slot is in the first of these records.
+            // Parts may name a slot again, after other parts or a whole block. The slot's contents are in the
+            // first of these records.
             let are_new = (slot..)
                 .zip(blocks)
                 .fold(false, |are_new, (slot, _)| are_new | named.insert((position, generation, slot)));
@@ -213,7 +218,7 @@ impl WriteCache {
                     && usize::from(slot) + blocks.len() <= usize::from(it.end)
             });
             let Some(fresh) = of_it else { return all = false };
-            for (some, slot) in blocks.chunks(MAX_SEALED).zip((slot..).step_by(MAX_SEALED)) {
+            for (some, slot) in blocks.chunks(MAX_ENCRYPTED).zip((slot..).step_by(MAX_ENCRYPTED)) {
                 let mut encrypted = vec![0; some.len() * ENCRYPTED_SLOT_BYTES];
                 for (into, slot) in encrypted.chunks_exact_mut(ENCRYPTED_SLOT_BYTES).zip(slot..) {
                     all &= with_frozen(fresh.address, Slot(slot), |plain| {
@@ -248,12 +253,13 @@ impl WriteCache {
                 segment.set_logged(job.end);
             }
         }
-        // Not before: these have to be the same segments still.
+        // Not earlier, because these must still be the same segments.
         self.unpin(&epoch.jobs);
         done
     }
 
-    /// Writes all slots of closed epochs that are not in the data file yet, syncs that, and then adds to the map or replaces it.
+    /// Writes all slots of closed epochs that are not in the data file, syncs it, and then adds a commit to
+    /// the map or replaces the map.
     fn save_then_append(
         &self,
         persist: &Persist,
@@ -273,7 +279,7 @@ impl WriteCache {
             && let Err(error) = overflow.sync()
         {
             count(&self.counters.disk_errors, 1);
-            // The kernel may have dropped what it could not write, and forgets that it did.
+            // The kernel may have dropped data that it could not write, and reports that only once.
             journal.set_broken();
             return Err(error);
         }
@@ -282,10 +288,10 @@ impl WriteCache {
         match replaced {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) if journal.is_broken() => Err(error),
-            // Without room for a new map the old one grows, which has room.
+            // If there is no space for a new map, the old one grows, for which space is reserved.
             Some(Err(error)) => {
                 self.warn(&format_args!(
-                    "the map of the persistent cache could not be replaced by a shorter one, and grows: {error}"
+                    "the map of the persistent cache could not be replaced by a shorter one, so it grows: {error}"
                 ));
                 append(journal, &epoch.changes, reserve).inspect_err(failed)
             }
@@ -308,18 +314,18 @@ fn append(journal: &mut Journal, changes: &[Change], reserve: bool) -> io::Resul
     journal.append(records, reserve)
 }
 
-/// Adds the record of blocks in consecutive slots, of a position and a generation.
+/// Adds the record of blocks in consecutive slots of a position and a generation.
 type AddExtent<'a> = &'a mut dyn FnMut(&mut Encoder, (u32, u64), u16, &[u32]);
 
-/// Slots that are in the data file. A slot of parts needs no record of its own then.
+/// For slots in the data file. A slot of parts then needs no record of its own.
 fn plainly(encoder: &mut Encoder, (position, generation): (u32, u64), first_slot: u16, blocks: &[u32]) {
     if blocks != [NO_BLOCK] {
         encoder.extent(position, generation, first_slot, blocks);
     }
 }
 
-/// Changes in order, those in slots side by side as one record. `extent` is called with [`NO_BLOCK`] for the slot of each part, before
-/// the record of the parts.
+/// Encodes changes in order; changes in consecutive slots become one record. `extent` is called with
+/// [`NO_BLOCK`] for the slot of each part, before the record of the parts.
 fn encode(changes: &[Change], encoder: &mut Encoder, extent: AddExtent<'_>) {
     let mut blocks: Vec<u32> = Vec::new();
     let mut ranges: Vec<(u32, u32)> = Vec::new();
@@ -386,7 +392,7 @@ mod tests {
         let mut at = 0;
         while let Some((_, record, next)) = decode(&bytes, at) {
             seen.push(match record {
-                Record::Extent { first_slot, blocks, .. } | Record::Sealed { first_slot, blocks, .. } => {
+                Record::Extent { first_slot, blocks, .. } | Record::Encrypted { first_slot, blocks, .. } => {
                     (u32::from(first_slot), blocks.len())
                 }
                 Record::Zero(ranges) => (100, ranges.len()),

@@ -34,16 +34,16 @@ const PART_BYTES: usize = 24;
 const PART_ZERO: u8 = 1;
 
 /// Sealed slots in one record at most.
-pub const MAX_SEALED: usize = 16;
+pub const MAX_ENCRYPTED: usize = 16;
 
 /// Bytes of the longest record.
-pub const MAX_RECORD_BYTES: usize = RECORD_HEADER_BYTES + 16 + MAX_SEALED * (4 + ENCRYPTED_SLOT_BYTES);
+pub const MAX_RECORD_BYTES: usize = RECORD_HEADER_BYTES + 16 + MAX_ENCRYPTED * (4 + ENCRYPTED_SLOT_BYTES);
 
 const KIND_EXTENT: u8 = 1;
 const KIND_ABSENT: u8 = 2;
 const KIND_ZERO: u8 = 3;
 const KIND_COMMIT: u8 = 4;
-const KIND_SEALED: u8 = 5;
+const KIND_ENCRYPTED: u8 = 5;
 const KIND_PARTS: u8 = 6;
 
 /// Header bytes that the key check vouches for.
@@ -88,7 +88,7 @@ pub enum Record<'a> {
         blocks: Words<'a>,
     },
     /// The same with the slots, sealed: they need not be in the `data` file. A slot that parts name has [`NO_BLOCK`] here.
-    Sealed {
+    Encrypted {
         /// Position in the `data` file.
         position: u32,
         /// Generation under which the slots are sealed.
@@ -329,7 +329,7 @@ impl Encoder {
         self.record(KIND_EXTENT, blocks.len(), &extent_head(position, generation, first_slot), blocks, &[]);
     }
 
-    /// Blocks in consecutive slots with these, sealed: [`MAX_SEALED`] at most.
+    /// Blocks in consecutive slots with these, sealed: [`MAX_ENCRYPTED`] at most.
     pub fn encrypted(
         &mut self,
         (position, generation): (u32, u64),
@@ -339,7 +339,7 @@ impl Encoder {
     ) {
         debug_assert_eq!(slots.len(), blocks.len() * ENCRYPTED_SLOT_BYTES);
         let head = extent_head(position, generation, first_slot);
-        self.record(KIND_SEALED, blocks.len(), &head, blocks, slots);
+        self.record(KIND_ENCRYPTED, blocks.len(), &head, blocks, slots);
     }
 
     /// Ranges of blocks that are absent, or zero.
@@ -389,7 +389,7 @@ pub fn decode(bytes: &[u8], at: usize) -> Option<(u64, Record<'_>, usize)> {
     let count = usize::from(u16_at(rest, 6)?);
     let body_bytes = match kind {
         KIND_EXTENT if count <= usize::from(SLOT_COUNT) => 16 + blocks_bytes(count),
-        KIND_SEALED if count <= MAX_SEALED => 16 + blocks_bytes(count) + count * ENCRYPTED_SLOT_BYTES,
+        KIND_ENCRYPTED if count <= MAX_ENCRYPTED => 16 + blocks_bytes(count) + count * ENCRYPTED_SLOT_BYTES,
         KIND_ABSENT | KIND_ZERO if count <= MAX_RANGES => count * 8,
         KIND_PARTS if count <= MAX_PARTS => count * PART_BYTES,
         KIND_COMMIT if count == 0 => 16,
@@ -401,7 +401,7 @@ pub fn decode(bytes: &[u8], at: usize) -> Option<(u64, Record<'_>, usize)> {
     }
     let body = rest.get(RECORD_HEADER_BYTES..end)?;
     let record = match kind {
-        KIND_EXTENT | KIND_SEALED => {
+        KIND_EXTENT | KIND_ENCRYPTED => {
             let first_slot = u16_at(body, 4)?;
             if usize::from(first_slot) + count > usize::from(SLOT_COUNT) {
                 return None;
@@ -412,7 +412,7 @@ pub fn decode(bytes: &[u8], at: usize) -> Option<(u64, Record<'_>, usize)> {
                 Record::Extent { position, generation, first_slot, blocks }
             } else {
                 let slots = body.get(16 + blocks_bytes(count)..)?;
-                Record::Sealed { position, generation, first_slot, blocks, slots }
+                Record::Encrypted { position, generation, first_slot, blocks, slots }
             }
         }
         KIND_ABSENT => Record::Absent(Words(body)),
@@ -525,7 +525,7 @@ mod tests {
         assert_eq!((sequence, position, generation, first_slot), (1, 4, 77, SLOT_COUNT - 3));
         assert_eq!(blocks.iter().collect::<Vec<_>>(), vec![1, 2, 3]);
         let (sequence, record, next) = decode(&bytes, next).unwrap();
-        let Record::Sealed { position, generation, first_slot, blocks, slots } = record else { panic!() };
+        let Record::Encrypted { position, generation, first_slot, blocks, slots } = record else { panic!() };
         assert_eq!((sequence, position, generation, first_slot), (2, 5, 78, 2));
         assert_eq!(blocks.iter().collect::<Vec<_>>(), vec![8, 9]);
         assert_eq!(slots, [7; 2 * ENCRYPTED_SLOT_BYTES]);

@@ -2,16 +2,17 @@
 //!
 //! ```text
 //!  CACHE-DIR/NAME/lock       locked (flock) by the process that has the cache open
-//!                 data       slots, sealed; see [`crate::overflow`]
+//!                 data       encrypted slots; see [`crate::overflow`]
 //!                 map        header, then records up to the last commit, then zeroes; see [`super::format`]
 //!                 map.new    the next map while it is written; renamed over `map`
-//!                 id         what tells this cache from any other; see [`super::directory::identity`]
+//!                 id         identity of this cache; see [`super::directory::identity`]
 //! ```
-//! Legal outcomes of a crash while a commit is added: {without it, with it}. Of one while a checkpoint
-//! replaces the map: {the old map, the new one}, and both are true.
+//! Legal outcomes of a crash while a commit is added: {without it, with it}. Of a crash while a checkpoint
+//! replaces the map: {the old map, the new one}, which have the same state.
 //!
-//! The zeroes are there for the commits to come: a sync after them then has neither a new length nor a first write of
-//! claimed blocks to put into the file system's own journal, which takes longer than the commit.
+//! The zeroes are written in advance for later commits: a sync after such a commit changes neither the file's
+//! length nor the state of its extents, so the file system's own journal needs no entry, which would take
+//! longer than the commit.
 
 use std::fs::File;
 use std::io;
@@ -29,22 +30,22 @@ use crate::overflow::encrypt::SlotKey;
 use crate::overflow::io::IoEngine;
 use crate::sync::UNDER_MODEL_CHECKER;
 
-/// Generations that a commit reserves ahead: so many segments may be begun before the next one.
+/// Number of generations that a commit reserves: as many segments may be begun before the next commit.
 pub const GENERATION_STEP: u64 = 1 << 20;
 
-/// Each opening leaves out up to this part of the generations that are left.
+/// Each opening skips up to this part of the generations that are left.
 const JUMP_DIVISOR: u64 = 1 << 14;
 
-/// A map is not replaced by a checkpoint while it is shorter than this.
+/// A shorter map is not replaced by a checkpoint.
 const MIN_CHECKPOINT_BYTES: u64 = if UNDER_MODEL_CHECKER { 1 << 10 } else { 64 << 10 };
 
-/// A map longer than this many checkpoints is replaced by one.
+/// A map that is longer than this many checkpoints is replaced by one.
 const CHECKPOINT_RATIO: u64 = 4;
 
-/// Bytes of sealed slots in a map after which it is replaced by a checkpoint, where that is shorter than they are.
-const MAX_SEALED_BYTES: u64 = if UNDER_MODEL_CHECKER { 16 << 10 } else { 8 << 20 };
+/// If a map has this many bytes of encrypted slots, it is replaced by a checkpoint that is shorter.
+const MAX_ENCRYPTED_BYTES: u64 = if UNDER_MODEL_CHECKER { 16 << 10 } else { 8 << 20 };
 
-/// Zeroes written behind a commit that goes beyond those of an earlier one, within what is claimed.
+/// Number of zeroes that are written after a commit that exceeds earlier zeroes, within the claimed space.
 const ZEROES_BYTES: u64 = if UNDER_MODEL_CHECKER { 256 } else { 256 << 10 };
 
 /// Longest name of a cache.
@@ -58,37 +59,38 @@ pub struct Journal {
     file: Arc<File>,
     room: Arc<MapSpace>,
     header: Header,
-    /// Where the next commit goes.
+    /// Offset of the next commit.
     tail: u64,
-    /// Where the zeroes behind it end.
+    /// Offset of the end of the zeroes after it.
     zeroes_end: u64,
-    /// How long the map was after the last checkpoint; 0: it was made before this session.
+    /// Length of the map after the last checkpoint; 0 if there was none in this session.
     checkpoint_bytes: u64,
-    /// Of the map's length, what sealed slots take that were added in this session. Those of before are in the data file.
+    /// Bytes of encrypted slots in the map that were added in this session. Earlier ones are in the data
+    /// file.
     encrypted_bytes: u64,
-    /// Where a checkpoint failed: it is not tried again before the map is this long.
+    /// After a failed checkpoint: the next one is tried when the map has this length.
     retry_bytes: u64,
     sequence: u64,
     epoch: u64,
-    /// Generations below this are reserved by what is durable.
+    /// Generations below this are reserved by a durable commit.
     generation_limit: u64,
-    /// Something failed after which nobody knows what is on disk.
+    /// After a failure that leaves the contents of the disk unknown.
     broken: bool,
 }
 
-/// What opening a journal gave.
+/// The result of opening a journal.
 pub struct Opened {
     /// The journal.
     pub journal: Journal,
     /// Held while the cache is open.
     pub lock: Lock,
-    /// Where the slots are.
+    /// Path of the data file.
     pub data: PathBuf,
-    /// The map and where the commits in it end; `None`: the cache is new.
+    /// The map and the end of its last commit; `None`: the cache is new.
     pub recovered: Option<(Window<File>, Scan)>,
     /// The first generation that may be used.
     pub first_generation: u64,
-    /// What tells this cache from any other.
+    /// The identity of this cache.
     pub id: [u8; ID_BYTES],
 }
 
@@ -96,18 +98,18 @@ fn invalid(why: String) -> IoError {
     IoError::new(IoErrorKind::Invalid, why)
 }
 
-/// Where the generations of a new cache begin: at random, so that a cache that is removed and made anew under
-/// the same key repeats no nonce. Never 0, and far from the end.
+/// The first generation of a new cache: random, so that no nonce repeats if a cache is removed and made again
+/// with the same key. Never 0, and far from the end.
 fn random_generation() -> Result<u64, IoError> {
     Ok((random()? >> 2) | 1)
 }
 
-/// Where the generations of an opening begin.
+/// The first generation of a session.
 ///
-/// A session that crashed has begun at most one commit beyond the last whole one, and that may have reserved one more
-/// step. And the cache may be an older copy: the one that went on from there had the next generations, under the same
-/// key. So a random number of them is left out, about 2^49 of a new cache's; there are enough for tens of thousands of
-/// openings before a jump is half as wide.
+/// A session that crashed has begun at most one commit after the last complete one, and that commit may have
+/// reserved one more step. Also, the cache may be an older copy: the cache that continued from there used the
+/// next generations, with the same key. So a random number of generations is skipped, about 2^49 for a new
+/// cache. They suffice for tens of thousands of openings before the skipped range is half as wide.
 fn next_session(generation_limit: u64) -> Result<u64, IoError> {
     let first = generation_limit.saturating_add(GENERATION_STEP);
     let widest = (u64::MAX - first) / JUMP_DIVISOR;
@@ -137,7 +139,7 @@ pub fn check_name(name: &str) -> Result<(), IoError> {
 }
 
 impl Journal {
-    /// Opens the cache, or makes it where there is none.
+    /// Opens the cache; makes it if it does not exist.
     pub fn open(
         parent: &Path,
         options: &PersistentOptions,
@@ -148,7 +150,7 @@ impl Journal {
         check_name(&options.name)?;
         if !parent.is_dir() {
             return Err(invalid(format!(
-                "a persistent cache needs a directory, and {} is none",
+                "a persistent cache needs a directory, but {} is not one",
                 parent.display()
             )));
         }
@@ -197,7 +199,7 @@ impl Journal {
             broken: false,
         };
         let mut first_generation = random_generation()?;
-        // Durable with the directory: before the first map is, or an old one is gone on with.
+        // Durable with the directory: before the first map is written, or before an old map is continued.
         let id = identity(&dir, recovered.is_none()).map_err(failed)?;
         if let Some((records, scan)) = &mut recovered {
             first_generation = next_session(scan.generation_limit)?;
@@ -206,12 +208,13 @@ impl Journal {
         Ok(Opened { journal, lock, data: dir.join(DATA_FILE), recovered, first_generation, id })
     }
 
-    /// Goes on behind the last commit that counts, once all that was read is durable.
+    /// Continues after the last valid commit, once all that was read is durable.
     ///
-    /// What was read may be in the page cache alone: the last session ended between a write and its sync, or the sync
-    /// failed, after which the pages count as clean although the disk never took them. Commits that follow, and positions
-    /// that are given back because of it, would then lie over a map that a power cut takes back. The same bytes in the same
-    /// place do no harm where they were durable, and take no space.
+    /// The bytes that were read may be only in the page cache: the last session ended between a write and its
+    /// sync, or the sync failed, after which the pages count as clean although the disk never took them.
+    /// Later commits, and positions that are freed because of them, would then depend on a map that a power
+    /// cut takes back. Writing the same bytes again in the same place is harmless if they were durable, and
+    /// takes no space.
     fn resume(&mut self, records: &mut Window<File>, scan: &Scan) -> io::Result<()> {
         self.tail = scan.end;
         self.zeroes_end = records.len();
@@ -221,7 +224,7 @@ impl Journal {
         if !records.is_zero_from(scan.end)? {
             tracing::info!(
                 bytes = records.len() - scan.end,
-                "dropping what a crash left of an unfinished commit"
+                "dropping an unfinished commit that a crash left"
             );
             self.engine.set_len(&self.file, self.tail)?;
             self.zeroes_end = self.tail;
@@ -236,9 +239,10 @@ impl Journal {
             at += bytes.len() as u64;
         }
         self.engine.sync(&self.file)?;
-        // The rename of the last checkpoint, too.
+        // This makes the rename of the last checkpoint durable, too.
         self.engine.sync_dir(&self.dir_file)?;
-        // A map that a crash left half written means nothing and takes space. Where it stays, the next checkpoint takes it away.
+        // A half-written map that a crash left is useless and takes space. If it cannot be removed, the next
+        // checkpoint overwrites it.
         let _ = std::fs::remove_file(self.dir.join("map.new"));
         Ok(())
     }
@@ -256,19 +260,19 @@ impl Journal {
         self.generation_limit
     }
 
-    /// Whether the next commit should be a checkpoint, of at least so many bytes (what else it takes, for blocks that are zero,
-    /// tells the last one): the map is long, or holds many sealed slots.
+    /// Whether the next commit should be a checkpoint of at least `least_bytes` (the last checkpoint shows
+    /// how many more it needs for zero blocks): the map is long, or has many encrypted slots.
     pub fn wants_checkpoint(&self, least_bytes: u64) -> bool {
         let checkpoint_bytes = least_bytes.max(self.checkpoint_bytes);
         let most = (checkpoint_bytes * CHECKPOINT_RATIO).max(MIN_CHECKPOINT_BYTES);
-        // Not more often than what is written anew is worth.
-        let most_sealed = checkpoint_bytes.max(MAX_SEALED_BYTES);
+        // Not so often that writing the map again costs more than it saves.
+        let most_encrypted = checkpoint_bytes.max(MAX_ENCRYPTED_BYTES);
         let is_due =
-            self.tail.saturating_sub(self.encrypted_bytes) > most || self.encrypted_bytes >= most_sealed;
+            self.tail.saturating_sub(self.encrypted_bytes) > most || self.encrypted_bytes >= most_encrypted;
         is_due && self.tail > self.retry_bytes
     }
 
-    /// Whether a commit may have sealed slots in it: not while they cannot be taken out again by a checkpoint.
+    /// Whether a commit may contain encrypted slots: not while a checkpoint cannot remove them again.
     pub fn takes_encrypted(&self) -> bool {
         self.retry_bytes == 0
     }
@@ -288,7 +292,7 @@ impl Journal {
         self.broken
     }
 
-    /// A sync of the data failed, or one here: what is on disk is not known any more.
+    /// Called when a sync of the data failed, or one here: the contents of the disk are unknown.
     pub fn set_broken(&mut self) {
         self.broken = true;
     }
@@ -302,7 +306,7 @@ impl Journal {
         self.sequence
     }
 
-    /// Adds a commit of these records, and makes it durable. `reserve`: with new generations.
+    /// Adds a commit of these records, and makes it durable. `reserve`: also reserves new generations.
     pub fn append(&mut self, mut records: Encoder, reserve: bool) -> io::Result<()> {
         let limit = if reserve { self.next_limit() } else { self.generation_limit };
         records.commit(self.epoch + 1, limit);
@@ -312,7 +316,7 @@ impl Journal {
         let zeroes_end = self.zeroes_behind(tail);
         bytes.resize(bytes.len() + usize::try_from(zeroes_end.saturating_sub(tail)).unwrap_or(0), 0);
         if let Err(error) = self.engine.write_at(&self.file, &bytes, self.tail) {
-            // Records that were half written must not be taken for the end of a later commit.
+            // Half-written records must not be taken for the end of a later commit.
             self.broken |= self.engine.set_len(&self.file, self.tail).is_err();
             self.zeroes_end = self.tail;
             self.room.cut();
@@ -330,16 +334,18 @@ impl Journal {
         Ok(())
     }
 
-    /// Where zeroes are to end that are written behind a commit which ends at `tail`: there, if it ends within earlier ones.
+    /// Offset of the end of the zeroes to write after a commit that ends at `tail`; `tail` itself, if earlier
+    /// zeroes extend beyond it.
     fn zeroes_behind(&self, tail: u64) -> u64 {
         if tail <= self.zeroes_end {
             return tail;
         }
-        // Not beyond what is claimed: they must not find the file system full where the commit alone would fit.
+        // Only within the claimed space, so that they do not fill a file system on which the commit alone
+        // would fit.
         self.room.claimed_end().min(tail + ZEROES_BYTES).max(tail)
     }
 
-    /// Replaces the map by one commit of these records, which are all there are.
+    /// Replaces the map by one commit of these records, which contain the whole state.
     pub fn checkpoint(&mut self, mut records: Encoder) -> io::Result<()> {
         let header = Header { first_sequence: self.sequence, ..self.header.clone() };
         let limit = self.next_limit();
@@ -357,13 +363,13 @@ impl Journal {
         let file = match write() {
             Ok(file) => file,
             Err(error) => {
-                // The space may be needed to go on with the old one, which is twice as long when this is tried again.
+                // The old map may need the space to grow until this is tried again, when it is twice as long.
                 let _ = std::fs::remove_file(&new);
                 self.retry_bytes = self.tail * 2;
                 return Err(error);
             }
         };
-        // From here on nobody knows which of the two a crash leaves, so nothing may fail.
+        // From here on either of the two may be there after a crash, so nothing may fail.
         let renamed = self.engine.rename(&new, &map).and_then(|()| self.engine.sync_dir(&self.dir_file));
         if let Err(error) = renamed {
             self.broken = true;
@@ -379,7 +385,7 @@ impl Journal {
         Ok(())
     }
 
-    /// The error for a commit that failed.
+    /// The error of a failed commit.
     pub fn error(&self, error: io::Error) -> IoError {
         let place = self.dir.display();
         if self.broken {
@@ -392,26 +398,27 @@ impl Journal {
             );
         }
         IoError::from_os(
-            format!("cannot write the persistent cache {place}; what was flushed before is safe"),
+            format!("cannot write the persistent cache {place}; earlier flushes are safe"),
             error,
         )
     }
 }
 
-/// Refuses a cache that lost its map, or that was copied in part. A new one has its map before `data` gets space.
+/// Refuses a cache that lost its map, or that was copied partly. A new cache has its map before `data` gets
+/// space.
 fn check_has_no_data(dir: &Path, map_is: &str) -> Result<(), IoError> {
     let data = dir.join("data");
     match std::fs::symlink_metadata(&data) {
         Ok(found) if found.is_file() && found.len() > 0 => Err(IoError::new(
             IoErrorKind::Corrupt,
             format!(
-                "{} {map_is}, and only it says which blocks are in {}: bring it back, or remove {} to begin with an empty cache",
+                "{} {map_is}, and without the map the blocks in {} cannot be found: restore the map, or remove {} to start with an empty cache",
                 dir.join("map").display(),
                 data.display(),
                 dir.display()
             ),
         )),
-        // Whatever it is, it is opened next.
+        // If it is of another kind, opening it reports that.
         _ => Ok(()),
     }
 }
@@ -426,13 +433,13 @@ fn check_header(dir: &Path, bytes: &[u8], expected: &Header) -> Result<Header, I
         Err(HeaderFault::NotAMap) => {
             check_has_no_data(dir, "is not the map of a persistent cache")?;
             return Err(unreadable(format!(
-                "{place} is not the map of a persistent cache; remove {} to begin with an empty cache",
+                "{place} is not the map of a persistent cache; remove {} to start with an empty cache",
                 dir.display()
             )));
         }
         Err(HeaderFault::Version(version)) => {
             return Err(unreadable(format!(
-                "{place} has format version {version}, and this program reads version {VERSION} only: copy what is in the cache with the release that wrote it, or remove {} to begin with an empty cache",
+                "{place} has format version {version}, but this program reads only version {VERSION}: copy the cache's contents with the release that wrote it, or remove {} to start with an empty cache",
                 dir.display()
             )));
         }
@@ -440,7 +447,7 @@ fn check_header(dir: &Path, bytes: &[u8], expected: &Header) -> Result<Header, I
     };
     if found.base_id != expected.base_id {
         return Err(invalid(format!(
-            "the persistent cache {} belongs to base {}, and this volume lies over base {}: give the right base, or another name",
+            "the persistent cache {} belongs to base {}, but this volume has base {}: give the right base, or another name",
             dir.display(),
             hex(&found.base_id),
             hex(&expected.base_id)
@@ -448,7 +455,7 @@ fn check_header(dir: &Path, bytes: &[u8], expected: &Header) -> Result<Header, I
     }
     if found.size_bytes != expected.size_bytes {
         return Err(invalid(format!(
-            "the persistent cache {} belongs to a base of {} bytes, and this one ({}) has {} bytes",
+            "the persistent cache {} belongs to a base of {} bytes, but this one ({}) has {} bytes",
             dir.display(),
             found.size_bytes,
             hex(&expected.base_id),
@@ -457,7 +464,7 @@ fn check_header(dir: &Path, bytes: &[u8], expected: &Header) -> Result<Header, I
     }
     if found.key_check != expected.key_check {
         return Err(invalid(format!(
-            "the key given is not the one of the persistent cache {}: give the key file it was made with",
+            "the given key is not that of the persistent cache {}: give the key file with which it was made",
             dir.display()
         )));
     }
@@ -471,12 +478,12 @@ fn refused(dir: &Path, fault: ScanFault) -> IoError {
     }
 }
 
-/// The error for a map that was changed behind our back.
+/// The error for a map that another program damaged.
 pub fn damaged(dir: &Path, at: u64) -> IoError {
     IoError::new(
         IoErrorKind::Corrupt,
         format!(
-            "the map of the persistent cache {} is damaged near byte {at}: check that disk; what was written since cannot be read back, remove the directory to begin with an empty cache",
+            "the map of the persistent cache {} is damaged near byte {at}: check that disk; later writes cannot be recovered, so remove the directory to start with an empty cache",
             dir.display()
         ),
     )

@@ -1,8 +1,8 @@
-//! Space for the map, claimed ahead: a commit must not be what finds the file system full.
+//! Claims space for the map in advance, so that a commit does not find the file system full.
 //!
-//! Space is claimed behind the end of the map (its length stays as it is). New segments are begun only while there is
-//! enough for all changes that are noted, and a margin: discards are always taken, and their commit is what gives
-//! space back.
+//! The space is claimed after the end of the map, whose length stays the same. New segments are begun only
+//! while there is enough space for all logged changes, and a margin: discards are always accepted, and their
+//! commit is what frees space.
 
 use std::fs::File;
 use std::io;
@@ -13,20 +13,20 @@ use rustix::fs::FallocateFlags;
 
 use crate::sync::Mutex;
 
-/// The most that one change takes in the map: the record of a block alone in its slot.
+/// The most that one change takes in the map, in bytes: the record of a single block in its slot.
 const CHANGE_BYTES: u64 = 40;
 
-/// Claimed beyond what the noted changes take.
+/// Space that is claimed in addition to that of the logged changes, in bytes.
 const AHEAD_BYTES: u64 = 1 << 20;
 
-/// Of which so much is left for discards, and for the segment that is being filled.
+/// The part of it that is left for discards, and for the segment being filled.
 const MARGIN_BYTES: u64 = 256 << 10;
 
-/// See the file's head.
+/// The claimed space of a map.
 #[derive(Debug)]
 pub struct MapSpace {
     map: Mutex<Claimed>,
-    /// Bytes claimed behind the end of the map, for who must not wait.
+    /// Bytes claimed after the end of the map; readable without the lock.
     bytes: AtomicU64,
 }
 
@@ -34,36 +34,36 @@ pub struct MapSpace {
 struct Claimed {
     file: Arc<File>,
     tail: u64,
-    /// Where the claimed space ends.
+    /// Offset of the end of the claimed space.
     end: u64,
-    /// How often the map was cut.
+    /// How often the map was truncated.
     cuts: u64,
 }
 
 impl MapSpace {
-    /// Of a map of so many bytes, with nothing claimed.
+    /// For a map of `tail` bytes, with nothing claimed.
     pub fn new(file: Arc<File>, tail: u64) -> Self {
         Self { map: Mutex::new(Claimed { file, tail, end: tail, cuts: 0 }), bytes: AtomicU64::new(0) }
     }
 
-    /// Whether there is enough for so many changes, and for some more.
+    /// Whether there is enough space for this many changes, and a margin.
     pub fn is_enough(&self, changes: usize) -> bool {
         self.is_enough_beside(0, changes)
     }
 
-    /// The same beside so many bytes.
+    /// Like [`MapSpace::is_enough`], if `bytes` are used in addition.
     pub fn is_enough_beside(&self, bytes: u64, changes: usize) -> bool {
         let wanted = (changes as u64).saturating_mul(CHANGE_BYTES) + MARGIN_BYTES;
         self.bytes.load(Ordering::Acquire) >= wanted.saturating_add(bytes)
     }
 
-    /// Where the claimed space ends: at the end of the map, where the file system claims none.
+    /// End of the claimed space; the end of the map, if the file system cannot reserve space.
     pub fn claimed_end(&self) -> u64 {
         let map = self.map.lock();
         if map.end == u64::MAX { map.tail } else { map.end }
     }
 
-    /// Claims enough for so many changes and those to come. Blocks for the file system.
+    /// Claims enough for this many changes and later ones. May block in the file system.
     pub fn claim(&self, changes: usize) -> io::Result<()> {
         let wanted = (changes as u64).saturating_mul(CHANGE_BYTES) + AHEAD_BYTES;
         if self.bytes.load(Ordering::Acquire) >= wanted - AHEAD_BYTES / 2 {
@@ -85,7 +85,7 @@ impl MapSpace {
             Err(error) => return Err(error.into()),
         }
         let mut map = self.map.lock();
-        // Else it is of a map that is gone, or was cut off meanwhile.
+        // Otherwise the map was replaced or truncated meanwhile.
         if Arc::ptr_eq(&map.file, &file) && map.cuts == cuts {
             map.end = map.end.max(end);
             self.show(&map);
@@ -93,7 +93,7 @@ impl MapSpace {
         Ok(())
     }
 
-    /// The map ends here now.
+    /// Called when the map ends at `tail`.
     pub fn moved(&self, file: &Arc<File>, tail: u64) {
         let mut map = self.map.lock();
         if !Arc::ptr_eq(&map.file, file) {
@@ -104,7 +104,7 @@ impl MapSpace {
         self.show(&map);
     }
 
-    /// The map was cut at its end, and what was claimed behind that has gone.
+    /// Called when the map was truncated, and the space claimed after its end was freed.
     pub fn cut(&self) {
         let mut map = self.map.lock();
         map.cuts += 1;
@@ -148,7 +148,7 @@ mod tests {
         assert!(room.is_enough(10_000) && !room.is_enough(100_000));
         room.cut();
         assert!(!room.is_enough(0));
-        // Another file has nothing yet.
+        // Nothing is claimed for another file yet.
         room.claim(0).unwrap();
         room.moved(&Arc::new(tempfile::tempfile().unwrap()), 100);
         assert!(!room.is_enough(0));

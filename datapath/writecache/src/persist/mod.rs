@@ -1,33 +1,35 @@
-//! Persistent caches: what a volume flushed is there after a restart, a crash or a power cut.
+//! Persistent caches: everything that a volume has flushed is there after a restart, a crash or a power cut.
 //!
 //! ```text
-//!   write -> slot in RAM, change noted in the open epoch
+//!   write -> slot in RAM, change logged in the open epoch
 //!                                |
-//!   FLUSH -> close the epoch -> seal and write its slots -> sync data -> add a commit to the map -> sync -> answer
+//!   FLUSH -> close the epoch -> encrypt and write its slots -> sync data -> add a commit to the map -> sync -> answer
 //!            (gate: no write       \______________ the cache's own thread; writes go on ______________/
-//!             is half done)     few slots: seal them into the commit, and nothing to data
+//!             is half done)     few slots: encrypted in the commit, nothing to data
 //! ```
-//! An **epoch** is what was written between two commits. Legal outcomes of a crash: the state at the end of a
-//! committed epoch, at or after the last answered flush; since the gate closes an epoch between two writes,
-//! that is a prefix of the writes.
+//! An **epoch** consists of the writes between two commits. Legal outcomes of a crash: the state at the end
+//! of a committed epoch, at or after the last answered flush. Because the gate closes an epoch between two
+//! writes, that state is a prefix of the writes.
 //!
-//! What makes it so:
-//! - A slot that belongs to a closed epoch is not overwritten in place: the block takes a new slot, in order
-//!   of claiming, and a slot is claimed once in the life of its segment. So nothing that a commit names
+//! This rests on the following rules:
+//! - A slot that belongs to a closed epoch is not overwritten in place: the block takes a new slot. Slots are
+//!   claimed in order, and each only once in the lifetime of its segment. So nothing that a commit names
 //!   changes afterwards.
-//! - A segment gets its position and generation when it is begun, and only as many are begun as there are
-//!   positions, and as the map has space claimed for: whatever was accepted can be flushed. Increments of a segment are written at its slots'
-//!   places; the sector that two increments share is written again with the same bytes.
-//! - A position that was freed is used again only after a commit that knows that it is free.
-//! - A commit of few slots has them in the map, for their first sync: one write and one sync make it durable. The data file gets
-//!   them with the next commit of more, or with a spill; a map that is replaced has none, as all is in the data file by then. What
-//!   a crash keeps from getting there is put there at opening (`restore.rs`), with the bytes that are in the map.
-//! - Generations are reserved ahead by commits, so that no nonce is used twice, whatever a crash drops.
+//! - A segment gets its position and generation when it is begun. Only as many are begun as there are
+//!   positions and claimed space in the map, so all accepted writes can be flushed. Each increment of a
+//!   segment is written at its slots' offsets; the sector that two increments share is written again with the
+//!   same bytes.
+//! - A freed position is used again only after a commit that records that it is free.
+//! - A commit of few slots contains them in the map for their first sync, so one write and one sync make it
+//!   durable. They are written to the data file with the next larger commit, or with a spill. A replaced map
+//!   contains none, because all slots are in the data file by then. If a crash prevents that, they are
+//!   written to the data file at the next opening (`restore.rs`), with the bytes from the map.
+//! - Commits reserve generations in advance, so no nonce is used twice, whatever a crash loses.
 //!
-//! Commits also happen without a flush: when positions wait to be free, or many changes were noted. The
-//! cache's thread alone writes segments, so a commit and spilling never meet.
+//! Commits also happen without a flush: when freed positions wait for one, or when many changes were logged.
+//! Only the cache's thread writes segments, so commits and spilling never run at the same time.
 //!
-//! Lock order: the gate before a leaf, and what is pending after everything else.
+//! Lock order: the gate before a leaf, and `pending` after everything else.
 
 pub mod commit;
 pub mod directory;
@@ -62,14 +64,14 @@ use crate::segment::SegmentTable;
 use crate::spill::RESERVED_POSITIONS;
 use crate::sync::{Condvar, Mutex, RwLock, RwLockReadGuard, UNDER_MODEL_CHECKER, thread};
 
-/// What makes a cache persistent.
+/// Options that make a cache persistent.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PersistentOptions {
     /// Name of the cache: a directory of this name under the overflow's directory.
     pub name: String,
-    /// The key that its blocks are sealed with. The caller keeps it, not beside the cache.
+    /// The key with which its blocks are encrypted. The caller stores it, in another place than the cache.
     pub key: [u8; 16],
-    /// Identity of the base: a cache is opened over the base it was made over, and no other.
+    /// Identity of the base: a cache is opened only over the base over which it was made.
     pub base_id: [u8; 32],
 }
 
@@ -81,10 +83,11 @@ impl PersistentOptions {
 }
 
 impl Drop for PersistentOptions {
-    /// The key is in the cache's protected memory by now, and this copy is in ordinary memory, which is swapped and dumped.
+    /// The key is in the cache's protected memory by now; this copy is in ordinary memory, which may be
+    /// swapped and dumped.
     fn drop(&mut self) {
         self.key.fill(0);
-        // So that no compiler leaves it out.
+        // So that the compiler does not omit the wiping.
         std::hint::black_box(&self.key);
     }
 }
@@ -95,32 +98,34 @@ impl std::fmt::Debug for PersistentOptions {
     }
 }
 
-/// The file of a cache's directory that holds its segments.
+/// The file in a cache's directory with its segments.
 pub const DATA_FILE: &str = "data";
 
-/// Changes noted in an epoch before it is committed without a flush: 6 MiB of memory, 1 GiB of blocks.
+/// Number of changes in an epoch after which it is committed without a flush: 6 MiB of memory, 1 GiB of
+/// blocks.
 const MAX_CHANGES: usize = if UNDER_MODEL_CHECKER { 24 } else { 256 << 10 };
 
-/// Changes noted in an epoch at most, but for those that are bounded by themselves: 12 MiB of memory. A write that needs no
-/// place on disk takes one then; of those there are only so many, and what a discard or zero write clears has to be in one.
+/// The most changes in an epoch, except those that are bounded otherwise: 12 MiB of memory. With more, a
+/// write that needs no slot takes one, and slots are limited; a discard or zero write then clears only blocks
+/// in slots.
 const MOST_CHANGES: usize = 2 * MAX_CHANGES;
 
-/// The same with those that are being committed: where that fails, they are noted again.
+/// The same limit together with changes that are being committed: if the commit fails, they are logged again.
 const MOST_IN_ALL: usize = MOST_CHANGES + MAX_CHANGES;
 
-/// Segments that may be begun before the map has to reserve more generations.
+/// If fewer generations are left than this, the map has to reserve more.
 const LOW_GENERATIONS: u64 = 1 << 16;
 
-/// Positions kept claimed for the segments to be begun next.
+/// Number of positions that stay claimed for the next segments.
 pub const READY_POSITIONS: usize = 8;
 
-/// Freed positions that wait for a commit, at most.
+/// The most freed positions that wait for a commit.
 const MAX_FREED: usize = if UNDER_MODEL_CHECKER { 4 } else { 64 };
 
-/// The answer to a flush.
+/// Receives the result of a flush.
 pub type FlushDone = Box<dyn FnOnce(Result<(), IoError>) + Send>;
 
-/// One change of the map: flat, because a cache may hold many of them.
+/// A change of the map. Of fixed size without pointers, because a cache may have many of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// The block is in this slot now.
@@ -160,7 +165,7 @@ pub enum Change {
         first: u32,
         /// How many.
         count: u32,
-        /// Zero rather than absent.
+        /// Zero instead of absent.
         zero: bool,
     },
 }
@@ -180,7 +185,7 @@ impl From<Part> for Change {
 }
 
 impl Change {
-    /// The part of a block that it is about.
+    /// The part of a block that the change concerns.
     fn part(self) -> Option<Part> {
         match self {
             Change::Sectors { block, sectors, position, slot, generation } => {
@@ -191,7 +196,7 @@ impl Change {
         }
     }
 
-    /// Position, generation and slot that it names.
+    /// Position, generation and slot that the change names.
     fn slot(self) -> Option<(u32, u64, u16)> {
         match self {
             Change::Slot { position, slot, generation, .. }
@@ -200,8 +205,9 @@ impl Change {
         }
     }
 
-    /// Takes the next change into this one if the two are one: a range that begins where this one ends, because discards come in
-    /// small pieces, side by side; or further sectors of the same block in the same slot, because small writes come so.
+    /// Merges the next change into this one if possible: a range that begins where this one ends, because
+    /// discards come in small consecutive pieces; or further sectors of the same block in the same slot,
+    /// because small writes come like that.
     fn is_continued_by(&mut self, next: &Change) -> bool {
         match (self, next) {
             (
@@ -231,29 +237,30 @@ impl Change {
     }
 }
 
-/// What the open epoch has brought so far.
+/// The changes of the open epoch.
 #[derive(Default)]
 struct Pending {
     changes: Vec<Change>,
-    /// Positions that are free once this epoch is committed.
+    /// Positions that are free when this epoch is committed.
     freed: Vec<u32>,
-    /// A closed epoch is being committed.
+    /// Whether a closed epoch is being committed.
     committing: bool,
-    /// The changes in it: their space in the map is not used up yet.
+    /// Number of changes in that epoch: their space in the map is not used yet.
     committing_changes: usize,
-    /// There is no commit any more.
+    /// Whether there will be no further commit.
     ended: bool,
 }
 
 impl Pending {
-    /// There is no commit any more, so the changes are of no use. One stays: not all is durable.
+    /// There will be no further commit, so the changes are not needed. One is kept: it shows that not
+    /// everything is durable.
     fn end(&mut self) {
         self.ended = true;
         self.changes.truncate(1);
         self.changes.shrink_to_fit();
     }
 
-    /// The changes, also those that are being committed.
+    /// The number of changes, including those that are being committed.
     fn in_all(&self) -> usize {
         self.changes.len() + self.committing_changes
     }
@@ -269,23 +276,23 @@ impl Pending {
     }
 }
 
-/// What the cache's thread was asked to do.
+/// The requests to the cache's thread.
 #[derive(Default)]
-struct Asked {
+struct Requests {
     waiters: Vec<FlushDone>,
     commit: bool,
     spill: bool,
-    /// It is at it.
+    /// Whether the thread is spilling.
     spilling: bool,
     stop: bool,
 }
 
-/// What a segment gets when it is begun.
+/// The resources of a new segment.
 #[derive(Clone, Copy, Debug)]
 pub struct Reserved {
-    /// Its place on disk.
+    /// Its position on disk.
     pub position: u32,
-    /// What its slots are sealed with.
+    /// The generation with which its slots are encrypted.
     pub generation: u64,
 }
 
@@ -293,29 +300,29 @@ pub struct Reserved {
 pub struct Persist {
     gate: RwLock<()>,
     pending: Mutex<Pending>,
-    asked: Mutex<Asked>,
+    requests: Mutex<Requests>,
     wake: Condvar,
     journal: Mutex<Journal>,
     room: Arc<MapSpace>,
     /// Buffers of the thread, made when first needed.
     buffers: parking_lot::Mutex<Vec<AlignedBuffer>>,
     buffers_made_bytes: AtomicU64,
-    /// They were, since the last look.
+    /// Whether they were used since the last check.
     buffers_used: AtomicBool,
-    /// A checkpoint that is being written.
+    /// Size of the checkpoint that is being written, in bytes.
     checkpoint_bytes: AtomicU64,
     next_generation: AtomicU64,
     generation_limit: AtomicU64,
-    /// Slots were written since the data was last synced.
+    /// Whether slots were written since the data file was last synced.
     unsynced: AtomicBool,
-    /// The last commit failed.
+    /// Whether the last commit failed.
     failed: AtomicBool,
-    /// The last spill failed, and there is still something to spill.
+    /// Whether the last spill failed, and there is still something to spill.
     spill_failed: AtomicBool,
-    /// No commit succeeds any more; see [`Persist::is_broken`].
+    /// Whether no further commit can succeed; see [`Persist::is_broken`].
     broken: AtomicBool,
     closed: AtomicBool,
-    /// The files may be another's by now; see [`Persist::while_open`].
+    /// Whether another process may own the files by now; see [`Persist::while_open`].
     shut: Mutex<bool>,
     commits: AtomicU64,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
@@ -324,13 +331,13 @@ pub struct Persist {
     is_new: bool,
 }
 
-/// A persistent cache's parts, as they are after opening.
+/// The parts of a persistent cache after opening.
 pub struct Recovery {
     /// The persistent side.
     pub persist: Arc<Persist>,
     /// The data file.
     pub overflow: Overflow,
-    /// What was found.
+    /// The recovered state.
     pub recovered: Recovered,
 }
 
@@ -365,7 +372,7 @@ pub fn open(
         return Err(IoError::new(
             IoErrorKind::Corrupt,
             format!(
-                "{} is shorter than its map says: blocks of the cache are missing; check that disk, or remove {} to begin with an empty cache",
+                "{} is shorter than its map says: blocks of the cache are missing; check that disk, or remove {} to start with an empty cache",
                 data.display(),
                 dir.display()
             ),
@@ -376,22 +383,22 @@ pub fn open(
         && recovered.encrypted > 0
     {
         let unwritten =
-            |e| IoError::from_os(format!("cannot write what was flushed to {}", data.display()), e);
+            |e| IoError::from_os(format!("cannot restore flushed slots in {}", data.display()), e);
         directory::open_rw(&data, false)
             .and_then(|file| restore::put_back((records, scan), segments, &file, &**engine))
             .map_err(unwritten)?;
     }
-    // A new cache has its map before anything else: data without one is taken for a cache that lost it.
+    // A new cache gets its map before anything else: data without a map is taken for a cache that lost it.
     journal.begin(found.is_none(), first_generation)?;
-    // A failure here is no matter: the first write finds out.
+    // A failure is ignored here: the first write reports it.
     let _ = overflow.prepare(READY_POSITIONS);
-    // The same here.
+    // As above.
     let _ = journal.room().claim(0);
     let limit = journal.generation_limit();
     let persist = Persist {
         gate: RwLock::default(),
         pending: Mutex::default(),
-        asked: Mutex::default(),
+        requests: Mutex::default(),
         wake: Condvar::new(),
         room: journal.room(),
         journal: Mutex::new(journal),
@@ -417,31 +424,31 @@ pub fn open(
 }
 
 impl Persist {
-    /// What tells this cache from every other one, whatever they are called.
+    /// The identity of this cache, whatever its name is.
     pub fn id(&self) -> [u8; ID_BYTES] {
         self.id
     }
 
-    /// Whether it was made when it was opened.
+    /// Whether the cache was made by this open.
     pub fn is_new(&self) -> bool {
         self.is_new
     }
 
-    /// To be held while the map is changed: an epoch does not end meanwhile.
+    /// Held while the map is changed, so that no epoch ends meanwhile.
     #[inline]
     pub fn enter(&self) -> RwLockReadGuard<'_, ()> {
         self.gate.read()
     }
 
-    /// The same for what a machine asks for. `None` once the cache is being closed: what is let in is in the last commit, and what
-    /// is not must not be answered as if it were.
+    /// Like [`Persist::enter`], for a machine's requests. `None` once the cache is being closed: an admitted
+    /// write is in the last commit; any other must not be answered as done.
     #[inline]
     pub fn enter_to_write(&self) -> Option<RwLockReadGuard<'_, ()>> {
         let entered = self.enter();
         (!self.is_closed()).then_some(entered)
     }
 
-    /// Notes a change in the open epoch. The gate is entered.
+    /// Logs a change in the open epoch. The gate is entered.
     pub fn note(&self, change: Change) {
         let mut pending = self.pending.lock();
         if pending.ended && !pending.changes.is_empty() {
@@ -454,17 +461,18 @@ impl Persist {
         let many = pending.changes.len() == MAX_CHANGES;
         drop(pending);
         if many {
-            self.ask(|asked| asked.commit = true);
+            self.request(|requests| requests.commit = true);
         }
     }
 
-    /// Whether a write may note a change that takes no place on disk. Where not, a commit was asked for, and the write takes a
-    /// place: of those there are only so many.
+    /// Whether a write may log a change that takes no slot. If not, a commit was requested, and the write
+    /// takes a slot, of which there is a limited number.
     pub fn takes_notes(&self) -> bool {
         self.pending.lock().takes_notes()
     }
 
-    /// The same for a part of a block. Its record is three times as long as that of a range, so the map has to have space for it, too.
+    /// Like [`Persist::takes_notes`], for a part of a block. Its record is three times as long as that of a
+    /// range, so the map must have space for it, too.
     pub fn takes_part_notes(&self) -> bool {
         let (takes_notes, changes) = {
             let pending = self.pending.lock();
@@ -477,35 +485,35 @@ impl Persist {
         self.pending.lock().in_all()
     }
 
-    /// Claims space for the map, so that what is pending can be committed, and what is written until the next time.
-    /// Blocks for the file system.
+    /// Claims space for the map: for committing the pending changes, and for later ones. May block in the
+    /// file system.
     pub fn claim_map(&self) -> io::Result<()> {
         self.room.claim(self.pending_changes())
     }
 
-    /// Whether the map has space for what is pending and more.
+    /// Whether the map has space for the pending changes and more.
     pub fn has_map_room(&self) -> bool {
         self.room.is_enough(self.pending_changes())
     }
 
-    /// A position is free, once a commit knows it.
+    /// Records that a position is free after the next commit.
     pub fn freed(&self, position: u32) {
         self.pending.lock().freed.push(position);
     }
 
-    /// Whether segments may be begun, as far as that is not a matter of their place.
+    /// Whether segments may be begun, apart from their positions.
     fn may_begin(&self) -> bool {
         !self.closed.load(Ordering::Acquire)
             && self.next_generation.load(Ordering::Relaxed) < self.generation_limit.load(Ordering::Acquire)
     }
 
-    /// Whether there is a place for a segment that cleaning fills.
+    /// Whether there is a position for a segment of the cleaned stream.
     pub fn could_reserve(&self, overflow: &Overflow) -> bool {
         self.may_begin() && overflow.ready_positions() > 0
     }
 
-    /// Whether there is a place for a segment that the machine fills: one that is claimed, besides those of cleaning, and room
-    /// in the map.
+    /// Whether there is a position for a segment of the fresh stream: a claimed one besides those for
+    /// cleaning, and space in the map.
     pub fn could_begin(&self, overflow: &Overflow) -> bool {
         self.may_begin()
             && overflow.free_positions() > RESERVED_POSITIONS
@@ -513,7 +521,7 @@ impl Persist {
             && self.room.is_enough(self.pending_changes())
     }
 
-    /// Position and generation for a new segment; some of both are left for cleaning.
+    /// Reserves position and generation for a new segment. Some of both are kept for cleaning.
     pub fn reserve(&self, overflow: &Overflow, stream: Stream) -> Option<Reserved> {
         if !self.may_begin() {
             return None;
@@ -523,13 +531,13 @@ impl Persist {
             Stream::Fresh => overflow.take_ready(RESERVED_POSITIONS)?,
             Stream::Cleaned => overflow.take_for_cleaning()?,
         };
-        // Called under the log's lock, so that nobody else takes the last one.
+        // Called under the log's lock, so that no other thread takes the last one.
         let generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
         Some(Reserved { position, generation })
     }
 
-    /// RAM of the thread: its buffers, and a checkpoint. The thread holds them for as long as it writes, so their lock is
-    /// not asked.
+    /// RAM of the thread in bytes: its buffers, and a checkpoint. Does not take the buffers' lock, which the
+    /// thread holds while it writes.
     pub fn buffer_bytes(&self) -> u64 {
         self.buffers_made_bytes.load(Ordering::Relaxed) + self.checkpoint_bytes.load(Ordering::Relaxed)
     }
@@ -539,7 +547,7 @@ impl Persist {
         !UNDER_MODEL_CHECKER && self.buffers_made_bytes.load(Ordering::Relaxed) > 0
     }
 
-    /// Gives the thread's buffers back to the system, where it took none since the last call. How many bytes that was.
+    /// Frees the thread's buffers if it used none since the last call. Returns the number of freed bytes.
     pub fn trim_buffers(&self) -> u64 {
         if self.buffers_used.swap(false, Ordering::Relaxed) {
             return 0;
@@ -550,21 +558,21 @@ impl Persist {
         bytes
     }
 
-    fn ask(&self, change: impl FnOnce(&mut Asked)) {
-        change(&mut self.asked.lock());
+    fn request(&self, change: impl FnOnce(&mut Requests)) {
+        change(&mut self.requests.lock());
         self.wake.notify_one();
     }
 
-    /// Asks for cold segments to be written, where there are any.
+    /// Requests that cold segments be written, if there are any.
     pub fn ask_spill(&self, wanted: bool) {
         if wanted {
-            self.ask(|asked| asked.spill = true);
+            self.request(|requests| requests.spill = true);
         } else {
             self.spill_failed.store(false, Ordering::Release);
         }
     }
 
-    /// Asks for a commit, where one would make room: positions wait for it, and they are wanted.
+    /// Requests a commit if one would free space: positions wait for it, and they are needed.
     pub fn ask_for_room(&self, wanted: bool) {
         if self.is_broken() {
             return;
@@ -579,43 +587,44 @@ impl Persist {
                     || pending.changes.len() >= MAX_CHANGES)
         };
         if due || low {
-            self.ask(|asked| asked.commit = true);
+            self.request(|requests| requests.commit = true);
         }
     }
 
-    /// Asks for a commit, where there is something to commit.
+    /// Requests a commit if there is anything to commit.
     pub fn ask_for_commit(&self) {
         let due = {
             let pending = self.pending.lock();
             !pending.committing && !pending.changes.is_empty()
         };
         if due && !self.is_broken() {
-            self.ask(|asked| asked.commit = true);
+            self.request(|requests| requests.commit = true);
         }
     }
 
-    /// Whether so many positions wait for a commit that some would be given back to the file system after it. A machine
-    /// that discards and then has nothing to flush would keep them for as long as it is idle.
+    /// Whether so many positions wait for a commit that some would be returned to the file system after it.
+    /// Without this check, a machine that discards and then has nothing to flush would keep them as long as
+    /// it is idle.
     pub fn holds_surplus(&self) -> bool {
         let pending = self.pending.lock();
-        // After a failure the next flush tries again.
+        // After a failure, the next flush retries.
         let fails = self.has_failed() || self.is_broken();
         !pending.committing && pending.freed.len() > KEEP_POSITIONS && !fails
     }
 
-    /// Whether positions are on their way back, or cold segments to the disk.
+    /// Whether positions are being freed, or cold segments being written.
     pub fn brings_room(&self) -> bool {
         {
-            let asked = self.asked.lock();
-            if asked.spill || asked.spilling {
+            let requests = self.requests.lock();
+            if requests.spill || requests.spilling {
                 return true;
             }
         }
         self.frees_places()
     }
 
-    /// Whether positions are on their way back. Where the last commit failed they are so only while the next one is tried: the
-    /// disk may stay as it is for long, or for good.
+    /// Whether positions are being freed. If the last commit failed, only while the next one is tried: the
+    /// disk may fail for long, or for ever.
     pub fn frees_places(&self) -> bool {
         let fails = self.has_failed() || self.is_broken();
         let pending = self.pending.lock();
@@ -629,8 +638,9 @@ impl Persist {
         pending.changes.is_empty() && !pending.committing && !fails
     }
 
-    /// Does what claims or frees space of the files, unless the cache gave them up: who opens it next owns all that this one
-    /// takes for free. [`Persist::close`] alone waits for it, so that none of it falls behind the next opening.
+    /// Runs work that claims or frees space of the files, unless the cache was closed: the next process that
+    /// opens it owns all space that this one considers free. Only [`Persist::close`] waits for such work, so
+    /// that none of it runs after the next opening.
     pub fn while_open<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let shut = self.shut.lock();
         (!*shut).then(work)
@@ -646,13 +656,13 @@ impl Persist {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Whether the disk failed at the last try, at a commit or a spill.
+    /// Whether the last access to the disk failed, at a commit or a spill.
     pub fn disk_fails(&self) -> bool {
         self.has_failed() || self.spill_failed.load(Ordering::Acquire)
     }
 
-    /// Whether no flush succeeds any more until the cache is opened again: a sync failed, or what replaces the map. The system
-    /// may have dropped what it could not write, and says of it afterwards that it is durable.
+    /// Whether all flushes fail until the cache is opened again: a sync failed, or the replacement of the
+    /// map. The system may have dropped data that it could not write, and reports it as durable afterwards.
     pub fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
     }
@@ -662,28 +672,28 @@ impl Persist {
         self.commits.load(Ordering::Relaxed)
     }
 
-    /// Makes what was written before durable; `done` is called on the cache's thread.
+    /// Makes all earlier writes durable; `done` is called on the cache's thread.
     pub fn flush(&self, done: FlushDone) {
-        let mut asked = self.asked.lock();
-        if asked.stop {
-            drop(asked);
+        let mut requests = self.requests.lock();
+        if requests.stop {
+            drop(requests);
             return done(Err(IoError::new(IoErrorKind::Closed, "the volume is closed")));
         }
-        asked.waiters.push(done);
-        drop(asked);
+        requests.waiters.push(done);
+        drop(requests);
         self.wake.notify_one();
     }
 
-    /// Ends the thread; what was not flushed may be lost.
+    /// Ends the thread. Writes that were not flushed may be lost.
     pub fn stop(&self) {
         self.closed.store(true, Ordering::Release);
-        self.ask(|asked| asked.stop = true);
+        self.request(|requests| requests.stop = true);
     }
 
-    /// Whether a flush waits that the thread does not work on yet.
+    /// Whether a flush waits on which the thread does not work yet.
     fn flush_waits(&self) -> bool {
-        let asked = self.asked.lock();
-        asked.stop || asked.commit || !asked.waiters.is_empty()
+        let requests = self.requests.lock();
+        requests.stop || requests.commit || !requests.waiters.is_empty()
     }
 }
 

@@ -1,5 +1,5 @@
-//! Reopening: the committed records of a map are replayed into an empty cache, whose segments are all on
-//! disk. What it costs is proportional to the map, not to the data.
+//! Opens an existing cache: replays the committed records of its map into an empty cache, whose segments are
+//! all on disk. The cost is proportional to the map, not to the data.
 //!
 //! A segment gets the number of its position, so that no table from one to the other is needed.
 
@@ -13,22 +13,22 @@ use crate::partial::{Sectors, is_left, slots};
 use crate::segment::{Segment, SegmentTable, State, Word};
 use crate::units::{BlockNumber, Location, SECTORS, SLOTS, SegmentId, Slot};
 
-/// What was recovered.
+/// The recovered segments.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Positions that hold live slots, ascending: also the numbers of their segments.
+    /// Positions with live slots, ascending; they are also the numbers of their segments.
     pub used: Vec<u32>,
-    /// Live slots in them.
+    /// Number of live slots in them.
     pub blocks: u64,
-    /// Slots that the map holds itself, live or not.
+    /// Number of slots that the map itself contains, live or not.
     pub encrypted: u64,
 }
 
-/// The record at this byte contradicts those before it, or the volume.
+/// The record at this offset contradicts earlier ones, or the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contradiction(pub u64);
 
-/// Replays the records that count. The outer error: they cannot be read.
+/// Replays the valid records. The outer error: they cannot be read.
 pub fn replay<R: Read + Seek>(
     records: &mut Window<R>,
     scan: &Scan,
@@ -44,7 +44,7 @@ pub fn replay<R: Read + Seek>(
                 numbers = numbers.max(position.saturating_add(1));
                 extent(map, segments, position, generation, first_slot, blocks)
             }
-            Record::Sealed { position, generation, first_slot, blocks, .. } => {
+            Record::Encrypted { position, generation, first_slot, blocks, .. } => {
                 numbers = numbers.max(position.saturating_add(1));
                 encrypted += blocks.len() as u64;
                 extent(map, segments, position, generation, first_slot, blocks)
@@ -101,11 +101,12 @@ fn extent(
     ControlFlow::Continue(())
 }
 
-/// The segment of a position, which holds slots of this generation. `None`: that cannot be.
+/// The segment of a position whose slots have this generation. `None`: the generation contradicts earlier
+/// records.
 fn begun(segments: &SegmentTable, position: u32, generation: u64) -> Option<&Segment> {
     let segment = if position < SegmentId::LIMIT { segments.get(SegmentId(position)) } else { None }?;
     if segment.position().is_none() || segment.generation() != generation {
-        // A position is used again only when nothing in it was live any more.
+        // A position is used again only when all its slots are dead.
         if segment.live() > 0 {
             return None;
         }
@@ -140,7 +141,8 @@ fn parts(map: &Map, segments: &SegmentTable, parts: format::Parts<'_>) -> Contro
         let named = (0..).zip(&mut all).filter(|(sector, _)| sectors >> sector & 1 == 1);
         named.for_each(|(_, place)| *place = to);
         put_sectors(segments, &mut leaf, (index, block), &all)?;
-        // A whole block shares its slot neither with the block before it, which owns a shared slot, nor with the next one.
+        // A whole block shares its slot neither with the block before it, which would own a shared slot, nor
+        // with the next one.
         if let Some((id, slot)) = to.place()
             && leaf.get(index) == to
         {
@@ -154,7 +156,8 @@ fn parts(map: &Map, segments: &SegmentTable, parts: format::Parts<'_>) -> Contro
     ControlFlow::Continue(())
 }
 
-/// Whether a block may have sectors in a slot of this owner: that is the block before it in the same leaf, and a partial block too.
+/// Whether a block may have sectors in a slot of this owner: only if the owner is the block before it in the
+/// same leaf, and a partial block, too.
 fn is_shared(leaf: &LeafWrite<'_>, owner: BlockNumber, block: u32) -> bool {
     let ((owners_leaf, index), (leaf_number, _)) = (split(owner), split(BlockNumber(block)));
     let is_next = owner.0.checked_add(1) == Some(block) && owners_leaf == leaf_number;
@@ -273,7 +276,7 @@ mod tests {
             // The end of one block and the beginning of the next one, in one slot.
             encoder.parts(&[part(7, 0xe0, 0), part(8, 0x1f, 0), part(20, 0x01, 1)]);
             encoder.parts(&[Part { block: 20, sectors: 0x03, slot: None }, part(8, 0x01, 2)]);
-            // The first of the two leaves the slot, and then the slot is the other one's.
+            // The first block leaves the slot, which then belongs to the second.
             encoder.ranges(true, &[(7, 1)]);
             encoder.parts(&[part(30, 0x0f, 4), part(31, 0x0f, 5), part(31, 0xf0, 5)]);
             encoder.extent(6, 7, 1, &[30]);
@@ -292,7 +295,8 @@ mod tests {
         assert_eq!(sectors(20)[..2], [zero; 2]);
         assert_eq!(sectors(20)[2..], absent[2..]);
         assert_eq!((sectors(30), sectors(31)), ([at(6, 1); SECTORS], [at(3, 5); SECTORS]));
-        // Of position 2 the slot of block 8, of 3 the shared slot and that of each of blocks 8 and 31, of 6 that of block 30.
+        // Position 2 has the slot of block 8; 3 has the shared slot and the slots of blocks 8 and 31; 6 has
+        // that of block 30.
         assert_eq!(recovered, Recovered { used: vec![2, 3, 6], blocks: 5, encrypted: 0 });
         assert_eq!((map.partial_blocks(), map.partial_slots()), (2, 3));
     }
@@ -331,7 +335,7 @@ mod tests {
             replayed(100, |e| e.parts(&[Part { block: 1, sectors: 1, slot: Some((u32::MAX, 5, 0)) }]))
                 .is_err()
         );
-        // Blocks that do not follow one another, and the other way round; and the first is whole, before or after.
+        // Blocks that are not consecutive, or in reverse order; and the first block whole, before or after.
         for pair in [[7, 9], [8, 7]] {
             assert!(replayed(100, |e| e.parts(&pair.map(|block| part(block, 1, 0)))).is_err());
         }
@@ -341,10 +345,10 @@ mod tests {
         };
         assert!(replayed(100, whole_before).is_err());
         assert!(replayed(100, |e| e.parts(&[part(7, 1, 0), part(8, 1, 0), part(7, 0xfe, 0)])).is_err());
-        // The second one is whole.
+        // The second block is whole.
         assert!(replayed(100, |e| e.parts(&[part(7, 1, 0), part(8, 0xff, 0)])).is_err());
         assert!(replayed(100, |e| e.parts(&[part(7, 1, 0), part(8, 0xfe, 0), part(8, 1, 0)])).is_err());
-        // Of two leaves.
+        // Blocks of two leaves.
         assert!(replayed(1000, |e| e.parts(&[part(511, 1, 0), part(512, 1, 0)])).is_err());
     }
 }

@@ -1,8 +1,9 @@
-//! The slots that a commit put into the map alone: at opening, those that are still live go to their places in the data file,
-//! before anything else is written there.
+//! Restores the slots that commits stored only in the map: when a cache is opened, those that are still live
+//! are written to their positions in the data file, before anything else is written there.
 //!
-//! A position is given to another generation only after a commit that knows it free is durable. So where the map names a
-//! live slot nothing else has been written, and writing it once more with the same bytes does no harm: neither where it was
+//! A position gets another generation only after a durable commit has recorded that it is free. So if the map
+//! names a live slot, nothing else was written there. Writing it again with the same bytes is harmless, if it
+//! was there already or if this is repeated after a crash. Slots that are not live any more are skipped.
 //! there already, nor where this is done again after a crash in its middle. What is not live any more is left alone.
 
 use std::collections::BTreeMap;
@@ -19,10 +20,10 @@ use crate::overflow::io::IoEngine;
 use crate::segment::SegmentTable;
 use crate::units::{BlockNumber, SegmentId, Slot};
 
-/// What is done with a slot: position, slot and its sealed bytes.
+/// Called with a slot: position, slot and its encrypted bytes.
 type Each<'a> = &'a mut dyn FnMut(u32, Slot, &[u8]) -> io::Result<()>;
 
-/// Calls `each` for the sealed slots in the map that are live after its replay.
+/// Calls `each` for the encrypted slots in the map that are live after its replay.
 fn live_slots<R: Read + Seek>(
     (records, scan): (&mut Window<R>, &Scan),
     segments: &SegmentTable,
@@ -31,9 +32,9 @@ fn live_slots<R: Read + Seek>(
     let mut at = HEADER_BYTES as u64;
     while at < scan.end {
         let Some((_, record, next)) = records.record(at)? else {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the map has changed while it was read"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the map changed while it was read"));
         };
-        if let Record::Sealed { position, generation, first_slot, blocks, slots } = record
+        if let Record::Encrypted { position, generation, first_slot, blocks, slots } = record
             && let Some(segment) = segments.get(SegmentId(position))
             && segment.position() == Some(position)
             && segment.generation() == generation
@@ -52,7 +53,8 @@ fn live_slots<R: Read + Seek>(
     Ok(())
 }
 
-/// Whether the map holds all live slots of these positions: then it is no loss that the data file does not.
+/// Whether the map contains all live slots of these positions: then nothing is lost if the data file does
+/// not.
 pub fn holds_all<R: Read + Seek>(
     map: (&mut Window<R>, &Scan),
     segments: &SegmentTable,
@@ -69,10 +71,11 @@ pub fn holds_all<R: Read + Seek>(
     Ok(positions.iter().all(is_held))
 }
 
-/// Live slots side by side in the data file. Each alone would be a write for which the kernel reads the pages at its ends first.
+/// Consecutive live slots in the data file. If each was written by itself, the kernel would first read the
+/// pages at both its ends.
 #[derive(Default)]
 struct Run {
-    /// Where it begins in the file.
+    /// Its offset in the file.
     start: u64,
     /// At most as many as a position has.
     slots: Vec<u8>,
@@ -83,7 +86,7 @@ impl Run {
         self.start + self.slots.len() as u64 == at && self.slots.len() < ENCRYPTED_SEGMENT_BYTES
     }
 
-    /// Writes it, and begins the next one.
+    /// Writes the run, and begins the next one.
     fn write(&mut self, data: &File, engine: &dyn IoEngine, next: u64) -> io::Result<()> {
         if !self.slots.is_empty() {
             engine.write_at(data, &self.slots, self.start)?;
@@ -94,7 +97,7 @@ impl Run {
     }
 }
 
-/// Writes them to `data`, which is open through the page cache, and syncs it. How many there were.
+/// Writes the slots to `data`, which is open through the page cache, and syncs it. Returns their number.
 pub fn put_back<R: Read + Seek>(
     map: (&mut Window<R>, &Scan),
     segments: &SegmentTable,
@@ -123,7 +126,8 @@ pub fn put_back<R: Read + Seek>(
     Ok(count)
 }
 
-/// A crash may have taken back what was claimed, and with it the file's end; what is read there is more than the slots alone.
+/// A crash may have taken back claimed space, and with it the end of the file; reads there cover more than
+/// the slots alone.
 fn claim(data: &File, start: u64, engine: &dyn IoEngine) -> io::Result<()> {
     let len = ENCRYPTED_SEGMENT_BYTES as u64;
     match rustix::fs::fallocate(data, FallocateFlags::empty(), start, len) {

@@ -1,36 +1,37 @@
-//! Reading a map from its first record to its last, a piece at a time: it may be as long as the memory.
+//! Reads a map from its first record to its last, a piece at a time, because it may be as large as the
+//! memory.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
 use super::format::{HEADER_BYTES, MAX_RECORD_BYTES, Record, decode};
 
-/// Bytes of a map in memory at once.
+/// The most bytes of a map in memory.
 const WINDOW_BYTES: usize = 1 << 20;
 
-/// A map, seen through a window that moves over it.
+/// A map, read through a window that moves over it.
 #[derive(Debug)]
 pub struct Window<R> {
     map: R,
     len: u64,
-    /// Where the bytes in memory begin.
+    /// Offset of the bytes in memory.
     at: u64,
     bytes: Vec<u8>,
     most_bytes: usize,
 }
 
 impl<R: Read + Seek> Window<R> {
-    /// Over the whole map.
+    /// A window over a whole map.
     pub fn new(map: R) -> io::Result<Self> {
         Self::of_bytes(map, WINDOW_BYTES)
     }
 
-    /// With so many bytes in memory, or a record's if that is more.
+    /// With this many bytes in memory, or a record's if that is more.
     pub fn of_bytes(mut map: R, most_bytes: usize) -> io::Result<Self> {
         let len = map.seek(SeekFrom::End(0))?;
         Ok(Self { map, len, at: 0, bytes: Vec::new(), most_bytes: most_bytes.max(MAX_RECORD_BYTES) })
     }
 
-    /// Bytes of the map.
+    /// Length of the map in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -40,7 +41,7 @@ impl<R: Read + Seek> Window<R> {
         self.len == 0
     }
 
-    /// The bytes from `at` on: as many as the longest record has, or more; less only at the end of the map.
+    /// The bytes from `at` on: at least as many as the longest record has, except at the end of the map.
     pub fn from(&mut self, at: u64) -> io::Result<&[u8]> {
         let in_memory = self.at..=self.at + self.bytes.len() as u64;
         let end = self.len.min(at.saturating_add(MAX_RECORD_BYTES as u64));
@@ -55,7 +56,7 @@ impl<R: Read + Seek> Window<R> {
         Ok(self.bytes.get(skip..).unwrap_or_default())
     }
 
-    /// Whether nothing but zeroes is there from `at` on.
+    /// Whether all bytes from `at` on are zero.
     pub fn is_zero_from(&mut self, mut at: u64) -> io::Result<bool> {
         while at < self.len {
             let bytes = self.from(at)?;
@@ -67,22 +68,22 @@ impl<R: Read + Seek> Window<R> {
         Ok(true)
     }
 
-    /// The record at `at`: its sequence number, the record, and where the next one begins. `None`: there is no whole and
-    /// undamaged record.
+    /// The record at `at`: its sequence number, the record, and the offset of the next one. `None`: there is
+    /// no complete and undamaged record.
     pub fn record(&mut self, at: u64) -> io::Result<Option<(u64, Record<'_>, u64)>> {
         let found = decode(self.from(at)?, 0);
         Ok(found.map(|(sequence, record, bytes)| (sequence, record, at + bytes as u64)))
     }
 }
 
-/// What a walk over a map's records found.
+/// The result of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scan {
-    /// Where the last commit that counts ends.
+    /// Offset of the end of the last valid commit.
     pub end: u64,
-    /// Sequence number of the record to be written there.
+    /// Sequence number of the next record.
     pub next_sequence: u64,
-    /// Number of that commit.
+    /// Number of the last valid commit.
     pub epoch: u64,
     /// Its generation limit.
     pub generation_limit: u64,
@@ -91,17 +92,18 @@ pub struct Scan {
 /// Why a map cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScanFault {
-    /// No commit is whole.
+    /// No commit is complete.
     NoCommit,
-    /// The records at this byte are damaged, and later ones prove that they were whole once.
+    /// The records at this offset are damaged, and later ones prove that they were complete once.
     Damaged(u64),
 }
 
-/// Walks over the records behind the header, to the last commit that counts.
+/// Scans the records after the header, up to the last valid commit.
 ///
-/// What follows it is what a crash left of one commit that was never answered, and is dropped. Only one
-/// commit can be lost like that: the next is not begun before the last one is durable. So a commit that is
-/// further on proves damage, and the map is refused rather than cut back to before answered flushes.
+/// Any bytes after it are of one commit that a crash left incomplete and that was never answered; they are
+/// dropped. Only one commit can be lost like that, because the next is begun only when the last one is
+/// durable. So a later commit proves damage, and the map is refused instead of being cut back to a state
+/// before answered flushes.
 ///
 /// The outer error: the map cannot be read.
 pub fn scan<R: Read + Seek>(map: &mut Window<R>, first_sequence: u64) -> io::Result<Result<Scan, ScanFault>> {
@@ -145,12 +147,12 @@ mod tests {
     use super::*;
     use crate::overflow::encrypt::ENCRYPTED_SLOT_BYTES;
 
-    /// Through a window that is as small as can be.
+    /// Scans through the smallest possible window.
     fn scanned(bytes: &[u8]) -> Result<Scan, ScanFault> {
         scan(&mut Window::of_bytes(Cursor::new(bytes), 0).unwrap(), 7).unwrap()
     }
 
-    /// Three commits; where each ends.
+    /// A map with three commits, and the offset of the end of each.
     fn map() -> (Vec<u8>, Vec<usize>) {
         let size_bytes = 1 << 30;
         let header = Header { size_bytes, base_id: [0xab; 32], key_check: [0xcd; 16], first_sequence: 7 };
@@ -197,7 +199,7 @@ mod tests {
                 Err(ScanFault::Damaged(place)) => {
                     assert!(at < ends[1] && place <= at as u64 + 1, "byte {at}")
                 }
-                Err(ScanFault::NoCommit) => panic!("byte {at}: two commits are whole"),
+                Err(ScanFault::NoCommit) => panic!("byte {at}: two commits are complete"),
             }
         }
     }
@@ -208,11 +210,11 @@ mod tests {
         let whole = scanned(&bytes);
         bytes.resize(bytes.len() + 3000, 0);
         assert_eq!(scanned(&bytes), whole);
-        // The last commit, of which a crash left a part, in the middle of them.
+        // The last commit, of which a crash left a part, in the middle of the zeroes.
         bytes[ends[1]..ends[1] + 40].fill(0);
         let scan = scanned(&bytes).unwrap();
         assert_eq!((scan.epoch, scan.end), (2, ends[1] as u64));
-        // One that was durable.
+        // A commit that was durable.
         bytes[ends[0]..ends[0] + 40].fill(0);
         assert_eq!(scanned(&bytes), Err(ScanFault::Damaged(ends[0] as u64)));
     }

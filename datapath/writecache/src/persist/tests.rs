@@ -1,4 +1,4 @@
-//! Changes that are noted, and a cache whose disk failed at a sync.
+//! Tests of logged changes, and of a cache whose disk failed at a sync.
 
 mod parts;
 
@@ -31,7 +31,7 @@ fn discards_side_by_side_are_one_change() {
     let mut last = range(8, 2, true);
     assert!((10..1000).all(|next| last.is_continued_by(&range(next, 1, true))));
     assert_eq!(last, range(8, 992, true));
-    // Not the other kind, not elsewhere, not longer than a count can say, and not what lies in a slot.
+    // Not of the other kind, not elsewhere, not longer than a count can express, and not in a slot.
     for next in
         [range(1000, 1, false), range(1001, 1, true), range(999, 1, true), range(1000, u32::MAX, true)]
     {
@@ -42,12 +42,12 @@ fn discards_side_by_side_are_one_change() {
     assert_eq!(last, range(8, 992, true));
 }
 
-/// The real engine, whose writes or syncs fail while it is told so.
+/// The real engine, whose writes or syncs can be made to fail.
 struct Failing {
     real: Arc<dyn IoEngine>,
     writes_fail: AtomicBool,
     syncs_fail: AtomicBool,
-    /// Writes through the page cache.
+    /// Number of writes through the page cache.
     written: AtomicUsize,
 }
 
@@ -122,7 +122,7 @@ fn a_map_of_another_version_is_refused_by_name() {
         std::fs::write(&map, &bytes).unwrap();
         let refused = WriteCache::open(&options(dir.path()), &host.shared()).err().expect("it was opened");
         assert!(refused.to_string().contains(&format!("format version {version},")), "{refused}");
-        assert!(std::fs::read(&map).unwrap() == bytes, "it was changed");
+        assert!(std::fs::read(&map).unwrap() == bytes, "the map was changed");
     }
     std::fs::write(&map, &before).unwrap();
     let cache = open(dir.path(), &host);
@@ -130,10 +130,11 @@ fn a_map_of_another_version_is_refused_by_name() {
     cache.close().unwrap();
 }
 
-/// A map of this version, made by a program of its own (Python's `cryptography`) from the document alone.
+/// A map of this version, written by another program (Python's `cryptography`) according to the document
+/// only.
 const GOLDEN: &[u8] = include_bytes!("golden/map");
 
-/// What blocks 3, 10 to 12 and 20 hold: each sector one byte over and over; `None` for the base's.
+/// The contents of blocks 3, 10 to 12 and 20: each sector repeats one byte; `None` for the base's.
 fn golden_sectors(block: u32) -> [Option<u8>; 8] {
     std::array::from_fn(|sector| match (block, sector) {
         (3, _) => Some(0x33),
@@ -152,7 +153,7 @@ fn the_golden_map_is_what_the_encoder_writes() {
     let mut bytes = Header { size_bytes, base_id, key_check, first_sequence: 5 }.encode().to_vec();
     let mut encoder = Encoder::new(5);
     let mut slots = vec![0; 3 * ENCRYPTED_SLOT_BYTES];
-    // A slot has what its sectors have, and zeroes elsewhere.
+    // A slot has the contents of its sectors, and zeroes elsewhere.
     let plain = |blocks: [(u32, std::ops::Range<usize>); 2]| {
         let mut plain = vec![0; 4096];
         for (block, range) in blocks {
@@ -201,7 +202,7 @@ fn the_golden_map_is_opened_and_read() {
     }
 }
 
-/// Each sector of a block, which has one byte over and over; `None`: it is the base's.
+/// The sectors of a block, each of which repeats one byte; `None`: the base's.
 fn read(cache: &Arc<WriteCache>, block: BlockNumber) -> [Option<u8>; 8] {
     let mut bytes = [0; 4096];
     let mut sectors = [None; 8];
@@ -210,12 +211,12 @@ fn read(cache: &Arc<WriteCache>, block: BlockNumber) -> [Option<u8>; 8] {
     for (at, len, found) in places {
         let bytes = match found {
             Found::Absent => continue,
-            Found::Partial => panic!("a part of a block is in one place"),
+            Found::Partial => panic!("a part of a partial block is a partial block"),
             Found::Done(_) => bytes[at..at + len].to_vec(),
             Found::Spilled(ticket) => {
                 let (tell, told) = std::sync::mpsc::channel();
                 cache.fetch(vec![ticket], move |_, fetched| {
-                    let Fetched::Data(slot) = fetched else { panic!("it is not what was sealed") };
+                    let Fetched::Data(slot) = fetched else { panic!("the slot is damaged") };
                     tell.send(slot[at..at + len].to_vec()).unwrap();
                 });
                 told.recv().unwrap()
@@ -236,7 +237,7 @@ fn a_spill_that_has_nothing_to_do_does_not_make_good_a_commit_that_failed() {
     let host = Host::with_engine(u64::MAX, Arc::clone(&engine) as _).unwrap();
     let cache = open(dir.path(), &host);
     let persist = cache.persist.as_ref().unwrap();
-    // More than go into the map alone.
+    // More than go into the map only.
     for block in 0..32 {
         assert_eq!(cache.write(BlockNumber(block), &[8; 4096], Admission::New), WriteResult::Done);
     }
@@ -244,8 +245,8 @@ fn a_spill_that_has_nothing_to_do_does_not_make_good_a_commit_that_failed() {
     assert!(!flush(&cache) && cache.is_failing() && !cache.is_broken());
     persist.ask_spill(true);
     wait_until("nothing is spilled", || {
-        let asked = persist.asked.lock();
-        !asked.spill && !asked.spilling
+        let requests = persist.requests.lock();
+        !requests.spill && !requests.spilling
     });
     assert!(cache.is_failing(), "the last commit failed");
     engine.writes_fail.store(false, Ordering::SeqCst);
@@ -259,7 +260,7 @@ fn blocks_of_a_request_are_not_stored_in_front_of_one_before_them() {
     let kept = open(dir.path(), &host);
     let options = CacheOptions { persistent: None, overflow: None, ..options(dir.path()) };
     let ephemeral = WriteCache::open(&options, &host.shared()).unwrap();
-    // The third and the last have no slot yet; the last two are of another request.
+    // The third and the last have no slot yet; the last two belong to another request.
     let numbers = [0, 1, 2, 3, 4, 9, 10];
     let blocks = numbers.map(|number| Block { number: BlockNumber(number), data: &[8; 4096] });
     let stored = |cache: &WriteCache| {
@@ -285,22 +286,23 @@ fn discards_are_noted_within_a_bound_while_commits_fail() {
         |block, slotless| cache.clear(BlockNumber(block), BlockNumber(block + 1), Location::ZERO, slotless);
     let residence = |block| cache.residence(BlockNumber(block));
     const LAST: u32 = (16 << 18) - 1;
-    // More than go into the map alone.
+    // More than go into the map only.
     for block in LAST - 31..=LAST {
         assert_eq!(cache.write(BlockNumber(block), &[8; 4096], Admission::New), WriteResult::Done);
     }
     engine.writes_fail.store(true, Ordering::SeqCst);
     assert!(!flush(&cache));
-    // Scattered, so that no two of them are one change.
+    // Scattered, so that no two of them are merged.
     let scattered = || (0..u32::try_from(MOST_IN_ALL).unwrap() * 3 / 2).map(|number| number * 2);
     for block in scattered() {
         assert_eq!(clear(block, UnloggedBlocks::Stay), Cleared::All);
     }
     let noted = persist.pending_changes();
     assert!(noted <= MOST_IN_ALL + 1, "{noted} changes are noted");
-    // What has no slot stays as it is, or waits; what has one is free. A commit that is tried has room for a moment, until it fails.
+    // Blocks without a slot stay unchanged, or wait; blocks with a slot are cleared. A commit that is tried
+    // frees space for a moment, until it fails.
     let mut last = scattered().next_back().unwrap();
-    wait_until("what has no slot stays as it is, or waits", || {
+    wait_until("blocks without a slot stay unchanged, or wait", || {
         last += 2;
         assert_eq!(clear(last, UnloggedBlocks::Stay), Cleared::All);
         (residence(last), clear(last, UnloggedBlocks::Wait))
@@ -328,28 +330,28 @@ fn a_broken_cache_tries_no_commit_and_waits_for_none() {
     engine.syncs_fail.store(true, Ordering::SeqCst);
     assert_eq!(cache.write(BlockNumber(0), &[8; 4096], Admission::New), WriteResult::Done);
     assert!(!flush(&cache) && cache.is_broken());
-    // The disk works again, and would say so.
+    // The disk works again, and would report success.
     engine.syncs_fail.store(false, Ordering::SeqCst);
     let commits = persist.commits();
     cache.clear(BlockNumber(0), BlockNumber(blocks), Location::ZERO, UnloggedBlocks::Stay);
-    assert!(!persist.pending.lock().freed.is_empty(), "places wait for a commit");
+    assert!(!persist.pending.lock().freed.is_empty(), "positions wait for a commit");
     persist.ask_for_room(true);
     persist.ask_for_commit();
-    assert!(!persist.asked.lock().commit && !persist.brings_room());
+    assert!(!persist.requests.lock().commit && !persist.brings_room());
     assert!(!flush(&cache));
-    // Nothing was taken for a commit that would fail.
+    // No change was taken for a commit that would fail.
     let pending = persist.pending.lock();
     assert!(!pending.committing && !pending.freed.is_empty() && persist.commits() == commits);
 }
 
-/// A flush waits whenever the thread has answered the last one, so that it never comes to a spill.
+/// A flush waits whenever the thread has answered the last one, so that the thread never spills.
 #[test]
 fn a_flush_of_few_blocks_writes_segments_where_ram_is_short() {
     let dir = tempfile::tempdir().unwrap();
     let host = Host::with_engine(u64::MAX, Failing::new()).unwrap();
     let cache = open(dir.path(), &host);
     cache.set_ram_bytes(16 << 20);
-    // The host's thread, which asks for spills, stands still.
+    // The host's thread, which requests spills, is stopped.
     let held = cache.persist.as_ref().unwrap().shut.lock();
     let mut block = 0;
     while cache.write(BlockNumber(block), &[8; 4096], Admission::New) == WriteResult::Done {
@@ -380,7 +382,7 @@ fn slots_side_by_side_are_put_back_by_one_write() {
     let engine = Failing::new();
     let host = Host::with_engine(u64::MAX, Arc::clone(&engine) as _).unwrap();
     let cache = open(dir.path(), &host);
-    // Of the map and of the data.
+    // Writes of the map and of the data.
     let written = engine.written.load(Ordering::SeqCst);
     assert!((2..10).contains(&written), "{written} writes");
     cache.close().unwrap();

@@ -1,5 +1,5 @@
-//! Requests to the cache, made as the volume makes them: with the image below, fetches of what is on disk,
-//! and waiting where there is no room.
+//! Makes requests to the cache as the volume does: with the image below, fetches of blocks on disk, and waits
+//! if there is no space.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use shuttle::thread;
 
 use super::oracle::{BLOCK, HALF, Oracle, Value};
 
-/// One who makes requests, one after the other.
+/// A client that makes requests one after the other.
 #[derive(Clone)]
 pub struct Client {
     cache: Arc<WriteCache>,
@@ -33,7 +33,7 @@ pub fn image(block: u32) -> Vec<u8> {
 }
 
 impl Client {
-    /// For a cache and what is known of it.
+    /// For a cache, and the oracle of its contents.
     pub fn new(cache: &Arc<WriteCache>, oracle: &Arc<Oracle>) -> Self {
         Self {
             cache: Arc::clone(cache),
@@ -66,7 +66,8 @@ impl Client {
         }
     }
 
-    /// Whole blocks in any leaves, the same one twice now and then. What is not stored then is written alone.
+    /// Overwrites whole blocks in any leaves, sometimes the same block twice. Blocks that are not stored then
+    /// are written one by one.
     fn overwrite_together(&self) {
         let first = self.some_block();
         let blocks = [first, self.some_block(), first + u32::from(first + 1 < self.oracle.blocks())];
@@ -88,7 +89,8 @@ impl Client {
         }
     }
 
-    /// The end of a block and the beginning of the next one. What cannot be stored together is written alone.
+    /// Writes the end of a block and the beginning of the next one; one by one if they cannot be stored
+    /// together.
     fn write_pair(&self) {
         let block = random(self.oracle.blocks() - 1);
         let value = self.oracle.fresh();
@@ -111,17 +113,17 @@ impl Client {
         }
     }
 
-    /// Pairs of parts that were stored at once.
+    /// Number of pairs of parts that were stored together.
     pub fn stored_in_pairs(&self) -> u64 {
         self.paired.load(Ordering::Relaxed)
     }
 
-    /// Blocks that were stored with others.
+    /// Number of blocks that were stored with others.
     pub fn stored_together(&self) -> u64 {
         self.together.load(Ordering::Relaxed)
     }
 
-    /// Reads, twice as many.
+    /// Reads twice as many blocks.
     pub fn read_some(&self, steps: usize) {
         (0..2 * steps).for_each(|_| self.read(self.some_block()));
     }
@@ -154,14 +156,14 @@ impl Client {
         begun.into_iter().for_each(|(block, number)| self.oracle.end(block, number));
     }
 
-    /// Reads a block and has it checked.
+    /// Reads a block and checks it.
     pub fn read(&self, block: u32) {
         let begun = self.oracle.tick();
         let bytes = self.bytes(block);
         self.oracle.check(block, begun, &bytes);
     }
 
-    /// Looks up all parts of a partial block, and fetches what is on disk. `None`: something is somewhere else by now.
+    /// Looks up all parts of a partial block, and fetches those on disk. `None`: a part has moved.
     fn parts(&self, block: u32, look_up: impl FnOnce(&mut [u8], EachPart<'_>)) -> Option<Vec<u8>> {
         let mut bytes = vec![0xee; BLOCK];
         let mut parts = Vec::new();
@@ -172,7 +174,7 @@ impl Client {
                 Found::Done(_) => continue,
                 Found::Absent => image(block),
                 Found::Spilled(ticket) => self.fetch(ticket)?,
-                Found::Partial => panic!("a part of block {block} is no place"),
+                Found::Partial => panic!("a part of block {block} is a partial block"),
             };
             bytes[part.clone()].copy_from_slice(&from[part]);
         }
@@ -207,13 +209,14 @@ impl Client {
         }
     }
 
-    /// All blocks of the cache as it is after a crash: one moment, at or after `begun` and before `ended`.
+    /// Checks all blocks of the cache after a crash: they are the state of one moment, at or after `begun`
+    /// and before `ended`.
     pub fn check_recovered(&self, begun: u64, ended: u64) {
         let found: Vec<_> = (0..self.oracle.blocks()).map(|block| self.bytes(block)).collect();
         self.oracle.check_cut(begun, ended, &found);
     }
 
-    /// Writes and flushes in turn. Each flush that worked is told, as the moment before it began.
+    /// Writes and flushes alternately. The moment before each successful flush is stored in `flushed`.
     pub fn flush_some(&self, steps: usize, flushed: &AtomicU64) {
         for _ in 0..steps {
             if random(3) > 0 {
@@ -223,7 +226,7 @@ impl Client {
         }
     }
 
-    /// Flushes; whether that worked.
+    /// Flushes. Returns whether that succeeded.
     pub fn flush(&self, flushed: &AtomicU64) -> bool {
         let begun = self.oracle.tick();
         let (sender, receiver) = mpsc::channel();
@@ -235,7 +238,8 @@ impl Client {
         worked
     }
 
-    /// Freezes the cache and reads all of it, some blocks again later: it is one moment, and stays so.
+    /// Freezes the cache and reads all of it, some blocks again later: it is the state of one moment, and
+    /// does not change.
     pub fn freeze_some(&self, times: usize) {
         for _ in 0..times {
             let begun = self.oracle.tick();
@@ -275,7 +279,7 @@ impl Client {
         }
     }
 
-    /// `None`: it is somewhere else by now, or the disk failed this time.
+    /// `None`: the block has moved, or the disk failed this time.
     fn fetch(&self, ticket: Ticket) -> Option<Vec<u8>> {
         let (sender, receiver) = mpsc::channel();
         self.cache.fetch(vec![ticket], move |_, fetched| {
@@ -298,17 +302,17 @@ impl Client {
     }
 
     fn write(&self, block: u32, value: Value, halves: [bool; 2]) {
-        // Whole halves: this is done so often that a byte at a time would be half of the exploration.
+        // In halves: this is called so often that a copy byte by byte would take half of the exploration.
         let data = (0..2).filter(|half| halves[*half]).map(|half| value.bytes(block, half));
         let data = data.collect::<Vec<_>>().concat();
         let skip = if halves[0] { 0 } else { HALF };
         let number = self.oracle.begin(block, value, halves);
-        // What is not noticed at once is left to the second look.
+        // Equal blocks that are not noticed here are left to the dedup scan.
         let same = value == Value::Image && random(2) == 0;
         self.write_begun((block, number), skip, &data, same);
     }
 
-    /// Carries out a write that the oracle knows of.
+    /// Executes a write that the oracle knows.
     fn write_begun(&self, (block, number): (u32, usize), skip: usize, data: &[u8], same: bool) {
         let (answer, answers) = mpsc::channel();
         let mut fetched = Vec::new();
@@ -347,19 +351,19 @@ impl Client {
     }
 }
 
-/// What became of a write.
+/// The result of a step of a write.
 enum Stepped {
     Done,
     Fetch(Old),
 }
 
-/// What a write waits for.
+/// The reason for which a write waits.
 enum Waits {
     ForRoom,
     ForDisk,
 }
 
-/// A write under way.
+/// A write in progress.
 struct Task {
     client: Client,
     block: u32,
@@ -372,7 +376,7 @@ struct Task {
 }
 
 impl Task {
-    /// What it waits for where it did not end.
+    /// The error is the reason for which the write waits.
     fn step(&self, admission: Admission) -> Result<Stepped, Waits> {
         let (cache, block) = (&self.client.cache, BlockNumber(self.block));
         loop {
@@ -387,7 +391,7 @@ impl Task {
                     return Ok(Stepped::Done);
                 }
                 WriteResult::NeedOld(old) => return Ok(Stepped::Fetch(old)),
-                WriteResult::Closed => panic!("nobody has closed it"),
+                WriteResult::Closed => panic!("the cache is not closed"),
                 WriteResult::NoRoom if cache.make_room() => {}
                 WriteResult::NoRoom | WriteResult::Queued => return Err(Waits::ForRoom),
                 WriteResult::Throttled => return Err(Waits::ForDisk),

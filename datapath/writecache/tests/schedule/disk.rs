@@ -1,5 +1,6 @@
-//! A disk in memory. Its threads take operations in any order and carry them out in two halves; of the first
-//! ones some fail, after their first half, and some writes are given up without an answer. It knows what a power cut would leave.
+//! A disk in memory. Its threads take operations in any order and execute them in two halves. Some of the
+//! first operations fail after their first half, and some writes are dropped without an answer. It knows what
+//! a power cut would leave.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,21 +21,21 @@ struct Queue {
     stopped: bool,
 }
 
-/// What a file holds, and what of it is certain to survive.
+/// The contents of a file, and the part of them that survives for certain.
 #[derive(Clone, Default)]
 struct Contents {
     live: Vec<u8>,
     durable: Vec<u8>,
 }
 
-/// By the real file's number. The real files stay empty; their lengths and names are real.
+/// By the real file's inode number. The real files stay empty; their lengths and names are real.
 type Files = HashMap<u64, Contents>;
 
-/// See the file's head.
+/// A disk in memory; see the module's documentation.
 pub struct Disk {
     queue: Mutex<Queue>,
     wake: Condvar,
-    /// Locked for one copy, without a change of threads in it.
+    /// Locked for one copy, in which no thread switch happens.
     files: std::sync::Mutex<Files>,
     faults: AtomicU32,
     given_up: AtomicU32,
@@ -52,13 +53,13 @@ fn put(bytes: &mut Vec<u8>, at: usize, from: &[u8]) {
     bytes[at..at + from.len()].copy_from_slice(from);
 }
 
-/// Others go on here.
+/// Lets other threads run.
 fn point() {
     AtomicBool::new(false).load(Ordering::SeqCst);
 }
 
 impl Disk {
-    /// An empty disk; so many operations fail at most.
+    /// An empty disk on which at most `faults` operations fail.
     pub fn new(faults: u32) -> Self {
         Self {
             queue: Mutex::default(),
@@ -70,29 +71,29 @@ impl Disk {
         }
     }
 
-    /// From now on so many operations fail at most.
+    /// From now on at most `faults` operations fail.
     pub fn fail_some(&self, faults: u32) {
         self.faults.store(faults, Ordering::Relaxed);
     }
 
-    /// Writes that were dropped without an answer.
+    /// Number of writes that were dropped without an answer.
     pub fn given_up(&self) -> u32 {
         self.given_up.load(Ordering::Relaxed)
     }
 
-    /// How often a file took another's place.
+    /// Number of renames over an existing file.
     pub fn renames(&self) -> u32 {
         self.renames.load(Ordering::Relaxed)
     }
 
-    /// A disk that holds a file with these bytes.
+    /// A disk with a file of these bytes.
     pub fn with_file(file: &File, bytes: Vec<u8>) -> Self {
         let disk = Self::new(0);
         disk.files.lock().unwrap().insert(number(file), Contents { live: bytes.clone(), durable: bytes });
         disk
     }
 
-    /// What a file holds if the power is cut now: what was synced last, or all that was written.
+    /// The contents of a file if the power is cut now: the last synced ones, or all that was written.
     pub fn left_of(&self, file: &File) -> Vec<u8> {
         let all = shuttle::rand::thread_rng().gen_bool(0.5);
         let files = self.files.lock().unwrap();
@@ -100,7 +101,7 @@ impl Disk {
         if all { contents.live } else { contents.durable }
     }
 
-    /// A disk thread.
+    /// Runs a disk thread.
     pub fn run(&self) {
         loop {
             let mut queue = self.queue.lock().unwrap();
@@ -117,7 +118,7 @@ impl Disk {
         }
     }
 
-    /// Ends the threads, once nothing is left to do.
+    /// Ends the threads when all operations are done.
     pub fn stop(&self) {
         self.queue.lock().unwrap().stopped = true;
         self.wake.notify_all();
@@ -137,7 +138,7 @@ impl Disk {
         point();
         let result = if self.fails() {
             if op.direction == Direction::Write && shuttle::rand::thread_rng().gen_bool(0.5) {
-                // As where a thread that carries it out panics.
+                // As if the thread that executes it panicked.
                 self.given_up.fetch_add(1, Ordering::Relaxed);
                 return;
             }
@@ -184,7 +185,7 @@ impl IoEngine for Disk {
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         let at = usize::try_from(offset).unwrap();
         if at == 0 && bytes.starts_with(b"HWCACHE") {
-            // A new map may have the number of a file that is gone.
+            // A new map may have the inode number of a removed file.
             self.files.lock().unwrap().remove(&number(file));
         }
         let (first, rest) = bytes.split_at(bytes.len() / 2);

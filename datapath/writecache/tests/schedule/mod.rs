@@ -1,4 +1,4 @@
-//! What the explored threads do, the disk under them, and who says whether a read was right.
+//! The threads that are explored, the disk below them, and the oracle that checks reads.
 
 pub mod client;
 pub mod disk;
@@ -9,23 +9,23 @@ use std::sync::Arc;
 
 use headwater_writecache::{Host, WriteCache};
 
-/// After so many turns what is not given back will not be.
-const PATIENCE: usize = 20_000;
+/// The number of scheduler steps after which memory that is still in use counts as lost.
+const STEPS_MAX: usize = 20_000;
 
-/// Waits until something is so; the explorer lets all others go on meanwhile.
+/// Waits until a condition is true; the explorer lets all other threads run meanwhile.
 pub fn settle(what: &str, is_so: impl Fn() -> bool) {
-    for _ in 0..PATIENCE {
+    for _ in 0..STEPS_MAX {
         if is_so() {
             return;
         }
         shuttle::thread::yield_now();
     }
-    panic!("not so after {PATIENCE} turns: {what}");
+    panic!("not so after {STEPS_MAX} turns: {what}");
 }
 
-/// Drops the last handle on a cache and waits until it is gone with all its memory, whoever else was at work in it.
-/// Its memory alone does not tell: one that was just recovered has none, while the host's thread may be about to
-/// begin a read that only a running disk ends.
+/// Drops the last reference to a cache and waits until the cache is gone with all its memory, whatever other
+/// threads still do in it. Its memory alone does not show that: a recovered cache has none at first, while
+/// the host's thread may be about to begin a read that only a running disk ends.
 pub fn close(cache: Arc<WriteCache>, host: &Host) {
     let gone = Arc::downgrade(&cache);
     drop(cache);

@@ -1,8 +1,8 @@
-//! What a read may return: the half blocks that were written, each recognisable, and when.
+//! Knows what a read may return: which halves of blocks were written, each recognisable, and when.
 //!
-//! It knows no schedule, only the order of beginnings and ends. A change is over for a read, when another one
-//! of the same half began after its end, and had taken effect before the read began: because it was answered,
-//! or because somebody had read it.
+//! It knows no schedule, only the order of beginnings and ends. A read cannot return a change any more if
+//! another change of the same half began after that change's end and had taken effect before the read began:
+//! because it was answered, or because a read had returned it.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -22,7 +22,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// What it looks like.
+    /// The bytes of the value.
     pub fn bytes(self, block: u32, half: usize) -> Vec<u8> {
         let number = match self {
             Value::Zero => return vec![0; HALF],
@@ -30,7 +30,7 @@ impl Value {
             Value::Written(number) => number,
         };
         let first = (u64::from(number) << 32) | (u64::from(block) << 8) | (half as u64 + 1);
-        // One in four does not get smaller by packing.
+        // One value in four does not compress.
         let packs = !number.is_multiple_of(4) || number == 0;
         let mut word = first;
         let mut bytes = vec![0; HALF];
@@ -44,7 +44,7 @@ impl Value {
         bytes
     }
 
-    /// What it was, from what it looks like.
+    /// The value of these bytes.
     fn of(block: u32, half: usize, bytes: &[u8]) -> Self {
         let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
         let place = (u32::try_from((first >> 8) & 0xff_ffff).unwrap(), (first & 0xff) as usize);
@@ -70,7 +70,7 @@ struct Change {
     value: Value,
     halves: [bool; 2],
     begun: u64,
-    /// When it had been answered.
+    /// When the change was answered.
     ended: u64,
     /// When it was known to have taken effect, for each half.
     seen: [u64; 2],
@@ -84,7 +84,7 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// A volume that is as the image.
+    /// A volume that equals the image.
     pub fn new(blocks: u32) -> Self {
         let image = || Change { value: Value::Image, halves: [true; 2], begun: 0, ended: 0, seen: [0; 2] };
         Self {
@@ -94,12 +94,12 @@ impl Oracle {
         }
     }
 
-    /// A value that nobody wrote yet.
+    /// A value that was not written yet.
     pub fn fresh(&self) -> Value {
         Value::Written(self.numbers.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// How many blocks there are.
+    /// Number of blocks.
     pub fn blocks(&self) -> u32 {
         u32::try_from(self.blocks.len()).unwrap()
     }
@@ -109,14 +109,14 @@ impl Oracle {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A change begins. Returns its number among those of its block.
+    /// Records that a change begins. Returns its number among those of its block.
     pub fn begin(&self, block: u32, value: Value, halves: [bool; 2]) -> usize {
         let mut changes = self.blocks[block as usize].lock().unwrap();
         changes.push(Change { value, halves, begun: self.tick(), ended: u64::MAX, seen: [u64::MAX; 2] });
         changes.len() - 1
     }
 
-    /// A change was answered.
+    /// Records that a change was answered.
     pub fn end(&self, block: u32, number: usize) {
         let now = self.tick();
         let mut changes = self.blocks[block as usize].lock().unwrap();
@@ -125,7 +125,7 @@ impl Oracle {
         change.seen = change.seen.map(|seen| seen.min(now));
     }
 
-    /// A read that began at `begun` returned this.
+    /// Checks the result of a read that began at `begun`.
     pub fn check(&self, block: u32, begun: u64, bytes: &[u8]) {
         let values = [0, 1].map(|half| Value::of(block, half, &bytes[half * HALF..(half + 1) * HALF]));
         let now = self.tick();
@@ -151,9 +151,9 @@ impl Oracle {
 }
 
 impl Oracle {
-    /// All blocks of a state that was frozen between `begun` and `ended`: none is older than what was there at its
-    /// beginning or newer than its end; and where a change is in it, so is each that had taken effect before that
-    /// one began.
+    /// Checks all blocks of a state that was frozen between `begun` and `ended`: no block is older than the
+    /// state at `begun` or newer than `ended`; and if a change is in it, so is each change that had taken
+    /// effect before that one began.
     pub fn check_cut(&self, begun: u64, ended: u64, found: &[Vec<u8>]) {
         let mut newest = begun;
         for (block, bytes) in found.iter().enumerate() {
@@ -165,7 +165,7 @@ impl Oracle {
         }
     }
 
-    /// When the changes began that a block of a frozen state may be made of.
+    /// The beginnings of the changes that a block of a frozen state may contain.
     fn frozen(&self, block: usize, begun: u64, ended: u64, bytes: &[u8]) -> Vec<u64> {
         let number = u32::try_from(block).unwrap();
         let changes = self.blocks[block].lock().unwrap();
@@ -181,12 +181,12 @@ impl Oracle {
         });
         let whole = |change: usize| changes[change].halves == [true; 2];
         let fit = possible[0].iter().any(|a| possible[1].iter().any(|b| a == b || !whole(*a) || !whole(*b)));
-        assert!(fit, "block {block} of a frozen state is put together");
+        assert!(fit, "block {block} of a frozen state mixes two states");
         possible.concat().into_iter().map(|change| changes[change].begun).collect()
     }
 }
 
-/// The changes that a read may have seen.
+/// The changes that a read may return.
 fn possible(changes: &[Change], half: usize, value: Value, begun: u64) -> Vec<usize> {
     let touching = || changes.iter().enumerate().filter(|(_, change)| change.halves[half]);
     touching()

@@ -1,4 +1,5 @@
-//! Power cuts: what the disk holds at one moment, and that a cache which is opened from it is a prefix of the writes.
+//! Power cuts: the contents of the disk at one moment, and a check that a cache opened from them is a prefix
+//! of the writes.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,20 +15,20 @@ use super::close;
 use super::disk::Disk;
 use super::oracle::Oracle;
 
-/// What a power cut left.
+/// The contents that a power cut left.
 pub struct Cut {
     data: Vec<u8>,
-    /// How long the data file is: space is claimed before it is written.
+    /// Length of the data file: space is claimed before it is written.
     data_len: u64,
     map: Vec<u8>,
-    /// A flush that began here was answered.
+    /// A flush that began at this moment was answered.
     begun: u64,
-    /// Nothing that began later is there.
+    /// No write that began later is there.
     ended: u64,
 }
 
 impl Cut {
-    /// Cuts the power now. Nobody else goes on meanwhile.
+    /// Cuts the power now. No other thread runs meanwhile.
     pub fn now(disk: &Disk, dir: &Path, oracle: &Oracle, flushed: &AtomicU64) -> Self {
         let open = |name| File::open(dir.join(name)).unwrap();
         let data = open("data");
@@ -41,11 +42,11 @@ impl Cut {
         }
     }
 
-    /// Whether the map holds slots itself.
-    pub fn has_sealed(&self) -> bool {
+    /// Whether the map itself contains encrypted slots.
+    pub fn has_encrypted(&self) -> bool {
         let mut at = HEADER_BYTES;
         while let Some((_, record, next)) = decode(&self.map, at) {
-            if matches!(record, Record::Sealed { .. }) {
+            if matches!(record, Record::Encrypted { .. }) {
                 return true;
             }
             at = next;
@@ -53,7 +54,7 @@ impl Cut {
         false
     }
 
-    /// Opens the cache from it, and has it checked. `options` are those of the cache that it was cut from.
+    /// Opens the cache from these contents, and checks it. `options` are those of the original cache.
     pub fn check(self, mut options: CacheOptions, oracle: &Arc<Oracle>, within: &Path) {
         let dir = tempfile::tempdir_in(within).unwrap();
         let cache_dir = dir.path().join(&options.persistent.as_ref().unwrap().name);

@@ -1,4 +1,5 @@
-//! Partial blocks in a persistent cache: notes of them are bounded, and what is flushed is there after opening.
+//! Partial blocks in a persistent cache: logged changes of them are bounded, and flushed ones are there after
+//! opening.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -6,12 +7,12 @@ use super::*;
 use crate::cache::Old;
 use crate::persist::MOST_CHANGES;
 
-/// Byte of the base, wherever something of it is fetched.
+/// The byte of the base, wherever a part of it is fetched.
 const BASE: u8 = 0xba;
 
 const NOTHING: [Option<u8>; 8] = [None; 8];
 
-/// Writes sectors of a block, all of one byte. What else it needs of the block it fetches, which is the base's.
+/// Writes sectors of a block, all of one byte. Any other part that it needs is fetched, and is the base's.
 fn put(cache: &WriteCache, block: u32, sectors: std::ops::Range<usize>, byte: u8) -> WriteResult {
     let (block, skip, data) = (BlockNumber(block), sectors.start * 512, vec![byte; sectors.len() * 512]);
     match cache.write_part(block, skip, &data, Admission::Waited, || false) {
@@ -28,7 +29,7 @@ fn put_pair(cache: &WriteCache, block: u32, byte: u8) {
     assert_eq!(wrote, Some(WriteResult::Done));
 }
 
-/// Changes that say of blocks far away that they are absent, which they are: no two of them are one.
+/// Changes that make distant blocks absent, which they are already: no two of them are merged.
 fn absent(count: usize) -> impl Iterator<Item = Change> {
     (1 << 20..).step_by(2).map(|first| Change::Range { first, count: 1, zero: false }).take(count)
 }
@@ -58,12 +59,12 @@ fn notes_of_further_sectors_fit_into_the_claimed_map() {
     let host = Host::start(u64::MAX).unwrap();
     let cache = open(dir.path(), &host);
     let persist = cache.persist.as_ref().unwrap();
-    // The host's thread, which claims space, stands still.
+    // The host's thread, which claims space, is stopped.
     let held = persist.shut.lock();
     cache.overflow.as_ref().unwrap().prepare(16).unwrap();
     let blocks = (0..).take_while(|block| put(&cache, *block, 0..1, 1) == WriteResult::Done).count();
     assert!(blocks > 10 * usize::from(SLOT_COUNT), "{blocks} blocks");
-    // Sector after sector of all blocks, so that no write continues the one before.
+    // One sector after another of all blocks, so that no write continues the previous one.
     let mut accepted = vec![1; blocks];
     for sector in 1..8 {
         for (block, accepted) in (0..).zip(&mut accepted) {
@@ -78,7 +79,7 @@ fn notes_of_further_sectors_fit_into_the_claimed_map() {
     assert!(flush(&cache));
     let len = std::fs::metadata(dir.path().join("kept/map")).unwrap().len();
     assert!(len <= claimed, "the map has {len} bytes, and had space for {claimed}");
-    // Some have fewer further sectors than others: the map has no space for more notes.
+    // Some blocks have fewer further sectors than others: the map has no space for more changes.
     assert!(accepted.contains(&0x03) && accepted.iter().all(|sectors| *sectors >= 0x03));
     drop(held);
     cache.close().unwrap();
@@ -96,7 +97,7 @@ fn partial_blocks_change_while_no_more_is_noted() {
     let host = Host::start(u64::MAX).unwrap();
     let cache = open(dir.path(), &host);
     let persist = cache.persist.as_ref().unwrap();
-    // The host's thread, which asks for commits, stands still.
+    // The host's thread, which requests commits, is stopped.
     let held = persist.shut.lock();
     for block in [0, 1, 2, 3] {
         assert_eq!(put(&cache, block, 0..1, 0), WriteResult::Done);
@@ -110,7 +111,7 @@ fn partial_blocks_change_while_no_more_is_noted() {
     assert!(!persist.takes_notes());
     let noted = persist.pending_changes();
 
-    // A zero part of an absent block and of one that has no slot: the rest is fetched, and they are whole.
+    // A zero part of an absent block and of one without a slot: the rest is fetched, and both become whole.
     assert_eq!((put(&cache, 5, 1..2, 0), put(&cache, 0, 1..2, 0)), (WriteResult::Done, WriteResult::Done));
     // Further sectors take another slot.
     let slots = cache.map.partial_slots();
@@ -119,7 +120,7 @@ fn partial_blocks_change_while_no_more_is_noted() {
     let clear = |range: std::ops::Range<u32>, to, slotless| {
         cache.clear(BlockNumber(range.start), BlockNumber(range.end), to, slotless)
     };
-    // Discards and zero writes: partial blocks are cleared; a block that is absent waits, or stays.
+    // Discards and zero writes: partial blocks are cleared; an absent block waits, or stays unchanged.
     assert_eq!(clear(11..12, Location::ABSENT, UnloggedBlocks::Stay), Cleared::All);
     assert_eq!(clear(1..3, Location::ZERO, UnloggedBlocks::Wait), Cleared::All);
     assert_eq!(clear(3..5, Location::ZERO, UnloggedBlocks::Wait), Cleared::UpTo(BlockNumber(3)));
@@ -157,7 +158,8 @@ fn partial_blocks_change_while_no_more_is_noted() {
     cache.close().unwrap();
 }
 
-/// The first commit fails between the writes of two blocks into a slot, and the write with which one of them leaves it.
+/// The first commit fails between the writes of two blocks into a slot and the write with which one of them
+/// leaves it.
 #[test]
 fn a_shared_slot_is_left_after_a_commit_that_failed() {
     // The next commit adds to the map, or replaces it.
@@ -175,7 +177,7 @@ fn a_shared_slot_is_left_after_a_commit_that_failed() {
         put_pair(&cache, 7, 1);
         put_pair(&cache, 30, 2);
         assert_eq!(put(&cache, 40, 0..1, 3), WriteResult::Done);
-        // More than go into the map alone.
+        // More than go into the map only.
         for block in 100..132 {
             assert_eq!(cache.write(BlockNumber(block), &[8; 4096], Admission::Waited), WriteResult::Done);
         }
