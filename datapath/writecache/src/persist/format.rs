@@ -1,7 +1,8 @@
-//! The bytes of a persistent cache's `map` file: pure coding, no files. `docs/format-cache.md` describes them.
+//! Encodes and decodes the bytes of a persistent cache's `map` file, without file access. The format is
+//! described in `docs/format-cache.md`.
 //!
-//! A map is a [`Header`] and records. Each record has a checksum and a sequence number, and the records up
-//! to a [`Record::Commit`] count together or not at all.
+//! A map is a [`Header`] and records. Each record has a checksum and a sequence number. The records before a
+//! [`Record::Commit`] are valid together with it, or not at all.
 
 use crate::overflow::encrypt::{ENCRYPTED_SLOT_BYTES, TAG_BYTES};
 use crate::units::SLOT_COUNT;
@@ -18,13 +19,13 @@ pub const HEADER_BYTES: usize = 128;
 /// Bytes in front of each record's body.
 pub const RECORD_HEADER_BYTES: usize = 16;
 
-/// In an extent: the slot holds no block.
+/// In an extent: the slot has no block.
 pub const NO_BLOCK: u32 = u32::MAX;
 
-/// Ranges in one record at most.
+/// The most ranges in one record.
 pub const MAX_RANGES: usize = 1024;
 
-/// Parts of blocks in one record at most.
+/// The most parts of blocks in one record.
 pub const MAX_PARTS: usize = 256;
 
 /// Bytes of a part of a block in a record.
@@ -33,7 +34,7 @@ const PART_BYTES: usize = 24;
 /// In a part: its sectors are zero, and in no slot.
 const PART_ZERO: u8 = 1;
 
-/// Sealed slots in one record at most.
+/// The most encrypted slots in one record.
 pub const MAX_ENCRYPTED: usize = 16;
 
 /// Bytes of the longest record.
@@ -46,15 +47,15 @@ const KIND_COMMIT: u8 = 4;
 const KIND_ENCRYPTED: u8 = 5;
 const KIND_PARTS: u8 = 6;
 
-/// Header bytes that the key check vouches for.
+/// The number of header bytes that the key check covers.
 pub const CHECKED_BYTES: usize = 56;
 
-/// What the cache is, for whom, and under which key.
+/// Identifies the cache, its base and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Size of the volume.
     pub size_bytes: u64,
-    /// Identity of the base that the cache was made over.
+    /// Identity of the base over which the cache was made.
     pub base_id: [u8; 32],
     /// Authentication tag over the bytes before it, under the cache's key: see [`SlotKey::check`](crate::overflow::encrypt::SlotKey::check).
     pub key_check: [u8; TAG_BYTES],
@@ -65,9 +66,9 @@ pub struct Header {
 /// Why a header cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderFault {
-    /// Not a map, or only a part of one.
+    /// Not a map, or only a part of a map.
     NotAMap,
-    /// A version that this program does not know.
+    /// A version that this program does not support.
     Version(u32),
     /// The checksum does not match.
     Damaged,
@@ -76,46 +77,47 @@ pub enum HeaderFault {
 /// One record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record<'a> {
-    /// Slots of one write generation of a position, and the blocks in them.
+    /// Blocks in slots of a position that were written with one generation.
     Extent {
         /// Position in the `data` file.
         position: u32,
-        /// Generation under which the slots are sealed.
+        /// Generation with which the slots are encrypted.
         generation: u64,
         /// Slot of the first block.
         first_slot: u16,
-        /// The blocks, in order of slots; [`NO_BLOCK`] where there is none.
+        /// The blocks, in order of slots; [`NO_BLOCK`] for a slot without one.
         blocks: Words<'a>,
     },
-    /// The same with the slots, sealed: they need not be in the `data` file. A slot that parts name has [`NO_BLOCK`] here.
+    /// Like `Extent`, with the encrypted slots, which need not be in the `data` file. A slot that parts name
+    /// has [`NO_BLOCK`] here.
     Encrypted {
         /// Position in the `data` file.
         position: u32,
-        /// Generation under which the slots are sealed.
+        /// Generation with which the slots are encrypted.
         generation: u64,
         /// Slot of the first block.
         first_slot: u16,
         /// The blocks, in order of slots.
         blocks: Words<'a>,
-        /// The slots, as they lie in the `data` file: one for each block.
+        /// The slots with the same bytes as in the `data` file, one for each block.
         slots: &'a [u8],
     },
-    /// Ranges of blocks (first, count) that the image has again.
+    /// Ranges of blocks (first, count) that are as in the image.
     Absent(Words<'a>),
     /// Ranges of blocks (first, count) that read as zeroes.
     Zero(Words<'a>),
     /// Sectors of blocks. The other sectors of these blocks stay where they are.
     Parts(Parts<'a>),
-    /// Everything before counts.
+    /// All records before it are valid.
     Commit {
         /// Number of the commit: one more than that of the commit before.
         epoch: u64,
-        /// Generations from here on were never used.
+        /// No generation from this one on was used.
         generation_limit: u64,
     },
 }
 
-/// Where some sectors of a block are.
+/// The place of some sectors of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// The block.
@@ -140,7 +142,7 @@ impl Part {
         bytes
     }
 
-    /// `None`: no such bytes are ever written.
+    /// Decodes a part. `None`: the bytes are invalid.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (block, sectors) = (u32_at(bytes, 0)?, *bytes.get(18)?);
         let (position, generation, slot) = (u32_at(bytes, 4)?, u64_at(bytes, 8)?, u16_at(bytes, 16)?);
@@ -153,12 +155,12 @@ impl Part {
     }
 }
 
-/// Parts of blocks, as they lie in the file.
+/// Parts of blocks, as in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts<'a>(&'a [u8]);
 
 impl<'a> Parts<'a> {
-    /// `None`: one of them is never written like this.
+    /// `None`: a part is invalid.
     fn new(bytes: &'a [u8]) -> Option<Self> {
         bytes.chunks_exact(PART_BYTES).all(|bytes| Part::decode(bytes).is_some()).then_some(Self(bytes))
     }
@@ -169,7 +171,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Little-endian 32-bit numbers, as they lie in the file.
+/// Little-endian 32-bit numbers, as in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Words<'a>(&'a [u8]);
 
@@ -222,7 +224,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 impl Header {
-    /// The part of the header that identifies the cache: what the key check is made over.
+    /// The part of the header that identifies the cache: the input of the key check.
     pub fn checked_part(size_bytes: u64, base_id: &[u8; 32]) -> [u8; CHECKED_BYTES] {
         let mut bytes = [0; CHECKED_BYTES];
         put(&mut bytes, 0, &MAGIC);
@@ -278,22 +280,22 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Begins with this sequence number.
+    /// Starts with this sequence number.
     pub fn new(sequence: u64) -> Self {
         Self::with_room(sequence, 0)
     }
 
-    /// The same, with room for so many bytes.
+    /// Like [`Encoder::new`], with space for this many bytes.
     pub fn with_room(sequence: u64, bytes: usize) -> Self {
         Self { bytes: Vec::with_capacity(bytes), sequence, encrypted_bytes: 0 }
     }
 
-    /// Bytes of sealed slots in its records.
+    /// Bytes of encrypted slots in its records.
     pub fn encrypted_bytes(&self) -> u64 {
         self.encrypted_bytes
     }
 
-    /// Bytes of memory that it takes.
+    /// Bytes of memory in use.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
@@ -324,12 +326,12 @@ impl Encoder {
         self.sequence += 1;
     }
 
-    /// Blocks in consecutive slots, at most a segment's.
+    /// Adds blocks in consecutive slots, at most a segment's.
     pub fn extent(&mut self, position: u32, generation: u64, first_slot: u16, blocks: &[u32]) {
         self.record(KIND_EXTENT, blocks.len(), &extent_head(position, generation, first_slot), blocks, &[]);
     }
 
-    /// Blocks in consecutive slots with these, sealed: [`MAX_ENCRYPTED`] at most.
+    /// Adds blocks in consecutive slots, with the encrypted slots: at most [`MAX_ENCRYPTED`].
     pub fn encrypted(
         &mut self,
         (position, generation): (u32, u64),
@@ -342,7 +344,7 @@ impl Encoder {
         self.record(KIND_ENCRYPTED, blocks.len(), &head, blocks, slots);
     }
 
-    /// Ranges of blocks that are absent, or zero.
+    /// Adds ranges of blocks that are absent, or zero.
     pub fn ranges(&mut self, zero: bool, ranges: &[(u32, u32)]) {
         let kind = if zero { KIND_ZERO } else { KIND_ABSENT };
         for some in ranges.chunks(MAX_RANGES) {
@@ -351,7 +353,7 @@ impl Encoder {
         }
     }
 
-    /// Sectors of blocks.
+    /// Adds sectors of blocks.
     pub fn parts(&mut self, parts: &[Part]) {
         for some in parts.chunks(MAX_PARTS) {
             let body: Vec<u8> = some.iter().flat_map(Part::encode).collect();
@@ -359,7 +361,7 @@ impl Encoder {
         }
     }
 
-    /// The end of an epoch.
+    /// Ends an epoch.
     pub fn commit(&mut self, epoch: u64, generation_limit: u64) {
         let mut head = [0; 16];
         put(&mut head, 0, &epoch.to_le_bytes());
@@ -381,8 +383,8 @@ fn blocks_bytes(count: usize) -> usize {
     (count * 4).next_multiple_of(8)
 }
 
-/// Reads the record at `at`: its sequence number, the record, and where the next one begins. `None`: there
-/// is no whole and undamaged record.
+/// Decodes the record at `at`: its sequence number, the record, and the offset of the next one. `None`: there
+/// is no complete and undamaged record.
 pub fn decode(bytes: &[u8], at: usize) -> Option<(u64, Record<'_>, usize)> {
     let rest = bytes.get(at..)?;
     let kind = *rest.get(4)?;
@@ -488,12 +490,12 @@ mod tests {
         for (at, (got, expected)) in got.chars().zip(body.chars()).enumerate() {
             assert!(expected == '.' || got == expected, "digit {at} of {}", hex(&bytes));
         }
-        // CRC32C of the last record, so that the polynomial is pinned too.
+        // The CRC32C of a known text, so that the polynomial is checked, too.
         assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(u32_at(&bytes, bytes.len() - 32), Some(crc32c::crc32c(&bytes[bytes.len() - 28..])));
     }
 
-    /// As other implementations of AES-GCM and HMAC give them (Python's `cryptography` and `hmac`).
+    /// Compares with other implementations of AES-GCM and HMAC (Python's `cryptography` and `hmac`).
     #[test]
     fn the_key_checks_are_those_of_the_document() {
         let key = SlotKey::from_bytes(&[7; 16]).unwrap();
