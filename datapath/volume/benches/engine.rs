@@ -1,5 +1,5 @@
-//! The engine without any protocol, beside the limits that it is measured against: a bare copy of random
-//! 4 KiB blocks in as much memory, and the disk's own sequential direct writes.
+//! Measures the volume without any protocol, and two limits: a bare copy of random 4 KiB blocks in as much
+//! memory, and the disk's own sequential direct writes.
 //!
 //! `cargo bench -p headwater-volume`. Data is random, so nothing compresses. `HEADWATER_BENCH_DIR` says
 //! which disk to use (default: the temporary directory). `examples/figures` does the same work in turns, and says

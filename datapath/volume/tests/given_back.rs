@@ -1,6 +1,6 @@
-//! RAM that a volume does not need any more goes back to the system, by the system's own count (how soon: the test in
-//! `writecache/src/host.rs`, with a clock that is set). Alone in its program:
-//! what other tests allocate meanwhile would be counted too.
+//! RAM that a volume no longer needs is returned to the system, by the system's own count. (A test in
+//! `writecache/src/host.rs` checks how soon, with a set clock.) A program of its own, because other tests'
+//! memory would count, too.
 
 #[path = "it/filling/mod.rs"]
 #[expect(dead_code, reason = "it is for others, too")]
@@ -15,7 +15,7 @@ use headwater_block::{Device, blocking};
 use headwater_testkit::{FileDevice, Rng, resident_bytes, wait_until};
 use headwater_volume::CacheMode;
 
-/// Writes 128 MiB; what is resident then.
+/// Writes 128 MiB; returns the resident memory.
 fn filled(device: &dyn Device, before: u64) -> u64 {
     let data = Rng::new(7).bytes(MIB as usize);
     for number in 0..128 {
@@ -36,14 +36,15 @@ fn ram_that_is_free_goes_back_to_the_system() {
     let full = filled(&*device, before);
     blocking::discard(&*device, 0, 256 * MIB).unwrap();
     wait_until("what was discarded is free for others", || resident_bytes() + 100 * MIB < full);
-    // Overwriting what is there takes no more; and what is left when the volume goes is free too.
+    // Overwriting takes no more memory, and the rest is freed when the volume is dropped. Some discarded
+    // memory may not be returned yet, and does not count as used before.
     // Some of what was discarded may be on its way back still, and does not count as used before.
     let full = filled(&*device, before);
     filled(&*device, full - 128 * MIB);
     drop((volume, device));
     wait_until("what a volume had is free for others", || resident_bytes() + 100 * MIB < full);
 
-    // One block in each 2 MiB takes half as much for the index as for the data.
+    // One block in each 2 MiB takes half as much index as data.
     let path = dir.path().join("image");
     std::fs::File::create(&path).unwrap().set_len(32 << 30).unwrap();
     let image: Arc<dyn Device> = Arc::new(FileDevice::open(&path, true, 512).unwrap());

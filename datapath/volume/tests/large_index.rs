@@ -1,6 +1,6 @@
-//! A volume whose index alone is more than its share of the host's memory, and more than its own limit, beside one that wants
-//! all there is: both go on writing and reading, and what is resident stays bounded. Alone in its program: what other tests
-//! allocate meanwhile would be counted too.
+//! A volume whose index alone exceeds its share of the host's memory and its own limit, beside a volume that
+//! needs all memory: both can write and read, and the resident memory stays bounded. A program of its own,
+//! because other tests' memory would count, too.
 
 #[path = "it/setup/mod.rs"]
 mod setup;
@@ -17,10 +17,10 @@ use headwater_writecache::Host;
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
-/// Blocks that are written and read, side by side: 128 MiB, several times what is left beside the index.
+/// Blocks that are written and read, contiguous: 128 MiB, several times the memory that the index leaves.
 const BLOCKS: u64 = 32 << 10;
 const HOST_MIB: u64 = 80;
-/// What is filled beside the data: a table for each 2 MiB, of one block that is zero.
+/// The index that is filled besides the data: a table for each 2 MiB, for one zero block.
 const INDEX_MIB: u64 = 56;
 const TABLES: u64 = INDEX_MIB * MIB / 2048;
 
@@ -33,7 +33,7 @@ fn volume(host: &Host, ram_mib: u64, at: &Path) -> (Arc<Volume>, Arc<dyn Device>
     setup::open(&options, host)
 }
 
-/// What was done to a volume.
+/// The operations of a volume so far.
 #[derive(Default)]
 struct Done {
     written: AtomicU64,
@@ -46,7 +46,7 @@ impl Done {
     }
 }
 
-/// What a block holds after it was written so many times.
+/// The contents of a block after this many writes.
 fn contents(block: u64, times: u8) -> Vec<u8> {
     Rng::new(block << 8 | u64::from(times)).bytes(BLOCK as usize)
 }
@@ -72,7 +72,7 @@ fn keep_working(device: &dyn Device, seed: u64, done: &Done, stop: &AtomicBool) 
     }
 }
 
-/// Stops the writers even where the test panics, so that their scope ends.
+/// Stops the writers even if the test panics, so that their scope ends.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -105,7 +105,8 @@ fn an_index_above_its_share_starves_nobody() {
                 .all(|(now, before)| now.iter().zip(before).all(|(now, before)| *now >= before + more))
         }
     };
-    // What nothing moves without: index, staging buffers, four segments, and one that cleaning fills.
+    // The memory that is needed in any case: index, staging buffers, four segments, and one that cleaning
+    // fills.
     let most = || {
         let least = |volume: &Volume| cache(volume).index_bytes + 10 * MIB;
         (HOST_MIB * MIB).max(least(large) + least(other) + 7 * MIB)
@@ -116,10 +117,11 @@ fn an_index_above_its_share_starves_nobody() {
             let stop = &stop;
             scope.spawn(move || keep_working(&**device, seed, done, stop));
         }
-        // Whoever comes first may have all that there is, and the other its least beside that until shares are computed.
+        // The first volume may have all memory, and the other its minimum in addition, until shares are
+        // computed.
         let have_begun = more_of_each(2000);
         wait_until("both volumes have begun", || have_begun(&done));
-        // In turn as much as both need at least, less, enough for all, and as at first.
+        // Each in turn: as much as both need at least, less, enough for all, and as at first.
         for host_mib in [HOST_MIB, 32, 4096, HOST_MIB] {
             host.set_limit_bytes(host_mib * MIB);
             let is_short = host_mib <= HOST_MIB;
@@ -135,7 +137,7 @@ fn an_index_above_its_share_starves_nobody() {
             let (resident, bound) = (resident_bytes() - before, most() * 103 / 100 + 32 * MIB);
             assert!(!is_short || resident <= bound, "{resident} bytes are resident, at most {bound} may be");
         }
-        // The index goes, and what it took is the other's.
+        // The index is freed, and its memory goes to the other volume.
         blocking::discard(&**large_device, 512 * MIB, TABLES * 2 * MIB).unwrap();
         wait_until("the other volume has what the index took", || cache(other).ram_used_bytes > 32 * MIB);
     });

@@ -1,4 +1,5 @@
-//! What the log has of a disk that fails and of a machine at its limit: who and why, and not a line for each time.
+//! The log lines about a failing disk and about a machine at its limit: they name the volume and the reason,
+//! at a limited rate.
 
 #[path = "it/filling/mod.rs"]
 #[expect(dead_code, reason = "it is for others, too")]
@@ -59,7 +60,8 @@ impl Visit for Line {
     }
 }
 
-/// The lines about a volume. As many as the log takes since `begun`: 20 in each ten seconds, and one of what was kept back.
+/// The lines about a volume; at most as many as the log accepts since `begun`: 20 in ten seconds, and one
+/// about suppressed lines.
 fn few_lines_about(name: &str, begun: Instant) -> Vec<String> {
     let name = format!("volume '{name}'");
     let lines: Vec<_> = LINES.lock().unwrap().iter().filter(|line| line.contains(&name)).cloned().collect();
@@ -85,7 +87,7 @@ fn a_machine_at_its_limit_does_not_fill_the_log() {
     assert!(taken > 2 && why == Some(IoErrorKind::NoSpace));
     let begun = Instant::now();
     let mut next = (taken + 1) * 256;
-    // As few blocks as make room, again and again.
+    // As few blocks as free space, repeatedly.
     for part in 0..100 {
         assert!(volume.shortage().refusing);
         blocking::discard(&*device, part << 16, 1 << 16).unwrap();
@@ -107,11 +109,11 @@ fn a_disk_that_fails_does_not_fill_the_log() {
     let (host, faults) = setup::host(u64::MAX);
     let open = |name: &str| {
         let options = setup::options(&empty(256), CacheMode::RamDisk, 16, 256, dir.path());
-        // For as long as the writes take that fail.
+        // As long as the failing writes take.
         let pause_limit = Duration::from_secs(600);
         setup::open(&VolumeOptions { name: name.into(), pause_limit, ..options }, &host)
     };
-    // A machine that reads one block again and again.
+    // A machine that reads one block repeatedly.
     for (name, kind) in [("damaged", IoErrorKind::Corrupt), ("unreadable", IoErrorKind::Device)] {
         let (_volume, device) = open(name);
         assert_eq!(fill(&*device, 64), (64, None));
@@ -125,11 +127,11 @@ fn a_disk_that_fails_does_not_fill_the_log() {
         faults.flip.store(false, Ordering::SeqCst);
         faults.read_error_every.store(0, Ordering::SeqCst);
         let lines = few_lines_about(name, begun);
-        // Before it may stand that writes waited for a slow disk.
+        // Earlier lines may say that writes waited for a slow disk.
         let says = |line: &String| line.starts_with("ERROR") && line.contains("the block at byte 0 of");
         assert!(lines.iter().any(says), "{lines:?}");
     }
-    // One whose writes find a disk that takes nothing.
+    // A machine whose writes find a disk that accepts nothing.
     let (volume, device) = open("unwritable");
     let begun = Instant::now();
     faults.write_error_every.store(1, Ordering::SeqCst);
@@ -145,7 +147,7 @@ fn a_disk_that_fails_does_not_fill_the_log() {
 fn memory_pressure_and_its_end_are_in_the_log() {
     keep_lines();
     let dir = tempfile::tempdir().unwrap();
-    // What the kernel says of a machine.
+    // The kernel's files about a machine.
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join("proc")).unwrap();
     let available = |kib: u64| {
@@ -165,7 +167,7 @@ fn memory_pressure_and_its_end_are_in_the_log() {
     assert!(!has("WARN", "memory is short on this machine"));
     available(10_000);
     wait_until("the log tells of it", || has("WARN", "memory is short on this machine"));
-    // Which is said before it is counted.
+    // It is logged before it is counted.
     wait_until("it is counted", || volume.counters().cache.pressure_shrinks > 0);
     let cache = volume.counters().cache;
     assert!(cache.host_limit_bytes < 64 * MIB, "{cache:?}");

@@ -1,7 +1,7 @@
-//! Mixed load on eight volumes in one budget, while limits change at random, the disk fills up, fails to write and
-//! to read, and flips bits in what it reads. Every block is compared with what was last written to it; frozen states are
-//! read beside it; two of the volumes are persistent, and opened again at the end. Memory is within the budget,
-//! by our own count and by that of the system.
+//! Mixed load on eight volumes in one budget, while limits change at random and the disk fills up, fails to
+//! write and to read, and flips bits in the data it returns. Every block is compared with its last written
+//! contents, and frozen states are read meanwhile. Two of the volumes are persistent, and are opened again at
+//! the end. Memory must stay within the budget, by our own count and by the system's.
 //!
 //! Half a minute by default; `make soak` sets `HEADWATER_SOAK_SECONDS` to half an hour. A line each minute.
 
@@ -29,45 +29,45 @@ const MODES: [CacheMode; 8] = {
     use CacheMode::{Disk, Ram, RamDisk};
     [RamDisk, RamDisk, RamDisk, RamDisk, RamDisk, Ram, Disk, Disk]
 };
-/// Which of them survive.
+/// Which volumes are persistent.
 const PERSISTENT: [bool; 8] = [false, false, false, true, false, false, false, true];
 const MOST_HOST_MIB: u64 = 400;
-/// When all is well again.
+/// The limit at the end, without faults.
 const LAST_HOST_MIB: u64 = 320;
 /// Four segments of each volume are always allowed.
 const SLACK_MIB: u64 = 8 * 8;
-/// A run of so long certainly sees each fault.
+/// A run of this time certainly meets each fault.
 const LONG_SECONDS: u64 = 60;
 
-/// What a block holds: which write was the last; 0 for none, or for a discard.
+/// The number of a block's last write; 0 for none, or for a discard.
 type Generation = u32;
 
-/// One volume under load, with the oracle of its contents. Only its own thread touches either.
+/// One volume under load, with the oracle of its contents. Both are used by its own thread only.
 struct Worker {
     number: u64,
     volume: Arc<Volume>,
     device: Arc<dyn Device>,
     written: Vec<Generation>,
-    /// A frozen state, and what it holds.
+    /// A frozen state, and its expected contents.
     frozen: Option<(Arc<FrozenView>, Vec<Generation>)>,
     rng: Rng,
     next: Generation,
     operations: u64,
     freezes: u64,
     flushes: u64,
-    /// Reads that failed because the disk did not read.
+    /// Reads that failed because the disk could not be read.
     unread: u64,
 }
 
 impl Worker {
     fn contents(&self, block: usize, generation: Generation) -> Vec<u8> {
-        // One block of sixteen is zero in each generation, another one each time.
+        // One block in sixteen is zero in each generation, another one each time.
         if generation == 0 || (generation as usize + block).is_multiple_of(16) {
             return vec![0; BLOCK as usize];
         }
         let seed = (self.number << 56) ^ ((block as u64) << 32) ^ u64::from(generation);
         let mut rng = Rng::new(seed);
-        // A quarter of the blocks can be packed.
+        // A quarter of the blocks compress.
         if block.is_multiple_of(4) {
             return rng.runs(BLOCK as usize, 8);
         }
@@ -83,7 +83,7 @@ impl Worker {
             self.freeze_or_let_go();
         }
         if PERSISTENT[self.number as usize] && self.rng.chance(1, 300) {
-            // While the disk is full it may fail; what was written stays, and is flushed later.
+            // It may fail while the disk is full; the data stays, and is flushed later.
             self.flushes += u64::from(blocking::flush(&*self.device).is_ok());
         }
         match self.rng.below(10) {
@@ -95,7 +95,8 @@ impl Worker {
                 } else {
                     self.verify(first, len)
                 };
-                // However long the read took: the disk lied when it began, or began to since.
+                // However long the read took: the disk returned wrong data when it began, or has begun to
+                // since.
                 let may_fail = before % 2 == 1 || lies.load(Ordering::SeqCst) != before;
                 if let Err(error) = read {
                     assert!(may_fail && is_of_the_disk(&error), "volume {}: {error}", self.number);
@@ -146,7 +147,7 @@ impl Worker {
             Ok(()) => self.written[first..first + len].fill(generation),
             Err(error) => {
                 assert_eq!(error.kind(), IoErrorKind::NoSpace, "volume {}: {error}", self.number);
-                // Each block of a refused write holds the whole of the old or of the new contents.
+                // Each block of a refused write has either its old or its new contents.
                 for block in first..first + len {
                     self.settle(block, generation);
                 }
@@ -162,7 +163,7 @@ impl Worker {
                     assert!(found == self.contents(block, self.written[block]), "block {block} is torn");
                     break false;
                 }
-                // The disk lies, or does not read, for a moment only.
+                // The disk returns wrong data, or fails to read, only for a moment.
                 Err(error) => assert!(is_of_the_disk(&error), "{error}"),
             }
         };
@@ -191,13 +192,13 @@ impl Worker {
     }
 }
 
-/// Whether it says that the disk flipped a bit, or that it did not read.
+/// Whether the error says that the disk flipped a bit, or failed to read.
 fn is_of_the_disk(error: &IoError) -> bool {
     matches!(error.kind(), IoErrorKind::Corrupt | IoErrorKind::Device)
 }
 
-/// The disk has no more space, or has again: neither for writes, nor for what is claimed of it before, which no engine sees. Files
-/// grow no further than this then.
+/// Makes the disk full or not: for writes, and for reserving space, which no engine sees. Files then cannot
+/// grow beyond this size.
 fn set_full(faults: &setup::Faults, is_full: bool) {
     const FULL_FILE_BYTES: u64 = 16 * MIB;
     faults.full.store(is_full, Ordering::Relaxed);
@@ -207,7 +208,7 @@ fn set_full(faults: &setup::Faults, is_full: bool) {
         .expect("a process may lower its limit, and raise it again");
 }
 
-/// What a volume has of the memory, and may have, in KiB.
+/// The memory that a volume uses and may use, in KiB.
 fn uses(volume: &Volume) -> [(&'static str, u64); 5] {
     let cache = volume.counters().cache;
     [
@@ -219,15 +220,15 @@ fn uses(volume: &Volume) -> [(&'static str, u64); 5] {
     ]
 }
 
-/// What was reached, at most.
+/// The maxima that were reached.
 #[derive(Debug, Default)]
 struct Peaks {
     used_mib: u64,
     resident_mib: u64,
 }
 
-/// What may be used under a limit that changes: after it has fallen, what was used before may take any time to go, on a disk that
-/// refuses, but none may come.
+/// The memory that may be in use under a changing limit: after the limit has fallen, earlier use may take any
+/// time to shrink on a failing disk, but must not grow.
 struct Ceiling {
     limit_mib: u64,
     mib: u64,
@@ -240,13 +241,13 @@ impl Ceiling {
         self.mib = self.mib.max(mib);
     }
 
-    /// So much is used now.
+    /// Records that so much is used now.
     fn used(&mut self, mib: u64) {
         self.mib = self.limit_mib.max(self.mib.min(mib));
     }
 }
 
-/// Changes limits and breaks the disk, until the time is over; then mends everything.
+/// Changes limits and breaks the disk until the time is over; then restores everything.
 fn disturb(
     host: &Host,
     volumes: &[Arc<Volume>],
@@ -265,7 +266,7 @@ fn disturb(
         match rng.below(8) {
             0 => volume.set_ram_bytes(rng.between(16, 96) * MIB),
             1 | 2 => volume.set_disk_bytes(rng.between(32, 256) * MIB),
-            // Seldom, so that a low one is in force for a while.
+            // Seldom, so that a low limit is in force for a while.
             3 if rng.chance(1, 16) => {
                 let mib = rng.between(160, MOST_HOST_MIB);
                 host.set_limit_bytes(mib * MIB);
@@ -296,7 +297,7 @@ fn disturb(
         );
         ceiling.used(used_mib);
         peaks.used_mib = peaks.used_mib.max(used_mib);
-        // Pages of the program itself go where memory is short.
+        // Pages of the program itself are dropped if memory is short.
         let resident_mib = (resident_bytes() >> 20).saturating_sub(resident_before_mib);
         assert!(resident_mib <= (MOST_HOST_MIB + SLACK_MIB) * 103 / 100 + 32, "{resident_mib} MiB resident");
         peaks.resident_mib = peaks.resident_mib.max(resident_mib);
@@ -309,7 +310,7 @@ fn disturb(
     set_full(faults, false);
     faults.write_error_every.store(0, Ordering::Relaxed);
     for (volume, mode) in volumes.iter().zip(MODES) {
-        // What is kept in RAM only needs room for all of it; the others have to spill down to their limit.
+        // Volumes without a disk need RAM for everything; the others have to spill down to their limit.
         volume.set_ram_bytes(if mode == CacheMode::Ram { SPAN_MIB + 16 } else { 24 } * MIB);
         volume.set_disk_bytes(512 * MIB);
     }
@@ -342,14 +343,14 @@ fn worker(number: usize, (volume, device): (Arc<Volume>, Arc<dyn Device>)) -> Wo
     }
 }
 
-/// The disk is well again: all is there, frozen states too, and writes are taken.
+/// The disk works again: checks all data, frozen states too, and that writes are accepted.
 fn check(worker: &mut Worker, host: &Host) {
     for first in (0..BLOCKS).step_by(64) {
         worker.verify(first, 64).expect("the disk is well again");
         worker.verify_frozen(first, 64).expect("the disk is well again");
     }
     worker.frozen = None;
-    // There is room again, so writes are taken again; the first may still be refused at once.
+    // There is space again, so writes are accepted; the first may still be refused at once.
     let data = worker.contents(0, 1);
     let recovered = std::fmt::from_fn(|f| {
         let (used_mib, cache) = (host.used_bytes() / MIB, worker.volume.counters().cache);
@@ -359,7 +360,7 @@ fn check(worker: &mut Worker, host: &Host) {
     worker.written[0] = 1;
 }
 
-/// A persistent volume has all of it after it was closed and opened again.
+/// Checks that a persistent volume has all data after it was closed and opened again.
 fn check_reopened(worker: &mut Worker, options: &VolumeOptions, host: &Host) {
     blocking::flush(&*worker.device).expect("the disk is well again");
     worker.volume.close();
@@ -373,7 +374,7 @@ fn check_reopened(worker: &mut Worker, options: &VolumeOptions, host: &Host) {
 fn nothing_is_lost_while_limits_change_and_the_disk_misbehaves() {
     let seconds =
         std::env::var("HEADWATER_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(30);
-    // SAFETY: no handler is set. A file that would outgrow its limit is an error then, and not the end.
+    // No handler is set. Exceeding a limit on the file size is then an error, and does not end the process.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let resident_before_mib = resident_bytes() >> 20;
     let until = Instant::now() + Duration::from_secs(seconds);
@@ -384,7 +385,7 @@ fn nothing_is_lost_while_limits_change_and_the_disk_misbehaves() {
     let mut workers: Vec<Worker> =
         (0..).zip(&all).map(|(number, options)| worker(number, setup::open(options, &host))).collect();
     let volumes: Vec<Arc<Volume>> = workers.iter().map(|worker| Arc::clone(&worker.volume)).collect();
-    // Odd while the disk lies.
+    // Odd while the disk returns wrong data.
     let lies = AtomicU64::new(0);
     let mut peaks = Peaks::default();
     std::thread::scope(|scope| {
@@ -437,7 +438,7 @@ fn nothing_is_lost_while_limits_change_and_the_disk_misbehaves() {
         resident_mib()
     );
     assert!(operations > 1000 && spilled > 0 && freezes > 0 && flushes > 0);
-    // Each step of the ladder was taken, and the disk did fail.
+    // Each step was taken, and the disk did fail.
     assert!(packed > 0 && cleaned > 0 && paused > 0 && errors > 0);
     assert!(reached.iter().all(|(_, count)| *count > 0), "{reached:?}");
     let seen = [damaged, refused, unread];

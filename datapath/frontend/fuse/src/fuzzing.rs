@@ -1,14 +1,15 @@
-//! What must hold of every message that `/dev/fuse` can give: for the fuzzers in `fuzz/`, and for a bounded test.
+//! Properties that must hold for every message from `/dev/fuse`; used by the fuzzers in `fuzz/` and by a
+//! bounded test.
 //!
-//! A message is decoded twice: by [`crate::wire`], and by the offsets of the structures in `linux/fuse.h` as they are
-//! written down here. The two must agree on what is refused and on each field of what is not.
+//! Each message is decoded twice: by [`crate::wire`], and by the offsets of the structures in `linux/fuse.h`,
+//! which are listed here. The two must agree on which messages are refused, and on each field of the others.
 
 use crate::wire::{Body, HEADER_BYTES, Message, Request, WRITE_DATA_AT};
 
-/// What a fuzzer or a test feeds with bytes.
+/// A check of bytes from a fuzzer or a test.
 pub type Oracle = fn(&[u8]);
 
-/// All of them, with their names and bytes to begin with.
+/// All checks, with their names and seed bytes.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     let message = |opcode: u32| {
         let head = Body::default().u32(128).u32(opcode).u64(7).u64(2).u64(3).u64(4);
@@ -40,7 +41,7 @@ fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
 /// `FUSE_INIT_EXT`: there is a second word of flags.
 const MORE_FLAGS: u64 = 1 << 30;
 
-/// The request by the structures of `linux/fuse.h`, as far as their last field that counts.
+/// The request according to the structures of `linux/fuse.h`, up to their last field that is used.
 fn expected(opcode: u32, bytes: &[u8]) -> Option<Request<'_>> {
     Some(match opcode {
         // LOOKUP: a name that ends with a zero byte.
@@ -104,7 +105,7 @@ fn expected(opcode: u32, bytes: &[u8]) -> Option<Request<'_>> {
     })
 }
 
-/// One message of the kernel.
+/// Checks one message of the kernel.
 pub fn fuse_request(bytes: &[u8]) {
     let header = || {
         let head = bytes.get(..HEADER_BYTES)?;
@@ -116,7 +117,7 @@ pub fn fuse_request(bytes: &[u8]) {
     let decoded = Message::decode(bytes);
     assert_eq!(decoded, header());
     if let Some(Message { request: Request::Write { .. }, .. }) = decoded {
-        // The last field that counts is four bytes before the data.
+        // The last used field is four bytes before the data.
         assert!(bytes.len() >= WRITE_DATA_AT - 4, "a write without its structure");
     }
 }
@@ -125,7 +126,7 @@ pub fn fuse_request(bytes: &[u8]) {
 mod tests {
     use super::*;
 
-    /// The fuzzers' work in small.
+    /// A small version of the fuzzers' work.
     #[test]
     fn no_bytes_break_a_promise() {
         headwater_testkit::mutate::all(targets());

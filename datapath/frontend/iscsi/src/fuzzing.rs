@@ -259,7 +259,8 @@ fn canonical(layout: &Layout, bytes: &Bhs) -> Option<Bhs> {
     Some(header)
 }
 
-/// A basic header segment, as each kind of PDU: defined fields survive, reserved bits are dropped, another
+/// Checks a basic header segment as each kind of PDU: defined fields survive, reserved bits are dropped,
+/// another opcode is refused.
 /// opcode is refused.
 pub fn iscsi_pdu(bytes: &[u8]) {
     let mut given: Bhs = [0; 48];
@@ -275,7 +276,8 @@ pub fn iscsi_pdu(bytes: &[u8]) {
     }
 }
 
-/// A text: the pairs equal those of a simple parser, and are parsed again from their encoding. The values are
+/// Checks a text: its pairs equal those of a simple parser, and are parsed again from their encoding. The
+/// values are also parsed as numbers and binary data.
 /// also parsed as numbers and binary data.
 pub fn iscsi_text(bytes: &[u8]) {
     let found = pairs(bytes);
@@ -359,12 +361,12 @@ fn plain(text: &[u8]) -> Result<Vec<(&str, &str)>, TextError> {
 enum Rule {
     /// The first of the initiator's list that is `None` or `CRC32C`.
     Digest(fn(&mut Parameters) -> &mut bool),
-    /// Yes or No, and what results from theirs.
+    /// Yes or No, and the result from the initiator's value.
     Boolean(fn(&mut Parameters, bool), Option<bool>),
     /// The smaller of the initiator's number, which must be in this range, and ours.
     Least(u32, u32, fn(&mut Parameters, &Limits, u32) -> u32),
     /// A declaration: a number from this range.
-    Told(u32, u32, fn(&mut Parameters, u32)),
+    Declared(u32, u32, fn(&mut Parameters, u32)),
     Irrelevant,
     Reporting,
     Silence,
@@ -382,7 +384,7 @@ fn rule(key: &str) -> Option<(Rule, bool)> {
         "DataPDUInOrder" | "DataSequenceInOrder" => (Rule::Boolean(nothing, Some(true)), true),
         "IFMarker" | "OFMarker" => (Rule::Boolean(nothing, Some(false)), false),
         "IFMarkInt" | "OFMarkInt" => (Rule::Irrelevant, false),
-        "MaxRecvDataSegmentLength" => (Rule::Told(512, LONGEST, |p, n| p.send_segment_bytes = n), false),
+        "MaxRecvDataSegmentLength" => (Rule::Declared(512, LONGEST, |p, n| p.send_segment_bytes = n), false),
         "MaxBurstLength" => (
             Rule::Least(512, LONGEST, |p, limits, theirs| {
                 p.max_burst_bytes = theirs.min(limits.max_burst_bytes);
@@ -459,7 +461,7 @@ fn expected_answer(
             Some(theirs) => Some(result(p, limits, theirs).to_string()),
             None => reject,
         },
-        Rule::Told(from, to, set) => match in_range(from, to) {
+        Rule::Declared(from, to, set) => match in_range(from, to) {
             Some(theirs) => {
                 set(p, theirs);
                 None
@@ -472,7 +474,8 @@ fn expected_answer(
     }
 }
 
-/// Keys of a login, one after the other: each is answered according to its rule, and the result is what the
+/// Checks the keys of a login, one after the other: each is answered according to its rule, and the resulting
+/// parameters follow the rules.
 /// rules say.
 pub fn iscsi_login_keys(bytes: &[u8]) {
     let Ok(found) = pairs(bytes) else { return };

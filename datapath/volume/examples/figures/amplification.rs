@@ -1,4 +1,4 @@
-//! What reaches the overflow disk for each byte that a machine writes.
+//! Measures how many bytes reach the overflow disk for each byte that a machine writes.
 
 use std::path::Path;
 
@@ -13,13 +13,13 @@ use crate::work::{self, BLOCK, GIB, MIB};
 const SET_BYTES: u64 = 2 * GIB;
 const SET_BLOCKS: u64 = SET_BYTES / BLOCK;
 
-/// Which block is written next.
+/// The order of the writes.
 #[derive(Clone, Copy)]
 enum Mix {
-    /// One of five follows on the last one, the others are anywhere.
+    /// One in five follows the last one, the others are anywhere.
     Vdi,
     Anywhere,
-    /// Four of five are in a fifth of the set.
+    /// Four in five are in a fifth of the set.
     Skewed,
 }
 
@@ -39,11 +39,12 @@ fn write(volume: &Volume, blocks: u64, mix: Mix, rng: &mut Rng, data: &[u8]) {
     }
 }
 
-/// Writes over 2 GiB that were written once, with 64 MiB of RAM: with room for all of them beside what is there, and
-/// where what is there takes 80 % of the disk limit, once cleaning is in its stride.
+/// Writes over 2 GiB that were written once, with 64 MiB of RAM: with disk space for all of them in addition,
+/// and with existing data that takes 80 % of the disk limit, once cleaning runs steadily.
 ///
-/// There the goal cannot be reached with blocks that all die as soon as each other: 2.69 is what cleaning then costs, whatever
-/// segment it takes (docs/decisions/0016-cost-as-work-grows.md). It can with blocks of which some are written more often.
+/// In the second case the goal cannot be reached with blocks that all die equally soon: cleaning then costs
+/// 2.69, whatever segment it takes (docs/decisions/0016-cost-as-work-grows.md). It can be reached if some
+/// blocks are written more often.
 pub fn run(dir: &Path, report: &mut Report) {
     let host = work::host();
     let mut rng = Rng::new(11);

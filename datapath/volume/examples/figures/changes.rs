@@ -1,6 +1,7 @@
-//! What an operation costs as the changes of one volume become more: 1, 5 and 20 GiB, under 512 MiB of RAM.
+//! Measures what an operation costs as the changes of one volume grow: 1, 5 and 20 GiB, with 512 MiB of RAM.
 //!
-//! So little RAM that most of 1 GiB is on disk too: the sizes differ in how much there is, not in where it is.
+//! With so little RAM, most of 1 GiB is on disk, too: the sizes differ in the amount of data, not in its
+//! place.
 
 use std::path::Path;
 
@@ -22,12 +23,12 @@ const HOT_BLOCKS: u64 = 64 * MIB / BLOCK;
 const HOT_FIRST: u64 = 60 * GIB / BLOCK;
 const HITS: u64 = 100_000;
 
-/// Written in one go: less than there are clean copies to drop, so nobody waits for the disk.
+/// Written in one go: less than the clean copies that can be dropped, so no write waits for the disk.
 const BURST_BLOCKS: u64 = 32 * MIB / BLOCK;
 
 const COLD_READS: u64 = 1_000;
 
-/// The last of what was written may still be in RAM.
+/// The last of the written blocks may still be in RAM.
 const WARM_BLOCKS: u64 = RAM_BYTES / BLOCK;
 
 pub fn run(dir: &Path, report: &mut Report) {
@@ -58,7 +59,8 @@ pub fn run(dir: &Path, report: &mut Report) {
     compare(("changes", "read from RAM"), ROUNDS, &mut arms, name, read, (GOAL, report));
     let new = |arm: &mut Arm| settled_cost(arm, BURST_BLOCKS, |arm| arm.write_new(BURST_BLOCKS));
     compare(("changes", "new block, spilled later"), ROUNDS, &mut arms, name, new, (GOAL, report));
-    // Below this all is on disk by now. Read before blocks there are written again, which brings them back.
+    // Below this, all blocks are on disk by now. They are read before blocks there are written again, which
+    // brings them back into RAM.
     let on_disk = |arm: &Arm| arm.next - ROUNDS as u64 * BURST_BLOCKS - WARM_BLOCKS;
     let cold = |arm: &mut Arm| {
         let end = on_disk(arm);
@@ -73,8 +75,9 @@ pub fn run(dir: &Path, report: &mut Report) {
     measure::warn_if_short(&host);
 }
 
-/// What the memory itself costs for looking a block up: its place in one table, the segment's record and the owner of the slot in
-/// others, one after the other in as much memory as the index takes; and a copy of the block.
+/// Measures the memory's own cost of looking up a block: its place in one table, the segment's record and the
+/// owner of the slot in others, one after the other in as much memory as the index takes; and a copy of the
+/// block.
 fn bare_index(report: &mut Report) {
     const LOOKS: u64 = 4;
     let mut rng = Rng::new(5);
@@ -83,7 +86,7 @@ fn bare_index(report: &mut Report) {
     let mut tables: Vec<(u64, Vec<u32>)> = SIZES_GIB
         .iter()
         .map(|gib| {
-            // 0.2 % of what is cached, in entries of four bytes.
+            // 0.2 % of the cached data, in entries of four bytes.
             let entries = gib * GIB / 512 / 4;
             (*gib, (0..entries).map(|_| rng.below(entries) as u32).collect())
         })

@@ -1,4 +1,4 @@
-//! Blocks in RAM beside bare memory, and blocks on their way to disk beside the bare disk.
+//! Measures blocks in RAM against bare memory, and blocks on their way to disk against the bare disk.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -80,8 +80,8 @@ pub fn memory(_dir: &Path, report: &mut Report) {
     report.add(Row::part("memory", "limit: bare copy, two threads", threads, "ns", Goal::None));
 }
 
-/// Half copies into, half copies out of random blocks of memory, a thread for each part of it: what two threads of this machine
-/// can do together.
+/// Half copies into, half copies out of random blocks of memory, with a thread for each part of it: the most
+/// that two threads of this machine can do together.
 fn copy_together(parts: &mut [&mut [u8]]) -> Duration {
     let start = std::time::Instant::now();
     std::thread::scope(|scope| {
@@ -104,7 +104,7 @@ fn copy_together(parts: &mut [&mut [u8]]) -> Duration {
     start.elapsed()
 }
 
-/// Random blocks into an empty volume, as fast as they are taken, beside the disk's own sequential writes.
+/// Random blocks into an empty volume, as fast as it accepts them, and the disk's own sequential writes.
 pub fn sustained(dir: &Path, report: &mut Report) {
     let host = work::host();
     let (mut disk, mut small, mut none) = (Vec::new(), Vec::new(), Vec::new());

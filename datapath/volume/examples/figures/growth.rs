@@ -1,4 +1,5 @@
-//! Sizes that take turns: the same operations on each in every round, so that what the machine does meanwhile meets all.
+//! Compares sizes: the same operations run on each size in every round, so that disturbances of the machine
+//! affect all sizes.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use crate::measure::{self, Cost, progress};
 use crate::rows::{Goal, Report, Row, Series};
 use crate::work::{self, BLOCK, MIB};
 
-/// What may be added to the cost of the smallest size.
+/// How much more than the smallest size a larger one may cost.
 pub const GOAL: Goal = Goal::AtMost(1.2);
 
 /// A prime number that divides no size here.
@@ -20,7 +21,7 @@ pub struct Arm {
     pub name: String,
     pub volumes: Vec<Arc<Volume>>,
     pub rng: Rng,
-    /// The next block, of each volume, that was never written.
+    /// The next block of each volume that was never written.
     pub next: u64,
     /// Operations of [`Arm::overwrite_each_once`] so far.
     stridden: u64,
@@ -48,7 +49,7 @@ impl Arm {
         }
     }
 
-    /// Writes so many blocks that were never written.
+    /// Writes this many blocks that were never written.
     pub fn write_new(&mut self, blocks: u64) {
         self.write_in_order(self.next, blocks);
         self.next += blocks / self.volumes.len() as u64;
@@ -82,7 +83,7 @@ impl Arm {
     }
 }
 
-/// Lets the arms take turns, and reports what the operations cost in each of them.
+/// Runs the sizes in turns, and reports what the operations cost in each of them.
 pub fn compare<A>(
     (case, what): (&'static str, &str),
     rounds: usize,
@@ -108,7 +109,7 @@ pub fn compare<A>(
     }
 }
 
-/// As [`measure::cost_until_settled`], of an arm.
+/// Like [`measure::cost_until_settled`], for a size.
 pub fn settled_cost(arm: &mut Arm, operations: u64, run: impl FnOnce(&mut Arm)) -> Cost {
     let volumes = arm.volumes.clone();
     measure::cost_until_settled(operations, || run(arm), || measure::settle(&volumes))

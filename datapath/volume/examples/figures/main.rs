@@ -1,24 +1,24 @@
-//! Figures of a volume without any protocol, beside the limits of the memory and the disk: each line is one figure,
-//! its goal where there is one, and whether it was reached.
+//! Measures a volume without any protocol against the limits of memory and disk. Each line is a figure, its
+//! goal if there is one, and whether it was reached.
 //!
 //! `cargo run --release -p headwater-volume --example figures -- [--dir DIR] [--json FILE] [CASE..]`
 //!
-//! | case | what |
+//! | case | measures |
 //! |---|---|
-//! | `memory` | overwrites and reads in RAM, beside a bare copy; two threads beside one |
-//! | `sustained` | random writes with 64 MiB of RAM and in `disk` mode, beside the disk's own sequential writes |
-//! | `index` | what the index takes of a dense cache |
+//! | `memory` | overwrites and reads in RAM, against a bare copy; two threads against one |
+//! | `sustained` | random writes with 64 MiB of RAM and in `disk` mode, against the disk's own sequential writes |
+//! | `index` | the memory of the index of a dense cache |
 //! | `open` | opening a volume on a disk of 64 GiB without data, freezing one with 4 GiB of changes |
-//! | `resident` | memory while more is written than the budget allows, and what a discard gives back |
-//! | `amplification` | bytes to the overflow disk for each byte written |
-//! | `changes` | what an operation costs with 1, 5 and 20 GiB of changes |
-//! | `volumes` | what it costs in 1, 8 and 64 volumes with as much in all |
-//! | `flush` | how often a persistent volume can flush, beside a raw file |
+//! | `resident` | memory while more is written than the budget allows, and memory that a discard frees |
+//! | `amplification` | bytes to the overflow disk for each written byte |
+//! | `changes` | the cost of an operation with 1, 5 and 20 GiB of changes |
+//! | `volumes` | the same with 1, 8 and 64 volumes that have as much data in all |
+//! | `flush` | how often a persistent volume can flush, against a raw file |
 //!
-//! | `pack BEFORE AFTER` | how much more RAM holds of the blocks that differ between two raw disk images |
-//! | `packers BEFORE AFTER` | ways of packing them, beside each other |
+//! | `pack BEFORE AFTER` | how many more blocks that differ between two raw disk images fit into RAM |
+//! | `packers BEFORE AFTER` | algorithms for packing these blocks, compared |
 //!
-//! Without a case all of them but the last two: about ten minutes, 60 GiB of disk and 14 GiB of RAM.
+//! Without a case, all except the last two: about ten minutes, 60 GiB of disk and 14 GiB of RAM.
 
 mod amplification;
 mod changes;
@@ -41,7 +41,7 @@ use crate::rows::Report;
 type Case = (&'static str, fn(&Path, &mut Report));
 
 const CASES: [Case; 9] = [
-    // First: afterwards the process keeps memory that others used, and what is added to it would not show.
+    // First: later cases leave memory in the process, and memory that is added to it would not show.
     ("resident", memory::resident),
     ("memory", engine::memory),
     ("sustained", engine::sustained),
@@ -53,7 +53,7 @@ const CASES: [Case; 9] = [
     ("flush", persistent::flushes),
 ];
 
-/// What was asked for.
+/// The command line.
 struct Asked {
     dir: PathBuf,
     json: Option<PathBuf>,

@@ -1,4 +1,4 @@
-//! Clocks: what an operation costs, and what a process has of memory.
+//! Measures what an operation costs, and how much memory a process has.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ fn processor_time(of: ClockId) -> Duration {
     Duration::try_from(clock_gettime(of)).expect("it grows from nothing")
 }
 
-/// Memory that could be had, by the system's estimate.
+/// Available memory by the system's estimate, in bytes.
 pub fn available_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").expect("the kernel counts it");
     let line =
@@ -20,7 +20,7 @@ pub fn available_bytes() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
 }
 
-/// Says so where memory got short while something was measured: then other things were measured than were meant.
+/// Warns if memory became short during a measurement: its results are then not what was meant.
 pub fn warn_if_short(host: &Host) {
     let shrinks = host.snapshot().pressure_shrinks;
     if shrinks > 0 {
@@ -37,12 +37,13 @@ pub struct Cost {
     pub processor_ns: f64,
 }
 
-/// What so many operations cost, each.
+/// The cost of each of this many operations.
 pub fn cost(operations: u64, run: impl FnOnce()) -> Cost {
     cost_until_settled(operations, run, || {})
 }
 
-/// The same; the processor time includes what is done behind them until `settled` returns, without that of `settled` itself.
+/// The same, including the processor time of background work until `settled` returns, without that of
+/// `settled` itself.
 pub fn cost_until_settled(operations: u64, run: impl FnOnce(), settled: impl FnOnce()) -> Cost {
     let (start, before) = (Instant::now(), processor_time(ClockId::ProcessCPUTime));
     run();
@@ -55,7 +56,7 @@ pub fn cost_until_settled(operations: u64, run: impl FnOnce(), settled: impl FnO
     Cost { ns: each(elapsed), processor_ns: each(processor) }
 }
 
-/// Waits until nothing is written out any more.
+/// Waits until no segment is written any more.
 pub fn settle(volumes: &[Arc<Volume>]) {
     let spilled = || -> u64 { volumes.iter().map(|v| v.counters().cache.spilled_segments).sum() };
     let (mut before, mut same) = (spilled(), 0);
@@ -67,7 +68,7 @@ pub fn settle(volumes: &[Arc<Volume>]) {
     }
 }
 
-/// Tells how far a longer piece of work is.
+/// Reports the progress of longer work.
 pub fn progress(what: std::fmt::Arguments<'_>) {
     println!("    {what}");
 }

@@ -1,4 +1,4 @@
-//! Index, opening, freezing, and what is given back.
+//! Measures the index, opening, freezing, and the memory that is freed.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -11,7 +11,7 @@ use headwater_volume::CacheMode;
 use crate::rows::{Goal, Report, Row, median};
 use crate::work::{self, GIB, MIB};
 
-/// A GiB of changed blocks side by side: what the index takes of it.
+/// A GiB of contiguous changed blocks: the memory of its index.
 pub fn index(_dir: &Path, report: &mut Report) {
     let host = work::host();
     let volume = work::open(&work::options(CacheMode::Ram, GIB + 64 * MIB, 0, Path::new("/")), &host);
@@ -63,7 +63,7 @@ pub fn open_and_freeze(dir: &Path, report: &mut Report) {
     report.add(Row::plain("open", figure, most, "ms", Goal::AtMost(20.0)));
 }
 
-/// Blocks on disk of this process's files without a name.
+/// Disk blocks of this process's unnamed files.
 fn disk_bytes(dir: &Path) -> u64 {
     let dir = dir.canonicalize().expect("it is there");
     let links = std::fs::read_dir("/proc/self/fd").expect("it is there").filter_map(Result::ok);
@@ -97,7 +97,7 @@ pub fn resident(dir: &Path, report: &mut Report) {
         if resident_bytes() <= before + 12 * MIB {
             ram_ms.get_or_insert(ms);
         }
-        // Sixteen places stay claimed.
+        // Sixteen positions stay claimed.
         if disk_bytes(dir) <= 17 * 514 * 4096 {
             disk_ms.get_or_insert(ms);
         }

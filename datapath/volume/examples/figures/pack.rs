@@ -1,4 +1,4 @@
-//! How much more the RAM of a cache holds, of blocks that a real machine changed.
+//! Measures how many more blocks that a real machine changed fit into the RAM of a cache.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -40,8 +40,8 @@ pub fn changed(before: &Path, after: &Path) -> Vec<(u64, Vec<u8>)> {
 /// Runs of neighbours that stay together.
 const RUN: usize = 512;
 
-/// Fills caches in RAM alone with them, of 64 MiB and of a quarter of what they take, until no more fits. In runs of
-/// neighbours, which come in random order: what fits is then like the whole.
+/// Fills caches without a disk with these blocks until no more fit: caches of 64 MiB, and of a quarter of the
+/// blocks' size. In runs of neighbours in random order, so that the blocks that fit are like the whole.
 pub fn changed_blocks(before: &Path, after: &Path, report: &mut Report) {
     let blocks = changed(before, after);
     let bytes = blocks.len() as u64 * BLOCK;

@@ -1,5 +1,5 @@
-//! Ways of packing the blocks that a real machine changed, beside each other: how small, how fast, and how long a
-//! read of one block takes then. The table of docs/decisions/0014 comes from here.
+//! Compares algorithms for packing the blocks that a real machine changed: how small, how fast, and how long
+//! a read of one block then takes. The table of docs/decisions/0014 comes from here.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::work::{BLOCK, MIB};
 
 const SLOT: usize = BLOCK as usize;
 
-/// Blocks that are packed together in memory.
+/// Number of blocks that are packed together in memory.
 const SEGMENT: usize = 512;
 
 /// What each entry begins at a multiple of, and what its length takes.
@@ -27,11 +27,12 @@ const TRAINED_ON: usize = 8;
 #[derive(Clone, Copy)]
 enum Dictionary {
     None,
-    /// So many blocks of each segment, as they are; they stay in memory beside it.
+    /// The dictionary consists of this many blocks of each segment, uncompressed; they stay in memory in
+    /// addition.
     Raw(usize),
-    /// Trained on each segment: so many bytes, which stay in memory beside it.
+    /// A dictionary that is trained on each segment: of this many bytes, which stay in memory in addition.
     Trained(usize),
-    /// Trained once, on the first segments: so many bytes for all.
+    /// A dictionary that is trained once, on the first segments: of this many bytes for all.
     Once(usize),
 }
 
@@ -44,7 +45,7 @@ enum How {
 struct Candidate {
     name: &'static str,
     how: How,
-    /// Slots packed as one.
+    /// Number of slots that are packed together.
     group: usize,
     dictionary: Dictionary,
 }
@@ -75,7 +76,7 @@ const CANDIDATES: &[Candidate] = &[
     candidate("zstd 3, 112 KiB trained once", How::Zstd(3), 1, Dictionary::Once(112 << 10)),
 ];
 
-/// One way of packing, ready for a segment.
+/// An algorithm, ready for a segment.
 enum Coder {
     Lz4(lz4::CompressTable, Vec<u8>),
     Zstd(Box<Compressor<'static>>, Box<Decompressor<'static>>),
@@ -93,7 +94,7 @@ impl Coder {
         }
     }
 
-    /// Packs into the start of `into`; the length, or `None` where it does not get smaller.
+    /// Packs into the start of `into`; returns the length, or `None` if it does not get smaller.
     fn pack(&mut self, plain: &[u8], into: &mut [u8]) -> Option<usize> {
         let len = match self {
             Coder::Lz4(table, dictionary) if dictionary.is_empty() => {
@@ -117,7 +118,7 @@ impl Coder {
 
 fn train(segment: &[u8], bytes: usize) -> Vec<u8> {
     let sizes = vec![SLOT; segment.len() / SLOT];
-    // Too little of a kind to learn from: without a dictionary then.
+    // Too little data to train on: no dictionary.
     zstd::dict::from_continuous(segment, &sizes, bytes).unwrap_or_default()
 }
 
@@ -133,7 +134,7 @@ fn dictionary_of(candidate: &Candidate, segment: &[u8], once: &[u8]) -> Vec<u8> 
     }
 }
 
-/// A packed segment: where each group is, and whether it got smaller.
+/// A packed segment: the offset of each group, and whether it got smaller.
 struct Packed {
     bytes: Vec<u8>,
     groups: Vec<(usize, usize, bool)>,
@@ -170,7 +171,7 @@ fn measure(candidate: &Candidate, data: &[u8]) {
         let dictionary = dictionary_of(candidate, segment, &once);
         let now = pack(candidate, segment, &dictionary);
         let beside = if matches!(candidate.dictionary, Dictionary::Once(_)) { 0 } else { dictionary.len() };
-        // Where it does not pay, the segment stays as it is.
+        // If packing does not pay, the segment stays as it is.
         taken += (now.bytes.len() + beside).min(segment.len());
         packed.push(now);
     }

@@ -1,4 +1,4 @@
-//! How often a persistent volume can flush, beside what the disk can do.
+//! Measures how often a persistent volume can flush, against the disk itself.
 
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -43,7 +43,7 @@ pub fn flushes(dir: &Path, report: &mut Report) {
     }
 }
 
-/// The same into a file whose space is reserved and written, past the page cache.
+/// The same writes to a file whose space is reserved and written, past the page cache.
 fn raw(dir: &Path, every: u64) -> f64 {
     let file = std::fs::OpenOptions::new()
         .read(true)

@@ -1,10 +1,10 @@
-//! What was found out, as rows with a goal and whether it was reached: a table for people, JSON for programs.
+//! Rows of results, each with a goal and whether it was reached: as a table for people, and as JSON.
 
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
-/// What a figure has to be.
+/// The goal of a figure.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Goal {
@@ -12,7 +12,7 @@ pub enum Goal {
     AtMost(f64),
     /// More is better.
     AtLeast(f64),
-    /// Told only.
+    /// No goal: for information.
     None,
 }
 
@@ -34,7 +34,7 @@ impl Goal {
     }
 }
 
-/// Measurements of one kind, of which the median counts.
+/// Measurements of one kind, whose median counts.
 #[derive(Clone, Debug, Serialize)]
 pub struct Series {
     pub name: String,
@@ -53,12 +53,12 @@ impl Series {
 pub struct Row {
     pub case: &'static str,
     pub figure: String,
-    /// What the goal is about.
+    /// The figure to which the goal applies.
     pub value: f64,
     pub unit: &'static str,
     pub goal: Goal,
     pub reached: Option<bool>,
-    /// What it was computed from, with its unit; empty where it was measured once.
+    /// The measurements from which it was computed, with their unit; empty if it was measured once.
     pub from: Vec<Series>,
     pub from_unit: &'static str,
 }
@@ -81,8 +81,8 @@ impl Row {
         Self { reached: None, ..Self::plain(case, figure, f64::NAN, "", goal) }
     }
 
-    /// The part of a limit that was reached, by the medians of rounds in which both took turns. What is
-    /// compared is a speed: the limit's time by ours.
+    /// The ratio of a limit that was reached, by the medians of rounds in which both ran. It is a ratio of
+    /// speeds: the limit's time divided by ours.
     pub fn part(
         case: &'static str,
         figure: impl Into<String>,
@@ -94,7 +94,7 @@ impl Row {
         Self { from: vec![ours, limit], from_unit, ..Self::plain(case, figure, value, "x", goal) }
     }
 
-    /// How far the dearest of some sizes is from the first one, both by their medians.
+    /// How much the most expensive of some sizes differs from the first one, by their medians.
     pub fn growth(
         case: &'static str,
         figure: impl Into<String>,
@@ -144,7 +144,7 @@ impl Report {
         self.rows.push(row);
     }
 
-    /// How many figures are short of their goals.
+    /// Number of figures that miss their goals.
     pub fn missed(&self) -> usize {
         self.rows.iter().filter(|row| row.reached == Some(false)).count()
     }

@@ -1,7 +1,7 @@
-//! What an operation costs as the volumes of a host become more: 1, 8 and 64, with as much RAM and data in all.
+//! Measures what an operation costs as the volumes of a host become more: 1, 8 and 64, with as much RAM and
+//! data in all.
 //!
-//! Beside them the memory alone: what a copy costs in as many regions of as many bytes in all, and what a page costs
-//! that nobody has used yet.
+//! And the memory alone: a copy in as many regions with as many bytes in all, and the first access to a page.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,13 +23,13 @@ const ROUNDS: usize = 15;
 const HOT_BYTES: u64 = 512 * MIB;
 const HITS: u64 = 100_000;
 
-/// What is written from the empty cache to the first spills, in all: all RAM is touched then.
+/// Bytes written from the empty cache to the first spills, in all: all RAM is touched then.
 const FIRST_BYTES: u64 = 6 * GIB;
 const FIRST_ROUNDS: usize = 12;
 const BURST_BLOCKS: u64 = 128 * MIB / BLOCK;
 
-/// Written in one go: more than there are clean copies to drop, so that the disk is waited for. Every other round
-/// writes the same blocks; they are on disk by then.
+/// Written in one go: more than the clean copies that can be dropped, so that writes wait for the disk. Every
+/// other round writes the same blocks, which are on disk by then.
 const LONG_BLOCKS: u64 = 4 * GIB / BLOCK;
 const LONG_ROUNDS: usize = 5;
 

@@ -1,4 +1,5 @@
-//! The work that is measured: volumes on an empty disk, writes and reads of blocks, and the same done by the disk alone.
+//! The measured work: volumes on an empty disk, writes and reads of blocks, and the same work by the disk
+//! alone.
 //! Shared with the benchmark in `benches/engine.rs`.
 
 use std::fs::{File, OpenOptions};
@@ -62,7 +63,7 @@ impl Device for Empty {
     }
 }
 
-/// A volume over that.
+/// Options of a volume over this disk.
 pub fn options(mode: CacheMode, ram_bytes: u64, disk_bytes: u64, dir: &Path) -> VolumeOptions {
     VolumeOptions {
         name: "figures".into(),
@@ -87,7 +88,7 @@ pub fn host() -> Host {
     Host::start(u64::MAX).expect("the host starts")
 }
 
-/// Writes a block, on this thread where there is room.
+/// Writes a block, on this thread if there is space.
 pub fn write(volume: &Volume, block: u64, data: &[u8]) {
     let range = ByteRange::new(block * BLOCK, BLOCK).expect("in range");
     match volume.try_now(Op::Write { range, from: data, fua: false }) {
@@ -96,7 +97,7 @@ pub fn write(volume: &Volume, block: u64, data: &[u8]) {
     }
 }
 
-/// Reads a block, wherever it is.
+/// Reads a block, in whatever place it is.
 pub fn read(volume: &Volume, block: u64, into: &mut [u8]) {
     let range = ByteRange::new(block * BLOCK, BLOCK).expect("in range");
     match volume.try_now(Op::Read { range, into }) {

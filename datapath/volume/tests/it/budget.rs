@@ -1,4 +1,5 @@
-//! One RAM budget for all volumes of a host: shares by weight, lending, and memory pressure.
+//! One RAM budget for all volumes of a host: shares by weight, unused shares that go to others, and memory
+//! pressure.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ fn volume(host: &Host, weight: u32, ram_mib: u64, at: &Path) -> (Arc<Volume>, Ar
     setup::open(&options, host)
 }
 
-/// Writes incompressible data all over the volume until it is told to stop.
+/// Writes incompressible data all over the volume until it is stopped.
 fn keep_writing(device: &dyn Device, seed: u64, stop: &AtomicBool) {
     let mut rng = Rng::new(seed);
     let data = rng.bytes(64 << 10);
@@ -41,7 +42,7 @@ fn used_mib(volume: &Volume) -> u64 {
     volume.counters().cache.ram_used_bytes / MIB
 }
 
-/// Stops the writers even where the test panics, so that their scope ends.
+/// Stops the writers even if the test panics, so that their scope ends.
 struct StopOnDrop<'a>(&'a [AtomicBool]);
 
 impl Drop for StopOnDrop<'_> {
@@ -63,7 +64,7 @@ fn two_volumes_under_pressure_share_by_weight_and_one_that_stops_lends() {
     };
     std::thread::scope(|scope| {
         let _guard = StopOnDrop(&stops);
-        // The light one comes first and takes all it may have, because nobody else wants it.
+        // The light volume comes first and takes all it may have, because no other volume needs memory.
         scope.spawn(|| keep_writing(&*light_device, 1, &stops[0]));
         wait_until("the light volume fills its maximum", || used_mib(&light) > 125);
         scope.spawn(|| keep_writing(&*heavy_device, 2, &stops[1]));
@@ -74,7 +75,7 @@ fn two_volumes_under_pressure_share_by_weight_and_one_that_stops_lends() {
             assert!(light_mib <= 46 && heavy_mib <= 126, "{light_mib} and {heavy_mib} MiB");
             assert!(host.used_bytes() <= 161 * MIB, "{} in use", host.used_bytes());
         }
-        // The heavy one stops: what it does not use goes to the other.
+        // The heavy volume stops: its unused memory goes to the other.
         stops[1].store(true, Ordering::Relaxed);
         wait_until("the light volume uses what the heavy one lends", || used_mib(&light) > 125);
         wait_until("the heavy volume keeps little", || used_mib(&heavy) <= 14);
@@ -120,7 +121,8 @@ fn what_the_volumes_and_the_buffers_take_is_what_the_host_counts() {
     options.pause_limit = Duration::from_secs(60);
     volumes.push(setup::open(&options, &host));
     let mut rng = Rng::new(9);
-    // What is beyond the volumes' own sums. The host learns of a volume's index when it begins a segment, so it may be a
+    // Memory above the sum of the volumes' own counts. The host is informed of a volume's index when the
+    // volume begins a segment, so its count may lag by a segment's index.
     // segment's part behind.
     const BEHIND: u64 = 3 * (16 << 10);
     let counters = |volumes: &[(Arc<Volume>, Arc<dyn Device>)], of: fn(&Volume) -> u64| {
@@ -142,7 +144,7 @@ fn what_the_volumes_and_the_buffers_take_is_what_the_host_counts() {
     wait_until("the buffers are counted", || {
         is_beyond(&volumes, (STAGING_BUFFERS * ENCRYPTED_SEGMENT_BYTES) as u64)
     });
-    // Index and packed segments are no small part of it.
+    // Index and packed segments are a considerable part of it.
     assert!(counters(&volumes, |volume| volume.counters().cache.index_bytes) > 4 * BEHIND);
     assert!(counters(&volumes, |volume| volume.counters().cache.packed_bytes) > 4 * BEHIND);
     faults.hold.store(false, Ordering::Relaxed);
@@ -190,7 +192,7 @@ fn memory_pressure_shrinks_the_limit_and_its_end_restores_it() {
     let cache = volume.counters().cache;
     assert!(cache.pressure_shrinks >= 2 && cache.host_limit_bytes < 60 * MIB, "{cache:?}");
     assert_eq!(cache.ram_target_bytes, 96 * MIB);
-    // It goes on shrinking between two looks.
+    // It continues to shrink between the two counts.
     wait_until("both tell the same", || {
         host.snapshot().pressure_shrinks == volume.counters().cache.pressure_shrinks
     });
@@ -205,7 +207,8 @@ fn memory_pressure_shrinks_the_limit_and_its_end_restores_it() {
     }
 }
 
-/// Zero blocks over an image take an index and no segment, and what discards free is not taken by another write.
+/// Zero blocks over an image take index memory and no segment, and another write does not take what discards
+/// free.
 #[test]
 fn the_budget_knows_of_an_index_that_comes_and_goes_without_data() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The overflow past the page cache, through it, and whichever is found better.
+//! The overflow past the page cache, through it, and in the way that a measurement finds better.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ fn every_buffering_keeps_what_is_written_and_says_what_it_is() {
         assert!(cache.spilled_segments > 0 && cache.read_disk_blocks > 0, "{cache:?}");
         assert!(cache.buffering.starts_with(buffering.as_str()), "{}", cache.buffering);
         assert_eq!(cache.buffering.contains("MiB/s"), buffering == Buffering::Auto);
-        // What was measured leaves nothing behind.
+        // The measurement leaves no file.
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }

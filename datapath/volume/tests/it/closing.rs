@@ -1,4 +1,5 @@
-//! A persistent volume that is closed while its machine goes on: what was answered as done is there, and the rest is refused.
+//! A persistent volume is closed while its machine writes: all answered writes are kept, and later ones are
+//! refused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +13,7 @@ use crate::setup;
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
 const WRITERS: u64 = 4;
-/// Of each writer.
+/// Blocks of each writer.
 const BLOCKS: u64 = 256;
 
 fn options(at: &std::path::Path) -> VolumeOptions {
@@ -21,8 +22,8 @@ fn options(at: &std::path::Path) -> VolumeOptions {
     VolumeOptions { persistent: Some(persistent), ..setup::options(&base, CacheMode::RamDisk, 16, 256, at) }
 }
 
-/// Writes its blocks over and over, and zeroes now and then, until it is refused. What each block held when it was last answered,
-/// and the block that was refused.
+/// Writes its blocks repeatedly, sometimes zeroes, until a write is refused. Returns the last answered
+/// contents of each block, and the refused block.
 fn write_until_closed(device: &dyn Device, writer: u64, done: &AtomicUsize) -> (Vec<u8>, usize) {
     let mut held = vec![0; BLOCKS as usize];
     for number in 0.. {
@@ -104,7 +105,7 @@ fn a_closed_volume_refuses_what_would_be_lost() {
     let block = ByteRange::new(0, 4096).unwrap();
     device.write_together(&[(block, &[2; 4096])], &mut together);
     assert_eq!(together, [false]);
-    // All that was answered is durable, and can be read.
+    // All answered writes are durable and can be read.
     blocking::flush(&*device).unwrap();
     let mut read = [0; 8192];
     blocking::read(&*device, 0, &mut read).unwrap();
@@ -117,7 +118,7 @@ fn a_disk_without_room_is_no_space_at_a_flush_and_at_the_end() {
     let (host, faults) = setup::host(u64::MAX);
     let (volume, device) = setup::open(&options(dir.path()), &host);
     let full = |full| faults.full.store(full, Ordering::Relaxed);
-    // More than go into the map alone, which has its space.
+    // More than go into the map only, which has a limit.
     blocking::write(&*device, 0, &[1; 1 << 17]).unwrap();
     full(true);
     assert_eq!(blocking::flush(&*device).unwrap_err().kind(), IoErrorKind::NoSpace);

@@ -1,4 +1,4 @@
-//! A thread that takes the answers to its own reads, as those of connections and queues do, sees the same disk.
+//! A thread that takes the answers to its own reads, as connections and queues do, sees the same disk.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ fn serve(
         own.take();
         match inbox.try_recv() {
             Ok((request, done)) => device.submit(request, marked(done, taken)),
-            // What is in flight ends while the queue is dropped.
+            // Operations in flight end while the queue is dropped.
             Err(TryRecvError::Disconnected) => return,
             Err(TryRecvError::Empty) => {
                 let mut fds =

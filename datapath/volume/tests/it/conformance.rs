@@ -1,4 +1,5 @@
-//! Every cache mode passes the conformance suite, with budgets so small that each residence is visited.
+//! Every cache mode passes the conformance suite, with limits so small that blocks are in every kind of
+//! place.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -64,7 +65,7 @@ fn a_cache_larger_than_the_processors_caches_stays_correct() {
     let (host, _) = setup::host(u64::MAX);
     let image = base(80 * MIB, 6);
     let (volume, device) = setup::open(&setup::options(&image, CacheMode::Ram, 128, 0, dir.path()), &host);
-    // From here on whole blocks go past the processor's caches.
+    // From here on whole blocks are written with non-temporal stores.
     let filling = Rng::new(7).bytes(MIB as usize);
     (0..64).for_each(|piece| blocking::write(&*device, piece * MIB, &filling).unwrap());
     conformance::check(&device, &suite(12, 16));
@@ -89,11 +90,11 @@ fn writes_together_are_stored_where_they_are_and_others_are_left() {
     let equal = read(&*device, 3000);
     let writes = [
         (range(0, 1), &two[..]),
-        // One that was never written, and one of which only the first half was.
+        // A block that was never written, and one whose first half was.
         (range(600, 1), &two),
         (range(18, 4), &four),
         (range(4, 4), &four),
-        // Not of whole blocks, zero, the same block again, as the image has it.
+        // Not whole blocks; zero; the same block again; equal to the image.
         (part, &two),
         (range(10, 1), &[0; 4096]),
         (range(0, 1), &four[..4096]),
@@ -111,7 +112,7 @@ fn writes_together_are_stored_where_they_are_and_others_are_left() {
         bytes[0]
     };
     assert_eq!([0, 1, 4, 7, 8, 10].map(byte), [4, 1, 4, 4, 1, 1]);
-    // What was left may have been stored in part, each block as a whole or not at all.
+    // A refused write may be stored in part, each block as a whole or not at all.
     assert!([18, 19].map(byte).iter().all(|byte| [1, 4].contains(byte)));
     assert_eq!(read(&*device, 600), read(&*image, 600));
 }
@@ -167,7 +168,7 @@ fn disk_writes_that_end_half_way_lose_nothing() {
     faults.half_write_every.store(5, Ordering::Relaxed);
     let image = base(40 * MIB, 15);
     let mut options = setup::options(&image, CacheMode::RamDisk, 16, 256, dir.path());
-    // After each failure the disk rests.
+    // After each failure the disk gets no writes for a while.
     options.pause_limit = Duration::from_secs(60);
     let (volume, device) = setup::open(&options, &host);
     conformance::check(&device, &suite(32, 40));
@@ -187,7 +188,7 @@ fn a_disk_that_writes_late_loses_nothing() {
     let (volume, device) = setup::open(&options, &host);
     conformance::check(&device, &suite(33, 40));
     let cache = volume.counters().cache;
-    // Writers come to where the disk is not yet, and segments are read, overwritten and freed while they are written.
+    // Writers exceed the disk's speed, and segments are read, overwritten and freed while they are written.
     assert!(cache.paused_writes > 0 && cache.spilled_segments > 0 && cache.read_disk_blocks > 0, "{cache:?}");
     assert_eq!((cache.disk_errors, cache.corrupt_blocks, cache.refused_writes), (0, 0, 0), "{cache:?}");
 }
@@ -198,14 +199,14 @@ fn ram_mode_that_is_full_refuses_loses_nothing_and_goes_on() {
     let (host, _) = setup::host(u64::MAX);
     let image = base(48 * MIB, 14);
     let mut options = setup::options(&image, CacheMode::Ram, 20, 0, dir.path());
-    // Short, for the many times that it is full; and longer than what makes room later takes on a busy host.
+    // Short, because the cache is full many times; but longer than freeing space takes on a busy host.
     options.pause_limit = Duration::from_millis(200);
     let (volume, device) = setup::open(&options, &host);
     conformance::check(&device, &Options { may_refuse: true, ..suite(61, 48) });
     let full = volume.counters().cache;
     assert!(full.refused_writes > 10, "{full:?}");
     assert!(full.ram_used_bytes <= full.ram_target_bytes, "{full:?}");
-    // There is room again, and no write is refused any more.
+    // There is space again, and no write is refused any more.
     blocking::discard(&*device, 0, 48 * MIB).unwrap();
     conformance::check(&device, &suite(62, 8));
     assert_eq!(volume.counters().cache.refused_writes, full.refused_writes);

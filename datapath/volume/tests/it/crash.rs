@@ -1,6 +1,6 @@
 //! A persistent volume loses power at random points, hundreds of times, while it is written, flushed,
-//! discarded and cleaned: each time it comes back as it was at some moment at or after the last answered
-//! flush, exactly.
+//! discarded and cleaned. Each time it must have exactly the state of some moment at or after the last
+//! answered flush.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -23,15 +23,16 @@ const SECTOR: usize = 512;
 const SIZE_MIB: u64 = 20;
 const BLOCKS: usize = (SIZE_MIB * MIB) as usize / BLOCK;
 
-/// What every block held, and when: step 0 is the state at opening, and each change of one block is a step.
+/// The contents of every block over time: step 0 is the state at opening, and each change of one block is a
+/// step.
 struct Oracle {
     contents: Vec<u8>,
-    /// For each block, ascending: from which step on it had contents with this checksum.
+    /// For each block, ascending: the step from which on its contents had this checksum.
     history: Vec<Vec<(usize, u32)>>,
     steps: usize,
     /// The last step that an answered flush covers.
     flushed: usize,
-    /// Blocks that changed since the last view was made: it may keep what they held.
+    /// Blocks that changed since the last view was made: the view may keep their old slots.
     changed: BTreeSet<usize>,
 }
 
@@ -41,7 +42,7 @@ impl Oracle {
         Self { contents, history, steps: 0, flushed: 0, changed: BTreeSet::new() }
     }
 
-    /// Bytes of one request, block by block, in order.
+    /// Records the bytes of one request, block by block, in order.
     fn write(&mut self, offset: usize, bytes: &[u8]) {
         self.contents[offset..offset + bytes.len()].copy_from_slice(bytes);
         for block in offset / BLOCK..(offset + bytes.len()).div_ceil(BLOCK) {
@@ -52,7 +53,7 @@ impl Oracle {
         }
     }
 
-    /// The same of zeroes: whole blocks come first, and then the part of a block at an end.
+    /// Records zeroes: first whole blocks, then the part of a block at an end.
     fn clear(&mut self, offset: usize, len: usize) {
         let end = offset + len;
         let first = offset.next_multiple_of(BLOCK).min(end);
@@ -62,7 +63,7 @@ impl Oracle {
         }
     }
 
-    /// For people: where what was found does not fit together.
+    /// For messages: the blocks that do not fit together.
     fn misfits(&self, found: &[u8]) -> String {
         let mut out = String::new();
         for (number, (block, history)) in found.chunks(BLOCK).zip(&self.history).enumerate() {
@@ -79,7 +80,7 @@ impl Oracle {
 
     /// The latest step at which the whole disk was as it is now.
     fn step_of(&self, found: &[u8]) -> Option<usize> {
-        // At each step: how many blocks begin, less how many cease, to be as found.
+        // At each step: the number of blocks that begin to match, minus those that cease to.
         let mut change = vec![0i64; self.steps + 2];
         for (block, history) in found.chunks(BLOCK).zip(&self.history) {
             let sum = crc32c::crc32c(block);
@@ -101,14 +102,14 @@ impl Oracle {
     }
 }
 
-/// A view is dropped once so many blocks have changed, besides those of one request: what it keeps takes room in a cache that has
-/// little to spare, and nobody else would give it back while a write waits.
+/// A view is dropped when this many blocks have changed, besides those of one request: what it keeps takes
+/// space in a small cache, and nothing else would free it while a write waits.
 const MOST_KEPT: usize = 512;
 
-/// A frozen view, and what it must hold.
+/// A frozen view, and its expected contents.
 type View = (Arc<FrozenView>, Vec<u8>);
 
-/// Says that it is over when it is dropped.
+/// Marks the end when it is dropped.
 struct Ended<'a>(&'a AtomicBool);
 
 impl Drop for Ended<'_> {
@@ -127,7 +128,7 @@ struct Life {
     small: bool,
     /// Nearly all writes begin and end at any sector.
     sectors: bool,
-    /// The disk does not keep what it says it has synced.
+    /// The disk reports syncs as done without doing them.
     lies: bool,
     cleaned: u64,
     spilled: u64,
@@ -166,9 +167,9 @@ impl Life {
                 self.check(&*volume);
                 let over = AtomicBool::new(false);
                 std::thread::scope(|scope| {
-                    // Also where a check fails, or the thread below would keep the test from ending.
+                    // Also if a check fails: otherwise the thread below would keep the test from ending.
                     let _ended = Ended(&over);
-                    // Writes that wait for a disk that is gone would wait for long.
+                    // Writes that wait for a disk without power would wait for long.
                     scope.spawn(|| {
                         while !over.load(Ordering::Relaxed) && !engine.is_gone() {
                             std::thread::sleep(Duration::from_millis(2));
@@ -203,12 +204,12 @@ impl Life {
         }
     }
 
-    /// What is there after opening must be what was there at some step; it becomes the new beginning.
+    /// Checks that the state after opening is that of some step; it becomes step 0.
     fn check(&mut self, device: &dyn Device) {
         let mut found = vec![0; BLOCKS * BLOCK];
         for (number, chunk) in found.chunks_mut(1 << 20).enumerate() {
             if let Err(error) = blocking::read(device, number as u64 * MIB, chunk) {
-                // The power may be gone by now; then this life says nothing about what is on disk.
+                // The power may have failed by now; then this session says nothing about the disk.
                 assert_eq!(error.kind(), IoErrorKind::Device, "seed {}: {error}", self.seed);
                 return;
             }
@@ -231,7 +232,8 @@ impl Life {
         self.oracle = Oracle::new(found);
     }
 
-    /// Now and then a view is made, looked at, and dropped: what only it needs must not come back after a crash.
+    /// Sometimes makes a view, checks it, and drops it: what only the view needs must not reappear after a
+    /// crash.
     fn freeze(&mut self, volume: &Volume, view: &mut Option<View>, engine: &CrashEngine) {
         match view {
             None if self.rng.chance(1, 12) => {
@@ -252,7 +254,7 @@ impl Life {
         }
     }
 
-    /// One request. `false`: it failed, because the power went.
+    /// Executes a request. `false`: it failed, because the power failed.
     fn operation(&mut self, device: &dyn Device, engine: &CrashEngine) -> bool {
         let count = match self.small {
             true if self.rng.chance(15, 16) => self.rng.between(1, 4),
@@ -261,7 +263,8 @@ impl Life {
         };
         let first = self.rng.below(BLOCKS as u64 - count);
         let (mut offset, mut len) = (first as usize * BLOCK, count as usize * BLOCK);
-        // Half of the requests begin or end at any sector. Not both: the two ends of zeroes are written side by side.
+        // Half of the requests begin or end at any sector. Not both: the two ends of a zero write are written
+        // separately.
         let sectors = self.rng.between(0, 7) as usize * SECTOR;
         match self.rng.below(4) {
             0 => (offset, len) = (offset + sectors, len - sectors),
@@ -397,7 +400,7 @@ fn in_disk_mode() {
     live(3, CacheMode::Disk, true, rounds(150));
 }
 
-/// What a flush makes durable is in the map alone, mostly, and goes to its place in the data file at opening.
+/// A flush makes blocks durable mostly in the map only; at the next opening they go to the data file.
 #[test]
 fn of_small_flushes() {
     for (seed, mode) in [(6, CacheMode::RamDisk), (7, CacheMode::Disk)] {
@@ -427,7 +430,7 @@ fn of_writes_at_any_sector() {
     }
 }
 
-/// The oracle is no good if it finds nothing wrong with a disk that loses what it synced.
+/// Checks the oracle: it must detect a disk that loses synced data.
 #[test]
 fn a_disk_that_lies_about_syncs_is_found_out() {
     let dir = tempfile::tempdir().unwrap();
@@ -441,7 +444,8 @@ fn a_disk_that_lies_about_syncs_is_found_out() {
     assert!(honest.is_err(), "60 crashes lost nothing that was flushed");
 }
 
-/// What one of several writers did: writes of one block each, in order, and when each began and ended.
+/// The writes of one of several writers: of one block each, in order, with the times of their beginnings and
+/// ends.
 struct Track {
     blocks: Vec<usize>,
     began: Vec<u64>,
@@ -480,7 +484,7 @@ impl Track {
         }
     }
 
-    /// How many of the writes are there: all of a beginning, and nothing else.
+    /// The number of writes that were recovered: all up to that number, and no others.
     fn recovered(&self, writer: usize, found: &[u8]) -> usize {
         let word =
             |block: usize| u64::from_le_bytes(found[block * BLOCK..][..8].try_into().unwrap()) as usize;
@@ -495,8 +499,8 @@ impl Track {
     }
 }
 
-/// Writes of several threads: what is recovered is a cut through all of them. Where a write is there, all that
-/// ended before it began are there, whoever wrote them.
+/// Several threads write: the recovered state is a consistent cut through all their writes. If a write is in
+/// it, so are all writes that ended before it began, of whatever thread.
 #[test]
 fn writers_side_by_side_are_cut_at_one_moment() {
     let mut rng = Rng::new(77);
@@ -537,7 +541,7 @@ fn writers_side_by_side_are_cut_at_one_moment() {
         let counts: Vec<usize> =
             tracks.iter().enumerate().map(|(writer, track)| track.recovered(writer, &found)).collect();
         written += counts.iter().sum::<usize>();
-        // When the last of what is there began, and when the first of what is missing ended.
+        // When the last recovered write began, and when the first missing one ended.
         let last = tracks.iter().zip(&counts).filter_map(|(t, n)| t.began.get(n.checked_sub(1)?)).max();
         let missing = tracks.iter().zip(&counts).filter_map(|(t, n)| t.ended.get(*n)).min();
         if let (Some(last), Some(missing)) = (last, missing) {

@@ -1,4 +1,4 @@
-//! Writes equal to the image take no space and free what was there, wherever that was.
+//! Writes that equal the image take no space and free the block's space, in whatever place that was.
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ fn putting_the_image_back_frees_ram_and_disk() {
         setup::open(&setup::options(&base, CacheMode::RamDisk, 32, 256, dir.path()), &host);
     let mut rng = Rng::new(9);
     for mib in 0..96 {
-        // Half of it packs, so that every residence has some.
+        // Half of it compresses, so that blocks are in every kind of place.
         let data = if mib % 2 == 0 { rng.bytes(MIB as usize) } else { vec![mib as u8 | 1; MIB as usize] };
         blocking::write(&*device, mib * MIB, &data).unwrap();
     }
@@ -66,8 +66,8 @@ fn putting_the_image_back_frees_ram_and_disk() {
         blocking::write(&*device, mib * MIB, part).unwrap();
     }
     assert_is_image(&*device, &bytes);
-    // A few blocks may have been stored before a run of equal ones was noticed; they are found later. Then nothing is
-    // left but the segments that are being filled.
+    // A few blocks may have been stored before a run of equal ones was noticed; the dedup scan finds them.
+    // Then only the segments that are being filled are left.
     wait_until("space is given back", || {
         let cache = volume.counters().cache;
         cache.elided_equal_blocks == 96 * MIB / BLOCK
@@ -123,7 +123,7 @@ fn the_last_bytes_of_a_block_that_are_zeroed_free_it() {
     assert_is_image(&*device, &vec![0; 96 * MIB as usize]);
 }
 
-/// Differing writes until the volume does not look at each one any more.
+/// Writes differing blocks until the volume does not compare each one any more.
 fn write_differing(device: &dyn Device, mib: u64) {
     blocking::write(device, mib * MIB, &Rng::new(77).bytes(MIB as usize)).unwrap();
 }
@@ -136,7 +136,8 @@ fn equal_blocks_among_differing_ones_are_found_later() {
     for mode in [CacheMode::Ram, CacheMode::RamDisk, CacheMode::Disk] {
         let (volume, device) = setup::open(&setup::options(&base, mode, 16, 64, dir.path()), &host);
         write_differing(&*device, 7);
-        // Each block is alone among others, so that no run is noticed; first new, then over what differs.
+        // Each equal block is alone among others, so that no run is noticed; first new blocks, then
+        // overwritten ones.
         let lonely = (5..7 * MIB / BLOCK).step_by(101);
         let other = Rng::new(4).bytes(BLOCK as usize);
         for round in 0..2 {
@@ -167,7 +168,8 @@ fn equal_blocks_are_found_before_they_are_written_out() {
     write_differing(&*device, 0);
     let mut expected = bytes.clone();
     expected[..MIB as usize].copy_from_slice(&Rng::new(77).bytes(MIB as usize));
-    // Every other one; the hit path looks at one of 32 and at the 64 after one that it found, so at least a few stay.
+    // Every other block; the hit path compares one in 32, and the 64 after a hit, so at least a few are
+    // stored.
     let mut rng = Rng::new(5);
     for block in 256..64 * MIB / BLOCK {
         let at = (block * BLOCK) as usize..((block + 1) * BLOCK) as usize;

@@ -1,4 +1,4 @@
-//! What broke for others, and must not here: one test for each such case that concerns a write cache.
+//! Failures of other products that must not happen here: one test for each that concerns a write cache.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -28,7 +28,7 @@ fn open_files(dir: &Path) -> Vec<std::fs::Metadata> {
         .collect()
 }
 
-/// The real engine; counts what it is asked for.
+/// The real engine, which counts its operations.
 struct CountingEngine {
     real: Arc<dyn IoEngine>,
     counts: Arc<IoCounts>,
@@ -40,9 +40,9 @@ struct IoCounts {
     writes: AtomicU64,
     /// Writes that are not a whole segment.
     odd_writes: AtomicU64,
-    /// Writes that do not begin where the one before them ended.
+    /// Writes that do not begin at the end of the previous one.
     jumps: AtomicU64,
-    /// Where the last write ended.
+    /// The end of the last write.
     end: AtomicU64,
 }
 
@@ -80,13 +80,13 @@ fn full_disk_under_a_sparse_cache_file_killed_the_daemon_with_sigbus() {
     faults.full.store(true, Ordering::Relaxed);
     let (taken, why) = fill(&*device, 256);
     assert_eq!(why, Some(IoErrorKind::NoSpace), "a full disk is 'no space', not an I/O error");
-    // Reads go on, of what is in RAM and of what is on the full disk.
+    // Reads continue, from RAM and from the full disk.
     assert_holds(&*device, taken.max(90));
     assert!(volume.counters().cache.read_disk_blocks > 0);
     assert_nothing_is_mapped(dir.path());
 }
 
-/// Nothing of a cache's files is mapped, so no signal can come from them.
+/// No file of a cache is mapped, so a full disk cannot cause a signal.
 fn assert_nothing_is_mapped(dir: &Path) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let dir = dir.canonicalize().unwrap();
@@ -129,12 +129,12 @@ fn no_space_hung_for_good_even_when_space_was_back() {
         faults.full.store(true, Ordering::Relaxed);
         let (taken, why) = fill(&*device, 256);
         assert_eq!(why, Some(IoErrorKind::NoSpace), "round {round}");
-        // Whoever manages the volume is answered meanwhile.
+        // Management requests are answered meanwhile.
         let cache = volume.counters().cache;
         assert!(cache.refused_writes > 0 && cache.disk_errors > 0, "{cache:?}");
         assert!(volume.shortage().refusing, "round {round}");
         faults.full.store(false, Ordering::Relaxed);
-        // By itself: nobody writes and no limit is changed.
+        // Without any write or change of a limit.
         wait_until("it is not full any more", || !volume.shortage().refusing);
         wait_until("writes are taken again", || {
             blocking::write(&*device, taken * MIB, &pattern(taken)).is_ok()
@@ -183,7 +183,7 @@ fn copy_up_of_a_cluster_on_the_first_small_write_made_five_iops_of_147_thousand(
     let below: Arc<dyn Device> = Arc::clone(&base) as Arc<dyn Device>;
     let (volume, device) = setup::open(&setup::options(&below, CacheMode::Disk, 0, 512, dir.path()), &host);
     let data = pattern(1);
-    // Each in another 2 MiB, so that whatever cluster is copied would be another one.
+    // Each in another 2 MiB, so that each would copy another cluster.
     for number in 0..512u64 {
         let from = (number as usize % 255) * BLOCK as usize;
         blocking::write(&*device, number * 2 * MIB, &data[from..from + BLOCK as usize]).unwrap();
@@ -259,11 +259,11 @@ fn trimming_in_the_guest_freed_nothing_on_the_host() {
     let on_disk = || open_files(dir.path()).iter().map(|file| file.blocks() * 512).sum::<u64>();
     let full = on_disk();
     assert!(full >= 200 * MIB, "{} MiB on disk", full / MIB);
-    // As fstrim does: everything but what files still use, in pieces.
+    // Like fstrim: discards everything except blocks in use, in pieces.
     for number in 8..64 {
         blocking::discard(&*device, number * 4 * MIB, 4 * MIB).unwrap();
     }
-    // A few free places are kept for the next spills.
+    // A few free positions stay claimed for the next spills.
     wait_until("the host's file shrinks", || on_disk() <= 96 * MIB);
     wait_until("RAM shrinks", || volume.counters().cache.ram_used_bytes <= 16 * MIB);
     assert_holds(&*device, 32);
@@ -280,7 +280,8 @@ fn sixty_clients_that_started_at_once_waited_for_minutes() {
     let before = threads();
     let options = setup::options(&base, CacheMode::RamDisk, 64, 128, dir.path());
     let volumes: Vec<_> = (0..64).map(|_| setup::open(&options, &host)).collect();
-    // Other tests of this process start and end threads meanwhile; 64 volumes would add 64 at least, and keep them.
+    // Other tests of this process start and end threads meanwhile; 64 volumes with threads would add at least
+    // 64, and keep them.
     wait_until("a volume has no thread of its own", || threads() < before + 48);
     std::thread::scope(|scope| {
         for (number, (_, device)) in (0..).zip(&volumes) {
@@ -297,7 +298,7 @@ fn sixty_clients_that_started_at_once_waited_for_minutes() {
             blocking::read(&**device, mib * MIB, &mut read).unwrap();
             assert!(read == pattern(number * 8 + mib), "volume {number}, MiB {mib}");
         }
-        // All of it fits, so nobody was held up: no write waited for room or took the slow path.
+        // All of it fits, so no write waited for space or took the slow path.
         let counters = volume.counters();
         let cache = counters.cache;
         assert_eq!(
@@ -347,7 +348,7 @@ fn a_crash_left_devices_and_files_behind() {
     let (volume, device) =
         setup::open(&setup::options(&empty(128), CacheMode::RamDisk, 16, 256, dir.path()), &host);
     assert_eq!(fill(&*device, 64), (64, None));
-    // Without a name there is nothing that could stay: the kernel frees it when the process ends, however
+    // An unnamed file cannot stay behind: the kernel frees it when the process ends, however
     // that happens.
     let files = open_files(dir.path());
     assert!(!files.is_empty() && files.iter().all(|file| file.nlink() == 0));
@@ -356,7 +357,7 @@ fn a_crash_left_devices_and_files_behind() {
     wait_until("the space is free", || open_files(dir.path()).is_empty());
 }
 
-/// A guest may have a thousand of them under way.
+/// A guest may have a thousand of them in flight.
 #[test]
 fn long_discards_take_one_thread_however_many_there_are() {
     const COUNT: usize = 50;
@@ -374,7 +375,7 @@ fn long_discards_take_one_thread_however_many_there_are() {
     device.submit(Request::Discard { range: whole }, done);
     let (is_ok, thread) = at_first.recv().unwrap();
     assert!(is_ok && thread != std::thread::current().id());
-    // As long as that one takes, the others hold up nobody and take no threads.
+    // While the first one runs, the others delay no other request and take no threads.
     let (told, tells) = mpsc::channel();
     for _ in 0..COUNT {
         let told = told.clone();

@@ -1,5 +1,6 @@
-//! The disk of a persistent write cache fails while something is made durable, and works again at once: what a flush did not
-//! write may be lost, and no later flush says that it is durable. Reads go on, and opening the volume again helps.
+//! The disk of a persistent write cache fails during a flush, and works again at once. Writes that the flush
+//! covered may be lost, and no later flush may report them as durable. Reads continue, and opening the volume
+//! again helps.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ fn open(options: &VolumeOptions) -> (Arc<CrashEngine>, Host, Arc<Volume>) {
     (engine, host, volume)
 }
 
-/// So many changes apart that the next commit replaces the map.
+/// Makes so many separate changes that the next commit replaces the map.
 fn lengthen_the_map(volume: &Volume) {
     for pair in 0..3000 {
         let at = 8 * MIB + pair % 1024 * BLOCK;
@@ -54,12 +55,14 @@ fn assert_fails(result: Result<(), headwater_block::IoError>) {
     assert!(error.to_string().contains("close the volume, check that disk, and open it again"), "{error}");
 }
 
-/// A failing flush, as often as it takes: the cache may commit by itself before, which leaves the flush nothing that could fail.
+/// Repeats until a flush fails: the cache may commit by itself before, so that the flush has nothing that
+/// could fail.
 fn one_that_fails(what: Fails, bytes: u64, crashes: bool, rng: &mut Rng) {
     assert!((0..20).any(|_| has_failed(what, bytes, crashes, rng)), "{what:?} never comes with a flush");
 }
 
-/// From a flush that succeeds to what is found after one that does not, by a crash or by closing. `false`: nothing was left to flush.
+/// From a successful flush to the state after a failing one and then a crash or a close. `false`: nothing was
+/// left to flush.
 fn has_failed(what: Fails, bytes: u64, crashes: bool, rng: &mut Rng) -> bool {
     let dir = tempfile::tempdir().unwrap();
     let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(24 * MIB));
@@ -83,7 +86,7 @@ fn has_failed(what: Fails, bytes: u64, crashes: bool, rng: &mut Rng) -> bool {
     assert_fails(flushed_now);
     assert!(engine.has_failed() && volume.is_broken());
     assert_eq!(volume.counters().cache.disk_errors, 1);
-    // The disk works again, and would say so.
+    // The disk works again, and would report success.
     for _ in 0..2 {
         assert_fails(blocking::flush(&*volume));
     }
@@ -114,7 +117,7 @@ fn a_flush_that_failed_is_never_made_good_by_a_later_one() {
         for crashes in [false, true, true, true] {
             one_that_fails(what, MIB, crashes, &mut rng);
             if what == Fails::SyncOf("map") {
-                // As little as goes into the map alone.
+                // So little that it goes into the map only.
                 one_that_fails(what, 2 * BLOCK, crashes, &mut rng);
             }
         }
@@ -126,7 +129,7 @@ fn a_new_map_that_cannot_be_synced_is_left_and_the_old_one_grows() {
     assert!((0..20).any(|_| is_left()), "a new map never comes with a flush");
 }
 
-/// `false`: the cache had a new map before it was to fail.
+/// `false`: the cache had replaced its map before the failure was due.
 fn is_left() -> bool {
     let dir = tempfile::tempdir().unwrap();
     let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(24 * MIB));

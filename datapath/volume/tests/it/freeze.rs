@@ -1,5 +1,5 @@
-//! Frozen views against an exact model: whatever happens to the volume afterwards, a view stays as the volume was,
-//! in every residence; and it is a cut between writes.
+//! Compares frozen views with an exact model: a view does not change, whatever happens to the volume, in
+//! every kind of place; and it is a consistent cut between writes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn image(contents: &[u8]) -> Arc<dyn Device> {
     Arc::new(ReferenceDisk::with_contents(contents.to_vec(), options))
 }
 
-/// A volume, what it must hold, and a view with what that must hold.
+/// A volume with its expected contents, and a view with its own.
 struct Life {
     device: Arc<dyn Device>,
     volume: Arc<Volume>,
@@ -30,7 +30,7 @@ struct Life {
     base: Vec<u8>,
     view: Option<(Arc<FrozenView>, Vec<u8>)>,
     rng: Rng,
-    /// Whether what is written packs to a fraction of its size.
+    /// Whether the written data compresses well.
     packs: bool,
     freezes: u32,
 }
@@ -59,7 +59,7 @@ impl Life {
                 self.model[offset..offset + len].copy_from_slice(&bytes);
             }
             14 => {
-                // Equal to the image, or to what the view has.
+                // Equal to the image, or to the view's contents.
                 let from = self.view.as_ref().map_or(&self.base, |(_, kept)| kept);
                 let bytes = from[offset..offset + len].to_vec();
                 blocking::write(&*self.device, at, &bytes).unwrap();
@@ -105,7 +105,8 @@ impl Life {
         assert_eq!(at, offset + len, "runs without gaps");
     }
 
-    /// Each block that takes space is changed. Each block with a sector that neither reads as zeroes nor like the image takes space.
+    /// Each block that takes space is changed. Each block with a sector that is neither zero nor equal to the
+    /// image takes space.
     fn look_at_places(&self) {
         let Some((view, kept)) = &self.view else { return };
         let mut placed = vec![false; kept.len().div_ceil(BLOCK)];
@@ -173,7 +174,7 @@ fn lives(mode: CacheMode, sizes_mib: [u64; 3], seed: u64, packs: bool) {
         _ => assert!(cache.spilled_segments > 20 && cache.cleaned_blocks > 0, "{cache:?}"),
     }
     assert_eq!((cache.corrupt_blocks, cache.refused_writes), (0, 0), "{cache:?}");
-    // All that views held is free again: nothing is left once the volume holds nothing.
+    // Everything that views kept is free again: nothing is left when the volume is empty.
     life.view = None;
     let end = life.model.len() as u64;
     blocking::write(&*life.device, 0, &life.base[..BLOCK]).unwrap();
@@ -191,7 +192,7 @@ fn in_ram_and_packed() {
 
 #[test]
 fn spilled_and_cleaned() {
-    // Twice the blocks, once for the view, in a disk that is hardly larger: cleaning has to move both.
+    // Twice the blocks because of the view, on a disk that is hardly larger: cleaning has to move both.
     lives(CacheMode::RamDisk, [24, 16, 68], 2, false);
     lives(CacheMode::RamDisk, [24, 16, 68], 3, true);
 }
@@ -247,13 +248,13 @@ fn one_view_at_a_time_and_none_is_written() {
     let mut found = vec![0; BLOCK];
     blocking::read(&*view, 0, &mut found).unwrap();
     assert_eq!(found, vec![8; BLOCK]);
-    // It outlives what it was made of.
+    // It outlives its volume.
     drop((volume, device, host));
     blocking::read(&*view, 0, &mut found).unwrap();
     assert_eq!(found, vec![8; BLOCK]);
 }
 
-/// Two blocks, of which only the second is the image's.
+/// Two blocks; only the second comes from the image.
 fn two_blocks(at: u64) -> ByteRange {
     ByteRange::new(at, 2 * BLOCK as u64).unwrap()
 }
@@ -270,7 +271,7 @@ fn a_view_that_was_dropped_is_gone_while_its_read_waits_for_the_image_alone() {
     let (_, answer) = image_reads::read(&*view, two_blocks(0));
     blocking::write(&*device, 0, &[8; BLOCK]).unwrap();
     drop(view);
-    // A store that is away answers in hours.
+    // A store that is unreachable may answer after hours.
     let next = volume.freeze().unwrap();
     let (range, mut buffer, done) = asked.take();
     assert_eq!((range.offset(), range.len()), (BLOCK as u64, BLOCK as u64));
@@ -289,7 +290,7 @@ fn a_view_whose_read_was_on_disk_is_gone_once_that_was_fetched() {
     let base: Arc<dyn Device> = Arc::clone(&asked) as _;
     let options = setup::options(&base, CacheMode::RamDisk, 16, 128, dir.path());
     let (volume, device) = setup::open(&options, &host);
-    // Every second block, and more of them than there is RAM for.
+    // Every second block, and more than fit into RAM.
     let step = 2 * BLOCK as u64;
     let held = |number: u64| Rng::new(number).bytes(BLOCK);
     (0..BLOCKS).for_each(|number| blocking::write(&*device, number * step, &held(number)).unwrap());
@@ -348,8 +349,8 @@ fn a_volume_that_is_closed_gives_all_back_while_reads_wait_for_the_image_alone()
     assert!(of_image == [9; BLOCK] && of_image_too == of_image);
 }
 
-/// Writers take turns, so that there is one order of all writes. A view holds a beginning of it, and at least what
-/// was answered before it was asked for.
+/// The writers take turns, so that all writes have one order. A view contains a prefix of it, with at least
+/// the writes that were answered before the freeze.
 #[test]
 fn a_view_is_a_cut_through_the_writes_of_all_threads() {
     const BLOCKS: u64 = 4096;
@@ -407,7 +408,7 @@ fn persistent(base: &Arc<dyn Device>, at: &Path) -> VolumeOptions {
     }
 }
 
-/// Flushes and checkpoints while views are there name what the volume holds, and nothing that only a view needs.
+/// Flushes and checkpoints during a view contain the volume's blocks, and none that only the view needs.
 #[test]
 fn a_persistent_volume_comes_back_as_it_was_and_not_as_a_view() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! A file system that is really full, below the overflow file: somebody else fills it, and frees it again.
+//! A file system below the overflow file that is really full: another user fills it, and frees it again.
 
 use std::fs::File;
 use std::path::Path;
@@ -13,9 +13,9 @@ use headwater_volume::{CacheMode, PersistentOptions, VolumeOptions};
 use rustix::fs::{FallocateFlags, fallocate};
 
 const SIZE_MIB: u64 = 160;
-/// Of which somebody else takes this much.
+/// The part of it that another user takes.
 const BALLAST_MIB: u64 = 96;
-/// The volume's own limit; there is that much when it is opened, and it refuses to be opened otherwise.
+/// The volume's own limit; as much is free when it is opened, otherwise the open is refused.
 const LIMIT_MIB: u64 = 150;
 
 #[test]
@@ -41,13 +41,13 @@ fn options(dir: &Path, persistent: Option<&str>, limit_mib: u64) -> VolumeOption
     let kept = persistent.map(|name| PersistentOptions { name: name.into(), key: [7; 16], base_id: [5; 32] });
     VolumeOptions {
         persistent: kept,
-        // Long beside what lies between two looks at the disk, on a busy machine too.
+        // Long compared with the interval between two attempts at the disk, on a busy machine, too.
         pause_limit: Duration::from_secs(3),
         ..setup::options(&empty(256), CacheMode::RamDisk, 16, limit_mib, dir)
     }
 }
 
-/// Takes all but so much of the file system.
+/// Fills the file system except for this much.
 fn leave(dir: &Path, free_mib: u64) -> std::path::PathBuf {
     let ballast = dir.join("ballast");
     let stats = rustix::fs::statvfs(dir).unwrap();
@@ -61,7 +61,8 @@ fn block(number: u64, version: u64) -> [u8; 4096] {
     Rng::new(number << 32 | version).bytes(4096).try_into().unwrap()
 }
 
-/// The file system has room for half as much again as what lives: cleaning must find it, for as long as there are writes.
+/// The file system has space for half as much again as the live data: cleaning must free space as long as
+/// there are writes.
 fn overwrite_with_little_more_than_it_takes(dir: &Path, persistent: bool) {
     let (host, _) = setup::host(u64::MAX);
     let options = options(dir, persistent.then_some("worn"), LIMIT_MIB);
@@ -93,7 +94,7 @@ fn overwrite_with_little_more_than_it_takes(dir: &Path, persistent: bool) {
     let _ = std::fs::remove_dir_all(dir.join("worn"));
 }
 
-/// Somebody takes the last byte: flushes go on working, and what is discarded makes room again.
+/// Another user takes the last byte: flushes still work, and discards free space again.
 fn flush_what_was_accepted(dir: &Path) {
     let (host, _) = setup::host(u64::MAX);
     let (volume, device) = setup::open(&options(dir, Some("flushed"), LIMIT_MIB), &host);
@@ -102,7 +103,7 @@ fn flush_what_was_accepted(dir: &Path) {
     let ballast = leave(dir, 0);
     let mut refused = 0;
     for step in 0..40 * MIB / 4096 {
-        // Every other one, so that none shares its record in the map.
+        // Every other block, so that none shares its record in the map.
         let number = 60 * MIB / 4096 + 2 * step;
         refused += u64::from(blocking::write(&*device, number * 4096, &block(number, step)).is_err());
         if step % 7 == 0 || refused > 0 {
@@ -131,14 +132,14 @@ fn flush_what_was_accepted(dir: &Path) {
     std::fs::remove_dir_all(dir.join("flushed")).unwrap();
 }
 
-/// Further sectors of a slot take no slot, and their notes take space in the map nevertheless.
+/// Further sectors of a slot take no slot, but their notes take space in the map.
 fn flush_sectors_that_were_accepted(dir: &Path) {
     let (host, _) = setup::host(u64::MAX);
     let pause_limit = Duration::from_millis(200);
     let options = VolumeOptions { pause_limit, ..options(dir, Some("sectors"), LIMIT_MIB) };
     let (volume, device) = setup::open(&options, &host);
     let ballast = leave(dir, 0);
-    // Commits with their slots in the map use up most of what is claimed for it.
+    // Commits with their slots in the map use most of the space that is claimed for it.
     let mut model = vec![0; 256 << 20];
     let mut put = |at: usize, data: &[u8]| {
         let written = blocking::write(&*device, at as u64, data).is_ok();
@@ -178,7 +179,7 @@ fn flush_sectors_that_were_accepted(dir: &Path) {
     std::fs::remove_dir_all(dir.join("sectors")).unwrap();
 }
 
-/// A cache that holds more than its limit now cleans down to what lives, and then stands still.
+/// A cache above its lowered limit is cleaned until only live blocks are left, and then stops.
 fn clean_under_a_lowered_limit(dir: &Path) {
     {
         let (host, _) = setup::host(u64::MAX);
@@ -193,7 +194,7 @@ fn clean_under_a_lowered_limit(dir: &Path) {
     let (host, faults) = setup::host(u64::MAX);
     let (volume, device) = setup::open(&options(dir, Some("lowered"), 40), &host);
     let before = volume.counters().cache.disk_used_bytes;
-    // More than its RAM and its disk take: refused, and cleaning begins.
+    // More than its RAM and disk can hold: refused, and cleaning begins.
     assert!((64..100).any(|mib| blocking::write(&*device, mib * MIB, &[1; 1 << 20]).is_err()));
     wait_until("it is cleaned", || {
         let cache = volume.counters().cache;
@@ -212,7 +213,7 @@ fn clean_under_a_lowered_limit(dir: &Path) {
     std::fs::remove_dir_all(dir.join("lowered")).unwrap();
 }
 
-/// Whoever closed a volume may still have it, and the file system has no room for either of the two.
+/// A closed volume may still be referenced, and the file system has no space for a second one.
 fn open_again_while_the_closed_volume_is_still_there(dir: &Path) {
     const BEFORE_MIB: u64 = 20;
     const ALL_MIB: u64 = 50;
@@ -225,7 +226,7 @@ fn open_again_while_the_closed_volume_is_still_there(dir: &Path) {
     fill_patiently(&*device, 0..BEFORE_MIB);
     blocking::flush(&*device).unwrap();
     let ballast = leave(dir, 0);
-    // Until it lacks places, and so goes on asking for them.
+    // Until it lacks positions, and so keeps requesting them.
     let refused = (100..250).any(|mib| blocking::write(&*device, mib * MIB, &[1; 1 << 20]).is_err());
     assert!(refused, "the file system was not full");
     closed.close();
@@ -266,7 +267,7 @@ fn fill_and_free(dir: &Path, persistent: bool) {
     let (volume, device) = setup::open(&options(dir, persistent.then_some("kept"), LIMIT_MIB), &host);
     for round in 0..2 {
         take();
-        // The volume's own limit is far away: it is the file system that has no room.
+        // The volume's own limit is far away: the file system is full.
         fill_patiently(&*device, 0..30);
         let (taken, why) = fill_on(&*device, 30..256);
         assert_eq!(why, Some(IoErrorKind::NoSpace), "round {round}, persistent: {persistent}");
@@ -275,7 +276,7 @@ fn fill_and_free(dir: &Path, persistent: bool) {
         assert!(cache.disk_errors > 0 && cache.refused_writes > 0 && cache.corrupt_blocks == 0, "{cache:?}");
         assert_holds(&*device, taken);
 
-        // Nothing but that: no limit is changed, and nobody writes meanwhile.
+        // Only that: no limit is changed, and nothing is written meanwhile.
         std::fs::remove_file(&ballast).unwrap();
         wait_until("it is not full any more", || !volume.shortage().refusing);
         let more = taken + BALLAST_MIB / 2;

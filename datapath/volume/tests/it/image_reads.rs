@@ -1,4 +1,4 @@
-//! Reads of what the machine did not change: the image answers them, with the buffer that they came with.
+//! Reads of unchanged blocks: the image answers them, with the read's own buffer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -13,7 +13,7 @@ use crate::setup;
 
 const MIB: u64 = 1 << 20;
 
-/// An image that answers when it is told to.
+/// An image that answers only on command.
 #[derive(Default)]
 pub struct Asked {
     tries: AtomicU64,
@@ -21,7 +21,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// The requests under way: their ranges, their buffers and where their answers go.
+    /// The requests in flight: their ranges, their buffers and their completions.
     pub fn take_all(&self) -> Vec<(ByteRange, Vec<u8>, Completion)> {
         let requests = std::mem::take(&mut *self.requests.lock().unwrap());
         let parts = requests.into_iter().map(|(request, done)| match request {
@@ -31,7 +31,7 @@ impl Asked {
         parts.collect()
     }
 
-    /// The one that there is.
+    /// The only request in flight.
     pub fn take(&self) -> (ByteRange, Vec<u8>, Completion) {
         let mut requests = self.take_all();
         assert_eq!(requests.len(), 1);
@@ -64,7 +64,7 @@ impl Device for Asked {
     }
 }
 
-/// Starts a read, and says where its buffer is and where its answer comes.
+/// Starts a read; returns the address of its buffer and the receiver of its answer.
 pub fn read(device: &dyn Device, range: ByteRange) -> (usize, mpsc::Receiver<Outcome>) {
     let (tell, told) = mpsc::channel();
     let buffer = vec![1; range.len() as usize];
@@ -97,7 +97,7 @@ fn a_read_of_the_image_alone_is_the_images_with_its_buffer() {
         assert_eq!(now.image_read_bytes - before.image_read_bytes, MIB);
         assert_eq!(now.latency.read_image.count - before.latency.read_image.count, 1);
     }
-    // What the machine changed is put between what the image has.
+    // Changed blocks are put between those of the image.
     blocking::write(&*device, MIB / 2, &[9; 4096]).unwrap();
     let (_, answer) = read(&*device, ByteRange::new(MIB / 2, 8192).unwrap());
     let (rest, mut buffer, done) = asked.take();

@@ -1,4 +1,4 @@
-//! What happens as space runs out, and when it comes back; damage on the overflow disk; memory given back.
+//! The order of steps as space runs out and comes back; damage on the overflow disk; memory that is returned.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use headwater_block::{IoErrorKind, blocking};
 use headwater_testkit::{Rng, wait_until};
 use headwater_volume::{CacheMode, Volume};
 
-/// Like text: a quarter of its size when packed.
+/// Like text: compresses to a quarter.
 fn compressible(seed: u64) -> Vec<u8> {
     Rng::new(seed).runs(MIB as usize, 8)
 }
@@ -60,7 +60,7 @@ fn a_disk_that_takes_nothing_leaves_packing() {
     let (volume, device) = setup::open(&options, &host);
     faults.full.store(true, Ordering::Relaxed);
     for number in 0..60 {
-        // More than RAM holds unpacked, and less than it holds with half of it packed.
+        // More than fits into RAM uncompressed, and less than fits if half of it is packed.
         blocking::write(&*device, number * MIB, &six_bits(number)).unwrap();
     }
     let cache = volume.counters().cache;
@@ -85,7 +85,8 @@ fn what_was_not_worth_packing_beside_a_disk_is_packed_when_the_disk_refuses() {
     let mut options = setup::options(&empty(128), CacheMode::RamDisk, 64, 512, dir.path());
     options.pause_limit = Duration::from_secs(20);
     let (volume, device) = setup::open(&options, &host);
-    // The disk takes nothing yet, and has not refused: only the weak packer tries what waits for it.
+    // The disk accepts nothing yet, and has not failed: only the weak packer tries the segments that wait for
+    // it.
     faults.hold.store(true, Ordering::Relaxed);
     for number in 0..50 {
         blocking::write(&*device, number * MIB, &six_bits(number)).unwrap();
@@ -120,13 +121,13 @@ fn a_segment_that_the_disk_did_not_read_once_is_cleaned_later() {
     }
     faults.read_error_every.store(1, Ordering::Relaxed);
     let before = volume.counters().cache;
-    // Little enough to find room without cleaning, and cleaning is tried.
-    wait_until("cleaning is tried in vain", || {
+    // So little that there is space without cleaning, but cleaning is tried.
+    wait_until("cleaning is tried without success", || {
         (0..5).for_each(|_| write(&mut rng));
         volume.counters().cache.disk_errors > before.disk_errors + 2
     });
     faults.read_error_every.store(0, Ordering::Relaxed);
-    // Several times as much as the disk has: each position is cleaned again and again.
+    // Several times as much as the disk holds: each position is cleaned repeatedly.
     for _ in 0..80_000 {
         write(&mut rng);
     }
@@ -146,7 +147,7 @@ fn a_few_places_that_stay_unreadable_do_not_keep_cleaning_from_the_others() {
     }
     *faults.unreadable.lock().unwrap() = [5, 19, 31, 44].map(|place| place * MIB).to_vec();
     let mut write = || {
-        // Half of the blocks, so that what the others have stays in its segments, which age.
+        // Half of the blocks, so that the others stay in their segments, which age.
         let at = rng.below(32 * MIB / 4096) * 8192;
         blocking::write(&*device, at, &rng.bytes(4096)).unwrap();
     };
@@ -159,7 +160,7 @@ fn a_few_places_that_stay_unreadable_do_not_keep_cleaning_from_the_others() {
     assert!(cache.refused_writes == 0, "{cache:?}");
 }
 
-/// Six bits in each byte and nothing that repeats: three quarters of its size for zstd, and all of it for LZ4.
+/// Six random bits in each byte: zstd compresses it to three quarters, LZ4 not at all.
 fn six_bits(seed: u64) -> Vec<u8> {
     Rng::new(seed).bytes(MIB as usize).iter().map(|byte| byte & 63).collect()
 }
@@ -199,7 +200,7 @@ fn overwritten_packed_blocks_are_space_again() {
         setup::open(&setup::options(&empty(128), CacheMode::Ram, 48, 0, dir.path()), &host);
     let mut rng = Rng::new(77);
     let mut newest = vec![0u64; 80 * 256];
-    // 80 MiB that pack to a tenth, overwritten ten times over, block by block, in random order.
+    // 80 MiB that compress to a tenth, overwritten ten times, block by block, in random order.
     for write in 1..=200_000u64 {
         let block = rng.index(newest.len());
         newest[block] = write;
@@ -236,13 +237,14 @@ fn eighth(seed: u64) -> Vec<u8> {
     Rng::new(seed).runs(4096, 8)
 }
 
-/// The index of blocks that lie far apart takes as much as they do packed.
+/// The index of scattered blocks takes as much as the packed blocks.
 #[test]
 fn blocks_far_apart_on_a_large_disk_stay_within_the_ram() {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
     let mut options = setup::options(&empty(4096), CacheMode::Ram, 24, 0, dir.path());
-    // As long as packing takes on a busy host, or the first write that waits for it is the end.
+    // As long as packing takes on a busy host; otherwise the first write that waits for it would end the
+    // test.
     options.pause_limit = Duration::from_secs(10);
     let (volume, device) = setup::open(&options, &host);
     let mut rng = Rng::new(3);
@@ -275,7 +277,7 @@ fn a_full_ram_cache_refuses_writes_keeps_what_it_has_and_recovers() {
     assert!((29..=32).contains(&taken), "{taken} MiB of 32 were usable");
     assert_holds(&*device, taken);
     assert!(volume.counters().cache.refused_writes > 0);
-    // Overwriting needs no space, and a discard brings space.
+    // Overwriting needs no space, and a discard frees some.
     blocking::write(&*device, 0, &pattern(0)).unwrap();
     blocking::discard(&*device, MIB, 4 * MIB).unwrap();
     blocking::write(&*device, 100 * MIB, &pattern(100)).unwrap();
@@ -313,7 +315,7 @@ fn a_ram_cache_keeps_what_does_not_pack_above_a_lower_limit() {
     let (volume, device) = setup::open(&options, &host);
     fill_patiently(&*device, 0..60);
     volume.set_ram_bytes(48 * MIB);
-    // Twice as much as the segment that is being filled has left.
+    // Twice as much as fits into the segment being filled.
     let refused = (60..64).find_map(|number| blocking::write(&*device, number * MIB, &pattern(number)).err());
     assert_eq!(refused.map(|error| error.kind()), Some(IoErrorKind::NoSpace));
     let cache = volume.counters().cache;
@@ -347,10 +349,11 @@ fn zeroes_of_less_than_a_block_need_no_room() {
     assert_holds(&*device, taken);
 }
 
-/// Where the rest of a block has to be kept, that needs a slot; whole blocks of the same discard are free all the same.
+/// If the rest of a block has to be kept, that needs a slot; whole blocks of the same discard are freed
+/// nevertheless.
 #[test]
 fn discards_of_less_than_a_block_are_not_refused() {
-    // What packs, in RAM alone; what does not, on a disk too.
+    // Compressible data in RAM only, and incompressible data with a disk.
     for (mode, packs) in [(CacheMode::Ram, true), (CacheMode::RamDisk, false)] {
         let dir = tempfile::tempdir().unwrap();
         let (host, _) = setup::host(u64::MAX);
@@ -385,7 +388,7 @@ fn discards_of_less_than_a_block_are_not_refused() {
                 == Err(IoErrorKind::NoSpace)
         });
         assert!(zeroed.is_some(), "{mode}: no zero write was refused");
-        // What brings room brings it here too.
+        // Whatever frees space helps here, too.
         blocking::discard(&*device, 2048, taken * MIB - 4096).unwrap();
         wait_until("there is room again", || blocking::write(&*device, 0, &pattern(1)).is_ok());
     }
@@ -414,7 +417,7 @@ fn a_few_dead_blocks_in_each_segment_are_space_too() {
     }
 }
 
-/// A slot of a packed segment is not filled again: what died is space once the segment is made smaller.
+/// A slot of a packed segment is not reused: a dead slot is free space only when the segment is made smaller.
 #[test]
 fn a_few_dead_blocks_in_each_packed_segment_are_space_too() {
     let dir = tempfile::tempdir().unwrap();
@@ -438,7 +441,7 @@ fn a_few_dead_blocks_in_each_packed_segment_are_space_too() {
     let refused =
         (0..28_000).find(|number| blocking::write(&*device, at(*number), &incompressible(*number)).is_err());
     let written = refused.expect("it is full again");
-    // What died in the others is a fifth of them.
+    // The dead blocks of the others are a fifth of them.
     assert!(written * 4096 > unpacked_bytes / 5 + 2 * MIB, "{written} blocks: {:?}", volume.counters().cache);
     let mut found = vec![0; MIB as usize];
     for number in 0..taken {
@@ -458,7 +461,7 @@ fn a_few_dead_blocks_in_each_packed_segment_are_space_too() {
     }
 }
 
-/// Cleaning may take RAM beyond the limit, because it gives more back: but not for a disk that only reads.
+/// Cleaning may take RAM beyond the limit because it frees more; but not if the disk only reads.
 #[test]
 fn a_disk_that_reads_and_does_not_write_does_not_end_up_in_ram() {
     let dir = tempfile::tempdir().unwrap();
@@ -468,7 +471,7 @@ fn a_disk_that_reads_and_does_not_write_does_not_end_up_in_ram() {
     let (volume, device) = setup::open(&options, &host);
     fill_patiently(&*device, 0..56);
     faults.write_error_every.store(1, Ordering::Relaxed);
-    // A quarter of each segment is dead, so that each is worth cleaning; and writers ask for room.
+    // A quarter of each segment is dead, so each is worth cleaning; and writers need space.
     let mut rng = Rng::new(5);
     let mut most = 0;
     for number in 0..150 {

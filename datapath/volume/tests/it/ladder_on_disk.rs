@@ -1,5 +1,5 @@
-//! What happens on the overflow disk as space runs out and comes back, and when it fails or lies: each for a volume
-//! that is forgotten and for one that is persistent.
+//! The overflow disk as space runs out and comes back, and when it fails or returns wrong data: each for an
+//! ephemeral volume and for a persistent one.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use headwater_block::{IoErrorKind, blocking};
 use headwater_testkit::{Rng, wait_until};
 use headwater_volume::{CacheMode, PersistentOptions, VolumeOptions};
 
-/// What becomes of the cache when its volume closes.
+/// Whether the cache outlives its volume.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Life {
     Forgotten,
@@ -24,7 +24,7 @@ impl Life {
         self.named("volume", size_mib, ram_mib, disk_mib, at)
     }
 
-    /// For writes that are refused in the end; those before are repeated, where others keep the disk busy.
+    /// For writes that are refused in the end; earlier ones are repeated if other work keeps the disk busy.
     fn fail_fast(self, size_mib: u64, ram_mib: u64, disk_mib: u64, at: &Path) -> VolumeOptions {
         VolumeOptions {
             pause_limit: Duration::from_secs(10),
@@ -92,7 +92,7 @@ fn a_full_overflow_disk_pauses_then_refuses_and_recovers(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
     let (volume, device) = setup::open(&life.fail_fast(256, 16, 64, dir.path()), &host);
-    // All of a persistent cache has its place on disk; RAM adds to the other.
+    // All segments of a persistent cache have positions on disk; RAM adds to the capacity of the other.
     let (least, most) = if life == Life::Persistent { (50, 64) } else { (60, 74) };
     fill_patiently(&*device, 0..least);
     let (taken, why) = fill_on(&*device, least..256);
@@ -111,7 +111,7 @@ fn a_full_cache_is_full_no_more_once_the_machine_has_discarded(life: Life) {
     let (volume, device) = setup::open(&life.fail_fast(256, 16, 64, dir.path()), &host);
     assert!(!volume.shortage().refusing);
     for _ in 0..2 {
-        // A segment that was on its way to the disk when a write was refused may have made room since.
+        // A segment that was being written when a write was refused may have freed space since.
         wait_until("it is full", || {
             fill(&*device, 256).1 == Some(IoErrorKind::NoSpace) && volume.shortage().refusing
         });
@@ -131,7 +131,7 @@ fn a_waiting_write_goes_on_as_soon_as_there_is_space(life: Life) {
         move || fill(&*device, 100)
     });
     wait_until("a write waits", || volume.counters().cache.paused_writes > 0);
-    // Reads always go on.
+    // Reads always continue.
     let mut read = vec![0; MIB as usize];
     blocking::read(&*device, 0, &mut read).unwrap();
     assert!(read == pattern(0));
@@ -193,8 +193,9 @@ fn discarding_gives_ram_and_disk_back(life: Life) {
     assert_eq!(fill(&*device, 200), (200, None));
     assert!(volume.counters().cache.disk_used_bytes > 150 * MIB);
     blocking::discard(&*device, 0, 256 * MIB).unwrap();
-    // What was on its way to the disk is freed when it arrives; the segment being filled stays, and in a
-    // persistent cache its place too. There, places are free once it is durable that nothing is in them.
+    // Segments that were being written are freed when the write ends; the segment being filled stays, and in
+    // a persistent cache its position, too. There, positions are free when it is durable that nothing is in
+    // them.
     let stays_bytes = if life == Life::Persistent { 5 * MIB } else { 0 };
     wait_until("space is given back", || {
         blocking::flush(&*device).unwrap();
@@ -223,7 +224,7 @@ fn zero_writes_give_ram_and_disk_back_over_an_image_with_data(life: Life) {
     }
     assert!(volume.counters().cache.disk_used_bytes > 50 * MIB);
     if life == Life::Forgotten {
-        // What a writer waits for is spilled instead.
+        // Data for which a writer waits is spilled instead.
         let mut numbers = (0..COUNT).cycle();
         wait_until("some of it is packed", || {
             let number = numbers.next().unwrap();
@@ -263,7 +264,7 @@ fn a_lower_ram_limit_takes_effect(life: Life) {
     let used = || volume.counters().cache.ram_used_bytes;
     assert!(used() > 72 * MIB, "{} bytes of 96 MiB are used", used());
     volume.set_ram_bytes(24 * MIB);
-    // Dirty segments have to be written out first. The host counts the buffers for that too, while they are there.
+    // Dirty segments have to be written first. The host counts the buffers for that, too, while they exist.
     wait_until("the lower limit is kept", || used() <= 24 * MIB && host.used_bytes() <= 24 * MIB);
     assert_holds(&*device, 200);
     for number in 0..64 {
@@ -279,7 +280,7 @@ fn a_lower_disk_limit_takes_effect(life: Life) {
     let (volume, device) = setup::open(&life.fail_fast(256, 16, 256, dir.path()), &host);
     fill_patiently(&*device, 0..120);
     volume.set_disk_bytes(64 * MIB);
-    // What is over the new limit stays, and nothing is taken beside it but by RAM.
+    // Data above the new limit stays, and only RAM takes more.
     let more = (120..160).take_while(|mib| blocking::write(&*device, mib * MIB, &pattern(*mib)).is_ok());
     let more = more.count();
     assert!(more <= 16, "{more} MiB were taken above the limit");
@@ -302,7 +303,7 @@ fn a_lower_disk_limit_is_reached_although_the_disk_failed_meanwhile() {
     let dir = tempfile::tempdir().unwrap();
     let (host, faults) = setup::host(u64::MAX);
     let (volume, device) = setup::open(&Life::Forgotten.options(256, 16, 256, dir.path()), &host);
-    // Twice, each second 64 KiB the second time: so half of what is in most segments is dead.
+    // Written twice, the second time 64 KiB in each second block of 64 KiB: so half of most segments is dead.
     assert_eq!(fill(&*device, 110), (110, None));
     let again = pattern(7);
     for at in 0..110 * 8 {
@@ -344,7 +345,7 @@ fn the_budget_of_the_host_bounds_all_volumes_together(life: Life) {
     wait_until("the budget is given back", || host.used_bytes() == 0);
 }
 
-/// On a disk of at most 2 GB/s, fast enough to be paced for.
+/// On a disk of at most 2 GB/s, fast enough for throttling by spinning.
 #[test]
 fn a_lone_writer_near_the_limit_goes_at_the_pace_of_the_disk() {
     let dir = tempfile::tempdir().unwrap();
@@ -353,7 +354,7 @@ fn a_lone_writer_near_the_limit_goes_at_the_pace_of_the_disk() {
     let (volume, device) =
         setup::open(&setup::options(&empty(256), CacheMode::RamDisk, 64, 512, dir.path()), &host);
     let data = pattern(1);
-    // A busy host may be slower than that, for a while.
+    // A busy host may be slower than that for a while.
     wait_until("somebody is paced", || {
         blocking::discard(&*device, 0, 256 * MIB).unwrap();
         (0..192).for_each(|number| blocking::write(&*device, number * MIB, &data).unwrap());
@@ -361,7 +362,7 @@ fn a_lone_writer_near_the_limit_goes_at_the_pace_of_the_disk() {
     });
 }
 
-/// On one that takes 300 MB/s, of several: they wait for it before there is no room, and nothing of what they write is lost.
+/// Several writers on a disk of 300 MB/s: they wait for it before space runs out, and no data is lost.
 fn writers_near_the_limit_of_a_slow_disk_go_at_its_pace(life: Life) {
     const WRITERS: u64 = 4;
     const EACH_MIB: u64 = 48;

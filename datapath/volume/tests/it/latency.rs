@@ -1,4 +1,4 @@
-//! Times of requests are told by where they were served.
+//! Latencies of requests are reported by the place that served them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,12 +13,12 @@ use crate::setup;
 const BLOCK: usize = 4096;
 const MIB: u64 = 1 << 20;
 
-/// Whether a count is as it should be, where not every request is timed.
+/// Whether a count is plausible if only a sample is timed.
 fn near(told: u64, true_count: u64) -> bool {
     told.abs_diff(true_count) < true_count / 2
 }
 
-/// What was counted since, in the order of the fields.
+/// Counts since `before`, in the order of the fields.
 fn counts_since(volume: &Volume, before: &LatencySnapshot) -> [u64; 7] {
     let of = |l: &LatencySnapshot| {
         [l.read_ram, l.read_packed, l.read_zero, l.read_disk, l.read_image, l.write, l.write_waited]
@@ -52,7 +52,7 @@ fn packed_blocks_and_those_of_the_image_have_their_own_times() {
             let data = rng.runs(1 << 20, 8);
             blocking::write(&*volume, mib * MIB, &data).unwrap();
         }
-        // The first that were written are the first that are packed, and stay so.
+        // The first written blocks are the first that are packed, and stay packed.
         wait_until("much is packed", || volume.counters().cache.packed_segments >= 6);
         let before = volume.counters();
         read(&*volume, (0, 4 * MIB), 4000, &mut rng);
@@ -64,7 +64,7 @@ fn packed_blocks_and_those_of_the_image_have_their_own_times() {
         read(&*volume, (64 * MIB, 96 * MIB), 4000, &mut rng);
         assert_eq!(volume.counters().image_read_bytes - before.image_read_bytes, 4000 * BLOCK as u64);
         let counts = counts_since(&volume, &before.latency);
-        // All of those that wait are timed.
+        // All requests that wait are timed.
         let as_told = if waits == Waits::Always { counts[4] == 4000 } else { near(counts[4], 4000) };
         assert!(as_told && counts.iter().sum::<u64>() == counts[4], "{counts:?}");
     }
@@ -85,7 +85,7 @@ fn writes_that_waited_have_times_of_their_own() {
     }
     let counts = counts_since(&volume, &LatencySnapshot::default());
     assert!(near(counts[5], 4000) && counts.iter().sum::<u64>() == counts[5], "{counts:?}");
-    // More than there is room for, so that one of these waits until there is more.
+    // More than there is space for, so that one write waits.
     let before = volume.counters().latency;
     let writer = std::thread::spawn(move || {
         for mib in 8..64 {
@@ -100,7 +100,7 @@ fn writes_that_waited_have_times_of_their_own() {
     assert_eq!((counts[6], volume.counters().cache.paused_writes), (1, 1), "{counts:?}");
     assert_eq!(counts.iter().sum::<u64>(), counts[5] + counts[6], "{counts:?}");
     let waited = volume.counters().latency.write_waited;
-    // What is told is at most 1/16 off.
+    // Reported times are accurate to 1/16.
     assert!(waited.sum_ns >= 50_000_000 && waited.p50_ns >= 46_000_000, "{waited:?}");
 }
 
@@ -116,7 +116,7 @@ fn a_write_to_sectors_on_disk_reads_nothing_unless_it_may_free_a_block() {
     for mib in 0..48 {
         blocking::write(&*volume, mib * MIB, &rng.bytes(1 << 20)).unwrap();
     }
-    // Sectors, and zeroes with which the block may be free.
+    // Sectors, and zeroes after which the block may be free.
     for (data, first, reads) in [(&[1; 512][..], 0, 0), (&[0; 512], 50, 50)] {
         let before = volume.counters();
         for number in 0..50 {
@@ -132,7 +132,7 @@ fn a_write_to_sectors_on_disk_reads_nothing_unless_it_may_free_a_block() {
 fn each_place_has_its_own_times() {
     let (host, _) = setup::host(u64::MAX);
     let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(64 * MIB));
-    // Not empty, or a zeroed block would be one of the image.
+    // Not empty; otherwise a zeroed block would come from the image.
     blocking::write(&*base, 63 * MIB, &[1; BLOCK]).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let (volume, _) = setup::open(&setup::options(&base, CacheMode::RamDisk, 16, 256, dir.path()), &host);
@@ -141,7 +141,7 @@ fn each_place_has_its_own_times() {
         blocking::write(&*volume, mib * MIB, &rng.bytes(1 << 20)).unwrap();
     }
     blocking::write_zeroes(&*volume, 0, 64 << 10).unwrap();
-    // The end of what was written is in RAM, the beginning is on disk, and after both is the image.
+    // The last written blocks are in RAM, the first are on disk, and the rest is in the image.
     read(&*volume, (31 * MIB, 32 * MIB), 4000, &mut rng);
     read(&*volume, (MIB, 3 * MIB), 200, &mut rng);
     read(&*volume, (0, 64 << 10), 4000, &mut rng);
@@ -157,7 +157,7 @@ fn each_place_has_its_own_times() {
     assert_eq!(latency.read_image.count, 0, "{latency:?}");
 }
 
-/// Some front-ends try it again each second for as long as there is no room.
+/// Some front-ends repeat such a write each second as long as there is no space.
 #[test]
 fn a_write_that_found_no_room_is_counted_as_refused_alone() {
     let (host, _) = setup::host(u64::MAX);
@@ -201,7 +201,7 @@ fn a_write_that_is_flushed_before_its_answer_is_timed_to_the_end() {
     };
     faults.hold.store(true, Ordering::Relaxed);
     let writer = std::thread::spawn(move || {
-        // More than go into the map.
+        // More than go into the map only.
         let (range, buffer) = (ByteRange::new(0, 32 * BLOCK as u64).unwrap(), vec![1; 32 * BLOCK]);
         blocking::wait(&*device, Request::Write { range, buffer, fua: true }).unwrap();
     });

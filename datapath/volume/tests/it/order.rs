@@ -1,4 +1,5 @@
-//! The order of the ladder's steps, told by the counters: what is done early, and what only when nothing else helps.
+//! The order of the steps when space runs out, checked by the counters: what is done early, and what only if
+//! nothing else helps.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use headwater_volume::{CacheMode, Volume};
 const BLOCK: u64 = 4096;
 const BLOCKS_PER_MIB: u64 = MIB / BLOCK;
 
-/// Waits until nothing is under way: between two looks nothing was packed, written out, cleaned or freed.
+/// Waits until nothing is in progress: between two checks nothing was packed, written, cleaned or freed.
 fn settle(volume: &Volume, faults: &setup::Faults) {
     let look = || {
         let cache = volume.counters().cache;
@@ -58,7 +59,7 @@ fn nothing_is_written_out_below_the_mark_and_above_it_no_more_than_that() {
     let (host, faults) = setup::host(u64::MAX);
     let (volume, device) =
         setup::open(&setup::options(&empty(128), CacheMode::RamDisk, 64, 256, dir.path()), &host);
-    // 18 segments may be dirty: of 10 none has to go, and of 25 seven.
+    // 18 segments may be dirty: with 10 none has to be written, with 25 seven.
     assert_eq!(fill(&*device, 20), (20, None));
     settle(&volume, &faults);
     assert_eq!(volume.counters().cache.spilled_segments, 0);
@@ -78,7 +79,7 @@ fn a_writer_gets_the_ram_of_clean_copies_before_it_has_to_wait() {
     assert_eq!(fill(&*device, 50), (50, None));
     wait_until("there are clean copies", || volume.counters().cache.spilled_segments >= 4);
     settle(&volume, &faults);
-    // From here on the disk takes nothing: room is what two free segments and the clean copies have.
+    // From here on the disk accepts nothing: the only space is two free segments and the clean copies.
     faults.hold.store(true, Ordering::Relaxed);
     for number in 50..60 {
         blocking::write(&*device, number * MIB, &pattern(number)).unwrap();
@@ -99,14 +100,16 @@ fn what_fits_when_it_is_packed_is_not_spilled() {
         let mut options = setup::options(&empty(128), mode, 64, disk_mib, dir.path());
         options.pause_limit = Duration::from_secs(60);
         let (volume, device) = setup::open(&options, &host);
-        // More than RAM holds as it is. One by one: a writer that has to wait is served by the disk, which is faster.
+        // More than fits into RAM uncompressed. One by one, because the disk serves a waiting writer, which
+        // is faster.
         for number in 0..count {
             blocking::write(&*device, number * MIB, &compressible(number)).unwrap();
             settle(&volume, &faults);
         }
         let cache = volume.counters().cache;
         assert!(cache.packed_holds_bytes > 0, "{cache:?}");
-        // Where a writer had to wait on a busy machine, the disk served it, and took what would have been packed.
+        // If a writer had to wait on a busy machine, the disk served it and took segments that would have
+        // been packed.
         if cache.paused_writes == 0 || mode == CacheMode::Ram {
             assert!(cache.packed_holds_bytes > 24 * MIB, "{cache:?}");
             let later = (cache.spilled_segments, cache.evicted_segments, cache.refused_writes);
@@ -127,12 +130,13 @@ fn what_was_packed_is_spilled_where_packed_segments_have_all_they_may() {
     let mut options = setup::options(&empty(256), CacheMode::RamDisk, 32, 512, dir.path());
     options.pause_limit = Duration::from_secs(60);
     let (volume, device) = setup::open(&options, &host);
-    // Nothing is written twice, so a block that is not packed any more was spilled. One segment may be between two states.
+    // Nothing is written twice, so a block that is not packed any more was spilled. One segment may be
+    // between two states.
     let packed_and_spilled = || {
         let cache = volume.counters().cache;
         cache.packed_blocks * BLOCK > cache.packed_holds_bytes + 4 * MIB
     };
-    // One by one: what a writer waits for is not packed.
+    // One by one: data for which a writer waits is not packed.
     let count = (0..256).find(|number| {
         blocking::write(&*device, number * MIB, &compressible(*number)).unwrap();
         settle(&volume, &faults);
@@ -148,7 +152,7 @@ fn what_was_packed_is_spilled_where_packed_segments_have_all_they_may() {
     }
 }
 
-/// Random blocks of a volume, written again and again; which write was the last of each.
+/// Random blocks of a volume that are overwritten repeatedly, with the number of the last write of each.
 struct Blocks {
     newest: Vec<u64>,
     writes: u64,
@@ -167,7 +171,7 @@ impl Blocks {
         blocking::write(device, block as u64 * BLOCK, &data).unwrap();
     }
 
-    /// Overwrites as many random blocks as a MiB has.
+    /// Overwrites as many random blocks as fit into a MiB.
     fn write_mib(&mut self, device: &dyn Device) {
         for _ in 0..BLOCKS_PER_MIB {
             let block = self.rng.index(self.newest.len());
@@ -192,7 +196,7 @@ fn nothing_is_cleaned_while_there_are_free_places() {
     options.pause_limit = Duration::from_secs(60);
     let (volume, device) = setup::open(&options, &host);
     let mut blocks = Blocks::new(100);
-    // 75 segments in 127 places, many of them half dead: whatever is freed, the last six places are not reached.
+    // 75 segments in 127 positions, many of them half dead: at least six positions stay free.
     (0..blocks.newest.len()).for_each(|block| blocks.write(&*device, block));
     (0..blocks.newest.len()).step_by(2).for_each(|block| blocks.write(&*device, block));
     let cache = volume.counters().cache;
@@ -215,7 +219,7 @@ fn while_cleaning_makes_place_no_write_waits() {
     let (volume, device) =
         setup::open(&setup::options(&empty(128), CacheMode::RamDisk, 64, 80, dir.path()), &host);
     let mut blocks = Blocks::new(80);
-    // Not faster than the disk, so that no write waits for that.
+    // Not faster than the disk, so that no write waits for it.
     for first in (0..blocks.newest.len()).step_by(BLOCKS_PER_MIB as usize) {
         (first..first + BLOCKS_PER_MIB as usize).for_each(|block| blocks.write(&*device, block));
         settle(&volume, &faults);
@@ -258,7 +262,7 @@ fn the_pause_is_bounded_and_whoever_comes_later_is_refused_at_once() {
     }
     let cache = volume.counters().cache;
     assert_eq!(cache.refused_writes, 1 + LATER, "{cache:?}");
-    // All of them together waited for less than they would have, each for the whole pause.
+    // All of them together waited less than if each had waited for the whole pause.
     assert!(cache.paused_ns - first.paused_ns < LATER * PAUSE.as_nanos() as u64, "{first:?} {cache:?}");
     assert_holds(&*device, taken);
 }

@@ -1,5 +1,5 @@
-//! The overflow file as the system sees it: its space is there before it is written to, it is open as its buffering
-//! says, and nothing that a machine wrote can be read in it.
+//! The overflow file as the system sees it: its space is reserved before it is written, it is opened with the
+//! configured buffering, and it contains no readable data of a machine.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -28,7 +28,7 @@ fn options(persistent: bool, disk_mib: u64, at: &Path) -> VolumeOptions {
     }
 }
 
-/// The files of a directory that this process has open: in `/proc/self/fd`, and what each is called.
+/// The files of a directory that this process has open: their paths in `/proc/self/fd`, and their names.
 fn open_files(dir: &Path) -> Vec<(PathBuf, PathBuf)> {
     let dir = dir.canonicalize().unwrap();
     let links = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(Result::ok).map(|link| link.path());
@@ -38,7 +38,7 @@ fn open_files(dir: &Path) -> Vec<(PathBuf, PathBuf)> {
         .collect()
 }
 
-/// The one that holds blocks: without a name, or called `data`.
+/// The file with the blocks: unnamed, or called `data`.
 fn overflow_file(persistent: bool, dir: &Path) -> PathBuf {
     let mut files = open_files(dir);
     files.retain(|(_, target)| !persistent || target.ends_with("data"));
@@ -46,7 +46,7 @@ fn overflow_file(persistent: bool, dir: &Path) -> PathBuf {
     files.remove(0).0
 }
 
-/// The real engine. Before it writes, it looks whether the file has the space for that.
+/// The real engine, which checks before each write whether the file has space for it.
 struct LookingEngine {
     real: Arc<dyn IoEngine>,
     seen: Arc<Seen>,
@@ -54,9 +54,9 @@ struct LookingEngine {
 
 #[derive(Default)]
 struct Seen {
-    /// Places that were written to.
+    /// Positions that were written.
     positions: Mutex<BTreeSet<u64>>,
-    /// Writes to space that was not there, for people.
+    /// Writes to unreserved space, for messages.
     unclaimed: Mutex<Vec<String>>,
     failed: AtomicU64,
 }
@@ -66,7 +66,8 @@ impl Seen {
         let metadata = op.file.metadata().expect("it is open");
         let mut positions = self.positions.lock().unwrap();
         positions.insert(op.offset / ENCRYPTED_SEGMENT_BYTES as u64);
-        // Of those that were written to before, none is given back meanwhile; so this one is there if there is space for all.
+        // No written position is freed meanwhile; so this position has space if the file has space for all of
+        // them.
         let wanted = positions.len() as u64 * ENCRYPTED_SEGMENT_BYTES as u64;
         let (space, end) = (metadata.blocks() * 512, op.offset + op.len as u64);
         if space < wanted || metadata.len() < end {
@@ -113,7 +114,7 @@ fn space_is_claimed_before_it_is_written_to() {
         let (_volume, device) = setup::open(&options(persistent, 512, dir.path()), &host);
         assert_eq!(fill(&*device, 100), (100, None));
         seen.assert_all_was_claimed(40);
-        // What is free is punched out, but for a few places; the same places are claimed again later.
+        // Free space is punched out except for a few positions; the same positions are claimed again later.
         blocking::discard(&*device, 0, 256 * MIB).unwrap();
         let file = overflow_file(persistent, dir.path());
         wait_until("the file shrinks", || {
@@ -138,7 +139,7 @@ fn a_persistent_cache_gives_space_back_that_was_discarded_and_not_flushed() {
     assert!(taken_bytes() > 100 * MIB);
     let commits = volume.counters().cache.commits;
     blocking::discard(&*device, 0, 256 * MIB).unwrap();
-    // 16 places stay for the next writes, as many may wait for a flush, and some are being filled.
+    // 16 positions stay claimed for the next writes, as many may wait for a flush, and some are being filled.
     wait_until("the file shrinks", || taken_bytes() <= 76 * MIB);
     assert!(volume.counters().cache.commits > commits);
 }
@@ -149,7 +150,7 @@ fn places_that_could_not_be_written_are_given_back() {
     let dir = tempfile::tempdir().unwrap();
     let (host, faults) = setup::host(u64::MAX);
     let mut options = options(false, 2048, dir.path());
-    // For as long as the writes take that fail.
+    // As long as the failing writes take.
     options.pause_limit = std::time::Duration::from_secs(600);
     let (volume, device) = setup::open(&options, &host);
     let file = overflow_file(false, dir.path());
@@ -160,7 +161,7 @@ fn places_that_could_not_be_written_are_given_back() {
         std::thread::spawn(move || assert_eq!(fill(&*device, OFFERED), (OFFERED, None)))
     };
     wait_until("many writes fail", || volume.counters().cache.disk_errors >= 50);
-    // 16 places that are free, 4 that failed, and what fails between two looks.
+    // 16 free positions, 4 that failed, and those that fail between two checks.
     wait_until("what failed is punched out", || taken_bytes() <= 64 * MIB);
     faults.write_error_every.store(0, Ordering::SeqCst);
     writer.join().unwrap();
@@ -182,7 +183,7 @@ fn fill_a_disk_without_room(dir: &Path) {
         let (taken, why) = fill_on(&*device, 40..200);
         assert_eq!(why, Some(IoErrorKind::NoSpace), "a full disk is 'no space', not an I/O error");
         assert!(taken <= 74, "{taken} MiB of 64 on disk and 10 in RAM");
-        // It was found full when space was claimed, not when data was written that had been accepted.
+        // The disk was found full when space was claimed, not when accepted data was written.
         seen.assert_all_was_claimed(20);
         let cache = volume.counters().cache;
         assert!(cache.disk_errors > 0 && cache.spilled_segments > 0, "{cache:?}");
@@ -205,7 +206,8 @@ fn a_disk_without_room_is_found_full_before_data_is_accepted_for_it() {
         return fill_a_disk_without_room(Path::new(&dir));
     }
     let dir = tempfile::tempdir().unwrap();
-    // A limit on the size of files stands for the full disk. Its signal is ignored across exec, and calls fail instead.
+    // A limit on the size of files acts as a full disk. Its signal is ignored across exec, and calls fail
+    // instead.
     let script = format!(
         "trap '' XFSZ; ulimit -f {}; exec \"$0\" --exact {} --nocapture",
         64 * MIB / 512,
@@ -219,7 +221,7 @@ fn a_disk_without_room_is_found_full_before_data_is_accepted_for_it() {
     assert!(output.status.success() && said.matches("kept ").count() == 2, "{said}{complained}");
 }
 
-/// Whether a descriptor is open past the page cache.
+/// Whether a descriptor was opened past the page cache.
 fn is_direct(file: &Path) -> bool {
     let number = file.file_name().unwrap().to_str().unwrap();
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap();
@@ -245,10 +247,10 @@ fn the_file_is_open_as_its_buffering_says() {
     }
 }
 
-/// In no block of random data.
+/// Does not occur in random data.
 const MARKER: &[u8; 16] = b"what it wrote...";
 
-/// A block with the marker in it: one that does not pack, or one that does.
+/// A block with the marker: compressible or not.
 fn marked(number: u64) -> Vec<u8> {
     let mut block =
         if number.is_multiple_of(4) { vec![number as u8; BLOCK] } else { Rng::new(number).bytes(BLOCK) };
@@ -276,12 +278,12 @@ fn nothing_that_was_written_can_be_read_in_the_file() {
         let cache = volume.counters().cache;
         assert!(cache.spilled_blocks > BLOCKS / 2, "{cache:?}");
         let bytes = std::fs::read(overflow_file(persistent, dir.path())).unwrap();
-        // All of that is there, and this would find it.
+        // The data is there, and this check would find it.
         let used = bytes.chunks(BLOCK).filter(|page| page.iter().any(|byte| *byte != 0)).count() as u64;
         assert!(used >= cache.spilled_blocks, "{used} pages hold {} blocks", cache.spilled_blocks);
         assert!(holds(&marked(4), MARKER) && holds(&marked(5), MARKER));
         assert!(!holds(&bytes, MARKER), "a block can be read in the file");
-        // Nor in what a persistent cache keeps beside it; and its key is its owner's alone.
+        // Nor in the other files of a persistent cache; and its key is readable by its owner only.
         volume.close();
         for (link, target) in open_files(dir.path()) {
             let bytes = std::fs::read(link).unwrap();
@@ -304,7 +306,8 @@ fn a_bit_that_flips_in_the_file_costs_one_block() {
     for (number, piece) in data.chunks(MIB as usize).enumerate() {
         blocking::write(&*device, number as u64 * MIB, piece).unwrap();
     }
-    // What was written out first is the coldest, so it is on disk alone once most of the RAM is somebody else's.
+    // The segments that were written first are the coldest, so they are only on disk when most of the RAM has
+    // other blocks.
     wait_until("the first blocks are not in RAM", || {
         let before = volume.counters().cache.read_disk_blocks;
         blocking::read(&*device, 0, &mut [0; 4096]).unwrap();

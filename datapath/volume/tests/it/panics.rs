@@ -1,4 +1,5 @@
-//! A fault of our own on a thread that serves all volumes costs what it was doing, and leaves nobody waiting.
+//! A panic on a thread that serves all volumes fails only the work in progress, and leaves no request
+//! waiting.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,12 +35,12 @@ fn a_flush_that_panics_fails_and_so_do_those_after_it() {
     assert!(blocking::flush(&*device).is_err());
     faults.panics.store(false, Ordering::SeqCst);
     wait_until("it is known", || volume.is_broken());
-    // What became of the data is not known, so nothing is called durable any more.
+    // The state of the data is unknown, so nothing is reported as durable any more.
     assert_eq!(blocking::flush(&*device).unwrap_err().kind(), IoErrorKind::Device);
     let mut read = vec![0; 8192];
     blocking::read(&*device, 0, &mut read).unwrap();
     assert!(read[..4096] == [1; 4096] && read[4096..] == [2; 4096]);
-    // It ends, and what was flushed is there.
+    // The volume can be closed, and flushed data is there.
     volume.close();
     drop((volume, device));
     let (_volume, device) = setup::open(&persistent(dir.path()), &host);
@@ -65,7 +66,7 @@ fn a_spill_that_panics_stops_neither_its_cache_nor_the_others() {
     faults.panics.store(true, Ordering::SeqCst);
     let writing = std::thread::spawn({
         let (first, data) = (Arc::clone(&first), data.clone());
-        // More than its RAM: this waits for what panics.
+        // More than its RAM: this waits for the work that panics.
         move || {
             data.chunks(MIB as usize)
                 .zip(0..)

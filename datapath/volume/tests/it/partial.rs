@@ -1,4 +1,5 @@
-//! Writes of parts of blocks: nothing is read first, and every sector is the one that was written last, wherever it lies.
+//! Writes of parts of blocks: nothing is read first, and every sector has its last written contents, in
+//! whatever place it is.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ fn image(contents: &[u8]) -> Arc<dyn Device> {
     Arc::new(ReferenceDisk::with_contents(contents.to_vec(), options))
 }
 
-/// A volume, and what it has to hold.
+/// A volume, and its expected contents.
 struct Life {
     rng: Rng,
     device: Arc<dyn Device>,
@@ -43,7 +44,7 @@ impl Life {
     fn step(&mut self, volume: &Volume, limits: [u64; 2]) {
         match self.rng.below(100) {
             0..60 => {
-                // Mostly 4 KiB, which end one block and begin the next.
+                // Mostly 4 KiB across a block boundary.
                 let most_sectors = if self.rng.chance(2, 3) { 8 } else { 40 };
                 let (at, len) = self.range(most_sectors);
                 let data = self.rng.bytes(len);
@@ -63,7 +64,7 @@ impl Life {
             70..73 => {
                 let (at, len) = self.range(64);
                 blocking::discard(&*self.device, at, len as u64).unwrap();
-                // What becomes of parts of blocks at its ends is the volume's.
+                // The volume may leave partial blocks at its ends as they are.
                 let mut found = vec![1; len];
                 blocking::read(&*self.device, at, &mut found).unwrap();
                 for (sector, found) in found.chunks(SECTOR as usize).enumerate() {
@@ -111,7 +112,7 @@ impl Life {
     }
 }
 
-/// Many small requests at any sector. What the cache went through.
+/// Many small requests at any sector. Returns the cache's counters.
 fn lives(mode: CacheMode, [size_mib, ram_mib, disk_mib]: [u64; 3], seed: u64, steps: usize) -> Arc<Volume> {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
@@ -198,7 +199,7 @@ fn in_a_persistent_cache_that_is_opened_again_and_again() {
     }
 }
 
-/// Blocks that are on disk alone, written at once, and the volume.
+/// Returns blocks that are only on disk and were written at once, and the volume.
 fn on_disk(
     size_mib: u64,
     dir: &std::path::Path,
@@ -239,9 +240,9 @@ fn straddle(persistent: Option<PersistentOptions>) {
     }
     let after = volume.counters().cache;
     assert_eq!(after.read_disk_blocks, before.read_disk_blocks, "something was read first");
-    // Both blocks are counted, but for those that are in RAM still.
+    // Both blocks are counted, except those that are still in RAM.
     assert!(after.write_new_blocks - before.write_new_blocks > 2 * WRITES * 8 / 10, "{after:?}");
-    // 15.6 MiB in 2 MiB segments, and what was in RAM before; two slots for each would be twice as much.
+    // 15.6 MiB in segments of 2 MiB, and earlier segments in RAM; two slots for each would be twice as much.
     let segments = after.spilled_segments - before.spilled_segments;
     assert!(segments < 16, "{segments} segments");
     let life = Life { rng, device: Arc::clone(&volume) as _, model, view: None };
@@ -279,7 +280,7 @@ fn a_damaged_shared_slot_is_an_error_of_its_sectors_after_opening() {
     let mut options = setup::options(&image(&contents), CacheMode::RamDisk, 16, 64, dir.path());
     options.persistent = Some(kept());
     let (volume, device) = setup::open(&options, &host);
-    // More slots than a commit has in the map, so that they are in the data file.
+    // More slots than a commit takes into the map, so they are in the data file.
     for pair in 0..20 {
         blocking::write(&*device, 4 * pair * BLOCK + 5 * SECTOR, &[9; BLOCK as usize]).unwrap();
     }
@@ -306,13 +307,13 @@ fn a_damaged_shared_slot_is_an_error_of_its_sectors_after_opening() {
         blocking::read(&*device, number * SECTOR, &mut into).map(|()| into).map_err(|error| error.kind())
     };
     let old = |number: u64| Ok(contents[(number * SECTOR) as usize..][..SECTOR as usize].try_into().unwrap());
-    // Blocks 4 and 5, of which the slot has the last three sectors and the first five.
+    // Of blocks 4 and 5, the slot has the last three sectors and the first five.
     for number in 32..48 {
         let expected = if (37..45).contains(&number) { Err(IoErrorKind::Corrupt) } else { old(number) };
         assert_eq!(sector(number), expected, "sector {number}");
     }
     assert_eq!((sector(68), sector(69)), (old(68), Ok([9; SECTOR as usize])));
-    // Written again, block 4 is whole, and block 5 is as before.
+    // When it is written again, block 4 is whole, and block 5 is unchanged.
     blocking::write(&*device, 4 * BLOCK, &[8; BLOCK as usize]).unwrap();
     assert_eq!((sector(39), sector(40)), (Ok([8; SECTOR as usize]), Err(IoErrorKind::Corrupt)));
     volume.close();
@@ -355,7 +356,8 @@ fn fill_leaves(persistent: Option<PersistentOptions>) {
         has_all(&volume);
         life.device = device;
         life.check_all();
-        // The tables are full: a further block of a leaf is stored whole, and one that is partial changes.
+        // The tables are full: a further block of a leaf is stored whole, and a partial block can still
+        // change.
         for block in 0..1024 {
             blocking::write(&*life.device, block * BLOCK + 6 * SECTOR, &[6; SECTOR as usize]).unwrap();
             life.put(block * BLOCK + 6 * SECTOR, &[6; SECTOR as usize]);

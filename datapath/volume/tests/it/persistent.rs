@@ -1,4 +1,4 @@
-//! Persistent volumes: the conformance suite, opening again, what is refused, and damage.
+//! Persistent volumes: the conformance suite, opening again, refusals, and damage.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -88,7 +88,7 @@ fn flushing_is_a_no_op_only_while_nothing_was_written() {
     assert_eq!(device.try_now(Op::Flush).unwrap(), Attempt::MustWait);
     blocking::flush(&*device).unwrap();
     assert_eq!(device.try_now(Op::Flush).unwrap(), Attempt::Done);
-    // In place, once more: a new slot, as the old one was flushed.
+    // Written again, it takes a new slot, because the old one was flushed.
     blocking::write(&*device, 0, &[2; 4096]).unwrap();
     assert_eq!(device.try_now(Op::Flush).unwrap(), Attempt::MustWait);
     assert_eq!(volume.counters().cache.write_new_blocks, 2);
@@ -167,10 +167,10 @@ fn what_another_user_put_in_a_caches_place_is_refused_and_not_followed() {
     symlink(&elsewhere, &cache).unwrap();
     refused("a link to a directory", "symbolic link");
     assert_eq!(std::fs::read(&target).unwrap(), b"precious");
-    // The same directory, where it should be.
+    // The same directory, in the right place.
     std::fs::remove_file(&cache).unwrap();
     std::fs::rename(&elsewhere, &cache).unwrap();
-    // These are written beside their places first: a link there goes, and its target stays.
+    // These files are written under other names first: a link there is removed, and its target is unchanged.
     symlink(&target, cache.join("map.new")).unwrap();
     symlink(&target, cache.join("id.new")).unwrap();
     let (host, _) = setup::host(u64::MAX);
@@ -234,18 +234,19 @@ fn a_cache_is_told_from_one_that_is_made_anew_in_its_place() {
     let cache = dir.path().join("disk1");
     let first = id();
     assert_eq!(id(), first);
-    // Made by a version that gave none, or damaged.
+    // Made by a version without this file, or damaged.
     std::fs::remove_file(cache.join("id")).unwrap();
     let second = id();
     assert_eq!((second == first, id()), (false, second));
     std::fs::write(cache.join("id"), "short").unwrap();
     let third = id();
     assert_eq!((third == second, id()), (false, third));
-    // Without its map it is no new one: what it kept would be overwritten.
+    // Without its map it is not a new cache: its contents would be overwritten.
     std::fs::remove_file(cache.join("map")).unwrap();
     let (kind, why) = refusal(&options);
     assert!(kind == IoErrorKind::Corrupt && why.contains("map is missing"), "{kind:?}: {why}");
-    // What a crash leaves of one that was being made: another cache, though what is beside the map and the data was left.
+    // A crash while the cache was being made leaves this: another cache is made, although other files were
+    // left.
     std::fs::write(cache.join("data"), "").unwrap();
     assert_ne!(id(), third);
 }
@@ -283,7 +284,7 @@ fn a_cache_that_goes_on_from_an_older_copy_seals_under_other_nonces() {
             std::fs::read(at.join("disk1/data")).unwrap()
         })
         .collect();
-    // The same block, with the same contents, in the same slot: under one nonce it would be the same bytes.
+    // The same block with the same contents in the same slot: with one nonce the bytes would be equal.
     assert!(copies[0] != copies[1]);
 }
 
@@ -349,7 +350,7 @@ fn a_map_that_is_cut_short_gives_a_state_that_was_committed() {
         }
     }
     assert_eq!(seen.len(), states.len(), "{seen:?}");
-    // The data is still there, and of no use without it.
+    // The data is still there, but useless without the map.
     for nothing in [&b""[..], &[0; 4096]] {
         std::fs::write(&map, nothing).unwrap();
         let (kind, why) = refusal(&options);
@@ -383,7 +384,7 @@ fn a_map_with_a_flipped_byte_is_refused_or_gives_the_commit_before_the_last() {
     assert!(refused > 10);
     std::fs::write(&map, &bytes).unwrap();
     assert!(contents(&options).unwrap() == states[5]);
-    // Another version is told from damage.
+    // Another version is distinguished from damage.
     let mut newer = bytes;
     newer[8] += 1;
     std::fs::write(&map, &newer).unwrap();
@@ -405,7 +406,7 @@ fn commits_go_over_zeroes_that_were_written_ahead() {
         assert!(contents(&options).unwrap() == states[5]);
     }
     assert!(records(&map).len() == end + 3 * 32 && len() == before);
-    // Of a commit that a crash left unfinished nothing stays.
+    // Nothing is left of an unfinished commit.
     let file = std::fs::OpenOptions::new().write(true).open(&map).unwrap();
     file.write_all_at(&[1; 40], end as u64 + 5000).unwrap();
     assert!(contents(&options).unwrap() == states[5]);
@@ -424,7 +425,7 @@ fn damage_to_the_data_is_an_error_on_that_block_only() {
     drop((volume, device));
     let file =
         std::fs::OpenOptions::new().read(true).write(true).open(dir.path().join("disk1/data")).unwrap();
-    // Which position was used is not ours to know: look for it.
+    // The test does not know which position was used: it searches for it.
     let mut head = [0; 16];
     let position = (0..64u64)
         .map(|position| position * 514 * 4096)
@@ -446,13 +447,12 @@ fn damage_to_the_data_is_an_error_on_that_block_only() {
             assert!(read == data[block * 4096..][..4096], "block {block}");
         }
     }
-    // Written anew, it is well again.
+    // Written again, the block is readable.
     blocking::write(&*device, 20 * 4096, &data[20 * 4096..21 * 4096]).unwrap();
     blocking::flush(&*device).unwrap();
     blocking::read(&*device, 20 * 4096, &mut read).unwrap();
     assert_eq!(volume.counters().cache.corrupt_blocks, 1);
-    // Closed, and not only dropped: what a volume that lets go still writes would make the file
-    // long again.
+    // Closed, not only dropped: a dropped volume may still write, which would make the file long again.
     volume.close();
     drop((volume, device));
     std::fs::write(dir.path().join("disk1/data"), b"").unwrap();
@@ -477,9 +477,9 @@ fn a_full_disk_pauses_then_refuses_keeps_everything_and_recovers() {
     let (taken, why) = refused.expect("40 MiB are full before 128 were written");
     assert_eq!(why, IoErrorKind::NoSpace);
     assert!(taken <= 38, "{taken} MiB were taken");
-    // All of what was accepted can be flushed.
+    // All accepted writes can be flushed.
     blocking::flush(&*device).unwrap();
-    // A discard gives space back, without a flush; so does a higher limit.
+    // A discard frees space without a flush; so does a higher limit.
     blocking::discard(&*device, 0, 8 * MIB).unwrap();
     is_taken(100);
     volume.set_disk_bytes(300 * MIB);
@@ -540,7 +540,7 @@ fn a_volume_that_is_dropped_gives_its_memory_and_its_lock_back() {
     blocking::flush(&*device).unwrap();
     drop((volume, device));
     wait_until("its memory is given back", || host.used_bytes() == 0);
-    // The lock goes with the last of it, after the memory.
+    // The lock is released with the last reference, after the memory.
     let mut opened = None;
     wait_until("its lock is given back", || {
         opened = Volume::open(&options, &host).ok();
@@ -582,7 +582,7 @@ fn blocks_that_are_zero_do_not_have_the_map_replaced_with_each_flush() {
     let base = image(256 * MIB, 3);
     let (host, _) = setup::host(u64::MAX);
     let (volume, device) = setup::open(&options(&base, CacheMode::RamDisk, 64, dir.path()), &host);
-    // None beside another: each is a record of its own in a checkpoint.
+    // No two are neighbours, so each has a record of its own in a checkpoint.
     for block in (0..256 * MIB / 4096).step_by(2) {
         blocking::write_zeroes(&*device, block * 4096, 4096).unwrap();
     }
@@ -598,7 +598,7 @@ fn blocks_that_are_zero_do_not_have_the_map_replaced_with_each_flush() {
     volume.close();
 }
 
-/// What needs no place on disk is noted for the next commit all the same: while there is none, not without end.
+/// Writes that need no slot are noted for the next commit: but not without limit while there is no commit.
 #[test]
 fn writes_that_take_no_place_take_one_while_a_commit_takes_long() {
     let dir = tempfile::tempdir().unwrap();
@@ -615,18 +615,18 @@ fn writes_that_take_no_place_take_one_while_a_commit_takes_long() {
         move || blocking::flush(&*device)
     });
     wait_until("the flush is under way", || faults.in_flight.load(Ordering::SeqCst) != 0);
-    // Zero, and as in the image, in turns.
+    // Zero, and equal to the image, alternately.
     let write = |step: usize| {
         let data = if step.is_multiple_of(2) { &[0; 4096] } else { &image[..4096] };
         blocking::write(&*device, 0, data)
     };
-    // A million of them: 24 MiB of notes, if each was taken.
+    // A million of them: 24 MiB of notes, if each was noted.
     (0..1 << 20).for_each(|step| write(step).unwrap());
     let counters = volume.counters().cache;
     let elided = counters.elided_zero_blocks + counters.elided_equal_blocks;
-    // As many as are noted, and some that needed no note; the rest was written into one place.
+    // As many as can be noted, and some that needed no note; the others took one slot.
     assert!((1 << 18..(1 << 19) + (1 << 12)).contains(&elided), "{elided}");
-    // A discard frees what has a place, and leaves what has none as it is. A zero write waits.
+    // A discard frees blocks that have a slot, and leaves the others unchanged. A zero write waits.
     blocking::discard(&*device, 0, 65536).unwrap();
     let mut read = vec![1; 65536];
     blocking::read(&*device, 0, &mut read).unwrap();

@@ -1,9 +1,10 @@
-//! A disk that loses power: what was not synced is kept or dropped at random, sector by sector.
+//! A disk that loses power: writes that were not synced are kept or lost at random, sector by sector.
 //!
-//! The files hold what was written ("live"); beside them the engine keeps, for each sector written since the
-//! last sync, what was there before ("durable"). A crash puts a random part of the latter back.
+//! The files have all written data ("live"). For each sector that was written since the last sync, the engine
+//! keeps the earlier contents ("durable"). A crash restores a random part of the latter.
 //!
-//! A sync can be told to fail. As in a kernel, what it had to write is then lost at a crash, whatever later syncs say.
+//! A sync can be made to fail. As with a kernel, its data is then lost in a crash, whatever later syncs
+//! report.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
@@ -18,13 +19,13 @@ use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine}
 
 const SECTOR: u64 = 512;
 
-/// What a file was before it was written to without a sync.
+/// The state of a file before it was written without a sync.
 struct Undo {
     /// The same file, through the page cache.
     file: File,
     durable_len: u64,
     sectors: BTreeMap<u64, Vec<u8>>,
-    /// A sync of it failed.
+    /// Whether a sync of it failed.
     lost: bool,
 }
 
@@ -73,12 +74,12 @@ impl Undo {
     }
 }
 
-/// What fails, once.
+/// The operation that fails, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fails {
     /// The sync of the file with this name.
     SyncOf(&'static str),
-    /// A file takes another's place.
+    /// A rename over an existing file.
     Rename,
     /// The sync of a directory.
     SyncDir,
@@ -92,15 +93,15 @@ fn input_output_error() -> io::Error {
 struct State {
     fails: Option<Fails>,
     undo: HashMap<u64, Undo>,
-    /// A name whose change was not synced, and what it named before.
+    /// A name whose change was not synced, and the file that it named before.
     renamed: Option<(PathBuf, Option<Vec<u8>>)>,
-    /// Syncs do nothing, and say that they did.
+    /// Syncs do nothing, and report success.
     lies: bool,
-    /// Operations until the power goes; 0: it is gone; `None`: it stays.
+    /// Operations until the power fails; 0: it has failed; `None`: it does not fail.
     left: Option<u64>,
 }
 
-/// See the file's head.
+/// The engine of such a disk; see the module's documentation.
 pub struct CrashEngine {
     real: Arc<dyn IoEngine>,
     state: Mutex<State>,
@@ -111,7 +112,7 @@ fn gone() -> io::Error {
 }
 
 impl State {
-    /// Counts an operation. Whether there is power for it, and whether it is the one in which it goes.
+    /// Counts an operation. Returns whether there is power for it, and whether the power fails during it.
     fn step(&mut self) -> io::Result<bool> {
         match &mut self.left {
             None => Ok(false),
@@ -123,7 +124,7 @@ impl State {
         }
     }
 
-    /// Whether this is what is to fail; the next time it does not.
+    /// Whether this operation is to fail; the next time it does not.
     fn fails(&mut self, what: Fails) -> bool {
         self.fails.take_if(|fails| *fails == what).is_some()
     }
@@ -139,32 +140,32 @@ impl CrashEngine {
         Arc::new(Self { real: open_engine().expect("an engine"), state: Mutex::default() })
     }
 
-    /// The power goes in the operation with this number from now, from 1.
+    /// The power fails during the operation with this number from now on, counted from 1.
     pub fn crash_after(&self, operations: u64) {
         self.state.lock().unwrap().left = Some(operations);
     }
 
-    /// From now on syncs do nothing, and say that they did.
+    /// From now on syncs do nothing, and report success.
     pub fn lie(&self) {
         self.state.lock().unwrap().lies = true;
     }
 
-    /// The next one of these fails, with an input/output error.
+    /// The next operation of this kind fails with an input/output error.
     pub fn fail(&self, what: Fails) {
         self.state.lock().unwrap().fails = Some(what);
     }
 
-    /// Whether what was to fail did.
+    /// Whether the operation that was to fail has failed.
     pub fn has_failed(&self) -> bool {
         self.state.lock().unwrap().fails.is_none()
     }
 
-    /// Whether it is gone.
+    /// Whether the power has failed.
     pub fn is_gone(&self) -> bool {
         self.state.lock().unwrap().left == Some(0)
     }
 
-    /// Puts on disk what a crash leaves.
+    /// Writes to disk what a crash leaves.
     pub fn crash(&self, rng: &mut Rng) {
         let mut state = self.state.lock().unwrap();
         state.left = Some(0);
@@ -197,7 +198,7 @@ impl IoEngine for CrashEngine {
             match power {
                 Ok(false) => {}
                 Ok(true) => {
-                    // Written, as far as the crash leaves it, and never answered with success.
+                    // Written, as far as the crash leaves it, and not answered with success.
                     op.file.write_all_at(&op.buffer[..op.len], op.offset).expect("it writes");
                     std::thread::spawn(move || (op.done)(Err(gone()), op.buffer));
                     return;

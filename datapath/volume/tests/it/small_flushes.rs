@@ -1,5 +1,6 @@
-//! Flushes of a few blocks make a persistent volume durable in its map alone. What the data file then lacks after a crash comes
-//! from there, whatever else happened since: other contents of the same place, a new map, a crash while it is written back.
+//! Flushes of a few blocks make a persistent volume durable in its map only. Blocks that the data file lacks
+//! after a crash are restored from the map, whatever else happened since: other contents in the same
+//! position, a new map, a crash during the restore.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,7 +30,7 @@ fn options(at: &Path) -> VolumeOptions {
     }
 }
 
-/// A volume, and the host that it needs as long as it is there.
+/// A volume and its host, which must live as long.
 type Opened = (Arc<Volume>, Host);
 
 fn try_open(at: &Path, engine: &Arc<CrashEngine>) -> Result<Opened, headwater_block::IoError> {
@@ -42,7 +43,7 @@ fn open(at: &Path) -> Opened {
     try_open(at, &CrashEngine::new()).unwrap()
 }
 
-/// What the cache holds as it would be found now.
+/// The contents of the cache if it were opened now.
 fn found(at: &Path) -> Vec<u8> {
     let (volume, _host) = open(at);
     let found = contents(&volume);
@@ -56,19 +57,19 @@ fn contents(volume: &Volume) -> Vec<u8> {
     all
 }
 
-/// What a map has.
+/// The contents of a map.
 struct Records {
-    /// Position and generation of each record with sealed slots.
-    sealed: Vec<(u32, u64)>,
+    /// Position and generation of each record with encrypted slots.
+    encrypted: Vec<(u32, u64)>,
     extents: usize,
 }
 
 fn records(at: &Path) -> Records {
     let bytes = std::fs::read(at.join("kept/map")).unwrap();
-    let (mut found, mut place) = (Records { sealed: Vec::new(), extents: 0 }, HEADER_BYTES);
+    let (mut found, mut place) = (Records { encrypted: Vec::new(), extents: 0 }, HEADER_BYTES);
     while let Some((_, record, next)) = decode(&bytes, place) {
         match record {
-            Record::Encrypted { position, generation, .. } => found.sealed.push((position, generation)),
+            Record::Encrypted { position, generation, .. } => found.encrypted.push((position, generation)),
             Record::Extent { .. } => found.extents += 1,
             _ => {}
         }
@@ -106,8 +107,8 @@ fn what_was_never_written_to_the_data_file_comes_from_the_map() {
     let cache = volume.counters().cache;
     assert_eq!((cache.spilled_blocks, cache.spilled_bytes, cache.commits), (0, 0, 40), "{cache:?}");
     let map = records(dir.path());
-    assert!(map.sealed.len() >= 40 && map.extents == 0);
-    // As after a crash, with what was claimed of the data file and without.
+    assert!(map.encrypted.len() >= 40 && map.extents == 0);
+    // As after a crash, with the claimed space of the data file and without.
     for data_bytes in [None, Some(0), Some(ENCRYPTED_SEGMENT_BYTES as u64 / 2)] {
         let copy = copied(dir.path());
         let data = std::fs::OpenOptions::new().write(true).open(copy.path().join("kept/data")).unwrap();
@@ -115,14 +116,14 @@ fn what_was_never_written_to_the_data_file_comes_from_the_map() {
         for _ in 0..2 {
             assert!(found(copy.path()) == model, "{data_bytes:?}");
         }
-        // Gone on with, in a new map.
+        // Continued, with a new map.
         let (volume, _host) = open(copy.path());
         let mut model = model.clone();
         put(&volume, &mut model, 7, &rng.bytes(BLOCK));
         put(&volume, &mut model, 100, &rng.bytes(BLOCK));
         volume.close();
         let map = records(copy.path());
-        assert!(map.sealed.len() == 1 && map.extents > 0);
+        assert!(map.encrypted.len() == 1 && map.extents > 0);
         assert!(found(copy.path()) == model, "{data_bytes:?}");
     }
     volume.close();
@@ -134,7 +135,8 @@ fn a_position_that_another_generation_has_since_is_left_alone() {
     let mut rng = Rng::new(2);
     let (volume, _host) = open(dir.path());
     let mut model = contents(&volume);
-    // Overwritten at random, so that segments die whole, and with some of more blocks, which go to the data file.
+    // Overwritten at random, so that whole segments die; with some writes of more blocks, which go to the
+    // data file.
     let mut reused = false;
     for round in 0..600 {
         let large = round % 40 == 39;
@@ -142,10 +144,10 @@ fn a_position_that_another_generation_has_since_is_left_alone() {
         put(&volume, &mut model, rng.index(64), &rng.bytes(count * BLOCK));
         if round % 60 == 45 {
             assert!(found(copied(dir.path()).path()) == model, "round {round}");
-            let mut sealed = records(dir.path()).sealed;
-            sealed.sort_unstable();
-            sealed.dedup();
-            reused |= sealed.windows(2).any(|two| two[0].0 == two[1].0);
+            let mut encrypted = records(dir.path()).encrypted;
+            encrypted.sort_unstable();
+            encrypted.dedup();
+            reused |= encrypted.windows(2).any(|two| two[0].0 == two[1].0);
         }
     }
     assert!(reused, "no position had two generations in one map");
@@ -179,7 +181,7 @@ fn a_crash_while_slots_are_written_back_costs_nothing() {
     let mut rng = Rng::new(4);
     let (volume, _host) = open(dir.path());
     let mut model = contents(&volume);
-    // Some of them again, so that not all that lives lies side by side.
+    // Some of them again, so that not all live blocks are contiguous.
     for _ in 0..12 {
         put(&volume, &mut model, rng.index(20), &rng.bytes(2 * BLOCK));
     }
@@ -196,7 +198,7 @@ fn a_crash_while_slots_are_written_back_costs_nothing() {
         engine.crash(&mut rng);
         assert!(found(copy.path()) == model, "{after}");
     }
-    // A data file that is not written is no reason to open the volume without it.
+    // If the data file cannot be written, the volume is not opened.
     let copy = copied(dir.path());
     let engine = CrashEngine::new();
     engine.fail(Fails::SyncOf("data"));
@@ -212,7 +214,7 @@ fn a_new_map_that_cannot_be_made_is_not_tried_again_at_each_flush() {
     let mut model = vec![0; (SIZE_MIB * MIB) as usize];
     let (volume, _host) = open(dir.path());
     std::fs::create_dir(dir.path().join("kept/map.new")).unwrap();
-    // The map is soon longer than what it would need: the same blocks are in new slots each time.
+    // The map soon exceeds its minimum: the same blocks are in new slots each time.
     let mut rounds = 0;
     while volume.counters().cache.disk_errors == 0 {
         put(&volume, &mut model, 0, &rng.bytes(512 * BLOCK));

@@ -1,5 +1,6 @@
-//! Persistent caches of few places: each of their segments holds one from the moment it is begun, and one that was freed is used
-//! again only after a commit. They are overwritten at random for as long as one likes, as long as what lives in them fits.
+//! Persistent caches with few positions: each segment holds one from its beginning, and a freed one is used
+//! again only after a commit. They can be overwritten at random for any time, as long as their live blocks
+//! fit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,21 +14,21 @@ use crate::setup;
 
 const BLOCK: usize = 4096;
 const SLOTS: u64 = 512;
-/// Places that hold no full segment: two are kept for cleaning, and two segments are being filled.
+/// Positions without a full segment: two are reserved for cleaning, and two segments are being filled.
 const OTHER_PLACES: u64 = 4;
 /// With fewer dead slots a segment is not cleaned.
 const MIN_GAIN: u64 = 16;
 
-/// What makes a block take a new slot, where its segment is in RAM.
+/// What makes a block take a new slot while its segment is in RAM.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
-    /// Now and then all is made durable.
+    /// Everything is flushed now and then.
     Flushes,
-    /// It is discarded before it is written again.
+    /// The block is discarded before it is written again.
     Discards,
 }
 
-/// Writes all blocks once, and then those of the last part over and over.
+/// Writes all blocks once, and then those of the last part repeatedly.
 fn overwrite_at_random(places: u64, (mode, ram_mib): (CacheMode, u64), part: u64, by: By, seed: u64) {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
@@ -37,7 +38,7 @@ fn overwrite_at_random(places: u64, (mode, ram_mib): (CacheMode, u64), part: u64
         disk_bytes: places * ENCRYPTED_SEGMENT_BYTES as u64,
         persistent: Some(PersistentOptions { name: "small".into(), key: [7; 16], base_id: [9; 32] }),
         pause_limit: Duration::from_secs(20),
-        // Some are smaller than what a cache begins with, as those of earlier releases may be.
+        // Some are smaller than the minimum of a new cache, as caches of earlier releases may be.
         little_space: LittleSpace::Accepted,
         ..setup::options(&base, mode, ram_mib, 0, dir.path())
     };
@@ -82,8 +83,8 @@ fn what_fits_can_be_overwritten_for_ever() {
     }
 }
 
-/// Where RAM has room for all segments, none is written for want of it, and where no flush comes, none for that. What died in them
-/// is found by cleaning once they are on disk.
+/// If all segments fit into RAM, none is written for lack of it, and without flushes none is written for
+/// those. Cleaning finds their dead blocks once they are on disk.
 #[test]
 fn what_is_dead_in_ram_is_found_where_places_are_short() {
     for (places, part) in [(9, 1), (9, 8), (15, 1), (15, 4), (15, 16)] {

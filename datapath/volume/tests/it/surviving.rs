@@ -30,7 +30,7 @@ fn device(volume: &Arc<Volume>) -> Arc<dyn Device> {
     Arc::clone(volume) as Arc<dyn Device>
 }
 
-/// Closes a volume as a process that hands it over, and opens it again.
+/// Hands a volume over as an ending process does, and opens it again.
 fn next(volume: Arc<Volume>, options: &VolumeOptions) -> Arc<Volume> {
     let left = volume.handover().unwrap().unwrap();
     volume.close();
@@ -114,7 +114,7 @@ fn read_all(device: &dyn Device, into: &mut [u8]) {
     }
 }
 
-/// Blocks of 512 bytes that a file takes.
+/// Blocks of 512 bytes that a file occupies.
 fn blocks(fd: &impl std::os::fd::AsFd) -> i64 {
     rustix::fs::fstat(fd).unwrap().st_blocks
 }
@@ -134,7 +134,8 @@ fn a_persistent_volume_is_not_opened_in_a_file() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
-/// A write to a page that the file system cannot give would be a signal that ends the process.
+/// Without reservations, a write to a page that the file system cannot allocate would be a signal that ends
+/// the process.
 #[test]
 fn a_full_file_system_of_the_memory_is_no_space() {
     let dir = tempfile::tempdir().unwrap();
@@ -171,7 +172,7 @@ fn fill_file_system(dir: &Path) {
     wait_until("the volume is gone", || gone.strong_count() == 0);
     let volume = Volume::recover(left, &options, &host).unwrap();
     check(&volume);
-    // A discard brings space.
+    // A discard frees space.
     blocking::discard(&*volume, MIB, (taken - 1) * MIB).unwrap();
     wait_until("there is space", || blocking::write(&*volume, 100 * MIB, &contents(1)).is_ok());
 }

@@ -103,10 +103,10 @@ struct Bench<'a, 'b> {
     cmd_sn: u32,
     stat_sn: u32,
     /// The last ExpCmdSN and MaxCmdSN.
-    told: (u32, u32),
+    last_window: (u32, u32),
     fill: u8,
     /// Unsolicited data of the last command: its tag, the next offset, the next number.
-    unasked: (u32, u32, u32),
+    unsolicited: (u32, u32, u32),
     text_tag: u32,
 }
 
@@ -149,9 +149,9 @@ pub fn iscsi_session(bytes: &[u8]) {
             inbound: Vec::new(),
             cmd_sn: FIRST_CMD_SN,
             stat_sn: FIRST_STAT_SN,
-            told: (FIRST_CMD_SN, FIRST_CMD_SN.wrapping_add(limits.queue_depth).wrapping_sub(1)),
+            last_window: (FIRST_CMD_SN, FIRST_CMD_SN.wrapping_add(limits.queue_depth).wrapping_sub(1)),
             fill: 0,
-            unasked: (NONE, 0, 0),
+            unsolicited: (NONE, 0, 0),
             text_tag: NONE,
         };
         let is_known = bench.steps(&mut input);
@@ -179,7 +179,7 @@ impl Bench<'_, '_> {
                     }
                     self.data_out(how, input);
                 }
-                7 => self.unasked(how, input),
+                7 => self.unsolicited(how, input),
                 8 => self.nop(how, input),
                 9 => self.text(how, input),
                 10 => self.function(how, input),
@@ -193,7 +193,7 @@ impl Bench<'_, '_> {
                 }
                 14 => self.piece_bytes = if how == 0 { PIECE_BYTES } else { usize::from(how) * 4 - 3 },
                 _ => {
-                    // Alone, so that no tag can be guessed that was not seen.
+                    // Alone, so that no tag is guessed before it was seen.
                     if !self.flush() {
                         return false;
                     }
@@ -208,7 +208,7 @@ impl Bench<'_, '_> {
         self.flush()
     }
 
-    /// Lets the disks come to rest, because a waiting request blocks everything behind it.
+    /// Waits until the disks have no request, because a waiting request blocks everything behind it.
     fn rest(&mut self) {
         for disk in &self.disks {
             disk.hold(false);
@@ -226,7 +226,7 @@ impl Bench<'_, '_> {
         self.check();
         assert!(
             self.session.end().is_some() && self.model.end().is_some(),
-            "it goes on without an initiator"
+            "it continues without an initiator"
         );
         let [ours, theirs] = self.disks.each_ref().map(|disk| disk.contents());
         assert!(ours == theirs, "the disk holds other bytes than the model's");
@@ -354,12 +354,12 @@ impl Bench<'_, '_> {
         }
         // Neither number decreases, or goes beyond its value at the end.
         let (exp, max, counts) = (number(28), number(32), self.model.counts());
-        for (was, is, most) in [(self.told.0, exp, counts.exp_cmd_sn), (self.told.1, max, counts.max_cmd_sn)]
+        for (was, is, most) in [(self.last_window.0, exp, counts.exp_cmd_sn), (self.last_window.1, max, counts.max_cmd_sn)]
         {
             let is_between = is.wrapping_sub(was) <= most.wrapping_sub(was) && is.wrapping_sub(was) < 1 << 20;
             assert!(is_between || self.model.end().is_some(), "a number of {header:02x?} after {was:#x}");
         }
-        self.told = (exp, max);
+        self.last_window = (exp, max);
     }
 }
 

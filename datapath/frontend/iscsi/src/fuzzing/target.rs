@@ -1,8 +1,8 @@
 //! A second, very simple implementation of a target's full feature phase: a list of tasks, and a list of
 //! expected answers.
 //!
-//! It does not implement SCSI commands: it asks a second SCSI target, whose disk waits whenever the first
-//! one's does. It builds each PDU byte by byte, following the figures of RFC 7143, section 11.
+//! It does not implement SCSI commands: it gives them to a second SCSI target, whose disk waits whenever the
+//! first target's disk does. It builds each PDU byte by byte, following the figures of RFC 7143, section 11.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};

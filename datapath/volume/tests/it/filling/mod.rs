@@ -1,4 +1,4 @@
-//! Filling volumes with known data, MiB by MiB, and looking whether it is there.
+//! Fills volumes with known data, MiB by MiB, and checks it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ pub fn pattern(seed: u64) -> Vec<u8> {
     Rng::new(seed).bytes(MIB as usize)
 }
 
-/// Writes MiB after MiB until one is refused; how many were taken.
+/// Writes MiB after MiB until a write is refused; returns how many were stored.
 pub fn fill(device: &dyn Device, limit_mib: u64) -> (u64, Option<IoErrorKind>) {
     fill_on(device, 0..limit_mib)
 }
 
-/// As [`fill`], where the MiB before these have been written.
+/// Like [`fill`], after the MiB before these were written.
 pub fn fill_on(device: &dyn Device, mib: Range<u64>) -> (u64, Option<IoErrorKind>) {
     for number in mib.clone() {
         if let Err(error) = blocking::write(device, number * MIB, &pattern(number)) {
@@ -31,7 +31,8 @@ pub fn fill_on(device: &dyn Device, mib: Range<u64>) -> (u64, Option<IoErrorKind
     (mib.end, None)
 }
 
-/// Writes MiB after MiB, each until it is taken: where a refusal is to come soon, a busy disk may be slower than that.
+/// Writes MiB after MiB, and repeats each until it is stored, for volumes with a short pause limit on a busy
+/// disk.
 pub fn fill_patiently(device: &dyn Device, mib: Range<u64>) {
     for number in mib {
         wait_until(format!("MiB {number} is taken"), || {

@@ -1,4 +1,4 @@
-//! Volumes for tests, on a host whose disk engine can be told to fail.
+//! Volumes for tests, on a host whose disk engine can be made to fail.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,30 +13,30 @@ use headwater_volume::{Buffering, CacheMode, DEFAULT_WEIGHT, LittleSpace, Volume
 use headwater_writecache::Host;
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
 
-/// What the disk does wrong.
+/// The faults of the disk.
 #[derive(Default)]
 pub struct Faults {
     /// Writes say "no space".
     pub full: AtomicBool,
-    /// Every so many-th write fails with EIO; 0: none.
+    /// Every n-th write fails with EIO; 0: none.
     pub write_error_every: AtomicU64,
-    /// Every so many-th read fails with EIO; 0: none.
+    /// Every n-th read fails with EIO; 0: none.
     pub read_error_every: AtomicU64,
     /// Reads that touch one of these bytes of the file fail with EIO.
     pub unreadable: Mutex<Vec<u64>>,
-    /// Reads give one flipped bit.
+    /// Reads return data with one flipped bit.
     pub flip: AtomicBool,
-    /// Every so many-th write puts half of its bytes on disk, then fails with EIO; 0: none.
+    /// Every n-th write writes half of its bytes, then fails with EIO; 0: none.
     pub half_write_every: AtomicU64,
-    /// Writes begin so much later.
+    /// Writes begin after this delay.
     pub write_delay_ms: AtomicU64,
-    /// Writes take so long, one after another, and put nothing on disk; 0: as usual.
+    /// Writes take this time, one after another, and write nothing; 0: off.
     pub nowhere_us: AtomicU64,
-    /// By the one of these that is under way.
+    /// Locked by the write that is in progress.
     one: Mutex<()>,
     /// Writes do not begin while this is set.
     pub hold: AtomicBool,
-    /// Writes and syncs panic on the thread that asks for them, as a fault of our own would there.
+    /// Writes and syncs panic on the calling thread, as a bug would.
     pub panics: AtomicBool,
     /// Reads and writes that are not answered yet.
     pub in_flight: AtomicU64,
@@ -154,10 +154,11 @@ impl IoEngine for FaultyEngine {
     }
 }
 
-/// What a panic that a test asks for says.
+/// The message of a panic that a test causes.
 const ASKED_FOR: &str = "as asked for";
 
-/// Ends the process when a thread that serves all caches panics. There it is caught, and others go on: it would pass for nothing.
+/// Ends the process if a thread that serves all caches panics. Such panics are caught so that others
+/// continue, and would pass unnoticed.
 pub fn end_with_a_panic_of_ours() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -166,7 +167,7 @@ pub fn end_with_a_panic_of_ours() {
             report(panic);
             let is_ours = std::thread::current().name().is_some_and(|name| name.starts_with("hw-"));
             if is_ours && !panic.to_string().contains(ASKED_FOR) {
-                // The test runner keeps what was reported so far, and it would go with the process.
+                // The test runner holds back earlier output, which would be lost with the process.
                 let _ = writeln!(io::stderr(), "{panic}\n{}", std::backtrace::Backtrace::force_capture());
                 std::process::abort();
             }
@@ -200,13 +201,14 @@ pub fn options(
         little_space: LittleSpace::Refused,
         disk_bytes: disk_mib << 20,
         cache_dir: at.to_path_buf(),
-        // What no test waits for in vain: a disk that others use may take a while. Who waits for a refusal sets less.
+        // So long that no test waits for a refusal by accident: a disk that others use may be slow. A test
+        // that waits for a refusal sets less.
         pause_limit: Duration::from_secs(60),
         persistent: None,
     }
 }
 
-/// Opens it.
+/// Opens a volume.
 pub fn open(options: &VolumeOptions, host: &Host) -> (Arc<Volume>, Arc<dyn Device>) {
     let volume = Volume::open(options, host).unwrap();
     let device: Arc<dyn Device> = Arc::clone(&volume) as Arc<dyn Device>;

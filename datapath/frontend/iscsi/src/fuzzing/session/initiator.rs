@@ -120,7 +120,7 @@ impl Bench<'_, '_> {
         };
         let data = if header[1] & 0x20 != 0 { data } else { data & u32::from(ahead) };
         let data = self.some_data(usize::try_from(data).unwrap_or(0));
-        self.unasked = (u32::from(tag % 12), u32::try_from(data.len()).unwrap_or(0), 0);
+        self.unsolicited = (u32::from(tag % 12), u32::try_from(data.len()).unwrap_or(0), 0);
         self.pdu(&header, &ahs, &data);
     }
 
@@ -131,7 +131,7 @@ impl Bench<'_, '_> {
         let Some((tag, transfer_tag, data_sn, offset, left)) =
             wanted.get(usize::from(which) % wanted.len().max(1)).copied()
         else {
-            return self.unasked(how, input);
+            return self.unsolicited(how, input);
         };
         let all = left.min(4096);
         let (len, is_final, step, jump, bogus) = match how & 15 {
@@ -149,12 +149,12 @@ impl Bench<'_, '_> {
     }
 
     /// Sends unsolicited data of the last command.
-    pub(super) fn unasked(&mut self, how: u8, input: &mut Input<'_>) {
-        let (tag, offset, data_sn) = self.unasked;
+    pub(super) fn unsolicited(&mut self, how: u8, input: &mut Input<'_>) {
+        let (tag, offset, data_sn) = self.unsolicited;
         let len = u32::from(how >> 1) * 8;
         let tag = if how == 0xff { u32::from(input.byte()) } else { tag };
         self.data_pdu([tag, NONE, data_sn, offset], len, how & 1 == 1);
-        self.unasked = (tag, offset + len, data_sn.wrapping_add(1));
+        self.unsolicited = (tag, offset + len, data_sn.wrapping_add(1));
     }
 
     fn data_pdu(&mut self, [tag, transfer_tag, data_sn, offset]: [u32; 4], len: u32, is_final: bool) {

@@ -20,7 +20,7 @@ pub(super) struct Sequence {
 
 #[derive(Debug)]
 pub(super) enum State {
-    Collects { unasked: Option<Sequence>, asked: VecDeque<Sequence>, next: u64, admitted: bool, fault: u16 },
+    Collects { unsolicited: Option<Sequence>, requested: VecDeque<Sequence>, next: u64, admitted: bool, fault: u16 },
     Ready,
     Runs,
 }
@@ -112,14 +112,14 @@ impl Model {
             }
         }
         let fault = if more && self.agreed.initial_r2t || !is_legal { 0x0c0c } else { 0 };
-        let unasked = more.then(|| Sequence {
+        let unsolicited = more.then(|| Sequence {
             tag: NONE,
             r2t: NONE,
             next: u64::from(len),
             end: u64::from(most),
             data_sn: 0,
         });
-        task.state = State::Collects { unasked, asked: VecDeque::new(), next: 0, admitted: false, fault };
+        task.state = State::Collects { unsolicited, requested: VecDeque::new(), next: 0, admitted: false, fault };
         self.enter(task, false);
     }
 
@@ -140,13 +140,13 @@ impl Model {
     }
 
     /// Whether the second target's handling of a command can be predicted.
-    fn look_at(&mut self, cdb: &Cdb, attribute: Attribute) {
+    fn check_predictable(&mut self, cdb: &Cdb, attribute: Attribute) {
         let is_simple = !is_of_steps(cdb.bytes()) && attribute != Attribute::Ordered;
         self.is_open |= self.disk.has_or_holds_requests() && !is_simple;
     }
 
     fn try_now(&mut self, task: &Work) -> Option<(Reply, Vec<u8>)> {
-        self.look_at(&task.cdb, task.attribute);
+        self.check_predictable(&task.cdb, task.attribute);
         let mut data_in = vec![0; usize::try_from(task.moves.data_in_bytes).unwrap_or(0)];
         let command = Command {
             lun: task.lun,
@@ -171,7 +171,7 @@ impl Model {
             return;
         }
         let (cdb, attribute) = (self.tasks[place].cdb, self.tasks[place].attribute);
-        self.look_at(&cdb, attribute);
+        self.check_predictable(&cdb, attribute);
         let task = &mut self.tasks[place];
         let data = std::mem::take(&mut task.data);
         task.state = State::Runs;
@@ -202,7 +202,7 @@ impl Model {
             let Some(place) = self.tasks.iter().position(|task| task.serial == serial) else { continue };
             match &self.tasks[place].state {
                 State::Ready if self.may_run(place) => self.start(place),
-                State::Collects { unasked: None, asked, .. } if asked.is_empty() => self.ask(place),
+                State::Collects { unsolicited: None, requested, .. } if requested.is_empty() => self.request_data(place),
                 _ => {}
             }
         }
@@ -223,8 +223,8 @@ impl Model {
         let Some(place) = self.tasks.iter().position(|task| task.tag == tag) else { return };
         let wanted = self.tasks[place].wanted();
         let task = &mut self.tasks[place];
-        let State::Collects { unasked, asked, fault, .. } = &mut task.state else { return };
-        let sequence = if transfer_tag == NONE { unasked.as_mut() } else { asked.front_mut() };
+        let State::Collects { unsolicited, requested, fault, .. } = &mut task.state else { return };
+        let sequence = if transfer_tag == NONE { unsolicited.as_mut() } else { requested.front_mut() };
         if transfer_tag != NONE && sequence.as_ref().is_some_and(|sequence| sequence.tag == UNSEEN) {
             self.is_open = true;
             return;
@@ -255,9 +255,9 @@ impl Model {
             return;
         }
         if transfer_tag == NONE {
-            *unasked = None;
+            *unsolicited = None;
         } else {
-            asked.pop_front();
+            requested.pop_front();
         }
         self.advance(tag);
         if self.waiting().next().is_some() {
@@ -271,10 +271,10 @@ impl Model {
         let task = &mut self.tasks[place];
         let has = u64::try_from(task.data.len()).unwrap_or(0);
         let wanted = task.wanted();
-        let State::Collects { unasked: None, asked, fault, .. } = &task.state else { return };
-        match (*fault, asked.is_empty()) {
+        let State::Collects { unsolicited: None, requested, fault, .. } = &task.state else { return };
+        match (*fault, requested.is_empty()) {
             (0, true) if has >= wanted => task.state = State::Ready,
-            (0, _) => self.ask(place),
+            (0, _) => self.request_data(place),
             (_, false) => {}
             (code, true) => {
                 let task = self.tasks.remove(place);
@@ -285,14 +285,14 @@ impl Model {
         }
     }
 
-    fn ask(&mut self, place: usize) {
+    fn request_data(&mut self, place: usize) {
         let needs_room = self.tasks[place].moves.needs_room;
         let limits = (u64::from(self.agreed.max_burst_bytes), usize::from(self.agreed.outstanding_r2t));
         let has_room = admits(self.waiting(), needs_room, self.limits.bytes_collected);
         let task = &mut self.tasks[place];
         let wanted = task.wanted();
         let has = u64::try_from(task.data.len()).unwrap_or(0);
-        let State::Collects { asked, next, admitted, .. } = &mut task.state else { return };
+        let State::Collects { requested, next, admitted, .. } = &mut task.state else { return };
         if !*admitted {
             if !has_room {
                 return;
@@ -301,9 +301,9 @@ impl Model {
             task.counts = wanted - has;
         }
         let mut r2ts = Vec::new();
-        while asked.len() < limits.1 && *next < wanted {
+        while requested.len() < limits.1 && *next < wanted {
             let end = wanted.min(*next + limits.0);
-            asked.push_back(Sequence { tag: UNSEEN, r2t: task.r2ts, next: *next, end, data_sn: 0 });
+            requested.push_back(Sequence { tag: UNSEEN, r2t: task.r2ts, next: *next, end, data_sn: 0 });
             r2ts.push((task.r2ts, *next, end - *next));
             task.r2ts += 1;
             *next = end;
