@@ -179,7 +179,9 @@ async fn a_debian_guest_boots_from_it_trims_it_and_survives_a_restart_of_the_ser
     sh(&guest, "sync").await;
     export.crash();
     let export = Export::start(dir, &image);
-    wait_until("the guest is turned away", || export.log().contains("did not end in order: restart the machine"));
+    wait_until("the guest is turned away", || {
+        export.log().contains("did not end in order: restart the machine")
+    });
     let mut state = guest.watch();
     guest.monitor().execute("system_reset", serde_json::json!({})).await.expect("it can be reset");
     let restarted = state.wait_for(|state| state.boot.is_none());

@@ -129,7 +129,8 @@ pub(crate) fn sense(unit: &LogicalUnit, request: &ModeSense) -> Result<Vec<u8>, 
         0x3f => PAGES.iter().filter_map(|code| make(*code)).flatten().collect(),
         code => make(code).ok_or(Fault::field(2))?,
     };
-    let descriptor = if request.no_descriptors { Vec::new() } else { block_descriptor(unit, request.long_lba) };
+    let descriptor =
+        if request.no_descriptors { Vec::new() } else { block_descriptor(unit, request.long_lba) };
     // DPOFUA always; WP if nothing can be written.
     let specific = 0x10 | if unit.is_write_protected() { 0x80 } else { 0 };
     let mut data = if request.long {

@@ -49,7 +49,9 @@ impl Clearing {
             // A panic drops the work, which answers its request with an error; the thread continues with the
             // next one.
             if catch_unwind(AssertUnwindSafe(work)).is_err() {
-                tracing::error!("a long discard or zero write panicked, and its request failed: please report this");
+                tracing::error!(
+                    "a long discard or zero write panicked, and its request failed: please report this"
+                );
             }
         }
     }

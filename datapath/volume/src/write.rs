@@ -184,7 +184,8 @@ impl Task {
                 return Step::Failed(bad_buffer());
             };
             let cache = &self.inner.cache;
-            let admission = if admission == Admission::New && self.stored > 0 { Admission::Rest } else { admission };
+            let admission =
+                if admission == Admission::New && self.stored > 0 { Admission::Rest } else { admission };
             let (wrote, len) = match &*self.fetched {
                 _ if piece.is_whole() => (self.inner.write_whole(piece.block, data, admission), piece.len),
                 [] => match self.write_pair(admission) {

@@ -374,7 +374,8 @@ fn check_reopened(worker: &mut Worker, options: &VolumeOptions, host: &Host) {
 fn nothing_is_lost_while_limits_change_and_the_disk_misbehaves() {
     let seconds =
         std::env::var("HEADWATER_SOAK_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(30);
-    // No handler is set. Exceeding a limit on the file size is then an error, and does not end the process.
+    // SAFETY: no handler is set. Exceeding a limit on the file size is then an error, and does not end the
+    // process.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let resident_before_mib = resident_bytes() >> 20;
     let until = Instant::now() + Duration::from_secs(seconds);

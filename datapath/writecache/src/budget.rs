@@ -239,7 +239,12 @@ pub struct Divider {
 
 impl Divider {
     /// Computes the shares, if that is due. Otherwise returns when it is due, if it will be.
-    pub fn divide_if_due(&mut self, budget: &Budget, now: Instant, caches: &[(&Share, Holding)]) -> Option<Instant> {
+    pub fn divide_if_due(
+        &mut self,
+        budget: &Budget,
+        now: Instant,
+        caches: &[(&Share, Holding)],
+    ) -> Option<Instant> {
         let due = self.last.and_then(|last| last.checked_add(SHARE_INTERVAL)).filter(|due| *due > now);
         if due.is_some() {
             return due;

@@ -386,7 +386,8 @@ impl WriteCache {
                 count(&self.counters.corrupt_blocks, 1);
                 if self.cleaner.damaged.lock().insert(job.generation) {
                     let (place, advice) = (self.place_of(&ticket), self.advice());
-                    let what = "is damaged, as cleaning found: reads of it fail, and its segment is not cleaned";
+                    let what =
+                        "is damaged, as cleaning found: reads of it fail, and its segment is not cleaned";
                     self.faults.error(&"disk", &format_args!("{place} {what}; {advice}"));
                 }
             }

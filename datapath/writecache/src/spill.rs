@@ -400,7 +400,13 @@ impl WriteCache {
         self.throttle.writes();
         let this = Arc::clone(self);
         let otherwise = UnlessAnswered::new(move || {
-            this.written(id, position, 0, Err(io::Error::other("its write was dropped without an answer")), None);
+            this.written(
+                id,
+                position,
+                0,
+                Err(io::Error::other("its write was dropped without an answer")),
+                None,
+            );
         });
         // Threads that saw the segment as writable have finished when each of its leaves was locked once
         // more.

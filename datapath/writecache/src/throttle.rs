@@ -446,7 +446,9 @@ mod tests {
         take(100_000);
         assert_eq!(throttle.ahead(&spinner), Duration::from_nanos(MOST_AHEAD_NS - LEFT_NS));
         // A change of the limits resets the throttle, as does space that becomes free in another way.
-        for end in [|throttle: &Throttle| throttle.reset(), |throttle: &Throttle| throttle.check_space(room(8))] {
+        for end in
+            [|throttle: &Throttle| throttle.reset(), |throttle: &Throttle| throttle.check_space(room(8))]
+        {
             throttle.account_for(1 << 40);
             take(1);
             throttle.check_space(room(7));

@@ -142,7 +142,11 @@ impl Registry {
     /// [`Registry::turn`], the lock is held only for that short time, so a server can end while another one
     /// waits for the kernel. Dropping the file releases the lock.
     pub fn lock_records(&self, longest: Duration) -> std::io::Result<File> {
-        self.lock("records.lock", longest, "another process has held the lock on the records of devices for too long; end it")
+        self.lock(
+            "records.lock",
+            longest,
+            "another process has held the lock on the records of devices for too long; end it",
+        )
     }
 
     /// Takes the lock of this name, waiting up to `longest` for other processes.

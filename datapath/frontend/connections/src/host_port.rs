@@ -6,7 +6,9 @@ pub fn split(text: &str) -> Result<(&str, Option<u16>), &'static str> {
         Some(rest) => {
             let (host, after) = rest.split_once(']').ok_or("the closing bracket is missing")?;
             let port = match after.strip_prefix(':') {
-                None if !after.is_empty() => return Err("only a colon and a port may follow the closing bracket"),
+                None if !after.is_empty() => {
+                    return Err("only a colon and a port may follow the closing bracket");
+                }
                 port => port,
             };
             (host, port)

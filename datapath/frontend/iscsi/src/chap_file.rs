@@ -240,7 +240,10 @@ mod tests {
             ("\ninitiator a hidden", "line 2: the secret of 'a' has 6 bytes"),
             ("initiator a", "line 1: expected three words"),
             ("user a hidden-secret-1", "'user' is neither"),
-            ("initiator a hidden-secret-1 hidden", "line 1: only names of targets (iqn...) may follow a secret"),
+            (
+                "initiator a hidden-secret-1 hidden",
+                "line 1: only names of targets (iqn...) may follow a secret",
+            ),
             ("target a hidden-secret-1 iqn.2026-01.org.example:a", "line 1: expected three words"),
             (
                 "initiator a hidden-secret-1\ninitiator a hidden-secret-2",

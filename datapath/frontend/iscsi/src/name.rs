@@ -53,7 +53,9 @@ fn check(text: &str) -> Result<(), &'static str> {
             return Err("it has characters other than letters, digits, '-', '.' and ':'");
         }
         let Some((date, authority)) = rest.split_once('.') else {
-            return Err("after iqn. it needs a year and month and a domain name, such as iqn.2026-01.org.example");
+            return Err(
+                "after iqn. it needs a year and month and a domain name, such as iqn.2026-01.org.example",
+            );
         };
         let is_date = date.len() == 7
             && date.bytes().enumerate().all(|(at, byte)| match at {

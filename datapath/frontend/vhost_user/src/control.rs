@@ -122,7 +122,8 @@ impl Control {
         if let Some(running) = running {
             running.stop();
             let End::At(base) = running.wait_end(&*self.give_up) else {
-                let why = format!("queue {index} has no final position: some of its requests are not answered");
+                let why =
+                    format!("queue {index} has no final position: some of its requests are not answered");
                 return Err(Error::ReqHandlerError(std::io::Error::other(why)));
             };
             self.queue(index)?.base = base;

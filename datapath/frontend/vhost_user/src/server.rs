@@ -120,8 +120,7 @@ impl Server {
     pub fn stop(&self) {
         let Some(thread) = self.thread.lock().take() else { return };
         let timeout = Duration::from_millis(self.shared.disk.limits.stop_timeout_ms);
-        *self.shared.deadline.lock() =
-            Some(Instant::now().checked_add(timeout).unwrap_or_else(Instant::now));
+        *self.shared.deadline.lock() = Some(Instant::now().checked_add(timeout).unwrap_or_else(Instant::now));
         let _ = rustix::io::write(&self.shared.stop_event, &1_u64.to_ne_bytes());
         let connection = self.shared.connection.lock().clone();
         if let Some(connection) = connection {
@@ -244,7 +243,9 @@ impl Shared {
         if let Err(error) =
             watched.set_read_timeout(timeout).and_then(|()| watched.set_write_timeout(timeout))
         {
-            let why = format_args!("a front-end was disconnected: cannot set a time-out on its connection: {error}");
+            let why = format_args!(
+                "a front-end was disconnected: cannot set a time-out on its connection: {error}"
+            );
             self.disk.faults.warn(&self.disk.name, &why);
             return;
         }
@@ -291,7 +292,9 @@ impl Shared {
                 // another one out.
                 Event::Connection if !has_sent && connected.elapsed() >= timeout => {
                     let within = timeout.as_millis();
-                    return Some(format!("it has sent nothing within {within} ms, and another front-end has connected"));
+                    return Some(format!(
+                        "it has sent nothing within {within} ms, and another front-end has connected"
+                    ));
                 }
                 Event::Connection => self.turn_away(listener),
                 Event::Message if !self.arrives_whole(listener, stream, timeout) => {

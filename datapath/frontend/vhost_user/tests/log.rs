@@ -77,7 +77,10 @@ fn faults_are_logged_with_name_and_reason() {
     let most = 5 * windows(started);
     let lines = log.lines_with(&["lab-9"]);
     let process = std::process::id();
-    assert!(lines[0].contains(&format!("process {process} was disconnected: another front-end uses")), "{lines:?}");
+    assert!(
+        lines[0].contains(&format!("process {process} was disconnected: another front-end uses")),
+        "{lines:?}"
+    );
     assert!(lines.len() <= most, "{} lines", lines.len());
     drop(guest);
 

@@ -2,7 +2,7 @@
 //! of SPC-4 and SBC-3.
 
 use super::decoded;
-use super::registrations::{Rejected, Registrations};
+use super::registrations::{Registrations, Rejected};
 use crate::cdb::{Check, Op, ReserveOut, Span};
 use crate::mode::Values;
 use crate::reservation::Access;
@@ -118,7 +118,9 @@ impl Model {
 
     pub(super) fn take_attention(&mut self, who: usize, code: Code) {
         let place = self.attentions[who].iter().position(|waiting| *waiting == code);
-        let Some(place) = place else { panic!("initiator {who} got the unit attention {code:?} without a cause") };
+        let Some(place) = place else {
+            panic!("initiator {who} got the unit attention {code:?} without a cause")
+        };
         self.attentions[who].remove(place);
     }
 

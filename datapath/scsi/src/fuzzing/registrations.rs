@@ -125,7 +125,8 @@ impl Registrations {
             return Err(Rejected::Conflict);
         }
         let is_type = request.scope == 0 && TYPES.contains(&request.kind);
-        let sets_type = [action::RESERVE, action::PREEMPT, action::PREEMPT_AND_ABORT].contains(&request.action);
+        let sets_type =
+            [action::RESERVE, action::PREEMPT, action::PREEMPT_AND_ABORT].contains(&request.action);
         if sets_type && !is_type {
             return Err(Fault::field(2).into());
         }

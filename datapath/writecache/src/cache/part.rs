@@ -124,7 +124,9 @@ impl WriteCache {
         fetched: &[FetchedOld],
         admission: Admission,
     ) -> WriteResult {
-        self.write_at_pace(admission, |this| this.merge_now(block, Part { skip, data }, fetched, admission, || false))
+        self.write_at_pace(admission, |this| {
+            this.merge_now(block, Part { skip, data }, fetched, admission, || false)
+        })
     }
 
     /// Stores the end of a block and the beginning of the next one, at most [`BLOCK`] bytes in all, in one
@@ -144,13 +146,14 @@ impl WriteCache {
             return None;
         }
         let mut alone = false;
-        let wrote = self.write_at_pace(admission, |this| match this.pair_now(block, parts, admission, same) {
-            Some(wrote) => wrote,
-            None => {
-                alone = true;
-                (WriteResult::Done, false)
-            }
-        });
+        let wrote =
+            self.write_at_pace(admission, |this| match this.pair_now(block, parts, admission, same) {
+                Some(wrote) => wrote,
+                None => {
+                    alone = true;
+                    (WriteResult::Done, false)
+                }
+            });
         (!alone).then_some(wrote)
     }
 
@@ -552,7 +555,9 @@ impl WriteCache {
             return false;
         }
         let (number, _) = split(block);
-        slots(&before).filter(|slot| !to.contains(slot)).for_each(|slot| self.release_slot(leaf, number, slot));
+        slots(&before)
+            .filter(|slot| !to.contains(slot))
+            .for_each(|slot| self.release_slot(leaf, number, slot));
         true
     }
 

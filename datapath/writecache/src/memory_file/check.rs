@@ -221,7 +221,9 @@ impl Checker<'_> {
         let most = (self.file.layout.segments_at - self.file.layout.pieces_at) / 2048;
         let is_there = u64::from(number) < most;
         let piece = if is_there { Piece::adopt(&self.file.pieces, number) } else { None };
-        piece.ok_or_else(|| format!("leaf {leaf} has piece {number}, which is another leaf's, or does not exist"))
+        piece.ok_or_else(|| {
+            format!("leaf {leaf} has piece {number}, which is another leaf's, or does not exist")
+        })
     }
 
     fn read_word(
@@ -330,8 +332,9 @@ impl Checker<'_> {
             if !matches!(segment.record.state, State::Packed | State::PackedFrozen) {
                 continue;
             }
-            let packed = Packed::adopt(self.file, segment.record.packed)
-                .ok_or_else(|| format!("the compressed data of segment {number} is damaged, or belongs to another segment"))?;
+            let packed = Packed::adopt(self.file, segment.record.packed).ok_or_else(|| {
+                format!("the compressed data of segment {number} is damaged, or belongs to another segment")
+            })?;
             if segment.live().any(|(slot, _)| !packed.has(slot)) {
                 return Err(format!("segment {number} has a block that is missing in its compressed data"));
             }

@@ -62,7 +62,7 @@ impl KeyBytes {
 impl Drop for KeyBytes {
     fn drop(&mut self) {
         for byte in self.0.iter_mut() {
-            // The byte is ours; a volatile write is not optimised away.
+            // SAFETY: the byte is ours; a volatile write is not optimised away.
             unsafe { std::ptr::from_mut(byte).write_volatile(0) };
         }
     }

@@ -137,7 +137,8 @@ impl FilePieces {
         let Arenas { all, with_spare, with_unreserved, .. } = arenas;
         let Some(arena) = all.get_mut(number) else { return false };
         let Some(first) = arena.reserved.iter().position(|reserved| !reserved) else { return false };
-        let run = arena.reserved.iter().skip(first).take(RESERVED_PAGES).take_while(|reserved| !**reserved).count();
+        let run =
+            arena.reserved.iter().skip(first).take(RESERVED_PAGES).take_while(|reserved| !**reserved).count();
         let (at, len) = (first * PAGE, run * PAGE);
         if !reserve(&self.file, (arena.mapping.address() + at, arena.offset + at as u64), len) {
             return false;

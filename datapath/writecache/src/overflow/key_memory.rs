@@ -54,7 +54,7 @@ struct Page {
     used: [bool; SLOTS_PER_PAGE],
 }
 
-// Plain memory; `used` says who may access which part of it.
+// SAFETY: plain memory; `used` says who may access which part of it.
 unsafe impl Send for Page {}
 
 impl Drop for Page {

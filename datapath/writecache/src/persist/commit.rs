@@ -236,7 +236,8 @@ impl WriteCache {
         // The receiver waits for all jobs that were sent.
         let given_up = tx.clone();
         let otherwise = UnlessAnswered::new(move || {
-            let _ = given_up.send((job, Err(io::Error::other("its write was dropped without an answer")), None));
+            let _ =
+                given_up.send((job, Err(io::Error::other("its write was dropped without an answer")), None));
         });
         let done = move |job, result, buffer| {
             otherwise.answered();
@@ -338,7 +339,9 @@ impl WriteCache {
             }
             Err(error) => {
                 if !broken && !had_failed {
-                    self.warn(&format_args!("a flush failed: {error}; its changes are written with the next flush"));
+                    self.warn(&format_args!(
+                        "a flush failed: {error}; its changes are written with the next flush"
+                    ));
                 }
                 if broken && !persist.broken.swap(true, Ordering::AcqRel) {
                     tracing::error!(%error, "all flushes of a persistent cache fail until it is opened again");

@@ -149,7 +149,9 @@ pub fn identity(dir: &Path, is_new: bool) -> io::Result<[u8; ID_BYTES]> {
                 file.read_exact(&mut id)?;
                 return Ok(id);
             }
-            Ok(_) => tracing::warn!("{} is not the identity of a cache; a new identity is made", path.display()),
+            Ok(_) => {
+                tracing::warn!("{} is not the identity of a cache; a new identity is made", path.display())
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }

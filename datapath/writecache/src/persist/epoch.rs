@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use headwater_block::IoError;
 
 use super::commit::Job;
-use super::format::{Encoder, MAX_PARTS, MAX_RANGES, MAX_ENCRYPTED, NO_BLOCK, Part};
+use super::format::{Encoder, MAX_ENCRYPTED, MAX_PARTS, MAX_RANGES, NO_BLOCK, Part};
 use super::journal::Journal;
 use super::{Change, FlushDone, LOW_GENERATIONS, Persist};
 use crate::cache::WriteCache;

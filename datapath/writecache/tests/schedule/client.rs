@@ -381,7 +381,9 @@ impl Task {
         let (cache, block) = (&self.client.cache, BlockNumber(self.block));
         loop {
             let wrote = match &*self.fetched {
-                _ if self.data.len() == BLOCK => cache.write_unless(block, &self.data, admission, |_| self.same),
+                _ if self.data.len() == BLOCK => {
+                    cache.write_unless(block, &self.data, admission, |_| self.same)
+                }
                 [] => cache.write_part(block, self.skip, &self.data, admission, || false),
                 fetched => cache.merge(block, self.skip, &self.data, fetched, admission),
             };

@@ -16,7 +16,7 @@ struct Mapping {
     bytes: usize,
 }
 
-// The mapping belongs to the owner of this value, and depends on no thread.
+// SAFETY: the mapping belongs to the owner of this value, and depends on no thread.
 unsafe impl Send for Mapping {}
 
 impl Mapping {

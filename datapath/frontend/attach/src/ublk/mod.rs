@@ -272,7 +272,8 @@ fn recover(control: &mut Control, number: u32) -> Result<Info, AttachError> {
         match control.command(abi::START_USER_RECOVERY, number, 0) {
             Ok(()) => break,
             Err(error)
-                if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) && start.elapsed() < DEVICE_TIMEOUT =>
+                if error.raw_os_error() == Some(Errno::BUSY.raw_os_error())
+                    && start.elapsed() < DEVICE_TIMEOUT =>
             {
                 std::thread::sleep(Duration::from_millis(50));
             }

@@ -354,7 +354,8 @@ impl Bench<'_, '_> {
         }
         // Neither number decreases, or goes beyond its value at the end.
         let (exp, max, counts) = (number(28), number(32), self.model.counts());
-        for (was, is, most) in [(self.last_window.0, exp, counts.exp_cmd_sn), (self.last_window.1, max, counts.max_cmd_sn)]
+        for (was, is, most) in
+            [(self.last_window.0, exp, counts.exp_cmd_sn), (self.last_window.1, max, counts.max_cmd_sn)]
         {
             let is_between = is.wrapping_sub(was) <= most.wrapping_sub(was) && is.wrapping_sub(was) < 1 << 20;
             assert!(is_between || self.model.end().is_some(), "a number of {header:02x?} after {was:#x}");

@@ -177,7 +177,11 @@ impl<'a> Login<'a> {
                 match transit {
                     true if request.next_stage == FULL_FEATURE => match self.establish() {
                         Some(established) => Step::Done(response, out, Box::new(established)),
-                        None => self.refused(request, status::INITIATOR_ERROR, "the login PDU is not complete".into()),
+                        None => self.refused(
+                            request,
+                            status::INITIATOR_ERROR,
+                            "the login PDU is not complete".into(),
+                        ),
                     },
                     true => {
                         self.stage = request.next_stage;
@@ -348,9 +352,10 @@ impl<'a> Login<'a> {
                 status::AUTHORIZATION_FAILURE,
                 format!("initiator {initiator} may not use the target {name}"),
             ),
-            Err(Denied::Removed) => {
-                refuse(status::TARGET_REMOVED, format!("the target {name} of initiator {initiator} was removed"))
-            }
+            Err(Denied::Removed) => refuse(
+                status::TARGET_REMOVED,
+                format!("the target {name} of initiator {initiator} was removed"),
+            ),
         }
     }
 
@@ -426,7 +431,10 @@ impl<'a> Login<'a> {
             }
             "InitiatorAlias" => return Ok(()),
             "TargetAlias" | "TargetAddress" | "TargetPortalGroupTag" | "SendTargets" => {
-                return refuse(status::INITIATOR_ERROR, format!("it gave {key}, which only a target may give"));
+                return refuse(
+                    status::INITIATOR_ERROR,
+                    format!("it gave {key}, which only a target may give"),
+                );
             }
             _ => {}
         }
@@ -472,7 +480,10 @@ fn check_stages(request: &LoginRequest) -> Result<(), Refusal> {
         return refuse(status::INITIATOR_ERROR, why);
     }
     if request.transit && request.go_on {
-        return refuse(status::INITIATOR_ERROR, "its text continues in another PDU, but it asks for the next stage");
+        return refuse(
+            status::INITIATOR_ERROR,
+            "its text continues in another PDU, but it asks for the next stage",
+        );
     }
     Ok(())
 }

@@ -64,7 +64,9 @@ impl Session<'_> {
         let wanted = task.order.wanted();
         let State::Collecting(collecting) = &mut task.state else { return Ok(()) };
         let is_complete = u32::try_from(collecting.data.len()).unwrap_or(u32::MAX) >= wanted;
-        if collecting.unsolicited.is_some() || (collecting.fault.is_some() && !collecting.requested.is_empty()) {
+        if collecting.unsolicited.is_some()
+            || (collecting.fault.is_some() && !collecting.requested.is_empty())
+        {
             return Ok(());
         }
         if let Some(fault) = collecting.fault {

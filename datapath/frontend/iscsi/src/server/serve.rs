@@ -49,8 +49,10 @@ pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Arc<Socket>, peer
     let (established, place) = match log_in(shared, permit, socket, peer) {
         Ok(logged_in) => logged_in,
         Err(_) if permit.is_evicted() => {
-            let why =
-                format!("{} connections had not logged in, which is the limit, and this one was the oldest", limits.half_open_logins);
+            let why = format!(
+                "{} connections had not logged in, which is the limit, and this one was the oldest",
+                limits.half_open_logins
+            );
             return log_end(&at, End::Fault(why));
         }
         Err(end) => return log_end(&at, end),
@@ -158,9 +160,10 @@ fn find_place<'a>(
         SessionRefusal::NoSuchSession => {
             (status::SESSION_DOES_NOT_EXIST, "it asks for a session that does not exist")
         }
-        SessionRefusal::TooManyConnections => {
-            (status::TOO_MANY_CONNECTIONS, "it asks for a second connection in its session, which is not supported")
-        }
+        SessionRefusal::TooManyConnections => (
+            status::TOO_MANY_CONNECTIONS,
+            "it asks for a second connection in its session, which is not supported",
+        ),
         SessionRefusal::OfAnother => {
             (status::AUTHORIZATION_FAILURE, "this session exists already and belongs to another CHAP name")
         }

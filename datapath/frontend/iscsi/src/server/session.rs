@@ -259,9 +259,7 @@ impl<'a> Session<'a> {
         let limit = self.limits.receive_segment_bytes;
         // The reject informs the initiator of the reason; the connection is closed in any case.
         let _ = self.reject(header, RejectReason::ProtocolError).and_then(|()| self.flush_batch(&[]));
-        End::Fault(format!(
-            "it sent a data segment of {length} bytes, the negotiated limit is {limit}"
-        ))
+        End::Fault(format!("it sent a data segment of {length} bytes, the negotiated limit is {limit}"))
     }
 
     fn take_pdu(&mut self, inbound: &Inbound, found: &Found) -> Result<(), End> {
@@ -494,8 +492,7 @@ impl<'a> Session<'a> {
                 return Ok(());
             }
             if self.keepalive.has_answered {
-                let what =
-                    format!("it sent nothing for {} s, and did not answer a ping", silent.as_secs());
+                let what = format!("it sent nothing for {} s, and did not answer a ping", silent.as_secs());
                 return Err(End::Fault(what));
             }
         }

@@ -139,7 +139,10 @@ pub(super) fn connect(uri: &NbdUri, options: &ClientOptions) -> Result<(Socket, 
     let text = uri.to_string();
     let unreachable = |source| ConnectError::Unreachable { uri: text.clone(), source };
     let Some(deadline) = Instant::now().checked_add(timeout) else {
-        return Err(ConnectError::Unusable { uri: text, why: "the time-out is too long for the clock".into() });
+        return Err(ConnectError::Unusable {
+            uri: text,
+            why: "the time-out is too long for the clock".into(),
+        });
     };
     let socket = match &uri.server {
         ServerAddress::Unix(path) => {
@@ -252,7 +255,9 @@ impl Session<'_> {
             }),
             Answer::Error { code, message } => {
                 let why = match code {
-                    reply::ERR_UNSUP => "it does not support the option GO, which the protocol has had since 2016".into(),
+                    reply::ERR_UNSUP => {
+                        "it does not support the option GO, which the protocol has had since 2016".into()
+                    }
                     reply::ERR_TLS_REQD => "it demands TLS; write nbds:// or nbds+unix://".into(),
                     _ if message.is_empty() => format!("error {code:#x}"),
                     _ => format!("{} (error {code:#x})", message.escape_debug()),

@@ -214,8 +214,11 @@ impl Connection<'_> {
 
     /// Answers a change whose parts are all done.
     fn finish(&mut self, head: &RequestHead) -> Result<(), End> {
-        let result =
-            if has(head, command_flag::FUA) { self.execute_alone(head, Request::Flush)?.result } else { Ok(()) };
+        let result = if has(head, command_flag::FUA) {
+            self.execute_alone(head, Request::Flush)?.result
+        } else {
+            Ok(())
+        };
         self.settle(head, result)
     }
 

@@ -37,7 +37,9 @@ pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Socket, peer: &Pe
     let end = match shake_hands(shared, permit, socket, who, peer) {
         _ if permit.is_evicted() => {
             let limit = shared.limits.half_open;
-            End::Fault(format!("{limit} connections were in their handshake, which is the limit, and this one was the oldest"))
+            End::Fault(format!(
+                "{limit} connections were in their handshake, which is the limit, and this one was the oldest"
+            ))
         }
         Ok(chosen) => transmit(shared, permit, socket, who, chosen),
         Err(end) => end,
@@ -66,7 +68,9 @@ fn register_owner(shared: &Shared, permit: &Permit, socket: &Socket, peer: &Peer
         NotOpened::Cut => End::Orderly("it was cut in its handshake"),
         NotOpened::Full => {
             let limit = shared.limits.connections;
-            End::Fault(format!("{limit} clients are connected, which is the limit, and none of them may be cut for this one"))
+            End::Fault(format!(
+                "{limit} clients are connected, which is the limit, and none of them may be cut for this one"
+            ))
         }
     })
 }

@@ -45,7 +45,8 @@ const SHOWN_TOGETHER: u16 = 8;
 /// of a read.
 const MOST_ROUNDS_UNSTARTED: u32 = 2;
 
-const NO_ROOM_AT_STOP: &str = "a write fails: it found no space on the device before the machine stopped its disk";
+const NO_ROOM_AT_STOP: &str =
+    "a write fails: it found no space on the device before the machine stopped its disk";
 const CLOSED_AT_STOP: &str = "the disk was closed before all requests of the machine were answered";
 
 /// A queue in service.

@@ -20,7 +20,13 @@ pub(super) struct Sequence {
 
 #[derive(Debug)]
 pub(super) enum State {
-    Collects { unsolicited: Option<Sequence>, requested: VecDeque<Sequence>, next: u64, admitted: bool, fault: u16 },
+    Collects {
+        unsolicited: Option<Sequence>,
+        requested: VecDeque<Sequence>,
+        next: u64,
+        admitted: bool,
+        fault: u16,
+    },
     Ready,
     Runs,
 }
@@ -119,7 +125,8 @@ impl Model {
             end: u64::from(most),
             data_sn: 0,
         });
-        task.state = State::Collects { unsolicited, requested: VecDeque::new(), next: 0, admitted: false, fault };
+        task.state =
+            State::Collects { unsolicited, requested: VecDeque::new(), next: 0, admitted: false, fault };
         self.enter(task, false);
     }
 
@@ -202,7 +209,9 @@ impl Model {
             let Some(place) = self.tasks.iter().position(|task| task.serial == serial) else { continue };
             match &self.tasks[place].state {
                 State::Ready if self.may_run(place) => self.start(place),
-                State::Collects { unsolicited: None, requested, .. } if requested.is_empty() => self.request_data(place),
+                State::Collects { unsolicited: None, requested, .. } if requested.is_empty() => {
+                    self.request_data(place)
+                }
                 _ => {}
             }
         }
