@@ -135,7 +135,7 @@ pub struct Phase {
 
 /// A sample of the export's counters.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Look {
+pub struct CounterSample {
     /// Seconds since the recording began.
     pub at_s: f64,
     /// Counts of requests, and of operations of the overflow disk.
@@ -158,7 +158,7 @@ pub struct Ran {
     /// The phases, in order.
     pub phases: Vec<Phase>,
     /// The samples: one at the end of each interval, and one between two phases.
-    pub looks: Vec<Look>,
+    pub samples: Vec<CounterSample>,
     /// The recording of the disk's requests, in the format of `headwater export --record`.
     pub recording: Vec<u8>,
     /// KVM, or the reason why KVM is not used.
@@ -211,20 +211,20 @@ pub fn run(options: &Options<'_>, stop: &AtomicBool, progress: &mut dyn FnMut(&s
     let has_no_counters = AtomicBool::new(false);
     let sampler = Sampler { pid: export.pid(), stats: &stats, began, has_ended: &has_no_counters };
     let (asks, asked) = channel();
-    let (ran, looks) = std::thread::scope(|scope| {
-        let looks = scope.spawn(|| sampler.each(options.interval, asked));
+    let (ran, samples) = std::thread::scope(|scope| {
+        let samples = scope.spawn(|| sampler.each(options.interval, asked));
         let spec = spec(&socket, sockets.path(), &acceleration);
         let clock = Clock { began, asks, has_no_counters: &has_no_counters };
         let phases = runtime.block_on(phases(&spec, options.work, &clock, stop, progress));
         drop(clock);
-        let looks =
-            looks.join().unwrap_or_else(|_| Err(anyhow!("the thread that reads the counters failed")));
-        (phases, looks)
+        let samples =
+            samples.join().unwrap_or_else(|_| Err(anyhow!("the thread that reads the counters failed")));
+        (phases, samples)
     });
     // If the disk is gone, the guest fails too. The disk is the cause, so its error is reported.
     export.check().context("the disk ended before its guest")?;
     // If the counters could not be read, the guest was ended early. The counters' error is the cause.
-    let looks = looks?;
+    let samples = samples?;
     let Some(phases) = ran? else { return Ok(None) };
     export.stop(EXPORT_TIMEOUT);
     let path = files.path().join("requests.rec");
@@ -239,9 +239,10 @@ pub fn run(options: &Options<'_>, stop: &AtomicBool, progress: &mut dyn FnMut(&s
         to_s: (phase.to_s - later_s).max(0.0),
         ..phase
     };
-    let look = |look: Look| Look { at_s: (look.at_s - later_s).max(0.0), ..look };
-    let (phases, looks) = (phases.into_iter().map(phase).collect(), looks.into_iter().map(look).collect());
-    Ok(Some(Ran { phases, looks, recording, acceleration }))
+    let sample = |sample: CounterSample| CounterSample { at_s: (sample.at_s - later_s).max(0.0), ..sample };
+    let (phases, samples) =
+        (phases.into_iter().map(phase).collect(), samples.into_iter().map(sample).collect());
+    Ok(Some(Ran { phases, samples, recording, acceleration }))
 }
 
 /// How many seconds after `began_at` the recording began: the export starts after this program's clock.
@@ -388,31 +389,35 @@ struct Sampler<'a> {
 }
 
 impl Sampler<'_> {
-    fn each(&self, interval: Duration, asked: Receiver<Sender<()>>) -> Result<Vec<Look>> {
-        let looks = self.sample_until_end(interval, asked);
+    fn each(&self, interval: Duration, asked: Receiver<Sender<()>>) -> Result<Vec<CounterSample>> {
+        let samples = self.sample_until_end(interval, asked);
         self.has_ended.store(true, Ordering::Relaxed);
-        looks
+        samples
     }
 
     /// Samples after each interval, on request, and at the end.
-    fn sample_until_end(&self, interval: Duration, asked: Receiver<Sender<()>>) -> Result<Vec<Look>> {
-        let (mut looks, mut next) = (Vec::new(), Instant::now() + interval);
+    fn sample_until_end(
+        &self,
+        interval: Duration,
+        asked: Receiver<Sender<()>>,
+    ) -> Result<Vec<CounterSample>> {
+        let (mut samples, mut next) = (Vec::new(), Instant::now() + interval);
         loop {
             let waited = asked.recv_timeout(next.saturating_duration_since(Instant::now()));
-            looks.push(self.look()?);
+            samples.push(self.sample()?);
             match waited {
                 Ok(done) => {
                     // The requester may have stopped waiting.
                     let _ = done.send(());
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Ok(looks),
+                Err(RecvTimeoutError::Disconnected) => return Ok(samples),
             }
             next = Instant::now() + interval;
         }
     }
 
-    fn look(&self) -> Result<Look> {
+    fn sample(&self) -> Result<CounterSample> {
         // The export replaces the file atomically.
         let _ = std::fs::remove_file(self.stats);
         let asked = Instant::now();
@@ -428,13 +433,13 @@ impl Sampler<'_> {
         }
         let text = std::fs::read_to_string(self.stats).context("cannot read the counters")?;
         let stats: Value = serde_json::from_str(&text).context("the counters are not JSON")?;
-        let look = look_of(&stats)?;
-        Ok(Look { at_s: self.began.elapsed().as_secs_f64(), cpu_ms: cpu_ms(self.pid)?, ..look })
+        let sample = sample_of(&stats)?;
+        Ok(CounterSample { at_s: self.began.elapsed().as_secs_f64(), cpu_ms: cpu_ms(self.pid)?, ..sample })
     }
 }
 
 /// Parses the counters that `--stats` writes.
-fn look_of(stats: &Value) -> Result<Look> {
+fn sample_of(stats: &Value) -> Result<CounterSample> {
     let number = |pointer: &str| {
         let found = stats.pointer(pointer).and_then(Value::as_u64);
         found.with_context(|| {
@@ -443,7 +448,7 @@ fn look_of(stats: &Value) -> Result<Look> {
     };
     let served = |name: &str| number(&format!("/reads/{name}"));
     let cache = |name: &str| number(&format!("/cache/{name}"));
-    Ok(Look {
+    Ok(CounterSample {
         at_s: 0.0,
         counts: Counts {
             reads: number("/read_ops")?,
@@ -548,7 +553,7 @@ mod tests {
 
     #[test]
     fn counters_of_another_version_are_refused() {
-        let error = look_of(&serde_json::json!({"read_ops": 1})).unwrap_err().to_string();
+        let error = sample_of(&serde_json::json!({"read_ops": 1})).unwrap_err().to_string();
         assert!(error.contains("no counter /write_ops") && error.contains("another version"), "{error}");
     }
 

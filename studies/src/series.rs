@@ -80,16 +80,16 @@ pub struct Series {
 }
 
 /// Calls `run`, and samples the counts each second and at the end.
-pub fn watched<T>(look: impl Fn() -> Counts + Send, run: impl FnOnce() -> T) -> (T, Vec<(f64, Counts)>) {
+pub fn watched<T>(sample: impl Fn() -> Counts + Send, run: impl FnOnce() -> T) -> (T, Vec<(f64, Counts)>) {
     let (ended, is_ended) = channel::<()>();
-    let (began, mut before) = (Instant::now(), look());
+    let (began, mut before) = (Instant::now(), sample());
     std::thread::scope(|scope| {
         let watching = scope.spawn(move || {
             let mut intervals = Vec::new();
             let mut next = began + INTERVAL;
             loop {
                 let waited = is_ended.recv_timeout(next.saturating_duration_since(Instant::now()));
-                let now = look();
+                let now = sample();
                 intervals.push((began.elapsed().as_secs_f64(), now.since(&before)));
                 before = now;
                 if waited != Err(RecvTimeoutError::Timeout) {
@@ -142,11 +142,11 @@ mod tests {
     #[test]
     fn intervals_add_up_to_the_total() {
         let done = AtomicU64::new(7);
-        let look = || {
+        let sample = || {
             let writes = done.load(Ordering::Relaxed);
             Counts { writes, ram_bytes: writes * 10, ..Counts::default() }
         };
-        let ((), intervals) = watched(look, || {
+        let ((), intervals) = watched(sample, || {
             for _ in 0..3 {
                 done.fetch_add(100, Ordering::Relaxed);
             }

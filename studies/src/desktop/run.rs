@@ -40,12 +40,12 @@ impl Machine {
         Self { device: disks::sink(1 << 43), cache: None, requests }
     }
 
-    fn look(&self) -> Look {
+    fn sample(&self) -> CounterSample {
         let Some(volume) = self.cache.as_ref().and_then(|cache| cache.volume.as_ref()) else {
-            return Look::default();
+            return CounterSample::default();
         };
         let counters = volume.counters();
-        Look {
+        CounterSample {
             counts: Counts::from(&counters),
             read_ram_blocks: counters.cache.read_ram_blocks + counters.cache.read_packed_blocks,
             write_ram_blocks: counters.cache.write_in_place_blocks + counters.cache.write_new_blocks,
@@ -55,7 +55,7 @@ impl Machine {
 
 /// A sample of a machine's counters.
 #[derive(Clone, Debug, Default)]
-pub struct Look {
+pub struct CounterSample {
     /// Counts of requests, and of operations of the overflow disk.
     pub counts: Counts,
     /// Blocks that were read from RAM, compressed or not.
@@ -65,18 +65,18 @@ pub struct Look {
 }
 
 /// The samples of a machine as a series of a report. Times are model times.
-pub fn series(case: &str, machine: usize, looks: &[Look], interval_us: u64) -> Series {
+pub fn series(case: &str, machine: usize, samples: &[CounterSample], interval_us: u64) -> Series {
     let mut before = Counts::default();
-    let intervals = (1..).zip(looks).map(|(number, look): (u64, &Look)| {
-        let since = look.counts.since(&before);
-        before = look.counts;
+    let intervals = (1..).zip(samples).map(|(number, sample): (u64, &CounterSample)| {
+        let since = sample.counts.since(&before);
+        before = sample.counts;
         ((number * interval_us) as f64 / 1e6, since)
     });
     Series { variant: "model".into(), case: case.to_owned(), round: machine, intervals: intervals.collect() }
 }
 
 /// The samples of each machine, one at the end of each interval.
-pub type Looks = Vec<Vec<Look>>;
+pub type CounterSamples = Vec<Vec<CounterSample>>;
 
 /// The timing of a replay. *Model time* is the time scale of the requests.
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +93,7 @@ pub struct Pace {
 #[derive(Debug, Default)]
 pub struct Ran {
     /// The samples, by machine.
-    pub looks: Looks,
+    pub samples: CounterSamples,
     /// The longest delay between the time of a request and its submission, in model time.
     pub late_us: u64,
     /// Latencies from the time at which a request was due to its answer. So the latency of a late request includes
@@ -116,7 +116,7 @@ pub fn run(
         order.extend(requests.iter().enumerate().map(|(number, request)| (request.time_us, machine, number)));
     }
     order.sort_unstable();
-    let mut ran = Ran { looks: vec![Vec::new(); machines.len()], ..Ran::default() };
+    let mut ran = Ran { samples: vec![Vec::new(); machines.len()], ..Ran::default() };
     let (began, mut sender, mut next) = (Instant::now(), Sender::new(1), order.iter().peekable());
     let wait_until = |time_us: u64| {
         let due = Duration::from_secs_f64(time_us as f64 / 1e6 / pace.speed);
@@ -126,9 +126,9 @@ pub fn run(
         }
         (now.saturating_sub(due).as_micros() as f64 * pace.speed) as u64
     };
-    let mut look_us = pace.interval_us;
-    while look_us <= pace.end_us {
-        while let Some((time_us, machine, number)) = next.next_if(|(time_us, ..)| *time_us < look_us) {
+    let mut sample_us = pace.interval_us;
+    while sample_us <= pace.end_us {
+        while let Some((time_us, machine, number)) = next.next_if(|(time_us, ..)| *time_us < sample_us) {
             if stop.load(Ordering::Relaxed) {
                 ran.interrupted = true;
                 return Ok(ran);
@@ -139,28 +139,28 @@ pub fn run(
             let due = Duration::from_secs_f64(*time_us as f64 / 1e6 / pace.speed);
             ran.latencies.count_one(began.elapsed().saturating_sub(due));
         }
-        wait_until(look_us);
+        wait_until(sample_us);
         if stop.load(Ordering::Relaxed) {
             ran.interrupted = true;
             return Ok(ran);
         }
-        for (machine, looks) in machines.iter().zip(&mut ran.looks) {
-            looks.push(machine.look());
+        for (machine, samples) in machines.iter().zip(&mut ran.samples) {
+            samples.push(machine.sample());
         }
-        progress(look_us as f64 / pace.end_us as f64);
-        look_us += pace.interval_us;
+        progress(sample_us as f64 / pace.end_us as f64);
+        sample_us += pace.interval_us;
     }
     Ok(ran)
 }
 
 /// The differences between successive samples, as rates per second.
-pub fn rates(looks: &[Look], interval_us: u64, of: impl Fn(&Look) -> u64) -> Vec<f64> {
+pub fn rates(samples: &[CounterSample], interval_us: u64, of: impl Fn(&CounterSample) -> u64) -> Vec<f64> {
     let seconds = interval_us as f64 / 1e6;
     let mut before = 0;
-    looks
+    samples
         .iter()
-        .map(|look| {
-            let now = of(look);
+        .map(|sample| {
+            let now = of(sample);
             (now - std::mem::replace(&mut before, now)) as f64 / seconds
         })
         .collect()

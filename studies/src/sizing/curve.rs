@@ -18,7 +18,7 @@ const BLOCK_BYTES: u64 = 4096;
 const LEAST_BYTES: u64 = 16 * MIB;
 
 /// The number of times at which the live data is sampled.
-const LOOKS: usize = 400;
+const SAMPLES: usize = 400;
 
 /// The share of writes that counts as nearly all.
 pub const NEARLY_ALL: f64 = 0.99;
@@ -108,11 +108,11 @@ fn sizes(peak_bytes: u64) -> Vec<u64> {
 fn live(blocks: &Blocks, duration_us: u64) -> Vec<u64> {
     let mut cache = Cache::new(blocks, u64::MAX / 4);
     let mut steps = blocks.steps.iter().peekable();
-    let look = |number: usize| duration_us / LOOKS as u64 * (number as u64 + 1);
-    (0..LOOKS)
+    let sampled_at = |number: usize| duration_us / SAMPLES as u64 * (number as u64 + 1);
+    (0..SAMPLES)
         .map(|number| {
-            let is_last = number + 1 == LOOKS;
-            while let Some(step) = steps.next_if(|step| is_last || step.time_us <= look(number)) {
+            let is_last = number + 1 == SAMPLES;
+            while let Some(step) = steps.next_if(|step| is_last || step.time_us <= sampled_at(number)) {
                 cache.step(step);
             }
             cache.live() * BLOCK_BYTES
@@ -144,7 +144,7 @@ fn pools(desktops: &[Desktop], spread: usize, seed: u64) -> Vec<Pool> {
     let pool = |count: usize| {
         let mut peaks: Vec<u64> = (0..DRAWS)
             .map(|_| {
-                let mut sums = vec![0_u64; LOOKS + spread];
+                let mut sums = vec![0_u64; SAMPLES + spread];
                 for _ in 0..count {
                     let desktop = &desktops[random.below(desktops.len() as u64) as usize];
                     let begin = random.below(spread as u64 + 1) as usize;
@@ -243,9 +243,9 @@ pub fn analyse(
         let pooled = if alone.len() > count { alone.pop() } else { None };
         analysis.points.push(Point { ram_bytes: *ram_bytes, alone, pooled });
     }
-    let spread = LOOKS / 2;
+    let spread = SAMPLES / 2;
     let spread_us = (duration_us / 2).min(3_600_000_000);
-    let spread = spread.min((spread_us * LOOKS as u64 / duration_us.max(1)) as usize);
+    let spread = spread.min((spread_us * SAMPLES as u64 / duration_us.max(1)) as usize);
     analysis.spread_s = spread_us as f64 / 1e6;
     analysis.pools = pools(&desktops, spread, seed);
     let mut needs: Vec<u64> = desktops.iter().map(|desktop| desktop.nearly_all_bytes).collect();

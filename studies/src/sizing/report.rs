@@ -289,20 +289,21 @@ impl Report<'_> {
 
     fn live_chart(&self) -> String {
         let analysis = self.analysis();
-        let looks = analysis.desktops.first().map_or(0, |desktop| desktop.live_bytes.len());
-        let minutes = |look: usize| (look + 1) as f64 / looks.max(1) as f64 * analysis.duration_s / 60.0;
+        let samples = analysis.desktops.first().map_or(0, |desktop| desktop.live_bytes.len());
+        let minutes =
+            |sample: usize| (sample + 1) as f64 / samples.max(1) as f64 * analysis.duration_s / 60.0;
         let mut series = Line { label: "held, median".into(), ..Line::default() };
-        for look in 0..looks {
+        for sample in 0..samples {
             let mut lives: Vec<u64> = analysis
                 .desktops
                 .iter()
-                .filter_map(|desktop| desktop.live_bytes.get(look).copied())
+                .filter_map(|desktop| desktop.live_bytes.get(sample).copied())
                 .collect();
             let mib = |bytes: u64| bytes as f64 / MIB;
             let (low, high) = (mib(percentile(&mut lives, 5)), mib(percentile(&mut lives, 95)));
-            series.points.push((minutes(look), mib(percentile(&mut lives, 50))));
+            series.points.push((minutes(sample), mib(percentile(&mut lives, 50))));
             if analysis.desktops.len() > 1 {
-                series.band.push((minutes(look), low, high));
+                series.band.push((minutes(sample), low, high));
             }
         }
         LineChart { x_axis: "minutes".into(), y_axis: "MiB".into(), lines: vec![series], phases: Vec::new() }

@@ -20,7 +20,7 @@ use super::copies_page::Copies;
 use super::modelled;
 use super::s003::{SCENARIOS, Scenario, mean};
 use crate::files::Files;
-use crate::guest::{self, Look, MEMORY_BYTES, Options, Phase, Ran, Work};
+use crate::guest::{self, CounterSample, MEMORY_BYTES, Options, Phase, Ran, Work};
 use crate::machine::Machine as Hardware;
 use crate::needs::Needs;
 use crate::run::is_quiet;
@@ -193,16 +193,16 @@ impl Setup {
 
 /// Operations of the storage so far: reads, writes, bytes. Without a RAM cache, each request of the guest counts as
 /// one operation.
-fn storage(scenario: &Scenario, look: &Look) -> [u64; 3] {
+fn storage(scenario: &Scenario, sample: &CounterSample) -> [u64; 3] {
     let Counts { reads, writes, served, disk_reads, disk_read_bytes, disk_writes, disk_write_bytes, .. } =
-        look.counts;
+        sample.counts;
     let image_reads = served[4];
     match scenario.ram_bytes {
-        None => [reads, writes, look.request_bytes],
+        None => [reads, writes, sample.request_bytes],
         Some(_) => [
             disk_reads + image_reads,
             disk_writes,
-            look.image_read_bytes + disk_read_bytes + disk_write_bytes,
+            sample.image_read_bytes + disk_read_bytes + disk_write_bytes,
         ],
     }
 }
@@ -219,32 +219,32 @@ fn outcome(scenario: &Scenario, round: usize, ran: Ran) -> Outcome {
         recording: ran.recording,
         ..Outcome::default()
     };
-    let mut before = Look::default();
+    let mut before = CounterSample::default();
     let mut intervals = Vec::new();
-    for look in &ran.looks {
-        let seconds = (look.at_s - before.at_s).max(1e-3);
+    for sample in &ran.samples {
+        let seconds = (sample.at_s - before.at_s).max(1e-3);
         let rate = |now: u64, before: u64| (now - before) as f64 / seconds;
-        intervals.push((look.at_s, look.counts.since(&before.counts)));
+        intervals.push((sample.at_s, sample.counts.since(&before.counts)));
         // There is a sample shortly before each phase, and one after the last phase.
-        if (session.0..session.1).contains(&f64::midpoint(before.at_s, look.at_s)) {
-            let (now, then) = (storage(scenario, look), storage(scenario, &before));
-            outcome.end_s.push(look.at_s - session.0);
+        if (session.0..session.1).contains(&f64::midpoint(before.at_s, sample.at_s)) {
+            let (now, then) = (storage(scenario, sample), storage(scenario, &before));
+            outcome.end_s.push(sample.at_s - session.0);
             outcome.storage_reads.push(rate(now[0], then[0]));
             outcome.storage_writes.push(rate(now[1], then[1]));
             outcome.storage_bytes.push(rate(now[2], then[2]));
-            outcome.ram_bytes.push(look.counts.ram_bytes);
-            outcome.ram_reads.push(rate(look.read_ram_blocks, before.read_ram_blocks));
-            outcome.ram_writes.push(rate(look.write_ram_blocks, before.write_ram_blocks));
-            outcome.cpu_share.push((look.cpu_ms - before.cpu_ms) / 1000.0 / seconds);
+            outcome.ram_bytes.push(sample.counts.ram_bytes);
+            outcome.ram_reads.push(rate(sample.read_ram_blocks, before.read_ram_blocks));
+            outcome.ram_writes.push(rate(sample.write_ram_blocks, before.write_ram_blocks));
+            outcome.cpu_share.push((sample.cpu_ms - before.cpu_ms) / 1000.0 / seconds);
             let totals = &mut outcome.totals;
             totals.requests +=
-                look.counts.reads + look.counts.writes - before.counts.reads - before.counts.writes;
+                sample.counts.reads + sample.counts.writes - before.counts.reads - before.counts.writes;
             totals.storage_reads += now[0] - then[0];
             totals.storage_writes += now[1] - then[1];
             totals.storage_bytes += now[2] - then[2];
-            totals.cpu_ms += look.cpu_ms - before.cpu_ms;
+            totals.cpu_ms += sample.cpu_ms - before.cpu_ms;
         }
-        before = *look;
+        before = *sample;
     }
     outcome.totals.cpu_ms *= 1000.0 / outcome.totals.requests.max(1) as f64;
     outcome.phases = ran.phases;
@@ -544,7 +544,7 @@ const NOTES: [&str; 6] = [
 mod tests {
     use super::*;
 
-    fn look(at_s: f64, writes: u64, disk_writes: u64, image_reads: u64) -> Look {
+    fn sample(at_s: f64, writes: u64, disk_writes: u64, image_reads: u64) -> CounterSample {
         let counts = Counts {
             reads: image_reads,
             writes,
@@ -554,14 +554,20 @@ mod tests {
             ram_bytes: MIB,
             ..Counts::default()
         };
-        Look { at_s, counts, cpu_ms: at_s * 10.0, image_read_bytes: image_reads * 4096, ..Look::default() }
+        CounterSample {
+            at_s,
+            counts,
+            cpu_ms: at_s * 10.0,
+            image_read_bytes: image_reads * 4096,
+            ..CounterSample::default()
+        }
     }
 
     fn ran() -> Ran {
         let phase = |name: &str, from_s, to_s| Phase { name: name.into(), from_s, to_s };
         Ran {
             phases: vec![phase("boot", 0.0, 9.0), phase("logon", 9.5, 12.0), phase("segment 1", 12.0, 30.0)],
-            looks: vec![look(10.0, 500, 2, 100), look(20.0, 1500, 4, 150), look(30.0, 1600, 10, 150)],
+            samples: vec![sample(10.0, 500, 2, 100), sample(20.0, 1500, 4, 150), sample(30.0, 1600, 10, 150)],
             recording: vec![1],
             acceleration: "KVM".into(),
         }

@@ -375,16 +375,18 @@ impl Setup {
             return Ok(None);
         }
         let first = (shift_us / self.interval_us) as usize;
-        let load = |looks: &Vec<run::Look>| {
-            let mut boot =
-                rates(looks, self.interval_us, |look| look.counts.disk_reads + look.counts.disk_writes);
+        let load = |samples: &Vec<run::CounterSample>| {
+            let mut boot = rates(samples, self.interval_us, |sample| {
+                sample.counts.disk_reads + sample.counts.disk_writes
+            });
             let session = boot.split_off(first.min(boot.len()));
             Load { boot, session }
         };
-        let series =
-            |(machine, looks): (usize, &Vec<run::Look>)| run::series(&what, machine, looks, self.interval_us);
-        let series = ran.looks.iter().enumerate().map(series).collect();
-        let measured = self.measured(number, cache, ran.looks.iter().map(load).collect(), ran.late_us);
+        let series = |(machine, samples): (usize, &Vec<run::CounterSample>)| {
+            run::series(&what, machine, samples, self.interval_us)
+        };
+        let series = ran.samples.iter().enumerate().map(series).collect();
+        let measured = self.measured(number, cache, ran.samples.iter().map(load).collect(), ran.late_us);
         Ok(Some(Measured { series, ..measured }))
     }
 

@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::MIB;
 use super::copies_page::Copies;
 use super::modelled::{self, Run};
-use crate::desktop::run::{self, Look, Machine, Pace, rates};
+use crate::desktop::run::{self, CounterSample, Machine, Pace, rates};
 use crate::desktop::{Generator, Life, Profile, Sessions};
 use crate::disks::{self, VolumeSpec};
 use crate::files::Files;
@@ -273,21 +273,21 @@ impl Setup {
         }
         // The requests of the boot are not part of the session.
         let first = (shift_us / self.interval_us) as usize;
-        let Some(looks) = ran.looks.first() else { bail!("there is no machine") };
-        let rate = |of: &dyn Fn(&Look) -> u64| rates(looks, self.interval_us, of).split_off(first);
+        let Some(samples) = ran.samples.first() else { bail!("there is no machine") };
+        let rate = |of: &dyn Fn(&CounterSample) -> u64| rates(samples, self.interval_us, of).split_off(first);
         Ok(Some(Outcome {
             title: scenario.title,
-            storage_reads: rate(&|look| look.counts.disk_reads),
-            storage_writes: rate(&|look| look.counts.disk_writes),
-            storage_bytes: rate(&|look| look.counts.disk_read_bytes + look.counts.disk_write_bytes),
-            ram_bytes: looks[first..].iter().map(|look| look.counts.ram_bytes).collect(),
-            ram_reads: rate(&|look| look.read_ram_blocks),
-            ram_writes: rate(&|look| look.write_ram_blocks),
+            storage_reads: rate(&|sample| sample.counts.disk_reads),
+            storage_writes: rate(&|sample| sample.counts.disk_writes),
+            storage_bytes: rate(&|sample| sample.counts.disk_read_bytes + sample.counts.disk_write_bytes),
+            ram_bytes: samples[first..].iter().map(|sample| sample.counts.ram_bytes).collect(),
+            ram_reads: rate(&|sample| sample.read_ram_blocks),
+            ram_writes: rate(&|sample| sample.write_ram_blocks),
             cpu_ms,
             mean_us,
             p99_us,
             late_us: ran.late_us,
-            series: run::series(scenario.title, 0, looks, self.interval_us),
+            series: run::series(scenario.title, 0, samples, self.interval_us),
         }))
     }
 }
@@ -450,10 +450,14 @@ impl Report<'_> {
     }
 
     fn chart(&self, y_axis: &str, of: impl Fn(&Outcome) -> Vec<f64>) -> String {
-        let minutes = |look: usize| (look + 1) as f64 * self.setup.interval_us as f64 / 60e6;
+        let minutes = |sample: usize| (sample + 1) as f64 * self.setup.interval_us as f64 / 60e6;
         let series = self.results.outcomes.iter().map(|outcome| Line {
             label: outcome.title.into(),
-            points: of(outcome).into_iter().enumerate().map(|(look, value)| (minutes(look), value)).collect(),
+            points: of(outcome)
+                .into_iter()
+                .enumerate()
+                .map(|(sample, value)| (minutes(sample), value))
+                .collect(),
             ..Line::default()
         });
         LineChart {
@@ -550,7 +554,7 @@ impl Setup {
 }
 
 const NOTES: [&str; 8] = [
-    "Intervals are 95 % bootstrap intervals of the mean over the looks of one session. They say how much the session varies, and nothing \
+    "Intervals are 95 % bootstrap intervals of the mean over the samples of one session. They say how much the session varies, and nothing \
      of other desktops.",
     "The original ran a Windows desktop with Login VSI's knowledge worker, ten times, and prints means. Here one desktop is a model, and \
      there is no guest.",

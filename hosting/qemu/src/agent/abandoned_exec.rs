@@ -37,11 +37,11 @@ impl Agent {
         let deadline = Instant::now() + timeout;
         // Other calls may hold the lock as long as the guest is frozen, so a timeout here does not prove that no
         // agent runs.
-        let is_in_use = || Error::Timeout {
+        let in_use_error = || Error::Timeout {
             what: format!("waiting for other calls to the guest agent before command '{program}'"),
             after: timeout,
         };
-        let mut slot = timeout_at(deadline, self.lock(EXEC)).await.map_err(|_| is_in_use())?;
+        let mut slot = timeout_at(deadline, self.lock(EXEC)).await.map_err(|_| in_use_error())?;
         let taken = timeout_at(deadline, self.take_connection(&mut slot)).await;
         let mut connection = taken.map_err(|_| Error::NoAgent { after: timeout })??;
         let asking = connection.request(&self.socket, EXEC, request, MAX_ANSWER_BYTES);
