@@ -1,5 +1,5 @@
-// Uploads a fixed VHD to Azurite, Microsoft's emulator of blob storage: whole, cut off and continued. Another program reads the
-// blob back, and qemu-img compares it with the disk.
+// Uploads a fixed VHD to Azurite, Microsoft's emulator of blob storage: in one run, and interrupted and continued.
+// Another program downloads the blob, and qemu-img compares it with the disk.
 //
 //   node azurite-test.mjs AZURITE_DIR UPLOAD_VHD
 
@@ -35,7 +35,7 @@ const server = spawn(
   { env: { ...process.env, AZURITE_ACCOUNTS: `${account}:${key}` }, stdio: ["ignore", "pipe", "inherit"] },
 );
 
-// The rest of what it prints is read and dropped, because a closed pipe ends it.
+// The rest of its output is read and discarded, because Azurite ends if the pipe is closed.
 function address() {
   return new Promise((found, failed) => {
     let text = "";
@@ -51,7 +51,7 @@ function address() {
 function writeDisk(path) {
   const file = openSync(path, "w");
   ftruncateSync(file, 4096 * MIB);
-  // 4 MiB from an odd page, single pages, and the last page.
+  // 4 MiB that begin at an unaligned page, single pages, and the last page.
   const parts = [[512, 4 * MIB], [100 * MIB, 512], [100 * MIB + 64 * 1024, 1024], [3000 * MIB, 9 * MIB + 512], [4096 * MIB - 512, 512]];
   for (const [at, length] of parts) writeSync(file, randomBytes(length), 0, length, at);
   closeSync(file);
@@ -100,7 +100,7 @@ try {
     const [sent, kept, cleared, stored] = done.stdout.match(/\d+/g).map(Number);
     console.log(`${name}: ${done.stdout.trim()}`);
     check(cleared === 0 && (stops.length > 0) === (kept > 0), `${name}: another part was kept`);
-    // Little more than the data: short gaps are sent with it.
+    // Slightly more than the data, because short gaps are sent too.
     check(stored >= dataBytes + 512 && stored <= dataBytes + 512 + 70 * 1024, `${name}: ${stored} bytes are stored`);
     await readBack(base, sas, back, length);
     execFileSync("qemu-img", ["compare", "-f", "raw", "-F", "vpc", raw, back], { stdio: "inherit" });

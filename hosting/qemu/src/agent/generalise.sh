@@ -1,8 +1,10 @@
-# Removes the identity of a machine from its Linux guest, so that its disk can become a version that many machines boot.
-# Run by the guest agent as root: sh -s -- HOST_NAME [PATH..]. Prints what was removed, a line each; what failed goes to standard error.
+# Removes the identity of a machine from its Linux guest, so that its disk can become a version that many machines
+# boot. The guest agent runs it as root: sh -s -- HOST_NAME [PATH..]. Prints each removed item on a line; failures go
+# to standard error.
 #
-# Reset: host keys, machine-id, host name, what cloud-init and DHCP clients keep, random seeds, shell histories, logs.
-# An image adds to it with executables in /etc/headwater/generalise.d, the daemon with the PATHs (which may have wildcards).
+# Reset: host keys, machine-id, host name, state of cloud-init and DHCP clients, random seeds, shell histories, logs.
+# Executables in the image's /etc/headwater/generalise.d can do more; the daemon adds the PATHs, which may have
+# wildcards.
 set -u
 umask 077
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -16,14 +18,14 @@ wrong() {
 }
 has() { command -v "$1" >/dev/null 2>&1; }
 
-# A file system may keep the blocks of a file that is gone, and what was secret in them.
+# A file system may keep the blocks of a deleted file, and with them its secrets.
 overwrite() {
     has shred && find "$@" -xdev -type f -exec shred -n 1 {} + >/dev/null 2>&1
 }
 
 drop() {
     for path; do
-        # A pattern that nothing matches stays as it is.
+        # A pattern without matches stays unexpanded.
         [ -e "$path" ] || [ -L "$path" ] || continue
         if rm -rf -- "$path"; then said "$path"; else wrong "cannot remove $path"; fi
     done
@@ -50,7 +52,7 @@ run_hooks() {
     done
 }
 
-# Services that would write at the shutdown what is removed here. It lasts until the next boot.
+# Services that would write the removed files again at shutdown. Masked until the next boot.
 quieten() {
     [ -d /run/systemd/system ] || return 0
     systemctl --quiet mask --runtime systemd-random-seed.service systemd-update-utmp.service
@@ -68,7 +70,7 @@ cloud_init() {
     else
         wrong "cloud-init clean --logs failed"
     fi
-    # They name the network card of this machine, and are made again at the next first boot.
+    # These files name the network card of this machine, and are created again at the next first boot.
     for path in /etc/netplan/50-cloud-init.yaml /etc/network/interfaces.d/50-cloud-init \
         /etc/systemd/network/10-cloud-init-*.network /etc/sysconfig/network-scripts/ifcfg-* \
         /etc/NetworkManager/system-connections/cloud-init-*.nmconnection; do
@@ -124,13 +126,13 @@ generalise() {
         destroy "$home"/.*_history "$home"/.lesshst "$home"/.viminfo "$home"/.wget-hsts
     done
     for pattern; do
-        # Wildcards are expanded, spaces are part of a name.
+        # Wildcards are expanded; spaces are part of a name.
         IFS=
         destroy $pattern
         unset IFS
     done
     logs
-    # Blocks are free only once that is written out.
+    # Blocks become free only after the deletions are written.
     sync
     if has fstrim && fstrim -a >/dev/null 2>&1; then said "blocks of removed files (fstrim)"; fi
     sync
