@@ -1,8 +1,8 @@
 # Puts a page file and the system's temporary files on the machine's scratch disk: the disk with the serial number
-# 'headwater-scratch', and no other. Run by a task of SYSTEM at each start, see docs/windows.md.
+# 'headwater-scratch'. No other disk is used. A scheduled task of SYSTEM runs it at each start, see docs/windows.md.
 #
-# If there is no such disk, or several, or it is not empty, nothing is changed: the reason is an error of the source
-# 'headwater-scratch' in the event log Application, and the exit code is 1.
+# If there is no such disk, or several, or it is not empty, nothing is changed. Then the reason is an error of the
+# source 'headwater-scratch' in the event log Application, and the exit code is 1.
 
 #Requires -RunAsAdministrator
 param([char] $DriveLetter = 'S', [int] $PageFilePercent = 50)
@@ -18,8 +18,8 @@ function Write-Outcome([string] $type, [string] $message) {
     Write-Output $message
 }
 
-# Windows creates a page file while it runs only through this call; its settings take effect at the next start, and a
-# disk that is empty at each start has no next start.
+# Windows creates a page file at run time only through this call. The usual settings would take effect at the next
+# start, at which the disk is empty again.
 $pagingFile = @'
 using System;
 using System.Runtime.InteropServices;
@@ -59,7 +59,7 @@ try {
     $volume = Format-Volume -Partition $partition -FileSystem NTFS -NewFileSystemLabel 'Scratch' -Confirm:$false
     $temp = "${DriveLetter}:\Temp"
     New-Item -ItemType Directory -Path $temp | Out-Null
-    # Users may create files there, and read and change their own.
+    # Users may create files there, and read and change only their own files.
     & icacls.exe $temp /grant '*S-1-5-32-545:(CI)(S,WD,AD,X)' | Out-Null
     foreach ($name in 'TEMP', 'TMP') { [Environment]::SetEnvironmentVariable($name, $temp, 'Machine') }
     $bytes = [long] [math]::Floor($volume.Size * $PageFilePercent / 100 / 1MB) * 1MB
