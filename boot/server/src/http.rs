@@ -223,10 +223,13 @@ impl Http {
             Ok(boot) => self.script_of(language, boot, &path, client),
             Err(why) => Err(why),
         };
-        let made = made.or_else(|why| {
-            tracing::error!(machine = known.name, %mac, why, "a machine cannot boot");
-            language.refusal(&known.name, &why, &self.server, &path)
-        });
+        let made = match made {
+            Ok(script) => Ok(script),
+            Err(why) => {
+                self.targets.refused(mac, &why).await;
+                language.refusal(&known.name, &why, &self.server, &path)
+            }
+        };
         match made {
             Ok(made) => text(StatusCode::OK, made),
             Err(error) => {

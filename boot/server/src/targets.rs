@@ -55,6 +55,9 @@ pub trait Targets: Send + Sync + 'static {
     /// booting.
     async fn settings(&self, boot: &Boot) -> Result<Vec<u8>, String>;
 
+    /// Records why a machine cannot boot. It asks again every few seconds, so this is called with the same reason again and again.
+    async fn refused(&self, mac: Mac, why: &str);
+
     /// A random token that cannot be guessed.
     fn token(&self) -> std::io::Result<[u8; 16]>;
 }

@@ -49,8 +49,20 @@ impl Service {
             let Some(found) = self.target_record(mac).await? else { return Ok(()) };
             let (_turn, mut record) = self.turn_of(&found.name).await?;
             record.version = Some(version.to_owned());
+            record.reason = None;
             record.started_at_ms = Some(self.now_ms());
             self.save(&record, &Caller::daemon(), "boots", format!("{version}, from the network")).await
+        };
+        note.await.map_err(|e: LifecycleError| problem(&e))
+    }
+
+    /// Records that the machine with this card asked for its boot, and why it gets none.
+    pub async fn target_refused(&self, mac: &str, why: &str) -> Result<(), Problem> {
+        let note = async {
+            let Some(found) = self.target_record(mac).await? else { return Ok(()) };
+            let (_turn, mut record) = self.turn_of(&found.name).await?;
+            record.reason = Some(format!("it cannot boot: {why}"));
+            self.save(&record, &Caller::daemon(), "cannot boot", why.to_owned()).await
         };
         note.await.map_err(|e: LifecycleError| problem(&e))
     }

@@ -34,6 +34,8 @@ pub struct NetworkTargets {
     pub servers: String,
     /// The authorities of the certificates there, in PEM.
     pub ca: Vec<u8>,
+    /// Why machines did not boot, the last time that they asked.
+    pub refusals: Mutex<BTreeMap<Mac, String>>,
 }
 
 /// Tokens for the store, one for each machine that booted: its line is replaced when it boots again.
@@ -137,11 +139,23 @@ impl Targets for NetworkTargets {
         let token = self.issued.issue(boot.mac)?;
         let json = settings.to_json();
         let files = [(SETTINGS_FILE, json.as_slice()), (TOKEN_FILE, token.as_bytes()), (CA_FILE, &self.ca)];
+        self.refusals.lock().remove(&boot.mac);
         // It boots whether or not that can be noted.
         if let Err(error) = self.service.target_boots(&mac, &boot.version).await {
             tracing::error!(machine = boot.machine, %error, "it cannot be noted that a machine boots");
         }
         Ok(cpio::archive(DIRECTORY, &files))
+    }
+
+    async fn refused(&self, mac: Mac, why: &str) {
+        let before = self.refusals.lock().insert(mac, why.to_owned());
+        if before.as_deref() == Some(why) {
+            return;
+        }
+        tracing::error!(%mac, why, "a machine cannot boot");
+        if let Err(error) = self.service.target_refused(&mac.to_string(), why).await {
+            tracing::error!(%mac, %error, "cannot record in the history that a machine cannot boot");
+        }
     }
 
     fn token(&self) -> std::io::Result<[u8; 16]> {

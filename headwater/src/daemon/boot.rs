@@ -92,6 +92,7 @@ impl Opened {
             issued: self.issued,
             servers: format!("https://{}", SocketAddr::new(address, offered.port())),
             ca: self.ca,
+            refusals: Default::default(),
         });
         let server = self.server;
         Ok(tokio::spawn(async move {

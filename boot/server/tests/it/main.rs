@@ -21,11 +21,12 @@ const MANIFEST: &str = "00ff";
 struct One {
     dir: PathBuf,
     problem: Mutex<Option<String>>,
+    refusals: Mutex<Vec<String>>,
 }
 
 impl One {
     fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_owned(), problem: Mutex::default() }
+        Self { dir: dir.to_owned(), problem: Mutex::default(), refusals: Mutex::default() }
     }
 }
 
@@ -56,6 +57,10 @@ impl Targets for One {
 
     async fn settings(&self, boot: &Boot) -> Result<Vec<u8>, String> {
         Ok(format!("settings of {}", boot.machine).into_bytes())
+    }
+
+    async fn refused(&self, _mac: Mac, why: &str) {
+        self.refusals.lock().unwrap().push(why.to_owned());
     }
 
     fn token(&self) -> std::io::Result<[u8; 16]> {
@@ -180,4 +185,5 @@ async fn a_machine_that_cannot_boot_shows_the_reason() {
     assert_eq!(status, "200");
     assert!(script.contains("echo headwater: pc-1: no image ?debian? ?? reboot\n"), "{script}");
     assert!(script.contains("chain --replace "), "{script}");
+    assert_eq!(*running.targets.refusals.lock().unwrap(), ["no image 'debian' || reboot"]);
 }

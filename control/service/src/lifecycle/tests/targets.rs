@@ -18,8 +18,12 @@ async fn a_target_is_found_by_its_card_and_boots_what_its_image_means() {
     let boot = fixture.service.target_boot(CARD).await.unwrap().unwrap();
     assert_eq!((boot.machine.as_str(), boot.identity.host_name.as_str()), ("pc-1", "desk"));
     assert_eq!((boot.version.number, boot.cache_ram_bytes), (1, 512 << 20));
+    fixture.service.target_refused(CARD, "image@1: no kernel").await.unwrap();
+    let (_, refused) = api.ask("GET", "machines/pc-1", "").await;
+    assert!(refused.contains("it cannot boot: image@1: no kernel"), "{refused}");
     fixture.service.target_boots(CARD, "image@1").await.unwrap();
     let (_, shown) = api.ask("GET", "machines/pc-1", "").await;
+    assert!(!shown.contains("it cannot boot"), "{shown}");
     assert!(shown.contains(r#""version":"image@1""#) && shown.contains(r#""boot":"network""#), "{shown}");
     let (_, events) = api.ask("GET", "events?subject=machine%20pc-1", "").await;
     assert!(events.contains("image@1, from the network"), "{events}");
