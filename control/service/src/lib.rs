@@ -63,6 +63,7 @@ mod state;
 mod store_view_cache;
 mod targets;
 pub mod tasks;
+mod template;
 pub mod token;
 mod uses;
 pub mod web;

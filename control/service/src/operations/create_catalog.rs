@@ -17,6 +17,7 @@ use crate::claims::check_pool;
 use crate::clock_hours;
 use crate::extract::Body;
 use crate::retention::{ReferenceKind, Referrer};
+use crate::template;
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -104,6 +105,8 @@ pub(super) async fn create_catalog(
     service.disks().check(&request.cache).await.map_err(failed)?;
     let pool = pool_of(&request).map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
     check_pool(&pool, &request.cache)?;
+    template::check(request.user_data.as_deref().unwrap_or_default())
+        .map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
     let name_rule = request.name_rule.unwrap_or_else(|| format!("{}-##", request.name));
     NameRule::parse(&name_rule).map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
     check_seal_removes(&request.seal_removes)

@@ -23,6 +23,7 @@ use crate::fleet::protocol::AssignedMachine;
 use crate::identity::{self, IdentityError, NewIdentity};
 use crate::retention::{ReferenceKind, Referrer};
 use crate::server::MAX_SOCKET_PATH_BYTES;
+use crate::template;
 
 /// The longest name of a socket in a machine's directory, with its separator.
 const MAX_SOCKET_NAME_BYTES: usize = "/console.sock".len();
@@ -75,6 +76,12 @@ enum Error {
         source: IdentityError,
     },
     #[error("cannot create machine '{machine}'")]
+    Template {
+        machine: String,
+        #[source]
+        source: Box<Problem>,
+    },
+    #[error("cannot create machine '{machine}'")]
     Db {
         machine: String,
         #[source]
@@ -91,6 +98,7 @@ impl Explain for Error {
             Self::Host { .. } | Self::NoRoom { .. } => ProblemKind::Conflict,
             Self::ImageOrCatalog(_) | Self::PathTooLong { .. } | Self::Target { .. } => ProblemKind::Invalid,
             Self::Backend { source, .. } => source.kind(),
+            Self::Template { source, .. } => source.kind,
             Self::Identity { .. } => ProblemKind::Failed,
             Self::Db { source, .. } => source.kind(),
         }
@@ -102,6 +110,7 @@ impl Explain for Error {
                 Some("use a shorter name or a data directory with a shorter path".to_owned())
             }
             Self::Backend { source, .. } => source.advice().map(str::to_owned),
+            Self::Template { source, .. } => source.advice.clone(),
             Self::Exists(_) | Self::IsCatalog(_) | Self::ImageOrCatalog(_) | Self::Identity { .. } => None,
             Self::Host { .. } => Some("'headwater node list' shows the hosts".to_owned()),
             Self::NoRoom { .. } => Some(
@@ -301,7 +310,7 @@ pub(crate) async fn check_assigned(service: &Service, machine: &AssignedMachine)
         if !matches!(e, DbError::Taken { .. }) || identities >= IDENTITIES_MAX || !is_made {
             return Err(failed(e).into());
         }
-        give_another_identity(service, &mut record)?;
+        give_another_identity(service, &mut record, user_data.as_deref())?;
         identities += 1;
     }
     let detail = format!("{}, {}", record.uuid, record.image);
@@ -526,17 +535,31 @@ async fn resolve_and_hold(service: &Service, plan: &Plan) -> Result<(), Failure>
 
 fn identity(
     service: &Service,
-    machine: &str,
-    host_name: &str,
-    user_data: Option<String>,
+    (machine, host_name): (&str, &str),
+    catalog: Option<&str>,
+    user_data: Option<&str>,
 ) -> Result<NewIdentity, Error> {
-    identity::make(service.random(), host_name, user_data)
-        .map_err(|source| Error::Identity { machine: machine.to_owned(), source })
+    let made = identity::make(service.random(), host_name, None);
+    let mut new = made.map_err(|source| Error::Identity { machine: machine.to_owned(), source })?;
+    let uuid = new.uuid.to_string();
+    let catalog = catalog.unwrap_or_default();
+    let values = template::Values { name: machine, host_name, catalog, mac: &new.mac, uuid: &uuid };
+    let rendered = user_data.map(|text| template::render(text, &values)).transpose();
+    new.identity.user_data = rendered.map_err(|problem| {
+        let (machine, source) = (machine.to_owned(), Box::new(problem));
+        Error::Template { machine, source }
+    })?;
+    Ok(new)
 }
+/// An identity, with user data in which the values of the machine are.
 
-fn give_another_identity(service: &Service, record: &mut MachineRecord) -> Result<(), Error> {
-    let user_data = record.identity.user_data.take();
-    let new = identity(service, &record.name, &record.identity.host_name, user_data)?;
+fn give_another_identity(
+    service: &Service,
+    record: &mut MachineRecord,
+    user_data: Option<&str>,
+) -> Result<(), Error> {
+    let names = (&*record.name, &*record.identity.host_name);
+    let new = identity(service, names, record.catalog.as_deref(), user_data)?;
     record.uuid = new.uuid;
     record.mac = new.mac;
     record.identity = new.identity;
@@ -545,7 +568,8 @@ fn give_another_identity(service: &Service, record: &mut MachineRecord) -> Resul
 }
 
 fn record(service: &Service, plan: Plan) -> Result<MachineRecord, Error> {
-    let new = identity(service, &plan.name, &plan.host_name, plan.user_data)?;
+    let catalog = plan.catalog.as_ref().map(|it| &*it.name);
+    let new = identity(service, (&plan.name, &plan.host_name), catalog, plan.user_data.as_deref())?;
     let on_host_loss = plan.catalog.as_ref().map(|it| it.on_host_loss).unwrap_or_default();
     let (catalog, catalog_pin) = plan.catalog.map(|it| (it.name, it.pin)).unzip();
     Ok(MachineRecord {
