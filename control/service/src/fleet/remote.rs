@@ -100,11 +100,11 @@ impl Service {
         }
         let path = format!("/api/v1/machines/{}/{how}", record.name);
         let machine: Machine = link.ask(caller, Method::POST, &path, None).await.map_err(failed)?;
-        self.take_answer(&link, record, &machine).await
-    }
         if what == "reset" && record.to_start && machine.wanted == Wanted::Stopped {
             self.stays_off(record.uuid).await?;
         }
+        self.take_answer(&link, record, &machine).await
+    }
 
     /// Has the node of a machine change its limits. The caller has the machine's turn.
     pub(crate) async fn set_remote(
@@ -124,8 +124,6 @@ impl Service {
         self.take_answer(&link, record, &machine).await
     }
 
-    /// Writes what a node has answered about one machine. Its history has the event, and comes by itself.
-    async fn take_answer(
     /// A machine as its node says now, or as the database has it if the node does not answer. The state in the database may be older, for
     /// example after a start of the controller.
     pub(crate) async fn as_its_node_says(&self, record: MachineRecord) -> MachineRecord {
@@ -139,6 +137,8 @@ impl Service {
         }
     }
 
+    /// Writes what a node has answered about one machine. Its history has the event, and comes by itself.
+    async fn take_answer(
         &self,
         link: &Link,
         record: MachineRecord,

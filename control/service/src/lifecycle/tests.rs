@@ -106,9 +106,9 @@ struct Host {
     no_agent: AtomicBool,
     /// A start fails.
     start_fails: AtomicBool,
-    /// A seal waits while this is set, then fails where it was cancelled.
     /// It cannot run the machines that it is asked about.
     checks_fail: AtomicBool,
+    /// A seal waits while this is set, then fails where it was cancelled.
     seals_wait: AtomicBool,
     seal_waits: Notify,
     seal_goes_on: Notify,

@@ -216,8 +216,16 @@ async fn give_to_node(
 /// Puts a machine to this node that its controller says, or changes what it boots.
 pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Result<(), Failure> {
     let caller = Caller::daemon();
-    if service.db().read().await?.machines().by_uuid(machine.uuid).await?.is_some() {
+    let known = service.db().read().await?.machines().by_uuid(machine.uuid).await?;
+    if let Some(known) = known {
         let mut repo = service.db().write().await?;
+        if known.identity.ssh_host_key_public != machine.identity.ssh_host_key_public {
+            // The controller has given it another one, which its guest gets at its next boot.
+            let secret = machine.secret();
+            let now =
+                MachineRecord { identity: machine.identity.clone(), ssh_host_key_private: secret, ..known };
+            repo.machines().set_host_key(&now).await?;
+        }
         repo.hosts().set_boot(machine.uuid, &machine.image, machine.pin.as_deref()).await?;
         repo.machines().set_fenced(machine.uuid, machine.fenced).await?;
         repo.save().await?;
@@ -254,23 +262,6 @@ pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Resul
     Ok(())
 }
 
-async fn create(service: &Service, caller: &Caller, plan: Plan) -> Result<MachineRecord, Failure> {
-    let _using = service.using_versions().await;
-    resolve_and_hold(service, &plan).await?;
-    let mut record = record(service, plan)?;
-    let name = record.name.clone();
-    let failed = |source| Error::Db { machine: name.clone(), source };
-    let mut repo = service.db().write().await.map_err(failed)?;
-    if repo.catalogs().by_name(&name).await.map_err(failed)?.is_some() {
-        return Err(Error::IsCatalog(name).into());
-    }
-    if let Some(catalog) = &record.catalog
-        && repo.catalogs().by_name(catalog).await.map_err(failed)?.is_none()
-    {
-        return Err(CatalogError::Unknown(catalog.clone()).into());
-    }
-    if repo.machines().by_name(&name).await.map_err(failed)?.is_some() {
-        return Err(Error::Exists(name).into());
 /// What a node makes of a machine that its controller puts there.
 fn plan_of(machine: &AssignedMachine) -> Plan {
     Plan {
@@ -297,6 +288,24 @@ pub(crate) async fn check_assigned(service: &Service, machine: &AssignedMachine)
     check(service, &plan_of(machine)).await
 }
 
+async fn create(service: &Service, caller: &Caller, plan: Plan) -> Result<MachineRecord, Failure> {
+    let _using = service.using_versions().await;
+    resolve_and_hold(service, &plan).await?;
+    let user_data = plan.user_data.clone();
+    let mut record = record(service, plan)?;
+    let name = record.name.clone();
+    let failed = |source| Error::Db { machine: name.clone(), source };
+    let mut repo = service.db().write().await.map_err(failed)?;
+    if repo.catalogs().by_name(&name).await.map_err(failed)?.is_some() {
+        return Err(Error::IsCatalog(name).into());
+    }
+    if let Some(catalog) = &record.catalog
+        && repo.catalogs().by_name(catalog).await.map_err(failed)?.is_none()
+    {
+        return Err(CatalogError::Unknown(catalog.clone()).into());
+    }
+    if repo.machines().by_name(&name).await.map_err(failed)?.is_some() {
+        return Err(Error::Exists(name).into());
     }
     if let Some(other) = repo.machines().by_mac(&record.mac).await.map_err(failed)?
         && record.boot == BootFrom::Network
@@ -533,6 +542,7 @@ async fn resolve_and_hold(service: &Service, plan: &Plan) -> Result<(), Failure>
     Ok(())
 }
 
+/// An identity, with user data in which the values of the machine are.
 fn identity(
     service: &Service,
     (machine, host_name): (&str, &str),
@@ -551,7 +561,6 @@ fn identity(
     })?;
     Ok(new)
 }
-/// An identity, with user data in which the values of the machine are.
 
 fn give_another_identity(
     service: &Service,

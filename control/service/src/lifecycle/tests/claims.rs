@@ -235,6 +235,15 @@ async fn a_claim_that_is_asked_for_again_is_the_same() {
     let (first, second) =
         (claim(&fixture, wish.clone()).await.unwrap(), claim(&fixture, wish.clone()).await.unwrap());
     assert_eq!(first, second);
+    assert_eq!(first.key.as_deref(), Some("job 7"));
+    // The same key in another catalog is another claim's.
+    let mut repo = fixture.db.write().await.unwrap();
+    let class = repo.catalogs().by_name("class").await.unwrap().unwrap();
+    repo.catalogs().add(&CatalogRecord { name: "other".to_owned(), keep_ready: 0, ..class }).await.unwrap();
+    repo.save().await.unwrap();
+    let of_other = ClaimRequest { wait_s: None, ..wish.clone() };
+    let refused = fixture.service.claim(Caller::admin("broker"), "other".to_owned(), of_other).await;
+    assert!(matches!(refused, Err(ClaimError::NoneReady { machines: 0, .. })), "{refused:?}");
     // While the machine is reset nobody gets it, also not by this key.
     fixture.host.starts_wait.store(true, Ordering::SeqCst);
     fixture.service.release(&Caller::admin("broker"), &first.machine).await.unwrap();
@@ -264,15 +273,6 @@ async fn a_holder_gets_addresses_and_a_secret_that_is_nowhere_else() {
     // No later answer has the secret, and no copy is left.
     assert_eq!(claims(&fixture).await[0].secret, None);
     assert!(!format!("{claimed:?}").contains(&secret));
-    assert_eq!(first.key.as_deref(), Some("job 7"));
-    // The same key in another catalog is another claim's.
-    let mut repo = fixture.db.write().await.unwrap();
-    let class = repo.catalogs().by_name("class").await.unwrap().unwrap();
-    repo.catalogs().add(&CatalogRecord { name: "other".to_owned(), keep_ready: 0, ..class }).await.unwrap();
-    repo.save().await.unwrap();
-    let of_other = ClaimRequest { wait_s: None, ..wish.clone() };
-    let refused = fixture.service.claim(Caller::admin("broker"), "other".to_owned(), of_other).await;
-    assert!(matches!(refused, Err(ClaimError::NoneReady { machines: 0, .. })), "{refused:?}");
     let events = format!("{:?}", fixture.events().await);
     assert!(!events.contains(&secret), "{events}");
     // A client that lost the answer gets another secret for the same machine.
