@@ -7,6 +7,7 @@ use crate::hours::Hours;
 use crate::machine::{CacheSettings, CreateMachine, DiskTransport};
 use crate::platform::{Display, Firmware, Network};
 use crate::problem::{Problem, ProblemKind};
+use crate::scheme::SetScheme;
 
 /// The policy for machines of a catalog whose host is lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -117,6 +118,9 @@ pub struct SetCatalog {
     /// What its machines boot from now on: `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
+    /// New settings for its machines, which take them at their next boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheme: Option<SetScheme>,
     /// How many of its machines are kept on, fresh and unclaimed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_ready: Option<u32>,
@@ -184,6 +188,11 @@ pub struct Catalog {
     /// The version that `pin` or `image` means now. Absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_version: Option<String>,
+    /// The number of the newest version of its scheme, whose settings follow.
+    pub scheme: u32,
+    /// The names of machines that have settings of an older version of it. They take the newest ones at their next boot.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scheme_old: Vec<String>,
     /// The write cache of a machine made from now on.
     pub cache: CacheSettings,
     /// The memory of each machine's guest, in bytes.

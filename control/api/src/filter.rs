@@ -33,7 +33,7 @@ struct Keys {
 
 /// The keys of machines.
 const MACHINES: Keys = Keys {
-    texts: &["name", "state", "catalog", "image", "version", "mac", "boot", "cache", "is"],
+    texts: &["name", "state", "catalog", "image", "version", "mac", "boot", "cache", "scheme", "is"],
     numbers: &["ram", "disk", "iops", "boot", "memory"],
     states: &MACHINE_STATES,
     example: "state:running catalog:class version:old ram>80% -name:test-*",
@@ -284,6 +284,10 @@ fn text_test(key: &str, values: &str, keys: Keys) -> Result<Test, String> {
     if values.iter().any(String::is_empty) {
         return Err(format!("a value of '{key}:' is empty"));
     }
+    let is_scheme = |value: &String| value == "old" || value.parse::<u32>().is_ok();
+    if key == "scheme" && !values.iter().all(is_scheme) {
+        return Err("'scheme:' is followed by 'old' or the number of a version".to_owned());
+    }
     let known: &[&str] = match key.as_str() {
         "is" => &IS,
         "state" => keys.states,
@@ -366,6 +370,8 @@ fn has(machine: &Machine, key: &str, value: &str) -> bool {
         ("mac", _) => like(&machine.mac),
         ("boot", _) => like(machine.boot.name()),
         ("cache", _) => like(machine.cache.mode.name()),
+        ("scheme", "old") => machine.scheme_old,
+        ("scheme", version) => machine.scheme.is_some_and(|own| version.parse() == Ok(own)),
         ("is", "on") => machine.state.is_active(),
         ("is", "off") => !machine.state.is_active(),
         ("is", "pinned") => machine.pin.is_some(),
@@ -446,6 +452,8 @@ mod tests {
             network: Network::default(),
             scratch_bytes: 0,
             claimed_for: None,
+            scheme: Some(2),
+            scheme_old: true,
             wanted: Wanted::Running,
             state: MachineState::Running,
             reason: None,

@@ -36,6 +36,7 @@ pub mod name;
 pub mod platform;
 pub mod problem;
 pub mod roll;
+pub mod scheme;
 pub mod scopes;
 pub mod sort;
 pub mod status;
@@ -77,6 +78,7 @@ pub use maintenance::{MaintenanceRequest, MaintenanceSession, Pause, SealRequest
 pub use metrics::{Sample, Stats};
 pub use problem::{Problem, ProblemDetails, ProblemKind};
 pub use roll::{Batch, LeftMachine, RollReport, RollRequest, ScaleReport, ScaleRequest};
+pub use scheme::{RevertScheme, SchemeDifference, SchemeList, SchemeSettings, SchemeVersion, SetScheme};
 pub use scopes::Scopes;
 pub use sort::{MachineSort, Position};
 pub use status::{HostRam, Status};

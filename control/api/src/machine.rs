@@ -444,6 +444,12 @@ pub struct Machine {
     /// Who has claimed it. The claim may have ended, and the machine be about to be reset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claimed_for: Option<String>,
+    /// The version of its catalog's scheme whose settings it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheme: Option<u32>,
+    /// Whether the scheme has a newer version, which it takes at its next boot.
+    #[serde(default)]
+    pub scheme_old: bool,
     /// What it should do.
     pub wanted: Wanted,
     /// What it does.

@@ -42,7 +42,8 @@ pub mod sqlite;
 pub use error::DbError;
 pub use record::{
     AuthorityRecord, CatalogRecord, ClaimRecord, HostRecord, JoinTokenRecord, MachineRecord, NewEvent,
-    NewTask, PersistentDisk, PoolRecord, Purpose, Secret, SessionRecord, TaskRecord, TokenRecord,
+    NewTask, PersistentDisk, PoolRecord, Purpose, SchemeRecord, Secret, SessionRecord, TaskRecord,
+    TokenRecord,
 };
 pub use repository::{
     CatalogRepository, ClaimRepository, Database, EventRepository, HostRepository, MachineRepository,

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use headwater_api::platform::Platform;
 use headwater_api::{
     BootFrom, CacheSettings, DiskTransport, HostState, Hours, Identity, MachineState, OnHostLoss, ResetOn,
-    Role, Scopes, TaskState, Wanted,
+    Role, SchemeSettings, Scopes, TaskState, Wanted,
 };
 use uuid::Uuid;
 
@@ -52,6 +52,10 @@ pub struct MachineRecord {
     pub catalog: Option<String>,
     /// The version that its catalog is pinned to, as it is read; it is stored with the catalog.
     pub catalog_pin: Option<String>,
+    /// The version of its catalog's scheme whose settings it has.
+    pub scheme: Option<u32>,
+    /// The newest version of that, as it is read; it is stored with the catalog.
+    pub catalog_scheme: Option<u32>,
     /// Its write cache.
     pub cache: CacheSettings,
     /// How it reaches its disk.
@@ -102,6 +106,28 @@ impl MachineRecord {
         self.wanted == Wanted::Running || self.to_start
     }
 
+    /// Whether its settings are those of an older version of the scheme of its catalog.
+    pub fn has_old_scheme(&self) -> bool {
+        matches!((self.scheme, self.catalog_scheme), (Some(own), Some(newest)) if own < newest)
+    }
+
+    /// Its settings, as a scheme has them.
+    pub fn settings(&self) -> SchemeSettings {
+        let Self { cache, memory_bytes, cpus, transport, .. } = *self;
+        SchemeSettings::new(cache, memory_bytes, cpus, transport)
+            .on(&self.platform)
+            .with_user_data(self.identity.user_data.clone())
+    }
+
+    /// Gives it the settings of a version of the scheme of its catalog.
+    pub fn take_settings(&mut self, settings: SchemeSettings, version: Option<u32>) {
+        self.platform = settings.platform();
+        let SchemeSettings { cache, memory_bytes, cpus, transport, user_data, .. } = settings;
+        (self.cache, self.memory_bytes, self.cpus, self.transport) = (cache, memory_bytes, cpus, transport);
+        self.identity.user_data = user_data;
+        self.scheme = version;
+    }
+
     /// What it boots: its pin, else that of its catalog, else its image.
     pub fn reference(&self) -> &str {
         self.pin().unwrap_or(&self.image)
@@ -122,6 +148,8 @@ pub struct CatalogRecord {
     pub image: String,
     /// The version that its machines boot in place of that, as `IMAGE@NUMBER`.
     pub pin: Option<String>,
+    /// The number of the newest version of its scheme, whose settings follow.
+    pub scheme: u32,
     /// The write cache of its machines.
     pub cache: CacheSettings,
     /// How they reach their disks.
@@ -149,6 +177,40 @@ pub struct CatalogRecord {
     /// The policy for machines whose host is lost.
     pub on_host_loss: OnHostLoss,
     /// When it was created.
+    pub created_at_ms: u64,
+}
+
+impl CatalogRecord {
+    /// The settings of the newest version of its scheme.
+    pub fn settings(&self) -> SchemeSettings {
+        let Self { cache, memory_bytes, cpus, transport, .. } = *self;
+        SchemeSettings::new(cache, memory_bytes, cpus, transport)
+            .on(&self.platform)
+            .with_user_data(self.user_data.clone())
+    }
+
+    /// Gives it the settings of another version of its scheme.
+    pub fn take_settings(&mut self, settings: SchemeSettings, version: u32) {
+        self.platform = settings.platform();
+        let SchemeSettings { cache, memory_bytes, cpus, transport, user_data, .. } = settings;
+        (self.cache, self.memory_bytes, self.cpus, self.transport) = (cache, memory_bytes, cpus, transport);
+        self.user_data = user_data;
+        self.scheme = version;
+    }
+}
+
+/// A version of the scheme of a catalog.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SchemeRecord {
+    /// The catalog.
+    pub catalog: String,
+    /// Its number.
+    pub version: u32,
+    /// Its settings.
+    pub settings: SchemeSettings,
+    /// Who made it.
+    pub created_by: String,
+    /// When.
     pub created_at_ms: u64,
 }
 

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use crate::error::DbError;
 use crate::record::{
     AuthorityRecord, CatalogRecord, ClaimRecord, HostRecord, JoinTokenRecord, MachineRecord, NewEvent,
-    NewTask, PersistentDisk, PoolRecord, SessionRecord, TaskRecord, TokenRecord,
+    NewTask, PersistentDisk, PoolRecord, SchemeRecord, SessionRecord, TaskRecord, TokenRecord,
 };
 
 /// A database.
@@ -121,6 +121,9 @@ pub trait MachineRepository: Send {
     /// Stores a machine's SSH host key, both halves. Returns whether the machine exists.
     async fn set_host_key(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
 
+    /// Stores the settings of another version of its catalog's scheme, with its user data. Returns whether the machine exists.
+    async fn set_scheme(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
+
     /// Stores new limits and weight of its write cache, memory and processors. Returns whether the machine exists.
     async fn set_limits(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
 
@@ -176,6 +179,13 @@ pub trait CatalogRepository: Send {
 
     /// All catalogs, by name in the same way.
     async fn list(&mut self) -> Result<Vec<CatalogRecord>, DbError>;
+
+    /// Adds the newest version of a scheme, and has the catalog have its settings. Removes versions that exceed
+    /// [`headwater_api::scheme::KEPT_SCHEMES`] and that no machine has. Returns whether the catalog exists.
+    async fn add_scheme(&mut self, scheme: &SchemeRecord) -> Result<bool, DbError>;
+
+    /// The versions of a catalog's scheme, newest first.
+    async fn schemes(&mut self, catalog: &str) -> Result<Vec<SchemeRecord>, DbError>;
 
     /// Sets what its machines boot. Returns whether the catalog exists.
     async fn set_image(&mut self, name: &str, image: &str) -> Result<bool, DbError>;

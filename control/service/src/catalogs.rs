@@ -101,6 +101,10 @@ impl Service {
             views.push(Catalog {
                 next_version: next.map(|version| format!("{}@{}", version.image, version.number)),
                 machines: theirs().map(|machine| machine.name.clone()).collect(),
+                scheme_old: theirs()
+                    .filter(|machine| machine.scheme_old)
+                    .map(|machine| machine.name.clone())
+                    .collect(),
                 old: theirs().filter(|machine| machine.old).map(|machine| machine.name.clone()).collect(),
                 ..alone(record)
             });
@@ -133,6 +137,8 @@ fn alone(record: CatalogRecord) -> Catalog {
         next_version: None,
         machines: Vec::new(),
         old: Vec::new(),
+        scheme: record.scheme,
+        scheme_old: Vec::new(),
         name: record.name,
         image: record.image,
         pin: record.pin,

@@ -314,6 +314,43 @@ pub struct RollArgs {
     pub no_wait: bool,
 }
 
+/// `headwater catalog scheme ...`.
+#[derive(Debug, Subcommand)]
+pub enum SchemeVersionCommand {
+    /// List the versions, who made them, and how many machines have each
+    List {
+        /// The catalog
+        #[arg(add = complete::catalogs())]
+        catalog: String,
+    },
+    /// Show the settings of a version
+    Show {
+        /// The catalog
+        #[arg(add = complete::catalogs())]
+        catalog: String,
+        /// The number of the version [default: the newest]
+        version: Option<u32>,
+    },
+    /// Show the settings that differ between two versions
+    Diff {
+        /// The catalog
+        #[arg(add = complete::catalogs())]
+        catalog: String,
+        /// The number of a version
+        from: u32,
+        /// The number of the other version [default: the newest]
+        to: Option<u32>,
+    },
+    /// Make a new version with the settings of an earlier one; machines take it at their next boot
+    Revert {
+        /// The catalog
+        #[arg(add = complete::catalogs())]
+        catalog: String,
+        /// The number of the version
+        version: u32,
+    },
+}
+
 /// `headwater catalog ...`.
 #[derive(Debug, Subcommand)]
 pub enum CatalogCommand {
@@ -365,8 +402,12 @@ pub enum CatalogCommand {
         #[arg(add = complete::catalogs())]
         name: String,
     },
-    /// Change what a catalog's machines boot from their next boot on, how many are ready, what a seal removes, or the policy for lost hosts
-    #[command(group = clap::ArgGroup::new("change").required(true).multiple(true).args(["from", "stop_idle"]))]
+    /// Change what a catalog's machines boot and their settings from their next boot on, how many are ready, what a seal removes, or the
+    /// policy for lost hosts; an option that is not given changes nothing
+    #[command(group = clap::ArgGroup::new("change").required(true).multiple(true).args([
+        "from", "stop_idle", "cache", "ram", "disk", "weight", "memory", "cpus", "transport", "firmware", "secure_boot", "tpm",
+        "display", "network", "scratch", "user_data",
+    ]))]
     Set {
         /// Its name
         #[arg(add = complete::catalogs())]
@@ -394,7 +435,16 @@ pub enum CatalogCommand {
         /// Keep them on at all hours again
         #[arg(long, conflicts_with = "from", group = "change")]
         always: bool,
+        /// Give their guests no user data any more
+        #[arg(long, conflicts_with = "user_data", group = "change")]
+        no_user_data: bool,
+        /// A new version of their settings
+        #[command(flatten)]
+        machine: Box<MachineArgs>,
     },
+    /// The versions of the settings of a catalog's machines, its scheme
+    #[command(subcommand)]
+    Scheme(SchemeVersionCommand),
     /// Give a machine that is on and fresh to somebody, and print its name; nobody else gets it before it was reset
     Claim {
         /// The catalog

@@ -36,7 +36,7 @@ pub use self::doctor::DoctorArgs;
 pub use self::export::ExportArgs;
 pub use self::front_ends::{AttachArgs, Demand, DetachArgs, FuseArgs, IscsiArgs, NbdArgs, NbdTlsArgs, Via};
 pub use self::image::{ImageCommand, TraceCommand};
-pub use self::machine::{CatalogCommand, MachineArgs, MachineCommand, RollArgs, Which};
+pub use self::machine::{CatalogCommand, MachineArgs, MachineCommand, RollArgs, SchemeVersionCommand, Which};
 pub use self::node::NodeCommand;
 pub use self::scheme::{CheckSchemeArgs, SchemeCommand};
 pub use self::size::{AdviseArgs, ImageArgs, SizeCommand, TableArgs};

@@ -14,8 +14,8 @@ use headwater_api::{
     CreateMachine, CreateToken, EventList, ExecRequest, ExecResult, Host, HostList, Image, ImageList,
     ImageVersion, JoinToken, MAX_EVENTS, MAX_TASKS, Machine, MachineList, MachineSort, MaintenanceRequest,
     MaintenanceSession, MergeTraceRequest, NewToken, NoteRequest, PinRequest, Problem, ProblemKind,
-    PromoteRequest, Promoted, Removed, RetireRequest, Reverted, SaveTraceRequest, SetCatalog, SetHost,
-    SetMachine, Stats, Status, Task, TaskList, TokenList,
+    PromoteRequest, Promoted, Removed, RetireRequest, RevertScheme, Reverted, SaveTraceRequest, SchemeList,
+    SetCatalog, SetHost, SetMachine, Stats, Status, Task, TaskList, TokenList,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -234,6 +234,17 @@ impl Client {
     pub async fn set_catalog(&self, name: &str, request: &SetCatalog) -> anyhow::Result<Catalog> {
         let path = format!("/api/v1/catalogs/{}", escape(name));
         json(self.send(Method::PATCH, &path, Some(serde_json::to_vec(request)?)).await?).await
+    }
+
+    /// The versions of its scheme.
+    pub async fn schemes(&self, catalog: &str) -> anyhow::Result<SchemeList> {
+        self.get(&format!("/api/v1/catalogs/{}/scheme", escape(catalog))).await
+    }
+
+    /// Makes a new version of its scheme with the settings of an earlier one.
+    pub async fn revert_scheme(&self, catalog: &str, version: u32) -> anyhow::Result<Catalog> {
+        let path = format!("/api/v1/catalogs/{}/scheme/revert", escape(catalog));
+        self.post(&path, &RevertScheme { version }).await
     }
 
     /// Claims a machine of a catalog.

@@ -1,5 +1,7 @@
 //! `headwater catalog`: machines that are made alike and boot the same.
 
+mod scheme;
+
 use headwater_api::{
     CacheSettings, Catalog, Claim, ClaimRequest, CreateCatalog, CreateMachine, OnHostLoss, RollRequest,
     ScaleRequest, SetCatalog,
@@ -68,11 +70,15 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             hours,
             on_host_loss,
             always,
+            no_user_data,
+            machine,
         } => {
             let what = channels::behind_store(image.as_deref().unwrap_or_default());
             let is_list_set = seal_removes_nothing || !seal_removes.is_empty();
+            let scheme = scheme::change(&client, &name, &machine, no_user_data).await?;
             let request = SetCatalog {
                 image,
+                scheme,
                 keep_ready,
                 ready_hours: hours.hours()?,
                 ready_always: always,
@@ -87,6 +93,7 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
                 show_change(&catalog, &request, is_list_set)?;
             }
         }
+        CatalogCommand::Scheme(command) => scheme::run(&client, command, json).await?,
         CatalogCommand::Claim { catalog, holder, ttl, wait, key, secret, reset_on } => {
             let request = ClaimRequest { holder, ttl_s: ttl, wait_s: wait, key, secret, reset_on };
             let claim = client.claim(&catalog, &request).await?;
@@ -114,6 +121,9 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
 fn show_change(catalog: &Catalog, request: &SetCatalog, is_list_set: bool) -> anyhow::Result<()> {
     if request.image.is_some() {
         told_next(catalog)?;
+    }
+    if request.scheme.is_some() {
+        scheme::show_newest(catalog)?;
     }
     let is_pool_set = request.ready_hours.is_some() || request.ready_always || request.stop_idle_s.is_some();
     if request.keep_ready.is_some() || is_pool_set {
@@ -314,6 +324,7 @@ async fn show_one(client: &Client, catalog: Catalog) -> anyhow::Result<()> {
         ("display", catalog.display.to_string()),
         ("network", machine::network_text(&catalog.network)),
         ("scratch disk", machine::scratch_text(catalog.scratch_bytes)),
+        ("scheme", scheme::in_words(&catalog)),
         ("machines are named", format!("{} from {}", catalog.name_rule, catalog.first_number)),
         ("kept ready", ready_text(&catalog)),
         ("a seal also removes", removed_text(&catalog)),

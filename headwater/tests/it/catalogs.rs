@@ -45,6 +45,40 @@ fn class(daemon: &Daemon, count: &str) {
     import(daemon, 2);
 }
 
+/// A change of settings is a version, which a machine has from its next boot on; a revert is a version too.
+#[test]
+fn machines_take_new_settings_of_their_catalog_at_their_next_boot() {
+    let daemon = Daemon::start();
+    class(&daemon, "2");
+    let memory =
+        |name: &str| json(&daemon, &["machine", "show", name])["memory_bytes"].as_u64().unwrap() >> 20;
+    daemon.cli(&["machine", "stop", "class-08", "--force"]).ok();
+    let set = daemon.cli(&["catalog", "set", "class", "--memory", "96M"]).ok();
+    assert!(set.contains("version 2") && set.contains("class-07, class-08"), "{set}");
+    daemon.cli(&["machine", "start", "class-08"]).ok();
+    assert_eq!((memory("class-07"), memory("class-08")), (64, 96));
+    let shown = daemon.cli(&["catalog", "show", "class"]).ok();
+    assert!(shown.contains("version 2; 1 of 2 machines have an older one: class-07"), "{shown}");
+    let old = daemon.cli(&["machine", "list", "scheme:old"]).ok();
+    assert!(old.contains("class-07") && !old.contains("class-08"), "{old}");
+    let differences = daemon.cli(&["catalog", "scheme", "diff", "class", "1"]).ok();
+    assert!(
+        differences.contains("memory_bytes") && differences.contains(&(96 << 20).to_string()),
+        "{differences}"
+    );
+    daemon
+        .cli(&["catalog", "scheme", "revert", "class", "7"])
+        .fails(3, &["no version 7", "scheme list class"]);
+    daemon.cli(&["catalog", "scheme", "revert", "class", "1"]).ok();
+    let list = daemon.cli(&["catalog", "scheme", "list", "class"]).ok();
+    let rows: Vec<&str> = list.lines().skip(1).map(|line| line.trim_start()).collect();
+    assert!(rows.len() == 3 && rows[0].starts_with('3') && rows[2].starts_with('1'), "{list}");
+    daemon.cli(&["machine", "reset", "class-08"]).ok();
+    assert_eq!(memory("class-08"), 64);
+    daemon.cli(&["catalog", "set", "class", "--cache", "disk", "--ram", "32M"]).fails(2, &["--ram"]);
+    assert_eq!(json(&daemon, &["catalog", "show", "class"])["scheme"], 3);
+}
+
 #[test]
 fn a_catalog_has_as_many_machines_as_it_is_told() {
     let daemon = Daemon::start();

@@ -41,6 +41,7 @@ CREATE TABLE catalogs (
     name             TEXT COLLATE "C" NOT NULL PRIMARY KEY,
     image            TEXT COLLATE "C" NOT NULL,
     pin              TEXT COLLATE "C",
+    scheme           BIGINT  NOT NULL,
     keep_ready       BIGINT  NOT NULL,
     ready_hours      TEXT,
     stop_idle_s      BIGINT  NOT NULL,
@@ -66,9 +67,34 @@ CREATE TABLE catalogs (
     created_at_ms    BIGINT  NOT NULL
 );
 
+-- Versions of the settings of a catalog's machines, its scheme. The settings of the newest version are those of the catalog too.
+CREATE TABLE schemes (
+    catalog          TEXT COLLATE "C" NOT NULL REFERENCES catalogs (name) ON DELETE CASCADE,
+    version          BIGINT  NOT NULL,
+    cache_mode       TEXT    NOT NULL,
+    cache_ram_bytes  BIGINT  NOT NULL,
+    cache_disk_bytes BIGINT  NOT NULL,
+    cache_weight     BIGINT  NOT NULL,
+    cache_persistent BOOLEAN NOT NULL,
+    transport        TEXT    NOT NULL,
+    memory_bytes     BIGINT  NOT NULL,
+    cpus             BIGINT  NOT NULL,
+    firmware         TEXT    NOT NULL,
+    secure_boot      BOOLEAN NOT NULL,
+    tpm              BOOLEAN NOT NULL,
+    display          TEXT    NOT NULL,
+    network          TEXT    NOT NULL,
+    scratch_bytes    BIGINT  NOT NULL,
+    user_data        TEXT,
+    created_by       TEXT    NOT NULL,
+    created_at_ms    BIGINT  NOT NULL,
+    PRIMARY KEY (catalog, version)
+);
+
 -- Machines: settings, identity and the state that the daemon saw last. `boot` is `vm`, which the daemon starts, or `network`.
 -- `name_key` is the name in a form whose bytes have the order in which people count.
 -- `pin` is the version that a machine boots whatever its image's channels say, as `IMAGE@NUMBER`. `host` is one of `hosts`.
+-- `scheme` is the version of the catalog's scheme whose settings a machine has.
 -- `kept` is the version below the persistent disk that a machine of another host has there.
 -- `fenced`: its node ends the machine when the node's lease is over. `to_start`: it was moved from a lost host, and is to be started.
 CREATE TABLE machines (
@@ -81,6 +107,7 @@ CREATE TABLE machines (
     image                TEXT COLLATE "C" NOT NULL,
     pin                  TEXT COLLATE "C",
     catalog              TEXT COLLATE "C" REFERENCES catalogs (name),
+    scheme               BIGINT,
     cache_mode           TEXT    NOT NULL,
     cache_ram_bytes      BIGINT  NOT NULL,
     cache_disk_bytes     BIGINT  NOT NULL,
@@ -120,7 +147,7 @@ CREATE INDEX machines_by_catalog ON machines (catalog) WHERE catalog IS NOT NULL
 -- What a machine boots is its catalog's if it has one.
 CREATE VIEW machines_and_catalogs AS
     SELECT machines.*, catalogs.image AS catalog_image, catalogs.pin AS catalog_pin,
-        catalogs.on_host_loss AS catalog_on_host_loss
+        catalogs.on_host_loss AS catalog_on_host_loss, catalogs.scheme AS catalog_scheme
     FROM machines LEFT JOIN catalogs ON catalogs.name = machines.catalog;
 
 -- User data is up to 4 MiB long and seldom read. It has rows of its own.

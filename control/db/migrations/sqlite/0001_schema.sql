@@ -40,6 +40,7 @@ CREATE TABLE catalogs (
     name             TEXT    NOT NULL PRIMARY KEY,
     image            TEXT    NOT NULL,
     pin              TEXT,
+    scheme           INTEGER NOT NULL,
     keep_ready       INTEGER NOT NULL,
     ready_hours      TEXT,
     stop_idle_s      INTEGER NOT NULL,
@@ -65,9 +66,34 @@ CREATE TABLE catalogs (
     created_at_ms    INTEGER NOT NULL
 ) STRICT;
 
+-- Versions of the settings of a catalog's machines, its scheme. The settings of the newest version are those of the catalog too.
+CREATE TABLE schemes (
+    catalog          TEXT    NOT NULL REFERENCES catalogs (name) ON DELETE CASCADE,
+    version          INTEGER NOT NULL,
+    cache_mode       TEXT    NOT NULL,
+    cache_ram_bytes  INTEGER NOT NULL,
+    cache_disk_bytes INTEGER NOT NULL,
+    cache_weight     INTEGER NOT NULL,
+    cache_persistent INTEGER NOT NULL,
+    transport        TEXT    NOT NULL,
+    memory_bytes     INTEGER NOT NULL,
+    cpus             INTEGER NOT NULL,
+    firmware         TEXT    NOT NULL,
+    secure_boot      INTEGER NOT NULL,
+    tpm              INTEGER NOT NULL,
+    display          TEXT    NOT NULL,
+    network          TEXT    NOT NULL,
+    scratch_bytes    INTEGER NOT NULL,
+    user_data        TEXT,
+    created_by       TEXT    NOT NULL,
+    created_at_ms    INTEGER NOT NULL,
+    PRIMARY KEY (catalog, version)
+) STRICT;
+
 -- Machines: settings, identity and the state that the daemon saw last. `boot` is `vm`, which the daemon starts, or `network`.
 -- `name_key` is the name in a form whose bytes have the order in which people count.
 -- `pin` is the version that a machine boots whatever its image's channels say, as `IMAGE@NUMBER`. `host` is one of `hosts`.
+-- `scheme` is the version of the catalog's scheme whose settings a machine has.
 -- `kept` is the version below the persistent disk that a machine of another host has there.
 -- `fenced`: its node ends the machine when the node's lease is over. `to_start`: it was moved from a lost host, and is to be started.
 CREATE TABLE machines (
@@ -80,6 +106,7 @@ CREATE TABLE machines (
     image                TEXT    NOT NULL,
     pin                  TEXT,
     catalog              TEXT    REFERENCES catalogs (name),
+    scheme               INTEGER,
     cache_mode           TEXT    NOT NULL,
     cache_ram_bytes      INTEGER NOT NULL,
     cache_disk_bytes     INTEGER NOT NULL,
@@ -119,7 +146,7 @@ CREATE INDEX machines_by_catalog ON machines (catalog) WHERE catalog IS NOT NULL
 -- What a machine boots is its catalog's if it has one.
 CREATE VIEW machines_and_catalogs AS
     SELECT machines.*, catalogs.image AS catalog_image, catalogs.pin AS catalog_pin,
-        catalogs.on_host_loss AS catalog_on_host_loss
+        catalogs.on_host_loss AS catalog_on_host_loss, catalogs.scheme AS catalog_scheme
     FROM machines LEFT JOIN catalogs ON catalogs.name = machines.catalog;
 
 -- User data is up to 4 MiB long and seldom read. SQLite reads a row through to its last column, so it has rows of its own.

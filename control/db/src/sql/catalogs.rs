@@ -2,10 +2,11 @@
 
 use async_trait::async_trait;
 use headwater_api::name::natural;
+use headwater_api::scheme::KEPT_SCHEMES;
 use headwater_api::{Hours, OnHostLoss};
 
 use crate::error::DbError;
-use crate::record::{CatalogRecord, PoolRecord};
+use crate::record::{CatalogRecord, PoolRecord, SchemeRecord};
 use crate::repository::CatalogRepository;
 use crate::sql::Unit;
 use crate::sql::hardware::Hardware;
@@ -35,6 +36,7 @@ fn record(row: &Row) -> Result<CatalogRecord, DbError> {
         name: row.get("name")?,
         image: row.get("image")?,
         pin: row.get("pin")?,
+        scheme: row.count("scheme")?,
         cache,
         transport,
         memory_bytes,
@@ -52,6 +54,20 @@ fn record(row: &Row) -> Result<CatalogRecord, DbError> {
     })
 }
 
+fn scheme(row: &Row) -> Result<SchemeRecord, DbError> {
+    Ok(SchemeRecord {
+        catalog: row.get("catalog")?,
+        version: row.count("version")?,
+        settings: Hardware::of(row)?.settings(row.get("user_data")?),
+        created_by: row.get("created_by")?,
+        created_at_ms: row.number("created_at_ms")?,
+    })
+}
+
+/// Old versions of a scheme that no machine has.
+const PRUNE: &str = "DELETE FROM schemes WHERE catalog = $1 AND version <= $2
+    AND NOT EXISTS (SELECT 1 FROM machines WHERE machines.catalog = schemes.catalog AND machines.scheme = schemes.version)";
+
 impl Catalogs<'_> {
     async fn set(&mut self, name: &str, column: &str, value: impl Into<Value>) -> Result<bool, DbError> {
         let text = format!("UPDATE catalogs SET {column} = $1 WHERE name = $2");
@@ -68,6 +84,7 @@ impl CatalogRepository for Catalogs<'_> {
             .set("name", &catalog.name)
             .set("image", &catalog.image)
             .set("pin", &catalog.pin)
+            .set("scheme", catalog.scheme)
             .set("user_data", &catalog.user_data)
             .set("name_rule", &catalog.name_rule)
             .set("first_number", catalog.first_number)
@@ -89,6 +106,33 @@ impl CatalogRepository for Catalogs<'_> {
         let mut records = self.0.all(Statement::new("SELECT * FROM catalogs"), record).await?;
         records.sort_by(|a, b| natural(&a.name, &b.name));
         Ok(records)
+    }
+
+    async fn add_scheme(&mut self, scheme: &SchemeRecord) -> Result<bool, DbError> {
+        let SchemeRecord { catalog, version, settings, created_by, created_at_ms } = scheme;
+        let hardware = Hardware::of_settings(settings);
+        let update = hardware.update("catalogs", ", user_data = $16 WHERE name = $17", Some(*version));
+        if !self.0.changes_one(update.bind(&settings.user_data).bind(catalog)).await? {
+            return Ok(false);
+        }
+        let insert = Insert::into("schemes")
+            .set("catalog", catalog)
+            .set("version", *version)
+            .set("user_data", &settings.user_data)
+            .set("created_by", created_by)
+            .set("created_at_ms", *created_at_ms);
+        let what = || format!("version {version} of the scheme of catalog '{catalog}'");
+        self.0.add(hardware.set_in(insert), what).await?;
+        let prune = Statement::new(PRUNE).bind(catalog).bind(version.saturating_sub(KEPT_SCHEMES));
+        self.0.run(prune).await?;
+        // Earlier user data is not left in the log of the database.
+        self.0.has_removed = true;
+        Ok(true)
+    }
+
+    async fn schemes(&mut self, catalog: &str) -> Result<Vec<SchemeRecord>, DbError> {
+        let all = "SELECT * FROM schemes WHERE catalog = $1 ORDER BY version DESC";
+        self.0.all(Statement::new(all).bind(catalog), scheme).await
     }
 
     async fn set_image(&mut self, name: &str, image: &str) -> Result<bool, DbError> {

@@ -11,6 +11,8 @@ enum Column {
     Like(&'static str),
     /// A text in one of few values.
     Is(&'static str),
+    /// The version of a catalog's scheme that a machine has: `old`, or a number.
+    Scheme,
     /// A number, of which so many make one of the filter.
     Number(&'static str, f64),
 }
@@ -48,6 +50,7 @@ pub(super) const MACHINES: Columns = Columns {
         ("boot", Column::Like("boot")),
         ("boot", Column::Number("boot_ms", 1000.0)),
         ("cache", Column::Like("cache_mode")),
+        ("scheme", Column::Scheme),
         ("memory", Column::Number("memory_bytes", 1.0)),
     ],
 };
@@ -215,6 +218,8 @@ impl Condition {
                 Some(like(column, &number))
             }
             Column::Is(column) => Some(format!("{column} = {}", self.value(value))),
+            Column::Scheme if value == "old" => Some("scheme < catalog_scheme".to_owned()),
+            Column::Scheme => value.parse::<u32>().ok().map(|version| format!("scheme = {version}")),
             Column::Number(..) => None,
         })
     }

@@ -1,10 +1,10 @@
 //! The columns that machines and catalogs have alike: what a machine is made of.
 
 use headwater_api::platform::{Display, Firmware, Platform};
-use headwater_api::{CacheMode, CacheSettings, DiskTransport};
+use headwater_api::{CacheMode, CacheSettings, DiskTransport, SchemeSettings};
 
 use crate::error::DbError;
-use crate::sql::statement::{Insert, Row};
+use crate::sql::statement::{Insert, Row, Statement};
 
 /// As records have them.
 pub(super) struct Hardware {
@@ -38,6 +38,44 @@ impl Hardware {
                 scratch_bytes: row.number("scratch_bytes")?,
             },
         })
+    }
+
+    /// Of a scheme.
+    pub(super) fn of_settings(settings: &SchemeSettings) -> Self {
+        let SchemeSettings { cache, memory_bytes, cpus, transport, .. } = *settings;
+        Self { cache, transport, memory_bytes, cpus, platform: settings.platform() }
+    }
+
+    /// The settings of a scheme.
+    pub(super) fn settings(self, user_data: Option<String>) -> SchemeSettings {
+        let Self { cache, transport, memory_bytes, cpus, platform } = self;
+        SchemeSettings::new(cache, memory_bytes, cpus, transport).on(&platform).with_user_data(user_data)
+    }
+
+    /// A statement that changes these columns of a table, and the column `scheme`. It has 15 values.
+    pub(super) fn update(&self, table: &'static str, end: &'static str, scheme: Option<u32>) -> Statement {
+        let text = format!(
+            "UPDATE {table} SET cache_mode = $1, cache_ram_bytes = $2, cache_disk_bytes = $3, cache_weight = $4, cache_persistent = $5,
+               transport = $6, memory_bytes = $7, cpus = $8, firmware = $9, secure_boot = $10, tpm = $11, display = $12,
+               network = $13, scratch_bytes = $14, scheme = $15{end}"
+        );
+        let Self { cache, transport, memory_bytes, cpus, platform } = self;
+        Statement::new(text)
+            .bind(cache.mode.name())
+            .bind(cache.ram_bytes)
+            .bind(cache.disk_bytes)
+            .bind(cache.weight)
+            .bind(cache.persistent)
+            .bind(transport.name())
+            .bind(*memory_bytes)
+            .bind(*cpus)
+            .bind(platform.firmware.name())
+            .bind(platform.secure_boot)
+            .bind(platform.tpm)
+            .bind(platform.display.name())
+            .bind(platform.network.to_string())
+            .bind(platform.scratch_bytes)
+            .bind(scheme.map(u64::from))
     }
 
     /// A row to add, with these columns.

@@ -36,6 +36,8 @@ fn record(row: &Row) -> Result<MachineRecord, DbError> {
         pin: row.get("pin")?,
         catalog: row.get("catalog")?,
         catalog_pin: row.get("catalog_pin")?,
+        scheme: row.maybe_count("scheme")?,
+        catalog_scheme: row.maybe_count("catalog_scheme")?,
         cache,
         transport,
         memory_bytes,
@@ -88,6 +90,7 @@ impl MachineRepository for Machines<'_> {
             .set("image", &machine.image)
             .set("pin", &machine.pin)
             .set("catalog", &machine.catalog)
+            .set("scheme", machine.scheme.map(u64::from))
             .set("host_name", &machine.identity.host_name)
             .set("machine_id", &machine.identity.machine_id)
             .set("ssh_host_key_public", &machine.identity.ssh_host_key_public)
@@ -239,6 +242,22 @@ impl MachineRepository for Machines<'_> {
             .bind(machine.ssh_host_key_private.reveal())
             .bind(machine.uuid);
         self.0.changes_one(update).await
+    }
+
+    async fn set_scheme(&mut self, machine: &MachineRecord) -> Result<bool, DbError> {
+        let settings = machine.settings();
+        let update = Hardware::of_settings(&settings).update("machines", " WHERE uuid = $16", machine.scheme);
+        if !self.0.changes_one(update.bind(machine.uuid)).await? {
+            return Ok(false);
+        }
+        let before = Statement::new("DELETE FROM user_data WHERE machine = $1").bind(machine.uuid);
+        // Earlier user data is not left in the log of the database.
+        self.0.has_removed |= self.0.changes_one(before).await?;
+        if let Some(text) = settings.user_data {
+            let insert = Insert::into("user_data").set("machine", machine.uuid).set("text", text);
+            self.0.add(insert, || format!("user data of machine '{}'", machine.name)).await?;
+        }
+        Ok(true)
     }
 
     async fn set_limits(&mut self, machine: &MachineRecord) -> Result<bool, DbError> {

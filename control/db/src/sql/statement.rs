@@ -200,6 +200,13 @@ impl Row {
         Ok(self.get::<Option<i64>>(column)?.map(loaded))
     }
 
+    /// A count, which may be absent.
+    pub(crate) fn maybe_count(&self, column: &'static str) -> Result<Option<u32>, DbError> {
+        let number: Option<i64> = self.get(column)?;
+        let read = |number: i64| u32::try_from(number).map_err(|_| unreadable(column, &number.to_string()));
+        number.map(read).transpose()
+    }
+
     /// A count.
     pub(crate) fn count(&self, column: &'static str) -> Result<u32, DbError> {
         let number: i64 = self.get(column)?;

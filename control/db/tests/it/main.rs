@@ -40,6 +40,7 @@ suite!(
     events_are_read_forward,
     tokens_are_found_by_their_hash,
     scopes_are_stored,
+    schemes_have_versions,
     lists_are_of_the_scopes_of_a_caller,
     a_machine_has_one_claim,
     the_longest_unused_console_session_gives_way,

@@ -242,7 +242,7 @@ fn differing(list: &[Machine], records: &[MachineRecord]) -> Vec<MachineRecord> 
 }
 
 /// A record with what its node says of it.
-pub(super) fn as_said(mut record: MachineRecord, machine: &Machine) -> MachineRecord {
+pub(crate) fn as_said(mut record: MachineRecord, machine: &Machine) -> MachineRecord {
     record.wanted = machine.wanted;
     record.state = machine.state;
     record.reason.clone_from(&machine.reason);
@@ -250,9 +250,12 @@ pub(super) fn as_said(mut record: MachineRecord, machine: &Machine) -> MachineRe
     record.kept.clone_from(&machine.kept);
     record.boot_ms = machine.boot_ms;
     record.started_at_ms = machine.started_at_ms;
-    record.cache = machine.cache;
-    record.memory_bytes = machine.memory_bytes;
-    record.cpus = machine.cpus;
+    // A node that has the settings of an older scheme version has not yet heard of the newer ones.
+    if record.scheme == machine.scheme {
+        record.cache = machine.cache;
+        record.memory_bytes = machine.memory_bytes;
+        record.cpus = machine.cpus;
+    }
     // A node whose database is an old copy may not know it any more.
     record.fenced &= machine.fenced;
     record

@@ -27,7 +27,7 @@
 
 pub mod controller;
 pub mod fence;
-mod follow;
+pub(crate) mod follow;
 pub(crate) mod forward;
 pub(crate) mod lease;
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The first lines of a connection, before the roles are turned: JSON from both sides.
 
 use headwater_api::platform::Platform;
-use headwater_api::{CacheSettings, DiskTransport, Identity, Problem, ProblemKind};
+use headwater_api::{CacheSettings, DiskTransport, Identity, Problem, ProblemKind, SchemeSettings};
 use headwater_db::{MachineRecord, Secret};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -108,6 +108,8 @@ pub(crate) struct AssignedMachine {
     pub(crate) mac: String,
     pub(crate) image: String,
     pub(crate) pin: Option<String>,
+    /// The version of its catalog's scheme whose settings follow.
+    pub(crate) scheme: Option<u32>,
     pub(crate) cache: CacheSettings,
     pub(crate) transport: DiskTransport,
     pub(crate) memory_bytes: u64,
@@ -136,6 +138,7 @@ impl AssignedMachine {
             mac: record.mac.clone(),
             image: record.image.clone(),
             pin: record.pin().map(str::to_owned),
+            scheme: record.scheme,
             cache: record.cache,
             transport: record.transport,
             memory_bytes: record.memory_bytes,
@@ -162,6 +165,12 @@ impl AssignedMachine {
             network: self.network.clone(),
             scratch_bytes: self.scratch_bytes,
         }
+    }
+
+    pub(crate) fn settings(&self) -> SchemeSettings {
+        SchemeSettings::new(self.cache, self.memory_bytes, self.cpus, self.transport)
+            .on(&self.platform())
+            .with_user_data(self.identity.user_data.clone())
     }
 
     pub(crate) fn secret(&self) -> Secret {

@@ -93,6 +93,8 @@ impl Service {
         if what == "stop" && record.to_start {
             self.stays_off(record.uuid).await?;
         }
+        let is_on = record.state.is_active();
+        let record = if what == "stop" || is_on { record } else { self.take_scheme(record, caller).await? };
         let failed = |source| refused(what, &record, &link, source);
         if what != "stop" {
             // The node may have an earlier pin of the machine or of its catalog.
@@ -297,6 +299,9 @@ impl SeenOnNodes {
         view.pid = seen.pid;
         view.accelerator = seen.accelerator;
         view.kept = seen.kept;
+        if view.scheme != seen.scheme {
+            (view.scheme, view.scheme_old) = (seen.scheme, true);
+        }
         view.old = seen.old;
     }
 }

@@ -41,6 +41,7 @@ mod record;
 mod recover;
 mod restart;
 mod rotate;
+pub(crate) mod scheme;
 mod seal;
 mod start;
 mod stop;

@@ -100,6 +100,7 @@ impl Service {
     /// A machine as clients see it.
     pub(crate) fn view(&self, record: MachineRecord) -> Machine {
         let active = self.active(record.uuid);
+        let scheme_old = record.has_old_scheme();
         let has_screen = active.is_some() && record.platform.display != Display::None;
         let display_socket = has_screen
             .then(|| self.hypervisor().display_socket(&self.run_dir(&record.name)).display().to_string());
@@ -120,6 +121,8 @@ impl Service {
             catalog: record.catalog,
             version: record.version,
             claimed_for: None,
+            scheme: record.scheme,
+            scheme_old,
             next_version: None,
             old: false,
             kept: record.kept,

@@ -119,7 +119,7 @@ impl Service {
     /// Starts a machine that is off; the caller holds its lock.
     pub(crate) async fn start_locked(
         &self,
-        mut record: MachineRecord,
+        record: MachineRecord,
         caller: &Caller,
         occasion: StartReason,
     ) -> Result<MachineRecord, LifecycleError> {
@@ -130,6 +130,7 @@ impl Service {
         if self.is_fenced_off(&record) {
             return Err(LifecycleError::FencedOff(record.name));
         }
+        let mut record = self.take_scheme(record, caller).await?;
         let boot = match self.what_to_boot(&record, caller).await {
             Ok(boot) => boot,
             // Refused, and nothing is wrong with the machine.

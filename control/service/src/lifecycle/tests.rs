@@ -15,6 +15,7 @@ mod one_image;
 mod promotions;
 mod pulls;
 mod removals;
+mod schemes;
 mod seals;
 mod slow_store;
 mod targets;
@@ -581,6 +582,8 @@ impl Fixture {
             pin: None,
             catalog: None,
             catalog_pin: None,
+            scheme: None,
+            catalog_scheme: None,
             cache: CacheSettings::default(),
             transport: headwater_api::DiskTransport::default(),
             memory_bytes: 1 << 29,

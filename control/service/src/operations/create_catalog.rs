@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use headwater_api::name::{self, ImageRef, NameRule};
 use headwater_api::platform::{Network, Platform};
 use headwater_api::{Catalog, CreateCatalog, DEFAULT_STOP_IDLE_S, Problem, ProblemKind, check_seal_removes};
-use headwater_db::{CatalogRecord, DbError, PoolRecord};
+use headwater_db::{CatalogRecord, DbError, PoolRecord, SchemeRecord};
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
@@ -123,6 +123,7 @@ pub(super) async fn create_catalog(
         name: request.name,
         image: request.image,
         pin: None,
+        scheme: 1,
         cache: request.cache,
         transport: request.transport,
         memory_bytes: request.memory_bytes,
@@ -166,6 +167,14 @@ async fn create(service: &Service, caller: &Caller, record: CatalogRecord) -> Re
         DbError::Taken { .. } => Error::Exists(name.clone()),
         e => failed(e),
     })?;
+    let scheme = SchemeRecord {
+        catalog: name.clone(),
+        version: record.scheme,
+        settings: record.settings(),
+        created_by: caller.principal.clone(),
+        created_at_ms: record.created_at_ms,
+    };
+    repo.catalogs().add_scheme(&scheme).await.map_err(failed)?;
     let event = service.event(caller, format!("catalog {name}"), "created", record.image.clone());
     repo.events().append(event).await.map_err(failed)?;
     repo.save().await.map_err(failed)?;

@@ -217,8 +217,13 @@ async fn give_to_node(
 pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Result<(), Failure> {
     let caller = Caller::daemon();
     let known = service.db().read().await?.machines().by_uuid(machine.uuid).await?;
-    if let Some(known) = known {
+    if let Some(mut known) = known {
         let mut repo = service.db().write().await?;
+        // The controller has given it the settings of another scheme version, for its next boot.
+        if machine.scheme != known.scheme && service.active(known.uuid).is_none() {
+            known.take_settings(machine.settings(), machine.scheme);
+            repo.machines().set_scheme(&known).await?;
+        }
         if known.identity.ssh_host_key_public != machine.identity.ssh_host_key_public {
             // The controller has given it another one, which its guest gets at its next boot.
             let secret = machine.secret();
@@ -242,6 +247,7 @@ pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Resul
         mac: machine.mac,
         image: machine.image,
         pin: machine.pin,
+        scheme: machine.scheme,
         identity: machine.identity,
         ssh_host_key_private: secret,
         fenced: machine.fenced,
@@ -580,6 +586,9 @@ fn record(service: &Service, plan: Plan) -> Result<MachineRecord, Error> {
     let catalog = plan.catalog.as_ref().map(|it| &*it.name);
     let new = identity(service, (&plan.name, &plan.host_name), catalog, plan.user_data.as_deref())?;
     let on_host_loss = plan.catalog.as_ref().map(|it| it.on_host_loss).unwrap_or_default();
+    // A machine that boots from the network takes no settings of a scheme.
+    let of_scheme = plan.catalog.as_ref().filter(|_| plan.boot == BootFrom::Vm);
+    let scheme = of_scheme.map(|catalog| catalog.scheme);
     let (catalog, catalog_pin) = plan.catalog.map(|it| (it.name, it.pin)).unzip();
     Ok(MachineRecord {
         uuid: new.uuid,
@@ -591,6 +600,8 @@ fn record(service: &Service, plan: Plan) -> Result<MachineRecord, Error> {
         pin: None,
         catalog,
         catalog_pin: catalog_pin.flatten(),
+        scheme,
+        catalog_scheme: scheme,
         cache: plan.cache,
         transport: plan.transport,
         memory_bytes: plan.memory_bytes,

@@ -4,6 +4,7 @@ pub(crate) mod attach_console;
 mod cache_contents;
 mod cancel_promotion;
 mod cancel_task;
+mod catalog_scheme;
 mod claim_machine;
 mod create_catalog;
 mod create_console_ticket;
@@ -161,6 +162,8 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(seal_image::seal_image))
         .routes(routes!(list_catalogs::list_catalogs, create_catalog::create_catalog))
         .routes(routes!(show_catalog::show_catalog, set_catalog::set_catalog, remove_catalog::remove_catalog))
+        .routes(routes!(catalog_scheme::list_schemes))
+        .routes(routes!(catalog_scheme::revert_scheme))
         .routes(routes!(pin_catalog::pin_catalog, pin_catalog::unpin_catalog))
         .routes(routes!(pin_machine::pin_machine, unpin_machine::unpin_machine))
         .routes(routes!(list_machines::list_machines, create_machine::create_machine))

@@ -1,10 +1,12 @@
-//! `PATCH /api/v1/catalogs/{catalog}`: what a catalog's machines boot, how many are ready, and what a seal removes in their guests.
+//! `PATCH /api/v1/catalogs/{catalog}`: what a catalog's machines boot, their settings, how many are ready, and what a seal removes in their
+//! guests.
 
 use axum::Json;
 use axum::extract::State;
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    Catalog, DEFAULT_STOP_IDLE_S, Hours, OnHostLoss, Problem, ProblemKind, SetCatalog, check_seal_removes,
+    Catalog, DEFAULT_STOP_IDLE_S, Hours, OnHostLoss, Problem, ProblemKind, SchemeSettings, SetCatalog,
+    SetScheme, check_seal_removes,
 };
 use headwater_db::{CatalogRecord, PoolRecord};
 
@@ -16,10 +18,11 @@ use crate::catalogs::{CatalogError, check_on_host_loss};
 use crate::claims::check_pool;
 use crate::clock_hours;
 use crate::extract::{Body, Name};
+use crate::operations::catalog_scheme;
 use crate::retention::{ReferenceKind, Referrer};
 
-/// Changes what the machines of a catalog boot from their next boot on (another channel, version or image), how many of them are kept
-/// ready to be claimed, and what a seal also removes in their guests.
+/// Changes what the machines of a catalog boot (another channel, version or image) and their settings (a new version of its scheme), both from
+/// their next boot on. Changes also how many machines are kept ready to be claimed, and what a seal removes in their guests.
 #[utoipa::path(
     patch,
     path = "/api/v1/catalogs/{catalog}",
@@ -40,8 +43,16 @@ pub(super) async fn set_catalog(
     Name(name): Name,
     Body(request): Body<SetCatalog>,
 ) -> Result<Json<Catalog>, Failure> {
-    let SetCatalog { image, keep_ready, ready_hours, ready_always, stop_idle_s, seal_removes, on_host_loss } =
-        request;
+    let SetCatalog {
+        image,
+        scheme,
+        keep_ready,
+        ready_hours,
+        ready_always,
+        stop_idle_s,
+        seal_removes,
+        on_host_loss,
+    } = request;
     if let Some(image) = &image {
         caller.must_have_image(image).map_err(Failure)?;
     }
@@ -51,10 +62,11 @@ pub(super) async fn set_catalog(
     }
     let ready_hours = ready_hours.map(clock_hours::settled).transpose().map_err(Failure)?;
     let pool = SetPool { keep_ready, ready_hours, ready_always, stop_idle_s };
-    let is_other_set = seal_removes.is_some() || on_host_loss.is_some();
+    let scheme = scheme.filter(|scheme| *scheme != SetScheme::default());
+    let is_other_set = scheme.is_some() || seal_removes.is_some() || on_host_loss.is_some();
     if image.is_none() && pool == SetPool::default() && !is_other_set {
-        let nothing = "nothing is to change of the catalog: give 'image', 'keep_ready', 'ready_hours', 'ready_always', 'stop_idle_s', \
-                       'seal_removes' or 'on_host_loss'";
+        let nothing = "nothing is to change of the catalog: give 'image', 'scheme', 'keep_ready', 'ready_hours', 'ready_always', \
+                       'stop_idle_s', 'seal_removes' or 'on_host_loss'";
         return Err(Failure(Problem::new(ProblemKind::Invalid, nothing.to_owned())));
     }
     let reference = image.as_deref().map(ImageRef::parse).transpose().map_err(Failure)?;
@@ -62,10 +74,19 @@ pub(super) async fn set_catalog(
     let mut record = service.catalog(&name).await?;
     check_pool(&pool.of(&record), &record.cache)?;
     check_on_host_loss(&name, on_host_loss.unwrap_or_default(), &record.cache)?;
+    if let Some(scheme) = &scheme {
+        catalog_scheme::check(&service, &caller, &record, &scheme.of(&record.settings())).await?;
+    }
     if let (Some(reference), Some(image)) = (reference, image) {
         service.is_not_busy(&name).await?;
         let (handle, caller, name) = (service.clone(), caller.clone(), name.clone());
         let work = async move { set_image(&handle, &caller, name, reference, image).await };
+        record = service.to_the_end(work).await?;
+    }
+    if let Some(scheme) = scheme {
+        let (handle, caller, name) = (service.clone(), caller.clone(), name.clone());
+        let change = move |before: &SchemeSettings| scheme.of(before);
+        let work = async move { catalog_scheme::set_scheme(&handle, &caller, name, change, "").await };
         record = service.to_the_end(work).await?;
     }
     if pool != SetPool::default() {
@@ -84,6 +105,11 @@ pub(super) async fn set_catalog(
         record = service.to_the_end(work).await?;
     }
     Ok(Json(service.changed_catalog_view(record).await))
+}
+
+/// How many machines of a catalog are kept ready now, and when.
+pub(super) fn pool_as_it_is(record: &CatalogRecord) -> PoolRecord {
+    SetPool::default().of(record)
 }
 
 /// A change of how many machines are kept ready, and when.

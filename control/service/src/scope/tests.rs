@@ -147,6 +147,7 @@ fn catalog(name: &str, image: &str) -> CatalogRecord {
         name: name.to_owned(),
         image: image.to_owned(),
         pin: None,
+        scheme: 1,
         cache: CacheSettings { mode: CacheMode::Ram, ..CacheSettings::default() },
         transport: headwater_api::DiskTransport::default(),
         memory_bytes: 1 << 29,

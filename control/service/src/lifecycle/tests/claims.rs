@@ -25,6 +25,7 @@ async fn class(fixture: &Fixture, machines: usize, keep_ready: u32) {
         name: "class".to_owned(),
         image: "image".to_owned(),
         pin: None,
+        scheme: 1,
         cache: lab.cache,
         transport: lab.transport,
         memory_bytes: lab.memory_bytes,

@@ -61,6 +61,7 @@ impl Fixture {
             name: "lab".to_owned(),
             image: "image".to_owned(),
             pin: None,
+            scheme: 1,
             cache: record.cache,
             transport: record.transport,
             memory_bytes: record.memory_bytes,

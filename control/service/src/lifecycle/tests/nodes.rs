@@ -1,6 +1,7 @@
 //! Machines of other hosts: two services with one connection between them, in this process.
 
 mod moves;
+mod schemes;
 
 use headwater_api::name::ImageRef;
 use headwater_api::{CreateMachine, HostState, Problem};
@@ -142,6 +143,7 @@ impl Pair {
             name: "class".to_owned(),
             image: "image".to_owned(),
             pin: None,
+            scheme: 1,
             cache: lab.cache,
             transport: lab.transport,
             memory_bytes: lab.memory_bytes,
@@ -159,6 +161,7 @@ impl Pair {
         };
         let mut repo = self.controller.db.write().await.unwrap();
         repo.catalogs().add(&catalog).await.unwrap();
+        repo.catalogs().add_scheme(&schemes::first_of(&catalog)).await.unwrap();
         repo.save().await.unwrap();
         let mut made = Vec::new();
         for number in 1..=machines {

@@ -1,0 +1,54 @@
+//! Schemes: a machine takes the newest settings of its catalog when it boots.
+//!
+//! Its settings, the event and the number of the version are written in one transaction. Legal outcomes of a crash: neither, or all three.
+//! A machine that edits an image boots with the settings of before until the maintenance session ends: the variables of its firmware and
+//! the state of its TPM are kept with the disk of the session.
+
+use headwater_api::SchemeDifference;
+use headwater_db::{DbError, MachineRecord, Purpose};
+
+use crate::Service;
+use crate::caller::Caller;
+
+/// Differences in words.
+pub(crate) fn in_words(differences: &[SchemeDifference]) -> String {
+    let words: Vec<_> = differences.iter().map(ToString::to_string).collect();
+    if words.is_empty() { "no setting differs".to_owned() } else { words.join(", ") }
+}
+
+impl Service {
+    /// Gives a machine that is off the newest settings of its catalog. A setting that was changed for it alone stays. The caller has its
+    /// turn.
+    pub(crate) async fn take_scheme(
+        &self,
+        mut record: MachineRecord,
+        caller: &Caller,
+    ) -> Result<MachineRecord, DbError> {
+        if !record.has_old_scheme() {
+            return Ok(record);
+        }
+        let mut repo = self.db().write().await?;
+        // With its user data, and as the catalog is at this moment.
+        let Some(now) = repo.machines().by_uuid(record.uuid).await? else { return Ok(record) };
+        let (Some(catalog), Some(own), Some(newest)) = (&now.catalog, now.scheme, now.catalog_scheme) else {
+            return Ok(record);
+        };
+        let disks = repo.persistent_disks().of_machine(record.uuid).await?;
+        if disks.iter().any(|disk| disk.purpose == Purpose::MaintenanceSession) {
+            return Ok(record);
+        }
+        let versions = repo.catalogs().schemes(catalog).await?;
+        let version = |number| versions.iter().find(|version| version.version == number);
+        let (Some(base), Some(newer)) = (version(own), version(newest)) else { return Ok(record) };
+        let before = now.settings();
+        let after = before.clone().merged(&base.settings, newer.settings.clone());
+        let detail = format!("version {own} -> {newest}: {}", in_words(&before.differences(&after)));
+        record.catalog_scheme = Some(newest);
+        record.take_settings(after, Some(newest));
+        repo.machines().set_scheme(&record).await?;
+        let event = self.event(caller, format!("machine {}", record.name), "scheme taken", detail);
+        repo.events().append(event).await?;
+        repo.save().await?;
+        Ok(record)
+    }
+}
