@@ -13,7 +13,7 @@ const JOIN_SESPARSE: &str = "It needs the small .vmdk file that describes it, an
 const MOUNT_EWF: &str =
     "Show its disk as a raw file first, with ewfmount of ewf-tools (it needs all segments, .E01, .E02 ..)";
 
-/// What to do with a file of another format.
+/// Advice for a file of another format.
 enum Advice {
     Qemu,
     Unpack(&'static str),

@@ -29,7 +29,7 @@ const NONE: u64 = u64::MAX;
 struct Stream {
     /// The chunk after the last one that was read.
     next: u64,
-    /// The chunk after the last one that was fetched.
+    /// The chunk after the last one that was prefetched.
     ahead: u64,
     /// 0 for a candidate.
     window: u64,

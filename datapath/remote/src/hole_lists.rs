@@ -131,7 +131,7 @@ pub(crate) struct RememberedLists {
     object: Hash,
     lists: HoleLists,
     at: Instant,
-    /// When each server last gave its list.
+    /// When each server last reported its list.
     said_at: Vec<(usize, Instant)>,
     /// When all servers were last asked for their lists.
     all_asked: Option<Instant>,

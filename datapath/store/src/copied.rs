@@ -45,7 +45,7 @@ pub struct CopiedImage {
     pub booted: Option<u32>,
     /// The version that such a machine boots now.
     pub boots: Option<u32>,
-    /// The error of a change whose outcome is unknown. The copy ended with it.
+    /// The error of a change whose outcome is unknown. The copy ended with this error.
     pub tried: Option<StoreError>,
 }
 

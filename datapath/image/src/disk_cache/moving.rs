@@ -43,7 +43,7 @@ const WORTH_MOVING: u64 = 4;
 /// during the search.
 const MOST_LOOKED_AT: usize = 64;
 
-/// What happens to the chunks of a segment that is removed.
+/// The chunks of a segment that is removed, by what happens to them.
 #[derive(Default)]
 struct SegmentChunks {
     stay: Vec<Hash>,

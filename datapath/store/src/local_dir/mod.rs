@@ -141,7 +141,7 @@ struct State {
 #[derive(Debug, Default)]
 struct Reclaimed {
     freed_bytes: u64,
-    /// Whether something was left because a version that is no longer in a list is pinned.
+    /// Whether something was left because a version that is no longer listed is pinned.
     is_postponed: bool,
 }
 
