@@ -138,7 +138,7 @@ fn what_makes_no_sense_is_2_and_invalid() {
         (export("null:1G", &["--ram", "900T"]), "give a smaller --ram"),
         (
             export("deb@1", &["--chunk-cache", "cc:1M"]),
-            "headwater: a chunk cache of 1.0 MiB in cc is too small: it takes 64.0 MiB or more",
+            "headwater: a chunk cache of 1.0 MiB in cc is too small: the minimum is 64.0 MiB",
         ),
         (export("null:1G", &["--write-through"]), "--write-through is about a block device"),
         (export("null:1G", &["--queues", "2"]), "give --attach too"),

@@ -350,7 +350,7 @@ fn what_is_no_image_is_refused_and_leaves_nothing() {
     std::fs::write(path("empty.raw"), []).unwrap();
     refused("empty.raw", 2, &["empty"]);
     qemu_img(&["create", "-q", "-f", "qcow2", &path("large.qcow2"), "20T"]);
-    refused("large.qcow2", 2, &["a machine's disk at most 17592186036224", "16 TiB"]);
+    refused("large.qcow2", 2, &["a machine's disk has at most 17592186036224", "16 TiB"]);
     std::fs::create_dir(path("dir")).unwrap();
     refused("dir", 2, &["directory"]);
 

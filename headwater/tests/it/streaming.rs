@@ -174,7 +174,7 @@ fn a_server_that_lies_is_told_of_and_costs_no_read_unless_it_is_the_only_one() {
     // The honest one is slow, so that the other one is asked.
     honest.fail(HttpFault::Delay(std::time::Duration::from_millis(50)));
     for (lie, says) in [
-        (HttpFault::WrongBytes, "sent wrong bytes; it is put aside"),
+        (HttpFault::WrongBytes, "sent wrong bytes: for"),
         (HttpFault::Redirect("http://127.0.0.1:9/".into()), "answers wrongly and is put aside"),
     ] {
         liar.fail_all(HttpFault::None);

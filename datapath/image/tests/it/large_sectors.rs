@@ -122,7 +122,7 @@ fn the_sector_size_can_be_given_at_the_import() {
     fs::write(&path, vec![7; 1 << 20]).unwrap();
     assert_eq!((sectors_of(&path, None).unwrap(), sectors_of(&path, Some(4096)).unwrap()), (512, 4096));
     fs::write(&path, vec![7; (1 << 20) + 512]).unwrap();
-    for (told, why) in [(4096, "no multiple"), (2048, "512 or 4096")] {
+    for (told, why) in [(4096, "not a multiple"), (2048, "512 or 4096")] {
         let refused = sectors_of(&path, Some(told)).unwrap_err();
         assert_eq!(refused.kind(), headwater_image::ImageErrorKind::Invalid);
         assert!(refused.to_string().contains(why), "{refused}");

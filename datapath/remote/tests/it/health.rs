@@ -242,7 +242,7 @@ fn a_list_of_images_without_an_end_is_not_taken() {
     };
     let remote = open_behind(&server, Arc::new(lists));
     assert_eq!(remote.images().unwrap().len(), 1);
-    for (count, says) in [(2, "no list of images"), (4 << 20, "at most 16777216 can be")] {
+    for (count, says) in [(2, "no list of images"), (4 << 20, "at most 16777216 are possible")] {
         lines.store(count, Ordering::SeqCst);
         let error = remote.images().unwrap_err();
         assert!(error.to_string().contains(says), "{error}");

@@ -137,7 +137,7 @@ fn tls_is_verified_and_tokens_are_shown() {
         assert!(refused.contains("token"), "{refused}");
     }
     let empty = write("empty", "\n");
-    assert!(try_open(&ca, &empty).unwrap_err().to_string().contains("single word"));
+    assert!(try_open(&ca, &empty).unwrap_err().to_string().contains("exactly one word"));
     // A token is never sent over a network without encryption.
     let urls = vec!["http://192.0.2.1".parse().unwrap()];
     let clear = RemoteStore::open(Options { token_file: token, ..Options::new(urls) });
@@ -171,7 +171,7 @@ fn a_server_with_wrong_bytes_is_put_aside_and_others_continue() {
     let bytes = store(dir.path());
     for (fault, says) in [
         (HttpFault::WrongBytes, "wrong bytes"),
-        (HttpFault::Short, "were asked for"),
+        (HttpFault::Short, "instead of"),
         (HttpFault::Endless, "without a length"),
         // The fault is noticed with this answer, or at the beginning of the next one.
         (HttpFault::TooMuch, ""),

@@ -139,7 +139,7 @@ fn permanent_failures_end_with_advice() {
     let (opened, opened_impatiently) = (open(store.as_ref()), open(fail_fast.as_ref()));
     let key = format!("some/prefix/objects/{}", Hash::of(&object));
     let cases = [
-        (Fault::Status(500), 5, "500 (Injected: by the relay). The server has trouble"),
+        (Fault::Status(500), 5, "500 (Injected: by the relay). The server has a problem"),
         (Fault::Status(403), 1, "AWS_ACCESS_KEY_ID"),
         (Fault::Refuse, 5, "Check that http://127.0.0.1"),
         (Fault::Silence, 5, "did not answer in full within 1.0 s"),
@@ -349,7 +349,7 @@ fn leftover_marks_are_distinguished_from_foreign_keys() {
     let refused = || place.open(Access::WRITE).map(drop).unwrap_err().to_string();
     let hint = "delete the remaining keys below pins/ and locks/";
     let told = refused();
-    assert!(told.contains("(it holds pins/") && told.contains(hint), "{told}");
+    assert!(told.contains("(it has pins/") && told.contains(hint), "{told}");
     // Next to other keys they do not show that there is a store.
     let other = place.dir().join("pins.txt");
     fs::write(&other, b"of another program").unwrap();

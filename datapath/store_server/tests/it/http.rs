@@ -302,7 +302,7 @@ fn a_server_says_when_its_directory_is_gone() {
     std::fs::rename(&at, &away).unwrap();
     let gone = served.get("/store");
     assert!(
-        gone.status == 404 && String::from_utf8_lossy(&gone.body).contains("store is gone"),
+        gone.status == 404 && String::from_utf8_lossy(&gone.body).contains("store was removed"),
         "{}",
         gone.head
     );

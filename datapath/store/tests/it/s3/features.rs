@@ -46,13 +46,16 @@ impl Own {
 }
 
 #[test]
-fn no_store_is_made_where_conditional_writes_are_not_known() {
+fn no_store_is_made_where_conditional_writes_are_not_supported() {
     let own = Own::start();
     for (quirk, says) in [
-        (S3Quirk::IgnoresIfNoneMatch, "ignores conditional writes (it took a PUT with 'If-None-Match: *'"),
-        (S3Quirk::IgnoresIfMatch, "ignores conditional writes (it took a PUT with 'If-Match'"),
-        (S3Quirk::ConditionsAre501, "does not know conditional writes"),
-        (S3Quirk::ConditionsAre400, "does not know conditional writes"),
+        (
+            S3Quirk::IgnoresIfNoneMatch,
+            "ignores conditional writes (it accepted a PUT with 'If-None-Match: *'",
+        ),
+        (S3Quirk::IgnoresIfMatch, "ignores conditional writes (it accepted a PUT with 'If-Match'"),
+        (S3Quirk::ConditionsAre501, "does not support conditional writes"),
+        (S3Quirk::ConditionsAre400, "does not support conditional writes"),
     ] {
         own.server.set_quirk(Some(quirk));
         let error = own.open(Access::WRITE).unwrap_err();
