@@ -1,4 +1,5 @@
-//! Servers that are there, and answer that they are busy: what does not wait for servers that are gone waits for these.
+//! Servers that answer that they are busy. Reads and calls that do not wait for unreachable servers do wait
+//! for busy ones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,7 +22,7 @@ fn object_of(store: &dyn Store, bytes: &[u8]) -> Arc<dyn Object> {
 }
 
 #[test]
-fn a_server_that_is_now_and_then_busy_fails_nothing() {
+fn nothing_fails_at_a_server_that_is_sometimes_busy() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let server = FileServer::start(dir.path(), None);
@@ -42,7 +43,7 @@ fn a_server_that_is_now_and_then_busy_fails_nothing() {
 }
 
 #[test]
-fn a_server_that_stays_busy_is_named_as_that_in_the_end() {
+fn the_error_names_a_server_that_stays_busy() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let server = FileServer::start(dir.path(), None);
@@ -91,7 +92,7 @@ fn waits_for_busy_servers_are_reported_and_can_end() {
 }
 
 #[test]
-fn a_relay_hands_on_at_once_that_a_server_is_busy() {
+fn a_relay_reports_a_busy_server_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let server = FileServer::start(dir.path(), None);

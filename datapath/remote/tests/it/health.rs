@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::{
-    Answers, MANIFEST, all_up, before, impatient_limits, is_slow, limits, object, open, open_impatient,
-    options, read, status, store, until,
+    Answers, MANIFEST, all_up, before, is_slow, limits, object, open, open_with_short_timeouts, options,
+    read, short_timeouts, status, store, until,
 };
 use headwater_remote::{Limits, Options, RemoteStore, ServerState};
 use headwater_store::{Check, Hash, Object, Store, StoreError, StoreErrorKind, Waiting};
 use headwater_testkit::{FileServer, HttpFault, wait_until};
 
 #[test]
-fn a_token_that_was_replaced_is_shown_at_once() {
+fn a_replaced_token_is_used_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let server = FileServer::start(dir.path(), None);
@@ -60,7 +60,7 @@ fn a_read_that_waits_needs_no_thread_until_its_server_is_back() {
         assert!(!go_on(number, waiting), "read {number}");
     }
     assert_eq!(remote.status().waiting, 40);
-    // A read that is given up does not count any more.
+    // A read that was cancelled is no longer counted.
     waiting.pop();
     assert_eq!((remote.status().waiting, remote.counters().waits), (39, 0));
     server.revive();
@@ -111,7 +111,7 @@ fn an_object_that_a_server_refuses_concerns_reads_of_it_alone() {
     let error = joined(failed, &remote);
     assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
     assert!(error.to_string().contains("status 403"), "{error}");
-    // It is known for other parts of the object, too: the server is not put aside again.
+    // The refusal counts for other parts of the object, too: the server is not put aside again.
     all_up(&remote);
     for _ in 0..3 {
         let before = server.object_requests();
@@ -135,12 +135,12 @@ fn reading(remote: &RemoteStore, bytes: &[u8]) -> std::thread::JoinHandle<Result
 }
 
 #[test]
-fn a_server_that_refuses_the_token_is_not_said_to_have_no_list() {
+fn a_refused_token_is_not_reported_as_a_missing_list() {
     let dir = tempfile::tempdir().unwrap();
     store(dir.path());
     let server = FileServer::start(dir.path(), None);
     let remote = open(&[&server]);
-    // If the server has no list, the error says what it answers.
+    // If the server has no list, the error says what the server answers.
     let text = remote.images().unwrap_err().to_string();
     assert!(text.contains("do not list") && text.contains("status 403"), "{text}");
     server.ask_for_token("sesame");
@@ -167,7 +167,7 @@ fn a_file_missing_in_a_cache_is_requested_uncached() {
 }
 
 #[test]
-fn a_directory_that_is_gone_behind_a_cache_is_waited_for() {
+fn reads_wait_for_a_missing_directory_behind_a_cache() {
     let dir = tempfile::tempdir().unwrap();
     let (at, away) = (dir.path().join("store"), dir.path().join("away"));
     let bytes = store(&at);
@@ -185,7 +185,7 @@ fn a_directory_that_is_gone_behind_a_cache_is_waited_for() {
     std::fs::rename(&at, &away).unwrap();
     let read = reading(&remote, &bytes);
     // It is put aside, and stays so although the cache has the file `store`.
-    until(&remote, "it is asked past the cache", || read.is_finished() || server.requests() >= 8);
+    until(&remote, "it is asked without the cache", || read.is_finished() || server.requests() >= 8);
     std::fs::rename(&away, &at).unwrap();
     joined(read, &remote).unwrap();
 }
@@ -214,7 +214,7 @@ fn open_versions_are_announced_to_servers_uncached() {
     let _pins = [b"1", b"2"].map(|version| {
         let before = told.load(Ordering::SeqCst);
         let pin = remote.pin(Hash::of(version)).unwrap();
-        until(&remote, "the server is told", || told.load(Ordering::SeqCst) > before);
+        until(&remote, "the server is notified", || told.load(Ordering::SeqCst) > before);
         pin
     });
     let before = told.load(Ordering::SeqCst);
@@ -223,11 +223,11 @@ fn open_versions_are_announced_to_servers_uncached() {
     let name = "debian".parse().unwrap();
     until(&remote, "the server is missed", || asking.image(&name).is_err());
     server.revive();
-    until(&remote, "it is told again", || told.load(Ordering::SeqCst) >= before + 2);
+    until(&remote, "it is notified again", || told.load(Ordering::SeqCst) >= before + 2);
 }
 
 #[test]
-fn a_list_of_images_without_an_end_is_not_taken() {
+fn a_list_of_images_without_an_end_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     store(dir.path());
     let server = FileServer::start(dir.path(), None);
@@ -279,7 +279,7 @@ fn a_lost_directory_is_not_reported_as_missing_files() {
 }
 
 #[test]
-fn a_server_that_a_proxy_does_not_reach_is_waited_for() {
+fn reads_wait_for_a_server_that_a_proxy_cannot_reach() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     for gateway in [502, 504] {
@@ -296,7 +296,8 @@ fn a_server_that_a_proxy_does_not_reach_is_waited_for() {
         };
         let remote = open_behind(&server, Arc::new(answers));
         let read = reading(&remote, &bytes);
-        // More often than a server that breaks off is asked, and for longer than better bytes are waited for.
+        // More attempts than at a server that breaks connections off, and a longer time than reads wait for
+        // better bytes.
         until(&remote, "it is asked again", || read.is_finished() || asked_times.load(Ordering::SeqCst) >= 5);
         is_back.store(true, Ordering::SeqCst);
         joined(read, &remote).unwrap();
@@ -308,7 +309,7 @@ fn opening_and_listing_end_where_a_server_sends_a_byte_now_and_then() {
     let dir = tempfile::tempdir().unwrap();
     store(dir.path());
     let server = FileServer::start(dir.path(), None);
-    let remote = open_impatient(&Options { limits: impatient_limits(), ..options(&[&server]) });
+    let remote = open_with_short_timeouts(&Options { limits: short_timeouts(), ..options(&[&server]) });
     server.fail_all(HttpFault::Drip(Duration::from_millis(50)));
     let asking = remote.clone();
     let asked = std::thread::spawn(move || asking.manifest(Hash::of(MANIFEST)).unwrap_err());
@@ -336,7 +337,7 @@ fn a_server_with_wrong_bytes_is_asked_again_if_others_hang() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let (hanging, gave) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
-    // No server is given up.
+    // No attempt times out.
     let limits = Limits { stall: Duration::from_secs(3600), ..limits() };
     let remote = RemoteStore::open(Options { limits, ..options(&[&hanging, &gave]) }).unwrap();
     all_up(&remote);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::support::holes::{
-    KEPT, OWN, check_copy, common, copied, found_wrong, give_back, list_of, listed, put_list, two_stores,
+    KEPT, OWN, check_copy, common, copied, found_wrong, free_parts, list_of, listed, put_list, two_stores,
     with_versions,
 };
 use crate::support::{
@@ -32,7 +32,7 @@ fn a_list_that_is_damaged_counts_against_its_server() {
     let status = both.status();
     assert_eq!(both.counters().wrong_answers, 1);
     assert_eq!(status.servers[0].state, ServerState::Aside, "{status:?}");
-    // If no other server reports holes, this is not taken for no holes.
+    // If no other server reports holes, the reader does not conclude that there are none.
     let alone = open(&[&distrusted]);
     let error = found_wrong(&alone, &bytes).holes().unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Damaged);
@@ -95,7 +95,7 @@ fn a_server_without_a_usable_list_keeps_serving_reads() {
 }
 
 #[test]
-fn after_wrong_bytes_the_only_list_is_waited_for() {
+fn after_wrong_bytes_a_read_waits_for_the_only_list() {
     let (dirs, bytes) = two_stores();
     let one = listed(dirs[0].path(), &bytes);
     let server = FileServer::start(dirs[0].path(), None);
@@ -128,7 +128,7 @@ fn after_wrong_bytes_the_only_list_is_waited_for() {
 }
 
 #[test]
-fn a_copy_waits_for_no_list_where_a_cache_has_all_of_the_object() {
+fn a_copy_does_not_wait_for_a_list_if_a_cache_has_the_whole_object() {
     let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (_, bytes) = with_versions(from.path(), OWN[0]);
     let server = FileServer::start(from.path(), None);
@@ -144,7 +144,7 @@ fn a_copy_waits_for_no_list_where_a_cache_has_all_of_the_object() {
 }
 
 #[test]
-fn a_copy_whose_list_was_not_known_at_first_comes_out_right() {
+fn a_copy_is_correct_although_the_list_was_unknown_at_first() {
     let (dirs, bytes) = two_stores();
     let to = tempfile::tempdir().unwrap();
     let server = FileServer::start(dirs[0].path(), None);
@@ -211,12 +211,12 @@ fn after_wrong_bytes_holes_are_requested_uncached() {
 }
 
 #[test]
-fn servers_that_have_no_list_have_all_of_it() {
+fn servers_without_a_list_have_the_whole_object() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let server = FileServer::start(dir.path(), None);
     let remote = open(&[&server]);
-    // Some servers give this answer for paths that they do not know.
+    // Some servers give this answer for unknown paths.
     for fault in [HttpFault::None, HttpFault::Status(410), HttpFault::Status(403)] {
         let object = object(&remote, &bytes);
         server.fail_all(fault);
@@ -230,7 +230,7 @@ fn servers_that_have_no_list_have_all_of_it() {
 }
 
 #[test]
-fn after_wrong_bytes_missing_servers_are_waited_for() {
+fn after_wrong_bytes_a_read_waits_for_missing_servers() {
     let (dirs, bytes) = two_stores();
     let [one, other] = dirs.each_ref().map(|dir| listed(dir.path(), &bytes));
     let [mut a, mut b] = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
@@ -286,7 +286,7 @@ fn an_object_that_gets_holes_while_it_is_read_is_read_once_more() {
     let target = LocalDir::open(to.path(), Access::Copy { new_chunk_bytes: remote.chunk_bytes() }).unwrap();
     let source = object(&remote, &bytes);
     assert!(source.holes().unwrap().is_empty());
-    give_back(&store, &bytes);
+    free_parts(&store, &bytes);
     let holes = listed(dir.path(), &bytes);
     // The holes are not known yet, and the bytes that come are not those of the object.
     assert!(source.holes().unwrap().is_empty());
@@ -299,13 +299,13 @@ fn an_object_that_gets_holes_while_it_is_read_is_read_once_more() {
 }
 
 #[test]
-fn a_server_that_punched_holes_during_the_read_is_not_blamed() {
+fn a_server_that_freed_space_during_the_read_is_not_blamed() {
     let (dirs, bytes) = two_stores();
     let lists = dirs.each_ref().map(|dir| fs::read(list_of(dir.path(), &bytes)).unwrap());
     let server = FileServer::start(dirs[0].path(), None);
     let remote = open(&[&server]);
     let source = object(&remote, &bytes);
-    // A reader finds the object wrong. The first time no server is blamed.
+    // A reader finds that the object has wrong bytes. The first time no server is blamed.
     for (list, blamed) in [(&lists[0], 0), (&lists[1], 0), (&lists[1], 1)] {
         source.holes().unwrap();
         source.read_range(0, &mut vec![0; OBJECT_BYTES]).unwrap();
@@ -316,7 +316,7 @@ fn a_server_that_punched_holes_during_the_read_is_not_blamed() {
 }
 
 #[test]
-fn a_server_that_says_something_else_each_time_is_not_read_from_for_ever() {
+fn reads_from_a_server_with_ever_new_lists_end() {
     let (dirs, bytes) = two_stores();
     let lists = dirs.each_ref().map(|dir| fs::read(list_of(dir.path(), &bytes)).unwrap());
     let server = FileServer::start(dirs[0].path(), None);

@@ -1,5 +1,5 @@
-//! Several servers have given back different parts of an object. A reader gets every part that any of them
-//! has.
+//! Several servers have freed different parts of an object. A reader gets every part that at least one of
+//! them has.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::support::holes::{
-    KEPT, OWN, check_copy, common, copied, copied_version, found_wrong, give_back, holes_of_copy, list_of,
+    KEPT, OWN, check_copy, common, copied, copied_version, found_wrong, free_parts, holes_of_copy, list_of,
     listed, put_list, two_stores, with_versions,
 };
 use crate::support::{OBJECT_BYTES, all_up, before, limits, object, open, open_urls, read, status, until};
@@ -45,7 +45,7 @@ fn a_copy_combines_the_parts_of_all_servers() {
 fn a_copy_is_whole_where_one_server_has_all_of_it() {
     let [with_holes, all, to] = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let (store, bytes) = with_versions(with_holes.path(), OWN[0]);
-    give_back(&store, &bytes);
+    free_parts(&store, &bytes);
     let (_, same) = with_versions(all.path(), OWN[0]);
     assert!(bytes == same);
     let servers = [&with_holes, &all].map(|dir| FileServer::start(dir.path(), None));
@@ -104,8 +104,8 @@ fn a_read_with_remembered_lists_uses_servers_that_have_the_part() {
     servers[0].fail_all(SLOW);
     let remote = open(&[&servers[0], &servers[1]]);
     all_up(&remote);
-    // As in a server that serves this store: it keeps objects open, and opens them again for readers that ask
-    // past caches.
+    // As in a server that serves this store: it keeps objects open, and opens them again for readers that
+    // bypass caches.
     let kept = remote.open_object(Hash::of(&bytes)).unwrap();
     object(&remote, &bytes).holes().unwrap();
     let anew = || remote.open_object_uncached(Hash::of(&bytes)).unwrap();
@@ -239,7 +239,7 @@ fn chunk_reads_wait_for_a_server_with_the_chunk() {
 }
 
 #[test]
-fn a_chunk_that_all_servers_gave_back_is_an_error_and_nobody_is_blamed() {
+fn reading_a_chunk_that_all_servers_freed_fails_without_blame() {
     let (dirs, bytes) = two_stores();
     let servers = dirs.each_ref().map(|dir| FileServer::start(dir.path(), None));
     let remote = open(&[&servers[0], &servers[1]]);
@@ -301,7 +301,7 @@ fn a_copy_continues_after_its_server_lost_the_object() {
 fn parts_of_a_server_that_answered_late_are_copied() {
     let [holed, full, to] = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let (store, bytes) = with_versions(holed.path(), OWN[0]);
-    give_back(&store, &bytes);
+    free_parts(&store, &bytes);
     with_versions(full.path(), OWN[0]);
     let servers = [&holed, &full].map(|dir| FileServer::start(dir.path(), None));
     servers[0].fail_all(SLOW);
@@ -385,7 +385,7 @@ fn repeated_hole_requests_bypass_stale_caches() {
 fn parts_of_a_missing_server_fail_after_one_wait() {
     let [holed, full, to] = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let (store, bytes) = with_versions(holed.path(), OWN[0]);
-    give_back(&store, &bytes);
+    free_parts(&store, &bytes);
     with_versions(full.path(), OWN[0]);
     let [one, mut other] = [&holed, &full].map(|dir| FileServer::start(dir.path(), None));
     let remote = open(&[&one, &other]);
@@ -395,7 +395,7 @@ fn parts_of_a_missing_server_fail_after_one_wait() {
     let lacks = listed(holed.path(), &bytes);
     assert_eq!((source.holes().unwrap().as_ref(), remote.counters().waits), (&lacks, 0));
     assert_eq!((source.holes_uncached().unwrap().as_ref(), remote.counters().waits), (&lacks, 1));
-    // The wait was in vain. Nothing is waited for again until the server is back.
+    // The wait was in vain. No read waits again until the server is back.
     assert_eq!((source.holes_uncached().unwrap().as_ref(), remote.counters().waits), (&lacks, 1));
     other.revive();
     all_up(&remote);
@@ -408,7 +408,7 @@ fn parts_of_a_missing_server_fail_after_one_wait() {
 fn a_server_without_the_object_does_not_count_as_complete() {
     let [holed, empty, to] = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let (store, bytes) = with_versions(holed.path(), OWN[0]);
-    give_back(&store, &bytes);
+    free_parts(&store, &bytes);
     LocalDir::open(empty.path(), Access::WRITE).unwrap();
     let servers = [&holed, &empty].map(|dir| FileServer::start(dir.path(), None));
     servers[0].fail_all(SLOW);
@@ -433,9 +433,9 @@ fn a_wrong_hole_list_does_not_affect_other_servers() {
     let sum = Hash::of(&wrong[..end]);
     wrong[end..].copy_from_slice(&sum.0);
     put_list(dirs[0].path(), &bytes, &wrong);
-    let (liar, honest) = (FileServer::start(dirs[0].path(), None), FileServer::start(dirs[1].path(), None));
-    honest.fail_all(SLOW);
-    let remote = open(&[&liar, &honest]);
+    let (faulty, good) = (FileServer::start(dirs[0].path(), None), FileServer::start(dirs[1].path(), None));
+    good.fail_all(SLOW);
+    let remote = open(&[&faulty, &good]);
     all_up(&remote);
     let copied = copied(&remote, &bytes, to.path());
     assert_eq!((copied.versions, copied.failed.len()), (1, 0), "{copied:?}");

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::support::{
-    MANIFEST, OBJECT_BYTES, all_up, before, impatient_limits, is_slow, limits, message, object, open,
-    open_impatient, options, read, store, trace, until,
+    MANIFEST, OBJECT_BYTES, all_up, before, is_slow, limits, message, object, open, open_with_short_timeouts,
+    options, read, short_timeouts, store, trace, until,
 };
 use headwater_remote::{Limits, Options, RemoteStore, ServerState};
 use headwater_store::{Access, Hash, ImageName, LocalDir, Store, StoreError, StoreErrorKind};
@@ -59,12 +59,13 @@ fn a_store_is_read_through_a_plain_web_server() {
 }
 
 #[test]
-fn servers_that_do_not_answer_are_not_said_to_have_no_list() {
+fn servers_without_an_answer_are_not_reported_to_lack_a_list() {
     let dir = tempfile::tempdir().unwrap();
     store(dir.path());
     let (plain, silent) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
-    let open =
-        |servers: &[&FileServer]| open_impatient(&Options { limits: impatient_limits(), ..options(servers) });
+    let open = |servers: &[&FileServer]| {
+        open_with_short_timeouts(&Options { limits: short_timeouts(), ..options(servers) })
+    };
     let both = open(&[&plain, &silent]);
     let alone = open(&[&silent]);
     all_up(&both);
@@ -89,7 +90,7 @@ fn servers_that_do_not_answer_are_not_said_to_have_no_list() {
 }
 
 #[test]
-fn connections_are_kept() {
+fn connections_are_reused() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let server = FileServer::start(dir.path(), None);
@@ -105,7 +106,7 @@ fn connections_are_kept() {
 }
 
 #[test]
-fn tls_is_verified_and_tokens_are_shown() {
+fn tls_is_verified_and_tokens_are_sent() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let (tls, other) = (TestTls::new(), TestTls::new());
@@ -181,18 +182,18 @@ fn a_server_with_wrong_bytes_is_put_aside_and_others_continue() {
         (HttpFault::Status(418), "status 418"),
         (HttpFault::Status(403), "token"),
     ] {
-        let (liar, honest) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+        let (faulty, good) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
         let limits = Limits {
             probe_after: Duration::from_secs(5),
             probe_after_max: Duration::from_secs(5),
             ..limits()
         };
         // So that the server with wrong bytes is preferred, from the first probe on and on a busy host too.
-        honest.fail_all(SLOW);
-        let remote = RemoteStore::open(Options { limits, ..options(&[&liar, &honest]) }).unwrap();
+        good.fail_all(SLOW);
+        let remote = RemoteStore::open(Options { limits, ..options(&[&faulty, &good]) }).unwrap();
         all_up(&remote);
         let object = object(&remote, &bytes);
-        liar.fail(fault.clone());
+        faulty.fail(fault.clone());
         for n in 0..50 {
             read(&*object, &bytes, n % 5 * 40_000, 40_000).unwrap();
             if n >= 4 && remote.status().servers[0].state == ServerState::Aside {
@@ -214,7 +215,8 @@ fn a_server_with_wrong_bytes_is_put_aside_and_others_continue() {
     }
 }
 
-/// A cache before a server. Its copies of objects have a wrong bit, until it is told not to use them.
+/// A caching proxy before a server. Its copies of objects have a wrong bit, except for requests with
+/// `no-cache`.
 struct BadCache {
     address: SocketAddr,
     past: Arc<AtomicU64>,
@@ -254,7 +256,7 @@ fn relay(mut client: TcpStream, mut server: TcpStream, past: &AtomicU64) -> Opti
 }
 
 #[test]
-fn a_server_is_asked_past_a_cache_that_holds_wrong_bytes() {
+fn a_cache_with_wrong_bytes_is_bypassed() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let server = FileServer::start(dir.path(), None);
@@ -273,7 +275,7 @@ fn a_server_is_asked_past_a_cache_that_holds_wrong_bytes() {
 }
 
 #[test]
-fn damage_on_every_server_is_an_error_of_that_read_alone() {
+fn damage_on_every_server_fails_only_that_read() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let (a, b) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
@@ -292,7 +294,7 @@ fn damage_on_every_server_is_an_error_of_that_read_alone() {
 }
 
 #[test]
-fn a_server_killed_in_the_middle_of_reads_is_not_noticed_by_readers() {
+fn readers_do_not_notice_a_server_killed_during_reads() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let (mut a, b) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
@@ -326,7 +328,7 @@ fn a_server_killed_in_the_middle_of_reads_is_not_noticed_by_readers() {
 }
 
 #[test]
-fn a_server_that_breaks_off_or_hangs_costs_a_moment() {
+fn a_server_that_breaks_off_or_hangs_delays_reads_briefly() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     for fault in
@@ -370,14 +372,14 @@ fn a_crawling_read_moves_to_a_server_that_is_back() {
         crawling.fail(HttpFault::Drip(Duration::from_millis(20)));
         let (object, content, begun) = (object(&remote, &bytes), bytes.clone(), Instant::now());
         let reader = std::thread::spawn(move || read(&*object, &content, 0, 1000));
-        until(&remote, "the read is late, and nobody else there", || {
+        until(&remote, "the read is late, and no other server is up", || {
             crawling.object_requests() > 0
                 && begun.elapsed() > limits().hedge_after_max * 3
                 && remote.status().servers[1].state == ServerState::Down
         });
         other.fail(HttpFault::None);
         other.revive();
-        until(&remote, "the read goes on at the other one", || reader.is_finished());
+        until(&remote, "the read continues at the other server", || reader.is_finished());
         reader.join().unwrap().unwrap();
         assert_eq!(remote.counters().hedges_won, 1, "{:?}", remote.counters());
     }
@@ -434,7 +436,7 @@ fn connection_setup_does_not_count_as_slowness() {
     let ca_file = dir.path().join("ca");
     std::fs::write(&ca_file, &tls.ca_pem).unwrap();
     let urls = vec![slow.url().parse().unwrap(), format!("https://{line}").parse().unwrap()];
-    // A request on a new connection is not given up in favour of another server.
+    // A request on a new connection is not dropped in favour of another server.
     let never = Duration::from_secs(60);
     let limits = Limits { hedge_after: never, hedge_after_max: never, ..limits() };
     let options = Options { ca_file: Some(ca_file), limits, ..Options::new(urls) };
@@ -480,7 +482,7 @@ fn a_read_on_a_new_connection_is_not_late_before_that_is_ready() {
 }
 
 #[test]
-fn reads_wait_while_all_servers_are_gone() {
+fn reads_wait_while_all_servers_are_down() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let (mut a, mut b) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
@@ -522,7 +524,7 @@ fn reads_wait_while_all_servers_are_gone() {
 }
 
 #[test]
-fn fail_fast_reads_fail_while_all_servers_are_gone() {
+fn fail_fast_reads_fail_while_all_servers_are_down() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let mut server = FileServer::start(dir.path(), None);
@@ -575,7 +577,7 @@ fn a_single_server_that_breaks_off_is_asked_again_until_it_answers() {
 }
 
 #[test]
-fn the_time_in_which_a_server_was_gone_is_not_taken_for_damage() {
+fn the_time_during_which_a_server_was_down_does_not_count_as_damage() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let mut server = FileServer::start(dir.path(), None);
@@ -613,7 +615,7 @@ fn cut_short(store: &Path, bytes: &[u8], len: u64) -> tempfile::TempDir {
 }
 
 #[test]
-fn an_object_that_is_cut_short_on_a_server_concerns_reads_of_it_alone() {
+fn a_truncated_object_on_a_server_fails_only_its_own_reads() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let cut_dir = cut_short(dir.path(), &bytes, 1000);
@@ -658,7 +660,7 @@ fn a_file_that_always_breaks_off_fails_only_its_reads() {
         assert_eq!(error.kind(), StoreErrorKind::Damaged, "{fault:?}: {error}");
         assert!(server.object_requests() >= 3, "{fault:?}");
         assert_eq!(remote.manifest(Hash::of(MANIFEST)).unwrap(), MANIFEST, "{fault:?}");
-        // That it lacks other parts of the object is known, or is found out soon.
+        // The reader knows, or finds out soon, that the server lacks other parts of the object.
         let before = server.object_requests();
         assert_eq!(read(&*object, &bytes, 5000, 1000).unwrap_err().kind(), StoreErrorKind::Damaged);
         assert_eq!(server.object_requests(), before + 2, "{fault:?}");
@@ -668,7 +670,8 @@ fn a_file_that_always_breaks_off_fails_only_its_reads() {
     }
 }
 
-/// Reads an object during the test, until the server that is up has refused this many times.
+/// Starts a read of the object, waits until `waits` is true, calls `back`, and returns the result of the
+/// read.
 fn reading_while(
     remote: &RemoteStore,
     bytes: &[u8],
@@ -688,7 +691,7 @@ fn reading_while(
 }
 
 #[test]
-fn data_of_a_missing_server_is_waited_for() {
+fn reads_wait_for_the_data_of_a_missing_server() {
     let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let bytes = store(dir.path());
     store(other.path());
@@ -717,7 +720,7 @@ fn data_of_a_missing_server_is_waited_for() {
 }
 
 #[test]
-fn a_web_server_whose_directory_is_gone_is_waited_for() {
+fn reads_wait_for_a_web_server_without_its_directory() {
     let dir = tempfile::tempdir().unwrap();
     let (at, away) = (dir.path().join("store"), dir.path().join("away"));
     let bytes = store(&at);
@@ -753,25 +756,25 @@ fn metadata_that_is_wrong_on_one_server_comes_from_another() {
             ("trace", &|remote| remote.trace(Hash::of(MANIFEST)).map(|bytes| bytes == Some(trace()))),
         ];
         for (what, ask) in asked {
-            let (liar, honest) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+            let (faulty, good) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
             // So that the server with wrong bytes is preferred, from the first probe on.
-            honest.fail_all(SLOW);
-            let remote = open(&[&liar, &honest]);
+            good.fail_all(SLOW);
+            let remote = open(&[&faulty, &good]);
             all_up(&remote);
-            liar.fail_all(fault.clone());
-            let before = liar.requests();
+            faulty.fail_all(fault.clone());
+            let before = faulty.requests();
             for _ in 0..2 {
                 assert!(ask(&remote).unwrap(), "{what} {fault:?}");
             }
-            assert!(liar.requests() > before, "{what} {fault:?}: the liar was not asked");
+            assert!(faulty.requests() > before, "{what} {fault:?}: the faulty server was not asked");
         }
     }
 
     // If all servers send wrong bytes, the read ends.
-    let (liar, other) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
-    let remote = open(&[&liar, &other]);
+    let (faulty, other) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+    let remote = open(&[&faulty, &other]);
     all_up(&remote);
-    liar.fail_all(HttpFault::WrongBytes);
+    faulty.fail_all(HttpFault::WrongBytes);
     other.fail_all(HttpFault::WrongBytes);
     // A trace is only a hint: no server is put aside for a wrong one.
     let error = remote.trace(Hash::of(MANIFEST)).unwrap_err();
@@ -801,12 +804,12 @@ fn copied(remote: &RemoteStore, bytes: &[u8], to: &Path) -> Result<(), StoreErro
 fn a_copy_with_a_wrong_hash_continues_at_another_server() {
     let (dir, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let bytes = store(dir.path());
-    let (liar, honest) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+    let (faulty, good) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
     // So that the server with wrong bytes is preferred, from the first probe on.
-    honest.fail_all(SLOW);
-    let remote = open(&[&liar, &honest]);
+    good.fail_all(SLOW);
+    let remote = open(&[&faulty, &good]);
     all_up(&remote);
-    liar.fail(HttpFault::WrongBytes);
+    faulty.fail(HttpFault::WrongBytes);
     // The beginning that an earlier copy left is wrong, too.
     drop(LocalDir::open(to.path(), Access::WRITE).unwrap());
     std::fs::write(to.path().join("tmp").join(format!("{}.part", Hash::of(&bytes))), [9; 1000]).unwrap();
@@ -814,7 +817,7 @@ fn a_copy_with_a_wrong_hash_continues_at_another_server() {
     assert_eq!(remote.counters().wrong_answers, 1, "{:?}", remote.counters());
 
     // If all servers send wrong bytes, the copy ends.
-    honest.fail(HttpFault::WrongBytes);
+    good.fail(HttpFault::WrongBytes);
     let to = tempfile::tempdir().unwrap();
     let error = copied(&remote, &bytes, to.path()).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
@@ -822,7 +825,7 @@ fn a_copy_with_a_wrong_hash_continues_at_another_server() {
 }
 
 #[test]
-fn a_copy_is_read_past_a_cache_that_holds_wrong_bytes() {
+fn a_copy_bypasses_a_cache_with_wrong_bytes() {
     let (dir, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let bytes = store(dir.path());
     let server = FileServer::start(dir.path(), None);
@@ -893,8 +896,8 @@ fn an_endless_answer_does_not_delay_other_probes() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let (endless, mut other) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
-    let limits = Limits { keep_every: Duration::from_millis(100), ..impatient_limits() };
-    let remote = open_impatient(&Options { limits, ..options(&[&endless, &other]) });
+    let limits = Limits { keep_every: Duration::from_millis(100), ..short_timeouts() };
+    let remote = open_with_short_timeouts(&Options { limits, ..options(&[&endless, &other]) });
     all_up(&remote);
     let state = |server: usize| remote.status().servers[server].state;
     let object = object(&remote, &bytes);
@@ -904,10 +907,10 @@ fn an_endless_answer_does_not_delay_other_probes() {
         state(1) == ServerState::Down
     });
     let _pin = remote.pin(Hash::of(MANIFEST)).unwrap();
-    // The server is told that the version is in use, and its answer to that never ends.
+    // The server is notified that the version is in use, and its answer to that never ends.
     endless.fail_all(HttpFault::Drip(Duration::from_millis(50)));
     let before = endless.requests();
-    until(&remote, "it is told of the version", || endless.requests() > before);
+    until(&remote, "it is notified of the version", || endless.requests() > before);
     other.revive();
     until(&remote, "the other one is back", || state(1) == ServerState::Up);
     until(&remote, "the endless one is down", || state(0) == ServerState::Down);
@@ -915,7 +918,7 @@ fn an_endless_answer_does_not_delay_other_probes() {
     assert!(is_slow(status.servers[0].why.as_ref().unwrap()), "{status:?}");
 
     // Opening ends, too, if there is no other server.
-    let alone = Options { limits: impatient_limits(), ..options(&[&endless]) };
+    let alone = Options { limits: short_timeouts(), ..options(&[&endless]) };
     let refused = RemoteStore::open(alone).unwrap_err().to_string();
     assert!(is_slow(&refused), "{refused}");
 }

@@ -1,4 +1,4 @@
-//! Stores that gave parts of an object back, each others.
+//! Stores that freed parts of an object, each store different parts.
 
 use std::fs;
 use std::ops::Range;
@@ -14,11 +14,11 @@ use super::{MANIFEST, OBJECT_BYTES, store};
 
 /// The version that is copied.
 pub const KEPT: &[u8] = b"a manifest that stays";
-/// Of one server and of the other one.
+/// The manifests of the first server and of the second one.
 pub const OWN: [&[u8]; 2] = [b"a manifest of one", b"a manifest of the other"];
 
-/// The part of the object that the version with this manifest needs: of the one that is removed all of it. So less is gone on the first
-/// server.
+/// The part of the object that the version with this manifest needs. The version that is removed needs the
+/// whole object. Of the others the one on the first server needs more, so the first server has fewer holes.
 pub fn needed_by(manifest: &[u8]) -> Range<u64> {
     match manifest {
         KEPT => 300_000..350_000,
@@ -66,21 +66,21 @@ pub fn with_versions(dir: &Path, own: &[u8]) -> (LocalDir, Vec<u8>) {
     (store, bytes)
 }
 
-/// Removes the version that needs all of it.
-pub fn give_back(store: &LocalDir, bytes: &[u8]) {
+/// Removes the version that needs the whole object, and frees the parts that no other version needs.
+pub fn free_parts(store: &LocalDir, bytes: &[u8]) {
     let version = store.resolve(&"debian@1".parse().unwrap()).unwrap();
     assert_eq!(version.manifest, Hash::of(MANIFEST));
     store.remove(&"debian".parse().unwrap(), Some(1)).unwrap();
     assert!(store.trim(&Parts(Hash::of(bytes))).unwrap() > 500_000);
 }
 
-/// Stores of two servers, with other holes, and the bytes of their object.
+/// Stores of two servers, with different holes, and the bytes of their object.
 pub fn two_stores() -> ([tempfile::TempDir; 2], Vec<u8>) {
     let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let mut bytes = Vec::new();
     for (dir, own) in dirs.iter().zip(OWN) {
         let (store, of_this) = with_versions(dir.path(), own);
-        give_back(&store, &of_this);
+        free_parts(&store, &of_this);
         bytes = of_this;
     }
     (dirs, bytes)
@@ -95,7 +95,7 @@ pub fn listed(dir: &Path, bytes: &[u8]) -> Holes {
     Holes::decode("there", &fs::read(list_of(dir, bytes)).unwrap(), OBJECT_BYTES as u64).unwrap()
 }
 
-/// Puts another list in its place.
+/// Replaces the list.
 pub fn put_list(dir: &Path, bytes: &[u8], list: &[u8]) {
     fs::write(dir.join("new"), list).unwrap();
     fs::rename(dir.join("new"), list_of(dir, bytes)).unwrap();
@@ -114,7 +114,7 @@ pub fn copied_version(version: &str, remote: &RemoteStore, bytes: &[u8], to: &Pa
     headwater_store::copy(remote, &target, &what, &needs, false, &mut |_| Ok(())).unwrap()
 }
 
-/// Copies this object alone to a store, which may be new, and returns what is gone of it there.
+/// Copies this object alone to a store, which may be new, and returns the holes of the copy.
 pub fn holes_of_copy(source: &dyn Object, remote: &RemoteStore, to: &Path) -> Holes {
     let target = LocalDir::open(to, Access::Copy { new_chunk_bytes: remote.chunk_bytes() }).unwrap();
     let mut publication = target.publish().unwrap();
@@ -142,12 +142,12 @@ pub fn check_copy(to: &Path, bytes: &[u8], holes: &Holes, versions: &[&[u8]]) {
     assert_eq!(target.manifest(Hash::of(KEPT)).unwrap(), KEPT);
 }
 
-/// What is gone on both.
+/// The ranges that are holes on both.
 pub fn common(lists: &[Holes; 2]) -> Holes {
     lists[0].common(&lists[1])
 }
 
-/// The object as it is opened by who found it wrong before.
+/// Opens the object as a reader does that found wrong bytes in it before.
 pub fn found_wrong(remote: &RemoteStore, bytes: &[u8]) -> Arc<dyn Object> {
     remote.open_object_uncached(Hash::of(bytes)).unwrap()
 }

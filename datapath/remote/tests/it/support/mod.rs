@@ -43,12 +43,12 @@ pub fn store(dir: &Path) -> Vec<u8> {
     bytes
 }
 
-/// Its trace, which ends with the hash of the rest like each.
+/// The trace of the image. Like each trace, it ends with the hash of the rest.
 pub fn trace() -> Vec<u8> {
     [b"a trace".as_slice(), &Hash::of(b"a trace").0].concat()
 }
 
-/// Servers that answer are not given up where host and server are slow.
+/// Limits for servers that answer: no attempt times out on a slow host.
 pub fn limits() -> Limits {
     Limits {
         stall: Duration::from_secs(20),
@@ -76,13 +76,13 @@ pub fn open(servers: &[&FileServer]) -> RemoteStore {
     RemoteStore::open(options(servers)).unwrap()
 }
 
-/// For servers that go silent, which are given up soon: so may a good one be on a busy host.
-pub fn impatient_limits() -> Limits {
+/// Limits for servers that go silent. On a busy host a good server may time out, too.
+pub fn short_timeouts() -> Limits {
     Limits { stall: Duration::from_millis(800), ..limits() }
 }
 
-/// Opens a store that gives servers up soon, as soon as one of them answers in time.
-pub fn open_impatient(options: &Options) -> RemoteStore {
+/// Opens a store with short timeouts, as soon as a server answers in time.
+pub fn open_with_short_timeouts(options: &Options) -> RemoteStore {
     let mut opened = None;
     wait_until("a server answers in time", || {
         opened = RemoteStore::open(options.clone()).ok();
@@ -91,7 +91,8 @@ pub fn open_impatient(options: &Options) -> RemoteStore {
     opened.unwrap()
 }
 
-/// Whether a server was given up for that it was slow: which of the limits was first depends on how busy the host is.
+/// Whether the reason is that a server was slow. Which limit was exceeded first depends on how busy the host
+/// is.
 pub fn is_slow(why: &str) -> bool {
     ["in full", "sent nothing", "did not answer"].iter().any(|says| why.contains(says))
 }
@@ -100,7 +101,7 @@ pub fn object(store: &RemoteStore, bytes: &[u8]) -> Arc<dyn Object> {
     store.open_object_of(Hash::of(bytes), bytes.len() as u64).unwrap()
 }
 
-/// Reads a part and compares it, as a reader that knows the hashes does.
+/// Reads a part and compares it with the expected bytes, like a reader that checks hashes.
 pub fn read(object: &dyn Object, bytes: &[u8], at: usize, len: usize) -> Result<(), StoreError> {
     let mut into = vec![0; len];
     object.read_checked(at as u64, &mut into, &mut |got| {
@@ -119,13 +120,13 @@ pub fn all_up(store: &RemoteStore) {
     until(store, "all are up", || up(store));
 }
 
-/// Waits until `done`; where that does not come, how the servers are is said.
+/// Waits until `done` is true. If that takes too long, the panic shows the status of the servers.
 #[track_caller]
 pub fn until(store: &RemoteStore, what: &str, done: impl FnMut() -> bool) {
     wait_until(std::fmt::from_fn(|f| write!(f, "{what}: {:?}", store.status())), done);
 }
 
-/// The head of a message, and the rest of it if it says how long that is. `None` at the end.
+/// The head of a message, and its body if the head has a length. `None` at the end.
 pub fn message(from: &mut impl BufRead) -> Option<(String, Vec<u8>)> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -139,11 +140,12 @@ pub fn message(from: &mut impl BufRead) -> Option<(String, Vec<u8>)> {
     Some((head, body))
 }
 
-/// What stands before a server, and may answer in its place: it gets the head of a request, and how many came before it on its
-/// connection. After an answer that says so it closes the connection.
+/// Answers of a proxy before a server: the function gets the head of a request and the number of earlier
+/// requests on its connection. `None` passes the request to the server. After an answer with `Connection:
+/// close` the proxy closes the connection.
 pub type Answers = dyn Fn(&str, usize) -> Option<Vec<u8>> + Send + Sync;
 
-/// The URL of what stands before a server. It ends with the test's process.
+/// The URL of a proxy before a server. It ends with the test's process.
 pub fn before(server: &FileServer, answers: Arc<Answers>) -> String {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let (address, behind) = (listener.local_addr().unwrap(), server.address());
