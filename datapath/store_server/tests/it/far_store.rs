@@ -1,4 +1,4 @@
-//! A server of a store that is elsewhere: what the server keeps of that store, and for how long.
+//! A server of a store on another host: what the server caches of that store, and for how long.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,18 +13,19 @@ use headwater_store_server::{Limits, Options, StoreServer};
 use headwater_testkit::wait_until;
 use tokio::sync::watch;
 
-/// More than HTTP/2 sends on a connection before the client takes some of it.
+/// More than HTTP/2 sends on a connection before the client reads some of it.
 const MANIFEST_BYTES: usize = 512 << 10;
 
-/// A store with two versions and one object, which others truncate and repair. It pins any version on
+/// A store with two versions and one object, which the tests truncate and repair. It pins any version on
 /// request.
 #[derive(Default)]
 struct Far {
     object: Mutex<Vec<u8>>,
     holes: Mutex<Arc<Holes>>,
-    /// How often the object was opened past caches.
+    /// How often the object was opened with caches bypassed.
     past_caches: AtomicU64,
-    /// The count of each reading past caches: which repetition of the whole object it belonged to.
+    /// The `Headwater-Reading` count of each read that bypasses caches: which repetition of the whole object
+    /// it belonged to.
     readings: Arc<Mutex<Vec<Option<u32>>>>,
     held: Arc<()>,
 }
@@ -63,7 +64,7 @@ impl Object for Opened {
 }
 
 fn read_only() -> StoreError {
-    StoreError::new(StoreErrorKind::ReadOnly, "it is elsewhere")
+    StoreError::new(StoreErrorKind::ReadOnly, "it is on another host")
 }
 
 /// The names of its two versions.
@@ -202,7 +203,7 @@ fn the_attempt_number_of_a_full_reread_is_passed_on() {
     for reading in ["1", " 20 ", "-1", "x", "99999999999"] {
         assert_eq!(served.get(&path, &format!("{past}Headwater-Reading: {reading}\r\n")).2, [7; 1000]);
     }
-    // The count is passed on only from readers that ask past caches, and only if it is a number.
+    // The count is passed on only from readers that bypass caches, and only if it is a number.
     let readings = served.far.readings.lock().unwrap().clone();
     assert_eq!(readings, [None, Some(1), Some(20), None, None, None]);
 }
@@ -237,7 +238,7 @@ fn current_holes_of_an_open_object_are_reported() {
             assert!(head.contains("cache-control: no-cache\r\n"), "{head}");
         }
     }
-    // A reader that found the object wrong is not answered from caches behind this server, either.
+    // A reader that found wrong bytes in the object gets no answer from caches behind this server, either.
     assert_eq!(served.far.past_caches.load(Ordering::SeqCst), 2);
 }
 
@@ -260,8 +261,8 @@ fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     [&len[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
 }
 
-/// Asks over HTTP/2, and reads only the head of the answer.
-fn ask_and_take_nothing(served: &Served, path: &str) -> TcpStream {
+/// Sends a request over HTTP/2, and reads only the head of the answer.
+fn ask_without_reading(served: &Served, path: &str) -> TcpStream {
     let mut headers = vec![0x82, 0x86, 0x04, u8::try_from(path.len()).unwrap()];
     headers.extend_from_slice(path.as_bytes());
     headers.extend_from_slice(b"\x01\x09localhost");
@@ -281,13 +282,13 @@ fn ask_and_take_nothing(served: &Served, path: &str) -> TcpStream {
 }
 
 #[test]
-fn manifests_that_clients_do_not_take_fill_no_more_memory_than_they_may() {
+fn manifests_that_clients_do_not_read_use_limited_memory() {
     let served = serve(Limits { contents_bytes: MANIFEST_BYTES * 3 / 2, ..Limits::default() });
     let [one, two] = versions().map(|id| format!("/manifests/{id}"));
-    let slow: Vec<_> = (0..3).map(|_| ask_and_take_nothing(&served, &one)).collect();
+    let slow: Vec<_> = (0..3).map(|_| ask_without_reading(&served, &one)).collect();
     let (status, head, _) = served.get(&two, "");
     assert!(status == 503 && head.contains("retry-after: 1\r\n"), "{head}");
-    // What is in memory already can be sent to all clients, and so can what is small.
+    // Manifests that are already in memory can be sent to all clients, and so can small answers.
     assert!(served.get(&one, "").2 == vec![versions()[0].0[0]; MANIFEST_BYTES]);
     assert_eq!(served.get("/store", "").0, 200);
     drop(slow);

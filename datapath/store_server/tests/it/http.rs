@@ -1,4 +1,4 @@
-//! The server from outside: paths, ranges, tags, tokens, TLS and HTTP/2, with curl and with bytes on a socket.
+//! Requests over a socket and with curl: paths, ranges, tags, tokens, TLS and HTTP/2.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -161,14 +161,14 @@ fn answers_to_uncached_requests_are_not_cached() {
     let (knows, past) = (format!("If-None-Match: {tag}"), "Cache-Control: no-cache");
     assert_eq!(served.ask("GET", &object, &[&knows]).status, 304);
     let all = served.get(&object).body;
-    // It may have zeroes in place of bytes that are there again.
+    // It may have zeroes instead of bytes that were restored since.
     let anew = served.ask("GET", &object, &[&knows, past]);
     assert!(anew.status == 200 && anew.body == all);
     let (part, same) = ("Range: bytes=0-9", format!("If-Range: {tag}"));
     assert_eq!(served.ask("GET", &object, &[part, &same]).status, 206);
     let anew = served.ask("GET", &object, &[part, &same, past]);
     assert!(anew.status == 200 && anew.body == all);
-    // A client that keeps nothing gets only what it asks for.
+    // A client that caches nothing gets only what it asks for.
     let again = served.ask("GET", &object, &[part, past, "Headwater-Reading: 1"]);
     assert!(again.status == 206 && again.body == all[..10]);
     // A file that is checked against the hash in its name never changes.
@@ -227,7 +227,7 @@ fn the_holes_of_an_object_are_served() {
     assert_eq!((object.status, object.body.len()), (200, served.object.len()));
     assert!(object.body[..10_000] == served.object[..10_000]);
 
-    // A damaged list does not say what the holes are. This answer must not claim to.
+    // A damaged list does not say what the holes are, so this answer must not claim to have no holes.
     let put = |bytes: &[u8]| {
         std::fs::remove_file(&list).unwrap();
         std::fs::write(&list, bytes).unwrap();
@@ -290,12 +290,12 @@ fn missing_and_forbidden_requests_are_refused_with_a_reason() {
     let answer = served.get("/images/debian");
     assert_eq!(answer.status, 500);
     assert!(!String::from_utf8(answer.body).unwrap().contains(served.dir.path().to_str().unwrap()));
-    // The server goes on.
+    // The server keeps running.
     assert_eq!(served.get("/store").status, 200);
 }
 
 #[test]
-fn a_server_says_when_its_directory_is_gone() {
+fn a_server_reports_a_missing_directory() {
     let served = serve(options());
     assert_eq!(served.get("/store").status, 200);
     let (at, away) = (served.dir.path().join("store"), served.dir.path().join("away"));
@@ -311,7 +311,7 @@ fn a_server_says_when_its_directory_is_gone() {
 }
 
 #[test]
-fn a_version_that_was_asked_for_is_not_removed() {
+fn a_requested_version_is_not_removed() {
     let served = serve(options());
     served.ask("HEAD", &format!("/manifests/{}", served.version.manifest), &[]);
     let refused = served.store.remove(&"debian".parse().unwrap(), Some(1));
@@ -320,7 +320,7 @@ fn a_version_that_was_asked_for_is_not_removed() {
 }
 
 #[test]
-fn a_version_that_nobody_asks_for_any_more_is_let_go() {
+fn a_version_without_requests_can_be_removed_later() {
     let limits = Limits { lease: Duration::from_millis(200), ..Limits::default() };
     let served = serve(Options { limits, ..options() });
     served.ask("HEAD", &format!("/manifests/{}", served.version.manifest), &[]);
@@ -333,12 +333,12 @@ fn a_version_that_nobody_asks_for_any_more_is_let_go() {
 }
 
 #[test]
-fn a_store_that_does_not_answer_takes_no_more_threads_than_it_may() {
+fn a_store_that_does_not_answer_uses_limited_threads() {
     let limits = Limits { reads: 2, read_wait: Duration::from_millis(100), ..Limits::default() };
     let served = serve(Options { limits, ..options() });
     // The server cannot open this object until somebody writes it: the clients give up, and the server's
     // reads go on.
-    let id = Hash::of(b"of a store that is gone");
+    let id = Hash::of(b"of a store that hangs");
     let pipe = served.dir.path().join("store/objects").join(id.to_string());
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let ask = |_| {
@@ -361,7 +361,7 @@ fn a_store_that_does_not_answer_takes_no_more_threads_than_it_may() {
     while served.get("/store").status != 200 {
         assert!(std::time::Instant::now() < until + Duration::from_secs(20));
     }
-    // Reads that their clients gave up may occupy one of its pieces.
+    // Reads that their clients abandoned may still occupy threads, so the first attempts may fail.
     wait_until("the object is served", || served.get(&served.object_path()).body == served.object);
 }
 
@@ -419,7 +419,7 @@ fn curl(arguments: &[&str]) -> (String, Vec<u8>) {
 }
 
 #[test]
-fn curl_reads_it_over_tls_with_both_versions_of_http() {
+fn curl_downloads_over_tls_with_both_versions_of_http() {
     let dir = tempfile::tempdir().unwrap();
     let (certificate, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
@@ -455,7 +455,7 @@ fn curl_reads_it_over_tls_with_both_versions_of_http() {
 }
 
 #[test]
-fn it_does_not_listen_openly_to_other_hosts() {
+fn it_listens_to_other_hosts_only_with_tls_and_tokens() {
     let dir = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> = Arc::new(LocalDir::open(dir.path(), Access::WRITE).unwrap());
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -580,7 +580,7 @@ fn clients_that_keep_asking_without_a_token_are_disconnected() {
     assert!((0..20).any(|_| lasts("Authorization: Bearer secret\r\n")));
 }
 
-/// The answer for `/store` on a connection that stays open, asked with these headers.
+/// The answer for `/images/` on a connection that stays open, for a request with these headers.
 fn ask_on(stream: &mut TcpStream, headers: &str) -> String {
     write!(stream, "GET /images/ HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n").unwrap();
     let mut answer = Vec::new();
@@ -595,7 +595,7 @@ fn ask_on(stream: &mut TcpStream, headers: &str) -> String {
 }
 
 #[test]
-fn unauthenticated_connections_make_room_if_all_are_taken() {
+fn unauthenticated_connections_are_closed_if_all_slots_are_taken() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = dir.path().join("tokens");
     std::fs::write(&tokens, token_line("anna", "secret").unwrap()).unwrap();
@@ -615,18 +615,18 @@ fn unauthenticated_connections_make_room_if_all_are_taken() {
         let mut guest = connect();
         assert!(ask_on(&mut guest, let_in).starts_with("HTTP/1.1 200"));
         let mut strangers: Vec<_> = (0..7).map(|_| connect()).collect();
-        // The request is refused but the connection is kept, since there was a place.
+        // The request is refused but the connection is kept, since there was a free slot.
         assert!(ask_on(&mut strangers[6], refused).starts_with("HTTP/1.1 4"));
         for n in 0..40 {
             let mut stranger = connect();
-            // It may have been closed in favour of another one already.
+            // This connection may already have been closed in favour of another one.
             let _ = stranger.write_all([&b""[..], b"GET /store HT", PREFACE][n % 3]);
             strangers.push(stranger);
         }
         let mut other = connect();
         assert!(ask_on(&mut other, let_in).starts_with("HTTP/1.1 200"));
         assert!(ask_on(&mut guest, let_in).starts_with("HTTP/1.1 200"));
-        // Seven connections have places, and one of these was taken last.
+        // Seven connections have slots, and one of these was taken last.
         assert!(strangers[..41].iter_mut().all(is_ended));
     }
 }
@@ -658,7 +658,7 @@ fn tls_clients_without_a_request_are_disconnected() {
 }
 
 #[test]
-fn pings_are_no_sign_of_life() {
+fn pings_do_not_keep_a_connection_open() {
     let served = serve(fail_fast());
     let path = served.object_path();
     let no_window = frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]);
@@ -668,7 +668,7 @@ fn pings_are_no_sign_of_life() {
     let asked = [PREFACE, &no_window, &frame(4, 1, 0, &[]), &frame(1, 5, 1, &headers)].concat();
     let mut stream = connect(&served);
     stream.write_all(&asked).unwrap();
-    // As long as the client pings, it is answered, even if it takes nothing of what it asked for.
+    // The client answers the server's pings, but lets it send nothing of the answer to its request.
     let mut pings = 0;
     let mut head = [0; 9];
     while stream.read_exact(&mut head).is_ok() {
@@ -679,7 +679,7 @@ fn pings_are_no_sign_of_life() {
         assert_ne!(head[3], 0, "there is no room for a body");
         if (head[3], head[4]) == (6, 0) {
             pings += 1;
-            assert!(pings < 30, "it pings to the end");
+            assert!(pings < 30, "the server pings for ever");
             let _ = stream.write_all(&frame(6, 1, 0, &payload));
         }
     }

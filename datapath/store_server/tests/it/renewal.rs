@@ -9,7 +9,7 @@ use headwater_store_server::{Limits, Options, StoreServer, TlsFiles};
 use tokio::sync::watch;
 
 #[test]
-fn a_renewed_certificate_is_shown_without_a_restart() {
+fn a_renewed_certificate_is_used_without_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let files = TlsFiles { certificate: dir.path().join("cert.pem"), key: dir.path().join("key.pem") };
     let renew = || {
@@ -29,7 +29,7 @@ fn a_renewed_certificate_is_shown_without_a_restart() {
     let address = server.address();
     runtime.spawn(server.run(stopped));
 
-    // Whether a client that trusts this certificate alone gets in.
+    // Whether a client that trusts this certificate alone can connect.
     let is_shown = |certificate: &rustls::pki_types::CertificateDer<'static>| {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(certificate.clone()).unwrap();
@@ -52,6 +52,6 @@ fn a_renewed_certificate_is_shown_without_a_restart() {
     };
     assert!(is_shown(&first));
     let second = renew();
-    headwater_testkit::wait_until("the new certificate is shown", || is_shown(&second));
+    headwater_testkit::wait_until("the new certificate is used", || is_shown(&second));
     assert!(!is_shown(&first));
 }

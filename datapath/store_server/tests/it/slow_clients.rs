@@ -1,4 +1,5 @@
-//! Clients that ask for much and take nothing of it: what the server keeps in memory for them, and what others get.
+//! Clients that ask for much and read nothing: how much memory the server uses for them, and whether others
+//! are served.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -91,7 +92,7 @@ fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     [&len[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
 }
 
-/// How much each stream may be sent to begin with.
+/// A `SETTINGS` frame with this initial window for each stream.
 fn window(bytes: u32) -> Vec<u8> {
     frame(SETTINGS, 0, 0, &[&[0, 4], &bytes.to_be_bytes()[..]].concat())
 }
@@ -105,8 +106,8 @@ fn read_frame(stream: &mut TcpStream) -> (u8, u8, u8, Vec<u8>) {
     (head[3], head[4], head[8], payload)
 }
 
-/// A store with one version that is served, what was counted of it, and where; the version's manifest, its object and the
-/// object's bytes.
+/// A served store with one version, counts of what was read of it, its address, and the version's manifest
+/// and object.
 struct Served {
     bytes_read: Arc<AtomicUsize>,
     manifests_read: Arc<AtomicUsize>,
@@ -155,7 +156,7 @@ fn serve() -> Served {
     Served { bytes_read, manifests_read, address, manifest, object, content, _stop, _runtime, _dir }
 }
 
-/// What a client gets that takes all of it.
+/// The answer to a client that reads all of it.
 fn get(address: SocketAddr, path: &str) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -166,7 +167,7 @@ fn get(address: SocketAddr, path: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_manifest_that_many_ask_for_at_a_time_is_read_once() {
+fn a_manifest_that_many_request_at_once_is_read_once() {
     let served = serve();
     let path = format!("/manifests/{}", served.manifest);
     std::thread::scope(|scope| {
@@ -177,7 +178,7 @@ fn a_manifest_that_many_ask_for_at_a_time_is_read_once() {
 }
 
 #[test]
-fn a_client_that_takes_nothing_fills_no_memory_and_keeps_nobody_from_reading() {
+fn a_client_that_reads_nothing_uses_little_memory_and_blocks_nobody() {
     const STREAMS: u8 = 100;
     let Served { bytes_read: read, address, object: id, content, .. } = &serve();
     let path = format!("/objects/{id}");
@@ -202,12 +203,12 @@ fn a_client_that_takes_nothing_fills_no_memory_and_keeps_nobody_from_reading() {
     let most = CONNECTION_PIECES_BYTES + usize::from(STREAMS) * SMALL_PIECE_BYTES;
     assert!(most < usize::from(STREAMS) * PIECE_BYTES / 4);
     let kept = read.load(Ordering::SeqCst);
-    assert!(kept <= most, "{kept} bytes are kept for a client that takes nothing, and not {most}");
+    assert!(kept <= most, "{kept} bytes are kept for a client that reads nothing, and at most {most} may be");
 
-    // Others get what they ask for.
+    // Other clients are served.
     assert!(get(*address, &path).ends_with(content));
 
-    // And so does the slow one, when it takes it.
+    // So is the slow one, when it reads.
     slow.write_all(&[window(1 << 30), frame(WINDOW_UPDATE, 0, 0, &(1u32 << 30).to_be_bytes())].concat())
         .unwrap();
     let mut ended = 0;
