@@ -142,7 +142,7 @@ impl Model {
     pub(super) fn run(&mut self, who: usize, cdb: [u8; 16], data: &[u8], announced: u64) -> Verdict {
         // INQUIRY and REPORT LUNS are executed even if a unit attention is pending.
         if self.has_attention(who) && ![0x12, 0xa0].contains(&cdb[0]) {
-            return Verdict::Told;
+            return Verdict::Attention;
         }
         let op = match decoded(cdb) {
             Ok(op) => op,

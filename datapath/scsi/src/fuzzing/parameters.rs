@@ -223,8 +223,8 @@ impl Bench {
         }
         for link in self.unit.links() {
             let who = (0..NEXUSES).find(|who| *link.initiator == initiator(*who));
-            let is_told = who.is_some_and(|who| self.model.is_told(who));
-            assert_eq!(link.attention.is_pending(), is_told, "initiator {who:?}");
+            let has_attention = who.is_some_and(|who| self.model.has_attention(who));
+            assert_eq!(link.attention.is_pending(), has_attention, "initiator {who:?}");
         }
     }
 }

@@ -193,9 +193,9 @@ impl Model {
     pub(super) fn wanted(&self) -> Vec<(u32, u32, u32, u32, u32)> {
         let mut wanted = Vec::new();
         for task in &self.tasks {
-            if let State::Collects { asked, .. } = &task.state {
+            if let State::Collects { requested, .. } = &task.state {
                 let number = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
-                let each = asked.iter().filter(|sequence| sequence.tag != UNSEEN);
+                let each = requested.iter().filter(|sequence| sequence.tag != UNSEEN);
                 wanted.extend(
                     each.map(|s| (task.tag, s.tag, s.data_sn, number(s.next), number(s.end - s.next))),
                 );
@@ -207,8 +207,8 @@ impl Model {
     /// An R2T was seen, with its tag.
     pub(super) fn learn(&mut self, task_tag: u32, r2t: u32, tag: u32) {
         for task in self.tasks.iter_mut().filter(|task| task.tag == task_tag) {
-            if let State::Collects { asked, .. } = &mut task.state {
-                asked.iter_mut().filter(|sequence| sequence.r2t == r2t).for_each(|s| s.tag = tag);
+            if let State::Collects { requested, .. } = &mut task.state {
+                requested.iter_mut().filter(|sequence| sequence.r2t == r2t).for_each(|s| s.tag = tag);
             }
         }
     }
