@@ -225,7 +225,7 @@ fn each_target_is_a_machine_of_its_own() {
         (2, &["--nbd", "unix:/nowhere/x"][..], "--iscsi-target was given 2 times"),
         (2, &["--persistent", "kept"][..], "--persistent is for one disk"),
         (2, &["--iscsi-target", one][..], "was given twice"),
-        (2, &["--iscsi-target", "iqn.2026-01.org.example:three"][..], "let nobody log in to"),
+        (2, &["--iscsi-target", "iqn.2026-01.org.example:three"][..], "permit no login to"),
     ] {
         run(headwater().args(["export", "null:16M", "--cache", "ram"]).args(args).args(more))
             .fails(code, &[words]);

@@ -210,7 +210,7 @@ fn a_cache_belongs_to_one_base_one_key_and_one_volume() {
         assert!(kind == IoErrorKind::Invalid && text.contains("no name"), "{text}");
     }
     let (kind, text) = refusal(&VolumeOptions { mode: CacheMode::Ram, ..right.clone() });
-    assert!(kind == IoErrorKind::Invalid && text.contains("needs a disk"), "{text}");
+    assert!(kind == IoErrorKind::Invalid && text.contains("needs an overflow disk"), "{text}");
     let (kind, text) = refusal(&VolumeOptions { cache_dir: dir.path().join("missing"), ..right.clone() });
     assert!(kind == IoErrorKind::Invalid && text.contains("needs a directory"), "{text}");
 
@@ -354,7 +354,7 @@ fn a_map_that_is_cut_short_gives_a_state_that_was_committed() {
     for nothing in [&b""[..], &[0; 4096]] {
         std::fs::write(&map, nothing).unwrap();
         let (kind, why) = refusal(&options);
-        assert!(kind == IoErrorKind::Corrupt && why.contains("bring it back"), "{kind:?}: {why}");
+        assert!(kind == IoErrorKind::Corrupt && why.contains("restore the map"), "{kind:?}: {why}");
     }
 }
 

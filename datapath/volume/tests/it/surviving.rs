@@ -130,7 +130,7 @@ fn a_persistent_volume_is_not_opened_in_a_file() {
     };
     let error = Volume::open_in(memfd(), &options, &host).err().expect("it is opened");
     assert_eq!(error.kind(), IoErrorKind::Invalid);
-    assert!(error.to_string().contains("comes back from its disk"), "{error}");
+    assert!(error.to_string().contains("recovered from its disk"), "{error}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 

@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(check(Some("two"), Some(&right), None, None), Ok(vec![]));
         // Another account's secret is not accepted.
         assert!(check(Some("one"), Some(&right), None, None).unwrap_err().contains("secrets differ"));
-        assert!(check(Some("none"), Some(&right), None, None).unwrap_err().contains("no CHAP name"));
+        assert!(check(Some("none"), Some(&right), None, None).unwrap_err().contains("not a CHAP name"));
         assert!(check(None, Some(&right), None, None).is_err());
         assert!(check(Some("two"), None, None, None).is_err());
         assert!(check(Some("two"), Some("0x"), None, None).is_err());
