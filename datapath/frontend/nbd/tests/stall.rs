@@ -93,7 +93,7 @@ fn ask_and_never_read(lends: bool, over_tcp: bool, send_stall_ms: u64) {
         raw.request(command::READ, 0, cookie, 0, LEN);
     }
     let expected =
-        format!("{who}: the connection was closed: it took nothing of a reply for {send_stall_ms} ms");
+        format!("{who}: the connection was closed: it accepted no bytes of a reply for {send_stall_ms} ms");
     LOG.wait_for(&expected);
     wait_until("the end of the connection", || server.connections() == 0);
 }
