@@ -88,7 +88,9 @@ fn reached_limits_are_logged_with_address_and_reason() {
     let told = log.text();
     let is_told = |raw: &Raw| {
         let who = format!("iSCSI: {INITIATOR} at {}", address(&raw.stream));
-        told.contains(&format!("{who}: the connection was closed: it accepted no bytes of its replies for 200 ms"))
+        told.contains(&format!(
+            "{who}: the connection was closed: it accepted no bytes of its replies for 200 ms"
+        ))
     };
     assert!(stalled.iter().any(is_told), "{told}");
     log.take_bounded("iSCSI", started);

@@ -81,7 +81,8 @@ fn reached_limits_are_logged_with_address_and_reason() {
         let _ = raw.0.write_all(b"\0\0\0\x03IHAVEO");
         held.push(raw);
         if number == 2 {
-            let why = "2 connections were in their handshake, which is the limit, and this one was the oldest";
+            let why =
+                "2 connections were in their handshake, which is the limit, and this one was the oldest";
             log.wait_for(&format!("{}: the connection was closed: {why}", client(&held[0])));
         }
     }
