@@ -686,10 +686,10 @@ mod tests {
         let cache = cache(&host);
         let block = fill(&cache);
         cache.waiting.full.store(true, Ordering::Release);
-        let (log_waiting, logged) = mpsc::channel();
-        cache.queue_for_space(Box::new(Moved(log_waiting)));
+        let (sender, moved) = mpsc::channel();
+        cache.queue_for_space(Box::new(Moved(sender)));
         let _ = cache.work(Instant::now());
-        assert!(logged.try_recv().is_ok() && cache.waiting.is_full());
+        assert!(moved.try_recv().is_ok() && cache.waiting.is_full());
         assert_eq!(cache.host.waiting_writes.load(Ordering::Relaxed), 0);
         // The next write is refused at once.
         let refused = wait_for_room(&cache, block);
@@ -705,9 +705,9 @@ mod tests {
         let host = host();
         let cache = cache(&host);
         cache.waiting.logged.store(true, Ordering::Relaxed);
-        let (log_waiting, logged) = mpsc::channel();
-        cache.queue_for_space(Box::new(Moved(log_waiting)));
+        let (sender, moved) = mpsc::channel();
+        cache.queue_for_space(Box::new(Moved(sender)));
         let _ = cache.work(Instant::now());
-        assert!(logged.try_recv().is_ok() && !cache.waiting.logged.load(Ordering::Relaxed));
+        assert!(moved.try_recv().is_ok() && !cache.waiting.logged.load(Ordering::Relaxed));
     }
 }

@@ -270,7 +270,7 @@ mod tests {
         };
         let most = (16 << 40) - (8 << 10);
         let refused = open(most + 1).err().expect("it is too large").to_string();
-        assert!(refused.contains(&format!("at most {most} work")), "{refused}");
+        assert!(refused.contains(&format!("the maximum is {most}")), "{refused}");
         open(most).unwrap();
     }
 
