@@ -13,7 +13,7 @@ use headwater_testkit::wait_until;
 
 const LIMITS: Limits = Limits { connections: 3, half_open: 2 };
 
-/// Opens a connection at its first byte, and sends back what comes. After `!` it sends zeroes for ever.
+/// Opens a connection at its first byte, and sends every byte back. After `!` it sends zeroes without end.
 struct Echo(FaultLog);
 
 impl FrontEnd for Echo {
@@ -39,7 +39,7 @@ impl FrontEnd for Echo {
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut byte = [0];
         while let Ok(true) = socket.receive_exact(&mut byte, deadline) {
-            // At the second byte it is open already.
+            // A second call has no effect.
             let _ = permit.open(None);
             assert_ne!(byte, *b"?", "a panic leaves its seat too");
             if byte == *b"!" {
@@ -75,7 +75,7 @@ fn the_connection_limit_holds_and_silent_ones_give_way() {
     call(&first);
     let silent = [connect(), connect()];
     wait_until("all are registered", || server.connections() == 3);
-    // The oldest that is silent goes, and its place is free when it has gone.
+    // The oldest connection that sent nothing is cut, and its place is free once it has ended.
     let refused = connect();
     assert!(is_closed(&silent[0]) && is_closed(&refused));
     wait_until("it has left", || server.connections() == 2);

@@ -1,5 +1,5 @@
 //! Clients that send garbage or false lengths, hang up or never read: each loses only its own connection, and
-//! the server goes on.
+//! the server continues.
 
 #[path = "it/fixture/mod.rs"]
 #[expect(dead_code, reason = "it is for others, too")]
@@ -30,7 +30,7 @@ fn a_handshake_of_garbage_ends_the_connection() {
             raw.greet();
         }
         let len = rng.between(1, 5000) as usize;
-        // The server may close before all is sent.
+        // The server may close before everything is sent.
         let _ = raw.0.write_all(&rng.bytes(len));
         let _ = raw.0.shutdown(std::net::Shutdown::Write);
         let mut rest = Vec::new();
@@ -178,7 +178,7 @@ fn a_request_without_the_magic_ends_the_connection() {
     let mut raw = fixture.started(true);
     raw.request(command::READ, 0, 1, 0, 512);
     raw.send(&[0xee; 28]);
-    // Requests before it may be answered. Then the connection ends.
+    // Earlier requests may be answered. Then the connection ends.
     let mut rest = Vec::new();
     let _ = std::io::Read::read_to_end(&mut raw.0, &mut rest);
     assert!(rest.len() <= 32);
@@ -273,13 +273,13 @@ fn a_thousand_half_open_handshakes_keep_nobody_out() {
         most = most.max(resident_bytes());
     }
     fixture.is_alive();
-    // The connections that were closed for others have given back their memory. Each remaining one has its
-    // thread, and no buffers yet.
+    // The connections that were closed for others have freed their memory. Each remaining one has its thread,
+    // and no buffers yet.
     let taken = most.max(resident_bytes()).saturating_sub(before);
     assert!(taken < 32 << 20, "{taken} bytes");
     wait_until("most to be closed", || fixture.server.connections() <= 51);
-    // The others are closed when their time is over, even if they do not hang up. The one that finished its
-    // handshake stays.
+    // The others are closed when the handshake's time-out expires, even if they do not hang up. The one that
+    // finished its handshake stays.
     fixture.wait_for_connections(1);
     working.request(command::READ, 0, 1, 0, 512);
     working.chunk();
@@ -310,7 +310,7 @@ fn a_client_that_never_reads_is_not_served_without_end() {
         sent += 1;
     }
     // The buffers of sockets and receivers hold some thousands. The server has read far less from the device
-    // than was asked for.
+    // than was requested.
     assert!(sent < 200_000, "{sent} requests were taken");
     let reads = fixture.disk.counts().reads;
     assert!(reads < 200, "{reads} reads of 64 KiB for a client that reads nothing");
@@ -320,8 +320,8 @@ fn a_client_that_never_reads_is_not_served_without_end() {
     assert_eq!(fixture.server.connections(), 0);
 }
 
-/// Fifty clients that ask for 32 MiB each and take nothing share one budget. Others are served, and the
-/// waiting ones get their turn.
+/// Fifty clients that request 32 MiB each and receive nothing share one budget. Other clients are served, and
+/// the waiting ones are served later.
 #[test]
 fn greedy_readers_share_one_budget() {
     let _alone = alone();
@@ -340,7 +340,7 @@ fn greedy_readers_share_one_budget() {
     assert!(fixture.server.shared_bytes_used() <= 256 << 20);
     // This includes other buffers of connections, and those of the sockets.
     assert!(taken < 450 << 20, "{taken} bytes");
-    // The waiting ones get their data when those before them take theirs or leave.
+    // The waiting clients get their data when those before them receive theirs or leave.
     std::thread::scope(|scope| {
         for mut raw in greedy {
             scope.spawn(move || {
@@ -353,7 +353,7 @@ fn greedy_readers_share_one_budget() {
     wait_until("all is given back", || fixture.server.shared_bytes_used() == 0);
 }
 
-/// The same with writes that the device does not answer. All are stored in the end.
+/// The same with writes that the device does not answer at first. All are stored in the end.
 #[test]
 fn greedy_writers_share_one_budget_and_leave_room_for_reads() {
     let _alone = alone();
@@ -441,7 +441,7 @@ fn a_trickling_write_does_not_keep_its_memory() {
     });
     // Waiting for all of it would take too long.
     wait_until("the other's write is done", || {
-        // This goes on until the server closes the connection.
+        // The client continues until the server closes the connection.
         let _ = slow.0.write(&[1; 10]);
         writing.is_finished()
     });
@@ -511,7 +511,7 @@ fn fast_zero_of_parts_of_blocks_is_refused_before_anything_is_zero() {
         assert_eq!(raw.simple(), (95, 1));
     }
     assert!(fixture.disk.contents().iter().all(|byte| *byte == 7));
-    // A range that ends with the disk counts as if it ended with a block.
+    // A range that ends at the end of the disk counts as if it ended at the end of a block.
     raw.request(command::WRITE_ZEROES, command_flag::FAST_ZERO, 2, MIB - 4096, 4096);
     assert_eq!(raw.simple(), (0, 2));
 }

@@ -1,4 +1,5 @@
-//! Clients that come in masses, or go in the middle: the log says who and why, and is not filled.
+//! Masses of clients, and clients that hang up in the middle: the log says who and why, and the number of
+//! lines is limited.
 
 #[path = "it/fixture/mod.rs"]
 #[expect(dead_code, reason = "it is for others, too")]
@@ -16,10 +17,10 @@ use headwater_nbd::{Address, Client, Limits, Options, Server, ServerTls, ServerT
 use headwater_testkit::pki::{Authority, CertificateOptions};
 use headwater_testkit::{Log, ReferenceDisk, wait_until};
 
-/// How often each of them comes.
+/// How many clients of each kind connect.
 const TIMES: usize = 100;
 
-/// A server on a port, where a log line names a client by its address.
+/// A server on a TCP port, because a log line names such a client by its address.
 struct Port(Server);
 
 impl Port {
@@ -72,7 +73,7 @@ fn reached_limits_are_logged_with_address_and_reason() {
     port.wait_for_connections(0);
     log.take_bounded("NBD", started);
 
-    // Handshakes that are begun and not ended: the oldest one gives way.
+    // Handshakes that are begun and not ended: the oldest one is cut.
     let started = Instant::now();
     let port = Port::with(Limits { half_open: 2, ..Limits::default() });
     let mut held = Vec::new();
@@ -107,7 +108,7 @@ fn reached_limits_are_logged_with_address_and_reason() {
     port.wait_for_connections(0);
     log.take_bounded("NBD", started);
 
-    // Certificates that nobody here has signed.
+    // Certificates of an authority that the server does not trust.
     let started = Instant::now();
     let directory = tempfile::tempdir().unwrap();
     let [ours, theirs] = ["ours", "theirs"].map(|name| {
@@ -117,7 +118,7 @@ fn reached_limits_are_logged_with_address_and_reason() {
         ];
         Authority::new(name).write_certificates(&directory.path().join(name), &roles)
     });
-    // Theirs trusts this server, so that it is the server that refuses.
+    // The client trusts this server, so that only the server refuses.
     std::fs::copy(ours.join("ca-cert.pem"), theirs.join("ca-cert.pem")).unwrap();
     let tls = ServerTls::load(&ours, ServerTlsOptions { is_required: true, verifies_clients: true }).unwrap();
     let export = SingleExport::new(Arc::new(ReferenceDisk::new(1 << 20)), "a secret disk");

@@ -1,5 +1,5 @@
-//! Clients that ask and never read: each loses its connection when it has taken nothing for too long, and the log says who
-//! it was.
+//! Clients that send requests and never read: each is disconnected when it has accepted no bytes for too
+//! long, and the log names it.
 
 #[path = "it/fixture/mod.rs"]
 #[expect(dead_code, reason = "it is for others, too")]
@@ -22,7 +22,7 @@ use fixture::{PATIENCE, Raw};
 
 const LEN: u32 = 1 << 20;
 
-/// A disk of ones, which it lends or copies.
+/// A disk of ones, which it returns as shared slices or copies.
 struct Ones {
     slices: Option<SharedPages>,
 }
@@ -62,7 +62,7 @@ impl Device for Ones {
 
 static LOG: LazyLock<Log> = LazyLock::new(Log::of_warnings);
 
-/// A client that asks for far more than sockets hold, of a server with this limit, and reads nothing.
+/// A client that requests far more than sockets buffer, from a server with this limit, and reads nothing.
 fn ask_and_never_read(lends: bool, over_tcp: bool, send_stall_ms: u64) {
     LazyLock::force(&LOG);
     let slices = lends.then(|| {

@@ -1,4 +1,5 @@
-//! A client that never asks for block sizes: requests of any bytes, and longer ones than a client that asks may send.
+//! A client that does not query block sizes: requests of any bytes, and longer ones than other clients may
+//! send.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ fn disk(size_bytes: u64, logical_block_bytes: u32, waits: Waits) -> ReferenceDis
     ReferenceDisk::with_contents(contents, options)
 }
 
-/// Opens the export by the oldest option, which tells no block sizes.
+/// Opens the export by the oldest option (EXPORT_NAME), which transfers no block sizes.
 fn old_client(fixture: &Fixture) -> Raw {
     let mut raw = fixture.raw();
     raw.take::<18>();
@@ -124,8 +125,8 @@ fn connections_that_write_one_sector_lose_no_byte() {
     assert!(fixture.disk.contents()[..1024] == expected);
 }
 
-/// One connection changes parts of a sector while another connection changes the whole sector. In either order, the sector then has the
-/// whole change, and the part's bytes are of one of the two.
+/// One connection changes parts of a sector while another one changes the whole sector. In either order, the
+/// sector then has the bytes of the whole change, and the part's bytes are those of one of the two changes.
 #[test]
 fn a_partial_write_loses_no_whole_write_of_another_connection() {
     const ROUNDS: u64 = 600;
@@ -168,7 +169,7 @@ fn a_partial_write_loses_no_whole_write_of_another_connection() {
     }
 }
 
-/// Neither of them waits for ever while the other one goes on without a pause.
+/// Neither kind of write starves while the other kind continues without a pause.
 #[test]
 fn partial_and_whole_writes_of_several_connections_all_end() {
     let options = ReferenceOptions {
@@ -214,7 +215,7 @@ fn requests_of_64_mib_are_carried_out_in_parts() {
     let mut raw = old_client(&fixture);
     write(&mut raw, command_flag::FUA, offset, &data);
     assert_eq!(raw.simple(), (0, !offset));
-    // No part is longer than the receive buffer, so that is all the memory that the data takes.
+    // No part is longer than the receive buffer, so the data needs no other memory.
     assert!(fixture.disk.counts().writes >= 256, "{:?}", fixture.disk.counts());
     let contents = fixture.disk.contents();
     assert!(contents[4099..][..len] == data, "the data differs");
@@ -265,7 +266,8 @@ fn a_part_that_fails_is_the_error_of_its_request() {
     raw.request(command::READ, 0, 4, 0, 512);
     assert_eq!(raw.chunk().1, 4);
 
-    // A simple reply has promised the data: the connection ends, and the client does not take other bytes for it.
+    // A simple reply has announced the data already: the server closes the connection, so that the client
+    // does not take other bytes for the data.
     let mut raw = old_client(&fixture);
     raw.request(command::READ, 0, 5, 0, len);
     assert_eq!(raw.simple(), (0, 5));

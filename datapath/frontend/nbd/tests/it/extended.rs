@@ -1,4 +1,4 @@
-//! Extended headers: 64-bit lengths, payloads that are announced, and replies that are always chunks.
+//! Extended headers: 64-bit lengths, announced payloads, and replies that are always chunks.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// A disk of any size that keeps the blocks of 4 KiB which were written. It takes whole blocks only.
+/// A disk of any size that stores only the written blocks of 4 KiB. It accepts whole blocks only.
 struct Sparse {
     size_bytes: u64,
     blocks: Mutex<BTreeMap<u64, Vec<u8>>>,
@@ -60,7 +60,7 @@ impl Device for Sparse {
     }
 
     fn submit(&self, request: Request, done: Completion) {
-        // All else is done at once.
+        // All other requests are answered at once.
         assert!(matches!(request, Request::Prefetch { .. }));
         done.complete(Ok(()), Vec::new());
     }
@@ -112,7 +112,7 @@ impl Extended {
     }
 
     fn send(&mut self, command: u16, flags: u16, offset: u64, length: u64, payload: &[u8]) {
-        // The cookie is the offset in disguise, so that each reply can be checked by itself.
+        // The cookie is the inverted offset, so that each reply can be checked by itself.
         let head = RequestHead { flags, command, cookie: !offset, offset, length };
         self.0.send(&head.encode_extended());
         self.0.send(payload);
@@ -192,7 +192,7 @@ fn random_requests_agree_with_the_model() {
         match rng.below(4) {
             0 => {
                 let payload = vec![round as u8; len as usize];
-                // QEMU does not announce it.
+                // QEMU does not set this flag.
                 let flags = if round % 2 == 0 { command_flag::PAYLOAD_LEN } else { 0 };
                 client.send(command::WRITE, flags, offset, len, &payload);
                 client.is_done(offset);
@@ -230,7 +230,7 @@ fn unexpected_payloads_are_read_and_refused() {
     let limits = Limits { request_bytes: 64 << 10, longest_request_bytes: 64 << 10, ..Limits::default() };
     let fixture = Fixture::with_limits(ReferenceDisk::new(MIB), limits);
     let mut client = Extended::start(&fixture);
-    // The stream stays in step after each of them.
+    // After each of them, the server still finds the next header.
     client.send(command::READ, command_flag::PAYLOAD_LEN, 0, 512, &[1; 512]);
     client.error(22, "takes no payload");
     client.send(command::BLOCK_STATUS, command_flag::PAYLOAD_LEN, 0, 12, &[0; 12]);
@@ -258,7 +258,8 @@ fn unexpected_payloads_are_read_and_refused() {
     }
     let mut compact = Extended::start(&fixture);
     compact.0.request(command::READ, 0, 1, 0, 512);
-    // The magic of another form: the stream cannot be trusted. Four bytes more make a whole head.
+    // The magic of another header form: the server cannot find the next header. Four more bytes complete this
+    // one.
     compact.0.send(&[0; 4]);
     compact.0.ends();
     fixture.is_alive();

@@ -101,7 +101,7 @@ fn several_connections_see_each_others_writes() {
 fn waiting_requests_do_not_delay_others() {
     let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
     let slow = Arc::new(ReferenceDisk::with_options(MIB, options));
-    // Reads of the second half answer at once, the others wait.
+    // Reads of the second half are answered at once, the others later.
     struct Halves(Arc<ReferenceDisk>, ReferenceDisk);
     impl Device for Halves {
         fn geometry(&self) -> headwater_block::Geometry {
@@ -290,7 +290,7 @@ fn a_hanging_server_fails_requests_and_an_idle_one_does_not() {
     let fixture = Fixture::new(ReferenceDisk::with_options(MIB, options));
     let options = ClientOptions { silence_limit_ms: Some(1_000), ..Default::default() };
     let mut opened = None;
-    // Silence while nothing is asked for is fine. On a busy host an answer may take longer than the limit.
+    // Silence without requests is allowed. On a busy host a reply may take longer than the limit.
     wait_until("what is asked after a silence is answered", || {
         opened = Client::connect(&fixture.server.uri().parse().unwrap(), &options).ok();
         std::thread::sleep(Duration::from_millis(1_500));
@@ -324,7 +324,7 @@ fn changes_on_a_closed_disk_end_the_connection() {
             blocking::write(&*client, 0, &[7; 4096]).unwrap();
             let error = change(&*client).unwrap_err();
             assert!(!error.to_string().contains("injected failure"), "it was answered: {error}");
-            // Whoever serves the disk from now on gets it.
+            // Once the disk works again, a new connection can make the change.
             fixture.disk.heal();
             change(&*Client::open(&fixture.server.uri()).unwrap()).unwrap();
         }

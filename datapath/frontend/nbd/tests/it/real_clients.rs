@@ -1,4 +1,4 @@
-//! Programs that others wrote, as clients: libnbd's tools, QEMU's and fio. They are installed by `make test`.
+//! Other programs as clients: the tools of libnbd, QEMU and fio. `make test` installs them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ fn late() -> ReferenceOptions {
     ReferenceOptions { waits: Waits::PerMille(300), delay: Duration::from_micros(10), ..Default::default() }
 }
 
-/// Data, zeroes and holes, in pieces of odd lengths.
+/// Data, zeroes and holes, in runs of odd lengths.
 fn mixed_disk(seed: u64, options: ReferenceOptions) -> ReferenceDisk {
     let disk = ReferenceDisk::with_options(32 * MIB, options);
     let mut rng = Rng::new(seed);
@@ -48,7 +48,7 @@ fn nbdinfo_sees_size_flags_and_extents() {
     ] {
         assert!(info.contains(expected), "{expected} in {info}");
     }
-    // libnbd asks for the newest kind of replies that it knows: extended headers from 1.18 on.
+    // libnbd requests the newest kind of replies that it supports: extended headers from 1.18 on.
     let versions = run("libnbd-bin", "nbdinfo", &["--version"]);
     let version: Vec<u32> = versions
         .lines()
@@ -69,7 +69,7 @@ fn nbdinfo_sees_size_flags_and_extents() {
     assert!(list.contains("export=\"\""), "{list}");
 }
 
-/// Exports of the same disk by many names.
+/// Exports the same disk under many names.
 struct Many(Arc<ReferenceDisk>);
 
 impl Exports for Many {

@@ -1,4 +1,5 @@
-//! Reads whose bytes the device lends, by a device that has dropped or reused its memory long before they are read.
+//! Reads that the device answers with slices of its own memory, of which it drops or reuses its part long
+//! before the client receives the bytes.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -21,10 +22,11 @@ use crate::fixture::{PATIENCE, Raw};
 
 const SIZE_BYTES: u64 = 64 << 20;
 const PIECE_BYTES: u64 = 16 << 10;
-/// Far less than a socket holds.
+/// Far less than a socket buffers.
 const PIECES_KEPT: usize = 4;
 
-/// A disk whose every 8 bytes say where they are, and which has nothing but what it lends.
+/// A disk of which every 8 bytes contain their own offset. It stores nothing but the pieces that it has
+/// returned last.
 #[derive(Default)]
 struct LendingDisk {
     kept: Mutex<Vec<SharedPages>>,
@@ -38,7 +40,7 @@ fn fill(bytes: &mut [u8], offset: u64) {
 }
 
 impl LendingDisk {
-    /// A piece of the disk, in the memory of the piece that has been here longest if nobody uses that any more.
+    /// A piece of the disk. It reuses the memory of the oldest piece if nothing refers to that any more.
     fn piece(&self, index: u64) -> SharedPages {
         let mut kept = self.kept.lock();
         let oldest = (kept.len() == PIECES_KEPT).then(|| kept.remove(0));
@@ -98,9 +100,10 @@ fn serve(address: Address) -> (Arc<LendingDisk>, Server) {
     (disk, server)
 }
 
-/// Asks for everything before it reads anything, and then reads now fast, now slowly.
+/// Sends all requests before it reads any reply, and then reads now fast, now slowly.
 fn read_late(disk: &LendingDisk, mut raw: Raw) {
-    // Whole pieces; parts of pieces; more than a pipe holds; one that begins and ends in the middle of pages.
+    // Whole pieces; parts of pieces; more than a pipe buffers; one that begins and ends in the middle of
+    // pages.
     let sizes = [128 << 10, 32 << 10, 4 << 20, 33 << 10, 1 << 20, (64 << 10) + 512, 100 << 10];
     let mut asked = Vec::new();
     let mut offset = 512;
@@ -111,7 +114,7 @@ fn read_late(disk: &LendingDisk, mut raw: Raw) {
         asked.push((number as u64, offset, len));
         raw.request(command::READ, 0, number as u64, offset, len);
     }
-    // The server fills what the sockets hold, and goes round in its pieces meanwhile.
+    // The server fills the sockets' buffers, and meanwhile reuses all its pieces.
     std::thread::sleep(Duration::from_millis(100));
     let mut expected = Vec::new();
     for (cookie, offset, len) in asked {

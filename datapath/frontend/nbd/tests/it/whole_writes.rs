@@ -1,4 +1,5 @@
-//! Long writes that have arrived as a whole: the device is given them where they were received.
+//! Long writes that were received completely: the device gets their data in the receive buffer, without a
+//! copy.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -12,11 +13,12 @@ use headwater_nbd::{Address, Limits, Server, SingleExport};
 use crate::fixture::Raw;
 
 const SIZE_BYTES: u64 = 1 << 20;
-/// Writes from here on must wait.
+/// Writes from this offset on must wait.
 const WAITS_FROM: u64 = SIZE_BYTES / 2;
 const LONG_BYTES: u32 = 64 << 10;
 
-/// A disk that says where in memory the data of each write was that it was offered, and keeps the first until it is told.
+/// A disk that reports the memory address of each write's data, and holds the first write until it is
+/// released.
 struct Telling {
     contents: Mutex<Vec<u8>>,
     offered: Sender<usize>,
@@ -47,7 +49,7 @@ impl Device for Telling {
             if range.offset() >= WAITS_FROM {
                 return Ok(Attempt::MustWait);
             }
-            // Nobody tells it a second time.
+            // The second call returns at once: the sender is dropped.
             let _ = self.go_on.lock().unwrap().recv();
             self.store(range, from);
         }
@@ -85,15 +87,15 @@ fn a_long_write_that_arrived_completely_is_not_copied() {
     let (short, short_data) = write(1, 0, 4096);
     raw.send(&short);
     let received_at = was_offered.recv().unwrap();
-    // The server is held here, so that it finds all of the next one when it comes back.
+    // The server is blocked here, so that afterwards it finds the next write complete.
     let (long, long_data) = write(2, 4096, LONG_BYTES);
     raw.send(&long);
     drop(go_on);
     assert_eq!((raw.simple(), raw.simple()), ((0, 1), (0, 2)));
-    // Both began at the same place of the receive buffer.
+    // Both were at the same address of the receive buffer.
     assert_eq!(was_offered.recv().unwrap(), received_at);
 
-    // One that waits for the device is copied, and its place used again.
+    // A write that waits for the device is copied, and its part of the buffer reused.
     let (waits, waits_data) = write(3, WAITS_FROM, LONG_BYTES);
     let (last, last_data) = write(4, WAITS_FROM + u64::from(LONG_BYTES), 512);
     raw.send(&[waits, last].concat());
