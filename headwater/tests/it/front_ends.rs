@@ -11,7 +11,7 @@
 //! | more connections than allowed | too_many_connections_are_closed_at_once | more_connections_than_allowed_are_closed_at_once | a_second_front_end_is_turned_away_while_the_first_one_is_served | - |
 //! | wrong secrets or certificates | `tls.rs`: clients_without_a_valid_certificate_are_refused | guessing_a_secret_leads_nowhere, here: an_initiator_logs_in_with_its_secret_only | - | - |
 //! | replies that nobody takes | a_client_that_never_reads_is_not_served_without_end | an_initiator_that_never_reads_stops_only_itself | a_front_end_that_never_reads_does_not_keep_the_server_from_stopping | - |
-//! | memory of many that take or send nothing | greedy_readers_share_one_budget, greedy_writers_share_one_budget_and_leave_room_for_reads, a_stalled_write_does_not_keep_its_memory | greedy_readers_share_one_budget, unasked_data_without_memory_is_refused_until_there_is_some, an_initiator_without_data_does_not_keep_its_memory | - | - |
+//! | memory of many that take or send nothing | greedy_readers_share_one_budget, greedy_writers_share_one_budget_and_leave_room_for_reads, a_stalled_write_does_not_keep_its_memory | greedy_readers_share_one_budget, unsolicited_data_without_memory_is_refused_until_there_is_some, an_initiator_without_data_does_not_keep_its_memory | - | - |
 //! | 1,000 half-open logins, and their memory | a_thousand_half_open_handshakes_keep_nobody_out, `tls.rs`: hundreds_of_half_open_tls_handshakes_keep_nobody_out | a_thousand_half_open_logins_keep_nobody_out | - | - |
 //! | a log that is flooded, or does not say who and why | here: a_log_is_not_filled_by_those_who_break_the_rules; `log.rs`, `stall.rs` | here; `log_of_limits.rs` | here; `log.rs` | `log.rs`: errors_are_told_with_file_and_reason_and_only_so_often |
 //!

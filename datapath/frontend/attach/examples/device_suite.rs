@@ -1,6 +1,5 @@
-//! The suite that every `Device` passes, over a block device of the kernel: `device_suite DEVICE [SEED [SPAN]]`.
-//!
-//! `SPAN` bytes of it are used, half at its start and half at its end. What they hold is overwritten.
+//! Runs the conformance suite of devices on a block device of the kernel: `device_suite DEVICE [SEED
+//! [SPAN]]`. It uses `SPAN` bytes, half at the start and half at the end, and overwrites their contents.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Offers an empty disk in memory as a file, to measure the front-end alone: `serve DIR SIZE [READERS]`.
+//! Mounts an empty disk in memory as a file, to measure the front-end alone: `serve DIR SIZE [READERS]`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use headwater_block::{
 };
 use headwater_fuse::{Limits, Options, Server};
 
-/// Throws writes away and reads zeroes.
+/// Drops writes and reads as zeroes.
 struct Null(u64);
 
 impl Device for Null {
@@ -50,6 +50,6 @@ fn main() {
         Server::mount(Path::new(dir), Arc::new(Null(size)), Options { limits, ..Options::default() });
     let server = server.unwrap_or_else(|error| panic!("{error}"));
     println!("{}", server.path().display());
-    // Until standard input ends.
+    // Serves until standard input ends.
     let _ = std::io::stdin().read_line(&mut String::new());
 }

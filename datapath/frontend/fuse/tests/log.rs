@@ -1,4 +1,5 @@
-//! The log says which file had what error and why, and a disk that fails all the time does not fill it.
+//! The log says which file had which error and why, and a disk that always fails writes a limited number of
+//! lines.
 
 #[path = "it/fixture/mod.rs"]
 #[expect(dead_code, reason = "it is for others, too")]
@@ -15,7 +16,7 @@ use rustix::io::Errno;
 #[test]
 fn errors_are_told_with_file_and_reason_and_only_so_often() {
     let log = Log::of_warnings();
-    // Errors come back at once, and later from another thread.
+    // Errors are returned at once, and later from another thread.
     for waits in [Waits::Never, Waits::Always] {
         let options = ReferenceOptions { waits, ..Default::default() };
         let disk = ReferenceDisk::with_options(1 << 20, options);
@@ -32,10 +33,11 @@ fn errors_are_told_with_file_and_reason_and_only_so_often() {
         let path = mounted.file();
         let who = format!("fuse: {}: a read of 8192+4096 failed: injected failure", path.display());
         assert!(lines[0].contains(" WARN ") && lines[0].contains(&who), "{}", lines[0]);
-        // Twenty and, after the first ten seconds, how many were kept back; a busy host may take longer than those.
+        // Twenty lines for each ten seconds, and after the first ten a line with the number of omitted ones.
+        // A busy host may need more than ten seconds.
         let windows = 1 + started.elapsed().as_secs() as usize / 10;
         assert!(lines.len() <= 21 * windows, "{} lines", lines.len());
-        // What does not fail is no matter for the log.
+        // Requests that succeed are not logged.
         file.read_at(&mut [0; 4096], 0).unwrap();
         assert_eq!(log.take(), "");
     }

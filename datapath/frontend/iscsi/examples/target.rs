@@ -1,4 +1,5 @@
-//! A target over memory, to try initiators and to measure the protocol alone: `target ADDRESS SIZE [SECONDS]`.
+//! A target with a disk in memory, to try initiators and to measure the protocol alone: `target ADDRESS SIZE
+//! [SECONDS]`.
 
 use std::sync::Arc;
 use std::time::Duration;

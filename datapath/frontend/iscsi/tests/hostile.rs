@@ -1,5 +1,5 @@
-//! Initiators that send garbage or false lengths, go away or never read: each loses only its own connection,
-//! and the server goes on.
+//! Initiators that send garbage or false lengths, disconnect or never read: each loses only its own
+//! connection, and the server continues.
 
 #[path = "it/fixture/mod.rs"]
 #[expect(dead_code, reason = "it is for others, too")]
@@ -35,7 +35,7 @@ fn garbage_ends_the_connection() {
             // A login request apart from the following bytes.
             bytes[0] = 0x43;
         }
-        // The server may close before all is sent.
+        // The server may close before everything is sent.
         let _ = raw.stream.write_all(&bytes);
         let _ = raw.stream.shutdown(std::net::Shutdown::Write);
         let mut rest = Vec::new();
@@ -56,7 +56,7 @@ fn random_pdus_do_no_harm() {
         let mut all = Vec::new();
         for _ in 0..200 {
             let mut header: [u8; 48] = rng.bytes(48).try_into().unwrap();
-            // Opcodes of initiators, mostly, and command numbers that are next.
+            // Mostly opcodes of initiators, and the expected command numbers.
             header[0] = rng.below(8) as u8 | if rng.chance(1, 2) { 0x40 } else { 0 };
             header[4] = if rng.chance(1, 8) { rng.below(4) as u8 } else { 0 };
             header[16..19].fill(0);
@@ -102,7 +102,7 @@ fn a_segment_that_is_too_long_ends_the_connection_without_being_taken() {
     fixture.is_alive();
 }
 
-/// Begins a login text of 15 KiB of keys, which is most of what a target takes, and does not end it.
+/// Sends 15 KiB of keys of a login text, nearly as much as a target accepts, and does not end the text.
 fn begin_text(raw: &mut Raw) {
     let mut text = Vec::new();
     (0..15).for_each(|number| put_pair(&mut text, &format!("X-{number}"), &"v".repeat(1015)));
@@ -121,7 +121,7 @@ fn a_thousand_half_open_logins_keep_nobody_out() {
     let limits = Limits {
         half_open_logins: 50,
         login_timeout_ms: 8_000,
-        // An initiator that only waits gets no keep-alive requests.
+        // An initiator that only waits gets no pings.
         keepalive_ms: 600_000,
         ..Limits::default()
     };
@@ -143,7 +143,7 @@ fn a_thousand_half_open_logins_keep_nobody_out() {
     let (before, mut most) = (resident_bytes(), 0);
     for round in 0..1000 {
         let mut raw = fixture.raw();
-        // Every third connection has a challenge to answer.
+        // Every third connection stops before it answers a challenge.
         if round % 3 == 0 {
             raw.ask_for_challenge();
         }
@@ -162,13 +162,13 @@ fn a_thousand_half_open_logins_keep_nobody_out() {
         most = most.max(resident_bytes());
     }
     is_alive();
-    // The connections that were closed for others have given back their memory. Each remaining one has its
-    // thread, and at most a text.
+    // The connections that were closed for others have freed their memory. Each remaining one has its thread,
+    // and at most a text.
     let taken = most.max(resident_bytes()).saturating_sub(before);
     assert!(taken < 32 << 20, "{taken} bytes");
     wait_until("most to be closed", || fixture.server.connections() <= 51);
-    // The others are closed when their time is over, even if they do not hang up. The one that has logged in
-    // stays.
+    // The others are closed when the login's time-out expires, even if they do not hang up. The one that has
+    // logged in stays.
     fixture.wait_for_connections(1);
     is_served(&mut working);
     drop(held);
@@ -248,8 +248,8 @@ fn guessing_a_secret_leads_nowhere() {
     }
 }
 
-/// An initiator that sends more and more reads and takes no data: its session stops, memory stays bounded,
-/// and others go on.
+/// An initiator that sends more and more reads and receives no data: its session stops, memory stays bounded,
+/// and other sessions continue.
 #[test]
 fn an_initiator_that_never_reads_stops_only_itself() {
     let _alone = alone();
@@ -278,7 +278,7 @@ fn an_initiator_that_never_reads_stops_only_itself() {
     }
     let taken = resident_bytes().saturating_sub(before);
     assert!(taken < 300 << 20, "{taken} bytes");
-    // It is disconnected when it has taken nothing for too long.
+    // It is disconnected when it has accepted no bytes for too long.
     fixture.wait_for_connections(0);
     fixture.is_alive();
 }
@@ -294,7 +294,7 @@ fn a_disconnect_during_a_write_writes_nothing() {
         raw.send(&bytes[..cut]);
         drop(raw);
     }
-    // All but the last burst.
+    // All data but the last burst.
     let mut raw = fixture.session(&[("MaxBurstLength", "512"), ("ImmediateData", "No")]);
     let command = raw.scsi(&write10(0, 2));
     let command = ScsiCommand { write: true, expected_bytes: 1024, ..command };
@@ -326,7 +326,7 @@ fn an_initiator_that_goes_leaves_no_task_behind() {
     fixture.is_alive();
 }
 
-/// Writes that announce much and send nothing take no memory.
+/// Writes that announce much data and send none take no memory.
 #[test]
 fn announced_data_takes_memory_only_when_it_comes() {
     let _alone = alone();
@@ -352,8 +352,8 @@ fn announced_data_takes_memory_only_when_it_comes() {
     fixture.wait_for_connections(0);
 }
 
-/// Fifty sessions that ask for 16 MiB each and take nothing share one budget. Others are served, and the
-/// waiting ones get their turn.
+/// Fifty sessions that request 16 MiB each and receive nothing share one budget. Other sessions are served,
+/// and the waiting ones are served later.
 #[test]
 fn greedy_readers_share_one_budget() {
     let _alone = alone();
@@ -375,7 +375,7 @@ fn greedy_readers_share_one_budget() {
     assert!(fixture.server.shared_bytes_used() <= 256 << 20);
     // This includes other buffers of the sessions.
     assert!(taken < 450 << 20, "{taken} bytes");
-    // They are answered in any order: the waiting ones get memory when others have taken their data.
+    // They are answered in any order: the waiting sessions get memory when others have received their data.
     std::thread::scope(|scope| {
         for (mut raw, tag) in greedy {
             scope.spawn(move || raw.data(tag, 16 << 20));
@@ -399,7 +399,7 @@ fn an_initiator_without_data_does_not_keep_its_memory() {
     silent.take().r2t();
     let mut other = fixture.session(&[]);
     write(&mut other);
-    // Pings may come before.
+    // Pings may arrive before it.
     while other.take().opcode() != Opcode::ReadyToTransfer {}
     wait_until("the silent one is gone", || fixture.server.connections() == 1);
 }
@@ -426,7 +426,7 @@ fn a_trickling_initiator_does_not_keep_its_memory() {
         ask(&mut other);
         let mut number = 0;
         wait_until("the slow one is gone", || {
-            // This goes on until the server closes the connection.
+            // The initiator continues until the server closes the connection.
             let pdu = slow.encode(&Raw::data_out_header(&r2t, number, number * 4), &[1; 4]);
             let _ = slow.stream.write_all(&pdu);
             number += 1;
@@ -443,7 +443,7 @@ fn missing_announced_data_does_not_keep_its_memory() {
     let limits = Limits {
         shared_bytes: 64 << 20,
         send_stall_ms: 300,
-        // An initiator that waits for its data sends nothing.
+        // An initiator that waits for its data sends no bytes.
         keepalive_ms: 60_000,
         ..Limits::default()
     };
@@ -490,9 +490,9 @@ fn missing_announced_data_does_not_keep_its_memory() {
 }
 
 /// Unsolicited data that waits for the device: if there is no memory for it, its command is refused until
-/// there is.
+/// there is memory.
 #[test]
-fn unasked_data_without_memory_is_refused_until_there_is_some() {
+fn unsolicited_data_without_memory_is_refused_until_there_is_some() {
     let _alone = alone();
     let options = ReferenceOptions { waits: Waits::Always, ..ReferenceOptions::default() };
     let limits = Limits { shared_bytes: 64 << 20, ..Limits::default() };
@@ -503,7 +503,7 @@ fn unasked_data_without_memory_is_refused_until_there_is_some() {
     let data = vec![3; 128 << 10];
     let write = write10(0, 256);
     const COUNT: u32 = 250;
-    // One session alone gets all that there is.
+    // One session alone may use all this memory.
     for _ in 0..COUNT {
         sessions[0].command(&write, 0, Some(&data));
     }
@@ -546,7 +546,7 @@ fn commands_held_for_a_missing_one_are_bounded() {
             break;
         }
     }
-    // Without the limit, the server would go on waiting for the missing command.
+    // Without the limit, the server would wait for the missing command for ever.
     raw.ends();
     fixture.is_alive();
 }

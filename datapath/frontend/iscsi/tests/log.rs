@@ -1,4 +1,4 @@
-//! What the log says of how connections end.
+//! The log lines at the end of connections.
 
 #[path = "it/fixture/mod.rs"]
 #[expect(dead_code, reason = "it is for others, too")]
@@ -11,7 +11,7 @@ use headwater_iscsi::wire::text::put_pair;
 use headwater_testkit::{Log, ReferenceDisk};
 use rustix::net::sockopt;
 
-/// As a process that is killed, or open-iscsi when it has no logout to make.
+/// Resets the connection, like a process that is killed, or open-iscsi when it need not log out.
 fn reset(raw: Raw) {
     sockopt::set_socket_linger(&raw.stream, Some(Duration::ZERO)).unwrap();
 }
@@ -33,7 +33,7 @@ fn a_reset_ends_a_discovery_but_breaks_a_session() {
     fixture.wait_for_connections(0);
     let said = log.take();
     assert!(said.contains("the discovery is over") && !said.contains("WARN"), "{said}");
-    // A name is told in one line, whatever is in it.
+    // A name stays in one line, whatever its characters.
     for key in ["InitiatorName", "TargetName"] {
         let mut raw = fixture.raw();
         let request = raw.login_request();

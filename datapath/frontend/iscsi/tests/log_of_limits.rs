@@ -1,4 +1,5 @@
-//! Initiators that come in masses, or go, or take nothing, or do not know the secret: the log says who and why, and is not filled.
+//! Masses of initiators, and initiators that disconnect, receive nothing or do not have the secret: the log
+//! says who and why, and the number of lines is limited.
 
 #[path = "it/fixture/mod.rs"]
 #[expect(dead_code, reason = "it is for others, too")]
@@ -17,14 +18,14 @@ use headwater_testkit::{Log, ReferenceDisk, wait_until};
 
 const MIB: u64 = 1 << 20;
 
-/// How often each of them comes.
+/// How many initiators of each kind connect.
 const TIMES: usize = 100;
 
 fn address(stream: &TcpStream) -> String {
     stream.local_addr().unwrap().to_string()
 }
 
-/// Half of a write: its command and no data.
+/// Half of a write: its command without its data.
 fn begin_to_write(raw: &mut Raw) {
     let command = raw.scsi(&write10(0, 1));
     let command = ScsiCommand { write: true, expected_bytes: 512, ..command };
@@ -55,7 +56,7 @@ fn reached_limits_are_logged_with_address_and_reason() {
     fixture.wait_for_connections(0);
     log.take_bounded("iSCSI", started);
 
-    // Logins that are begun and not ended: the oldest one gives way.
+    // Logins that are begun and not ended: the oldest one is cut.
     let started = Instant::now();
     let fixture = with(Limits { half_open_logins: 2, ..Limits::default() });
     let mut held = Vec::new();
@@ -74,7 +75,7 @@ fn reached_limits_are_logged_with_address_and_reason() {
     fixture.wait_for_connections(0);
     log.take_bounded("iSCSI", started);
 
-    // Replies that nobody takes.
+    // Replies that nobody receives.
     let started = Instant::now();
     let fixture = with(Limits { send_stall_ms: 200, ..Limits::default() });
     let stalled: Vec<Raw> = (0..8)
@@ -85,14 +86,14 @@ fn reached_limits_are_logged_with_address_and_reason() {
         })
         .collect();
     fixture.wait_for_connections(0);
-    let told = log.text();
-    let is_told = |raw: &Raw| {
+    let text = log.text();
+    let is_logged = |raw: &Raw| {
         let who = format!("iSCSI: {INITIATOR} at {}", address(&raw.stream));
-        told.contains(&format!(
+        text.contains(&format!(
             "{who}: the connection was closed: it accepted no bytes of its replies for 200 ms"
         ))
     };
-    assert!(stalled.iter().any(is_told), "{told}");
+    assert!(stalled.iter().any(is_logged), "{text}");
     log.take_bounded("iSCSI", started);
 
     // Hanging up in the middle of a command.
@@ -112,11 +113,12 @@ fn reached_limits_are_logged_with_address_and_reason() {
     fixture.wait_for_connections(0);
     log.take_bounded("iSCSI", started);
 
-    wrong_secrets_are_told_or_counted(&log);
+    wrong_secrets_are_logged_or_counted(&log);
 }
 
-/// Somebody tries secrets, one after the other: what is not told is counted, and who knows the secret gets in meanwhile.
-fn wrong_secrets_are_told_or_counted(log: &Log) {
+/// Secrets are guessed, one after the other: guesses that are not logged are counted, and an initiator with
+/// the right secret can log in meanwhile.
+fn wrong_secrets_are_logged_or_counted(log: &Log) {
     let started = Instant::now();
     let fixture = Fixture::with(ReferenceDisk::new(MIB), Limits::default(), Some(accounts()));
     let guess = || {
@@ -125,7 +127,7 @@ fn wrong_secrets_are_told_or_counted(log: &Log) {
         raw.ends();
         let who = address(&raw.stream);
         drop(raw);
-        // When it is gone it was told or counted.
+        // After its end, the guess was logged or counted.
         fixture.wait_for_connections(0);
         who
     };
@@ -144,23 +146,24 @@ fn wrong_secrets_are_told_or_counted(log: &Log) {
     assert_eq!(alice.read(0, 1), [0; 512]);
     alice.log_out();
     fixture.wait_for_connections(0);
-    // The first one after ten seconds says how many were kept back in these. On a busy host some were told of before.
+    // The first line after ten seconds counts the omitted ones. On a busy host some of them were logged
+    // before.
     let kept_back = || log.lines_with(&["iSCSI: further warnings were kept back"]);
     let (mut tried, before) = (TIMES, kept_back().len());
-    wait_until("those that were kept back are told of", || {
+    wait_until("a line counts the omitted ones", || {
         guess();
         tried += 1;
         kept_back().len() > before
     });
     let counted: usize = kept_back().iter().map(|line| kept_back_in(line)).sum();
-    let told = log.lines_with(&["the secrets differ"]).len();
+    let logged = log.lines_with(&["the secrets differ"]).len();
     let text = log.text();
-    assert_eq!(told + counted, tried, "{told} told of and {counted} counted: {text}");
+    assert_eq!(logged + counted, tried, "{logged} logged and {counted} counted: {text}");
     assert!(!text.contains("not-her-secret") && !text.contains("alice-secret-1"), "{text}");
     log.take_bounded("iSCSI", started);
 }
 
-/// How many such a line says were kept back.
+/// The number of omitted lines in such a line.
 fn kept_back_in(line: &str) -> usize {
     let (_, count) = line.split_once("kept_back=").unwrap();
     count.trim().parse().unwrap()

@@ -1,4 +1,4 @@
-//! The project's conformance suite for devices, through the mounted file.
+//! The conformance suite of devices, through the mounted file.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ fn one_reader_and_little_room_in_flight() {
     check(Mounted::with(disk, Options { limits: tight(), ..Options::default() }), 256, 7);
 }
 
-/// Memory for requests that wait is bounded, however many programs ask.
+/// Memory for waiting requests is bounded, however many programs send some.
 #[test]
 fn what_waits_for_the_device_is_bounded() {
     const BYTES: usize = 4096;

@@ -1,4 +1,5 @@
-//! What the file is to programs: sizes, permissions, errors, durability; and the life of a mount.
+//! The mounted file as programs see it: sizes, permissions, errors, durability; and how a mount begins and
+//! ends.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read, Write};
@@ -84,7 +85,7 @@ fn the_size_cannot_be_changed_and_there_is_no_room_behind_the_end() {
     file.set_len(SIZE).unwrap();
     assert_eq!(errno(std::fs::File::create(mounted.file())), Some(Errno::PERM), "O_TRUNC");
     assert_eq!(file.metadata().unwrap().len(), SIZE);
-    // What fits is written, the rest is refused.
+    // The part inside the file is written, the rest is refused.
     assert_eq!(file.write_at(&[7; 8192], SIZE - 4096).unwrap(), 4096);
     assert_eq!(errno(file.write_at(&[7; 1], SIZE)), Some(Errno::NOSPC));
     let mut append = OpenOptions::new().append(true).open(mounted.file()).unwrap();
@@ -113,25 +114,25 @@ fn holes_are_punched_zeroed_and_found() {
     assert_eq!(find(rustix::fs::SeekFrom::Data(19_969)), Ok(19_969));
     assert_eq!(find(rustix::fs::SeekFrom::Data(64 << 10)), Err(Errno::NXIO));
     assert_eq!(find(rustix::fs::SeekFrom::Hole(SIZE - 1)), Ok(SIZE - 1));
-    // Behind the end nothing is punched; nothing can be reserved, cut out or extended.
+    // Beyond the end nothing is punched; space cannot be reserved, collapsed or appended.
     rustix::fs::fallocate(&file, punch, SIZE - 4096, 1 << 20).unwrap();
     let refused = |mode, offset, len| rustix::fs::fallocate(&file, mode, offset, len).err();
     assert_eq!(refused(FallocateFlags::empty(), 0, 4096), Some(Errno::OPNOTSUPP));
     assert_eq!(refused(FallocateFlags::COLLAPSE_RANGE, 0, 4096), Some(Errno::OPNOTSUPP));
     assert_eq!(refused(FallocateFlags::ZERO_RANGE, SIZE, 4096), Some(Errno::NOSPC));
-    // 64 KiB with a hole in it take less.
+    // After the cached number of used bytes has expired, 64 KiB with a hole take less.
     std::thread::sleep(Duration::from_millis(2100));
     let blocks = file.metadata().unwrap().blocks();
     assert!((1..128).contains(&blocks), "{blocks}");
 }
 
 #[test]
-fn the_space_that_is_taken_is_told_to_who_asks_all_the_time_too() {
+fn used_space_is_updated_while_programs_keep_asking() {
     let mounted = mounted();
     let file = mounted.open();
     let blocks = || file.metadata().unwrap().blocks();
     let before = blocks();
-    // Longer than a figure is used, and with never as long between two questions.
+    // The writes go on for longer than the number is cached, with pauses shorter than that.
     wait_until("a file that is written to takes more space", || {
         file.write_all_at(&[1; 64 << 10], 0).unwrap();
         blocks() >= before + 128
@@ -199,7 +200,7 @@ fn a_directory_that_is_in_use_missing_or_not_empty_is_refused() {
     let mounted = mounted();
     let error = mount(mounted.dir.path()).unwrap();
     assert!(matches!(error, MountError::InUse { .. }), "{error}");
-    // The one that was there still works.
+    // The first mount still works.
     mounted.open().read_exact_at(&mut [0; 512], 0).unwrap();
     let dir = tempfile::tempdir().unwrap();
     assert!(matches!(mount(&dir.path().join("none")), Some(MountError::NoDirectory { .. })));
@@ -247,7 +248,8 @@ fn parts_of_blocks_that_wait_do_not_hold_up_the_end() {
         Mounted::with(ReferenceDisk::with_options(SIZE, options), Options { limits, ..Options::default() });
     mounted.disk.hold();
     let file = Arc::new(mounted.open());
-    // One is at the disk, alone; others wait for their turn, and the last ones for the limit, on the threads that take requests.
+    // One change runs on the disk; others wait for it, and the last ones for the limit, on the threads that
+    // receive requests.
     let writers: Vec<_> = (0..12)
         .map(|number| {
             let file = Arc::clone(&file);
@@ -260,7 +262,7 @@ fn parts_of_blocks_that_wait_do_not_hold_up_the_end() {
         assert!(writer.join().unwrap().is_err());
     }
     mounted.disk.release();
-    // What it was at goes on, since it was handed over.
+    // The running change completes, because it was given to the disk.
     wait_until("the one is written", || mounted.disk.counts().writes == 1);
 }
 
@@ -291,12 +293,13 @@ fn programs_that_are_killed_in_the_middle_disturb_no_others() {
     file.read_exact_at(&mut bytes, 0).unwrap();
     assert!(bytes[..4096].iter().chain(&bytes[8192..32 << 10]).all(|byte| *byte == 7));
     assert!(bytes[4096..8192].iter().all(|byte| *byte == 9));
-    // The write that was under way was whole when its program was killed: it is there or it is not.
+    // The write in flight had been received completely when its program was killed: it is executed completely
+    // or not at all.
     assert!(bytes[32 << 10..48 << 10].iter().all(|byte| *byte == bytes[32 << 10]));
 }
 
 #[test]
-fn unmounting_from_outside_is_told_once() {
+fn unmounting_from_outside_is_reported_once() {
     let (tx, rx) = mpsc::channel();
     let on_unmounted: Option<Box<dyn FnOnce() + Send>> = Some(Box::new(move || tx.send(()).unwrap()));
     let mounted = Mounted::with(ReferenceDisk::new(SIZE), Options { on_unmounted, ..Options::default() });

@@ -15,7 +15,7 @@ fn mounted() -> Mounted {
     Mounted::with(ReferenceDisk::with_options(SIZE, options), Options::default())
 }
 
-/// Random data with holes: what an image has.
+/// Random data with holes, like an image.
 fn fill(disk: &dyn Device) {
     let mut rng = Rng::new(7);
     for piece in 0..16 {
@@ -23,7 +23,7 @@ fn fill(disk: &dyn Device) {
     }
 }
 
-/// Registered files and buffers, as Firecracker's asynchronous engine has them.
+/// Registered files and buffers, as Firecracker's asynchronous engine uses them.
 const REGISTERED: [&str; 3] = ["--ioengine=io_uring", "--registerfiles=1", "--fixedbufs=1"];
 
 /// Containers forbid io_uring, and little locked memory forbids registered buffers.
@@ -86,7 +86,7 @@ fn images_go_in_and_come_out_through_qemu_img_and_stay_sparse_in_cp() {
         Command::new("qemu-img").args(["convert", "-f", "raw", "-O", "qcow2"]).arg(&file).arg(&qcow2),
     );
     compare("qcow2", &qcow2);
-    // The other way, onto a disk that has something else.
+    // The other direction, onto a disk with other contents.
     blocking::write(&*mounted.disk, 1 << 20, &[0xee; 1 << 20]).unwrap();
     succeed(
         "qemu-utils",
@@ -105,7 +105,7 @@ fn images_go_in_and_come_out_through_qemu_img_and_stay_sparse_in_cp() {
     assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("not permitted"));
 }
 
-/// A loop device, given back when dropped.
+/// A loop device, detached when dropped.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -124,7 +124,8 @@ impl Drop for Loop {
     }
 }
 
-/// Waits where it is busy: between its fork and its program a child of another test has our files open.
+/// Retries while the mount is busy: between fork and exec, a child process of another test has this test's
+/// files open.
 fn unmount(at: &Path) {
     wait_until("it is not busy", || output("mount", Command::new("umount").arg(at)).status.success());
 }

@@ -1,5 +1,5 @@
-//! Statuses, numbers and binary values survive the wire. Whole headers and texts are held against an independent reading of
-//! RFC 7143 in `src/fuzzing.rs`.
+//! Statuses, numbers and binary values are decoded as they were encoded. `src/fuzzing.rs` compares whole
+//! headers and texts with an independent implementation of RFC 7143.
 
 use headwater_iscsi::wire::header::{segment_bytes, set_segment_bytes};
 use headwater_iscsi::wire::response::*;

@@ -1,4 +1,4 @@
-//! The conformance suite for devices, through the whole front-end: an initiator that is a `Device`.
+//! The conformance suite of devices, through the whole front-end: an initiator that implements `Device`.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,10 +17,10 @@ use headwater_iscsi::wire::request::ScsiCommand;
 use headwater_testkit::conformance::{self, Options};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
 
-/// As many as the target gives in one answer to GET LBA STATUS.
+/// As many as the target returns in one reply to GET LBA STATUS.
 const DESCRIPTORS: usize = 1024;
 
-/// Little at a time, so that what is long goes in many PDUs.
+/// Small segments and bursts, so that long transfers take many PDUs.
 const SMALL: [(&str, &str); 4] = [
     ("MaxRecvDataSegmentLength", "4096"),
     ("MaxBurstLength", "16384"),
@@ -31,10 +31,10 @@ const SMALL: [(&str, &str); 4] = [
 const LARGE: [(&str, &str); 3] =
     [("MaxRecvDataSegmentLength", "262144"), ("MaxOutstandingR2T", "4"), ("HeaderDigest", "CRC32C")];
 
-/// A session with any number of commands under way.
+/// A session with any number of commands in flight.
 struct Session {
     raw: Mutex<Raw>,
-    /// Where the answers of each command go, by its tag.
+    /// The channel for the reply of each command, by its task tag.
     commands: Arc<Mutex<HashMap<u32, Sender<Answer>>>>,
     block_bytes: u64,
 }
@@ -42,7 +42,7 @@ struct Session {
 impl Session {
     fn new(raw: Raw, block_bytes: u64) -> Self {
         let mut taker = raw.taker();
-        // Between rounds nothing comes; who waits for an answer has a limit of its own.
+        // Between rounds nothing is received; waiting for a reply has its own time-out.
         taker.stream.set_read_timeout(None).unwrap();
         let commands: Arc<Mutex<HashMap<u32, Sender<Answer>>>> = Arc::default();
         std::thread::spawn({
@@ -51,12 +51,12 @@ impl Session {
                 while taker.stream.peek(&mut [0]).is_ok_and(|bytes| bytes > 0) {
                     let answer = taker.take();
                     let tag = u32::from_be_bytes(answer.header[16..20].try_into().unwrap());
-                    // Others are pings of the target, which need no answer.
+                    // PDUs without a waiting command are pings of the target, which need no answer.
                     if let Some(command) = commands.lock().unwrap().get(&tag) {
                         let _ = command.send(answer);
                     }
                 }
-                // Nobody needs to wait any more.
+                // The senders are dropped: all waiting commands fail.
                 commands.lock().unwrap().clear();
             }
         });
@@ -85,13 +85,13 @@ impl Initiator {
         Arc::new(Self { sessions: Arc::new(sessions), next: AtomicUsize::new(0), geometry })
     }
 
-    /// Each has its turn.
+    /// The sessions are used in rotation.
     fn next_session(&self) -> usize {
         self.next.fetch_add(1, Ordering::Relaxed) % self.sessions.len()
     }
 }
 
-/// What initiators learn of a disk: READ CAPACITY (16), and MODE SENSE (10) of the caching page.
+/// Reads a disk's properties like an initiator: READ CAPACITY (16), and MODE SENSE (10) of the caching page.
 fn learn_geometry(raw: &mut Raw) -> Geometry {
     let mut cdb = [0_u8; 16];
     (cdb[0], cdb[1], cdb[13]) = (0x9e, 0x10, 32);
@@ -164,7 +164,8 @@ impl Session {
         list
     }
 
-    /// GET LBA STATUS. Its runs go up to the end of the disk; those that begin in `range` count, up to its end.
+    /// GET LBA STATUS. Its runs extend to the end of the disk; only those that begin in `range` count, up to
+    /// its end.
     fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
         let allocation_bytes = (8 + 16 * max_extents.min(DESCRIPTORS)) as u32;
         let mut cdb = [0_u8; 16];
@@ -195,7 +196,7 @@ impl Session {
         Ok(extents)
     }
 
-    /// One command with what it sends, of which half is immediate, and as much as it reads at most.
+    /// Executes one command: sends its data, half of it immediate, or reads up to this many bytes.
     fn exchange(&self, cdb: [u8; 16], sent: Option<&[u8]>, read_bytes: u32) -> Result<Vec<u8>, IoError> {
         let (sender, answers) = channel();
         let mut raw = self.raw.lock().unwrap();
@@ -218,7 +219,7 @@ impl Session {
                     let pieces: Vec<&[u8]> = sent.unwrap()[at..end].chunks(60_000).collect();
                     let mut offset = r2t.offset;
                     for (data_sn, piece) in pieces.iter().enumerate() {
-                        // Others may send between two pieces.
+                        // Others may send between two PDUs of the data.
                         let mut raw = self.raw.lock().unwrap();
                         raw.data_out(&r2t, data_sn as u32, offset, data_sn + 1 == pieces.len(), piece);
                         offset += piece.len() as u32;
@@ -236,7 +237,7 @@ impl Session {
                 Opcode::ScsiResponse if answer.scsi().status == 0 => break Ok(data_in),
                 Opcode::ScsiResponse => {
                     let sense = answer.sense();
-                    // Other reasons for which writing is not possible have the same key.
+                    // Other reasons why writing is impossible have the same sense key.
                     let kind = if sense == (7, 0x2700) { IoErrorKind::ReadOnly } else { IoErrorKind::Device };
                     break Err(IoError::new(kind, format!("sense {sense:x?}")));
                 }
@@ -260,7 +261,7 @@ impl Device for Initiator {
     fn submit(&self, request: Request, done: Completion) {
         let sessions = Arc::clone(&self.sessions);
         let session = self.next_session();
-        // A thread each, so that requests of a round are in flight together, also in one session.
+        // A thread for each request, so that those of a round are in flight together, also in one session.
         std::thread::spawn(move || match (sessions[session].run(&request), request) {
             (Ok(data_in), Request::Read { .. }) => done.complete(Ok(()), data_in),
             (result, request) => done.complete(result.map(drop), request.into_buffer()),
@@ -272,7 +273,7 @@ impl Device for Initiator {
     }
 }
 
-/// Where the holes of a device are.
+/// The holes of a device.
 fn holes(device: &dyn Device) -> Vec<ByteRange> {
     let range = |offset, len| ByteRange::new(offset, len).unwrap();
     let end = device.geometry().size_bytes;
@@ -283,7 +284,7 @@ fn holes(device: &dyn Device) -> Vec<ByteRange> {
         assert!(!extents.is_empty(), "no extents at {at}");
         for Extent { len, kind } in extents {
             match (kind, holes.last_mut()) {
-                // An answer may end in the middle of a hole.
+                // A reply may end in the middle of a hole.
                 (ExtentKind::Hole, Some(last)) if last.end() == at => {
                     *last = range(last.offset(), last.len() + len);
                 }
@@ -296,7 +297,7 @@ fn holes(device: &dyn Device) -> Vec<ByteRange> {
     holes
 }
 
-/// Runs the suite over four sessions with these keys, and looks at the disk itself afterwards.
+/// Runs the suite over four sessions with these keys, and then checks the disk itself.
 fn check(disk: ReferenceDisk, keys: &[(&str, &str)], seed: u64) -> Arc<ReferenceDisk> {
     // So little memory that commands wait for each other's.
     let limits = Limits {
@@ -311,8 +312,11 @@ fn check(disk: ReferenceDisk, keys: &[(&str, &str)], seed: u64) -> Arc<Reference
     let options = Options { operations: 400, ..Options::seeded(seed) };
     let model = conformance::check(&device, &options);
     // The suite alone would be content with a target that calls everything mapped.
-    let (told, there) = (holes(&*device), holes(&*fixture.disk));
-    assert!(told == there, "seed {seed}: holes by GET LBA STATUS: {told:?}\nof the disk: {there:?}");
+    let (reported, actual) = (holes(&*device), holes(&*fixture.disk));
+    assert!(
+        reported == actual,
+        "seed {seed}: holes by GET LBA STATUS: {reported:?}\nof the disk: {actual:?}"
+    );
     drop(device);
     fixture.wait_for_connections(0);
     conformance::verify(&*fixture.disk, &model);

@@ -1,10 +1,11 @@
 //! libiscsi's own suite, `iscsi-test-cu`: each of its tests in a process of its own, with a time limit.
 //!
-//! As one process the suite can spin for ever when a session ends under it, and one failure would hide others. What a test says
-//! counts, not only how it exits: one that skips itself is listed with its reason in `docs/iscsi.md`, and the list there must be the
-//! one that is found here.
+//! In one process the suite can loop for ever when a session ends during a test, and one failure would hide
+//! others. A test's output counts, not only its exit code: `docs/iscsi.md` lists each test that skips itself
+//! with its reason, and that list must equal the one found here.
 //!
-//! All tests run on a disk that answers at once, and those of commands that reach the disk also on one that lets each wait.
+//! All tests run on a disk that answers at once. Those of commands that use the disk also run on one that
+//! answers later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
@@ -15,16 +16,17 @@ use std::time::{Duration, Instant};
 use crate::fixture::Fixture;
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, run};
 
-/// For one test; reached only where something hangs. The longest takes some seconds.
+/// The time limit of one test, reached only if something hangs. The longest takes some seconds.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// How many of libiscsi 1.19's tests there are.
 const TESTS: usize = 230;
 
-/// The suite writes up to 65,536 blocks, if the disk has as many: more than that, so that no test does less than on a real disk.
+/// The suite writes up to 65,536 blocks if the disk has as many. This disk has more, so that no test does
+/// less than on a real disk.
 const DISK_BYTES: u64 = 64 << 20;
 
-/// What the groups of those tests begin with whose commands read or write the disk.
+/// How the names of the tests begin whose commands read or write the disk.
 const OF_DATA: [&str; 11] = [
     "CompareAndWrite",
     "GetLBAStatus",
@@ -39,7 +41,7 @@ const OF_DATA: [&str; 11] = [
     "iSCSIdatasn",
 ];
 
-/// At least so many must pass rather than be skipped.
+/// At least this many must pass rather than be skipped.
 const PASS: usize = 190;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,7 +116,7 @@ fn judge_all(names: &[&str], waits: Waits) -> BTreeMap<String, Verdict> {
     verdicts.into_inner().unwrap()
 }
 
-/// What `docs/iscsi.md` says: the line with the numbers, and the tests in the table below it.
+/// The results in `docs/iscsi.md`: the line with the numbers, and the tests in the table below it.
 fn documented() -> (String, BTreeSet<String>) {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/iscsi.md");
     let text = std::fs::read_to_string(path).unwrap();
@@ -128,12 +130,13 @@ fn documented() -> (String, BTreeSet<String>) {
     (counts, names.collect())
 }
 
-/// Two tests want a disk of their own kind.
+/// Two tests need a special disk.
 fn disk_for(name: &str) -> ReferenceOptions {
     match name {
-        // It skips itself on a disk that can be written.
+        // It is skipped on a disk that can be written.
         "ALL.ReadOnly.ReadOnlySBC" => ReferenceOptions { read_only: true, ..ReferenceOptions::default() },
-        // It takes a block in the middle of a physical one for the first of the next, and so cannot pass where these differ.
+        // It takes a logical block inside a physical one for the start of the next physical one, so it cannot
+        // pass if their sizes differ.
         "ALL.GetLBAStatus.UnmapSingle" => {
             ReferenceOptions { logical_block_bytes: 4096, ..ReferenceOptions::default() }
         }
@@ -141,12 +144,13 @@ fn disk_for(name: &str) -> ReferenceOptions {
     }
 }
 
-/// The test that no target passes.
+/// The test that fails on every target.
 const NEVER_PASSES: &str = "ALL.iSCSITMF.LUNResetSimpleAsync";
 
-/// libiscsi 1.19 looks at the answer of its LUN reset before it has sent it, and so fails on every target (mended in 1.20); the
-/// rest of what it prints tells whether the target did what it should. Nothing else may have failed. The C library may end
-/// the process while it cleans up, for a heap that was damaged, before there is a summary.
+/// libiscsi 1.19 checks the response to its LUN reset before it sends the reset, so the test fails on every
+/// target (fixed in 1.20). The rest of its output shows whether the target reset the unit. Nothing else may
+/// have failed. The C library may abort the process during the clean-up, because of a damaged heap, before
+/// there is a summary.
 fn is_known_defect(name: &str, text: &str) -> bool {
     name == NEVER_PASSES
         && text.contains("LU RESET completed")
@@ -155,7 +159,8 @@ fn is_known_defect(name: &str, text: &str) -> bool {
         && summary(text, "asserts").is_none_or(|counts| counts[3] == "1")
 }
 
-/// What failed, of CUnit's lines `NUMBER. FILE:LINE  - WHAT`, which what cleans up may go on.
+/// The failed assertions, from CUnit's lines `NUMBER. FILE:LINE  - WHAT`. Output of the clean-up may follow
+/// on the same line.
 fn failed_assertions(text: &str) -> Vec<&str> {
     text.lines()
         .filter_map(|line| {
@@ -202,7 +207,7 @@ fn judge(fixture: &Fixture, name: &str) -> Verdict {
     std::io::Seek::rewind(&mut output).unwrap();
     std::io::Read::read_to_string(&mut output, &mut text).unwrap();
     let skipped = text.lines().find(|line| line.contains("[SKIPPED]"));
-    // The summary counts; a line with [FAILED] may also be of a command that is meant to fail, or of cleaning up.
+    // The summary counts; a line with [FAILED] may also be of a command that should fail, or of the clean-up.
     let good = summary(&text, "tests").is_some_and(|counts| counts == ["1", "1", "1", "0", "0"]);
     match (status, skipped) {
         (None, _) => Verdict::Failed(format!("more than {} s\n{text}", LIMIT.as_secs())),
@@ -218,7 +223,7 @@ fn judge(fixture: &Fixture, name: &str) -> Verdict {
     }
 }
 
-/// What libiscsi prints of [`NEVER_PASSES`], where these assertions fail.
+/// Output of libiscsi for [`NEVER_PASSES`] in which these assertions fail.
 fn output_with(failed: &[&str]) -> String {
     let count = failed.len();
     let list: String = (1..)
@@ -271,7 +276,7 @@ fn the_known_defect_hides_no_other_failure() {
     ] {
         assert!(!is_known_defect(NEVER_PASSES, &output_with(failed)), "{failed:?}");
     }
-    // The end while it cleans up.
+    // Output that stops during the clean-up.
     let (cut, _) = alone.split_once("\nRun Summary").unwrap();
     let cut = format!(
         "{}    Send PRIN/READ_KEYS\nmalloc(): smallbin double linked list corrupted\n",
@@ -280,7 +285,7 @@ fn the_known_defect_hides_no_other_failure() {
     assert!(is_known_defect(NEVER_PASSES, &cut), "{cut}");
     let two = cut.replace(known, &format!("{known}\n    2. test_async_lu_reset_simple.c:170  - CU_FAIL(x)"));
     assert!(!is_known_defect(NEVER_PASSES, &two), "{two}");
-    // A failure that is counted and not listed, and a reset that was not carried out.
+    // A failure that is counted and not listed, and a reset that was not executed.
     for (printed, instead) in [
         ("     11      1      n/a", "     10      2      n/a"),
         ("LU RESET completed", "LU RESET: unexpected TMF response 255"),

@@ -1,4 +1,4 @@
-//! Programs that people use: libiscsi's tools and QEMU's iSCSI driver.
+//! Other programs as initiators: libiscsi's tools and QEMU's iSCSI driver.
 
 use std::process::Command;
 
@@ -32,7 +32,7 @@ fn qemu_img_writes_and_reads_a_disk() {
     run("qemu-utils qemu-block-extra", "qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", file, &url]);
     assert_eq!(fixture.disk.contents(), contents);
     run("qemu-utils qemu-block-extra", "qemu-img", &["compare", "-f", "raw", "-F", "raw", file, &url]);
-    // Many at once, with a pattern that is read back.
+    // Many requests at once, with a pattern that is read back.
     run(
         "qemu-utils",
         "qemu-img",
@@ -67,13 +67,13 @@ fn qemu_img_writes_and_reads_a_disk() {
 fn qemu_writes_and_reads_with_each_choice_of_header_digests() {
     let fixture = Fixture::new(ReferenceDisk::new(16 * MIB));
     let port = fixture.server.port();
-    // QEMU's driver knows no data digests. Each choice writes bytes of its own.
+    // QEMU's driver supports no data digests. Each digest option writes different bytes.
     for (choice, pattern) in [("crc32c", "21"), ("none", "22"), ("crc32c-none", "23"), ("none-crc32c", "24")]
     {
         let image = format!(
             "driver=iscsi,transport=tcp,portal=127.0.0.1:{port},target={TARGET},lun=0,header-digest={choice}"
         );
-        // A part of a segment, whole segments, and data that R2Ts ask for.
+        // A part of a segment, whole segments, and data that R2Ts request.
         let pieces = ["0 512", "64k 128k", "1M 5M"];
         let mut script = vec!["--image-opts".to_owned(), image];
         for (command, piece) in pieces.iter().map(|p| ("write", p)).chain(pieces.iter().map(|p| ("read", p)))

@@ -1,4 +1,4 @@
-//! The order of commands, their window, their abortion, and PDUs that are not allowed where they come.
+//! The order of commands, their window, aborts, and PDUs that are not allowed in their place.
 
 use super::{MIB, fixture, slow};
 use crate::fixture::raw::{read10, write10};
@@ -20,7 +20,7 @@ fn commands_run_in_the_order_of_their_numbers_and_only_within_the_window() {
     for command in &commands[..3] {
         raw.pdu(&command.encode(), &[]);
     }
-    // No reply until the first command comes. An immediate command does not wait.
+    // No reply until the first command has arrived. An immediate command does not wait.
     let ping = raw.ping(b"hello");
     let answer = raw.take();
     assert_eq!((answer.nop().task_tag, &answer.data[..]), (ping, &b"hello"[..]));
@@ -28,7 +28,7 @@ fn commands_run_in_the_order_of_their_numbers_and_only_within_the_window() {
     for command in commands.iter().rev() {
         raw.good(command.task_tag);
     }
-    // Commands below and above the window are ignored. A command that is sent twice is carried out once.
+    // Commands below and above the window are ignored. A command that is sent twice is executed once.
     let base = raw.cmd_sn;
     for cmd_sn in [base.wrapping_sub(1), base + 128, base + 0x8000_0000] {
         let stray = ScsiCommand { cmd_sn, ..raw.scsi(&[0]) };
@@ -185,7 +185,7 @@ fn ordered_commands_wait_for_those_whose_data_is_still_to_come() {
     let later = raw.scsi(&read10(1, 1));
     let later = ScsiCommand { read: true, expected_bytes: 512, ..later };
     raw.pdu(&later.encode(), &[]);
-    // Before the data has come, only commands ahead of the queue are answered.
+    // Before the data has arrived, only commands with the attribute HEAD OF QUEUE are executed.
     let first = raw.scsi(&read10(2, 1));
     let first = ScsiCommand { attribute: 3, read: true, expected_bytes: 512, ..first };
     raw.pdu(&first.encode(), &[]);
@@ -208,13 +208,13 @@ fn lose_a_write(raw: &mut Raw) -> ScsiCommand {
     lost
 }
 
-/// A command is lost to a wrong data digest, and is aborted: the commands after it go on.
+/// A command is lost because of a wrong data digest, and is aborted: the commands after it continue.
 #[test]
 fn a_lost_and_aborted_command_delays_no_others() {
     let fixture = fixture();
     let mut raw = fixture.session(&[("DataDigest", "CRC32C")]);
     let lost = lose_a_write(&mut raw);
-    // Two commands that were sent after it, of which one is aborted as well.
+    // Two commands that were sent after it, one of which is aborted as well.
     let unwanted = raw.scsi(&[0]);
     raw.pdu(&unwanted.encode(), &[]);
     let next = raw.command(&[0], 0, None);
@@ -224,7 +224,7 @@ fn a_lost_and_aborted_command_delays_no_others() {
         assert_eq!(answer.function().task_tag, function);
         answer.function().response
     };
-    // The abortion has no effect for a command number that was not sent yet, nor under another tag.
+    // The abort has no effect for a command number that was not sent yet, or under another tag.
     let not_sent = raw.cmd_sn;
     assert_eq!(abort(&mut raw, 77, not_sent), 1);
     assert_eq!(abort(&mut raw, unwanted.task_tag + 77, unwanted.cmd_sn), 1);
@@ -234,8 +234,8 @@ fn a_lost_and_aborted_command_delays_no_others() {
     assert_eq!(raw.read(0, 1), [0; 512]);
 }
 
-/// A command is lost to a wrong data digest, and everything that was sent is aborted: the commands that
-/// waited for it are not carried out later.
+/// A command is lost because of a wrong data digest, and everything that was sent is aborted: the commands
+/// that waited for it are not executed later.
 #[test]
 fn commands_waiting_for_a_lost_one_are_aborted_too() {
     for function in [2, 4, 5, 6] {
@@ -244,7 +244,7 @@ fn commands_waiting_for_a_lost_one_are_aborted_too() {
         let lost = lose_a_write(&mut raw);
         let waits = ScsiCommand { write: true, expected_bytes: 512, ..raw.scsi(&write10(1, 1)) };
         raw.pdu(&waits.encode(), &[8; 512]);
-        // A PDU that is no command of the disk is answered, even if it came before its turn.
+        // A PDU that is no SCSI command is answered, even if it arrived out of order.
         let ping = NopOut {
             immediate: false,
             lun: [0; 8],
@@ -266,14 +266,14 @@ fn commands_waiting_for_a_lost_one_are_aborted_too() {
         assert_eq!(pong.task_tag, ping.task_tag);
         // Too late: its number counts as received.
         raw.pdu(&lost.encode(), &[9; 512]);
-        // The next command is answered with the report of the reset.
-        let told = raw.command(&[0], 0, None);
-        assert_eq!(raw.take().scsi().task_tag, told);
+        // The next command is answered with the unit attention of the reset.
+        let next_tag = raw.command(&[0], 0, None);
+        assert_eq!(raw.take().scsi().task_tag, next_tag);
         assert_eq!(raw.read(0, 2), [0; 1024], "function {function}");
     }
 }
 
-/// The limit of memory counts what is kept.
+/// The memory limit counts what is held.
 #[test]
 fn a_command_that_comes_again_before_its_turn_is_held_once() {
     let fixture = fixture();
@@ -287,7 +287,7 @@ fn a_command_that_comes_again_before_its_turn_is_held_once() {
         cmd_sn: raw.next_cmd_sn(),
         exp_stat_sn: 0,
     };
-    // This would be ten megabytes if each were kept.
+    // This would be ten megabytes if each were held.
     for _ in 0..160 {
         raw.pdu(&early.encode(), &[7; 64 << 10]);
     }

@@ -1,4 +1,4 @@
-//! Data of commands: immediate, unasked, asked for, with digests, too much and too little.
+//! Data of commands: immediate, unsolicited, requested by R2Ts, with digests, too much and too little.
 
 use super::{fixture, slow};
 use crate::fixture::raw::{read10, write10};
@@ -36,7 +36,7 @@ fn data_arrives_whole_with_every_negotiation() {
     }
 }
 
-/// Writes with as much immediate data as is allowed, and the rest as it is asked for.
+/// Writes with as much immediate data as is allowed, and sends the rest as R2Ts request it.
 fn write(raw: &mut Raw, lba: u32, data: &[u8], first: usize, burst: usize) {
     write_as(raw, &write10(lba, (data.len() / 512) as u16), data, first, burst);
 }
@@ -89,7 +89,7 @@ fn the_longest_transfers_are_carried_out_and_longer_ones_are_not() {
         let options = ReferenceOptions { waits, ..ReferenceOptions::default() };
         let fixture = Fixture::new(ReferenceDisk::with_contents(old.clone(), options));
         let mut raw = fixture.session(&keys);
-        // A block more than the longest changes nothing, and is not even asked for.
+        // A command with one block more than the limit changes nothing, and its data is not requested.
         for operation in [0x88, 0x8a] {
             let command = raw.scsi(&long(operation, LONGEST / 512 + 1));
             let (read, write) = (operation == 0x88, operation == 0x8a);
@@ -120,8 +120,8 @@ fn unsolicited_data_is_accepted_up_to_the_first_burst() {
     let command = raw.scsi(&write10(8, 32));
     let command = ScsiCommand { write: true, is_final: false, expected_bytes: 16384, ..command };
     raw.pdu(&command.encode(), &data[..1000]);
-    raw.unasked(command.task_tag, 0, 1000, false, &data[1000..5000]);
-    raw.unasked(command.task_tag, 1, 5000, true, &data[5000..8192]);
+    raw.unsolicited(command.task_tag, 0, 1000, false, &data[1000..5000]);
+    raw.unsolicited(command.task_tag, 1, 5000, true, &data[5000..8192]);
     let r2t = raw.take().r2t();
     assert_eq!((r2t.offset, r2t.desired_bytes), (8192, 8192));
     raw.data_out(&r2t, 0, 8192, true, &data[8192..]);
@@ -189,17 +189,17 @@ fn faulty_data_fails_its_command_and_no_other() {
         assert_eq!((answer.scsi().task_tag, answer.scsi().status), (tag, 2));
         assert_eq!(answer.sense(), (0xb, code));
     };
-    // A wrong number, a wrong place, too much, too little: told when the sequence ends.
+    // A wrong number, a wrong offset, too much, too little: reported when the sequence ends.
     for (data_sn, at, bytes) in [(1, 0, 2048), (0, 512, 1536), (0, 0, 4096)] {
         let tag = start(&mut raw, false, &[]);
-        raw.unasked(tag, data_sn, at, true, &data[..bytes]);
+        raw.unsolicited(tag, data_sn, at, true, &data[..bytes]);
         failed(&mut raw, tag, 0x0c0d);
     }
     let tag = start(&mut raw, true, &[]);
     let r2t = raw.take().r2t();
     raw.data_out(&r2t, 0, 0, true, &data[..512]);
     failed(&mut raw, tag, 0x0c0d);
-    // An R2T's tag that was never given.
+    // The tag of an R2T that was never sent.
     let tag = start(&mut raw, true, &[]);
     let r2t = raw.take().r2t();
     let wrong =
@@ -208,9 +208,9 @@ fn faulty_data_fails_its_command_and_no_other() {
     assert_eq!(raw.take().reject().reason, RejectReason::InvalidPduField as u8);
     raw.data_out(&r2t, 0, 0, true, &data[..2048]);
     raw.good(tag);
-    // Data of no task is as if it had not come.
-    raw.unasked(0xdead, 0, 0, true, &data[..512]);
-    // More at once than the first burst, and data that was agreed not to come.
+    // Data of an unknown task is ignored.
+    raw.unsolicited(0xdead, 0, 0, true, &data[..512]);
+    // More at once than the first burst, and immediate data although its use was negotiated off.
     let mut strict = fixture.session(&[("ImmediateData", "No")]);
     for raw in [&mut raw, &mut strict] {
         let command = raw.scsi(&write10(0, 8));
@@ -219,7 +219,7 @@ fn faulty_data_fails_its_command_and_no_other() {
         failed(raw, command.task_tag, 0x0c0c);
     }
     let tag = start(&mut strict, false, &[]);
-    strict.unasked(tag, 0, 0, true, &data[..2048]);
+    strict.unsolicited(tag, 0, 0, true, &data[..2048]);
     failed(&mut strict, tag, 0x0c0c);
     raw.read(0, 8);
     strict.read(0, 8);
@@ -273,7 +273,7 @@ fn a_wrong_data_digest_fails_the_task_and_a_wrong_header_digest_the_connection()
 fn residuals_are_reported() {
     let fixture = fixture();
     let mut raw = fixture.session(&[]);
-    // Read: more announced than there is, and less.
+    // A read with more announced than is read, and with less.
     let tag = raw.command(&read10(0, 1), 2000, None);
     let answer = raw.take();
     assert_eq!((answer.data_in().task_tag, answer.data.len()), (tag, 512));
@@ -281,11 +281,11 @@ fn residuals_are_reported() {
     raw.command(&read10(0, 2), 600, None);
     let answer = raw.take();
     assert_eq!((answer.data.len(), answer.data_in().status), (600, Some((0, Residual::Overflow(424)))));
-    // A failed read moves nothing.
+    // A failed read transfers no data.
     raw.command(&read10(0xffff_fff0, 1), 512, None);
     let answer = raw.take();
     assert_eq!((answer.scsi().status, answer.scsi().residual), (2, Residual::Underflow(512)));
-    // A write with more than it takes: only what it takes is asked for.
+    // A write that announces more than it needs: only the needed data is requested.
     let command = raw.scsi(&write10(0, 1));
     let command = ScsiCommand { write: true, expected_bytes: 4096, ..command };
     raw.pdu(&command.encode(), &[]);

@@ -1,4 +1,4 @@
-//! Initiators that are gone while a command of theirs has long to go.
+//! Initiators that disconnect while one of their commands runs for very long.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -12,7 +12,8 @@ use headwater_iscsi::wire::request::LogoutRequest;
 use headwater_iscsi::{Address, FixedTargets, Limits, Offer, Server};
 use headwater_testkit::wait_until;
 
-/// A disk so large that clearing all of it never ends; it answers on the spot, or from a thread of its own.
+/// A disk so large that discarding all of it never ends. It answers in the caller's thread, or from its own
+/// thread.
 struct Endless {
     clears: Arc<AtomicU64>,
     late: Option<Mutex<mpsc::Sender<(Request, Completion)>>>,
@@ -85,7 +86,7 @@ fn serve(disk: &Arc<Endless>) -> Server {
     Server::bind(&address, FixedTargets::new(vec![(name(TARGET), offer)]), Limits::default()).unwrap()
 }
 
-/// A session whose disk clears all of it, by WRITE SAME with UNMAP and NDOB.
+/// A session whose command discards the whole disk, by WRITE SAME with UNMAP and NDOB.
 fn clearing(server: &Server, disk: &Endless) -> Raw {
     let mut raw = Raw::connect(server.port());
     raw.log_in(&[]);
@@ -98,7 +99,7 @@ fn clearing(server: &Server, disk: &Endless) -> Raw {
     raw
 }
 
-/// The same initiator port comes back: the command has ended then.
+/// The same initiator port logs in again: then the command has ended.
 fn comes_back(server: &Server, disk: &Endless, isid: [u8; 6]) {
     let mut raw = Raw::connect(server.port());
     raw.isid = isid;
@@ -131,7 +132,7 @@ fn a_login_ends_the_commands_of_the_replaced_session() {
         let mut raw = clearing(&server, &disk);
         comes_back(&server, &disk, raw.isid);
         raw.ends();
-        // One that waits for the end of its commands to log out.
+        // A session that has requested a logout, and waits for the end of its commands.
         let mut raw = clearing(&server, &disk);
         let logout = LogoutRequest {
             immediate: true,
@@ -142,7 +143,7 @@ fn a_login_ends_the_commands_of_the_replaced_session() {
             exp_stat_sn: raw.exp_stat_sn,
         };
         raw.pdu(&logout.encode(), &[]);
-        // So that it comes first. What is expected does not depend on whether it did.
+        // So that the logout arrives first. The result does not depend on the order.
         std::thread::sleep(Duration::from_millis(50));
         comes_back(&server, &disk, raw.isid);
         raw.ends();

@@ -70,7 +70,7 @@ fn a_text_gives_a_key_once_and_its_answer_is_taken_before_the_next() {
     let request = raw.text_request();
     raw.pdu(&request.encode(), twice);
     assert_eq!(raw.take().reject().reason, RejectReason::ProtocolError as u8);
-    // An answer of several PDUs, and more to ask before its end.
+    // A response of several PDUs, and another request before its end.
     let many: Vec<u8> = (0..100).flat_map(|key| format!("X-{key}=\0").into_bytes()).collect();
     let request = TextRequest { is_final: false, ..raw.text_request() };
     raw.pdu(&request.encode(), &many);
@@ -79,7 +79,7 @@ fn a_text_gives_a_key_once_and_its_answer_is_taken_before_the_next() {
     let request = TextRequest { transfer_tag: answer.text().transfer_tag, ..raw.text_request() };
     raw.pdu(&request.encode(), &many);
     assert_eq!(raw.take().reject().reason, RejectReason::ProtocolError as u8);
-    // That exchange is over.
+    // That exchange has ended.
     let request = TextRequest { transfer_tag: answer.text().transfer_tag, ..raw.text_request() };
     raw.pdu(&request.encode(), &[]);
     assert_eq!(raw.take().reject().reason, RejectReason::InvalidPduField as u8);
@@ -92,7 +92,7 @@ fn a_session_is_not_taken_over_under_another_chap_name() {
     let mut alice = fixture.raw();
     assert_eq!(alice.log_in_as("alice", "alice-secret-1"), 0);
     alice.clear_attention();
-    // By its name, and by its number.
+    // By its name, and by its TSIH.
     for tsih in [0, alice.tsih] {
         let mut bob = fixture.raw();
         (bob.isid, bob.tsih, bob.cid) = (alice.isid, tsih, alice.cid);
@@ -133,7 +133,8 @@ fn a_second_login_of_a_session_takes_its_place() {
     first.ends();
     assert_eq!(second.read(0, 1), [1; 512]);
     assert_eq!(fixture.server.sessions(), 1);
-    // The same by its number; another connection beside it is not possible, another session is none.
+    // The same by its TSIH; a second connection in the session is not supported, and another session does not
+    // exist.
     let attempt = |tsih, cid| {
         let mut raw = fixture.raw();
         (raw.isid, raw.tsih, raw.cid) = (second.isid, tsih, cid);
@@ -149,8 +150,8 @@ fn a_second_login_of_a_session_takes_its_place() {
 
 #[test]
 fn ending_all_tasks_includes_those_awaiting_data() {
-    // CLEAR TASK SET, LOGICAL UNIT RESET, TARGET WARM RESET, and what others are told.
-    for (function, told) in [(4, 0x2f00), (5, 0x2903), (6, 0x2903)] {
+    // CLEAR TASK SET, LOGICAL UNIT RESET, TARGET WARM RESET, and the unit attentions of the other initiators.
+    for (function, attention) in [(4, 0x2f00), (5, 0x2903), (6, 0x2903)] {
         let fixture = Fixture::new(ReferenceDisk::new(MIB));
         let (mut a, mut b) = (fixture.session(&[]), fixture.session(&[]));
         let write = ScsiCommand { write: true, expected_bytes: 512, ..b.scsi(&write10(0, 1)) };
@@ -161,15 +162,15 @@ fn ending_all_tasks_includes_those_awaiting_data() {
         assert_eq!((answer.function().task_tag, answer.function().response), (tag, 0));
         if function != 4 {
             b.command(&[0], 0, None);
-            assert_eq!(b.take().sense(), (6, told));
+            assert_eq!(b.take().sense(), (6, attention));
             a.clear_attention();
         }
         b.data_out(&r2t, 0, 0, true, &[1; 512]);
         if function == 4 {
             b.command(&[0], 0, None);
-            assert_eq!(b.take().sense(), (6, told));
+            assert_eq!(b.take().sense(), (6, attention));
         }
-        // These are the next answers: there is none to the write.
+        // These are the next responses: there is none to the write.
         for _ in 0..2 {
             let tag = b.command(&[0], 0, None);
             b.good(tag);
@@ -193,7 +194,7 @@ fn discovery_lists_all_targets_in_as_many_pdus_as_it_takes() {
     let ask = |raw: &mut Raw, value: &str| {
         let mut text = Vec::new();
         put_pair(&mut text, "SendTargets", value);
-        // The question in two PDUs.
+        // The request in two PDUs.
         let request = raw.text_request();
         raw.pdu(&TextRequest { is_final: false, go_on: true, ..request }.encode(), &text[..5]);
         let mut answer = raw.take();
@@ -230,12 +231,12 @@ fn discovery_lists_all_targets_in_as_many_pdus_as_it_takes() {
     assert_eq!(ask(&mut raw, &names[7]), expected(&names[7..8]));
     assert_eq!(ask(&mut raw, "iqn.2026-01.org.example:none"), vec![]);
     assert_eq!(ask(&mut raw, ""), vec![("SendTargets".to_string(), "Reject".to_string())]);
-    // No SCSI in a discovery.
+    // No SCSI commands in a discovery session.
     let command = raw.scsi(&[0]);
     raw.pdu(&command.encode(), &[]);
     assert_eq!(raw.take().reject().reason, RejectReason::CommandNotSupported as u8);
     raw.log_out();
-    // In a session: its own target only.
+    // In a normal session: its own target only.
     let mut raw = Raw::connect(server.port());
     raw.log_in(&[("TargetName", &names[3]), ("MaxRecvDataSegmentLength", "512")]);
     assert_eq!(ask(&mut raw, ""), expected(&names[3..4]));
@@ -243,16 +244,17 @@ fn discovery_lists_all_targets_in_as_many_pdus_as_it_takes() {
     assert_eq!(ask(&mut raw, "All"), vec![("SendTargets".to_string(), "Reject".to_string())]);
 }
 
-/// An initiator goes where a discovery sends it: on a host with many addresses that must be the one at which it asked.
+/// An initiator connects to the address that discovery returns. On a host with many addresses it must be the
+/// one that the initiator used.
 #[test]
 fn a_server_on_all_addresses_tells_the_one_that_was_connected_to() {
     let has_ipv6 = std::net::TcpListener::bind("[::1]:0").is_ok();
     let is_apart = std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|v| v.trim() == "1");
-    for (bound, host, told) in [
+    for (bound, host, returned) in [
         ("0.0.0.0", "127.0.0.1", "127.0.0.1"),
         ("0.0.0.0", "127.0.0.2", "127.0.0.2"),
         ("::", "::1", "[::1]"),
-        // The kernel says ::ffff:127.0.0.3, which an initiator without IPv6 cannot use.
+        // The kernel reports ::ffff:127.0.0.3, which an initiator without IPv6 cannot use.
         ("::", "127.0.0.3", "127.0.0.3"),
     ] {
         if bound == "::" && (!has_ipv6 || is_apart && !host.contains(':')) {
@@ -277,7 +279,7 @@ fn a_server_on_all_addresses_tells_the_one_that_was_connected_to() {
         put_pair(&mut text, "SendTargets", "All");
         raw.pdu(&request.encode(), &text);
         let answer = raw.take();
-        let portal = format!("{told}:{},1", server.port());
+        let portal = format!("{returned}:{},1", server.port());
         assert_eq!(
             pairs(&answer.data).unwrap(),
             [("TargetName", TARGET), ("TargetAddress", portal.as_str())],
@@ -301,7 +303,8 @@ fn targets_of_one_server_do_not_mix() {
     let address = Address { host: "127.0.0.1".into(), port: 0 };
     let targets = FixedTargets::new(vec![offer(0), offer(1)]);
     let server = Server::bind(&address, targets, Limits::default()).unwrap();
-    // Two of each; the first two write the first half of what is read, the others the second.
+    // Two sessions of each disk; the first two write the first half of the blocks that are read, the others
+    // the second.
     let mut sessions = [0, 1, 0, 1].map(|disk: usize| {
         let mut raw = Raw::connect(server.port());
         raw.log_in(&[("TargetName", names[disk])]);
@@ -312,7 +315,7 @@ fn targets_of_one_server_do_not_mix() {
     let mut models = [vec![0; MIB as usize], vec![0; MIB as usize]];
     let mut rng = Rng::new(10);
     for _ in 0..100 {
-        // The same blocks of both, and all commands are sent before an answer is taken.
+        // The same blocks of both disks; all commands are sent before a reply is received.
         let base = rng.below(2000) as u32;
         let mut tags = Vec::new();
         for (number, (disk, raw)) in sessions.iter_mut().enumerate() {
@@ -336,7 +339,7 @@ fn targets_of_one_server_do_not_mix() {
 
 #[test]
 fn a_silent_initiator_is_asked_and_given_up_only_if_it_used_to_answer() {
-    // Long enough for the answers of a busy host.
+    // Long enough for replies of a busy host.
     let limits = Limits { keepalive_ms: 1_000, ..Limits::default() };
     let fixture = Fixture::with(ReferenceDisk::new(MIB), limits, None);
     let mut dumb = fixture.session(&[]);
@@ -358,10 +361,10 @@ fn a_silent_initiator_is_asked_and_given_up_only_if_it_used_to_answer() {
     };
     answer(&mut quiet);
     answer(&mut quiet);
-    // From here on it says nothing: one more ping, and the end.
+    // From here on it sends nothing: one more ping, then the connection is closed.
     assert_eq!(quiet.take().opcode(), Opcode::NopIn);
     quiet.ends();
-    // This one never answered, and works on.
+    // This initiator never answered pings, and continues to work.
     for _ in 0..3 {
         assert_eq!(dumb.take().opcode(), Opcode::NopIn);
     }
