@@ -1,4 +1,5 @@
-//! What SCSI adds to a command that the device carries out at once: nanoseconds for 4 KiB reads and writes.
+//! Measures what SCSI adds to a command that the device executes at once: nanoseconds for 4 KiB reads and
+//! writes.
 //!
 //! `cargo run --release -p headwater-scsi --example hits`
 
@@ -12,7 +13,7 @@ use headwater_scsi::{Attribute, Cdb, Command, Identity, Initiator, LogicalUnit, 
 
 const SIZE_BYTES: u64 = 64 << 20;
 
-/// A device that does nothing, in no time.
+/// A device that answers at once and does nothing.
 struct Nothing;
 
 impl Device for Nothing {

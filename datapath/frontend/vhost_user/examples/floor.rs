@@ -1,4 +1,5 @@
-//! What a queue's thread costs without a volume: serves a disk that does nothing, or only copies, until it is ended.
+//! Measures what a queue's thread costs without a volume: serves a disk that does nothing, or only copies,
+//! until the process is ended.
 //!
 //! `floor null|copy SOCKET`, with `headwater-measure --drive SOCKET` as the driver.
 
@@ -12,7 +13,8 @@ use parking_lot::Mutex;
 
 const SIZE_BYTES: u64 = 1 << 30;
 
-/// Memory in pieces, so that requests of different places do not wait for each other.
+/// Memory in several parts, each with its own lock, so that requests of different parts do not wait for each
+/// other.
 struct Floor(Vec<Mutex<Vec<u8>>>);
 
 const PIECE_BYTES: u64 = 2 << 20;

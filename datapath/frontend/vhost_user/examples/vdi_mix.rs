@@ -1,9 +1,10 @@
 //! A driver that measures any vhost-user-blk server: the VDI mix (4 KiB, 80 % writes, 80 % random) on one queue.
 //!
-//! `vdi_mix SOCKET DEPTH SECONDS [SPAN [PID [REQUEST [BUFFER]]]]` prints one line: requests a second, mean and 99th percentile of
-//! the latency in microseconds, and, with the server's process id, its processor time per request. The span (1G) is written
-//! once beforehand, so that all of it is there. Requests are of 4K, or as long as said, in one buffer or in buffers of that length, the
-//! last one first in memory.
+//! `vdi_mix SOCKET DEPTH SECONDS [SPAN [PID [REQUEST [BUFFER]]]]` prints one line: requests a second, mean
+//! and 99th percentile of the latency in microseconds, and, given the server's process id, its processor time
+//! per request. The span (1G) is first written once, so that all of it has data. A request has 4K or the
+//! given length, in one buffer or in buffers of the given length, of which the last one has the lowest
+//! address.
 #![expect(unsafe_code, reason = "buffers are shared with the server by address, as a guest does")]
 
 use std::error::Error;
@@ -37,12 +38,12 @@ impl Driver {
         let file: File = rustix::fs::memfd_create("buffers", rustix::fs::MemfdFlags::CLOEXEC)?.into();
         file.set_len(memory_bytes as u64)?;
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping at an address of the kernel's choice, kept to the end.
+        // SAFETY: a new mapping at an address of the kernel's choice, never unmapped.
         let memory =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), memory_bytes, protection, flags, &file, 0)? };
         transport.map_mem_region(memory as usize, memory_bytes, file.as_raw_fd(), 0)?;
         let mut queue = queues.pop().ok_or("no queue")?;
-        // The driver looks itself; interrupts would measure the client.
+        // The driver polls; interrupts would add the client's costs to the result.
         queue.set_used_notif_enabled(false);
         let notifier = transport.get_submission_notifier(0);
         Ok(Self { queue, notifier, memory: memory.cast(), buffers: Vec::new(), _transport: transport })
@@ -80,7 +81,7 @@ impl Driver {
         Ok(())
     }
 
-    /// At least one completion, into `slots`.
+    /// Waits for at least one completion, and adds the completed slots to `slots`.
     fn wait(&mut self, slots: &mut Vec<usize>) -> Result<(), Box<dyn Error>> {
         while slots.is_empty() {
             for completion in self.queue.completions() {
@@ -139,7 +140,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let buffer_bytes = rest.get(3).map_or(Ok(request), |buffer| size::parse(buffer))?;
     let buffer_bytes = usize::try_from(buffer_bytes).ok().filter(|bytes| *bytes > 0);
     let lengths = (request_bytes, buffer_bytes.ok_or("a buffer has at least a byte")?);
-    // Header and status besides the data.
+    // The header and the status have descriptors, too.
     let deepest = usize::from(QUEUE_SIZE) / (lengths.0.div_ceil(lengths.1) + 2);
     if depth == 0 || depth > deepest {
         return Err(format!("a depth of {depth}; possible are 1 to {deepest}").into());

@@ -1,4 +1,5 @@
-//! Many machines in one process that do nothing: their threads sleep and take no processor time, and each costs little memory.
+//! Many idle machines in one process: their threads sleep and take no processor time, and each machine takes
+//! little memory.
 
 #[path = "it/guest/mod.rs"]
 #[expect(dead_code, reason = "it is for others, too")]
@@ -14,13 +15,14 @@ use headwater_vhost_user::{Options, Server};
 
 const MACHINES: usize = 64;
 
-/// What a machine may take besides its disk and its own memory.
+/// The most memory that a machine may take besides its disk and its own memory.
 const MOST_BYTES_EACH: u64 = 1 << 20;
 
-/// What all of them may take of a processor in a second, in ticks: one that spins takes up to a hundred.
+/// The most processor time that all threads together may take in a second, in ticks: a thread that spins
+/// takes up to a hundred.
 const MOST_TICKS: u64 = 2;
 
-/// Numbers behind a name in `/proc/self/...`.
+/// The number after a name in `/proc/self/...`.
 fn field(path: &std::path::Path, name: &str) -> u64 {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("0");
@@ -40,17 +42,18 @@ fn threads() -> Vec<PathBuf> {
     tasks.filter(ours).collect()
 }
 
-/// How often they slept.
+/// How often these threads slept.
 fn sleeps(threads: &[PathBuf]) -> u64 {
     threads.iter().map(|task| field(&task.join("status"), "voluntary_ctxt_switches:")).sum()
 }
 
-/// Processor time that they took, in the kernel's ticks (10 ms on most systems). A thread that spins never sleeps, so that
-/// its sleeps alone would make it look idle.
+/// The processor time of these threads, in the kernel's ticks (10 ms on most systems). A thread that spins
+/// never sleeps, so its number of sleeps alone would make it look idle.
 fn ticks(threads: &[PathBuf]) -> u64 {
     let of = |task: &PathBuf| -> Option<u64> {
         let stat = std::fs::read_to_string(task.join("stat")).ok()?;
-        // The name may have spaces; behind it come the state and ten numbers, then what user code and the kernel took.
+        // The name may have spaces; the state and ten numbers follow it, then the times in user space and in
+        // the kernel.
         let (_, after_name) = stat.rsplit_once(')')?;
         let mut numbers = after_name.split_whitespace().skip(11).map(str::parse::<u64>);
         Some(numbers.next()?.ok()? + numbers.next()?.ok()?)
@@ -80,7 +83,7 @@ fn idle_machines_sleep_and_are_small() {
 
     let threads = threads();
     assert_eq!(threads.len(), 2 * MACHINES, "one for messages and one for the queue");
-    // They look for a while before they sleep; on a busy host it takes them longer to get there.
+    // The threads poll for a while before they sleep, longer on a busy host.
     let mut before = (sleeps(&threads), ticks(&threads));
     let mut still = (false, false);
     for _ in 0..60 {

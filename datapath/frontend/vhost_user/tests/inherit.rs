@@ -1,4 +1,5 @@
-//! What a program gets that is started while a machine is connected. Alone in its process, whose descriptors it looks at.
+//! The file descriptors that a child process inherits while a machine is connected. A process of its own,
+//! because it examines all its descriptors.
 
 #[path = "it/guest/mod.rs"]
 #[expect(dead_code, reason = "it is for others, too")]
@@ -17,7 +18,7 @@ fn programs_that_are_started_get_nothing_of_a_machine() {
     let server = Server::bind(&dir.path().join("disk"), disk, Options::default()).unwrap();
     let mut guest = Guest::start(server.path());
     assert_eq!(guest.request(1, 0, &[7; 512], 0).0, 0);
-    // Both ends are in this process, and the other one's own descriptors have the flag.
+    // Both ends of the connection are in this process, and the test driver's own descriptors have the flag.
     let mut seen = 0;
     for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
         let path = entry.unwrap().path();
@@ -33,6 +34,6 @@ fn programs_that_are_started_get_nothing_of_a_machine() {
         assert!(close_on_exec, "{what} has flags {flags}");
         seen += 1;
     }
-    // The guest's own are four.
+    // The driver itself has four.
     assert!(seen > 4, "{seen}");
 }

@@ -1,4 +1,4 @@
-//! A server is a process of its own, and is killed again and again under a driver that keeps requests in flight.
+//! A server process is killed again and again while a driver keeps requests in flight.
 
 #[path = "it/guest/mod.rs"]
 #[expect(dead_code, reason = "it is for others, too")]
@@ -17,15 +17,15 @@ use headwater_vhost_user::{Options, Server};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserInflight;
 
-/// The directory of the server, which only the child has.
+/// The directory of the server. The variable is set in the child only.
 const PLACE: &str = "HEADWATER_KILLED_TEST";
 const DISK_BYTES: usize = 256 << 10;
 const BLOCK: usize = 4096;
 const KILLS: usize = 40;
-/// Requests at a time: a chain has three descriptors.
+/// Requests in flight: a chain has three descriptors.
 const DEPTH: u16 = 5;
 
-/// The child. Run by itself, it checks nothing.
+/// The server's process. Without the variable, this test checks nothing.
 #[test]
 fn child() {
     let Some(place) = std::env::var_os(PLACE) else { return };
@@ -48,7 +48,8 @@ fn start(place: &Path) -> Child {
     child
 }
 
-/// Connects with the machine's memory and the region of requests in flight. The first connection makes the region.
+/// Connects with the machine's memory and the region of requests in flight. The first connection creates the
+/// region.
 fn connect(place: &Path, memory: File, region: &mut Option<(VhostUserInflight, File)>) -> Guest {
     Guest::connect_after(&place.join("socket"), 0, memory, |frontend| {
         let (shape, file) = region.get_or_insert_with(|| {
@@ -74,7 +75,7 @@ fn a_server_that_is_killed_under_load_loses_no_write() {
     for kill in 0..KILLS {
         let rounds = 1 + rng.below(40);
         for round in 0..rounds {
-            // Each request has blocks of its own, so that the order of answers does not matter.
+            // Each request has its own blocks, so that the order of answers does not matter.
             for slot in 0..DEPTH {
                 let block = usize::from(slot) + usize::from(DEPTH) * rng.below(12) as usize;
                 let bytes = [(kill * 40 + round as usize) as u8 ^ rng.below(256) as u8; BLOCK];
@@ -95,7 +96,7 @@ fn a_server_that_is_killed_under_load_loses_no_write() {
             answers(&mut guest, &mut in_flight);
         }
         std::thread::sleep(Duration::from_micros(rng.below(300)));
-        // By its number alone: it is a child of this process.
+        // By its process id: it is a child of this process.
         server.kill().unwrap();
         server.wait().unwrap();
         server = start(place);
@@ -110,7 +111,7 @@ fn a_server_that_is_killed_under_load_loses_no_write() {
     assert!(std::fs::read(place.join("disk")).unwrap() == expected, "the disk has not what was answered");
 }
 
-/// Waits for the answers of all requests in flight: each one once, and without an error.
+/// Waits for the answers of all requests in flight: each arrives once, and without an error.
 fn answers(guest: &mut Guest, in_flight: &mut usize) {
     let mut heads = Vec::new();
     while *in_flight > 0 {

@@ -1,4 +1,5 @@
-//! The log says which machine did what wrong, and a machine that does it all the time does not fill it.
+//! The log says which machine broke which rule, and a machine that always does so causes a limited number of
+//! lines.
 
 #[path = "it/guest/mod.rs"]
 #[expect(dead_code, reason = "it is for others, too")]
@@ -13,7 +14,7 @@ use guest::{FREE, Guest, NEXT};
 use headwater_testkit::{Log, ReferenceDisk};
 use headwater_vhost_user::{Limits, Options, Server};
 
-/// Waits for the server to end a connection. What was sent and not read makes it a reset.
+/// Waits for the server to end a connection. If bytes were sent and not read, this is a reset.
 fn ends(mut connection: UnixStream) {
     connection.set_read_timeout(Some(guest::PATIENCE)).unwrap();
     match connection.read(&mut [0; 1]) {
@@ -22,7 +23,7 @@ fn ends(mut connection: UnixStream) {
     }
 }
 
-/// How many windows of ten seconds may have begun since: a busy host takes longer than one.
+/// How many windows of ten seconds may have begun since then: on a busy host the test takes several.
 fn windows(since: Instant) -> usize {
     1 + since.elapsed().as_secs() as usize / 10
 }
@@ -49,10 +50,10 @@ fn faults_are_logged_with_name_and_reason() {
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].contains("lab-7 queue 0") && lines[0].contains("loop"), "{}", lines[0]);
     assert!(lines[1].contains("lab-7 queue 0") && lines[1].contains("ends past the device"), "{}", lines[1]);
-    // A line more for those that were kept back.
+    // One more line in each window counts the omitted ones.
     assert!(lines.len() <= 1 + 6 * windows(started), "{} lines", lines.len());
 
-    // Memory that cannot be sealed is used, and that is said once, however often the front-end comes.
+    // Memory that cannot be sealed is used. It is logged once, however often the front-end connects.
     let file = tempfile::tempfile().unwrap();
     file.set_len(guest::MEMORY_BYTES).unwrap();
     let options = Options { name: "lab-8".into(), ..Options::default() };
@@ -65,7 +66,7 @@ fn faults_are_logged_with_name_and_reason() {
     let lines = log.lines_with(&["lab-8"]);
     assert!(lines.len() == 1 && lines[0].contains("whoever can truncate it"), "{lines:?}");
 
-    // Who finds the disk in use is told of, and does not fill the log by coming again and again.
+    // A front-end that finds the disk in use is logged, and the number of lines is limited.
     let limits = Limits { warnings_per_10_s: 5, message_timeout_ms: 100, ..Limits::default() };
     let options = Options { name: "lab-9".into(), limits: limits.clone(), ..Options::default() };
     let server = Server::bind(&dir.path().join("u"), Arc::new(ReferenceDisk::new(1 << 20)), options).unwrap();
@@ -84,7 +85,7 @@ fn faults_are_logged_with_name_and_reason() {
     assert!(lines.len() <= most, "{} lines", lines.len());
     drop(guest);
 
-    // So is one that stops in the middle of a message.
+    // So is a front-end that stops in the middle of a message.
     let options = Options { name: "lab-10".into(), limits, ..Options::default() };
     let server = Server::bind(&dir.path().join("v"), Arc::new(ReferenceDisk::new(1 << 20)), options).unwrap();
     let mut slow = UnixStream::connect(server.path()).unwrap();

@@ -1,4 +1,4 @@
-//! EXTENDED COPY within a unit, and what RECEIVE COPY RESULTS and the third-party copy page tell.
+//! EXTENDED COPY within a unit, RECEIVE COPY RESULTS, and the third-party copy page.
 
 use crate::session::{self, Answer, initiator, read10, send, sixteen, target_on, target_with, write10};
 use headwater_block::{ByteRange, IoErrorKind};
@@ -11,7 +11,7 @@ fn unit() -> Nexus {
     target_with(ReferenceDisk::new(BLOCKS * 512), Options::default()).nexus(initiator("a"))
 }
 
-/// The identification descriptor of the unit, by its NAA designator.
+/// The identification descriptor of the unit, with its NAA designator.
 fn ours() -> Vec<u8> {
     let mut naa = session::identity().uuid[..8].to_vec();
     naa[0] = 0x30 | (naa[0] & 0x0f);
@@ -68,7 +68,7 @@ fn random_segments_copy_the_present_content() {
     for round in 0..40 {
         let mut segments = Vec::new();
         for _ in 0..rng.between(1, 4) {
-            // Up to 4 MiB, more than one chunk, and often over one another.
+            // Up to 4 MiB, more than one chunk; source and destination often overlap.
             let blocks = rng.below(8000);
             let [from, to] = [0, 1].map(|_| rng.below(BLOCKS - blocks + 1));
             segments.push(segment([0, 0], blocks as u16, from, to));
@@ -77,9 +77,9 @@ fn random_segments_copy_the_present_content() {
         }
         assert_eq!(copy(&nexus, &list(round, 0, &[ours()], &segments)), Answer::good(vec![]));
         assert!(disk.contents() == model, "round {round}: {segments:?}");
-        let told = status(&nexus, round).data;
+        let data = status(&nexus, round).data;
         assert_eq!(
-            told[..7],
+            data[..7],
             [0, 0, 0, 8, 1, 0, segments.iter().filter(|s| s[10..12] != [0, 0]).count() as u8]
         );
     }
@@ -102,11 +102,11 @@ fn any_designator_names_the_unit() {
         copy(&nexus, &list(1, 0, std::slice::from_ref(&elsewhere), &[segment([0, 0], 1, 0, 9)])),
         refused
     );
-    // One that no segment uses does no harm.
+    // A wrong target that no segment uses is ignored.
     let targets = [elsewhere, ours()];
     assert_eq!(copy(&nexus, &list(1, 0, &targets, &[segment([1, 1], 1, 0, 9)])), Answer::good(vec![]));
     assert_eq!(copy(&nexus, &list(1, 0, &targets, &[segment([1, 0], 1, 0, 9)])), refused);
-    // NUL: no target at all.
+    // NUL: the descriptor names no target.
     let mut null = ours();
     null[1] = 0x20;
     assert_eq!(copy(&nexus, &list(1, 0, &[null], &[segment([0, 0], 1, 0, 9)])), refused);
@@ -121,7 +121,7 @@ fn lists_that_are_refused() {
     for len in [1, 15, 16, 47, 48, 75] {
         assert_eq!(copy(&nexus, &whole[..len]), Answer::check(5, 0x1a00), "{len} bytes");
     }
-    // Sent less than the CDB says.
+    // Fewer bytes than the CDB says.
     assert_eq!(send(&nexus, &sixteen(0x83, 0, 0, 76), &whole[..75]), Answer::check(5, 0x1a00));
     let mut inline = whole.clone();
     inline[15] = 1;
@@ -150,9 +150,9 @@ fn a_copy_that_fails_says_how_far_it_came() {
     disk.fail(ByteRange::new(8000 * 512, 512).unwrap(), IoErrorKind::Corrupt);
     let segments = [segment([0, 0], 2048, 0, 2048), segment([0, 0], 4096, 4096, 0)];
     assert_eq!(copy(&nexus, &list(3, 0, &[ours()], &segments)), Answer::check(3, 0x1100));
-    // One segment, and the first MiB of the other.
+    // The first segment, and the first MiB of the second one.
     assert_eq!(status(&nexus, 3).data, [0, 0, 0, 8, 2, 0, 1, 1, 0, 0, 8, 0]);
-    // The last write of all.
+    // The last write fails.
     assert_eq!(
         copy(&nexus, &list(4, 0, &[ours()], &[segment([0, 0], 8, 0, 8000)])),
         Answer::check(3, 0x0c00),

@@ -1,4 +1,5 @@
-//! A write that the disk is carrying out at once while another initiator ends tasks: those are answered behind it.
+//! A write that the disk is executing while another initiator ends tasks: the request to end them is answered
+//! after the write.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
@@ -9,7 +10,7 @@ use headwater_block::{Attempt, ByteRange, Completion, Device, Extent, Geometry, 
 use headwater_scsi::{Attribute, Cdb, Command, Function, LogicalUnit, Now, Options, Reply, Status, Target};
 use headwater_testkit::ReferenceDisk;
 
-/// A disk whose first write says that it has come, and is then carried out when it is let.
+/// A disk whose first write is reported, and then held until it is released.
 struct Gated {
     disk: ReferenceDisk,
     gate: Mutex<Option<(Sender<()>, Receiver<()>)>>,
@@ -47,7 +48,8 @@ fn reserve_out(action: u8, kind: u8) -> [u8; 10] {
     [0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0]
 }
 
-/// A's write stands in the disk while B does `what`, which tells when it was answered. What B writes then stays.
+/// A's write is held in the disk while B executes `what`, which reports when it was answered. Checks that it
+/// is answered after the write. Returns the answer to A's next write.
 fn ended_behind_a_write(what: impl FnOnce(&headwater_scsi::Nexus, Sender<()>) + Send) -> Answer {
     let ((come, came), (go, gone)) = (mpsc::channel(), mpsc::channel());
     let disk = Gated { disk: ReferenceDisk::new(1 << 20), gate: Mutex::new(Some((come, gone))) };
@@ -88,13 +90,13 @@ fn ended_behind_a_write(what: impl FnOnce(&headwater_scsi::Nexus, Sender<()>) + 
 
 #[test]
 fn preempt_and_abort_is_answered_behind_writes_and_keeps_further_ones_off() {
-    let told = ended_behind_a_write(|b, answered| {
+    let answer = ended_behind_a_write(|b, answered| {
         let outcome = start(b, LUN, &Cdb::new(&reserve_out(5, 1)), &list(2, 1), 1);
         let outcome = session::wait(&outcome);
         assert_eq!(outcome.reply.map(|reply| reply.status), Some(Status::Good));
         answered.send(()).unwrap();
     });
-    assert_eq!(told, Answer::check(6, 0x2a05));
+    assert_eq!(answer, Answer::check(6, 0x2a05));
 }
 
 #[test]
@@ -107,9 +109,9 @@ fn task_management_is_answered_behind_writes() {
         (Function::AbortTaskSet { lun: LUN }, other_initiators_task),
     ];
     for (function, expected) in functions {
-        let told = ended_behind_a_write(|b, answered| {
+        let answer = ended_behind_a_write(|b, answered| {
             b.manage(function, move |_| answered.send(()).unwrap());
         });
-        assert_eq!(told, expected, "{function:?}");
+        assert_eq!(answer, expected, "{function:?}");
     }
 }

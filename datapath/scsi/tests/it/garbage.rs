@@ -1,4 +1,4 @@
-//! CDBs and parameter lists of any bytes: never a panic, always an answer that keeps to the rules.
+//! CDBs and parameter lists of any bytes: never a panic, always a valid reply.
 
 use crate::session::{self, initiator, start, target_with, wait};
 use headwater_scsi::{Attribute, Cdb, Command, Lun, Nexus, Now, Options, Reply, Status};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const BLOCKS: u64 = 64;
 
-/// Codes of commands, and all others.
+/// Operation codes of commands, and all others.
 fn cdb() -> impl Strategy<Value = [u8; 16]> {
     let known = prop::sample::select(vec![
         0x00_u8, 0x03, 0x08, 0x0a, 0x12, 0x15, 0x16, 0x17, 0x1a, 0x1b, 0x1d, 0x1e, 0x25, 0x28, 0x2a, 0x2e,
@@ -84,7 +84,8 @@ proptest! {
             let attribute = if cdb[3] == 1 { Attribute::Ordered } else { Attribute::Simple };
             one(&nexuses[who], lun, &cdb, &data, attribute);
         }
-        // It still works: not reserved away, since a reset of the old reservation and a new port may always clear.
+        // The unit still works: a reservation cannot lock everybody out, since a reset and another port can
+        // always clear it.
         let mut list = [0; 24];
         list[15] = 9;
         nexuses[0].manage(headwater_scsi::Function::LogicalUnitReset { lun: session::LUN }, |_| {});

@@ -1,4 +1,4 @@
-//! The bytes by which a unit describes itself, field by field as the standards lay them out.
+//! The data that describes a unit, field by field as in the standards.
 
 use crate::session::{self, Answer, initiator, send, send_with, target, target_with};
 use headwater_scsi::{Identity, LogicalUnit, Lun, Options, Target};
@@ -21,7 +21,7 @@ fn inquiry(page: Option<u8>, allocation: u16) -> Vec<u8> {
 fn standard_inquiry_data() {
     let data = inquiry(None, 260);
     assert_eq!(data.len(), 96);
-    // Disk; fixed; SPC-4; HISUP and format 2; what follows; 3PC; CMDQUE.
+    // Disk; fixed; SPC-4; HISUP and format 2; additional length; 3PC; CMDQUE.
     assert_eq!(data[..8], [0x00, 0x00, 0x06, 0x12, 91, 0x08, 0, 0x02]);
     assert_eq!(&data[8..16], b"HEADWATR");
     assert_eq!(&data[16..32], b"Volume          ");
@@ -105,7 +105,7 @@ fn capacities() {
     assert_eq!(data[..16], [0, 0, 0, 0, 0, 0, 0x1f, 0xff, 0, 0, 2, 0, 0, 3, 0xc0, 0]);
     cdb[13] = 12;
     assert_eq!(send(&nexus, &cdb, &[]).data, data[..12]);
-    // An address without PMI means nothing.
+    // An address without PMI is refused.
     assert_eq!(send(&nexus, &[0x25, 0, 0, 0, 0, 1], &[]), Answer::check(5, 0x2400));
 }
 
@@ -148,7 +148,8 @@ fn a_disk_with_more_blocks_than_32_bits_count() {
     assert_eq!(send(&nexus, &[0x25; 1], &[]).data, [0xff, 0xff, 0xff, 0xff, 0, 0, 2, 0]);
     let data = send(&nexus, &session::sixteen(0x9e, 0x10, 0, 32), &[]).data;
     assert_eq!(data[..8], ((1_u64 << 33) - 1).to_be_bytes());
-    // What clears much is done in pieces, so that it can be aborted; a hint is cut.
+    // Long discards and zero writes are executed in parts, so that they can be aborted; a prefetch is
+    // shortened.
     let list = [&[0, 22, 0, 16, 0, 0, 0, 0][..], &1_u64.to_be_bytes(), &(5_u32 << 20).to_be_bytes(), &[0; 4]]
         .concat();
     assert_eq!(send(&nexus, &session::ten(0x42, 0, 0, 24), &list), Answer::good(vec![]));
@@ -169,7 +170,7 @@ fn a_disk_with_more_blocks_than_32_bits_count() {
         headwater_block::Request::Prefetch { range: range(4096, 32 << 20) },
     ];
     assert_eq!(*disk.0.lock().unwrap(), expected.map(|request| format!("{request:?}")));
-    // All of it is one hole, longer than one descriptor can say.
+    // The whole disk is one hole, longer than one descriptor can describe.
     let data = send(&nexus, &session::sixteen(0x9e, 0x12, 0, 4096), &[]).data;
     assert_eq!(
         data[..24],
@@ -196,12 +197,12 @@ fn mode_pages() {
     let long_descriptor = [0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 2, 0];
     assert_eq!(long, [&[0, 42, 0, 0x10, 1, 0, 0, 16][..], &long_descriptor, &caching].concat());
 
-    // What may be changed: WCE; D_SENSE and SWP.
+    // The changeable fields: WCE; D_SENSE and SWP.
     let changeable = send(&nexus, &[0x1a, 8, 0x40 | 0x0a, 0, 255, 0], &[]).data;
     assert_eq!(changeable[4..], [0x0a, 0x0a, 4, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
     let changeable = send(&nexus, &[0x1a, 8, 0x40 | 0x08, 0, 255, 0], &[]).data;
     assert_eq!(changeable[4..], caching);
-    // Nothing is saved; there are no other pages or subpages.
+    // Saved values are not supported; there are no other pages or subpages.
     assert_eq!(send(&nexus, &[0x1a, 8, 0xc8, 0, 255, 0], &[]), Answer::check(5, 0x3900));
     assert_eq!(send(&nexus, &[0x1a, 8, 0x02, 0, 255, 0], &[]), Answer::check(5, 0x2400));
     assert_eq!(send(&nexus, &[0x1a, 8, 0x08, 1, 255, 0], &[]), Answer::check(5, 0x2400));

@@ -1,4 +1,5 @@
-//! The tests of this crate as one program, since each costs its linking; those that need a process for themselves lie beside it.
+//! The tests of this crate as one program, because linking each costs time. Tests that need a process of
+//! their own are beside it.
 
 mod copies;
 mod fence;

@@ -1,4 +1,5 @@
-//! Commands of the medium against a model: a vector of bytes, with the rules of SBC-3 written a second time.
+//! Commands that read or change the medium, compared with a model: a vector of bytes, with a second
+//! implementation of the rules of SBC-3.
 
 use crate::session::{
     self, Answer, initiator, read10, send, send_with, sixteen, target, target_with, ten, write10,
@@ -11,7 +12,7 @@ const BAD_CDB: (u8, u16) = (5, 0x2400);
 const BAD_UNIT: (u8, u16) = (5, 0x0e03);
 const MISCOMPARE: (u8, u16) = (0xe, 0x1d00);
 
-/// What the model thinks of one command.
+/// The model of the medium.
 struct Model {
     block: usize,
     bytes: Vec<u8>,
@@ -22,7 +23,7 @@ impl Model {
         (self.bytes.len() / self.block) as u64
     }
 
-    /// The place of a run of blocks, if it is one.
+    /// The bytes of a run of blocks, if it is inside the disk.
     fn place(&self, lba: u64, blocks: u64) -> Result<std::ops::Range<usize>, (u8, u16)> {
         if u128::from(lba) + u128::from(blocks) > u128::from(self.blocks()) {
             return Err(OUT_OF_RANGE);
@@ -36,7 +37,7 @@ impl Model {
         let whole = |n: usize| if data.len() < n { Err(BAD_UNIT) } else { Ok(()) };
         match command.kind {
             Verb::Read => Ok(self.bytes[self.place(lba, blocks)?].to_vec()),
-            // Of what was sent, whole blocks.
+            // Whole blocks of the data.
             Verb::Write | Verb::WriteVerify => {
                 let place = self.place(lba, blocks)?;
                 let data = &data[..data.len().min(place.len()) / block * block];
@@ -82,7 +83,7 @@ impl Model {
                 if data.len() != block {
                     return Err(BAD_UNIT);
                 }
-                // With UNMAP it is zero, whatever was sent.
+                // With UNMAP it is zero, whatever the data.
                 let unmap = command.cdb[1] & 0x08 != 0;
                 for part in self.bytes[place].chunks_mut(block) {
                     if unmap { part.fill(0) } else { part.copy_from_slice(data) }
@@ -138,7 +139,7 @@ struct Random {
     cdb: Vec<u8>,
 }
 
-/// Data that is all zero, the same in each block, or random, so that comparisons often hold.
+/// Data that is all zero, or equal in each block, or random, so that comparisons often succeed.
 fn data(rng: &mut Rng, len: usize, block: usize) -> Vec<u8> {
     match rng.below(3) {
         0 => vec![0; len],
@@ -172,7 +173,7 @@ fn random(rng: &mut Rng, model: &Model) -> Random {
         let len = place.len();
         sent[..len].copy_from_slice(&model.bytes[place]);
     }
-    // Now and then the initiator announces another length.
+    // Now and then the initiator sends another length.
     if kind != Verb::Unmap && rng.below(16) == 0 && !sent.is_empty() {
         let len = sent.len();
         sent.truncate(len - 1 - rng.below(len as u64 - 1) as usize % len);
@@ -195,7 +196,7 @@ fn unmap_list(rng: &mut Rng, model: &Model) -> Vec<u8> {
     list
 }
 
-/// The command in one of the forms that have room for it.
+/// Encodes the command in one of the forms whose fields are large enough.
 fn encode(rng: &mut Rng, kind: Verb, lba: u64, blocks: u64, sent: usize) -> Vec<u8> {
     let fua = if rng.below(2) == 0 { 0x08 } else { 0 };
     let form = rng.below(3);
@@ -309,7 +310,7 @@ fn transfers_longer_than_the_limit_are_refused() {
     assert_eq!(send(&nexus, &read10(0, 16), &[]).status, Status::Good);
     assert_eq!(send(&nexus, &read10(0, 17), &[]), Answer::check(BAD_CDB.0, BAD_CDB.1));
     assert_eq!(send(&nexus, &write10(0, 17), &[0; 17 * 512]), Answer::check(5, 0x2400));
-    // The medium can be verified as a whole.
+    // The whole medium can be verified.
     assert_eq!(send(&nexus, &ten(0x2f, 0, 0, 2048), &[]), Answer::good(vec![]));
     // Only half of the data of COMPARE AND WRITE is written.
     let mut compare = sixteen(0x89, 0, 0, 0);
@@ -342,12 +343,12 @@ fn protection_information_and_reserved_values_are_refused() {
 fn data_of_another_length_than_the_cdb_says() {
     let nexus = session_on(ReferenceDisk::new(1 << 20), Options::default());
     let refused = Answer::check(BAD_UNIT.0, BAD_UNIT.1);
-    // Of less, whole blocks are written.
+    // If data is missing, whole blocks are written.
     assert_eq!(send(&nexus, &write10(8, 2), &[7; 1023]), Answer::good(vec![]));
     assert_eq!(send(&nexus, &read10(8, 2), &[]).data, [[7; 512], [0; 512]].concat());
     assert_eq!(send(&nexus, &write10(8, 2), &[]), Answer::good(vec![]));
     assert_eq!(send(&nexus, &ten(0x2f, 2, 8, 2), &[7; 1023]), refused);
-    // More was announced than came: the transport has lost it, and nothing is written.
+    // More was announced than arrived: the transport lost data, and nothing is written.
     let (cdb, data_out) = (headwater_scsi::Cdb::new(&write10(8, 2)), [9; 512]);
     let command = headwater_scsi::Command {
         lun: session::LUN,
@@ -361,7 +362,8 @@ fn data_of_another_length_than_the_cdb_says() {
     };
     assert_eq!(reply.sense.map(|sense| sense.code().0), Some(0x0e03));
     assert_eq!(send(&nexus, &read10(8, 1), &[]).data, [7; 512]);
-    // More is ignored where blocks are blocks, and refused where the halves or the pattern would be others.
+    // Excess data is ignored by plain writes, and refused if it would change the halves of a comparison or
+    // the pattern.
     assert_eq!(send(&nexus, &write10(0, 1), &[7; 1024]), Answer::good(vec![]));
     assert_eq!(send(&nexus, &read10(0, 2), &[]).data, [[7; 512], [0; 512]].concat());
     assert_eq!(send(&nexus, &ten(0x41, 0, 0, 1), &[0; 1024]), refused);
@@ -371,7 +373,7 @@ fn data_of_another_length_than_the_cdb_says() {
     assert_eq!(send(&nexus, &compare, &[7; 2048]), Answer::check(5, 0x2400));
     assert_eq!(send(&nexus, &compare, &[7; 512]), refused);
     assert_eq!(send(&nexus, &compare, &[7; 1024]), Answer::good(vec![]));
-    // Sent for nothing.
+    // Data that the command does not use.
     assert_eq!(send(&nexus, &ten(0x2f, 0, 0, 1), &[9; 512]), Answer::good(vec![]));
 }
 
@@ -436,7 +438,7 @@ fn unmap_lists() {
     expected[8 * 512..16 * 512].fill(0);
     expected[32 * 512..40 * 512].fill(0);
     assert_eq!(send(&nexus, &read10(0, 64), &[]).data, expected);
-    // What is a hole now is told as one: from 8 on 8 blocks, then data.
+    // A new hole is reported: from 8 on 8 blocks, then data.
     let status = send(&nexus, &sixteen(0x9e, 0x12, 8, 40), &[]).data;
     assert_eq!(status[..4], [0, 0, 0, 36]);
     assert_eq!(status[8..24], [0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 8, 1, 0, 0, 0]);
@@ -453,7 +455,7 @@ fn write_same_without_data_and_up_to_the_end() {
     assert_eq!(send(&nexus, &read10(2040, 8), &[]).data, [0; 8 * 512]);
     assert_eq!(send(&nexus, &sixteen(0x9e, 0x12, 2040, 24), &[]).data[20], 1);
     assert_eq!(send(&nexus, &ten(0x41, 0, 2049, 0), &[7; 512]), Answer::check(5, 0x2100));
-    // UNMAP unmaps, whatever was sent.
+    // UNMAP unmaps, whatever the data.
     assert_eq!(send(&nexus, &ten(0x41, 0x08, 2000, 8), &[7; 512]), Answer::good(vec![]));
     assert_eq!(send(&nexus, &read10(2000, 9), &[]).data, [vec![0; 4096], vec![7; 512]].concat());
 }

@@ -1,5 +1,5 @@
-//! Persistent reservations of several nexuses against a model that is written from the standard's tables, and the
-//! bytes of PERSISTENT RESERVE IN.
+//! Persistent reservations of several nexuses, compared with a model after the standard's tables; and the
+//! data of PERSISTENT RESERVE IN.
 
 use std::collections::BTreeMap;
 
@@ -22,9 +22,9 @@ const NEXUSES: usize = 4;
 struct Model {
     generation: u32,
     keys: BTreeMap<usize, u64>,
-    /// Type, and the holder unless all registrants are.
+    /// Type, and the holder unless it is all registrants.
     held: Option<(u8, Option<usize>)>,
-    told: [Vec<u16>; NEXUSES],
+    attentions: [Vec<u16>; NEXUSES],
 }
 
 const CONFLICT: Answer = Answer { status: Status::ReservationConflict, sense: (0, 0), data: Vec::new() };
@@ -38,10 +38,10 @@ impl Model {
         }
     }
 
-    fn tell(&mut self, who: impl Iterator<Item = usize>, code: u16) {
+    fn add_attention(&mut self, who: impl Iterator<Item = usize>, code: u16) {
         for who in who {
-            if !self.told[who].contains(&code) {
-                self.told[who].push(code);
+            if !self.attentions[who].contains(&code) {
+                self.attentions[who].push(code);
             }
         }
     }
@@ -60,7 +60,7 @@ impl Model {
         self.held = None;
         if kind >= 5 {
             let others = self.others(who);
-            self.tell(others.into_iter(), 0x2a04);
+            self.add_attention(others.into_iter(), 0x2a04);
         }
     }
 
@@ -106,13 +106,13 @@ impl Model {
                 self.held = None;
                 if old >= 5 {
                     let others = self.others(me);
-                    self.tell(others.into_iter(), 0x2a04);
+                    self.add_attention(others.into_iter(), 0x2a04);
                 }
                 good
             }
             CLEAR => {
                 let others = self.others(me);
-                self.tell(others.into_iter(), 0x2a03);
+                self.add_attention(others.into_iter(), 0x2a03);
                 self.keys.clear();
                 self.held = None;
                 self.generation += 1;
@@ -145,17 +145,17 @@ impl Model {
         if takes_over {
             let (old, _) = self.held.unwrap();
             self.keys.retain(|who, _| !meant.contains(who));
-            self.tell(meant.iter().copied(), 0x2a05);
+            self.add_attention(meant.iter().copied(), 0x2a05);
             if old != kind {
                 let others = self.others(me);
-                self.tell(others.into_iter(), 0x2a04);
+                self.add_attention(others.into_iter(), 0x2a04);
             }
             self.held = Some((kind, (kind < 7).then_some(me)));
         } else {
             for who in &meant {
                 self.unregister(*who);
                 if *who != me {
-                    self.tell([*who].into_iter(), 0x2a05);
+                    self.add_attention([*who].into_iter(), 0x2a05);
                 }
             }
         }
@@ -163,7 +163,7 @@ impl Model {
         Answer::good(vec![])
     }
 
-    /// May this one read, and write?
+    /// Whether this nexus may read, and whether it may write.
     fn access(&self, who: usize) -> (bool, bool) {
         let Some((kind, _)) = self.held else { return (true, true) };
         let full = if kind < 5 { self.holds(who) } else { self.keys.contains_key(&who) };
@@ -191,14 +191,14 @@ fn report(nexus: &Nexus, action: u8) -> Vec<u8> {
 }
 
 /// Takes all unit attentions.
-fn told(nexus: &Nexus) -> Vec<u16> {
-    let mut told = Vec::new();
+fn take_attentions(nexus: &Nexus) -> Vec<u16> {
+    let mut codes = Vec::new();
     loop {
         match send(nexus, &[0; 6], &[]).sense {
-            (0, 0) => return told,
+            (0, 0) => return codes,
             (key, code) => {
                 assert_eq!(key, 6);
-                told.push(code);
+                codes.push(code);
             }
         }
     }
@@ -208,7 +208,7 @@ fn told(nexus: &Nexus) -> Vec<u16> {
 fn random_actions_of_several_nexuses() {
     for seed in 0..12 {
         let target = target(64, ReferenceOptions::default());
-        // The last two sessions are of one port, from which both act.
+        // The last two sessions are of one initiator port. Both act.
         let names = ["a", "b", "c", "d"];
         let nexuses: Vec<Nexus> = names.iter().map(|name| target.nexus(initiator(name))).collect();
         let mut model = Model::default();
@@ -232,11 +232,11 @@ fn random_actions_of_several_nexuses() {
             assert_eq!(answer, expected, "{what}");
             good += usize::from(expected.status == Status::Good);
             for (who, nexus) in nexuses.iter().enumerate() {
-                let mut expected = std::mem::take(&mut model.told[who]);
-                let mut actual = told(nexus);
+                let mut expected = std::mem::take(&mut model.attentions[who]);
+                let mut actual = take_attentions(nexus);
                 expected.sort_unstable();
                 actual.sort_unstable();
-                assert_eq!(actual, expected, "{what}: what {} is told", names[who]);
+                assert_eq!(actual, expected, "{what}: attentions of {}", names[who]);
                 let may = |cdb: &[u8], data: &[u8]| send(nexus, cdb, data).status == Status::Good;
                 let actual = (may(&read10(0, 1), &[]), may(&write10(0, 1), &[0; 512]));
                 assert_eq!(actual, model.access(who), "{what}: access of {}", names[who]);
@@ -272,7 +272,7 @@ fn persistent_reserve_in_reports_the_state() {
     let second =
         [&key(0x22)[..], &[0, 0, 0, 0, 1, 5, 0, 0, 0, 0], &[0, 1, 0, 0, 0, 8], b"\x45\0\0\0bb\0\0"].concat();
     assert_eq!(report(&b, 3), [&[0, 0, 0, 2, 0, 0, 0, 64][..], &first, &second].concat());
-    // Cut to the allocation length; the additional length tells all.
+    // Cut to the allocation length; the additional length is that of all data.
     assert_eq!(send(&a, &[0x5e, 0, 0, 0, 0, 0, 0, 0, 12, 0], &[]).data, report(&a, 0)[..12]);
     for action in 4..32 {
         assert_eq!(send(&a, &[0x5e, action, 0, 0, 0, 0, 0, 0, 99, 0], &[]), Answer::check(5, 0x2400));
@@ -293,7 +293,7 @@ fn registrations_belong_to_the_port_and_outlive_its_session() {
     assert_eq!(send(&b, &read10(0, 1), &[]), Answer::conflict());
     let again = target.nexus(initiator("a"));
     assert_eq!(send(&again, &read10(0, 1), &[]).status, Status::Good);
-    // Another target port of the same target is another nexus to reservations.
+    // For reservations, another target port of the same target is another nexus.
     let elsewhere = target.nexus(headwater_scsi::Initiator { target_port: 2, ..initiator("a") });
     assert_eq!(send(&elsewhere, &read10(0, 1), &[]), Answer::conflict());
     assert_eq!(out(&again, REGISTER, 0, 7, 0).status, Status::Good);
@@ -318,7 +318,7 @@ fn a_unit_of_two_targets_has_its_reservations_once() {
     assert_eq!(out(&two, REGISTER, 0, 0, 8).status, Status::Good);
     assert_eq!(report(&one, 0)[4..8], [0, 0, 0, 16]);
     assert_eq!(out(&two, PREEMPT, 1, 8, 7).status, Status::Good);
-    assert_eq!(told(&one), [0x2a05]);
+    assert_eq!(take_attentions(&one), [0x2a05]);
     assert_eq!(send(&one, &write10(0, 1), &[0; 512]), Answer::conflict());
 }
 
@@ -428,7 +428,7 @@ fn preempt_and_abort_ends_the_tasks_of_the_preempted() {
     assert_eq!(session::wait(&theirs).reply, None);
     assert_eq!(session::wait(&preempt).reply.map(|reply| reply.status), Some(Status::Good));
     assert!(session::wait(&mine).reply.is_some());
-    assert_eq!(told(&b), [0x2a05]);
+    assert_eq!(take_attentions(&b), [0x2a05]);
     assert_eq!(report(&a, 0)[8..], 1_u64.to_be_bytes());
 }
 

@@ -1,4 +1,4 @@
-//! Tasks in flight: order, aborts, resets, unit attentions, commands that are one step for others, errors.
+//! Tasks in flight: order, aborts, resets, unit attentions, commands that are atomic for others, errors.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, mpsc};
@@ -16,7 +16,7 @@ use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
 
 const OTHER_LUN: Lun = Lun([0, 9, 0, 0, 0, 0, 0, 0]);
 
-/// A disk on which everything waits, and that answers nothing until it is released.
+/// A disk that lets all requests wait, and answers none until it is released.
 fn held() -> (Arc<ReferenceDisk>, Arc<Target>) {
     let options = ReferenceOptions { waits: Waits::Always, ..ReferenceOptions::default() };
     let disk = Arc::new(ReferenceDisk::with_options(1 << 20, options));
@@ -37,14 +37,14 @@ fn manage(nexus: &Nexus, function: Function) -> mpsc::Receiver<FunctionResult> {
     receiver
 }
 
-/// What TEST UNIT READY says, until it says GOOD.
+/// The unit attentions that TEST UNIT READY returns before GOOD.
 fn attentions(nexus: &Nexus) -> Vec<u16> {
-    let mut told = Vec::new();
+    let mut codes = Vec::new();
     loop {
         let answer = send(nexus, &[0; 6], &[]);
         match answer.sense {
-            (0, 0) => return told,
-            (6, code) => told.push(code),
+            (0, 0) => return codes,
+            (6, code) => codes.push(code),
             other => panic!("sense {other:x?}"),
         }
     }
@@ -93,9 +93,9 @@ fn functions_are_answered_after_tasks_being_answered() {
         let (sender, events) = mpsc::channel::<Result<Option<Reply>, FunctionResult>>();
         let asker = Arc::clone(&a);
         a.execute(task, move |outcome| {
-            // The function comes before the answer is on its way.
-            let told = sender.clone();
-            asker.manage(function, move |result| drop(told.send(Err(result))));
+            // The function is called before the reply is sent.
+            let ended = sender.clone();
+            asker.manage(function, move |result| drop(ended.send(Err(result))));
             drop(sender.send(Ok(outcome.reply)));
         });
         disk.release();
@@ -150,7 +150,7 @@ fn a_reset_ends_tasks_modes_and_the_old_reservation_but_no_persistent_one() {
         tasks.iter().for_each(|task| assert_eq!(wait(task).reply, None));
         assert_eq!(reset.recv_timeout(PATIENCE), Ok(FunctionResult::Complete));
         assert_eq!([attentions(&a), attentions(&b)], [vec![0x2903], vec![0x2903]]);
-        // D_SENSE and SWP are as at the start.
+        // D_SENSE and SWP have their first values.
         let control = send(&a, &[0x1a, 8, 0x0a, 0, 255, 0], &[]).data;
         assert_eq!((control[6], control[8]), (0, 0));
     }
@@ -282,15 +282,16 @@ fn compare_and_write_is_atomic_for_others() {
     assert_eq!(bits, 1000);
 }
 
-/// One thread writes values of its own, another replaces what it finds with COMPARE AND WRITE. A written value that
-/// is gone must have been seen by the other: else a comparison held that was not true any more.
+/// One thread writes its own values, another replaces each value that it finds with COMPARE AND WRITE. The
+/// second thread must have read each written value that was replaced: otherwise a comparison succeeded that
+/// was not true any more.
 #[test]
 fn a_plain_write_does_not_slip_between_comparing_and_writing() {
     for seed in 0..4 {
         let options = ReferenceOptions { waits: Waits::PerMille(300), seed, ..ReferenceOptions::default() };
         let disk = Arc::new(ReferenceDisk::with_options(1 << 20, options));
         let target = target_on(&disk, Options::default());
-        // Which value each replacement took the place of.
+        // The value that each replacement overwrote.
         let parents: Mutex<HashMap<u64, u64>> = Mutex::default();
         let block = |value: u64| [&value.to_be_bytes()[..], &[0; 504]].concat();
         let value = |bytes: &[u8]| u64::from_be_bytes(bytes[..8].try_into().unwrap());
@@ -348,7 +349,7 @@ fn durable_writes_are_durable_and_only_they() {
     assert_eq!(counts(&sixteen(0x91, 2, 8, 8), &[]), (0, 1));
     assert_eq!(counts(&[0x1b, 0, 0, 0, 0, 0], &[]), (0, 1));
     assert_eq!(counts(&[0x1b, 0, 0, 0, 1, 0], &[]), (0, 0));
-    // Without the write cache, all of them are, and so is what came before.
+    // Without the write cache, all of them are durable, and so are earlier writes.
     let (select, no_cache) = ([0x15, 0x10, 0, 0, 24, 0], caching_page(false));
     assert_eq!(counts(&select, &no_cache), (0, 1));
     assert_eq!(counts(&write10(0, 1), &[1; 512]), (1, 0));
@@ -372,10 +373,10 @@ fn the_write_cache_is_off_when_all_that_was_written_is_durable() {
     let (writer, other) = (target.nexus(initiator("a")), target.nexus(initiator("b")));
     let written = begin(&writer, &write10(0, 1), &[1; 512], 1);
     let select = [0x15, 0x10, 0, 0, 24, 0];
-    // The cache as it is: nothing to wait for.
+    // The setting does not change: nothing to wait for.
     assert_eq!(send(&other, &select, &caching_page(true)), Answer::good(vec![]));
     let off = begin(&other, &select, &caching_page(false), 2);
-    // A write that comes then is durable by itself, and comes after.
+    // A later write is durable by itself, and is executed after the flush.
     assert_eq!(send(&writer, &[0; 6], &[]), Answer::check(6, 0x2a01));
     let durable = begin(&writer, &write10(0, 1), &[2; 512], 3);
     assert_eq!(disk.waiting(), 1);
@@ -387,7 +388,7 @@ fn the_write_cache_is_off_when_all_that_was_written_is_durable() {
     let counts = disk.counts();
     assert_eq!((counts.writes, counts.fua, counts.flushes), (2, 1, 1));
     assert_eq!(disk.contents()[..512], [2; 512]);
-    // Whoever says it again, since the first time failed, has it flushed again.
+    // Setting it again flushes again, in case that the first time failed.
     assert_eq!(send(&other, &select, &caching_page(false)), Answer::good(vec![]));
     assert_eq!(disk.counts().flushes, 2);
 }
@@ -432,7 +433,7 @@ fn sense_data_comes_in_the_format_that_was_asked_for() {
     let select = [0, 0, 0, 0, 0x0a, 0x0a, 4, 0x10, 0, 0, 0, 0, 0xff, 0xff, 0, 0];
     assert_eq!(send(&nexus, &[0x15, 0x10, 0, 0, 16, 0], &select), Answer::good(vec![]));
     assert_eq!(sense()[..4], [0x72, 5, 0x20, 0]);
-    // REQUEST SENSE says itself which it wants.
+    // REQUEST SENSE itself selects the format.
     assert_eq!(send(&nexus, &[3, 0, 0, 0, 252, 0], &[]).data[0], 0x70);
     assert_eq!(send(&nexus, &[3, 1, 0, 0, 252, 0], &[]).data, [0x72, 0, 0, 0, 0, 0, 0, 0]);
 }
@@ -443,18 +444,18 @@ fn a_new_nexus_first_gets_the_power_on_attention() {
         LogicalUnit::new(Arc::new(ReferenceDisk::new(1 << 20)), session::identity(), Options::default());
     let target = Target::new("t", vec![(0, unit)]);
     let nexus = target.nexus(initiator("a"));
-    // These are answered whatever happened.
+    // These are executed even if a unit attention is pending.
     assert_eq!(send(&nexus, &[0x12, 0, 0, 0, 96, 0], &[]).status, Status::Good);
     assert_eq!(send(&nexus, &[0xa0, 0, 0, 0, 0, 0, 0, 0, 99, 0, 0, 0], &[]).status, Status::Good);
     assert_eq!(send(&nexus, &read10(0, 1), &[]), Answer::check(6, 0x2900));
     assert_eq!(send(&nexus, &read10(0, 1), &[]).status, Status::Good);
-    // Or REQUEST SENSE takes it.
+    // REQUEST SENSE takes the unit attention, too.
     let nexus = target.nexus(initiator("a"));
     assert_eq!(send(&nexus, &[3, 0, 0, 0, 18, 0], &[]).data[2..14], [6, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x29, 0]);
     assert!(attentions(&nexus).is_empty());
 }
 
-/// Whatever is aborted whenever: each task is answered once, and each function too.
+/// Tasks are aborted at any moment: each task is answered once, and so is each function.
 #[test]
 fn aborts_at_any_time_lose_nothing() {
     let options = ReferenceOptions { waits: Waits::PerMille(700), seed: 3, ..ReferenceOptions::default() };

@@ -1,4 +1,4 @@
-//! The project's conformance suite for devices, through the queues of a real driver.
+//! The conformance suite of devices, through the queues of a real driver.
 
 use std::sync::Arc;
 use std::time::Duration;

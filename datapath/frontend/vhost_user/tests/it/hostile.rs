@@ -1,5 +1,5 @@
-//! Guests and front-ends that break the rules. Only their own disk stops: the process and other machines go
-//! on.
+//! Guests and front-ends that break the rules. Only their own disk stops: the process and other machines
+//! continue.
 
 use crate::guest::{self, FREE, GUEST, Guest, INDIRECT, MEMORY_BYTES, NEXT, PATIENCE, SIZE, WRITE, encode};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, wait_until};
@@ -18,7 +18,7 @@ const OK: u8 = 0;
 const IOERR: u8 = 1;
 const UNSUPP: u8 = 2;
 
-/// Two machines in one process: one breaks the rules, and the other one must not notice.
+/// Two machines in one process: one breaks the rules, and the other one must not be affected.
 struct Two {
     _dir: tempfile::TempDir,
     bad: Server,
@@ -187,7 +187,7 @@ fn requests_that_cannot_be_carried_out_are_answered_with_an_error() {
     works(&mut guest);
 }
 
-/// Where long requests have their data: all of their buffers are this memory.
+/// The data of long requests: all of their buffers are this memory.
 const PIECE: u64 = FREE + 0x4_0000;
 /// As large as a buffer may be (`SIZE_MAX`).
 const PIECE_BYTES: usize = 256 << 10;
@@ -256,7 +256,7 @@ fn rings_full_of_garbage_harm_nobody_else() {
     for seed in 0..150 {
         let mut rng = Rng::new(seed);
         let mut bad = Guest::with_features(two.bad.path(), guest::F_INDIRECT | guest::F_EVENT_IDX);
-        // Addresses and lengths that are sometimes right, so that all of the code is reached.
+        // Addresses and lengths that are sometimes valid, so that all of the code is reached.
         for index in 0..SIZE {
             let addr = match rng.below(4) {
                 0 => rng.next_u64(),
@@ -326,7 +326,7 @@ fn a_vanished_front_end_leaves_the_disk_usable() {
     wait_until("the request reaches the disk", || disk.waiting() != 0);
     drop(guest);
     disk.release();
-    // A request that was taken is carried out, and the next one is served.
+    // A request that was received is executed, and the next machine is served.
     let mut next = Guest::start(server.path());
     assert_eq!(next.request(0, 0, &[], 512), (OK, vec![9; 512]));
 }
@@ -399,7 +399,7 @@ fn memory_beyond_the_mapping_limit_is_refused() {
 #[test]
 fn a_front_end_that_takes_no_interrupts_and_no_errors_holds_up_nothing() {
     let two = Two::start();
-    // Event counters that are at their limit, so that a write to them blocks.
+    // Event counters at their maximum, so that a write to them blocks.
     let full = || {
         let event = EventFd::new(EFD_CLOEXEC).unwrap();
         event.write(u64::MAX - 1).unwrap();
@@ -434,13 +434,13 @@ fn messages_that_are_none_cost_the_connection() {
     let ends = |stream: &mut UnixStream, what: &[u8]| {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         if let Err(error) = std::io::Read::read_to_end(stream, &mut Vec::new()) {
-            // Not all that was sent has been read.
+            // The server has not read all bytes.
             assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{:x?}", &what[..what.len().min(16)]);
         }
     };
     let send = |bytes: &[u8]| {
         let mut stream = UnixStream::connect(two.bad.path()).unwrap();
-        // The connection may be closed before the server has read all.
+        // The server may close the connection before it has read everything.
         let _ = stream.write_all(bytes);
         stream
     };
@@ -460,7 +460,7 @@ fn messages_that_are_none_cost_the_connection() {
             ends(&mut send(&empty), &empty);
         }
     }
-    // The server waits for the rest of a header, until no more can come.
+    // The server waits for the rest of a header, until the client ends its direction.
     for len in [1, 11] {
         let bytes = rng.bytes(len);
         let mut stream = send(&bytes);
@@ -476,7 +476,7 @@ fn a_front_end_that_stops_in_the_middle_of_a_message_holds_up_nobody() {
     let two = Two::start();
     let mut good = Guest::start(two.good.path());
     let mut slow = UnixStream::connect(two.bad.path()).unwrap();
-    // The beginning of a header, and of a body.
+    // The start of a header, and of a body.
     slow.write_all(&[1, 0, 0, 0, 1]).unwrap();
     wait_until("the slow one is connected", || two.bad.is_connected());
     works(&mut good);
@@ -484,7 +484,7 @@ fn a_front_end_that_stops_in_the_middle_of_a_message_holds_up_nobody() {
     assert!(!two.bad.path().exists());
     works(&mut good);
 
-    // A front-end that connects meanwhile is refused at once, and is not left waiting.
+    // A front-end that connects meanwhile is refused at once.
     let dir = tempfile::tempdir().unwrap();
     let server = with_patience(&dir, 600_000);
     let mut slow = UnixStream::connect(server.path()).unwrap();
@@ -503,7 +503,7 @@ fn ends(stream: &mut UnixStream) {
     }
 }
 
-/// A server that waits this long for silent front-ends.
+/// A server with this time-out for messages.
 fn with_patience(dir: &tempfile::TempDir, message_timeout_ms: u64) -> Server {
     let limits = Limits { message_timeout_ms, ..Limits::default() };
     let options = Options { limits, ..Options::default() };
@@ -524,15 +524,16 @@ fn an_incomplete_message_does_not_block_the_next_front_end() {
         wait_until("its place is free", || !server.is_connected());
         works(&mut Guest::start(server.path()));
     }
-    // A body of one byte out of band counts as there, and is never received.
+    // An out-of-band byte makes the socket readable, but cannot be received as the body.
     let mut odd = UnixStream::connect(server.path()).unwrap();
     odd.write_all(&[8, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0]).unwrap();
-    // Kernels before 5.15 have none in such sockets: then it is a header without its body, once more.
+    // Kernels before 5.15 have no out-of-band data in such sockets: then this is a header without its body,
+    // too.
     let _ = rustix::net::send(&odd, &[7], rustix::net::SendFlags::OOB);
     ends(&mut odd);
     wait_until("its place is free", || !server.is_connected());
     works(&mut Guest::start(server.path()));
-    // A front-end that asks and never reads replies.
+    // A front-end that sends requests and never reads replies.
     let mut deaf = UnixStream::connect(server.path()).unwrap();
     deaf.set_nonblocking(true).unwrap();
     let ask = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
@@ -546,7 +547,7 @@ fn an_incomplete_message_does_not_block_the_next_front_end() {
     let slow = UnixStream::connect(server.path()).unwrap();
     let dripping = std::thread::spawn(move || {
         let mut slow = slow;
-        // A message of 4 KiB, which is as long as they may be.
+        // A message of 4 KiB, the maximum.
         let _ = slow.write_all(&[5, 0, 0, 0, 1, 0, 0, 0, 0, 0x10, 0, 0]);
         (0..4000).all(|_| {
             std::thread::sleep(Duration::from_millis(20));
@@ -554,7 +555,7 @@ fn an_incomplete_message_does_not_block_the_next_front_end() {
         })
     });
     assert!(!dripping.join().unwrap(), "all of it was waited for");
-    // The limit is for one message. A machine that has set up its disk may be silent for any time.
+    // The limit is for one message. A machine that has set up its disk may send nothing for any time.
     let mut guest = Guest::start(server.path());
     std::thread::sleep(Duration::from_millis(700));
     ends(&mut UnixStream::connect(server.path()).unwrap());
@@ -581,7 +582,7 @@ fn a_silent_front_end_gives_way_to_another() {
     works(&mut Guest::start(server.path()));
 }
 
-/// Asks for features until the server reads no more requests, because nobody reads its replies.
+/// Requests features until the server reads no more requests, because its replies are not read.
 fn ask_and_never_read(connection: &UnixStream) {
     connection.set_nonblocking(true).unwrap();
     let mut connection = connection;
@@ -592,7 +593,7 @@ fn ask_and_never_read(connection: &UnixStream) {
             Ok(sent) => assert_eq!(sent, ask.len()),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                // It has stopped when there are replies, and no more of them come.
+                // It has stopped when there are replies, and their number does not change.
                 std::thread::sleep(Duration::from_millis(10));
                 let replies = rustix::io::ioctl_fionread(connection).unwrap();
                 looks = if replies == unread && replies > 0 { looks + 1 } else { 0 };
@@ -609,7 +610,7 @@ fn a_front_end_that_never_reads_does_not_keep_the_server_from_stopping() {
     let mut bad = Guest::start(two.bad.path());
     works(&mut bad);
     ask_and_never_read(&bad.connection);
-    // Its requests are served, and those of others.
+    // Its disk is still served, and so is the other one.
     works(&mut bad);
     works(&mut good);
     let Two { bad: server, good: other, _dir } = two;
@@ -618,7 +619,7 @@ fn a_front_end_that_never_reads_does_not_keep_the_server_from_stopping() {
         server.stop();
         sender.send((server.positions().to_string(), server.path().exists()))
     });
-    // Its queue has ended in order nevertheless.
+    // Its queue has ended properly nevertheless.
     assert_eq!(stood.recv_timeout(PATIENCE), Ok(("4".into(), false)));
     works(&mut good);
     drop(other);

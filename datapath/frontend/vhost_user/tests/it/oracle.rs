@@ -1,7 +1,7 @@
-//! Random requests, right and wrong in every way, beside a second implementation of the rules: what the guest sees, what
-//! is on the disk, and whether the queue breaks must be the same for each of them.
+//! Random requests, valid and invalid in every way, compared with a second implementation of the rules: the
+//! answer to the guest, the disk's contents, and whether the queue breaks must be equal after each of them.
 //!
-//! `HEADWATER_VHOST_REQUESTS` says how many, instead of some thousands.
+//! `HEADWATER_VHOST_REQUESTS` sets the number of requests, instead of some thousands.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
 use headwater_vhost_user::{Options, Server};
 
 const DISK_BYTES: u64 = 64 << 10;
-/// Buffers and tables are here, as far as they are in memory at all, or at its end.
+/// Buffers and tables are here if they are in memory at all, or else at the end of memory.
 const WINDOW: u64 = 0x8000;
 const OUTSIDE: u64 = GUEST + MEMORY_BYTES;
 const SERIAL: &[u8; 20] = b"serial\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
@@ -23,14 +23,14 @@ const UNSUPP: u8 = 2;
 
 type Descriptor = (u64, u32, u16, u16);
 
-/// What must become of a request.
+/// The expected result of a request.
 #[derive(Debug, PartialEq)]
 enum Fate {
     Broken,
     Answered { written: u32 },
 }
 
-/// The machine's memory and the disk, as they must be.
+/// The expected contents of the machine's memory and of the disk.
 struct Oracle {
     memory: Vec<u8>,
     disk: Vec<u8>,
@@ -50,7 +50,7 @@ impl Oracle {
         Some((addr, u32::from_le_bytes(bytes[8..12].try_into().unwrap()), u16_at(12), u16_at(14)))
     }
 
-    /// The request's parts in order, or `None` where the ring cannot be understood.
+    /// The request's parts in order, or `None` if the ring is invalid.
     fn walk(&self, table: &[Descriptor], head: u16) -> Option<Vec<Descriptor>> {
         let (mut parts, mut next) = (Vec::new(), usize::from(head));
         while parts.len() < table.len() {
@@ -210,7 +210,7 @@ impl Oracle {
     }
 }
 
-/// Makes requests of which about half are right.
+/// Makes requests of which about half are valid.
 struct Maker(Rng);
 
 impl Maker {
@@ -253,7 +253,7 @@ impl Maker {
         bytes
     }
 
-    /// The parts of a request: what is in memory for it, and descriptors in order.
+    /// The parts of a request: writes its bytes into memory, and returns its descriptors in order.
     fn parts(&mut self, guest: &Guest) -> Vec<(u64, u32, u16)> {
         let header = self.header();
         let at = FREE + self.0.below(WINDOW);
@@ -295,7 +295,7 @@ impl Maker {
     }
 }
 
-/// Carries out requests in memory that is divided into regions at these addresses.
+/// Executes requests in memory that is divided into regions at these addresses.
 fn check(waits: Waits, seed: u64, ends: &[u64]) {
     let count =
         std::env::var("HEADWATER_VHOST_REQUESTS").ok().and_then(|text| text.parse().ok()).unwrap_or(2500);
@@ -332,7 +332,7 @@ fn check(waits: Waits, seed: u64, ends: &[u64]) {
             guest.descriptor(index as u16, *descriptor);
         }
         let head = if maker.one_in(60) { SIZE + maker.0.below(9) as u16 } else { head };
-        // What the driver has changed: rings, and what was made just now.
+        // Memory that the driver has changed: rings, and the new request.
         for (start, len) in [(GUEST, 0x10400), (FREE, 2 * WINDOW)] {
             let place = oracle.at(start, len).unwrap();
             oracle.memory[place].copy_from_slice(&guest.read(start, len as usize));
@@ -376,7 +376,7 @@ fn waiting_requests_follow_the_model() {
 
 #[test]
 fn requests_across_memory_regions_follow_the_model() {
-    // At addresses that are multiples of pages, blocks, descriptors, or of nothing.
+    // At addresses that are multiples of pages, blocks, descriptors, or of none of these.
     let ends = [0x200, 0x1000, 0x1a03, 0x1a05, 0x3000, 0x4100, 0x5ff0, 0x7001].map(|offset| FREE + offset);
     check(Waits::Never, 13, &ends);
     check(Waits::Always, 14, &ends);

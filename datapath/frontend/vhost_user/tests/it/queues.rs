@@ -1,4 +1,5 @@
-//! What a well-behaved guest sees: requests in all shapes, interrupts, stopping, and the rest of the device.
+//! The device as a well-behaved guest sees it: requests in all shapes, interrupts, stopping, and the other
+//! features.
 
 mod closed;
 
@@ -74,7 +75,7 @@ fn requests_may_be_divided_in_any_way() {
     assert_eq!(&bench.disk.contents()[4096..][..8192], data);
     assert_eq!(guest.request(0, 8, &[], 8192), (OK, data.clone()));
 
-    // Header in three parts, with an empty one; data in odd parts, the last one with the status behind it.
+    // The header in three parts, one of them empty; data in odd parts, the last of which also has the status.
     guest.write(FREE, &[&0_u32.to_le_bytes()[..], &[0; 4], &8_u64.to_le_bytes()].concat());
     let out = FREE + 0x2000;
     let parts = [
@@ -112,10 +113,10 @@ fn writes_that_came_together_are_stored_together_and_each_has_its_own_answer() {
     const BLOCKS: usize = 8192;
     let bench = Bench::new(ReferenceOptions::default());
     let mut guest = Guest::start(bench.path());
-    // The queue's thread may be so quick that it sees one at a time.
+    // Several rounds, because the queue's thread may be so quick that it finds one request at a time.
     for round in 0_u8..=255 {
         let byte = |number: u16| round.wrapping_mul(11).wrapping_add(number as u8);
-        // The last ones: past the end, not of whole blocks, out of memory. Each is a matter of its own.
+        // The last three are invalid: past the end, not of whole blocks, out of memory. Each fails by itself.
         for (number, sector) in [0_u64, 16, 32, 48, 2048 - 8, 1025, 512].into_iter().enumerate() {
             let number = number as u16;
             let at = FREE + 0x4000 * u64::from(number);
@@ -147,7 +148,8 @@ fn writes_that_came_together_are_stored_together_and_each_has_its_own_answer() {
     panic!("no writes were ever given to the disk together");
 }
 
-/// A write whose data lies in buffers of these lengths, each in a place of its own, the last one first. Returns the status.
+/// A write whose data is in buffers of these lengths, apart from each other, the last one at the lowest
+/// address. Returns the status.
 fn write_scattered(guest: &mut Guest, sector: u64, lengths: &[u32], data: &[u8]) -> u8 {
     let (header, table, status, places) = (FREE, FREE + 0x1000, FREE + 0x3000, FREE + 0x10000);
     guest.write(header, &[&1_u32.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat());
@@ -185,7 +187,7 @@ fn the_blocks_of_a_scattered_write_are_stored_together() {
     for (options, features) in [
         (ReferenceOptions::default(), F_FLUSH | F_INDIRECT),
         (some_wait, F_FLUSH | F_INDIRECT),
-        // Writes through: each buffer is durable by itself.
+        // Write-through: each buffer is made durable by itself.
         (ReferenceOptions::default(), F_INDIRECT),
     ] {
         let waits = options.waits;
@@ -207,7 +209,7 @@ fn the_blocks_of_a_scattered_write_are_stored_together() {
         let counts = bench.disk.counts();
         match (waits, features & F_FLUSH) {
             (Waits::Never, 0) => assert_eq!((counts.fua, counts.together), (buffers, 0)),
-            // Nothing is written twice.
+            // No block is written twice.
             (Waits::Never, _) => {
                 assert_eq!((counts.writes, counts.submitted), (buffers, 0));
                 assert!(
@@ -281,7 +283,7 @@ fn a_write_that_finds_no_room_waits_until_there_is_and_holds_nobody_up() {
         assert_eq!(status_of(&guest, 0), OK);
         assert_eq!(bench.disk.contents()[4096], 1);
 
-        // If the machine stops its disk meanwhile, the write stays in the ring, and stopping does not hang.
+        // If the machine stops its disk meanwhile, the write stays in the ring, and stopping does not block.
         bench.disk.fail(ByteRange::new(4096, 4096).unwrap(), IoErrorKind::NoSpace);
         offer_write(&mut guest, 2, 8, 3);
         guest.kick();
@@ -292,7 +294,7 @@ fn a_write_that_finds_no_room_waits_until_there_is_and_holds_nobody_up() {
     }
 }
 
-/// Blocks of 4 KiB that the limit of these tests lets in.
+/// Number of 4 KiB blocks that these tests' limit admits at a time.
 const LET_IN: usize = 4;
 const BLOCK: usize = 4096;
 
@@ -304,14 +306,14 @@ fn with_little_in_flight(dir: &Path) -> (Arc<ReferenceDisk>, Server) {
     (disk, server)
 }
 
-/// Gives the disk a write for each of its blocks; the receiver gets the results.
+/// Sends the disk a write for each of its blocks; the receiver gets the results.
 fn write_blocks(client: &VhostDisk, blocks: usize) -> Receiver<bool> {
     let (sender, results) = channel();
     for number in 0..blocks {
         let range = ByteRange::new((number * BLOCK) as u64, BLOCK as u64).unwrap();
         let sender = sender.clone();
         let done = Completion::new(move |outcome| {
-            // Nobody waits for it any more where a check has failed.
+            // The receiver is gone if a check has failed.
             let _ = sender.send(outcome.result.is_ok());
         });
         client.submit(Request::Write { range, buffer: vec![number as u8 + 1; BLOCK], fua: false }, done);
@@ -326,11 +328,11 @@ fn data_in_flight_stays_within_the_limit() {
         let (disk, server) = with_little_in_flight(dir.path());
         let client = VhostDisk::connect(server.path(), Setup { queues, event_idx: true });
         disk.hold();
-        // As many as the client offers at once, so that all of them are in the rings.
+        // As many as the client sends at once, so that all of them are in the rings.
         let blocks = 16 * queues;
         let results = write_blocks(&client, blocks);
         wait_until("as many as may are let in", || disk.waiting() >= LET_IN);
-        // Time for more to come, if they did.
+        // Time for more writes to arrive, if the limit did not hold.
         std::thread::sleep(std::time::Duration::from_millis(200));
         assert_eq!(disk.waiting(), LET_IN, "{queues} queues");
         disk.release();
@@ -341,7 +343,7 @@ fn data_in_flight_stays_within_the_limit() {
     }
 }
 
-/// A disk whose writes wait, as those of a full write cache do, while all else goes on.
+/// A disk whose writes wait, like those of a full write cache, while all other requests are answered.
 struct FullDisk {
     disk: ReferenceDisk,
     waiting: Mutex<Vec<(Request, Completion)>>,
@@ -349,7 +351,7 @@ struct FullDisk {
 }
 
 impl FullDisk {
-    /// Refuses what waits, as a volume does that is closed.
+    /// Fails the waiting writes, like a volume that is closed.
     fn close(&self) {
         for (request, done) in std::mem::take(&mut *self.waiting.lock().unwrap()) {
             let closed = IoError::new(IoErrorKind::Closed, "the disk is closed");
@@ -441,7 +443,7 @@ fn stopping_a_queue_leaves_writes_in_the_ring_that_the_disk_has_not() {
     wait_until("two requests reach the disk", || disk.waiting.lock().unwrap().len() >= 2);
     let stopped = std::thread::scope(|scope| {
         scope.spawn(|| {
-            // The server has heard of it by then, on a busy host too.
+            // The server has received the message by then, on a busy host too.
             std::thread::sleep(std::time::Duration::from_secs(10));
             disk.make_room();
         });
@@ -474,7 +476,8 @@ fn stopping_a_queue_leaves_writes_in_the_ring_in_whatever_order_they_wait() {
     let server = server.unwrap();
     let mut guest = Guest::start(server.path());
     assert_eq!(guest.stop_queue(), 0);
-    // All there before the queue starts, so that they are one batch. Those in one piece are gathered, and wait after the others.
+    // All are in the ring before the queue starts, so that they are one batch. Those in one buffer are
+    // combined, and so they wait after the others.
     let mut heads = Vec::new();
     let mut next = 0;
     for number in 0..6_u16 {
@@ -494,11 +497,11 @@ fn stopping_a_queue_leaves_writes_in_the_ring_in_whatever_order_they_wait() {
     }
     guest.continue_queue(0);
     guest.kick();
-    // The second one is the first that the disk gets.
+    // The disk gets the second one first.
     wait_until("a request reaches the disk", || !disk.waiting.lock().unwrap().is_empty());
     let stopped = std::thread::scope(|scope| {
         scope.spawn(|| {
-            // The server has heard of it by then, on a busy host too.
+            // The server has received the message by then, on a busy host too.
             std::thread::sleep(std::time::Duration::from_secs(10));
             disk.make_room();
         });
@@ -544,7 +547,7 @@ fn stopping_a_queue_leaves_writes_in_the_ring_that_found_no_room() {
     guest.continue_queue(0);
     guest.kick();
     wait_for_starved(5);
-    // Behind one that was answered they have to be answered too.
+    // Because a later request was answered, stopping must answer them too.
     offer_write(&mut guest, 5, 1500, 6);
     guest.kick();
     assert_eq!(guest.next_used().0, 10);
@@ -566,7 +569,7 @@ fn writes_that_found_no_room_do_not_all_come_back_at_once() {
     let client = VhostDisk::connect(server.path(), Setup { queues: 1, event_idx: true });
     disk.fail(ByteRange::new(0, 1 << 20).unwrap(), IoErrorKind::NoSpace);
     let results = write_blocks(&client, 16);
-    // Some are always being tried again.
+    // Some are being retried at any moment.
     wait_until("all wait for room or are tried", || {
         !(server.waiting_writes() + LET_IN < 16 || disk.counts().writes < 16)
     });
@@ -599,7 +602,7 @@ fn stopping_a_queue_finishes_only_taken_requests() {
     assert!((0..5).all(|number| status_of(&guest, number) == OK));
     assert_eq!(bench.disk.waiting(), 0);
 
-    // Offered while it is stopped: taken when it starts again, without a kick.
+    // Offered while the queue is stopped: received when it starts again, without a kick.
     offer_write(&mut guest, 5, 9, 4);
     assert_eq!(guest.used_index(), 5);
     guest.continue_queue(5);
@@ -609,7 +612,7 @@ fn stopping_a_queue_finishes_only_taken_requests() {
     assert_eq!(status_of(&guest, 5), OK);
     assert_eq!(bench.disk.contents()[9 * 512], 4);
 
-    // Disabling stops it in the same way, and enabling goes on.
+    // Disabling stops it in the same way, and enabling continues it.
     guest.frontend.set_vring_enable(0, false).unwrap();
     offer_write(&mut guest, 6, 10, 5);
     guest.kick();
@@ -622,7 +625,8 @@ fn stopping_a_queue_finishes_only_taken_requests() {
 fn interrupts_come_once_a_batch_and_only_when_they_are_wanted() {
     let bench = Bench::new(ReferenceOptions::default());
     let mut guest = Guest::connect(bench.path(), F_FLUSH | F_INDIRECT | F_EVENT_IDX);
-    // All there before the queue starts, so that they are one batch; an interrupt is wanted after the third.
+    // All are in the ring before the queue starts, so that they are one batch; an interrupt is wanted after
+    // the third.
     guest.start_queue(0);
     assert_eq!(guest.stop_queue(), 0);
     guest.set_used_event(2);
@@ -675,7 +679,7 @@ fn a_guest_without_flush_or_with_write_through_gets_durable_writes() {
     assert_eq!(guest.config(32, 1), [0]);
     guest.request(1, 0, &[1; 512], 0);
     assert_eq!(bench.disk.counts().fua, 2);
-    // Neither a reset of the guest nor a new connection of the same machine tells that again.
+    // A reset of the guest keeps the setting, and so does a new connection of the same machine.
     guest.frontend.set_features(guest.frontend.get_features().unwrap()).unwrap();
     guest.request(1, 0, &[1; 512], 0);
     assert_eq!(bench.disk.counts().fua, 3);
@@ -684,7 +688,7 @@ fn a_guest_without_flush_or_with_write_through_gets_durable_writes() {
     assert_eq!(guest.config(32, 1), [0]);
     guest.request(1, 0, &[1; 512], 0);
     assert_eq!(bench.disk.counts().fua, 4);
-    // No other field can be written, nor anything else there; the guest keeps its disk.
+    // No other field can be written, and no other value; the guest keeps its disk.
     for (offset, bytes) in [(0, &[7][..]), (32, &[2][..]), (32, &[1, 0][..])] {
         guest.frontend.set_config(offset, VhostUserConfigFlags::WRITABLE, bytes).unwrap();
     }
@@ -765,14 +769,14 @@ fn a_running_machine_continues_only_on_its_own_disk() {
     let server = bind(None).unwrap();
     let guest = Guest::connect(server.path(), 0);
     assert!(!guest.try_start(7, 7), "it has used another server");
-    // A machine that starts anew is welcome, and then it may stop and go on.
+    // A machine that starts from its beginning is accepted, and then it may stop and continue.
     let mut guest = Guest::start(server.path());
     assert_eq!(guest.request(1, 0, &[1; 512], 0).0, OK);
     assert_eq!(guest.stop_queue(), 1);
     guest.continue_queue(1);
     assert_eq!(guest.request(0, 0, &[], 512), (OK, vec![1; 512]));
     drop(guest);
-    // Every server stops by itself when it is dropped, and a second time it says the same.
+    // Dropping a server stops it. A second stop changes nothing.
     server.stop();
     let stood = server.positions();
     server.stop();
@@ -786,7 +790,7 @@ fn a_running_machine_continues_only_on_its_own_disk() {
     };
     assert_eq!(goes_on(&stood, 3, 3), (false, stood.clone()), "it stands elsewhere");
     assert_eq!(goes_on(&stood, 2, 2), (true, stood.clone()));
-    // The front-end asked the ring before the last answer was there.
+    // The front-end read the ring before the last answer was written.
     assert_eq!(goes_on(&stood, 1, 2), (true, stood.clone()));
     assert_eq!(goes_on(&stood, 1, 1), (false, stood.clone()), "answers are missing");
     assert!(!goes_on(&Positions::parse("- 2").unwrap(), 2, 2).0, "another queue's");
@@ -802,7 +806,7 @@ fn a_running_machine_at_entry_0_differs_from_a_reset_one() {
         let options = Options { resume, ..Options::default() };
         let server = Server::bind(&path, Arc::clone(&disk) as _, options).unwrap();
         let guest = Guest::connect(server.path(), 0);
-        // What earlier requests have left in the ring.
+        // Answers of earlier requests in the ring.
         for index in 0..answers {
             guest.set_used_element(index, (index % 4 * 4, 513));
         }
@@ -836,7 +840,7 @@ fn a_machine_whose_server_crashed_when_it_stood_at_entry_0_is_refused() {
     drop(guest);
     server.stop();
     assert_eq!(server.positions().to_string(), "0");
-    // It goes on where its place is known, and nowhere else.
+    // The machine continues if its position is known, and only then.
     for (resume, goes_on) in [("0", true), ("-", false)] {
         let server = bind(Some(Positions::parse(resume).unwrap())).unwrap();
         let guest = Guest::connect(server.path(), 0);
@@ -871,7 +875,7 @@ fn each_way_in_which_listening_fails_has_its_message() {
     let first = bind(&path).unwrap();
     assert!(matches!(bind(&path), Err(BindError::PathInUse { .. })));
     drop(first);
-    // Left behind by a process that died.
+    // A stale socket of a process that died.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     drop(bind(&path).unwrap());

@@ -1,5 +1,5 @@
-//! When requests that wait for the disk are started: not one by one while others come, and before the queue's thread looks or
-//! sleeps.
+//! When requests that wait for the disk are started: not one by one while more requests arrive, but before
+//! the queue's thread polls or sleeps.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ use rustix::event::EventfdFlags;
 enum Step {
     /// The queue's thread tried a read.
     Tried,
-    /// It started so many.
+    /// The queue's thread started this number of reads.
     Started(usize),
 }
 
@@ -30,7 +30,7 @@ struct Shared {
     takes: AtomicUsize,
 }
 
-/// Tells of each read that is tried, and goes on when it is told to.
+/// Reports each read that is tried, and continues when it is released.
 struct StepByStep {
     shared: Arc<Shared>,
     tried: Sender<()>,
@@ -39,7 +39,7 @@ struct StepByStep {
 
 struct Own {
     shared: Arc<Shared>,
-    /// Nothing is ever over before it is taken.
+    /// Never readable: no request completes before the thread takes its answers.
     never: OwnedFd,
 }
 
@@ -50,7 +50,7 @@ impl Device for StepByStep {
 
     fn try_now(&self, _: Op<'_>) -> Result<Attempt, IoError> {
         self.shared.steps.lock().unwrap().push(Step::Tried);
-        // Nobody is there where a check has failed.
+        // The receiver is gone if a check has failed.
         let _ = self.tried.send(());
         let _ = self.go_on.lock().unwrap().recv();
         Ok(Attempt::MustWait)
@@ -91,7 +91,7 @@ impl CompletionQueue for Own {
     }
 }
 
-/// Offers a read of one sector, with chain and buffers of its own.
+/// Offers a read of one sector, with its own chain and buffers.
 fn offer_read(guest: &mut Guest, number: u16) {
     let at = FREE + 0x1000 * u64::from(number);
     guest.write(at, &[0; 16]);
@@ -103,7 +103,7 @@ fn offer_read(guest: &mut Guest, number: u16) {
 
 #[test]
 fn reads_of_two_busy_rounds_are_started_together() {
-    // The thread sleeps at once; it looks for longer than anybody waits here.
+    // The thread sleeps at once, or it polls for longer than the test takes.
     for polling_us in [0, 3_600_000_000] {
         let dir = tempfile::tempdir().unwrap();
         let shared = Arc::new(Shared {
@@ -122,7 +122,7 @@ fn reads_of_two_busy_rounds_are_started_together() {
         let mut guest = Guest::start(server.path());
         wait_until("the thread has nothing to do", || shared.takes.load(Ordering::SeqCst) > 0);
 
-        // Each but the first comes while the thread has another one, and so in a round of its own.
+        // Each but the first arrives while the thread executes the previous one, so each has its own round.
         offer_read(&mut guest, 0);
         for number in 1..=3 {
             is_tried.recv_timeout(PATIENCE).unwrap();

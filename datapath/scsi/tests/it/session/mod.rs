@@ -1,4 +1,4 @@
-//! One initiator's session with a unit on a reference disk, as the tests use it.
+//! One initiator's session with a unit on a reference disk, for all tests.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use headwater_scsi::{
 };
 use headwater_testkit::{ReferenceDisk, ReferenceOptions};
 
-/// How long a test waits for what must come.
+/// How long a test waits for an event that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub fn identity() -> Identity {
@@ -33,12 +33,12 @@ pub fn initiator(name: &str) -> Initiator {
     }
 }
 
-/// A target with one unit, whose initiators are told of no power on.
+/// A target with one unit, without the unit attention of power on.
 pub fn target_with(disk: ReferenceDisk, options: Options) -> Arc<Target> {
     target_on(&Arc::new(disk), options)
 }
 
-/// The same on a disk that the test keeps.
+/// The same on a disk that the test can access.
 pub fn target_on(disk: &Arc<ReferenceDisk>, options: Options) -> Arc<Target> {
     let options = Options { power_on_attention: false, ..options };
     let unit = LogicalUnit::new(Arc::clone(disk) as Arc<dyn headwater_block::Device>, identity(), options);
@@ -81,7 +81,7 @@ impl Answer {
 
 pub const LUN: Lun = Lun([0; 8]);
 
-/// Announces what is sent, offers the command with `room` bytes for data-in, and makes it a task if it must wait.
+/// Sends a command with `room` bytes for data-in, and makes it a task if it must wait.
 pub fn send_with(nexus: &Nexus, lun: Lun, cdb: &[u8], data_out: &[u8], room: usize) -> Answer {
     let cdb = Cdb::new(cdb);
     let announced_bytes = data_out.len() as u64;

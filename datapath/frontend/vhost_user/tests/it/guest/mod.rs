@@ -1,5 +1,5 @@
-//! A driver made by hand, which can do everything wrong: memory is a memfd that is read and written as a file,
-//! messages go through the `vhost` crate's front-end.
+//! A driver that can break every rule: its memory is a memfd that it reads and writes as a file, and it sends
+//! messages with the `vhost` crate's front-end.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -19,7 +19,7 @@ pub const GUEST: u64 = 0x10_0000;
 const USER: u64 = 0x7000_0000_0000;
 pub const MEMORY_BYTES: u64 = 4 << 20;
 
-/// Where things are in memory.
+/// Offsets in memory.
 const DESCRIPTORS: u64 = 0;
 const AVAILABLE: u64 = 0x8000;
 const USED: u64 = 0x10000;
@@ -27,7 +27,7 @@ const USED: u64 = 0x10000;
 pub const FREE: u64 = GUEST + 0x40000;
 
 pub const SIZE: u16 = 16;
-/// How long a test waits for what must happen.
+/// How long a test waits for an event that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub const NEXT: u16 = 1;
@@ -43,7 +43,7 @@ const F_VERSION_1: u64 = 1 << 32;
 
 pub struct Guest {
     pub frontend: Frontend,
-    /// The front-end's connection, for what a front-end must not do.
+    /// The front-end's connection, to send messages that a front-end must not send.
     pub connection: UnixStream,
     pub memory: File,
     pub kick: EventFd,
@@ -51,7 +51,7 @@ pub struct Guest {
     pub error: EventFd,
     /// The next entry of the available ring.
     pub available: u16,
-    /// How many answers were taken, as an index of the ring.
+    /// How many answers were read, as an index of the ring.
     pub used: u16,
 }
 
@@ -77,7 +77,7 @@ impl Guest {
         Self::connect_after(path, features, memory, |_| {})
     }
 
-    /// As that, after something that a front-end does before the driver has said which features it takes.
+    /// The same, after something that a front-end does before the driver has accepted features.
     pub fn connect_after(
         path: &Path,
         features: u64,
@@ -137,13 +137,13 @@ impl Guest {
         self.continue_queue(base);
     }
 
-    /// (Re)starts queue 0 on the rings as they are.
+    /// (Re)starts queue 0 on the rings as they are. They are not cleared.
     pub fn continue_queue(&mut self, base: u16) {
         self.set_up_queue(base);
         self.frontend.set_vring_enable(0, true).unwrap();
     }
 
-    /// Whether queue 0 may start at `base`, with a ring that says `used`.
+    /// Whether queue 0 may start at `base` with this index in its used ring.
     pub fn try_start(mut self, base: u16, used: u16) -> bool {
         self.set_available_index(used);
         self.set_used_index(used);
@@ -231,7 +231,7 @@ impl Guest {
         self.read_u16(GUEST + USED + 2)
     }
 
-    /// After which used entry the driver wants an interrupt.
+    /// Sets the used entry after which the driver wants an interrupt.
     pub fn set_used_event(&self, index: u16) {
         self.write(GUEST + AVAILABLE + 4 + 2 * u64::from(SIZE), &index.to_le_bytes());
     }
@@ -249,8 +249,8 @@ impl Guest {
         (head as u16, u32::from_le_bytes(entry[4..].try_into().unwrap()))
     }
 
-    /// One request: header and `readable` in one buffer, room for an answer in another, status in a third.
-    /// Returns the status and what was written.
+    /// Executes one request: header and `readable` in one buffer, an answer of `writable` bytes in another
+    /// one, the status in a third. Returns the status and the answer.
     pub fn request(&mut self, kind: u32, sector: u64, readable: &[u8], writable: usize) -> (u8, Vec<u8>) {
         let (header, answer, status) = (FREE, FREE + 0x10000, FREE + 0x30000);
         self.write(header, &[&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes(), readable].concat());
@@ -270,18 +270,18 @@ impl Guest {
         (status, self.read(answer, writable))
     }
 
-    /// Ends queue 0 and says where it stood.
+    /// Stops queue 0, and returns its position.
     pub fn stop_queue(&self) -> u16 {
         self.frontend.get_vring_base(0).unwrap() as u16
     }
 
-    /// Waits until the server says that the queue is broken.
+    /// Waits until the server reports that the queue is broken.
     pub fn wait_broken(&self) {
         wait_for(&self.error);
     }
 }
 
-/// As QEMU's, so that it can be sealed.
+/// Memory like QEMU's, which can be sealed.
 pub fn sealable_memory() -> File {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let memory: File = rustix::fs::memfd_create("guest", flags).unwrap().into();
@@ -299,7 +299,7 @@ pub fn region(memory: &File) -> VhostUserMemoryRegionInfo {
     }
 }
 
-/// Descriptors as they are in memory.
+/// The bytes of these descriptors in memory.
 pub fn encode(descriptors: &[(u64, u32, u16, u16)]) -> Vec<u8> {
     let bytes = |&(addr, len, flags, next): &(u64, u32, u16, u16)| {
         [&addr.to_le_bytes()[..], &len.to_le_bytes(), &flags.to_le_bytes(), &next.to_le_bytes()].concat()
@@ -307,7 +307,7 @@ pub fn encode(descriptors: &[(u64, u32, u16, u16)]) -> Vec<u8> {
     descriptors.iter().flat_map(bytes).collect()
 }
 
-/// Waits for the event and takes it.
+/// Waits for the event and resets it.
 pub fn wait_for(event: &EventFd) {
     let started = Instant::now();
     while event.read().is_err() {
@@ -316,7 +316,7 @@ pub fn wait_for(event: &EventFd) {
     }
 }
 
-/// Whether the event is set; takes it.
+/// Whether the event is set; resets it.
 pub fn taken(event: &EventFd) -> bool {
     event.read().is_ok()
 }

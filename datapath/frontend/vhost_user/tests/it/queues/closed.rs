@@ -1,4 +1,4 @@
-//! Stopping while the disk has requests that it does not answer, or is closed with them.
+//! Stopping while the disk does not answer requests, or is closed while they wait.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn waiting_writes_of_a_closed_disk_stay_in_the_ring() {
     wait_until("the queue has ended", || server.positions().to_string() == "0");
     assert_eq!((status_of(&guest, 0), guest.used_index()), (0xee, 0));
 
-    // The same machine, whose front-end connects again.
+    // The same machine connects again.
     let stands = server.positions();
     drop(server);
     disk.heal();
@@ -54,7 +54,7 @@ fn a_refused_write_before_later_answers_leaves_no_position() {
     disk.close();
     assert_eq!(server.positions().to_string(), "-");
     drop(server);
-    // The queue's thread has it as long as it lives.
+    // The queue's thread holds the disk as long as the thread lives.
     wait_until("the queue has ended", || Arc::strong_count(&disk) == 1);
     assert_eq!((status_of(&guest, 3), guest.used_index()), (0xee, 1));
 }
@@ -73,7 +73,7 @@ fn a_queue_given_up_during_get_base_is_waited_for() {
     wait_until("the write reaches the disk", || disk.waiting() == 1);
     let base = std::thread::scope(|scope| {
         scope.spawn(|| {
-            // The server has heard of it by then, on a busy host too.
+            // The server has received the message by then, on a busy host too.
             std::thread::sleep(Duration::from_secs(10));
             server.stop();
         });
@@ -83,7 +83,7 @@ fn a_queue_given_up_during_get_base_is_waited_for() {
     disk.fail(ByteRange::new(4096, 4096).unwrap(), IoErrorKind::Closed);
     let stands = std::thread::scope(|scope| {
         scope.spawn(|| {
-            // It is waited for by then.
+            // `positions` waits by then.
             std::thread::sleep(Duration::from_millis(100));
             disk.release();
         });
