@@ -19,20 +19,20 @@ const LONG_BYTES: u32 = 64 << 10;
 
 /// A disk that reports the memory address of each write's data, and holds the first write until it is
 /// released.
-struct Telling {
+struct RecordingDisk {
     contents: Mutex<Vec<u8>>,
     offered: Sender<usize>,
-    go_on: Mutex<Receiver<()>>,
+    release: Mutex<Receiver<()>>,
 }
 
-impl Telling {
+impl RecordingDisk {
     fn store(&self, range: ByteRange, from: &[u8]) {
         let at = range.offset() as usize;
         self.contents.lock().unwrap()[at..at + from.len()].copy_from_slice(from);
     }
 }
 
-impl Device for Telling {
+impl Device for RecordingDisk {
     fn geometry(&self) -> Geometry {
         Geometry {
             size_bytes: SIZE_BYTES,
@@ -50,7 +50,7 @@ impl Device for Telling {
                 return Ok(Attempt::MustWait);
             }
             // The second call returns at once: the sender is dropped.
-            let _ = self.go_on.lock().unwrap().recv();
+            let _ = self.release.lock().unwrap().recv();
             self.store(range, from);
         }
         Ok(Attempt::Done)
@@ -72,9 +72,9 @@ impl Device for Telling {
 fn a_long_write_that_arrived_completely_is_not_copied() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nbd.sock");
-    let ((offered, was_offered), (go_on, told)) = (channel(), channel());
+    let ((offered, was_offered), (release, released)) = (channel(), channel());
     let contents = Mutex::new(vec![0; SIZE_BYTES as usize]);
-    let disk = Arc::new(Telling { contents, offered, go_on: Mutex::new(told) });
+    let disk = Arc::new(RecordingDisk { contents, offered, release: Mutex::new(released) });
     let exports = SingleExport::new(disk.clone(), "a disk");
     let _server = Server::bind(Address::Unix(path.clone()), exports, Limits::default()).unwrap();
     let mut raw = Raw::connect(&path);
@@ -90,7 +90,7 @@ fn a_long_write_that_arrived_completely_is_not_copied() {
     // The server is blocked here, so that afterwards it finds the next write complete.
     let (long, long_data) = write(2, 4096, LONG_BYTES);
     raw.send(&long);
-    drop(go_on);
+    drop(release);
     assert_eq!((raw.simple(), raw.simple()), ((0, 1), (0, 2)));
     // Both were at the same address of the receive buffer.
     assert_eq!(was_offered.recv().unwrap(), received_at);

@@ -450,8 +450,8 @@ fn messages_that_are_none_cost_the_connection() {
     }
     // A legal header with an impossible length, and each message with a short body, or with none if it needs
     // one.
-    let lie = [1, 0, 0, 0, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff];
-    ends(&mut send(&lie), &lie);
+    let too_long = [1, 0, 0, 0, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff];
+    ends(&mut send(&too_long), &too_long);
     for request in (0..48).filter(|request| !ALWAYS_ANSWERED.contains(request)) {
         let short = [request, 0, 0, 0, 1, 0, 0, 0, 4, 0, 0, 0, 1, 2, 3, 4];
         ends(&mut send(&short), &short);
@@ -486,7 +486,7 @@ fn a_front_end_that_stops_in_the_middle_of_a_message_holds_up_nobody() {
 
     // A front-end that connects meanwhile is refused at once.
     let dir = tempfile::tempdir().unwrap();
-    let server = with_patience(&dir, 600_000);
+    let server = with_message_timeout(&dir, 600_000);
     let mut slow = UnixStream::connect(server.path()).unwrap();
     slow.write_all(&[1, 0, 0, 0, 1]).unwrap();
     wait_until("the slow one is connected", || server.is_connected());
@@ -504,7 +504,7 @@ fn ends(stream: &mut UnixStream) {
 }
 
 /// A server with this time-out for messages.
-fn with_patience(dir: &tempfile::TempDir, message_timeout_ms: u64) -> Server {
+fn with_message_timeout(dir: &tempfile::TempDir, message_timeout_ms: u64) -> Server {
     let limits = Limits { message_timeout_ms, ..Limits::default() };
     let options = Options { limits, ..Options::default() };
     Server::bind(&dir.path().join("s"), Arc::new(ReferenceDisk::new(1 << 20)), options).unwrap()
@@ -513,7 +513,7 @@ fn with_patience(dir: &tempfile::TempDir, message_timeout_ms: u64) -> Server {
 #[test]
 fn an_incomplete_message_does_not_block_the_next_front_end() {
     let dir = tempfile::tempdir().unwrap();
-    let server = with_patience(&dir, 300);
+    let server = with_message_timeout(&dir, 300);
     // A part of a header; a header without its body; and a part of a body.
     let header = [8, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0];
     for part in [&header[..5], &header, &[&header[..], &[0; 7]].concat()] {
@@ -534,10 +534,10 @@ fn an_incomplete_message_does_not_block_the_next_front_end() {
     wait_until("its place is free", || !server.is_connected());
     works(&mut Guest::start(server.path()));
     // A front-end that sends requests and never reads replies.
-    let mut deaf = UnixStream::connect(server.path()).unwrap();
-    deaf.set_nonblocking(true).unwrap();
+    let mut not_reading = UnixStream::connect(server.path()).unwrap();
+    not_reading.set_nonblocking(true).unwrap();
     let ask = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
-    wait_until("it is disconnected", || match deaf.write(&ask) {
+    wait_until("it is disconnected", || match not_reading.write(&ask) {
         Ok(_) => false,
         Err(error) => error.kind() != ErrorKind::WouldBlock,
     });
@@ -565,7 +565,7 @@ fn an_incomplete_message_does_not_block_the_next_front_end() {
 #[test]
 fn a_silent_front_end_gives_way_to_another() {
     let dir = tempfile::tempdir().unwrap();
-    let server = with_patience(&dir, 300);
+    let server = with_message_timeout(&dir, 300);
     let mut silent = UnixStream::connect(server.path()).unwrap();
     wait_until("the silent one is connected", || server.is_connected());
     let mut next = None;

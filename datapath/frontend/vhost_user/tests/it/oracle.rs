@@ -25,7 +25,7 @@ type Descriptor = (u64, u32, u16, u16);
 
 /// The expected result of a request.
 #[derive(Debug, PartialEq)]
-enum Fate {
+enum Expected {
     Broken,
     Answered { written: u32 },
 }
@@ -90,8 +90,8 @@ impl Oracle {
         None
     }
 
-    fn serve(&mut self, table: &[Descriptor], head: u16) -> Fate {
-        let Some(parts) = self.walk(table, head) else { return Fate::Broken };
+    fn serve(&mut self, table: &[Descriptor], head: u16) -> Expected {
+        let Some(parts) = self.walk(table, head) else { return Expected::Broken };
         let (mut readable, mut writable) = (Vec::new(), Vec::new());
         for (addr, len, flags, _) in parts {
             let list = if flags & WRITE != 0 { &mut writable } else { &mut readable };
@@ -99,24 +99,24 @@ impl Oracle {
                 list.push((addr, u64::from(len)));
             }
             if flags & WRITE == 0 && !writable.is_empty() {
-                return Fate::Broken;
+                return Expected::Broken;
             }
         }
-        let Some(last) = writable.last_mut() else { return Fate::Broken };
+        let Some(last) = writable.last_mut() else { return Expected::Broken };
         last.1 -= 1;
         let Some(status) = last.0.checked_add(last.1).and_then(|addr| self.at(addr, 1)) else {
-            return Fate::Broken;
+            return Expected::Broken;
         };
         writable.retain(|buffer| buffer.1 > 0);
-        let (code, written) = match self.carry_out(readable, &writable) {
+        let (code, written) = match self.execute(readable, &writable) {
             Ok(written) => (OK, written),
             Err(code) => (code, 0),
         };
         self.memory[status.start] = code;
-        Fate::Answered { written: written as u32 + 1 }
+        Expected::Answered { written: written as u32 + 1 }
     }
 
-    fn carry_out(&mut self, mut readable: Vec<(u64, u64)>, writable: &[(u64, u64)]) -> Result<u64, u8> {
+    fn execute(&mut self, mut readable: Vec<(u64, u64)>, writable: &[(u64, u64)]) -> Result<u64, u8> {
         let mut header = Vec::new();
         for buffer in &mut readable {
             let len = buffer.1.min(16 - header.len() as u64);
@@ -341,13 +341,13 @@ fn check(waits: Waits, seed: u64, ends: &[u64]) {
         guest.offer(head);
         guest.kick();
         match fate {
-            Fate::Broken => {
+            Expected::Broken => {
                 broken += 1;
                 guest.wait_broken();
                 guest.stop_queue();
                 guest.start_queue(0);
             }
-            Fate::Answered { written } => {
+            Expected::Answered { written } => {
                 assert_eq!(guest.next_used(), (head, written), "request {number} of seed {seed}");
                 for (start, len) in [(FREE, 2 * WINDOW), (OUTSIDE - 4096, 4096)] {
                     let place = oracle.at(start, len).unwrap();

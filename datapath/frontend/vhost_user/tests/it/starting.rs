@@ -34,7 +34,7 @@ struct Shared {
 struct StepByStep {
     shared: Arc<Shared>,
     tried: Sender<()>,
-    go_on: Mutex<Receiver<()>>,
+    release: Mutex<Receiver<()>>,
 }
 
 struct Own {
@@ -52,7 +52,7 @@ impl Device for StepByStep {
         self.shared.steps.lock().unwrap().push(Step::Tried);
         // The receiver is gone if a check has failed.
         let _ = self.tried.send(());
-        let _ = self.go_on.lock().unwrap().recv();
+        let _ = self.release.lock().unwrap().recv();
         Ok(Attempt::MustWait)
     }
 
@@ -113,9 +113,9 @@ fn reads_of_two_busy_rounds_are_started_together() {
             takes: AtomicUsize::new(0),
         });
         let (tried, is_tried) = channel();
-        let (go_on, may_go_on) = channel();
+        let (release, released) = channel();
         let device =
-            Arc::new(StepByStep { shared: Arc::clone(&shared), tried, go_on: Mutex::new(may_go_on) });
+            Arc::new(StepByStep { shared: Arc::clone(&shared), tried, release: Mutex::new(released) });
         let limits = Limits { polling_us, ..Limits::default() };
         let options = Options { limits, ..Options::default() };
         let server = Server::bind(&dir.path().join("s"), device, options).unwrap();
@@ -129,7 +129,7 @@ fn reads_of_two_busy_rounds_are_started_together() {
             if number < 3 {
                 offer_read(&mut guest, number);
             }
-            go_on.send(()).unwrap();
+            release.send(()).unwrap();
         }
         let heads: Vec<u16> = (0..3).map(|_| guest.next_used().0).collect();
         assert_eq!(heads, [0, 3, 6]);
