@@ -14,7 +14,6 @@
 //!   earlier contents (if the block is overwritten in place, only a sample and runs are compared).
 //! - A write of sectors of a block reads nothing first. Where sectors have to be merged with the rest of the
 //!   block, the block's lock is held. So two writes to different sectors of one block both survive.
-//!   Two writes to different sectors of one block both survive.
 //! - With a persistent write cache, a flush and a write with FUA are answered when they are durable.
 //!   Otherwise a flush is a no-op, because a machine's writes are forgotten at its next boot.
 //! - A volume in a file ([`Volume::open_in`]) outlives its process: the next process finds all answered

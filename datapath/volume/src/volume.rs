@@ -371,8 +371,8 @@ impl Inner {
     }
 
     /// The completion of a write or zero write that may wait; counts it when it is answered. A write that is
-    /// refused for lack of space is not counted here: front-ends and machines repeat it, some of them each
-    /// second, and the cache counts refusals.
+    /// refused for lack of space is not counted here: the cache counts refusals, and front-ends and machines
+    /// may repeat such a write each second.
     fn then_count(
         self: &Arc<Self>,
         done: Completion,

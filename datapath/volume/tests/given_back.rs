@@ -38,7 +38,6 @@ fn ram_that_is_free_goes_back_to_the_system() {
     wait_until("what was discarded is free for others", || resident_bytes() + 100 * MIB < full);
     // Overwriting takes no more memory, and the rest is freed when the volume is dropped. Some discarded
     // memory may not be returned yet, and does not count as used before.
-    // Some of what was discarded may be on its way back still, and does not count as used before.
     let full = filled(&*device, before);
     filled(&*device, full - 128 * MIB);
     drop((volume, device));

@@ -150,8 +150,8 @@ pub struct Snapshot {
     pub disk_limit_bytes: u64,
     /// How the overflow is written and read (`direct`, `buffered`, or what `auto` found); empty without one.
     pub buffering: String,
-    /// Where the key of the overflow is stored: `secret` (memory that only this process can access), `locked`
-    /// (never swapped) or `unlocked` (the system refused to lock it); empty without an overflow.
+    /// Storage of the overflow's key: `secret` (memory that only this process can access), `locked` (never
+    /// swapped) or `unlocked` (the system refused to lock it); empty without an overflow.
     pub key_memory: String,
     /// Disk in use.
     pub disk_used_bytes: u64,

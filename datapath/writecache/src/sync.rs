@@ -1,11 +1,10 @@
-//! The locks and atomics whose order of use matters: those of parking_lot and std or, with the feature
-//! `shuttle`, those of a schedule explorer, which runs one thread at a time and chooses at each lock and
-//! atomic which thread runs next.
+//! The locks and atomics whose order of use matters. They are those of parking_lot and std or, with the
+//! feature `shuttle`, those of a schedule explorer. The explorer runs one thread at a time, and chooses at
+//! each lock and atomic which thread runs next.
 //!
 //! Only the types that `tests/schedules.rs` explores come from here. Counters and settings use std: they
 //! order nothing, and each would double the number of schedules. The explorer treats every ordering as
 //! `SeqCst`, so it finds wrong orders of steps, not orderings that are too weak.
-//! wrong orders of steps, not orderings that are too weak.
 
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};

@@ -18,7 +18,6 @@
 //!
 //! Experiments and measurements are in `docs/decisions/0012-sealing-and-pacing.md` and
 //! `docs/decisions/0029-pacing-by-account.md`.
-//! `docs/decisions/0029-pacing-by-account.md`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -114,7 +113,7 @@ pub struct Throttle {
 pub struct Room {
     /// Segments that may be in RAM.
     pub allowed: u32,
-    /// Those of them that cannot be used before a segment is written to disk.
+    /// Segments of `allowed` that cannot be used before a segment is written to disk.
     pub taken: u32,
 }
 

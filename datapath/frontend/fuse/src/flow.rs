@@ -18,7 +18,7 @@ pub(crate) struct InFlight {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Bytes {
     all: usize,
-    /// The part of them that belongs to reads.
+    /// The bytes of reads alone.
     of_reads: usize,
 }
 

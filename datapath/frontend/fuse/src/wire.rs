@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 /// Size of `fuse_in_header`.
 pub(crate) const HEADER_BYTES: usize = 40;
-/// Where the data of a write begins: after the header and `fuse_write_in`.
+/// Offset of a write's data: after the header and `fuse_write_in`.
 pub(crate) const WRITE_DATA_AT: usize = HEADER_BYTES + 40;
 /// Size of `fuse_out_header`.
 pub(crate) const ANSWER_HEADER_BYTES: usize = 16;

@@ -261,7 +261,6 @@ fn canonical(layout: &Layout, bytes: &Bhs) -> Option<Bhs> {
 
 /// Checks a basic header segment as each kind of PDU: defined fields survive, reserved bits are dropped,
 /// another opcode is refused.
-/// opcode is refused.
 pub fn iscsi_pdu(bytes: &[u8]) {
     let mut given: Bhs = [0; 48];
     for (to, from) in given.iter_mut().zip(bytes) {
@@ -278,7 +277,6 @@ pub fn iscsi_pdu(bytes: &[u8]) {
 
 /// Checks a text: its pairs equal those of a simple parser, and are parsed again from their encoding. The
 /// values are also parsed as numbers and binary data.
-/// also parsed as numbers and binary data.
 pub fn iscsi_text(bytes: &[u8]) {
     let found = pairs(bytes);
     assert_eq!(found, plain(bytes));

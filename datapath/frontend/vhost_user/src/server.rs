@@ -326,7 +326,7 @@ impl Shared {
             match arrival::wait_for_more(stream, also) {
                 Next::End => return true,
                 Next::CheckAgain if self.is_stopping() || began.elapsed() >= timeout => return false,
-                // A front-end that connects meanwhile is told at once that the disk is in use.
+                // A front-end that connects meanwhile gets the answer at once that the disk is in use.
                 Next::CheckAgain => self.turn_away(listener),
             }
         }

@@ -13,7 +13,7 @@ use headwater_volume::{CacheMode, PersistentOptions, VolumeOptions};
 use rustix::fs::{FallocateFlags, fallocate};
 
 const SIZE_MIB: u64 = 160;
-/// The part of it that another user takes.
+/// The part of the file system that another user takes.
 const BALLAST_MIB: u64 = 96;
 /// The volume's own limit; as much is free when it is opened, otherwise the open is refused.
 const LIMIT_MIB: u64 = 150;

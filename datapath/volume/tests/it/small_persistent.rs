@@ -19,7 +19,7 @@ const OTHER_PLACES: u64 = 4;
 /// With fewer dead slots a segment is not cleaned.
 const MIN_GAIN: u64 = 16;
 
-/// What makes a block take a new slot while its segment is in RAM.
+/// Events after which a write takes a new slot although its segment is in RAM.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
     /// Everything is flushed now and then.

@@ -153,9 +153,9 @@ impl WriteCache {
         Ok(cache)
     }
 
-    /// Opens an empty cache whose memory is in `file`, a memfd or a file of a tmpfs, so that another process
-    /// can take it over ([`WriteCache::recover`]) when this process has ended, in whatever way, with the
-    /// descriptors of [`WriteCache::handover`]. The file is emptied first.
+    /// Opens an empty cache whose memory is in `file`, a memfd or a file of a tmpfs. When this process has
+    /// ended, in whatever way, another process can take it over with the descriptors of
+    /// [`WriteCache::handover`] ([`WriteCache::recover`]). The file is emptied first.
     ///
     /// Dropping such a cache keeps its contents for the next process, unless [`WriteCache::end`] was called
     /// before.

@@ -480,8 +480,8 @@ impl Overflow {
         AlignedBuffer::new(len)
     }
 
-    /// Called before a read. Returns whether the host's thread has to be told that there will be buffers to
-    /// free.
+    /// Called before a read. Returns whether the caller must wake the host's thread, because there will be
+    /// buffers to free.
     pub fn begins_to_keep_buffers(&self) -> bool {
         !self.has_spare_buffers() && !self.buffers_known.swap(true, Ordering::Relaxed)
     }

@@ -10,8 +10,8 @@
 //! Legal outcomes of a crash while a commit is added: {without it, with it}. Of a crash while a checkpoint
 //! replaces the map: {the old map, the new one}, which have the same state.
 //!
-//! The zeroes are written in advance for later commits: a sync after such a commit changes neither the file's
-//! length nor the state of its extents, so the file system's own journal needs no entry, which would take
+//! The zeroes are written in advance for later commits. So a sync after a commit changes neither the file's
+//! length nor the state of its extents, and needs no entry in the file system's own journal, which would take
 //! longer than the commit.
 
 use std::fs::File;

@@ -19,7 +19,7 @@ const CHANGE_BYTES: u64 = 40;
 /// Space that is claimed in addition to that of the logged changes, in bytes.
 const AHEAD_BYTES: u64 = 1 << 20;
 
-/// The part of it that is left for discards, and for the segment being filled.
+/// Bytes of [`AHEAD_BYTES`] that are left for discards, and for the segment being filled.
 const MARGIN_BYTES: u64 = 256 << 10;
 
 /// The claimed space of a map.
