@@ -33,8 +33,7 @@ const SERVING_TIME_MAX: Duration = Duration::from_millis(2);
 pub enum RetryResult {
     /// It was stored.
     Stored,
-    /// It failed, or has to fetch a block first and may be queued again. That does not log_waiting whether there is
-    /// space.
+    /// It failed, or has to fetch a block first and may be queued again. Whether there is space is unknown.
     Gone,
 }
 
