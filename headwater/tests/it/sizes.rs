@@ -119,7 +119,7 @@ fn another_table_brings_its_sizes_and_prices() {
         2,
         &[
             "cannot read the sizes",
-            "sizes.csv: line 2, character 43 (cached_temp_iops): 'many' is no whole number",
+            "sizes.csv: line 2, character 43 (cached_temp_iops): 'many' is not a whole number",
         ],
     );
     std::fs::write(&mine, [0xff, 0xfe]).unwrap();

@@ -152,10 +152,10 @@ async fn refusals_say_what_to_do_and_no_secret() {
     };
     server.login().is_expired = true;
     for (credential, parts) in [
-        (files.client_secret(), ["AADSTS7000222", "has expired", "make a new secret"]),
+        (files.client_secret(), ["AADSTS7000222", "has expired", "create a new secret"]),
         (wrong.client_secret(), ["AADSTS7000215", "is wrong", "secret's Value"]),
         (elsewhere, ["AADSTS90002", "tenant fabrikam.example", "give the tenant"]),
-        (stranger, ["AADSTS700016", "application somebody", "belong together"]),
+        (stranger, ["AADSTS700016", "application somebody", "belongs to the tenant"]),
         (Files::with(" \n").client_secret(), ["cannot log in", "cannot read", "write only the secret"]),
     ] {
         let source = source(&server, credential);
