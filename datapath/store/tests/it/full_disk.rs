@@ -1,4 +1,4 @@
-//! A store on a file system without any room: what gives room back is done all the same.
+//! A store on a full file system: operations that free space still succeed.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -13,18 +13,18 @@ use headwater_testkit::{on_small_file_system, test_name};
 const SIZE_MIB: u64 = 8;
 
 #[test]
-fn a_store_without_any_room_gives_room_back() {
+fn a_full_file_system_does_not_prevent_freeing_space() {
     let dir = tempfile::tempdir().unwrap();
-    let this = test_name(a_store_without_any_room_gives_room_back);
+    let this = test_name(a_full_file_system_does_not_prevent_freeing_space);
     on_small_file_system(this, dir.path(), SIZE_MIB, in_it);
 }
 
-/// Takes all room that there is, as somebody else does.
+/// Uses up all free space, like another program.
 fn fill(dir: &Path) {
     let mut ballast = File::options().append(true).create(true).open(dir.join("ballast")).unwrap();
     let full = std::iter::repeat_with(|| ballast.write(&[7; 4096]).map(|_| ())).find_map(Result::err);
     assert_eq!(full.unwrap().kind(), ErrorKind::StorageFull);
-    // There really is none.
+    // Not even one byte can be written.
     let probe = dir.join("probe");
     assert_eq!(fs::write(&probe, b"x").unwrap_err().kind(), ErrorKind::StorageFull);
     fs::remove_file(probe).unwrap();
@@ -60,7 +60,7 @@ fn to_version(version: u32) -> Pointer {
     Pointer { channel: Channel::Production, version, at_s: 7, author: "anna".into() }
 }
 
-/// The child's part of the test above.
+/// The part of the test above that runs in the child process.
 fn in_it(dir: &Path) {
     let place = dir.join("store");
     let spare = || fs::metadata(place.join("spare")).map(|file| file.len()).ok();
@@ -74,7 +74,8 @@ fn in_it(dir: &Path) {
     let kept = spare().unwrap();
     assert!(kept >= 64 << 10);
 
-    // Removal of one version of several, which writes a list, gives its room back, and the spare file is there again.
+    // The removal of one of several versions writes a list. It frees space, and the spare file is there
+    // again.
     fill(dir);
     assert_eq!(publish(&store, 9).unwrap_err().kind(), StoreErrorKind::NoSpace);
     assert_eq!(spare(), Some(kept), "a publication took it");
@@ -83,7 +84,7 @@ fn in_it(dir: &Path) {
     assert!(removed.freed_bytes >= 1 << 20, "{removed:?}");
     assert_eq!((numbers(), spare()), (vec![2, 3, 4, 5], Some(kept)));
 
-    // So are changes of channels, each in turn once there was room in between.
+    // Changes of channels succeed, too, if there was free space between them to make the spare file again.
     type Change = fn(&mut Image) -> Result<(), StoreError>;
     let changes: [Change; 6] = [
         |image| image.promote(to_version(3)).map(drop),
@@ -109,7 +110,7 @@ fn in_it(dir: &Path) {
     store.change(&name(), due).unwrap();
     assert_eq!(production(), Some(5));
 
-    // Without a spare file, as it was made by an earlier release, it is an error that changes nothing.
+    // In a store of an earlier release, without a spare file, a removal fails and changes nothing.
     let _ = fs::remove_file(place.join("spare"));
     fill(dir);
     let before = fs::read(place.join("images/a")).unwrap();
@@ -118,7 +119,7 @@ fn in_it(dir: &Path) {
     assert_eq!(fs::read(place.join("images/a")).unwrap(), before);
     drop(store);
 
-    // A writer opens it all the same, and the whole image can be removed.
+    // A writer can still open the store, and the whole image can be removed.
     let store = LocalDir::open(&place, Access::WRITE).unwrap();
     assert!(spare().is_none() && left(&place.join("tmp")).is_empty());
     let removed = store.remove(&name(), None).unwrap();

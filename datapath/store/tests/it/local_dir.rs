@@ -1,4 +1,4 @@
-//! The directory store from outside: the suite of all stores, and what only a directory has, such as its one
+//! The directory store: the suite of all stores, and tests of what only a directory has, such as its single
 //! writer and orphaned files.
 
 use std::fs;
@@ -35,7 +35,7 @@ fn writable(dir: &Path) -> LocalDir {
 store_suite!(with_place);
 
 #[test]
-fn orphans_of_a_crash_are_swept_when_a_writer_opens() {
+fn orphans_of_a_crash_are_deleted_when_a_writer_opens() {
     let dir = tempfile::tempdir().unwrap();
     let store = writable(dir.path());
     publish(&store, "a", b"object", &[], b"m").unwrap();
@@ -55,7 +55,7 @@ fn orphans_of_a_crash_are_swept_when_a_writer_opens() {
 }
 
 #[test]
-fn a_tree_or_trace_that_cannot_be_removed_keeps_no_other_one_there() {
+fn a_tree_or_trace_that_cannot_be_removed_blocks_no_other() {
     let dir = tempfile::tempdir().unwrap();
     drop(writable(dir.path()));
     let left = |sub: &str| {
@@ -76,7 +76,7 @@ fn a_tree_or_trace_that_cannot_be_removed_keeps_no_other_one_there() {
 }
 
 #[test]
-fn a_removal_that_cannot_give_space_back_is_done_and_the_space_follows() {
+fn a_removal_succeeds_although_its_space_is_freed_later() {
     let dir = tempfile::tempdir().unwrap();
     let store = writable(dir.path());
     publish(&store, "a", b"object", &[], b"m").unwrap();
@@ -94,7 +94,7 @@ fn a_removal_that_cannot_give_space_back_is_done_and_the_space_follows() {
 }
 
 #[test]
-fn nothing_is_swept_while_a_list_of_versions_cannot_be_read() {
+fn no_orphans_are_deleted_while_a_list_of_versions_is_unreadable() {
     let dir = tempfile::tempdir().unwrap();
     publish(&writable(dir.path()), "a", b"object", &[], b"m").unwrap();
     let list = dir.path().join("images/a");
@@ -148,7 +148,7 @@ fn only_one_writes_at_a_time() {
 }
 
 #[test]
-fn an_interrupted_making_is_finished_and_the_chunk_size_stays() {
+fn an_interrupted_creation_is_finished_with_the_same_chunk_size() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir(dir.path().join("images")).unwrap();
     let store = LocalDir::open(dir.path(), Access::Write { new_chunk_bytes: 8192 }).unwrap();
@@ -165,7 +165,7 @@ fn an_interrupted_making_is_finished_and_the_chunk_size_stays() {
 }
 
 #[test]
-fn a_boot_trace_is_kept_by_readers_too_and_goes_with_its_version() {
+fn readers_can_save_a_boot_trace_and_it_is_removed_with_its_version() {
     let dir = tempfile::tempdir().unwrap();
     let store = writable(dir.path());
     let version = publish(&store, "debian", b"object", &[], b"manifest").unwrap();
@@ -211,7 +211,7 @@ fn a_directory_that_is_not_a_store_is_refused() {
 }
 
 #[test]
-fn a_directory_of_another_program_is_not_taken_over() {
+fn a_directory_of_another_program_is_not_used() {
     let object = format!("objects/{}", Hash::of(b"of another program"));
     for file in [object.as_str(), "tmp/report.txt", "tmp/store", "images/a", "traces/a", "lock", "spare"] {
         let dir = tempfile::tempdir().unwrap();
@@ -260,7 +260,7 @@ fn a_pin_waits_for_a_removal_that_may_fail() {
 }
 
 #[test]
-fn an_object_that_is_copied_twice_at_once_is_right() {
+fn an_object_copied_twice_at_once_is_correct() {
     let (elsewhere, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let source = writable(elsewhere.path());
     let bytes: Vec<u8> = (0..700_000u32).flat_map(u32::to_le_bytes).collect();
@@ -430,7 +430,7 @@ fn a_copy_with_a_wrong_leftover_part_starts_again() {
 }
 
 #[test]
-fn a_source_that_is_damaged_is_blamed_whether_a_copy_went_on_or_not() {
+fn a_damaged_source_is_blamed_in_new_and_continued_copies() {
     let (dir, mut source, _) = interrupted();
     source.bytes[2_500_000] ^= 1;
     for reads in [&[MIB, 2 * MIB, 0, MIB, 2 * MIB][..], &[0, MIB, 2 * MIB]] {
@@ -443,7 +443,7 @@ fn a_source_that_is_damaged_is_blamed_whether_a_copy_went_on_or_not() {
 }
 
 #[test]
-fn an_open_object_is_right_after_a_whole_copy() {
+fn an_open_object_is_correct_after_a_complete_copy() {
     let (dir, other_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (store, other) = (writable(dir.path()), writable(other_dir.path()));
     for store in [&store, &other] {

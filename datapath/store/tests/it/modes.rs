@@ -1,4 +1,4 @@
-//! Who may read the files of a store. Processes of their own: the umask is a process's.
+//! The permissions of a store's files. The tests start child processes because a process has only one umask.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::process::Command;
 use headwater_store::{Access, LocalDir, NewVersion, Store};
 use headwater_testkit::test_name;
 
-/// Where the process with the umask makes its store.
+/// The directory in which the child process creates its store.
 const PLACE: &str = "HEADWATER_TEST_STORE";
 
-/// What is published there.
+/// The note of the version that the child process publishes.
 const NOTE: &str = "HEADWATER_TEST_NOTE";
 
 fn publish(store: &LocalDir, note: &str) {
@@ -37,11 +37,11 @@ fn publish(store: &LocalDir, note: &str) {
     store.set_trace(version.manifest, Some(b"a trace")).unwrap();
 }
 
-/// The modes of directories and of files that are read, each once.
+/// The distinct modes of the directories and of the files.
 fn modes_in(root: &Path) -> (Vec<u32>, Vec<u32>) {
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     let dirs = ["images", "manifests", "objects", "traces", "trees"].map(|dir| root.join(dir));
-    // Not the file `store`, which says how large chunks are, to who can read the root.
+    // Without the file `store`: everybody who can read the root may learn the chunk size.
     let mut files = Vec::new();
     for dir in &dirs {
         let entries = std::fs::read_dir(dir).unwrap().map(|entry| mode(&entry.unwrap().path()));
@@ -56,7 +56,7 @@ fn modes_in(root: &Path) -> (Vec<u32>, Vec<u32>) {
 }
 
 #[test]
-fn a_store_is_its_users_until_it_is_opened_and_stays_open_then() {
+fn a_store_is_private_until_it_is_opened_and_then_stays_open() {
     if let Some(place) = std::env::var_os(PLACE) {
         let store = LocalDir::open(Path::new(&place), Access::WRITE).unwrap();
         return publish(&store, &std::env::var(NOTE).unwrap());
@@ -66,13 +66,14 @@ fn a_store_is_its_users_until_it_is_opened_and_stays_open_then() {
         let test = std::env::current_exe().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "umask 077; exec \"$0\" \"$@\""]).arg(test);
-        let this = test_name(a_store_is_its_users_until_it_is_opened_and_stays_open_then);
+        let this = test_name(a_store_is_private_until_it_is_opened_and_then_stays_open);
         command.args(["--exact", this]).env(PLACE, root).env(NOTE, note);
         assert!(command.output().unwrap().status.success());
     };
     for (mode, who, opened) in [(0o755, "go+rX", (0o755, 0o644)), (0o750, "g+rX", (0o750, 0o640))] {
         let root = dir.path().join(format!("{mode:o}"));
-        // A mount, or what the system made for a service: nobody asked for others to read what comes into it.
+        // The root is a mount, or was created by the system for a service. That does not mean that others may
+        // read the files of the store.
         std::fs::create_dir(&root).unwrap();
         std::fs::set_permissions(&root, PermissionsExt::from_mode(mode)).unwrap();
         publish_in(&root, "one");
@@ -83,7 +84,7 @@ fn a_store_is_its_users_until_it_is_opened_and_stays_open_then() {
         let (dirs, files) = modes_in(&root);
         assert_eq!((dirs, files), (vec![opened.0], vec![opened.1]), "{mode:o}");
     }
-    // Before its first trace and tree, which have directories of their own.
+    // A store without traces and trees so far. They have directories of their own.
     let root = dir.path().join("own");
     publish_in(&root, "one");
     for dir in ["traces", "trees"] {

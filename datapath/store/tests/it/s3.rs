@@ -187,7 +187,7 @@ fn volume_reads_wait_only_for_temporary_failures() {
     }
     fs::write(&key, &object).unwrap();
     assert_eq!(store.traffic().unwrap().waits, 0);
-    // More often than a request is repeated.
+    // More failures than a request has attempts.
     relay.fail("GET", "/objects/", Fault::Status(503), 7);
     read().unwrap();
     assert_eq!(store.traffic().unwrap().waits, 1);
@@ -217,7 +217,7 @@ fn prefetches_leave_capacity_for_awaited_reads() {
     };
     let mut ahead: Vec<Waiting> = (0..9).map(|_| read(ReadFor::Later)).collect();
     are_asked_for(6);
-    // A read that somebody waits for by now is sent as well.
+    // A prefetch for which a read now waits is sent as well.
     assert!(!ahead[8].is_due(Instant::now()));
     ahead[8].set_read_for(ReadFor::Now);
     assert!(!opened.read_or_wait(0, &mut [0; 10], &mut |_| Ok(()), &mut ahead[8]).unwrap());
@@ -226,16 +226,16 @@ fn prefetches_leave_capacity_for_awaited_reads() {
     are_asked_for(8);
     let later = read(ReadFor::Now);
     assert!(!later.is_due(Instant::now()));
-    // Copies have places of their own, and no more than these.
+    // Copies have their own limit of concurrent requests.
     let _copies: Vec<Waiting> = (0..3).map(|_| read(ReadFor::Copy)).collect();
     are_asked_for(10);
-    // Reads that are given up free their places.
+    // Cancelled reads no longer count.
     drop(ahead);
     assert!(later.is_due(Instant::now()));
 }
 
 #[test]
-fn a_read_that_is_under_way_ends_when_the_store_is_closed() {
+fn closing_the_store_ends_reads_in_progress() {
     let (mut place, relay, object) = behind_a_relay();
     place.timeout = NEVER;
     let store = place.open(Access::Read).unwrap().retrying().unwrap();
@@ -252,13 +252,13 @@ fn a_read_that_is_under_way_ends_when_the_store_is_closed() {
     assert_eq!(kind(ended), StoreErrorKind::Io);
     relay.heal();
     assert_eq!(kind(opened.read_range(0, &mut [0; 10])), StoreErrorKind::Io);
-    // A closed store still removes its marks, which other processes look at.
+    // A closed store still removes its marks, because other processes read them.
     drop(pin);
     assert_eq!(place.keys(&format!("pins/{}", Hash::of(b"manifest"))), [] as [&str; 0]);
 }
 
 #[test]
-fn bytes_that_change_on_their_way_are_asked_for_again() {
+fn bytes_that_change_in_transit_are_requested_again() {
     let (place, relay, object) = behind_a_relay();
     let store = place.open(Access::Read).unwrap();
     relay.fail("GET", "/manifests/", Fault::Flip, 1);
@@ -284,7 +284,7 @@ fn bytes_that_change_on_their_way_are_asked_for_again() {
 }
 
 #[test]
-fn a_bucket_or_a_key_that_is_not_there_is_named() {
+fn a_missing_bucket_or_key_is_named() {
     let mut place = InBucket::new(server().address());
     place.url.bucket = "no-such-bucket".into();
     let error = place.open(Access::WRITE).map(drop).unwrap_err();
@@ -305,7 +305,7 @@ fn a_bucket_or_a_key_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_prefix_with_other_things_is_not_taken_over() {
+fn a_prefix_with_other_keys_is_not_used() {
     let place = InBucket::new(server().address());
     fs::create_dir_all(place.dir()).unwrap();
     fs::write(place.dir().join("holiday.jpg"), b"sun").unwrap();
@@ -362,7 +362,7 @@ fn leftover_marks_are_distinguished_from_foreign_keys() {
 }
 
 #[test]
-fn a_store_that_another_process_makes_at_the_same_time_is_taken_for_one() {
+fn a_store_created_by_another_process_at_the_same_time_is_recognised() {
     let (place, relay, object) = behind_a_relay();
     // At the first check the key is not there yet, and it is there when other keys are found.
     relay.fail("GET", "/prefix/store", Fault::Status(404), 1);
@@ -372,7 +372,7 @@ fn a_store_that_another_process_makes_at_the_same_time_is_taken_for_one() {
 }
 
 #[test]
-fn a_length_that_the_source_has_not_is_no_lack_of_room() {
+fn a_false_length_of_the_source_is_not_reported_as_missing_space() {
     let from = InBucket::new(server().address());
     let source = suite::writable(&from);
     for (image, word, manifest) in [("a", b"short", b"m-short"), ("b", b"right", b"m-right")] {
@@ -425,14 +425,14 @@ fn missing_space_is_reported_without_a_source_length() {
     }
 }
 
-/// Sets when a mark was last renewed, as the server tells it.
+/// Sets the time that the server reports for the last renewal of a mark.
 fn make_older(file: &Path, by: Duration) {
     let long_ago = std::time::SystemTime::now() - by;
     fs::File::options().write(true).open(file).unwrap().set_modified(long_ago).unwrap();
 }
 
 #[test]
-fn a_writer_that_died_holds_nobody_up_for_ever_and_is_cleaned_up_after() {
+fn a_dead_writer_blocks_others_only_for_a_time_and_is_cleaned_up() {
     let place = InBucket::new(server().address());
     let store = suite::writable(&place);
     publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
@@ -444,7 +444,7 @@ fn a_writer_that_died_holds_nobody_up_for_ever_and_is_cleaned_up_after() {
     for (folder, bytes) in [("objects", b"orphan"), ("manifests", b"parent")] {
         fs::write(place.dir().join(folder).join(Hash::of(bytes).to_string()), bytes).unwrap();
     }
-    // As long as that process may be alive, no space is given back, and no image is removed as a whole.
+    // As long as that process may be alive, no space is freed, and no image is removed as a whole.
     suite::writable(&place);
     assert_eq!(files(place.dir()).len(), before.len() + 2);
     let error = store.remove(&name("a"), None).unwrap_err();
@@ -457,7 +457,7 @@ fn a_writer_that_died_holds_nobody_up_for_ever_and_is_cleaned_up_after() {
 }
 
 #[test]
-fn a_lock_of_a_dead_process_lapses_and_a_living_one_is_respected() {
+fn a_lock_expires_only_if_its_process_is_dead() {
     let place = InBucket::new(server().address());
     let store = suite::writable(&place);
     let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
@@ -479,7 +479,7 @@ fn a_lock_of_a_dead_process_lapses_and_a_living_one_is_respected() {
     store.remove(&name("a"), Some(1)).unwrap();
     assert!(!place.dir().join("objects").join(Hash::of(b"object").to_string()).exists());
 
-    // A process that is alive is waited for.
+    // A removal waits for a process that is alive.
     fs::write(&lock, b"alive\n").unwrap();
     let since = Instant::now();
     let freeing = std::thread::spawn({
@@ -611,8 +611,8 @@ fn setting_a_retention_root_waits_for_a_removal() {
         let store = Arc::clone(&store);
         move || store.retain(&root(version.manifest, "d1", RetentionPurpose::Disk))
     });
-    wait_until("it is noted", || holds_in(&place.dir().join("holds")) == 1);
-    // The removal goes on.
+    wait_until("the root is noted", || holds_in(&place.dir().join("holds")) == 1);
+    // The removal continues.
     fs::remove_file(place.dir().join("images/a")).unwrap();
     fs::remove_file(place.dir().join("locks/exclusive")).unwrap();
     assert_eq!(kind(holding.join().unwrap()), StoreErrorKind::NotFound);
@@ -628,7 +628,9 @@ fn a_suspended_removal_spares_versions_published_meanwhile() {
     relay.fail("GET", "objects", Fault::Silence, u32::MAX);
     std::thread::scope(|scope| {
         let removing = scope.spawn(|| store.remove(&name("a"), Some(1)));
-        wait_until("it looks for objects", || relay.take_seen().iter().any(|it| it.contains("objects")));
+        wait_until("the removal lists the objects", || {
+            relay.take_seen().iter().any(|it| it.contains("objects"))
+        });
         make_older(&place.dir().join("locks/exclusive"), Duration::from_secs(700));
         publish(other.as_ref(), "b", &object, &[], b"manifest").unwrap();
         relay.heal();
@@ -672,7 +674,7 @@ fn a_suspended_image_removal_spares_the_new_list() {
 #[test]
 fn a_stale_writer_cannot_commit_after_the_reclaim_check() {
     let (mut place, relay, _) = behind_a_relay();
-    // It cannot go on before the test lets it.
+    // It cannot continue before the test allows it.
     place.timeout = NEVER;
     let store = suite::writable(&place);
     fs::create_dir_all(place.dir().join("locks")).unwrap();
@@ -684,7 +686,9 @@ fn a_stale_writer_cannot_commit_after_the_reclaim_check() {
     relay.fail("GET", listing, Fault::Silence, u32::MAX);
     std::thread::scope(|scope| {
         let removing = scope.spawn(|| store.remove(&name("a"), Some(1)));
-        wait_until("it looks for objects", || relay.take_seen().iter().any(|it| it.contains(listing)));
+        wait_until("the removal lists the objects", || {
+            relay.take_seen().iter().any(|it| it.contains(listing))
+        });
         let is_there = writer.exists();
         relay.heal();
         removing.join().unwrap().unwrap();
@@ -838,7 +842,7 @@ fn a_removal_considered_dead_stops_removing() {
 }
 
 #[test]
-fn a_removal_that_cannot_give_space_back_is_done_and_the_space_follows() {
+fn a_removal_succeeds_although_its_space_is_freed_later() {
     let (place, relay, _) = behind_a_relay();
     let store = suite::writable(&place);
     relay.fail("GET", "objects", Fault::Status(403), u32::MAX);
@@ -853,7 +857,7 @@ fn a_removal_that_cannot_give_space_back_is_done_and_the_space_follows() {
 }
 
 #[test]
-fn marks_that_are_renewed_while_they_are_confirmed_hold_up_nobody() {
+fn marks_renewed_during_their_confirmation_block_nobody() {
     let relay = HttpRelay::start(server().address());
     let mut place = InBucket::new(relay.address());
     place.stale_after = Duration::from_secs(10);
@@ -882,7 +886,7 @@ fn marks_are_renewed_while_they_are_held() {
     let store = suite::writable(&place);
     let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
     let pin = store.pin(version.manifest).unwrap();
-    // As if it was set long ago.
+    // The mark looks as if it was set long ago.
     let folder = format!("pins/{}", version.manifest);
     let mark = place.dir().join(&folder).join(&place.keys(&folder)[0]);
     make_older(&mark, Duration::from_secs(700));
@@ -896,7 +900,7 @@ fn marks_are_renewed_while_they_are_held() {
 }
 
 #[test]
-fn a_version_that_is_used_without_its_bucket_is_pinned_when_that_is_back() {
+fn a_version_in_use_is_pinned_when_its_bucket_is_back() {
     let (mut place, relay, _) = behind_a_relay();
     // No renewal comes in this test.
     place.stale_after = NEVER;

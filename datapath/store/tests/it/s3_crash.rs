@@ -1,7 +1,7 @@
 //! A machine loses its power between any two of its changes to a store in S3. Nothing that was confirmed is
 //! lost. What was not confirmed is there as a whole or not at all. When the marks of the machine have
 //! expired, the next process that opens the store removes the rest. An interrupted upload of a large object
-//! is continued, or its parts are given back.
+//! is continued, or its parts are removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -30,7 +30,7 @@ fn served_by() -> &'static str {
     test_name(a_crash_between_any_two_s3_changes_loses_nothing)
 }
 
-/// The daemon to which these holds belong.
+/// The daemon that owns these holds.
 const DAEMON: &str = "0f-1";
 
 fn name(text: &str) -> ImageName {

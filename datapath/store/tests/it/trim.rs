@@ -1,5 +1,4 @@
-//! Holes in the objects of a directory: what no version needs is given back, and what a version needs never
-//! is.
+//! Holes in the objects of a directory: ranges that no version needs are freed, and needed ranges never are.
 
 use std::fs;
 use std::ops::Range;
@@ -148,7 +147,7 @@ fn trimmed_objects_keep_their_hash() {
     // Releases that do not know holes refuse the store.
     assert_eq!(fs::read(dir.path().join("store")).unwrap()[8], 2);
     assert!(!dir.path().join("trim").exists());
-    // No more space can be given back, and other processes see the same.
+    // No more space can be freed, and other processes see the same.
     let before = files(dir.path());
     assert_eq!(store.trim(&Lines).unwrap(), 0);
     drop(store);
@@ -270,7 +269,7 @@ fn no_trim_continues_during_a_publication() {
 fn the_next_process_continues_an_interrupted_trim() {
     let dir = tempfile::tempdir().unwrap();
     let (store, bytes, [first, _]) = with_two(dir.path());
-    // The process died before it gave anything back.
+    // The process died before it freed anything.
     remove(&store, &first);
     drop(store);
     let note = fs::read(dir.path().join("trim")).unwrap();
@@ -393,7 +392,7 @@ impl<F: Fn() + Send + Sync> Object for Meanwhile<F> {
 }
 
 #[test]
-fn a_copy_takes_nothing_from_one_that_came_while_it_was_made() {
+fn a_copy_uses_nothing_of_a_simultaneous_one() {
     let dir = tempfile::tempdir().unwrap();
     let (one, bytes, [first, _]) = with_two(dir.path());
     let elsewhere = tempfile::tempdir().unwrap();
@@ -450,7 +449,7 @@ fn a_copy_takes_nothing_from_one_that_came_while_it_was_made() {
 }
 
 #[test]
-fn a_store_that_is_damaged_itself_blames_no_other() {
+fn a_damaged_store_blames_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let (one, bytes, [first, _]) = with_two(dir.path());
     remove(&one, &first);
@@ -594,7 +593,7 @@ fn a_damaged_hole_list_is_reported_and_affects_nothing_else() {
         error.kind() == StoreErrorKind::Damaged && error.to_string().contains("list of holes"),
         "{error}"
     );
-    // The needed bytes can be read, no more space is given back, and unknown bytes are not copied.
+    // The needed bytes can be read, no more space is freed, and unknown bytes are not copied.
     let mut block = vec![0; BLOCK as usize];
     object.read_range(4 * BLOCK, &mut block).unwrap();
     assert_eq!(block, bytes[4 * BLOCK as usize..][..BLOCK as usize]);

@@ -5,7 +5,7 @@ use headwater_store::{Channel, Pointer};
 use super::*;
 
 #[test]
-fn an_answer_that_is_lost_is_not_taken_for_another_writer() {
+fn a_lost_answer_is_not_mistaken_for_another_writer() {
     let (place, relay, _) = behind_a_relay();
     let store = suite::writable(&place);
     for (target, round) in [("/images/", 1u8), ("/manifests/", 2), ("/objects/", 3), ("/locks/", 4)] {
@@ -23,13 +23,13 @@ fn a_change_whose_answer_is_lost_is_not_made_twice() {
     place.timeout = NEVER;
     let (store, other) = (suite::writable(&place), suite::writable(&place.direct()));
     relay.take_seen();
-    // It is written, and before it is tried again somebody else writes.
+    // The change is written, and another writer comes before the next attempt.
     relay.fail("PUT", "/images/", Fault::LoseAnswer, 1);
     relay.fail("PUT", "/images/", Fault::Silence, u32::MAX);
     std::thread::scope(|scope| {
         let publishing = scope.spawn(|| publish(store.as_ref(), "a", b"ours", &[], b"ours"));
         let mut tries = 0;
-        wait_until("it is tried again", || {
+        wait_until("the change is attempted again", || {
             tries += relay
                 .take_seen()
                 .iter()
@@ -53,7 +53,7 @@ fn a_change_whose_answer_is_lost_is_not_made_twice() {
 }
 
 #[test]
-fn a_change_that_the_server_may_still_be_making_is_not_made_again() {
+fn a_change_that_may_still_be_in_progress_is_not_repeated() {
     let (place, relay, _) = behind_a_relay();
     let store = suite::writable(&place);
     // The first attempt is not answered in time, and the second comes while the server still works on the first.
@@ -68,11 +68,11 @@ fn a_change_that_the_server_may_still_be_making_is_not_made_again() {
     let error = error.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unknown, "{error}");
     assert!(error.to_string().contains("it is unknown whether"), "{error}");
-    // Without a doubt about an earlier attempt it is.
+    // If no earlier attempt is in doubt, the change is repeated.
     relay.fail("PUT", "/images/", Fault::Status(409), 1);
     store.change(&name("a"), &mut |image| image.retire(1, true)).unwrap();
 
-    // What a version needs that may yet appear is there, for as long as a dead writer counts.
+    // The version may still appear, so the objects that it needs stay until the marks of its writer expire.
     relay.fail("PUT", "/images/", Fault::Refuse, 1);
     relay.fail("PUT", "/images/", Fault::Status(409), 1);
     let before = files(place.dir());
@@ -87,14 +87,14 @@ fn a_change_that_the_server_may_still_be_making_is_not_made_again() {
 }
 
 #[test]
-fn a_change_none_of_whose_attempts_is_answered_is_looked_for() {
+fn a_change_without_any_answer_is_looked_up() {
     let (place, relay, _) = behind_a_relay();
     let store = suite::writable(&place);
-    // It is made, and nothing of that came back.
+    // The server made the change, and no answer arrived.
     relay.fail("PUT", "/images/", Fault::LoseAnswer, u32::MAX);
     publish(store.as_ref(), "a", b"two", &[], b"m2").unwrap();
     relay.heal();
-    // The second attempt is refused, which says nothing of the first.
+    // The server refused the second attempt. That does not show what became of the first one.
     relay.fail("PUT", "/images/", Fault::LoseAnswer, 1);
     relay.fail("PUT", "/images/", Fault::Status(403), u32::MAX);
     store.change(&name("a"), &mut |image| image.retire(2, true)).unwrap();
@@ -103,7 +103,7 @@ fn a_change_none_of_whose_attempts_is_answered_is_looked_for() {
     assert_eq!(image.versions.len(), 2);
     assert_eq!(place.keys("locks"), [] as [&str; 0]);
 
-    // It cannot be looked for.
+    // The change cannot be looked up.
     relay.fail("PUT", "/images/", Fault::LoseAnswer, u32::MAX);
     relay.fail("GET", "/images/", Fault::Delay(Duration::ZERO), 1);
     relay.fail("GET", "/images/", Fault::Status(403), u32::MAX);
@@ -115,7 +115,7 @@ fn a_change_none_of_whose_attempts_is_answered_is_looked_for() {
     store.manifest(version.manifest).unwrap();
     store.open_object(version.objects[0]).unwrap();
 
-    // It was not made, but may yet be.
+    // The change was not made, but may still be.
     relay.fail("PUT", "/images/", Fault::Refuse, u32::MAX);
     let error = publish(store.as_ref(), "a", b"four", &[], b"m4").unwrap_err().to_string();
     assert!(error.contains("it is unknown whether image 'a'"), "{error}");
@@ -137,7 +137,7 @@ fn a_copy_names_the_image_with_an_uncertain_change() {
     let objects_of = |_: &[u8]| Ok(vec![(Hash::of(b"one"), 3)]);
     let mut told = Vec::new();
     let mut tell = |did: headwater_store::CopiedImage| {
-        // The next change is refused, which says nothing of its first attempt.
+        // The next change is refused. That does not show what became of its first attempt.
         relay.fail("PUT", "/images/", Fault::Refuse, 1);
         relay.fail("PUT", "/images/", Fault::Status(409), 1);
         told.push(did);
@@ -165,7 +165,7 @@ fn a_write_that_fails_leaves_the_store_as_it_was() {
     for target in ["/objects/", "/manifests/", "/images/"] {
         for fault in [Fault::Status(403), Fault::Status(500), Fault::Refuse] {
             if (target, fault) == ("/images/", Fault::Refuse) {
-                // Nobody knows here whether the server heard of it.
+                // The client does not know whether the server received the request.
                 continue;
             }
             relay.fail("PUT", target, fault, u32::MAX);
@@ -173,7 +173,7 @@ fn a_write_that_fails_leaves_the_store_as_it_was() {
             assert_ne!(error.kind(), StoreErrorKind::Unknown, "{error}");
             assert!(error.to_string().contains("cannot write s3://"), "{error}");
             relay.heal();
-            // What it left was given back when it ended.
+            // What the failed write left was removed when it ended.
             assert_eq!(files(place.dir()), before, "{target} {fault:?}");
         }
     }
@@ -181,7 +181,7 @@ fn a_write_that_fails_leaves_the_store_as_it_was() {
 }
 
 #[test]
-fn a_full_server_is_asked_once_and_named_as_full() {
+fn a_full_server_is_asked_once_and_reported_as_full() {
     let (place, relay, _) = behind_a_relay();
     let store = suite::writable(&place);
     let before = files(place.dir());
@@ -207,7 +207,7 @@ fn a_full_server_is_asked_once_and_named_as_full() {
         assert_eq!(files(place.dir()), before, "{fault:?}");
     }
     publish(store.as_ref(), "a", b"new object", &[], b"new").unwrap();
-    // A change of an image finds no room, and the channel stays where it is.
+    // A change of an image finds no space, and the channel does not move.
     let to = |version| Pointer { channel: Channel::Production, version, at_s: 7, author: "anna".into() };
     store.change(&name("a"), &mut |image| image.promote(to(1)).map(drop)).unwrap();
     let before = files(place.dir());

@@ -126,7 +126,7 @@ impl Shelf {
 }
 
 #[test]
-fn a_listing_that_fails_for_a_while_is_made_again() {
+fn a_listing_that_fails_for_a_while_is_repeated() {
     const FOLDERS: [&str; 9] =
         ["holds", "images", "pins", "locks", "manifests", "objects", "holed", "traces", "tmp"];
     let shelf = Shelf::new(5, Duration::from_secs(20));
@@ -144,7 +144,7 @@ fn a_listing_that_fails_for_a_while_is_made_again() {
 }
 
 #[test]
-fn a_listing_that_fails_for_good_takes_nothing_for_gone() {
+fn nothing_counts_as_missing_if_a_listing_fails_for_good() {
     let shelf = Shelf::new(2, Duration::from_secs(20));
     let (refused, away) = (StoreErrorKind::Io, StoreErrorKind::Unreachable);
     // The first `passing` listings of the folder do not fail.
@@ -202,7 +202,7 @@ fn a_listing_that_fails_for_good_takes_nothing_for_gone() {
 }
 
 #[test]
-fn a_later_page_that_fails_takes_nothing_for_gone() {
+fn nothing_counts_as_missing_if_a_later_page_fails() {
     let shelf = Shelf::new(2, Duration::from_secs(20));
     let in_pages = |relay: &HttpRelay| relay.fail("GET", "list-type=2", Fault::Pages(1), u32::MAX);
     let removed = shelf.remove("in pages", in_pages);
@@ -276,7 +276,7 @@ fn a_folder_is_no_image() {
 }
 
 #[test]
-fn a_length_that_is_claimed_takes_no_room() {
+fn a_claimed_length_allocates_no_memory() {
     const CLAIM: Fault = Fault::Claim(1 << 62);
     let shelf = Shelf::new(5, Duration::from_secs(20));
     // In more than one piece.
@@ -320,7 +320,7 @@ fn removals_end_before_their_mark_is_stale() {
 }
 
 #[test]
-fn keys_that_cannot_be_taken_away_go_later() {
+fn keys_that_cannot_be_deleted_are_deleted_later() {
     let faults =
         [Fault::Status(500), Fault::Refuse, Fault::LoseAnswer, Fault::Cut, Fault::CutUnnoticed, ERROR];
     let shelf = Shelf::new(5, Duration::from_secs(20));
@@ -347,7 +347,7 @@ fn keys_that_cannot_be_taken_away_go_later() {
 }
 
 #[test]
-fn an_image_whose_list_cannot_be_taken_away_gives_its_space_back() {
+fn an_image_whose_list_cannot_be_deleted_frees_its_space() {
     let shelf = Shelf::new(2, Duration::from_secs(20));
     let before = files(shelf.place.dir());
     publish(shelf.other.as_ref(), "c", OBJECT, &[Hash::of(b"shared")], MANIFEST).unwrap();
@@ -411,7 +411,7 @@ fn publish_in_vain(fault: Fault) {
     assert_eq!(files(shelf.place.dir()), before, "{fault:?}");
 }
 
-/// The parts run at the same time, since each waits most of the time.
+/// The parts run at the same time, because each waits most of the time.
 #[test]
 fn late_or_missing_answers_lose_nothing() {
     let slow_listings = || {

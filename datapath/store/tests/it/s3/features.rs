@@ -1,4 +1,4 @@
-//! Servers that lack something which writing to a store needs, servers that are busy, and proxies that make tags weak.
+//! Servers without a feature that writing to a store needs, busy servers, and proxies that make tags weak.
 
 use std::fs;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use headwater_testkit::{Fault, HttpRelay};
 use super::{InBucket, served_by, server};
 use crate::suite::{self, Place, name, publish};
 
-/// A server that others do not use, and so may lack something.
+/// A server for one test, which may therefore lack a feature.
 struct Own {
     server: S3Server,
     dir: tempfile::TempDir,
@@ -32,7 +32,7 @@ impl Own {
         let url = format!("s3://images/a?endpoint=http://{}", self.server.address());
         let mut options = S3Options::new("tester");
         options.keys = Keys::Given { id: KEY_ID.into(), secret: KEY_SECRET.into() };
-        // Many attempts would show that what cannot pass is tried again.
+        // With this pause the test would take very long if a request that cannot succeed were repeated.
         options.pause = Duration::from_secs(600);
         S3Store::open(&url.parse::<S3Url>().unwrap(), access, &options)
     }
@@ -80,7 +80,7 @@ fn a_store_is_read_and_not_written_where_conditions_are_ignored() {
             let error = own.open(access).unwrap_err();
             assert!(error.to_string().contains("can still be read"), "{quirk:?}: {error}");
         }
-        // A daemon that began while the bucket was away finds it out before its first write.
+        // A daemon that started while the bucket was unreachable finds this out before its first write.
         let url: S3Url = format!("s3://images/a?endpoint=http://{}", own.server.address()).parse().unwrap();
         let mut options = S3Options::new("unseen");
         options.keys = Keys::Given { id: KEY_ID.into(), secret: KEY_SECRET.into() };
@@ -92,7 +92,7 @@ fn a_store_is_read_and_not_written_where_conditions_are_ignored() {
 }
 
 #[test]
-fn a_server_without_multipart_uploads_is_named_as_that_at_once() {
+fn a_server_without_multipart_uploads_is_reported_at_once() {
     let own = Own::start();
     let store = own.open(Access::WRITE).unwrap();
     let object = vec![7; 17 << 20];
@@ -116,14 +116,14 @@ fn leftovers_of_a_dead_probe_are_harmless_and_removed() {
     fs::write(&old, [1]).unwrap();
     let long_ago = SystemTime::now() - Duration::from_secs(700);
     fs::File::options().write(true).open(&old).unwrap().set_modified(long_ago).unwrap();
-    // Of a probe that may be under way.
+    // The key of a probe that may still be running.
     fs::write(locks.join("probe-two-1"), [1]).unwrap();
     let chunk_bytes = own.open(Access::Copy { new_chunk_bytes: 65_536 }).unwrap().chunk_bytes();
     assert_eq!((chunk_bytes, own.files("locks")), (65_536, vec!["probe-two-1".to_owned()]));
 }
 
 #[test]
-fn opening_for_writing_costs_one_key_that_is_written_three_times() {
+fn opening_for_writing_writes_one_key_three_times() {
     let relay = HttpRelay::start(server().address());
     let place = InBucket::new(relay.address());
     place.open(Access::WRITE).unwrap();
@@ -144,7 +144,7 @@ fn a_busy_server_is_asked_again_when_it_says() {
     let relay = HttpRelay::start(server().address());
     let place = InBucket::new(relay.address());
     publish(suite::writable(&place).as_ref(), "a", b"object", &[], b"manifest").unwrap();
-    // More often than a request that fails is sent.
+    // More refusals than a failing request has attempts.
     relay.fail("GET", "/store", Fault::Busy(0), 7);
     let (url, mut options) = (&place.url, place.options());
     let told = Arc::new(AtomicU32::new(0));
@@ -164,7 +164,7 @@ fn a_busy_server_is_asked_again_when_it_says() {
     options.while_busy = WhileBusy::as_long_as(|_| false);
     let error = S3Store::open(url, Access::Read, &options).unwrap_err().to_string();
     assert!(error.contains("stopped while waiting"), "{error}");
-    // It asks for more time than there is.
+    // The server asks for a longer wait than the limit allows.
     options.while_busy = WhileBusy::default().at_most(Duration::from_secs(1));
     let error = S3Store::open(url, Access::Read, &options).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unreachable, "{error}");
@@ -172,7 +172,7 @@ fn a_busy_server_is_asked_again_when_it_says() {
 }
 
 #[test]
-fn weak_tags_are_compared_as_the_strong_ones_that_they_were() {
+fn weak_tags_are_compared_like_the_original_strong_ones() {
     let relay = HttpRelay::start(server().address());
     let place = InBucket::new(relay.address());
     relay.fail("", "", Fault::WeakTags, u32::MAX);

@@ -328,13 +328,13 @@ fn interrupted_copies_continue_or_are_discarded() {
     };
     stop();
     relay.take_seen();
-    let mut told_bytes = 0;
+    let mut reported_bytes = 0;
     let copied = target.publish().unwrap().copy_object(opened.as_ref(), &mut |bytes| {
-        told_bytes += bytes;
+        reported_bytes += bytes;
         Ok(())
     });
     copied.unwrap();
-    assert_eq!(told_bytes, object.len() as u64);
+    assert_eq!(reported_bytes, object.len() as u64);
     let seen = relay.take_seen();
     assert!(!seen.iter().any(|it| it.contains("partNumber")), "{seen:?}");
     assert_eq!((place.keys("tmp"), place.keys("holed")), (vec![], vec![key.clone()]));
@@ -354,7 +354,7 @@ fn interrupted_copies_continue_or_are_discarded() {
 }
 
 #[test]
-fn a_source_that_is_damaged_where_it_has_no_holes_is_not_copied() {
+fn a_source_with_damage_outside_of_holes_is_not_copied() {
     for len in LENGTHS {
         let object = Rng::new(25).bytes(len);
         let dir = tempfile::tempdir().unwrap();
@@ -549,14 +549,14 @@ fn a_partial_source_can_repair_a_whole_object() {
             let mut damaged = object.clone();
             damaged[at as usize] ^= 1;
             fs::write(&key, &damaged).unwrap();
-            let mut told_bytes = 0;
+            let mut reported_bytes = 0;
             let copied = store.publish().unwrap().copy_object(opened.as_ref(), &mut |bytes| {
-                told_bytes += bytes;
+                reported_bytes += bytes;
                 Ok(())
             });
             if is_put_right {
                 copied.unwrap();
-                assert_eq!(told_bytes, len as u64);
+                assert_eq!(reported_bytes, len as u64);
                 must_be_whole(&place, &object);
             } else {
                 let error = copied.unwrap_err();

@@ -1,5 +1,5 @@
-//! Objects that are sent in parts: copies that go on where another one stopped, or that send one object at the same time, and servers
-//! that know an upload no more.
+//! Multipart uploads of objects: copies that continue where another one stopped, simultaneous copies of one
+//! object, and servers that have lost an upload.
 
 use std::sync::atomic::AtomicBool;
 
@@ -19,7 +19,7 @@ fn large_objects_are_sent_in_parts_and_interrupted_copies_continue() {
     let object = source.open_object(version).unwrap();
 
     let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
-    // The second round of parts fails for good; what the first sent stays.
+    // The second round of parts fails for good. The parts of the first round stay.
     relay.fail("PUT", "partNumber=5", Fault::Status(403), u32::MAX);
     let error = target.publish().unwrap().copy_object(object.as_ref(), &mut |_| Ok(())).unwrap_err();
     assert!(error.to_string().contains("s3:PutObject"), "{error}");
@@ -64,7 +64,7 @@ fn parts_without_progress_for_a_week_are_discarded() {
     for (state, days) in [(&old, 8), (&new, 6)] {
         make_older(&place.dir().join("tmp").join(state), Duration::from_secs(days * 24 * 3600));
     }
-    // While the server refuses that, it is kept, and holds nothing else up.
+    // While the server refuses to discard it, the note stays, and blocks nothing else.
     relay.fail("DELETE", "uploadId", Fault::Status(403), 1);
     let store = suite::writable(&place);
     store.remove(&name("a"), Some(1)).unwrap();
@@ -78,7 +78,7 @@ fn parts_without_progress_for_a_week_are_discarded() {
     assert!(seen.iter().any(|it| it.starts_with("DELETE") && it.contains(&given_back)), "{seen:?}");
 }
 
-/// An object of which a byte is another one.
+/// An object with one wrong byte.
 struct Flipped(Arc<dyn Object>);
 
 impl Object for Flipped {
@@ -111,7 +111,7 @@ fn parts_of_an_interrupted_copy_count_only_if_right() {
     let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
     let copy = |object: &dyn Object| target.publish().unwrap().copy_object(object, &mut |_| Ok(()));
 
-    // The first of the parts that stay is wrong.
+    // The first of the remaining parts is wrong.
     relay.fail("PUT", "partNumber=5", Fault::Status(403), u32::MAX);
     copy(&Flipped(Arc::clone(&object))).unwrap_err();
     relay.heal();
@@ -149,7 +149,7 @@ fn parts_that_cannot_be_continued_are_discarded() {
     assert!(!state.exists());
 }
 
-/// A bucket behind a relay, and an object of six parts that is copied there.
+/// A bucket behind a relay, and an object of six parts that is copied to it.
 struct Copying {
     place: InBucket,
     relay: HttpRelay,
@@ -170,27 +170,28 @@ impl Copying {
         Self { place, relay, object, bytes, _elsewhere: elsewhere }
     }
 
-    /// The bucket, for one whose requests the relay lets fail, and for one whose requests do not pass it.
+    /// The bucket, opened through the relay that can fail, and opened without it.
     fn open(&self) -> [Arc<dyn Store>; 2] {
         [&self.place, &self.place.direct()]
             .map(|place| place.open(Access::Copy { new_chunk_bytes: 65_536 }).unwrap())
     }
 
-    /// Copies the object. When the first parts are there, something else happens. Returns how many bytes the copy said are there.
+    /// Copies the object, and calls a function when the first parts are there. Returns the number of bytes
+    /// that the copy reported.
     fn copy(&self, store: &dyn Store, meanwhile: &mut dyn FnMut()) -> Result<u64, StoreError> {
-        let (mut told_bytes, mut is_first) = (0, true);
+        let (mut reported_bytes, mut is_first) = (0, true);
         let mut publication = store.publish()?;
         publication.copy_object(self.object.as_ref(), &mut |more_bytes| {
-            told_bytes += more_bytes;
+            reported_bytes += more_bytes;
             if std::mem::take(&mut is_first) {
                 meanwhile();
             }
             Ok(())
         })?;
-        Ok(told_bytes)
+        Ok(reported_bytes)
     }
 
-    /// The requests of one kind since the last time.
+    /// The requests of one kind since the last call.
     fn seen(&self, method: &str, target: &str) -> Vec<String> {
         let seen = self.relay.take_seen().into_iter();
         seen.filter(|it| it.starts_with(method) && it.contains(target)).collect()
@@ -200,31 +201,31 @@ impl Copying {
         self.place.dir().join("objects").join(self.object.id().to_string())
     }
 
-    /// Where the state of the copy is kept.
+    /// The file with the state of the copy.
     fn state(&self) -> PathBuf {
         self.place.dir().join("tmp").join(format!("{}.upload", self.object.id()))
     }
 
-    /// The object is whole in the bucket, and no upload is noted.
-    fn must_be_done(&self, told_bytes: Result<u64, StoreError>) {
-        assert_eq!(told_bytes.unwrap(), self.bytes.len() as u64);
+    /// Checks that the whole object is in the bucket, and that no upload is noted.
+    fn must_be_done(&self, reported_bytes: Result<u64, StoreError>) {
+        assert_eq!(reported_bytes.unwrap(), self.bytes.len() as u64);
         assert!(fs::read(self.key()).unwrap() == self.bytes);
         assert_eq!(self.place.keys("tmp"), [] as [&str; 0]);
     }
 }
 
 #[test]
-fn two_copies_of_one_object_at_the_same_time_are_both_done() {
+fn two_simultaneous_copies_of_one_object_both_succeed() {
     let copying = Copying::new(6);
     let [one, other] = copying.open();
-    let told_bytes = copying.copy(one.as_ref(), &mut || {
-        // It goes on with the same upload, and completes it.
+    let reported_bytes = copying.copy(one.as_ref(), &mut || {
+        // It continues the same upload, and completes it.
         copying.must_be_done(copying.copy(other.as_ref(), &mut || {}));
-        // Of an upload that it has put together the server of these tests says 403, and others that there is none.
+        // For a completed upload the server of these tests answers 403, and others answer that there is none.
         copying.relay.fail("", "uploadId=", Fault::Status(404), u32::MAX);
         copying.relay.take_seen();
     });
-    copying.must_be_done(told_bytes);
+    copying.must_be_done(reported_bytes);
     assert_eq!(copying.seen("POST", "uploads"), [] as [&str; 0], "it was sent once more");
 }
 
@@ -232,15 +233,15 @@ fn two_copies_of_one_object_at_the_same_time_are_both_done() {
 fn a_copy_restarts_once_if_its_upload_is_lost() {
     let copying = Copying::new(7);
     let [one, other] = copying.open();
-    // Given up by another copy, whose source is damaged; and a part that was sent by another one meanwhile and is not the same to the
-    // server, which says so in the end.
-    for (is_given_up, method, fault) in
+    // In the first case another copy with a damaged source aborts the upload. In the second case another copy
+    // replaces a part meanwhile, and the server refuses to complete the upload.
+    for (is_aborted, method, fault) in
         [(true, "", Fault::Status(404)), (false, "POST", Fault::Refusal(400, "InvalidPart"))]
     {
         let mut upload = String::new();
-        let told_bytes = copying.copy(one.as_ref(), &mut || {
+        let reported_bytes = copying.copy(one.as_ref(), &mut || {
             upload = fs::read_to_string(copying.state()).unwrap().lines().nth(2).unwrap().to_owned();
-            if is_given_up {
+            if is_aborted {
                 let damaged = Flipped(Arc::clone(&copying.object));
                 let copied = other.publish().unwrap().copy_object(&damaged, &mut |_| Ok(()));
                 assert_eq!(kind(copied), StoreErrorKind::Damaged);
@@ -248,14 +249,14 @@ fn a_copy_restarts_once_if_its_upload_is_lost() {
             copying.relay.fail(method, &format!("uploadId={upload}"), fault, u32::MAX);
             copying.relay.take_seen();
         });
-        copying.must_be_done(told_bytes);
+        copying.must_be_done(reported_bytes);
         let anew: Vec<String> =
             copying.seen("PUT", "partNumber").into_iter().filter(|it| !it.contains(&upload)).collect();
         assert_eq!(anew.len(), 6, "{anew:?}");
         copying.relay.heal();
         fs::remove_file(copying.key()).unwrap();
     }
-    // Not again and again.
+    // It restarts only once.
     copying.relay.take_seen();
     copying.relay.fail("PUT", "uploadId=", Fault::Status(404), u32::MAX);
     let error = copying.copy(one.as_ref(), &mut || {}).unwrap_err();
@@ -274,7 +275,7 @@ fn a_restarted_copy_leaves_the_state_of_another_copy() {
     let (mut lost, mut theirs) = (String::new(), String::new());
     let failed = copying.copy(one.as_ref(), &mut || {
         lost = upload_of(&noted());
-        // It is given up by a copy whose source is damaged, and then another copy begins, and stops.
+        // A copy with a damaged source aborts the upload. Then another copy begins, and stops.
         let damaged = Flipped(Arc::clone(&copying.object));
         let copied = other.publish().unwrap().copy_object(&damaged, &mut |_| Ok(()));
         assert_eq!(kind(copied), StoreErrorKind::Damaged);
@@ -293,14 +294,14 @@ fn a_restarted_copy_leaves_the_state_of_another_copy() {
     let given_up: Vec<String> =
         copying.seen("DELETE", "uploadId=").into_iter().filter(|it| !it.contains(&lost)).collect();
     assert!(given_up.len() == 1 && !given_up[0].contains(&upload_of(&theirs)), "{given_up:?}");
-    // Theirs can be gone on with.
+    // The upload of the other copy can be continued.
     copying.relay.heal();
     copying.must_be_done(copying.copy(one.as_ref(), &mut || {}));
     let sent = copying.seen("PUT", "partNumber");
     assert!(sent.len() == 2 && sent.iter().all(|it| it.contains(&upload_of(&theirs))), "{sent:?}");
 }
 
-/// An object that another copy begins to send when it is first read, and stops when the first parts are there.
+/// An object. At the first read of it another copy of it starts, and stops when its first parts are there.
 struct Contested {
     object: Arc<dyn Object>,
     other: Arc<dyn Store>,
@@ -330,7 +331,7 @@ impl Object for Contested {
 fn of_two_simultaneous_copies_only_one_records_its_state() {
     let copying = Copying::new(10);
     let [one, other] = copying.open();
-    // It has begun, and sent nothing yet, when the other one begins.
+    // The first copy has started and sent nothing yet when the other one starts.
     let object = Arc::clone(&copying.object);
     let contested = Contested { object, other, is_first: AtomicBool::new(true) };
     copying.relay.fail("PUT", "partNumber=6", Fault::Status(403), u32::MAX);
@@ -340,7 +341,7 @@ fn of_two_simultaneous_copies_only_one_records_its_state() {
     let theirs = noted.lines().nth(2).unwrap();
     let given_up = copying.seen("DELETE", "uploadId=");
     assert!(given_up.len() == 1 && !given_up[0].contains(theirs), "{given_up:?}");
-    // Theirs can be gone on with.
+    // The upload of the other copy can be continued.
     copying.relay.heal();
     copying.must_be_done(copying.copy(one.as_ref(), &mut || {}));
     let sent = copying.seen("PUT", "partNumber");
@@ -354,14 +355,14 @@ fn an_unreadable_state_fails_no_copy_and_keeps_no_parts() {
     for (is_lost, method, target) in
         [(false, "GET", ".upload"), (false, "POST", "delete"), (true, "GET", ".upload")]
     {
-        let told_bytes = copying.copy(one.as_ref(), &mut || {
+        let reported_bytes = copying.copy(one.as_ref(), &mut || {
             copying.relay.fail(method, target, Fault::Status(403), 1);
             if is_lost {
                 copying.relay.fail("POST", "uploadId=", Fault::Refusal(400, "InvalidPart"), 1);
             }
             copying.relay.take_seen();
         });
-        assert_eq!(told_bytes.unwrap(), copying.bytes.len() as u64, "{method} {target}");
+        assert_eq!(reported_bytes.unwrap(), copying.bytes.len() as u64, "{method} {target}");
         assert!(fs::read(copying.key()).unwrap() == copying.bytes);
         assert_eq!(copying.seen("DELETE", "uploadId=").len(), usize::from(is_lost));
         copying.relay.heal();
@@ -382,10 +383,10 @@ fn a_repair_that_the_server_skipped_is_not_reported_as_done() {
     let mut damaged = bytes.clone();
     damaged[1000] ^= 1;
     fs::write(&key, &damaged).unwrap();
-    // The server tells times in seconds.
+    // The server reports times in seconds.
     make_older(&key, Duration::from_secs(60));
     let repair_object = || store.repair_object(id, &[Patch { offset: 1000, bytes: vec![bytes[1000]] }]);
-    // The first time it never hears of it.
+    // The first request does not reach the server.
     for first in [Fault::Status(500), Fault::LoseAnswer] {
         relay.fail("POST", "uploadId=", first, 1);
         relay.fail("POST", "uploadId=", Fault::Status(404), u32::MAX);
@@ -398,7 +399,7 @@ fn a_repair_that_the_server_skipped_is_not_reported_as_done() {
     }
 }
 
-/// An object that says that it is longer than a bucket takes.
+/// An object that claims to be longer than a bucket can store.
 struct Huge;
 
 impl Object for Huge {
@@ -416,7 +417,7 @@ impl Object for Huge {
 }
 
 #[test]
-fn an_object_that_takes_larger_parts_than_are_sent_is_not_begun() {
+fn an_object_that_needs_too_large_parts_is_not_started() {
     let (place, relay, _) = behind_a_relay();
     let target = place.open(Access::Copy { new_chunk_bytes: 65_536 }).unwrap();
     let error = target.publish().unwrap().copy_object(&Huge, &mut |_| Ok(())).unwrap_err();

@@ -11,7 +11,7 @@ use headwater_store::{
 use super::{Place, kind, name, objects_of, publish, writable};
 
 /// Every undamaged version is copied. The damaged ones are named, and are copied once they are repaired.
-pub fn what_the_source_has_not_whole_stands_in_the_way_of_itself_only(place: &dyn Place) {
+pub fn damage_at_the_source_blocks_only_the_damaged_versions(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
     let words = [("a", "one"), ("a", "two"), ("a", "three"), ("b", "four"), ("c", "five"), ("d", "six")];
@@ -87,7 +87,7 @@ pub fn a_removal_at_the_source_waits_for_the_copy(place: &dyn Place) {
 }
 
 /// A version that the target has already is not pinned at the source.
-pub fn what_the_target_has_can_be_removed_at_the_source_meanwhile(place: &dyn Place) {
+pub fn versions_that_the_target_has_can_be_removed_at_the_source_meanwhile(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
     publish(&source, "a", b"one", &[], b"m-one").unwrap();
@@ -114,7 +114,7 @@ pub fn what_the_target_has_can_be_removed_at_the_source_meanwhile(place: &dyn Pl
 
 /// Production is set as soon as the version to which it points at the source is copied, and before newer
 /// versions are.
-pub fn a_copy_that_stops_lets_nobody_boot_what_was_sealed(place: &dyn Place) {
+pub fn an_interrupted_copy_makes_no_sealed_version_bootable(place: &dyn Place) {
     // Once with an empty target, and once with a target that has the image.
     for (image, is_there) in [("a", false), ("b", true)] {
         let elsewhere = tempfile::tempdir().unwrap();
@@ -164,7 +164,7 @@ pub fn a_copy_that_stops_lets_nobody_boot_what_was_sealed(place: &dyn Place) {
 }
 
 /// Only the present and the scheduled targets of channels count.
-pub fn a_lost_version_to_which_a_channel_pointed_earlier_holds_no_channel_up(place: &dyn Place) {
+pub fn a_lost_earlier_target_of_a_channel_blocks_no_channel(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
     for word in ["one", "two", "three"] {
@@ -197,7 +197,7 @@ pub fn a_lost_version_to_which_a_channel_pointed_earlier_holds_no_channel_up(pla
 
 /// The progress is the number of manifests read until the missing versions are known. After that it is the
 /// number of bytes, if there are any.
-pub fn a_copy_says_how_far_it_is_from_the_first_manifest_on(place: &dyn Place) {
+pub fn a_copy_reports_its_progress_from_the_first_manifest_on(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
     for word in ["one", "two", "three"] {
@@ -243,7 +243,7 @@ pub fn a_copy_says_how_far_it_is_from_the_first_manifest_on(place: &dyn Place) {
 }
 
 /// Also a copy that copies no version. A channel that is already as at the source is not reported again.
-pub fn a_copy_tells_of_channels_that_it_changed(place: &dyn Place) {
+pub fn a_copy_reports_the_channels_that_it_changed(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
     for (image, word) in [("a", "one"), ("a", "two"), ("b", "three")] {
@@ -278,7 +278,7 @@ pub fn a_copy_tells_of_channels_that_it_changed(place: &dyn Place) {
 }
 
 /// Each image is reported when it is done, and nothing is reported that other processes changed meanwhile.
-pub fn a_copy_tells_of_each_image_what_it_did_itself(place: &dyn Place) {
+pub fn a_copy_reports_for_each_image_only_its_own_changes(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
     let add = |image: &str, word: &str| {

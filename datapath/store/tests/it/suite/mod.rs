@@ -1,4 +1,4 @@
-//! What every store must do, wherever it keeps its files: publishing, removing, pins, channels, copies, damage.
+//! What every kind of store must do: publishing, removing, pins, channels, copies, damage.
 //!
 //! Each function is a test that gets a place where there is no store yet. What a store keeps are files below
 //! [`Place::dir`], also those of the S3 server of the tests, so that their bytes can be looked at and changed.
@@ -16,15 +16,15 @@ use headwater_store::{
 };
 
 pub use copies::{
-    a_copy_says_how_far_it_is_from_the_first_manifest_on, a_copy_tells_of_channels_that_it_changed,
-    a_copy_tells_of_each_image_what_it_did_itself, a_copy_that_stops_lets_nobody_boot_what_was_sealed,
-    a_lost_version_to_which_a_channel_pointed_earlier_holds_no_channel_up,
-    a_removal_at_the_source_waits_for_the_copy,
-    what_the_source_has_not_whole_stands_in_the_way_of_itself_only,
-    what_the_target_has_can_be_removed_at_the_source_meanwhile,
+    a_copy_reports_for_each_image_only_its_own_changes,
+    a_copy_reports_its_progress_from_the_first_manifest_on, a_copy_reports_the_channels_that_it_changed,
+    a_lost_earlier_target_of_a_channel_blocks_no_channel, a_removal_at_the_source_waits_for_the_copy,
+    an_interrupted_copy_makes_no_sealed_version_bootable,
+    damage_at_the_source_blocks_only_the_damaged_versions,
+    versions_that_the_target_has_can_be_removed_at_the_source_meanwhile,
 };
 
-pub use removals::a_promotion_and_a_removal_of_its_image_at_once_lose_no_promotion;
+pub use removals::a_promotion_during_a_removal_of_the_image_is_not_lost;
 
 /// Where a store can be made and opened again. Each time it is opened as another process would open it.
 pub trait Place {
@@ -122,7 +122,7 @@ pub fn a_version_is_published_found_and_read(place: &dyn Place) {
     assert_eq!(kind(reader.resolve(&"nothing".parse().unwrap())), StoreErrorKind::NotFound);
 }
 
-pub fn removing_frees_what_nobody_else_needs_and_numbers_go_on(place: &dyn Place) {
+pub fn a_removal_frees_unneeded_space_and_numbers_continue(place: &dyn Place) {
     let store = writable(place);
     publish(store.as_ref(), "a", b"shared", &[], b"m1").unwrap();
     publish(store.as_ref(), "a", b"own", &[Hash::of(b"shared")], b"m2").unwrap();
@@ -157,7 +157,7 @@ pub fn an_image_with_one_manifest_under_two_numbers_is_removed_as_a_whole(place:
     assert_eq!(files(place.dir()), []);
 }
 
-pub fn a_pinned_version_is_not_removed_and_nothing_is_lost_in_the_attempt(place: &dyn Place) {
+pub fn a_refused_removal_of_a_pinned_version_loses_nothing(place: &dyn Place) {
     let store = writable(place);
     let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
     let before = files(place.dir());
@@ -211,7 +211,7 @@ pub fn a_dropped_publication_leaves_nothing(place: &dyn Place) {
     assert_eq!(files(place.dir()), []);
 }
 
-pub fn nothing_is_reclaimed_while_a_publication_may_refer_to_it(place: &dyn Place) {
+pub fn nothing_is_freed_while_a_publication_may_refer_to_it(place: &dyn Place) {
     let store = writable(place);
     publish(store.as_ref(), "a", b"shared", &[], b"m1").unwrap();
     let publication = store.publish().unwrap();
@@ -242,7 +242,7 @@ pub fn nothing_is_reclaimed_while_a_publication_may_refer_to_it(place: &dyn Plac
 
 /// The pinning process read the list of versions before the removal, and the space is given back only after
 /// the pin.
-pub fn a_version_that_is_pinned_after_its_removal_stays_while_it_is(place: &dyn Place) {
+pub fn a_version_pinned_after_its_removal_stays_until_the_pin_ends(place: &dyn Place) {
     let store = writable(place);
     let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
     let publication = store.publish().unwrap();
@@ -269,7 +269,7 @@ pub fn a_version_that_is_pinned_after_its_removal_stays_while_it_is(place: &dyn 
     assert_eq!(left, ["images/a", "images/b"]);
 }
 
-pub fn what_a_late_pin_kept_is_given_back_once_it_is_gone(place: &dyn Place) {
+pub fn the_space_that_a_late_pin_kept_is_freed_after_it(place: &dyn Place) {
     let store = writable(place);
     let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
     let publication = store.publish().unwrap();
@@ -352,7 +352,7 @@ pub fn a_channel_is_durable_and_holds_its_version(place: &dyn Place) {
     assert_eq!(files(place.dir()), []);
 }
 
-pub fn the_same_content_again_is_the_version_that_is_there_where_that_is_wanted(place: &dyn Place) {
+pub fn the_same_content_again_is_the_existing_version_if_requested(place: &dyn Place) {
     let store = writable(place);
     let first = publish(store.as_ref(), "a", b"one", &[], b"m1").unwrap();
     let again = |objects: &[Hash]| {
@@ -387,7 +387,7 @@ pub fn the_same_content_again_is_the_version_that_is_there_where_that_is_wanted(
     assert_eq!(together.iter().filter(|one| one.is_new).count(), 1, "{together:?}");
 }
 
-pub fn nothing_is_added_above_a_version_that_it_does_not_know(place: &dyn Place) {
+pub fn no_version_is_published_above_an_unknown_newer_one(place: &dyn Place) {
     let store = writable(place);
     publish(store.as_ref(), "a", b"one", &[], b"m1").unwrap();
     publish(store.as_ref(), "a", b"two", &[], b"m2").unwrap();
@@ -418,7 +418,7 @@ pub fn nothing_is_added_above_a_version_that_it_does_not_know(place: &dyn Place)
 }
 
 /// The image with its first version is made in one step.
-pub fn a_sealed_version_is_booted_by_nobody_before_it_is_promoted(place: &dyn Place) {
+pub fn a_sealed_version_is_not_bootable_before_its_promotion(place: &dyn Place) {
     let store = writable(place);
     let image = name("a");
     let seal = |manifest: &[u8]| {
@@ -453,7 +453,7 @@ pub fn a_sealed_version_is_booted_by_nobody_before_it_is_promoted(place: &dyn Pl
 }
 
 /// The note of a retired version can be changed, too. It stays until the next change.
-pub fn a_note_is_changed_for_good(place: &dyn Place) {
+pub fn a_changed_note_is_durable(place: &dyn Place) {
     let store = writable(place);
     publish(store.as_ref(), "a", b"one", &[], b"m1").unwrap();
     publish(store.as_ref(), "a", b"two", &[], b"m2").unwrap();
@@ -475,7 +475,7 @@ pub fn a_note_is_changed_for_good(place: &dyn Place) {
     assert_eq!(kind(nowhere), StoreErrorKind::NotFound);
     assert_eq!(files(place.dir()), left);
 
-    // As another process finds it.
+    // Another process sees the same.
     let image = place.open(Access::Read).unwrap().image(&name("a")).unwrap().unwrap();
     let told: Vec<_> = image.versions.iter().map(|it| (it.number, it.note.as_str(), it.retired)).collect();
     assert_eq!(told, [(1, "the first", true), (2, "", false)]);
@@ -483,7 +483,7 @@ pub fn a_note_is_changed_for_good(place: &dyn Place) {
 
 /// The newest note of the source is taken, even if the target had its own. A copy of single versions does not
 /// change it.
-pub fn a_note_that_changed_at_the_source_comes_with_a_sync(place: &dyn Place) {
+pub fn a_sync_copies_notes_that_changed_at_the_source(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
     publish(&source, "a", b"one", &[], b"m-one").unwrap();
@@ -590,8 +590,8 @@ pub fn a_damaged_object_is_not_copied(place: &dyn Place) {
     assert_eq!(files(place.dir()), []);
 }
 
-/// Right bytes replace damaged ones, also for readers that have the object open.
-pub fn a_damaged_object_is_mended(place: &dyn Place) {
+/// Correct bytes replace damaged ones, also for readers that have the object open.
+pub fn a_damaged_object_is_repaired(place: &dyn Place) {
     let store = writable(place);
     let version = publish(store.as_ref(), "a", b"some object", &[], b"m").unwrap();
     let id = version.objects[0];
@@ -653,9 +653,8 @@ pub fn two_writers_on_one_image_lose_nothing(place: &dyn Place) {
     }
 }
 
-/// A version that is being removed is not promoted, and one that is promoted is not removed: one of both
-/// happens.
-pub fn a_promotion_and_a_removal_at_once_leave_no_channel_without_its_version(place: &dyn Place) {
+/// Either the version is removed, or it is promoted: never both.
+pub fn simultaneous_promotion_and_removal_leave_no_dangling_channel(place: &dyn Place) {
     let first = writable(place);
     let second = place.open(Access::WRITE).unwrap_or_else(|_| Arc::clone(&first));
     publish(first.as_ref(), "a", b"kept", &[], b"kept").unwrap();
@@ -688,7 +687,7 @@ pub fn a_promotion_and_a_removal_at_once_leave_no_channel_without_its_version(pl
 }
 
 /// Times come from the caller, and a clock that goes back does no harm.
-pub fn a_clock_that_goes_back_changes_no_order(place: &dyn Place) {
+pub fn a_clock_that_is_set_back_changes_no_order(place: &dyn Place) {
     let store = writable(place);
     let at = |created_at_s: u64, manifest: &[u8]| {
         let new = NewVersion {
@@ -729,7 +728,7 @@ fn objects_of(manifest: &[u8]) -> Result<Vec<(Hash, u64)>, StoreError> {
 }
 
 /// A list of versions that names other objects than the manifest does not lead to an incomplete version.
-pub fn a_version_whose_objects_are_not_those_of_its_manifest_is_not_copied(place: &dyn Place) {
+pub fn a_version_with_other_objects_than_its_manifest_is_not_copied(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
     publish(&source, "a", b"one", &[], b"m-one").unwrap();
@@ -752,7 +751,7 @@ pub fn a_version_whose_objects_are_not_those_of_its_manifest_is_not_copied(place
 }
 
 /// A sync copies what is missing, in any number of attempts, and a second one copies nothing.
-pub fn a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped(place: &dyn Place) {
+pub fn a_sync_copies_missing_versions_and_continues_after_a_stop(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
     for (image, word) in [("a", "one"), ("a", "two"), ("b", "three")] {
@@ -806,7 +805,7 @@ pub fn a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped(place: &dy
 }
 
 /// The next sync copies what the source changed since the last one. What the source removed stays.
-pub fn a_second_sync_brings_what_the_source_changed_since(place: &dyn Place) {
+pub fn a_second_sync_copies_later_changes_of_the_source(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
     let sync = || {
@@ -860,7 +859,7 @@ pub fn a_second_sync_brings_what_the_source_changed_since(place: &dyn Place) {
     assert_eq!(numbers(&image), [(1, false), (2, false), (3, true), (4, false), (5, false)]);
     assert_eq!(numbers(&ours("b")), [(1, false)]);
 
-    // All of that is taken back.
+    // All of that is undone.
     change(&mut |image| {
         image.cancel(Channel::Test)?;
         image.revert(Channel::Test)?;
@@ -881,7 +880,7 @@ pub fn a_second_sync_brings_what_the_source_changed_since(place: &dyn Place) {
 }
 
 /// A copy whose last step fails keeps what it copied, and the next one continues with that.
-pub fn a_copy_whose_version_cannot_be_written_is_gone_on_with(place: &dyn Place) {
+pub fn a_copy_whose_last_step_failed_is_continued(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
     let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
     for word in ["one", "two"] {
@@ -921,41 +920,41 @@ macro_rules! store_suite {
         $crate::store_suite!(
             $with:
             a_version_is_published_found_and_read,
-            removing_frees_what_nobody_else_needs_and_numbers_go_on,
+            a_removal_frees_unneeded_space_and_numbers_continue,
             an_image_with_one_manifest_under_two_numbers_is_removed_as_a_whole,
-            a_pinned_version_is_not_removed_and_nothing_is_lost_in_the_attempt,
+            a_refused_removal_of_a_pinned_version_loses_nothing,
             a_dropped_publication_leaves_nothing,
-            nothing_is_reclaimed_while_a_publication_may_refer_to_it,
-            a_version_that_is_pinned_after_its_removal_stays_while_it_is,
-            what_a_late_pin_kept_is_given_back_once_it_is_gone,
+            nothing_is_freed_while_a_publication_may_refer_to_it,
+            a_version_pinned_after_its_removal_stays_until_the_pin_ends,
+            the_space_that_a_late_pin_kept_is_freed_after_it,
             a_damaged_manifest_is_noticed,
             numbers_are_not_used_again_while_the_image_exists,
             a_channel_is_durable_and_holds_its_version,
-            the_same_content_again_is_the_version_that_is_there_where_that_is_wanted,
-            nothing_is_added_above_a_version_that_it_does_not_know,
-            a_sealed_version_is_booted_by_nobody_before_it_is_promoted,
-            a_note_is_changed_for_good,
-            a_note_that_changed_at_the_source_comes_with_a_sync,
+            the_same_content_again_is_the_existing_version_if_requested,
+            no_version_is_published_above_an_unknown_newer_one,
+            a_sealed_version_is_not_bootable_before_its_promotion,
+            a_changed_note_is_durable,
+            a_sync_copies_notes_that_changed_at_the_source,
             a_version_is_copied_with_its_number_and_only_once,
             a_damaged_object_is_not_copied,
-            a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped,
-            a_second_sync_brings_what_the_source_changed_since,
-            a_copy_whose_version_cannot_be_written_is_gone_on_with,
-            a_copy_says_how_far_it_is_from_the_first_manifest_on,
-            a_copy_tells_of_channels_that_it_changed,
-            a_copy_tells_of_each_image_what_it_did_itself,
-            a_copy_that_stops_lets_nobody_boot_what_was_sealed,
-            what_the_source_has_not_whole_stands_in_the_way_of_itself_only,
-            a_lost_version_to_which_a_channel_pointed_earlier_holds_no_channel_up,
+            a_sync_copies_missing_versions_and_continues_after_a_stop,
+            a_second_sync_copies_later_changes_of_the_source,
+            a_copy_whose_last_step_failed_is_continued,
+            a_copy_reports_its_progress_from_the_first_manifest_on,
+            a_copy_reports_the_channels_that_it_changed,
+            a_copy_reports_for_each_image_only_its_own_changes,
+            an_interrupted_copy_makes_no_sealed_version_bootable,
+            damage_at_the_source_blocks_only_the_damaged_versions,
+            a_lost_earlier_target_of_a_channel_blocks_no_channel,
             a_removal_at_the_source_waits_for_the_copy,
-            what_the_target_has_can_be_removed_at_the_source_meanwhile,
-            a_version_whose_objects_are_not_those_of_its_manifest_is_not_copied,
-            a_damaged_object_is_mended,
+            versions_that_the_target_has_can_be_removed_at_the_source_meanwhile,
+            a_version_with_other_objects_than_its_manifest_is_not_copied,
+            a_damaged_object_is_repaired,
             a_boot_trace_goes_with_its_version,
             two_writers_on_one_image_lose_nothing,
-            a_promotion_and_a_removal_at_once_leave_no_channel_without_its_version,
-            a_promotion_and_a_removal_of_its_image_at_once_lose_no_promotion,
-            a_clock_that_goes_back_changes_no_order,
+            simultaneous_promotion_and_removal_leave_no_dangling_channel,
+            a_promotion_during_a_removal_of_the_image_is_not_lost,
+            a_clock_that_is_set_back_changes_no_order,
         );
     };
     ($with:path: $($name:ident,)*) => {

@@ -1,4 +1,4 @@
-//! Whole images that are removed while somebody promotes.
+//! Removals of whole images during a promotion.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use headwater_store::{Access, Channel, Pointer, StoreErrorKind};
 
 use super::{Place, name, publish, writable};
 
-/// An image on its way out is not promoted, and one that is promoted does not go unasked: one of both happens.
-pub fn a_promotion_and_a_removal_of_its_image_at_once_lose_no_promotion(place: &dyn Place) {
+/// Either the image is removed, or its version is promoted and the removal is refused: never both.
+pub fn a_promotion_during_a_removal_of_the_image_is_not_lost(place: &dyn Place) {
     let first = writable(place);
     let second = place.open(Access::WRITE).unwrap_or_else(|_| Arc::clone(&first));
     for round in 0..8u8 {
