@@ -1,9 +1,11 @@
-//! What chunk sizes and compression levels cost and give, on one image: the table of `docs/decisions/0009-chunks-of-64-kib.md`.
+//! What different chunk sizes and compression levels cost and save, for one image: the table of
+//! `docs/decisions/0009-chunks-of-64-kib.md`.
 //!
 //! `cargo run --release -p headwater-image --example chunk_table -- FILE.raw [READS] [CHANGED.raw]`
 //!
-//! READS is a recorded boot: a line `OFFSET LENGTH` for each read of the disk. CHANGED.raw is the same disk after an
-//! upgrade: what its version adds is set against the zstd size of the 4 KiB blocks that changed.
+//! READS is a recorded boot: a line `OFFSET LENGTH` for each read of the disk. CHANGED.raw is the same disk
+//! after an upgrade: the space that its version adds is compared with the zstd size of the changed 4 KiB
+//! blocks.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -95,7 +97,8 @@ struct Fetched {
     requests: u64,
 }
 
-/// What a boot fetches: the chunks of its blocks, once each; neighbours in the object in one request.
+/// What a boot fetches: the chunks of its blocks, once each. Chunks that are adjacent in the object are one
+/// request.
 fn fetched(manifest: &Manifest, needed: &BTreeSet<u64>) -> Fetched {
     let per_chunk = u64::from(manifest.chunk_bytes()) / BLOCK_BYTES;
     let chunks: BTreeSet<u64> = needed.iter().map(|block| block / per_chunk).collect();

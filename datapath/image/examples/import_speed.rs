@@ -1,6 +1,7 @@
-//! Imports an image file into a new store and prints how long that took and how much room it takes.
+//! Imports an image file into a new store, and prints how long that took and how much space it takes.
 //!
-//! Beside `qemu-img convert -c -o compression_type=zstd` on the same file, this is the comparison of imports:
+//! The comparison is `qemu-img convert -c -o compression_type=zstd` on the same file.
+//!
 //! `cargo run --release -p headwater-image --example import_speed -- FILE STORE_DIR [LEVEL] [THREADS]`
 
 use std::path::Path;

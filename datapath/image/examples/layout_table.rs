@@ -1,10 +1,12 @@
-//! What the order of chunks in a data object does to a boot: the table of layouts of `docs/decisions/0009-chunks-of-64-kib.md`.
+//! How the order of chunks in a data object affects a boot: the table of layouts of
+//! `docs/decisions/0009-chunks-of-64-kib.md`.
 //!
 //! `cargo run --release -p headwater-image --example layout_table -- FILE.raw READS [ROUNDS]`
 //!
-//! READS is a recorded boot: a line `OFFSET LENGTH` for each read of the disk. For each order there is a store with that object, and the
-//! boot is read from it by the reader that volumes have, request after request, over a line of 100 Mbit/s with 4 ms for each
-//! request: on demand, with readahead, and by the boot's own trace.
+//! READS is a recorded boot: a line `OFFSET LENGTH` for each read of the disk. For each order, a store gets
+//! an object in that order. The reader that volumes use then reads the boot from it, one request after
+//! another, over a simulated line of 100 Mbit/s with a latency of 4 ms: on demand, with readahead, and with
+//! the boot's own trace.
 
 use std::collections::{HashMap, HashSet};
 use std::error::Error;
@@ -28,7 +30,7 @@ const BYTES_PER_S: f64 = 100e6 / 8.0;
 const CACHE_BYTES: u64 = 1 << 30;
 const HEADER_BYTES: usize = 16;
 
-/// A recorded boot: where, and how much.
+/// A recorded boot: the offset and the length of each read.
 type Reads = Vec<(u64, usize)>;
 
 fn main() -> Outcome<()> {
@@ -139,7 +141,7 @@ enum Way {
 
 /// Reads what the boot read, one request after another, with nothing cached. Returns the seconds.
 fn boot(far: &Far, version: Hash, reads: &Reads, way: &Way) -> Outcome<f64> {
-    // Of a boot that is not counted: from memory, on this host.
+    // This boot is not measured: it reads from memory, on this host.
     let trace = {
         let near = VersionReader::open(&far.store, version, ChunkCache::new(CACHE_BYTES))?;
         near.record(Duration::from_secs(3600));
@@ -177,7 +179,7 @@ fn recorded(file: &Path) -> Outcome<Reads> {
     Ok(reads)
 }
 
-/// A line that carries one answer at a time, and when it is free again.
+/// A line that transmits one answer at a time, and the time when it is free again.
 #[derive(Default)]
 struct Line {
     requests: AtomicU64,
@@ -190,7 +192,7 @@ impl Line {
         (self.requests.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
     }
 
-    /// Until an answer of so many bytes would be here.
+    /// Waits until an answer of this many bytes would have arrived.
     fn compaction(&self, bytes: usize) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -203,7 +205,7 @@ impl Line {
     }
 }
 
-/// A store behind the line.
+/// A store at the far end of the line.
 struct Far {
     store: LocalDir,
     line: Arc<Line>,

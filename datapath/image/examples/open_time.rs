@@ -1,11 +1,14 @@
-//! How long it takes to open a version of 64 GiB of which every chunk holds data: the table of `docs/decisions/0030-manifests-in-parts.md`.
+//! How long it takes to open a version of 64 GiB in which every chunk has data: the table of
+//! `docs/decisions/0030-manifests-in-parts.md`.
 //!
 //! `cargo run --release -p headwater-image --example open_time -- [DIR] [GIB]`
 //!
-//! A version of a million chunks, all different, is imported into a store in DIR (minutes: all of it is hashed; it takes 150 MiB, as
-//! the chunks are nearly empty). Then it is opened by a reader that shares nothing with another one: what its manifest costs to read, to check and to
-//! parse as a whole, and what the first read of a part of it costs; and by one beside a reader that has it open, as a daemon's second machine does. `cold` is after the page cache was
-//! told to forget the store's files, which the kernel may or may not do.
+//! A version of a million different chunks is imported into a store in DIR. This takes minutes, since all of
+//! it is hashed, and 150 MiB, since the chunks are nearly empty. Then the version is opened in two ways. The
+//! first reader shares nothing with other readers: measured is the time to read, check and parse the whole
+//! manifest, and the time of the first read of a part of it. The second reader opens the version while
+//! another reader has it open, like the second machine of a daemon. `cold` means that the kernel was asked to
+//! drop the store's files from the page cache, which it may not do.
 
 use std::error::Error;
 use std::fs::File;
@@ -21,13 +24,13 @@ use headwater_image::{ChunkCache, ImportOptions, Manifest, VersionReader, import
 use headwater_store::{Access, Hash, LocalDir, Store};
 
 const CHUNK_BYTES: u64 = 64 << 10;
-/// What a page of the chunk map is about.
+/// The bytes of the disk that one page of the chunk map describes.
 const PAGE_BYTES: u64 = 64 << 20;
 const ROUNDS: usize = 15;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// A disk whose chunks hold their number, and nothing else.
+/// A disk whose chunks contain their number, and nothing else.
 struct Numbered {
     size_bytes: u64,
 }
@@ -127,7 +130,8 @@ fn main() -> Outcome<()> {
         Ok(ms)
     })?;
     let (_, reader) = opened(&store, id, cache())?;
-    // From the beginning: the middle was read as it was opened. Neighbours are far enough apart that none is read ahead.
+    // The reads start at the beginning, because opening has read the middle. They are so far apart that
+    // readahead fetches none of them.
     let mut page = 0;
     row("a block of a chunk that is read first in its 64 MiB", || {
         page += 1;
@@ -143,7 +147,7 @@ fn main() -> Outcome<()> {
     row("a further reader beside it", || opened(&store, id, Arc::clone(&shared)).map(|it| it.0))
 }
 
-/// Milliseconds until a reader is there. It has to read rightly, too.
+/// Milliseconds until a reader is open. Also checks that it reads correct bytes.
 fn opened(store: &LocalDir, id: Hash, cache: Arc<ChunkCache>) -> Outcome<(f64, Arc<VersionReader>)> {
     let began = Instant::now();
     let reader = VersionReader::open(store, id, cache)?;
@@ -155,7 +159,7 @@ fn opened(store: &LocalDir, id: Hash, cache: Arc<ChunkCache>) -> Outcome<(f64, A
     if is == has_to { Ok((ms, reader)) } else { Err("it reads something else".into()) }
 }
 
-/// Milliseconds that a block takes. It has to be right, too.
+/// Milliseconds for the read of a block. Also checks the block.
 fn read_ms(reader: &Arc<VersionReader>, at: u64) -> Outcome<f64> {
     let (mut is, mut has_to) = (vec![0; 4096], vec![0; 4096]);
     let began = Instant::now();
@@ -176,7 +180,7 @@ fn row(what: &str, mut run: impl FnMut() -> Outcome<f64>) -> Outcome<()> {
     Ok(())
 }
 
-/// Asks the kernel to drop what it has of all files below a directory.
+/// Asks the kernel to drop all files below a directory from the page cache.
 fn forget(folder: &Path) -> Outcome<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();

@@ -1,11 +1,13 @@
-//! What a new version of an image costs in the store, against the zstd size of its changed 4 KiB blocks: the table of
-//! `docs/decisions/0021-what-an-upgrade-costs.md`.
+//! What a new version of an image costs in the store, compared with the zstd size of its changed 4 KiB
+//! blocks: the table of `docs/decisions/0021-what-an-upgrade-costs.md`.
 //!
 //! `cargo run --release -p headwater-image --example upgrade_table -- BEFORE.raw AFTER.raw [--judge]`
 //!
-//! `make upgrade` makes such a pair of the Debian guest, and runs this with --judge: both are imported into a store, and what the second
-//! one adds to its files is judged. Without it there is also the table, which takes a while: chunks of 64 KiB that BEFORE has anywhere cost nothing, as in a store; the others are compressed
-//! in ways that a store could use, each chunk so that it can be read without all others.
+//! `make upgrade` makes such a pair of the Debian guest, and runs this with `--judge`: both files are
+//! imported into a store, and the growth of the store with the second one is compared with a limit. Without
+//! `--judge` it also prints the table, which takes a while. In the table, chunks of 64 KiB that BEFORE has
+//! anywhere cost nothing, as in a store. The other chunks are compressed in ways that a store could use, so
+//! that each chunk can be read without all others.
 
 use std::collections::HashSet;
 use std::error::Error;
@@ -22,16 +24,17 @@ use headwater_store::{Access, Hash, LocalDir};
 const BLOCK_BYTES: usize = 4096;
 const CHUNK_BYTES: usize = 64 << 10;
 const DICTIONARY_BYTES: usize = 112 << 10;
-/// What the manifest has for each new chunk.
+/// The size of the manifest's entry for each new chunk.
 const ENTRY_BYTES: u64 = 48;
-/// What a version may cost, by the size of its changed blocks, compressed one by one.
+/// The limit for the cost of a version, as a multiple of the size of its changed blocks, compressed one by
+/// one.
 const GOAL: f64 = 1.15;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 /// A chunk that the store does not have yet.
 struct NewChunk {
-    /// What was there before.
+    /// The chunk at the same place of the old disk.
     before: Vec<u8>,
     after: Vec<u8>,
 }
@@ -73,7 +76,7 @@ fn main() -> Outcome<ExitCode> {
     Ok(if is_reached { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Imports both into a store, and tells by how many bytes its files grew with the second.
+/// Imports both into a store, and returns by how many bytes its files grew with the second.
 fn added(before: &Path, after: &Path) -> Outcome<usize> {
     let dir = tempfile::tempdir()?;
     let store = LocalDir::open(dir.path(), Access::WRITE)?;
@@ -95,7 +98,7 @@ fn tree_bytes(folder: &Path) -> Outcome<u64> {
     })
 }
 
-/// The table: other ways of compressing what is new.
+/// The table: other ways to compress the new chunks.
 fn others(chunks: &[NewChunk], before: &File, stream: usize, alone: usize) -> Outcome<()> {
     println!("| new chunks compressed | MiB | of one stream | of blocks one by one | CPU s |");
     println!("|---|---|---|---|---|");
@@ -197,7 +200,7 @@ fn new_chunks(before: &File, after: &File, known: &HashSet<Hash>) -> Outcome<(Ve
     Ok((chunks, blocks))
 }
 
-/// A sample of a disk's chunks for training: 1,600 of them, 100 MiB, spread over it.
+/// A sample of a disk's chunks for training: 1,600 chunks, 100 MiB, spread evenly.
 fn samples(disk: &File) -> Outcome<Vec<u8>> {
     let mut all = Vec::new();
     each_chunk(disk, |at, chunk| {

@@ -1,5 +1,6 @@
-//! A store in which versions come and go: what is needed of data objects that are mostly out of use is carried out by new versions,
-//! so that a store grows with what is in it, and not with all that ever was.
+//! Compaction in a store to which versions are added and from which versions are removed: new versions copy
+//! the needed chunks out of data objects that are mostly unneeded, so the size of a store follows its present
+//! content, and not all content that it ever had.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -49,7 +50,8 @@ fn manifest_of(store: &LocalDir, version: &Version) -> Manifest {
     Manifest::decode(&store.manifest(version.manifest).unwrap()).unwrap()
 }
 
-/// A disk with `count` chunks changed: one anywhere, the others in its second half, so that most of an object is soon out of use.
+/// A disk with `count` changed chunks: one anywhere, the others in its second half, so that most of an object
+/// is soon unneeded.
 fn changed(disk: &[u8], count: usize, rng: &mut Rng) -> Vec<u8> {
     let mut out = disk.to_vec();
     for n in 0..count {
@@ -59,7 +61,8 @@ fn changed(disk: &[u8], count: usize, rng: &mut Rng) -> Vec<u8> {
     out
 }
 
-/// A year of weeks, each with a version made by `next` of the one before; all that are kept are read whole each week.
+/// 52 weeks. Each week, `next` makes a version from the previous one, and all versions that are kept are read
+/// completely.
 fn a_year(mut next: impl FnMut(&LocalDir, Hash, &[u8], &[u8]) -> Imported) {
     let (dir, store) = store();
     let mut rng = Rng::new(11);
@@ -89,8 +92,8 @@ fn a_year(mut next: impl FnMut(&LocalDir, Hash, &[u8], &[u8]) -> Imported) {
             assert!(read_all(&*reader) == *disk, "week {week}");
             needed.extend(manifest_of(&store, version).data().map(|(_, chunk)| chunk.hash));
         }
-        // No object stays for less than a third of it longer than the versions that need it, and what those need of it is
-        // here twice for so long.
+        // An object stays at most a third longer than the versions that need it. For that time the chunks
+        // that they need are in the store twice.
         let objects: u64 =
             files(dir.path()).iter().filter(|(name, _)| name.starts_with("objects/")).map(|f| f.1).sum();
         let needed = (needed.len() * CHUNK) as u64;
@@ -115,7 +118,7 @@ fn the_size_of_a_store_of_seals_follows_its_versions() {
     });
 }
 
-/// A store whose first object is needed for a quarter of it, by a version that was made of another one.
+/// A store whose first object is needed only for a quarter, by a version that was made from another one.
 fn with_a_sparse_object() -> (tempfile::TempDir, LocalDir, Version, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     let (store, version, disk) = with_a_sparse_object_in(dir.path());
@@ -124,7 +127,7 @@ fn with_a_sparse_object() -> (tempfile::TempDir, LocalDir, Version, Vec<u8>) {
 
 fn with_a_sparse_object_in(dir: &Path) -> (LocalDir, Version, Vec<u8>) {
     let store = LocalDir::open(dir, Access::WRITE).unwrap();
-    // Its last chunk is cut.
+    // The last chunk is shorter than the others.
     let mut disk = vec![0; CHUNKS * CHUNK + 1536];
     noise(&mut disk, 1);
     let first = import_bytes(&store, "disk", &disk).version;
@@ -152,31 +155,32 @@ fn sparse_object(dir: &Path, store: &LocalDir, version: &Version) -> (PathBuf, u
 }
 
 #[test]
-fn the_same_disk_again_is_no_new_version_only_to_carry_something_out() {
+fn the_same_disk_again_makes_no_new_version_for_compaction() {
     let (dir, store, newest, disk) = with_a_sparse_object();
     let before = files(dir.path());
     let again = import_unless_newest(&store, &disk);
     assert_eq!((again.is_new, again.version.number), (false, newest.number));
     assert_eq!(again.shared_bytes, again.data_bytes);
     assert_eq!(files(dir.path()), before, "nothing is left of it");
-    // Another image needs nothing of the sparse object, so that it goes with the version that does.
+    // Another image needs nothing of the sparse object, so the object is removed with the version that needs
+    // it.
     let other = import_bytes(&store, "other", &disk).version;
     let (sparse, _) = sparse_object(dir.path(), &store, &newest);
     assert_ne!(sparse_object(dir.path(), &store, &other).0, sparse);
-    // Now the store has all of it twice, and it is no new version either.
+    // Now the store has all chunks twice. The same disk still makes no new version.
     assert!(!import_unless_newest(&store, &disk).is_new);
     remove(&store, &newest);
     assert!(!sparse.exists() && is_sound(&store, &other));
 }
 
 #[test]
-fn a_newest_version_that_is_damaged_where_it_is_sparse_is_made_again() {
+fn a_newest_version_with_damage_in_a_sparse_object_is_made_again() {
     let (dir, store, newest, disk) = with_a_sparse_object();
     let (sparse, at) = sparse_object(dir.path(), &store, &newest);
     flip(&sparse, at + 100);
     let again = import_unless_newest(&store, &disk);
     assert!(again.is_new && is_sound(&store, &again.version) && !is_sound(&store, &newest));
-    // The same where the store has those chunks in a second place.
+    // The same if the store has those chunks in a second place.
     let (dir, store, newest, disk) = with_a_sparse_object();
     import_bytes(&store, "other", &disk);
     std::fs::remove_file(sparse_object(dir.path(), &store, &newest).0).unwrap();
@@ -185,7 +189,7 @@ fn a_newest_version_that_is_damaged_where_it_is_sparse_is_made_again() {
 }
 
 #[test]
-fn a_seal_refers_to_no_second_copy_that_is_damaged() {
+fn a_seal_refers_to_no_damaged_second_copy() {
     let (dir, store, newest, disk) = with_a_sparse_object();
     let other = import_bytes(&store, "other", &disk).version;
     let (copy, at) = sparse_object(dir.path(), &store, &other);
@@ -206,7 +210,7 @@ fn unreadable_chunks_to_compact_do_not_prevent_a_seal() {
     let mut after = disk.clone();
     noise(&mut after[..4096], 9);
     let source = disk_of(after.clone());
-    // The machine's disk has the damage of the version below it, where the sparse object is needed.
+    // The machine's disk has the damage of the version below it, in a chunk of the sparse object.
     source.fail(ByteRange::new(40 * CHUNK as u64, 512).unwrap(), IoErrorKind::Device);
     let changes = Arc::new(|range: ByteRange, _: usize| match range.offset() {
         0 => vec![(4096, true), (range.len() - 4096, false)],
@@ -226,7 +230,7 @@ fn unreadable_chunks_to_compact_do_not_prevent_a_seal() {
 }
 
 #[test]
-fn nothing_is_carried_out_where_not_all_versions_can_be_read() {
+fn nothing_is_compacted_unless_all_versions_can_be_read() {
     let (dir, store, newest, disk) = with_a_sparse_object();
     let other = import_bytes(&store, "other", &[7; CHUNK]).version;
     flip(&dir.path().join(format!("manifests/{}", other.manifest)), 50);
@@ -243,7 +247,7 @@ fn a_full_store_seals_changes_without_compaction() {
     on_small_file_system(this, dir.path(), 8, |dir| {
         let (store, newest, disk) = with_a_sparse_object_in(&dir.join("store"));
         let mut ballast = File::create(dir.join("ballast")).unwrap();
-        // A quarter of what would be carried is left.
+        // There is space left for a quarter of the chunks to copy.
         while free_bytes(dir) > 3 * CHUNK as u64 {
             ballast.write_all(&[7; 4096]).unwrap();
         }
@@ -251,7 +255,7 @@ fn a_full_store_seals_changes_without_compaction() {
         noise(&mut after[..4096], 9);
         let sealed = seal(&store, newest.manifest, &disk, &after).version;
         assert!(is_sound(&store, &sealed) && manifest_of(&store, &sealed).objects().len() == 3);
-        // With room it is carried.
+        // With enough space the chunks are copied.
         drop(ballast);
         std::fs::remove_file(dir.join("ballast")).unwrap();
         let mut last = after.clone();

@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Set for the child that is to be killed or to run out of space: where its store is.
+/// Set for the child process that is killed or runs out of space: the directory of its store.
 const CHILD_STORE: &str = "HEADWATER_TEST_CHILD_STORE";
 
 fn disk() -> Vec<u8> {
@@ -62,7 +62,7 @@ fn damaged_chunks_are_stored_again_by_the_next_import() {
     assert_eq!((second.version.number, second.damaged_chunks), (2, 2));
     assert_eq!(second.data_bytes - second.shared_bytes, 2 << 16);
     assert!(sound(&second.version) && !sound(&first));
-    // What was stored again is found: nothing is stored a third time, for this image or another one.
+    // Chunks that were stored again are found: nothing is stored a third time, for this image or another one.
     let third = again("disk");
     assert_eq!((third.version.number, third.damaged_chunks), (2, 2));
     let other = again("copy");
@@ -128,7 +128,7 @@ fn a_flipped_byte_is_found_and_affects_only_its_chunk() {
         assert!(!out.exists() && partials(dir.path()).is_empty());
 
         flip(&path, at);
-        // The reader asks again and gets the right bytes.
+        // The reader reads again and gets the correct bytes.
         assert!(read_all(reader.as_ref()) == disk);
     }
     assert!(verify(&store, version.manifest, &Cancel::new(), &mut |_| {}).unwrap().is_sound());
@@ -158,7 +158,7 @@ fn verify_continues_and_names_every_damaged_chunk() {
 }
 
 #[test]
-fn an_object_that_is_cut_anywhere_is_an_error_and_never_zeroes() {
+fn a_truncated_object_is_an_error_and_never_zeroes() {
     let (dir, store) = store();
     let disk = disk();
     let version = import_bytes(&store, "disk", &disk).version;
@@ -173,7 +173,7 @@ fn an_object_that_is_cut_anywhere_is_an_error_and_never_zeroes() {
         let error = export_raw(&store, version.manifest, &out, &Cancel::new(), &mut |_| {}).unwrap_err();
         assert!(!out.exists(), "{len}");
         assert!(error.to_string().contains(&version.objects[0].to_string()), "{len}: {error}");
-        // The bytes that are left are still right, and a read of the missing ones is an error.
+        // The remaining bytes are still correct, and a read of the missing ones is an error.
         let Ok(reader) = VersionReader::open(&store, version.manifest, ChunkCache::new(1 << 20)) else {
             continue;
         };
@@ -200,7 +200,7 @@ fn a_flipped_byte_anywhere_in_the_manifest_is_found() {
     VersionReader::open(&store, version.manifest, ChunkCache::new(0)).unwrap();
 }
 
-/// Where the store is, in the child.
+/// The directory of the store, in the child process.
 fn child_store() -> Option<std::path::PathBuf> {
     std::env::var_os(CHILD_STORE).map(Into::into)
 }
@@ -265,15 +265,15 @@ fn an_import_killed_at_any_moment_leaves_nothing_behind() {
 }
 
 #[test]
-fn an_import_that_finds_no_room_says_so_and_leaves_nothing() {
+fn an_import_without_enough_space_fails_and_leaves_nothing() {
     if let Some(dir) = child_store() {
         return import_again_and_again(&dir);
     }
-    let this = test_name(an_import_that_finds_no_room_says_so_and_leaves_nothing);
+    let this = test_name(an_import_without_enough_space_fails_and_leaves_nothing);
     let dir = tempfile::tempdir().unwrap();
     drop(LocalDir::open(dir.path(), Access::WRITE).unwrap());
     let before = files(dir.path());
-    // A limit on the size of files stands for the full disk: it needs no mount and gives EFBIG.
+    // A limit on the size of files simulates a full disk: it needs no mount and gives EFBIG.
     let output = child("trap '' XFSZ; ulimit -f 4096;", this, dir.path()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("NoSpace: cannot write"), "{said}");
@@ -290,11 +290,11 @@ fn export(dir: &Path) {
 }
 
 #[test]
-fn an_export_that_finds_no_room_says_so_and_leaves_nothing() {
+fn an_export_without_enough_space_fails_and_leaves_nothing() {
     if let Some(dir) = child_store() {
         return export(&dir);
     }
-    let this = test_name(an_export_that_finds_no_room_says_so_and_leaves_nothing);
+    let this = test_name(an_export_without_enough_space_fails_and_leaves_nothing);
     let (dir, store) = store();
     import_bytes(&store, "disk", &disk());
     let export = |shell| {

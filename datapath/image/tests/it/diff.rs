@@ -46,7 +46,7 @@ fn changed_chunks_and_blocks_are_counted() {
     let none = "no ext2, ext3, ext4, FAT or NTFS that can be read in both versions: there is none";
     assert_eq!(remark, Some(none));
     assert_eq!(compare(&store, second, first).changed_bytes, found.changed_bytes);
-    // A larger disk: what is new counts unless it is zero.
+    // A larger disk: the added part counts unless it is zero.
     disk.resize(3 << 20, 0);
     disk[2 << 20] = 1;
     let third = add(&store, disk);
@@ -81,7 +81,7 @@ fn debugfs(dir: &Path, commands: &str) -> Vec<u8> {
     fs::read(image).unwrap()
 }
 
-/// The file system as the second partition of a disk, after one that is not looked into.
+/// The file system as the second partition of a disk, after one that is not read.
 pub(crate) fn on_disk(fs: &[u8], gpt: bool) -> Vec<u8> {
     let (first, sectors) = (2048u64, (fs.len() / 512) as u64);
     let mut disk = vec![0; (first as usize) * 512 + fs.len() + (1 << 20)];
@@ -109,7 +109,7 @@ fn a_comparison_is_cancelled_while_it_looks_at_files() {
     let after = debugfs(dir.path(), "rm /gone\n");
     let (_kept, store) = store();
     let (from, to) = (add(&store, before), add(&store, after));
-    // Of chunks nothing is told from then on.
+    // From then on, the comparison reports no chunks.
     let (is_told, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
     let (all, asks) = (Arc::clone(&is_told), Arc::clone(&asked));
     let cancel =
@@ -157,7 +157,7 @@ fn changed_files_of_ext4_are_named() {
         ];
         assert_eq!(files, expected.map(|(path, change)| (path.to_owned(), change)), "{layout:?}");
         assert!(partition.changed_bytes > 0 && partition.changed_bytes <= found.changed_bytes);
-        // Back again, what was added is gone.
+        // In the other direction, what was added counts as removed.
         let back = compare(&store, to, from).partitions[0].files.clone().unwrap();
         assert!(back.iter().any(|file| file.path == "/added/file" && file.change == FileChange::Removed));
     }
@@ -165,7 +165,7 @@ fn changed_files_of_ext4_are_named() {
 
 /// Images are built with one time for all files, and copies keep the time of what they copy.
 #[test]
-fn files_of_one_size_and_time_are_compared_where_nothing_else_explains_the_change() {
+fn files_of_equal_size_and_time_are_compared_if_the_change_is_unexplained() {
     let dir = tempfile::tempdir().unwrap();
     let tree = dir.path().join("tree");
     fs::create_dir_all(tree.join("etc")).unwrap();
@@ -186,7 +186,7 @@ fn files_of_one_size_and_time_are_compared_where_nothing_else_explains_the_chang
         fs::read(image).unwrap()
     };
     let before = build("1.2.3", &large);
-    // Behind the first piece that is compared.
+    // The difference is behind the first piece that is compared.
     large[2_900_000] ^= 1;
     let after = build("1.2.4", &large);
     let (_kept, store) = store();
@@ -195,17 +195,17 @@ fn files_of_one_size_and_time_are_compared_where_nothing_else_explains_the_chang
     let mut told = Vec::new();
     let found = diff(&store, from, to, &Cancel::new(), &mut |at| told.push(at)).unwrap();
     expect(&found, &expected);
-    // How far it is: chunks first, and then the contents of all files.
+    // The progress: chunks first, and then the contents of all files.
     let of_files = told.iter().position(|at| matches!(at, DiffProgress::Files { .. })).unwrap();
     assert!(of_files > 0 && told[of_files] == DiffProgress::Files { compared_bytes: 0 }, "{told:?}");
     let compared_bytes = (large.len() + "1.2.4".len() + "kept".len()) as u64;
     assert_eq!(told.last(), Some(&DiffProgress::Files { compared_bytes }));
-    // The same files in another image: what changed is not in them.
+    // The same files in another image, in which the changed bytes are outside of them.
     let again = add(&store, build("1.2.4", &large));
     expect(&compare(&store, to, again), &[]);
 }
 
-/// What was changed without its file system being told.
+/// Changes bytes without the file system noticing.
 fn with_other_content(disk: &[u8], content: &[u8]) -> Vec<u8> {
     let mut disk = disk.to_vec();
     let at = disk.windows(content.len()).position(|window| window == content).unwrap();
@@ -242,7 +242,7 @@ pub(crate) fn expect(found: &Difference, expected: &[(&str, FileChange)]) {
     assert_eq!(files, expected);
 }
 
-/// A file outside with this content and a time of modification.
+/// A file outside of the image, with this content and time of modification.
 fn outside(dir: &Path, content: &[u8], minutes: u64) -> String {
     let path = dir.join("content");
     fs::write(&path, content).unwrap();
@@ -252,7 +252,7 @@ fn outside(dir: &Path, content: &[u8], minutes: u64) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// A FAT with so many bits, some files, and the way to change them.
+/// A FAT with this many bits, some files, and the function that changes them.
 fn fat(dir: &Path, bits: &str, megabytes: u64) -> (Vec<u8>, Vec<u8>) {
     let path = dir.join("fat.img");
     let image = path.to_str().unwrap();
@@ -327,7 +327,7 @@ fn changed_files_of_fat_are_named() {
     }
 }
 
-/// Linux reads it; mtools takes it for a FAT16, so that the file is written by hand.
+/// Linux reads it. mtools would treat it as a FAT16, so the file is written by hand.
 #[test]
 fn changed_files_of_a_fat32_with_few_clusters_are_named() {
     let dir = tempfile::tempdir().unwrap();
@@ -341,7 +341,7 @@ fn changed_files_of_a_fat32_with_few_clusters_are_named() {
     let table = 512 * word(14);
     let root = table + 2 * table_bytes;
     let mut after = before.clone();
-    // In cluster 3, which ends there.
+    // The file is in cluster 3 and ends there.
     for copy in [table, table + table_bytes] {
         after[copy + 12..copy + 16].copy_from_slice(&0x0FFF_FFFF_u32.to_le_bytes());
     }
@@ -366,7 +366,7 @@ fn a_fat_without_room_for_its_root_directory_is_a_remark() {
     assert!(remark.contains("no room for a root directory"), "{remark}");
 }
 
-/// Has sfdisk do what a script says to a disk.
+/// Runs sfdisk with a script on a disk.
 fn sfdisk(disk: &Path, options: &[&str], script: &str) {
     let path = disk.with_extension("sfdisk");
     fs::write(&path, script).unwrap();
@@ -375,7 +375,7 @@ fn sfdisk(disk: &Path, options: &[&str], script: &str) {
     succeed("fdisk", &mut command);
 }
 
-/// The numbers of a disk's partitions, and the sectors where they start, as sfdisk says them.
+/// The numbers of a disk's partitions and their first sectors, as sfdisk reports them.
 fn sfdisk_says(disk: &Path) -> Vec<(u32, usize)> {
     let name = disk.to_str().unwrap();
     let dump = run("fdisk", "sfdisk", &["--dump", name]);
@@ -473,7 +473,7 @@ fn a_damaged_file_system_is_a_remark_and_no_failure() {
     }
 }
 
-/// Memory that is not to be had ends a program, and nothing catches that.
+/// A failed allocation of memory would end the program, and cannot be caught.
 #[test]
 fn comparisons_beyond_the_memory_limit_become_remarks() {
     let dir = tempfile::tempdir().unwrap();
@@ -483,7 +483,7 @@ fn comparisons_beyond_the_memory_limit_become_remarks() {
     let partition = |after| compare(&store, from, add(&store, after)).partitions.remove(0);
     let remark = |after| partition(after).remark.unwrap();
     let link = debugfs(dir.path(), "set_inode_field /link size 1099511627776\n");
-    // It is not read: its size alone says that it changed.
+    // The file is not read: its size alone shows that it changed.
     let files: Vec<_> = partition(link).files.unwrap().into_iter().map(|f| (f.path, f.change)).collect();
     assert_eq!(files, [("/link".to_owned(), FileChange::Changed)]);
     // Without the checksum that would be wrong.
@@ -499,7 +499,7 @@ fn comparisons_beyond_the_memory_limit_become_remarks() {
 
 /// Reading as many zeroes as it claims would take hours.
 #[test]
-fn a_sparse_file_that_claims_more_than_its_partition_counts_as_changed_unread() {
+fn a_sparse_file_larger_than_its_partition_counts_as_changed() {
     let dir = tempfile::tempdir().unwrap();
     let (_kept, store) = store();
     file_system(dir.path());
@@ -513,7 +513,7 @@ fn a_sparse_file_that_claims_more_than_its_partition_counts_as_changed_unread() 
     assert!(remark.contains("were not read: 1"), "{remark}");
 }
 
-/// Of a file whose inode makes no sense nobody knows whether it changed.
+/// If the inode of a file is invalid, it is unknown whether the file changed.
 #[test]
 fn an_entry_that_cannot_be_read_is_a_remark() {
     let dir = tempfile::tempdir().unwrap();
@@ -529,7 +529,7 @@ fn an_entry_that_cannot_be_read_is_a_remark() {
 }
 
 #[test]
-fn directories_and_files_without_an_end_are_a_remark() {
+fn endless_directories_and_files_are_a_remark() {
     let dir = tempfile::tempdir().unwrap();
     let before = fat(dir.path(), "12", 2).0;
     let (_kept, store) = store();
@@ -568,7 +568,7 @@ fn ext4_with_short_inodes_and_checksums_is_compared() {
     expect(&found, &[("/f", FileChange::Removed)]);
 }
 
-/// A disk of which this is at this place, and which changed elsewhere.
+/// A disk with these bytes at this place, which changed elsewhere.
 fn named(magic: &[(usize, &[u8])]) -> String {
     let mut disk = vec![0; 2 << 20];
     for (at, bytes) in magic {

@@ -17,7 +17,7 @@ fn in_ntfs(dir: &Path, work: impl FnOnce(&Path)) -> Vec<u8> {
     fs::create_dir_all(&at).unwrap();
     run("ntfs-3g", "ntfs-3g", &[image.to_str().unwrap(), at.to_str().unwrap()]);
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&at)));
-    // Between its fork and its program a child of another test has our files open.
+    // Between its fork and its exec, a child process of another test has our files open.
     wait_until("it is not busy", || output("mount", Command::new("umount").arg(&at)).status.success());
     // The file system's process writes its last blocks after that.
     wait_until("its process ends", || !is_open_elsewhere(&image));
@@ -95,7 +95,7 @@ fn changed_files_of_ntfs_are_named() {
     }
 }
 
-/// Notes in an NTFS that only the start of a file was ever written.
+/// Marks in an NTFS that only the start of a file was ever written.
 fn write_only_start(image: &mut [u8], file: &str, bytes: u64) {
     let name: Vec<u8> = file.encode_utf16().flat_map(u16::to_le_bytes).collect();
     // The directory's record has the name too.
@@ -109,7 +109,7 @@ fn write_only_start(image: &mut [u8], file: &str, bytes: u64) {
     while record[attribute] != 0x80 {
         attribute += word(record, attribute + 4);
     }
-    // Its last two bytes may be those of the sector, which are kept elsewhere.
+    // Its last two bytes may be those of the sector, which NTFS stores elsewhere.
     record[attribute + 56..attribute + 62].copy_from_slice(&bytes.to_le_bytes()[..6]);
 }
 
@@ -140,7 +140,7 @@ fn mkntfs(dir: &Path, size_mib: u64, options: &[&str]) {
 fn a_change_in_a_file_of_several_records_is_found() {
     let dir = tempfile::tempdir().unwrap();
     mkntfs(dir.path(), 64, &[]);
-    // Each piece lies apart from the one before, so that one record cannot say where all are.
+    // The pieces are not adjacent, so one record cannot describe them all.
     let before = in_ntfs(dir.path(), |at| {
         let mut piece = [0; 4096];
         for number in 0..900 {
@@ -165,7 +165,7 @@ fn a_change_in_a_file_of_several_records_is_found() {
     let found = compare(&store, from, to);
     expect(&found, &[("/big", FileChange::Changed)]);
     assert_eq!(found.partitions[0].files.as_ref().unwrap()[0].size_bytes, 900 * 4096);
-    // The time says nothing then.
+    // Then the time does not show the change.
     let restored = in_ntfs(dir.path(), |at| {
         let big = fs::File::options().write(true).open(at.join("big")).unwrap();
         big.set_modified(time.unwrap()).unwrap();

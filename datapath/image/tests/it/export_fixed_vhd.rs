@@ -9,7 +9,7 @@ use headwater_image::{Cancel, ImageErrorKind, ImportOptions, export_fixed_vhd, i
 use headwater_store::{Access, Hash, LocalDir};
 use headwater_testkit::run;
 
-/// When the versions are made: 2001-09-09.
+/// The time when the versions are made: 2001-09-09.
 const CREATED_AT_MS: u64 = 1_000_000_000_000;
 
 fn raw(path: &Path, size_bytes: u64, data: &[(u64, usize)]) {
@@ -53,15 +53,15 @@ fn qemu_reads_fixed_vhds_of_whole_mebibytes() {
         let info = run("qemu-utils", "qemu-img", &["info", "-f", "vpc", "--output", "json", &texts[1]]);
         let virtual_size = format!("\"virtual-size\": {}", written - 512);
         assert!(info.contains(&virtual_size), "{name}: {info}");
-        // Our own reader knows the file as a VHD.
+        // Our own reader recognises the file as a VHD.
         let disk = open_file(&to).unwrap();
         assert_eq!(disk.geometry().size_bytes, written - 512, "{name}");
         if name == "large" {
             fs::remove_file(to).unwrap();
-            // The file has holes, and its format does not tell them: all of it would be read.
+            // The file has holes, but its format does not describe them, so all of it would be read.
             continue;
         }
-        // Without -s, qemu-img takes a disk that is longer by zeroes for the same.
+        // Without -s, qemu-img considers a disk equal that is longer by zeroes.
         run("qemu-utils", "qemu-img", &["compare", "-f", "raw", "-F", "vpc", &texts[0], &texts[1]]);
         if size_bytes.is_multiple_of(mib) {
             let again = ImportOptions::new("again".parse().unwrap(), 0);

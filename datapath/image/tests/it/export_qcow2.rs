@@ -37,7 +37,7 @@ fn export(store: &LocalDir, manifest: Hash, to: &Path) -> u64 {
 }
 
 #[test]
-fn qemu_finds_exported_images_sound_and_reads_the_disk() {
+fn qemu_accepts_exported_images_and_reads_the_disk() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     let (megabyte, gigabyte) = (1 << 20, 1 << 30);
@@ -51,7 +51,7 @@ fn qemu_finds_exported_images_sound_and_reads_the_disk() {
             ("cluster", 65_536, &[(0, 65_536)]),
             ("odd", 9 * megabyte + 1536, &[(0, 70_000), (3 * megabyte - 700, 200_000), (9 * megabyte, 1536)]),
             ("dense", 6 * megabyte + 4096, &[(0, (6 << 20) + 4096)]),
-            // Over the boundary of two L2 tables, with one in between that is not there.
+            // Across the boundary of two L2 tables, with a missing one in between.
             (
                 "tables",
                 gigabyte + 700 * megabyte + 512,
@@ -70,7 +70,7 @@ fn qemu_finds_exported_images_sound_and_reads_the_disk() {
                 blocks <= written + megabyte && written < 8 * megabyte,
                 "{name}: {blocks} of {written} bytes"
             );
-            // And by our own reader, into a version that is the same one.
+            // Our own reader imports the file as the same version.
             let again = ImportOptions::new("again".parse().unwrap(), 0);
             let again = import(open_file(&to).unwrap(), &store, &again, &mut |_| {}).unwrap();
             assert_eq!(again.version.manifest, manifest, "{name}");

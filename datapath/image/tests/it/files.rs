@@ -33,7 +33,7 @@ impl Dir {
         self.path(name).to_str().unwrap().to_owned()
     }
 
-    /// A raw disk with data that packs, data that does not, and holes.
+    /// A raw disk with compressible data, incompressible data, and holes.
     fn raw(&self, name: &str) -> Vec<u8> {
         let mut disk = vec![0; (9 << 20) + 512];
         noise(&mut disk[65_536 + 1000..2 << 20], 1);
@@ -62,7 +62,7 @@ impl Writer {
     fn open(path: &str) -> Self {
         let mut command = Command::new("qemu-io");
         let mut child = command.arg(path).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        // It answers once the image is open.
+        // QEMU answers once the image is open.
         child.stdin.as_mut().unwrap().write_all(b"read 0 512\n").unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -103,7 +103,7 @@ fn locks_exclude_qemu_writers_and_our_readers() {
         dir.qemu_img(&["compare", "DIR/top.qcow2", "DIR/base.qcow2"]);
         drop(image);
     }
-    // A child that another test starts at this moment may still have the open files.
+    // A child process that another test starts at this moment may still have the files open.
     headwater_testkit::wait_until("both can be written to", || writes(&base) && writes(&top));
 }
 
@@ -136,7 +136,7 @@ fn qcow2_in_all_its_forms_reads_as_the_raw_disk_it_was_made_from() {
         dir.qemu_img(&arguments);
         let image = open_file(&dir.path(&name)).unwrap();
         assert!(read_all(image.as_ref()) == disk, "{options:?}");
-        // Odd places and lengths too.
+        // Odd offsets and lengths, too.
         for (offset, len) in [(512, 512), (65_024, 1024), (2_000_384, 200_192), (9 << 20, 512)] {
             let mut part = vec![1; len];
             blocking::read(image.as_ref(), offset, &mut part).unwrap();
@@ -235,7 +235,7 @@ fn a_qcow2_with_one_table_in_two_places_is_refused() {
 }
 
 #[test]
-fn a_backing_file_elsewhere_is_used_only_where_that_is_allowed() {
+fn a_backing_file_elsewhere_is_used_only_if_allowed() {
     let (dir, other) = (Dir::new(), Dir::new());
     other.raw("secret.raw");
     fs::create_dir(dir.path("sub")).unwrap();
@@ -245,7 +245,7 @@ fn a_backing_file_elsewhere_is_used_only_where_that_is_allowed() {
         let target = format!("DIR/{name}");
         dir.qemu_img(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b", backing, &target]);
     }
-    // Not the first image, but one that it is backed by.
+    // The path is not in the first image, but in its backing file.
     dir.qemu_img(&["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "a.qcow2", "DIR/c.qcow2"]);
     for (name, named) in [("a.qcow2", secret.as_str()), ("b.qcow2", "link.raw"), ("c.qcow2", &secret)] {
         let (kind, message) = error(&dir.path(name));
@@ -281,13 +281,13 @@ fn a_file_without_a_name_is_no_backing_file() {
             assert_eq!(error.kind(), ImageErrorKind::Invalid, "{error}");
             assert!(error.to_string().contains("--backing"), "{error}");
         }
-        // It could be read.
+        // The file could be read.
         assert!(read_all(open_file_backed(&path, Backing::Anywhere).unwrap().as_ref()) == secret);
     }
 }
 
 #[test]
-fn a_link_that_changes_while_it_is_opened_shows_nothing_from_elsewhere() {
+fn a_link_that_changes_during_an_open_exposes_no_other_file() {
     let (dir, other) = (Dir::new(), Dir::new());
     let (mine, secret) = (dir.path("mine.raw"), other.path("secret.raw"));
     fs::write(&mine, [1u8; 512]).unwrap();
@@ -300,7 +300,7 @@ fn a_link_that_changes_while_it_is_opened_shows_nothing_from_elsewhere() {
     dir.qemu_img(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "link.raw", "DIR/a.qcow2"]);
     let read = || open_file(&dir.path("a.qcow2")).map(|image| read_all(image.as_ref()));
     std::thread::scope(|scope| {
-        // It ends by itself, also where an assertion fails meanwhile.
+        // The thread ends by itself, even if an assertion fails meanwhile.
         let changes = scope.spawn(|| {
             for target in [&secret, &mine].repeat(10_000) {
                 link_to(target);
@@ -346,7 +346,7 @@ fn a_missing_or_circular_backing_file_is_named() {
 }
 
 #[test]
-fn a_backing_file_of_qemu_options_is_refused_as_such() {
+fn a_backing_file_with_qemu_options_is_refused() {
     let dir = Dir::new();
     dir.raw("base.raw");
     let options = r#"json:{"driver":"raw","file":{"driver":"file","filename":"base.raw"}}"#;
@@ -354,7 +354,7 @@ fn a_backing_file_of_qemu_options_is_refused_as_such() {
     let (kind, message) = error(&dir.path("j.qcow2"));
     assert_eq!(kind, ImageErrorKind::Unsupported);
     assert!(message.contains("QEMU options") && message.contains("qemu-img rebase -u -b FILE"), "{message}");
-    // QEMU would open whatever they say.
+    // QEMU would open the file that the options name.
     assert!(!message.contains("qemu-nbd"), "{message}");
 }
 
@@ -449,7 +449,7 @@ fn a_zstd_cluster_of_two_frames_reads_as_qemu_reads_it() {
     let at = entry & ((1 << 54) - 1);
     let frames: Vec<u8> =
         disk.chunks(32 << 10).flat_map(|half| zstd::bulk::compress(half, 3).unwrap()).collect();
-    // The cluster has at least the sector that it begins in.
+    // The cluster has at least the sector in which it begins.
     assert!(at % 512 + frames.len() as u64 <= 512);
     file.write_all_at(&frames, at).unwrap();
     dir.qemu_img(&["convert", "-f", "qcow2", "-O", "raw", "DIR/c.qcow2", "DIR/back.raw"]);
@@ -475,18 +475,18 @@ fn other_formats_are_refused_by_name_with_advice() {
     let text = "#!/bin/sh\n# No disk at all, although of a good size.\n".repeat(512);
     fs::write(dir.path("text"), &text[..512 * 20]).unwrap();
     assert!(error(&dir.path("text")).1.contains("it is text"));
-    // Said to be raw, it is used as it is.
+    // If its format is given as raw, it is used as it is.
     assert!(open_source(&dir.path("text"), Some(FileFormat::Raw)).is_ok());
     assert!(open_source(&dir.path("text"), Some(FileFormat::Qcow2)).is_err());
 }
 
 #[test]
-fn a_format_that_is_said_is_not_guessed() {
+fn a_given_format_is_not_guessed() {
     let dir = Dir::new();
     let mut disk = vec![0; 1 << 20];
     noise(&mut disk[..70_000], 1);
     fs::write(dir.path("disk.raw"), &disk).unwrap();
-    // What a guest may write to its disk: the start of a qcow2 image that names a file of the host.
+    // A guest may write this to its disk: the start of a qcow2 image that names a file of the host.
     fs::write(dir.path("secret"), vec![7; 1 << 20]).unwrap();
     dir.qemu_img(&["create", "-f", "qcow2", "-F", "raw", "-b", "DIR/secret", "DIR/trap.raw"]);
     let trap = File::options().write(true).open(dir.path("trap.raw")).unwrap();
@@ -552,7 +552,7 @@ fn a_failed_export_keeps_the_existing_file() {
     let error = export_raw(&store, version.manifest, &dir.path("new"), &cancel, &mut |_| stop.cancel());
     assert_eq!(error.unwrap_err().kind(), ImageErrorKind::Cancelled);
     assert!(!dir.path("new").exists());
-    // Neither what was there before is replaced, nor what comes while it is written.
+    // The export replaces neither a file that existed before nor one that is created meanwhile.
     let comes = dir.path("comes");
     let mut come = |_| fs::write(&comes, b"old").unwrap();
     for (name, error) in [
@@ -575,7 +575,7 @@ fn a_failed_export_keeps_the_existing_file() {
 }
 
 #[test]
-fn an_export_takes_no_file_over_whatever_its_own_name() {
+fn an_export_overwrites_no_other_file() {
     let dir = Dir::new();
     let mut disk = vec![0; 64 << 10];
     noise(&mut disk, 1);
@@ -586,7 +586,7 @@ fn an_export_takes_no_file_over_whatever_its_own_name() {
         export_raw(&store, version.manifest, &to, &Cancel::new(), &mut |_| {}).unwrap();
         assert!(fs::read(to).unwrap() == disk);
     };
-    // Of somebody else, and a link to somebody else's.
+    // A file of another program, and a link to one.
     fs::write(dir.path(".a.partial"), b"mine").unwrap();
     fs::write(dir.path("precious"), b"mine").unwrap();
     symlink(dir.path("precious"), dir.path(".b.partial")).unwrap();
@@ -600,7 +600,7 @@ fn an_export_takes_no_file_over_whatever_its_own_name() {
 }
 
 #[test]
-fn exports_to_one_name_at_a_time_leave_a_whole_one() {
+fn simultaneous_exports_to_one_name_leave_a_complete_file() {
     let dir = Dir::new();
     let mut disk = vec![0; 64 << 10];
     noise(&mut disk, 1);
@@ -616,7 +616,7 @@ fn exports_to_one_name_at_a_time_leave_a_whole_one() {
                         assert_eq!(e.kind(), ImageErrorKind::Busy, "{e}");
                     }
                     ready.fetch_add(u32::from(exported.is_ok()), Ordering::Relaxed);
-                    // Whole from now on, whatever the others do.
+                    // From now on the file is complete, whatever the other exports do.
                     assert!(fs::read(&out).unwrap() == disk);
                 }
             });
@@ -642,7 +642,7 @@ fn a_cancelled_import_does_not_wait_for_a_source_that_hangs() {
     let error = outcome.recv_timeout(Duration::from_secs(60)).expect("the import ends").unwrap_err();
     assert_eq!(error.kind(), ImageErrorKind::Cancelled);
     assert_eq!(files(store_dir.path()), before);
-    // What comes too late goes nowhere.
+    // Answers that come too late are ignored.
     source.release();
     wait_until("all is answered", || source.waiting() == 0);
 }

@@ -12,7 +12,7 @@ use headwater_image::{
 };
 use headwater_testkit::{output, run, succeed};
 
-/// A disk with data that packs, data that does not, and holes.
+/// A disk with compressible data, incompressible data, and holes.
 fn raw(path: &Path) -> Vec<u8> {
     let mut disk = vec![0; (9 << 20) + 512];
     noise(&mut disk[65_536 + 1000..2 << 20], 1);
@@ -39,13 +39,13 @@ const FORMS: [(&str, &str); 8] = [
 ];
 
 #[test]
-fn each_form_reads_and_imports_as_qemu_reads_it() {
+fn each_format_reads_and_imports_like_in_qemu() {
     let dir = tempfile::tempdir().unwrap();
     let disk = raw(&dir.path().join("disk.raw"));
     for (format, options) in FORMS {
         let file = dir.path().join("image");
         qemu_img(dir.path(), &["convert", "-O", format, "-o", options, "DIR/disk.raw", "DIR/image"]);
-        // Some formats round the size up; qemu-img says what the disk is.
+        // Some formats round the size up. qemu-img reports the size of the disk.
         qemu_img(dir.path(), &["convert", "-f", format, "-O", "raw", "DIR/image", "DIR/back.raw"]);
         let expected = fs::read(dir.path().join("back.raw")).unwrap();
         assert!(expected.starts_with(&disk));
@@ -62,7 +62,7 @@ fn each_form_reads_and_imports_as_qemu_reads_it() {
     }
 }
 
-/// A loop device, given back when dropped.
+/// A loop device, detached when dropped.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -79,9 +79,9 @@ impl Drop for Loop {
     }
 }
 
-/// Only root may make its loop devices.
+/// Only root may create its loop devices.
 #[test]
-fn a_vhd_or_vhdx_on_a_block_device_reads_as_in_a_file() {
+fn a_vhd_or_vhdx_on_a_block_device_reads_like_a_file() {
     let dir = tempfile::tempdir().unwrap();
     raw(&dir.path().join("disk.raw"));
     for (n, (format, options)) in FORMS.into_iter().enumerate().filter(|(_, (format, _))| *format != "vmdk") {
@@ -101,7 +101,8 @@ fn a_qcow2_over_each_form_reads_as_qemu_reads_it() {
         let (base, top) = (format!("base-{n}"), dir.path().join(format!("top-{n}.qcow2")));
         let (base_path, top_path) = (format!("DIR/{base}"), format!("DIR/top-{n}.qcow2"));
         qemu_img(dir.path(), &["convert", "-O", format, "-o", options, "DIR/disk.raw", &base_path]);
-        // The header of the upper one says which format the lower one has, and its size is what QEMU takes that to be.
+        // The header of the upper file names the format of the lower one. QEMU uses the size that the lower
+        // one has in that format.
         qemu_img(dir.path(), &["create", "-q", "-f", "qcow2", "-b", &base, "-F", format, &top_path]);
         for command in ["write -P 7 100k 300k", "write -z 3500k 100k"] {
             run("qemu-utils", "qemu-io", &["-c", command, top.to_str().unwrap()]);
@@ -114,7 +115,7 @@ fn a_qcow2_over_each_form_reads_as_qemu_reads_it() {
 }
 
 #[test]
-fn a_backing_file_has_the_format_that_the_qcow2_over_it_says() {
+fn a_backing_file_has_the_format_that_its_overlay_names() {
     let dir = tempfile::tempdir().unwrap();
     raw(&dir.path().join("disk.raw"));
     qemu_img(dir.path(), &["convert", "-O", "vhdx", "DIR/disk.raw", "DIR/base"]);
@@ -145,7 +146,7 @@ fn an_enlarged_vhd_has_its_new_size() {
     );
     let path = dir.path().join("image");
     let mut bytes = fs::read(&path).unwrap();
-    // As Hyper-V leaves a disk that it made larger within its table: the original size stays.
+    // Hyper-V leaves a disk like this after enlarging it within its table: the original size stays.
     let larger = (disk.len() as u64 + (512 << 10)).to_be_bytes();
     let last = bytes.len() - 512;
     for footer in [0, last] {
@@ -167,7 +168,7 @@ fn an_enlarged_vhd_has_its_new_size() {
     assert!(error.to_string().contains("its footer is damaged"), "{error}");
 }
 
-/// CRC-32C of `bytes` with the four at 4 as zeroes, put there.
+/// Writes the CRC-32C of `bytes` into its bytes 4 to 7, which count as zeroes for it.
 fn seal(bytes: &mut [u8]) {
     bytes[4..8].fill(0);
     let bit = |crc: u32| (crc >> 1) ^ ((crc & 1) * 0x82f6_3b78);
@@ -190,7 +191,7 @@ fn entry_of(bytes: &[u8], table: usize, region: [u8; 4]) -> usize {
     (0..2).map(|n| table + 16 + 32 * n).find(|at| bytes[*at..].starts_with(&region)).unwrap()
 }
 
-/// Writes `log` into a VHDX, and into its headers that there is one.
+/// Writes `log` into a VHDX, and refers to it in the headers.
 fn with_log(vhdx: &[u8], log: &mut [u8]) -> Vec<u8> {
     let mut bytes = vhdx.to_vec();
     let id: [u8; 16] = std::array::from_fn(|n| n as u8 + 1);
@@ -229,14 +230,14 @@ fn a_vhdx_with_a_log_is_refused_until_the_log_is_in_the_file() {
         assert!(error.to_string().contains("not closed cleanly"), "{error}");
         assert!(error.to_string().contains(&format!("qemu-img check -r all {}", path.display())), "{error}");
     };
-    // A zero descriptor of 2^46 bytes: nobody has memory for these.
+    // A zero descriptor of 2^46 bytes, for which no memory suffices.
     let mut log = vec![0; 4096];
     log[64..68].copy_from_slice(b"zero");
     log[72..80].copy_from_slice(&(1u64 << 46).to_le_bytes());
     fs::write(&path, with_log(&bytes, &mut log)).unwrap();
     refused();
 
-    // As after a power cut: that a block is there stands only in the log.
+    // As after a power cut: only the log says that a block exists.
     let bat = u64_at(&bytes, entry_of(&bytes, REGION_TABLES[0], BAT) + 16) as usize;
     let mut log = vec![0; 8192];
     log[64..68].copy_from_slice(b"desc");
@@ -257,13 +258,13 @@ fn a_vhdx_with_a_log_is_refused_until_the_log_is_in_the_file() {
 }
 
 #[test]
-fn tables_that_would_fill_the_memory_are_refused() {
+fn tables_that_need_too_much_memory_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     raw(&dir.path().join("disk.raw"));
     let path = dir.path().join("image");
     let open = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
-        // Long enough for what they claim, and a hole.
+        // The file is long enough for what its tables claim, and has a hole.
         fs::File::options().write(true).open(&path).unwrap().set_len(1 << 30).unwrap();
         open_file(&path).map(drop)
     };
@@ -309,7 +310,7 @@ fn tables_that_would_fill_the_memory_are_refused() {
     refused_above("268435456", &bytes, "grain tables");
 }
 
-/// QEMU would read zeroes where the parent has data, so that its command is no help.
+/// QEMU would read zeroes where the parent has data, so its command would be wrong advice.
 #[test]
 fn a_vhd_with_a_parent_is_refused_without_advising_qemu() {
     let dir = tempfile::tempdir().unwrap();
@@ -343,7 +344,7 @@ fn disks_in_several_files_are_refused_with_advice() {
         &["create", "-q", "-f", "vmdk", "-b", "DIR/base.vmdk", "-F", "vmdk", "DIR/delta.vmdk"],
     );
     let error = refused("delta.vmdk");
-    // Nothing is wrong with it.
+    // The disk itself is not damaged.
     assert_eq!(error.kind(), ImageErrorKind::Unsupported, "{error}");
     let error = error.to_string();
     assert!(error.contains("difference to a parent") && error.contains("qemu-img convert"), "{error}");
@@ -355,11 +356,11 @@ fn disks_in_several_files_are_refused_with_advice() {
     assert_eq!(error.kind(), ImageErrorKind::Unsupported);
     assert!(error.to_string().contains("description of a VMDK") && error.to_string().contains("qemu-nbd"));
     assert!(error.to_string().contains("raw, qcow2, VHD, VHDX and VMDK in one file"), "{error}");
-    // What is served as it is cannot come from an NBD server.
+    // Formats that are served without a conversion cannot come from an NBD server.
     assert!(error.to_string().contains("'headwater image import nbd+unix:///?socket=/tmp/disk.sock --name"));
     let error = open_source(&dir.path().join("flat.vmdk"), None).map(drop).unwrap_err().to_string();
     assert!(error.contains("use nbd+unix:///?socket=/tmp/disk.sock in place of the file"), "{error}");
-    // The whole of a machine's disk can be a container.
+    // The whole disk of a machine can be a container.
     let mut luks = b"LUKS\xba\xbe\0\x02".to_vec();
     luks.resize(1 << 20, 0);
     fs::write(dir.path().join("luks.raw"), luks).unwrap();
@@ -369,7 +370,7 @@ fn disks_in_several_files_are_refused_with_advice() {
 }
 
 #[test]
-fn a_piece_of_a_vmdk_is_not_taken_for_the_disk() {
+fn an_extent_of_a_vmdk_is_not_used_as_the_disk() {
     let dir = tempfile::tempdir().unwrap();
     let refused = |name: &str, says: &str| {
         let error = open_file(&dir.path().join(name)).map(drop).unwrap_err();
@@ -384,12 +385,12 @@ fn a_piece_of_a_vmdk_is_not_taken_for_the_disk() {
     qemu_img(dir.path(), &split);
     refused("split-s002.vmdk", "one piece");
 
-    // The same file, described as something else.
+    // The same file with another description.
     qemu_img(dir.path(), &["create", "-q", "-f", "vmdk", "DIR/whole.vmdk", "9M"]);
     let whole = fs::read(dir.path().join("whole.vmdk")).unwrap();
     let described = |from: &str, to: &str| {
         let at = whole.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
-        // It is followed by zeroes.
+        // Zeroes follow the file.
         let end = at + whole[at..].iter().position(|byte| *byte == 0).unwrap();
         let text = [to.as_bytes(), &whole[at + from.len()..end]].concat();
         let mut bytes = whole.clone();
@@ -418,7 +419,7 @@ fn a_fixed_vhd_that_was_padded_keeps_its_size() {
         assert!(read_all(open_file(&path).unwrap().as_ref()) == disk, "{padding} bytes");
         open_source(&path, Some(FileFormat::Vhd)).unwrap();
     }
-    // A raw disk that has the bytes of a footer somewhere is a raw disk all the same.
+    // A raw disk that contains the bytes of a footer elsewhere is still a raw disk.
     let mut used = [&sound[..], &[0; 1024][..]].concat();
     *used.last_mut().unwrap() = 1;
     let elsewhere = [&[0; 512][..], &sound[..], &[0; 1024][..]].concat();
@@ -430,9 +431,9 @@ fn a_fixed_vhd_that_was_padded_keeps_its_size() {
     }
 }
 
-/// The marks are those that the documents of the formats name; no tool here makes most of these files.
+/// The marks come from the specifications of the formats. No tool here makes most of these files.
 #[test]
-fn containers_are_refused_by_name_and_not_taken_as_raw() {
+fn containers_are_refused_by_name_and_not_read_as_raw() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     let refused = |says: &str| {
@@ -511,13 +512,13 @@ fn damaged_files_are_errors_and_leave_nothing() {
         for len in [100, 600, whole.len() / 2] {
             fs::write(&cut, &whole[..len]).unwrap();
             let options = ImportOptions::new("disk".parse().unwrap(), 0);
-            // Half of a fixed VHD has no footer any more, and is a raw disk for all that anybody can tell.
+            // Half of a fixed VHD has no footer any more, so it looks like a raw disk.
             if format == "vpc" && whole.len() > 9 << 20 && len == whole.len() / 2 {
                 continue;
             }
             let outcome = open_file(&cut).and_then(|image| import(image, &store, &options, &mut |_| {}));
             let error = outcome.map(drop).expect_err(&format!("{format} cut to {len} bytes")).to_string();
-            // QEMU reads none of them. The beginning of a VHD of fixed size is a raw disk.
+            // QEMU reads none of them. The beginning of a fixed VHD is a raw disk.
             if !is_known_by_its_end {
                 assert!(error.contains("damaged or truncated: copy it again"), "{format}, {len}: {error}");
                 assert!(!error.contains("qemu-nbd"), "{format}, {len}: {error}");
@@ -525,7 +526,7 @@ fn damaged_files_are_errors_and_leave_nothing() {
             assert!(format != "vmdk" || !error.contains("whole buffer"), "{len}: {error}");
             assert_eq!(files(store.path()), before, "{format} cut to {len} bytes");
         }
-        // Bytes that are changed anywhere in the tables end in bytes or an error, never in a panic.
+        // Changed bytes anywhere in the tables lead to bytes or to an error, never to a panic.
         for round in 0..25u64 {
             let mut bytes = whole.clone();
             let tables = bytes.len().min(3 << 20) as u64;

@@ -1,4 +1,4 @@
-//! What is seen of a disk at its import, with partition tables made by sfdisk and file systems made by mke2fs.
+//! What an import detects on a disk, with partition tables made by sfdisk and file systems made by mke2fs.
 
 use std::fs;
 use std::path::Path;
@@ -60,7 +60,7 @@ fn a_disk_that_boots_with_uefi_only_is_recognised() {
 
 /// parted writes such code with an MBR, and sfdisk leaves it there if the disk gets a GPT.
 #[test]
-fn generic_boot_code_of_a_gpt_starts_nothing() {
+fn generic_boot_code_of_a_gpt_does_not_count() {
     let dir = tempfile::tempdir().unwrap();
     let path = partitioned(dir.path(), "dos", &["type=linux"]);
     let disk = path.to_str().unwrap();
@@ -88,7 +88,7 @@ fn a_disk_without_boot_code_is_a_remark() {
 }
 
 #[test]
-fn a_disk_on_which_nothing_is_known_is_a_remark() {
+fn a_disk_without_known_content_is_a_remark() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.raw");
     let mut bytes = vec![0; 4 << 20];

@@ -16,7 +16,7 @@ use headwater_testkit::{output, run, succeed};
 const PARTITION_AT: usize = 1 << 20;
 const PARTITION_BYTES: usize = 16 << 20;
 
-/// A loop device with sectors of 4,096 bytes, given back when dropped.
+/// A loop device with sectors of 4,096 bytes, detached when dropped.
 struct Loop(PathBuf);
 
 impl Drop for Loop {
@@ -25,7 +25,7 @@ impl Drop for Loop {
     }
 }
 
-/// Only root may make its loop devices.
+/// Only root may create its loop devices.
 fn attach(disk: &Path) -> Loop {
     let mut command = Command::new("losetup");
     command.args(["--find", "--show", "--sector-size", "4096"]).arg(disk);
@@ -99,7 +99,7 @@ fn sectors_of(path: &Path, told: Option<u32>) -> Result<u32, headwater_image::Im
 }
 
 #[test]
-fn partitions_of_an_mbr_say_the_size_of_sectors() {
+fn partitions_of_an_mbr_show_the_sector_size() {
     let dir = tempfile::tempdir().unwrap();
     let large = disk(dir.path(), "dos");
     assert_eq!(sectors_of(&large, None).unwrap(), 4096);
@@ -150,7 +150,7 @@ fn a_sealed_disk_keeps_the_sectors_of_its_version() {
     let path = disk(dir.path(), "gpt");
     let (_kept, store) = store();
     let parent = add(&store, &path);
-    // The guest removes its partition table, which is all that says it on the disk.
+    // The guest removes its partition table, which alone shows the sector size on the disk.
     let mut bytes = fs::read(&path).unwrap();
     bytes[..8192].fill(0);
     let basis = Basis { parent, changes: Arc::new(|range, _| vec![(range.len(), true)]) };
@@ -161,7 +161,7 @@ fn a_sealed_disk_keeps_the_sectors_of_its_version() {
 }
 
 #[test]
-fn a_block_device_says_the_size_of_its_sectors() {
+fn the_sector_size_of_a_block_device_is_used() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.raw");
     fs::write(&path, vec![0; 1 << 20]).unwrap();

@@ -1,4 +1,4 @@
-//! Versions whose manifests are so long that they are read in pages, as parts of the disk are used.
+//! Versions with manifests so long that they are read in pages, when parts of the disk are used.
 
 use std::fs::File;
 use std::sync::{Arc, mpsc};
@@ -95,7 +95,7 @@ fn every_part_reads_as_written_in_any_order() {
 }
 
 #[test]
-fn nothing_waits_for_a_page_but_a_request_that_may() {
+fn only_requests_that_may_wait_wait_for_a_page() {
     let Published { dir: _dir, store, disk, id } = published();
     let reader = open(&store, id);
     let at = 2 * PAGE * CHUNK;
@@ -118,7 +118,8 @@ fn boots_are_recorded_and_sequential_reads_prefetched() {
     let Published { dir: _dir, store, id, .. } = published();
     let reader = open(&store, id);
     reader.record(Duration::from_secs(600));
-    // Up to the end of a page: what is ahead of it lies on one that nobody reads. Pages are of chunks with data.
+    // Up to the end of a page, because the next chunks are described in a page that nobody reads. Pages
+    // describe chunks with data.
     let whole = Manifest::decode(&store.manifest(id).unwrap()).unwrap();
     let number = |place: usize| whole.data().nth(place).unwrap().0 as usize;
     let (first, end) = (number(PAGE - 64), number(PAGE));
@@ -139,7 +140,7 @@ fn damage_in_a_page_affects_only_its_reads_until_repaired() {
     let Published { dir, store, disk, id } = published();
     let (_other_dir, other) = small_chunks();
     import_bytes(&other, "disk", &disk);
-    // In the entry of the chunk that is the 3000th with data: on the third page.
+    // The damage is in the entry of the 3000th chunk with data, on the third page.
     let path = dir.path().join("manifests").join(id.to_string());
     flip(&path, chunks_at(&store, id) + 48 * 3000 + 5);
     let reader = open(&store, id);
@@ -161,7 +162,7 @@ fn damage_in_a_page_affects_only_its_reads_until_repaired() {
 }
 
 #[test]
-fn damage_in_front_of_the_chunks_is_found_when_the_version_is_opened() {
+fn damage_before_the_chunk_table_is_found_at_opening() {
     let Published { dir, store, id, .. } = published();
     let path = dir.path().join("manifests").join(id.to_string());
     for at in [0, 20, 60, 90, chunks_at(&store, id) - 1] {
@@ -178,7 +179,7 @@ fn a_version_can_be_removed_after_the_last_answer() {
     let Published { dir, store, disk, id } = published();
     let manifest = File::open(dir.path().join("manifests").join(id.to_string())).unwrap();
     let cache = ChunkCache::new(256 << 20);
-    // First the chunk has to be fetched, then it is in the cache.
+    // The chunk is first fetched, and then comes from the cache.
     for round in 0..16 {
         let reader = VersionReader::open(&store, id, Arc::clone(&cache)).unwrap();
         let at = round / 2 * PAGE * CHUNK;

@@ -37,7 +37,7 @@ fn an_image_comes_back_as_it_went_in() {
 }
 
 #[test]
-fn a_disk_that_no_machine_could_have_is_refused_before_anything_is_written() {
+fn an_impossible_disk_is_refused_before_anything_is_written() {
     let (dir, store) = store();
     let before = files(dir.path());
     let options = ImportOptions::new("disk".parse().unwrap(), 0);
@@ -49,7 +49,7 @@ fn a_disk_that_no_machine_could_have_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn one_content_is_one_version_whatever_the_number_of_threads() {
+fn the_number_of_threads_does_not_change_the_version() {
     let mut disk = vec![0; 24 << 20];
     noise(&mut disk, 3);
     // Equal chunks far apart, so that different workers meet them.
@@ -99,7 +99,7 @@ fn equal_chunks_are_stored_once_across_versions_and_images() {
 }
 
 #[test]
-fn an_image_of_zeroes_takes_a_manifest_and_nothing_else() {
+fn an_image_of_zeroes_needs_only_a_manifest() {
     let (_dir, store) = store();
     let imported = import_bytes(&store, "empty", &vec![0; 3 << 20]);
     assert_eq!((imported.data_bytes, imported.version.objects.len()), (0, 0));

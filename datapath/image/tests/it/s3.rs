@@ -20,7 +20,7 @@ use headwater_testkit::{Fault, HttpRelay, test_name, wait_until};
 
 /// The server is this program, started again by this test.
 fn served_by() -> &'static str {
-    test_name(a_server_that_is_gone_is_no_damage)
+    test_name(an_unreachable_server_is_not_damage)
 }
 
 struct Served {
@@ -59,7 +59,7 @@ fn import_as(name: &str, store: &dyn Store, disk: &[u8]) -> Version {
 }
 
 #[test]
-fn a_server_that_is_gone_is_no_damage() {
+fn an_unreachable_server_is_not_damage() {
     serve_if_asked();
     let mut served = served();
     let mut disk = vec![0; 4 << 20];
@@ -84,7 +84,7 @@ fn a_server_that_is_gone_is_no_damage() {
 }
 
 #[test]
-fn chunks_are_carried_out_of_sparse_objects_of_a_bucket_too() {
+fn sparse_objects_of_a_bucket_are_compacted_too() {
     let served = served();
     let (store, name) = (&served.store, "disk".parse().unwrap());
     let mut disk = vec![0; 4 << 20];
@@ -244,7 +244,7 @@ fn reads_of_a_bucket_that_does_not_answer_end_when_it_is_closed() {
 }
 
 #[test]
-fn an_object_that_is_damaged_in_other_places_too_is_copied_as_a_whole() {
+fn an_object_with_further_damage_is_copied_as_a_whole() {
     let served = served();
     let (_dir, other) = store();
     let mut disk = vec![0; 4 << 20];

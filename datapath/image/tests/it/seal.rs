@@ -91,7 +91,7 @@ fn the_cost_of_a_sealed_version_follows_the_changes() {
 }
 
 #[test]
-fn a_seal_of_nothing_or_of_another_disk_is_refused_and_leaves_nothing() {
+fn a_seal_without_changes_or_of_another_disk_is_refused() {
     let (dir, store) = store();
     let (old, new) = before_and_after();
     let parent = import_bytes(&store, "disk", &old).version;

@@ -137,7 +137,7 @@ fn thirty_two_machines_booting_read_each_chunk_once() {
 }
 
 #[test]
-fn a_store_that_cannot_be_read_for_now_is_not_taken_for_damaged() {
+fn a_temporarily_unreadable_store_is_not_reported_as_damaged() {
     let (_dir, store) = store();
     let mut disk = vec![0; 2 << 20];
     noise(&mut disk, 1);
@@ -158,7 +158,7 @@ fn a_store_that_cannot_be_read_for_now_is_not_taken_for_damaged() {
 }
 
 #[test]
-fn an_object_that_cannot_be_opened_for_now_is_not_taken_for_lost() {
+fn a_temporarily_unreadable_object_is_not_reported_as_lost() {
     let (dir, store) = store();
     let mut disk = vec![0; 2 << 20];
     noise(&mut disk, 1);
@@ -190,7 +190,7 @@ fn an_object_that_cannot_be_opened_for_now_is_not_taken_for_lost() {
 }
 
 #[test]
-fn a_cache_smaller_than_the_image_stays_in_its_bounds_and_gives_the_right_bytes() {
+fn a_small_cache_keeps_to_its_limit_and_returns_correct_bytes() {
     let (_dir, store) = store();
     let mut disk = vec![0; 8 << 20];
     noise(&mut disk, 2);
@@ -278,7 +278,7 @@ fn reads_by_others_than_the_machine_are_not_recorded() {
 }
 
 #[test]
-fn a_prefetch_of_everything_brings_a_part_and_lets_reads_pass() {
+fn a_prefetch_of_everything_is_limited_and_yields_to_reads() {
     let (_dir, store) = store();
     let mut disk = vec![0; 48 << 20];
     noise(&mut disk, 6);

@@ -364,7 +364,7 @@ fn wrong_bytes_are_refused_in_merged_reads_too() {
 }
 
 #[test]
-fn a_boot_is_recorded_and_the_next_one_finds_it_in_memory() {
+fn the_chunks_of_a_recorded_boot_are_in_memory_at_the_next_one() {
     let setup = setup(32);
     let boot: Vec<usize> = (0..100).map(|n| n * 41 % 512).collect();
     let trace = {
@@ -434,7 +434,7 @@ fn readers_of_a_version_have_one_manifest() {
 }
 
 #[test]
-fn a_read_that_must_wait_for_its_last_chunk_copies_none_before() {
+fn a_read_that_waits_for_its_last_chunk_copies_nothing_yet() {
     let setup = setup(1);
     let cache = ChunkCache::new(1 << 20);
     let reader = setup.open(Arc::clone(&cache));
@@ -577,7 +577,7 @@ fn leftover_chunks_are_read_back_before_they_count() {
 }
 
 #[test]
-fn a_version_that_was_copied_needs_no_server() {
+fn a_copied_version_needs_no_server() {
     let setup = setup(24);
     let disk = setup.disk_cache();
     let reader = setup.open(ChunkCache::with_disk(1 << 20, Arc::clone(&disk)));
@@ -597,7 +597,7 @@ fn a_version_that_was_copied_needs_no_server() {
 }
 
 #[test]
-fn a_version_that_was_copied_does_not_wait_behind_one_that_was_not() {
+fn a_copied_version_does_not_wait_behind_a_remote_one() {
     let setup = setup(8);
     let mut other = vec![0; 4 << 20];
     noise(&mut other, 6);
@@ -715,7 +715,7 @@ fn a_read_does_not_wait_for_an_object_that_only_another_version_needs() {
 }
 
 #[test]
-fn a_copy_is_not_whole_before_its_version_can_be_opened_again() {
+fn a_copy_is_complete_only_if_its_version_can_be_reopened() {
     let setup = setup(4);
     let disk = setup.disk_cache();
     // As on a full disk: the manifest is not kept when the version is opened.
@@ -738,7 +738,7 @@ fn a_copy_is_not_whole_before_its_version_can_be_opened_again() {
 }
 
 #[test]
-fn export_and_verify_read_chunks_that_lie_side_by_side_together() {
+fn export_and_verify_merge_reads_of_adjacent_chunks() {
     let setup = setup(4);
     let dir = tempfile::tempdir().unwrap();
     let (to, cancel) = (dir.path().join("disk.raw"), Cancel::new());
@@ -779,7 +779,7 @@ fn export_and_verify_read_chunks_that_lie_side_by_side_together() {
 }
 
 #[test]
-fn a_damaged_chunk_keeps_no_other_one_from_being_copied() {
+fn a_damaged_chunk_blocks_the_copy_of_no_other() {
     let setup = setup(24);
     let reader = setup.open(ChunkCache::with_disk(1 << 20, setup.disk_cache()));
     // One chunk in each of this many groups. If each waited for a thread of its own, no thread would be left.
@@ -797,7 +797,7 @@ fn a_damaged_chunk_keeps_no_other_one_from_being_copied() {
 }
 
 #[test]
-fn a_missing_object_delays_no_other_and_is_asked_once() {
+fn a_missing_object_delays_no_other_and_is_requested_once() {
     const HALF: usize = 16 << 20;
     let setup = setup(HALF >> 20);
     let mut longer = setup.disk.clone();
@@ -844,7 +844,7 @@ fn copying_keeps_to_its_rate_and_ends_with_its_handle() {
 }
 
 #[test]
-fn a_line_that_is_cut_fails_requests_and_not_the_reader() {
+fn a_lost_connection_fails_requests_and_not_the_reader() {
     let setup = setup(4);
     let reader = setup.open(ChunkCache::new(64 << 20));
     setup.far.line.gone.store(true, Ordering::SeqCst);

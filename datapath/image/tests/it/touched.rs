@@ -13,7 +13,7 @@ use headwater_store::{Access, LocalDir, Store};
 use headwater_testkit::run;
 
 #[test]
-fn damage_is_reported_with_the_files_that_it_touches() {
+fn damage_is_reported_with_the_affected_files() {
     let dir = tempfile::tempdir().unwrap();
     let tree = dir.path().join("tree");
     fs::create_dir_all(tree.join("etc")).unwrap();
@@ -119,7 +119,7 @@ fn a_file_whose_inode_is_damaged_hides_no_other_one() {
 
 /// Reading as many zeroes as it claims would take hours.
 #[test]
-fn a_sparse_file_is_searched_for_damage_no_further_than_its_partition_is_large() {
+fn the_search_in_a_sparse_file_ends_with_its_partition() {
     let dir = tempfile::tempdir().unwrap();
     let commands = "write \"EMPTY\" /many/sparse\nset_inode_field /many/sparse size 1099511627776\n";
     let (image, large) = ext4_with(dir.path(), commands);
@@ -162,7 +162,7 @@ fn a_damaged_table_of_logical_partitions_hides_no_primary_one() {
 }
 
 #[test]
-fn damage_that_is_not_listed_touches_versions_and_files_too() {
+fn unlisted_damage_affects_versions_and_files_too() {
     const SMALL: usize = 4096;
     /// Chunks of the first partition. As threads read chunks out of order by less than a thousand, none behind them is listed.
     const CHUNKS: usize = DAMAGED_LISTED_MAX + 2000;

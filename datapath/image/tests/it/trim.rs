@@ -161,7 +161,7 @@ fn a_lost_object_is_copied_from_a_complete_source() {
 
 /// Versions come and go in two stores, which copy from each other; each that is listed is whole, and no more is kept than they need.
 #[test]
-fn versions_that_come_and_go_in_two_stores_stay_whole() {
+fn versions_in_two_changing_stores_stay_complete() {
     for seed in 1..7 {
         history(seed);
     }

@@ -91,7 +91,7 @@ impl Sites {
 }
 
 #[test]
-fn a_chunk_is_repaired_from_another_data_object_of_a_store_with_another_history() {
+fn a_chunk_is_repaired_from_another_object_of_another_store() {
     let sites = Sites::new(LEVEL_DEFAULT);
     let good = fs::read(sites.shared()).unwrap();
     let reader = VersionReader::open(&sites.here, sites.newest.manifest, ChunkCache::new(0)).unwrap();
@@ -163,7 +163,7 @@ fn mended_in_turn(sites: &Sites, there: &Arc<Noting>, times: usize) -> Vec<(usiz
 }
 
 #[test]
-fn a_copy_that_is_damaged_too_is_looked_for_once_in_a_round() {
+fn a_damaged_copy_is_searched_for_once_per_round() {
     let sites = Sites::new(LEVEL_DEFAULT);
     sites.spoil(&[PACKED]);
     spoil(sites.there_dir.path(), place(&sites.there, &sites.theirs, PACKED));
@@ -177,7 +177,7 @@ fn a_copy_that_is_damaged_too_is_looked_for_once_in_a_round() {
 }
 
 #[test]
-fn a_silent_store_is_given_up_for_the_round() {
+fn a_silent_store_is_skipped_for_the_round() {
     let sites = Sites::new(LEVEL_DEFAULT);
     sites.spoil(&[PACKED]);
     let there = Arc::new(Noting::new(sites.there.clone()));
@@ -196,7 +196,7 @@ fn a_silent_store_is_given_up_for_the_round() {
 }
 
 #[test]
-fn a_chunk_that_is_packed_otherwise_elsewhere_is_refused_and_nothing_is_changed() {
+fn a_differently_compressed_chunk_is_refused_without_changes() {
     // Into another length.
     let sites = Sites::new(19);
     let here = place(&sites.here, &sites.newest, PACKED).1;
@@ -232,7 +232,7 @@ fn with_more_damage_only_uncompressed_chunks_come_from_other_objects() {
 }
 
 #[test]
-fn a_chunk_is_repaired_from_another_data_object_of_the_store_itself() {
+fn a_chunk_is_repaired_from_another_object_of_the_same_store() {
     let (dir, here) = store();
     let mut disk = vec![0; 4 * CHUNK_BYTES];
     words(&mut disk, 1);

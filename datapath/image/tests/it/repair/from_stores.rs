@@ -66,7 +66,7 @@ fn every_kind_of_damage_is_repaired_from_another_store() {
 }
 
 #[test]
-fn a_repair_tells_how_many_places_are_done_and_that_it_reads_them_again() {
+fn a_repair_reports_repaired_places_and_their_rereading() {
     let mut disk = vec![0; 4 << 20];
     noise(&mut disk[..2 << 20], 1);
     let ((dir, here), (_other_dir, other)) = (store(), store());
@@ -158,7 +158,7 @@ fn numbered_chunks(count: usize) -> Vec<u8> {
 
 /// More chunks are damaged than are listed, so that the repair has a second pass.
 #[test]
-fn an_object_for_which_there_is_no_room_is_tried_once_in_a_repair() {
+fn an_object_without_enough_space_is_tried_once_per_repair() {
     const CHUNKS: usize = DAMAGED_LISTED_MAX + 500;
     let ((dir, here), (_other_dir, other)) = (small_chunks(), small_chunks());
     let disk = numbered_chunks(CHUNKS);
