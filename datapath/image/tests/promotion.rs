@@ -1,4 +1,5 @@
-//! What is fetched ahead goes before what came later once somebody waits for it. A process of its own: it fills the pool.
+//! A prefetch for which a read waits is served before later reads. This test has its own process because it
+//! occupies all threads of the pool.
 
 #[path = "it/fixture/mod.rs"]
 #[expect(dead_code, reason = "it is for others, too")]
@@ -15,7 +16,7 @@ use headwater_store::{
 };
 use parking_lot::{Condvar, Mutex};
 
-/// Reads under way, in the order in which they began, and how many of them may go on.
+/// Reads in progress, in the order in which they began, and how many of them may continue.
 #[derive(Default)]
 struct Gate {
     state: Mutex<(Vec<u64>, usize)>,
@@ -31,7 +32,7 @@ impl Gate {
         self.changed.wait_while(&mut state, |state| state.1 <= turn);
     }
 
-    /// Waits until so many reads began.
+    /// Waits until this many reads have begun.
     fn began(&self, reads: usize) {
         let until = Instant::now() + Duration::from_secs(60);
         let mut state = self.state.lock();
@@ -41,7 +42,7 @@ impl Gate {
         }
     }
 
-    /// Lets one more go on, or all.
+    /// Lets one more read continue, or all.
     fn open(&self, one: bool) {
         let mut state = self.state.lock();
         state.1 = if one { state.1 + 1 } else { usize::MAX };
@@ -130,7 +131,7 @@ fn an_awaited_prefetch_precedes_later_reads() {
             .submit(if ahead { Request::Prefetch { range } } else { Request::Read { range, buffer } }, done);
     };
     let of = |chunk: u64| reader.manifest().unwrap().chunk(chunk).unwrap().offset;
-    // All threads are busy; then a prefetch, reads, a read of what is prefetched, and reads that come after it.
+    // All threads are busy. Then come a prefetch, reads, a read of the prefetched chunk, and later reads.
     (0..FETCH_THREADS as u64).for_each(|n| submit(n * 2, false));
     gate.began(FETCH_THREADS);
     submit(100, true);

@@ -361,8 +361,9 @@ fn a_backing_file_with_qemu_options_is_refused() {
 #[test]
 fn encrypted_images_are_refused_at_every_place_of_a_chain() {
     let dir = Dir::new();
-    // AES is made by QEMU. LUKS is a plain image with the method's number (QCOW2, bytes 32 to 35) in its header: making a
-    // real one lets QEMU measure the processor, which it gives up where the clock of used time is coarse.
+    // QEMU makes the AES image. The LUKS image is a plain image with the number of the method (QCOW2, bytes
+    // 32 to 35) in its header: to make a real one, QEMU measures the processor, which fails if the clock of
+    // used time is too coarse.
     let aes = ["-o", "encrypt.format=aes,encrypt.key-secret=s"];
     dir.qemu_img(
         &[

@@ -1,4 +1,4 @@
-//! Import and reading back, from outside.
+//! Imports, and reading the versions again.
 
 use crate::fixture::{self, disk_of, files, hung_disk, import_bytes, noise, read_all, store};
 use headwater_block::{ByteRange, Device, ExtentKind, IoErrorKind, VOLUME_MAX_BYTES, blocking};
@@ -52,7 +52,7 @@ fn an_impossible_disk_is_refused_before_anything_is_written() {
 fn the_number_of_threads_does_not_change_the_version() {
     let mut disk = vec![0; 24 << 20];
     noise(&mut disk, 3);
-    // Equal chunks far apart, so that different workers meet them.
+    // Equal chunks that are far apart, so that different workers get them.
     for n in 0..20usize {
         let from = (n * 37 % 300) * 65_536;
         disk.copy_within(from..from + 65_536, (n * 101 % 380) * 65_536);
@@ -89,7 +89,7 @@ fn equal_chunks_are_stored_once_across_versions_and_images() {
     assert_eq!(third.version.objects.len(), 2);
     assert_eq!((third.data_bytes, third.shared_bytes), ((4 << 20) + 65_536, 4 << 20));
 
-    // What the second version shares outlives the first.
+    // What the second version shares stays when the first one is removed.
     store.remove(&"b".parse().unwrap(), None).unwrap();
     store.remove(&"a".parse().unwrap(), Some(1)).unwrap();
     let reader = VersionReader::open(&store, third.version.manifest, ChunkCache::new(1 << 20)).unwrap();
@@ -151,7 +151,7 @@ fn an_import_from_a_source_that_hangs_can_be_cancelled() {
     let error = import(source, &store, &options, &mut |progress| {
         assert_eq!(progress.done_bytes, 0);
         cancel.cancel();
-        // Its server goes away, say: what waits fails, and what comes.
+        // For example, its server goes away: waiting requests fail, and so do new ones.
         cut.fail(ByteRange::new(0, 8 << 20).unwrap(), IoErrorKind::Closed);
         cut.release();
     })

@@ -66,7 +66,7 @@ fn an_unreachable_server_is_not_damage() {
     noise(&mut disk, 1);
     let version = import_to(&served.store, &disk);
     let (store, mut began) = (served.store.clone(), false);
-    // When the objects are open, and before a chunk is read.
+    // The server fails when the objects are open, before a chunk is read.
     let error = verify(&store, version.manifest, &Cancel::new(), &mut |_| {
         if !std::mem::replace(&mut began, true) {
             served.server.kill();
@@ -163,7 +163,7 @@ fn a_cancelled_upload_ends_with_the_parts_under_way() {
     assert_eq!(sending.first().unwrap().0, disk_bytes, "nothing is sent yet");
     assert_eq!(sending.last().unwrap().0, disk_bytes + (64 << 20));
     assert!(sending.iter().all(|(done, total)| done < total));
-    // What the import left disturbs no later import.
+    // Leftovers of the import disturb no later import.
     let version = import_to(&store, &vec![1; 1 << 20]);
     store.remove(&"disk".parse().unwrap(), None).unwrap();
     assert_eq!((version.number, keys("objects")), (1, 0));
@@ -256,7 +256,7 @@ fn an_object_with_further_damage_is_copied_as_a_whole() {
         import_to(&served.store, disk)
     });
     assert_eq!(versions[0].objects, versions[1].objects);
-    // Only the second version is left, and it needs the second half of the object.
+    // Only the second version remains, and it needs the second half of the object.
     served.store.remove(&"disk".parse().unwrap(), Some(1)).unwrap();
     let object = versions[1].objects[0];
     let path = served.keys.join("objects").join(object.to_string());

@@ -1,5 +1,5 @@
-//! Versions made from a version: only what changed is read and stored, and a store that fails at any of its
-//! operations is left with the old state or with the whole of the new version.
+//! Versions made from a version: only the changes are read and stored. A store that fails at any of its
+//! operations has either the old state or the complete new version.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use headwater_store::{
 const CHUNK: usize = 65_536;
 const BLOCK: usize = 4096;
 
-/// What of a disk differs, by blocks; told in small pieces.
+/// The blocks of a disk that differ, reported in small pieces.
 fn basis(parent: Hash, old: &[u8], new: &[u8]) -> Basis {
     let blocks: Vec<bool> = old.chunks(BLOCK).zip(new.chunks(BLOCK)).map(|(a, b)| a != b).collect();
     let changes = move |range: ByteRange, max: usize| {
@@ -47,7 +47,7 @@ fn seal(store: &dyn Store, basis: Basis, new: &[u8]) -> Result<Imported, ImageEr
     import(disk_of(new.to_vec()), store, &options, &mut |_| {})
 }
 
-/// A disk of 40 chunks and a bit, with holes, and what became of it.
+/// A disk of 40 chunks and a bit, with holes, and a changed copy of it.
 fn before_and_after() -> (Vec<u8>, Vec<u8>) {
     let mut old = vec![0; 40 * CHUNK + 1536];
     noise(&mut old, 5);
@@ -75,7 +75,7 @@ fn the_cost_of_a_sealed_version_follows_the_changes() {
     let parent = import_bytes(&store, "disk", &old).version;
     let sealed = seal(&store, basis(parent.manifest, &old, &new), &new).unwrap();
     assert!(read_version(&store, &sealed.version) == new && read_version(&store, &parent) == old);
-    // Chunks 3, 12, 25 to 27, 30 and the last were looked at; three of them hold something new.
+    // Chunks 3, 12, 25 to 27, 30 and the last were read. Three of them have new content.
     assert_eq!(sealed.read_bytes, (6 * CHUNK + 1536) as u64);
     let stored = sealed.version.stored_bytes;
     assert!(stored < (CHUNK + 2 * BLOCK + 1536 + 20_000) as u64, "{stored} bytes were stored");
@@ -85,7 +85,7 @@ fn the_cost_of_a_sealed_version_follows_the_changes() {
     assert_eq!(manifest.parent(), Some(parent.manifest));
     let found = verify(&store, version.manifest, &Cancel::new(), &mut |_| {}).unwrap();
     assert_eq!((found.damaged_chunks, found.objects.len()), (0, 0));
-    // The old version may go: what the new one needs of it stays.
+    // The old version can be removed: what the new one needs of it stays.
     store.remove(&"disk".parse().unwrap(), Some(1)).unwrap();
     assert!(read_version(&store, version) == new);
 }
@@ -110,23 +110,23 @@ fn a_seal_without_changes_or_of_another_disk_is_refused() {
     assert_eq!(gone.kind(), ImageErrorKind::NotFound);
 }
 
-/// A store that fails at one operation, and at all that follow it: who uses it is as good as dead.
-struct DyingStore {
+/// A store that fails at one operation and at all later ones, as if the process had died.
+struct FailingStore {
     store: LocalDir,
     left: Arc<AtomicU64>,
 }
 
 fn one_more(left: &AtomicU64) -> Result<(), StoreError> {
     let was = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-    was.map(drop).map_err(|_| StoreError::new(StoreErrorKind::Io, "the store is gone"))
+    was.map(drop).map_err(|_| StoreError::new(StoreErrorKind::Io, "the store failed"))
 }
 
-struct DyingPublication {
+struct FailingPublication {
     inner: Box<dyn Publication>,
     left: Arc<AtomicU64>,
 }
 
-impl Publication for DyingPublication {
+impl Publication for FailingPublication {
     fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         one_more(&self.left)?;
         self.inner.append(bytes)
@@ -156,13 +156,13 @@ impl Publication for DyingPublication {
     fn commit(self: Box<Self>, version: NewVersion<'_>) -> Result<Committed, StoreError> {
         one_more(&self.left)?;
         let done = self.inner.commit(version)?;
-        // It was made, and nobody is told.
+        // The version was published, but the caller gets an error.
         one_more(&self.left)?;
         Ok(done)
     }
 }
 
-impl Store for DyingStore {
+impl Store for FailingStore {
     fn chunk_bytes(&self) -> u32 {
         self.store.chunk_bytes()
     }
@@ -188,7 +188,7 @@ impl Store for DyingStore {
     fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
         one_more(&self.left)?;
         let inner = self.store.publish()?;
-        Ok(Box::new(DyingPublication { inner, left: Arc::clone(&self.left) }))
+        Ok(Box::new(FailingPublication { inner, left: Arc::clone(&self.left) }))
     }
     fn change(
         &self,
@@ -205,13 +205,13 @@ impl Store for DyingStore {
 #[test]
 fn a_failing_store_has_the_old_state_or_the_new_version() {
     let (old, new) = before_and_after();
-    let (mut failures, mut unheard) = (0, 0);
+    let (mut failures, mut unconfirmed) = (0, 0);
     for left in 0.. {
         let dir = tempfile::tempdir().unwrap();
         let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
         let parent = import_bytes(&store, "disk", &old).version;
         let before = files(dir.path());
-        let dying = DyingStore { store: store.clone(), left: Arc::new(AtomicU64::new(left)) };
+        let dying = FailingStore { store: store.clone(), left: Arc::new(AtomicU64::new(left)) };
         let outcome = seal(&dying, basis(parent.manifest, &old, &new), &new);
         drop((dying, store));
         let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
@@ -223,18 +223,18 @@ fn a_failing_store_has_the_old_state_or_the_new_version() {
                 break;
             }
             (Err(_), Some(version)) => {
-                unheard += 1;
+                unconfirmed += 1;
                 assert!(read_version(&store, version) == new, "after {left} operations");
             }
             (Err(_), None) => {
                 failures += 1;
                 assert_eq!(files(dir.path()), before, "something is left after {left} operations");
             }
-            (Ok(_), None) => panic!("it was said to be there after {left} operations"),
+            (Ok(_), None) => panic!("it was reported as published after {left} operations"),
         }
-        // And it works the next time, also on top of the one that nobody was told of.
+        // The next attempt succeeds, also on top of the version whose publication returned an error.
         let again = seal(&store, basis(parent.manifest, &old, &new), &new).unwrap();
         assert!(read_version(&store, &again.version) == new);
     }
-    assert!(failures > 4 && unheard == 1, "{failures} failures, {unheard} that nobody was told of");
+    assert!(failures > 4 && unconfirmed == 1, "{failures} failures, {unconfirmed} unconfirmed");
 }

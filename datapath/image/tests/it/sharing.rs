@@ -1,4 +1,4 @@
-//! Many machines on one image: single flight, bounds, what needs no thread.
+//! Many machines on one image: fetches are shared, limits hold, and cached reads need no thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
@@ -13,14 +13,14 @@ use headwater_store::{
 
 const CHUNK: usize = 65_536;
 
-/// A store whose objects count the bytes that are read, and take their time.
+/// A store whose objects count the bytes that are read, and answer slowly.
 struct SlowStore {
     store: LocalDir,
     read_bytes: Arc<AtomicU64>,
     delay: Duration,
-    /// Whether reads fail, for a reason that has nothing to do with the bytes.
+    /// Whether reads fail for a reason that is unrelated to the bytes.
     fails: Arc<AtomicBool>,
-    /// Whether the next object cannot be opened, for such a reason.
+    /// Whether opening the next object fails for such a reason.
     fails_to_open: AtomicBool,
 }
 
@@ -28,7 +28,7 @@ struct SlowObject {
     object: Arc<dyn Object>,
     read_bytes: Arc<AtomicU64>,
     delay: Duration,
-    /// Whether reads fail, for a reason that has nothing to do with the bytes.
+    /// Whether reads fail for a reason that is unrelated to the bytes.
     fails: Arc<AtomicBool>,
 }
 
@@ -130,8 +130,8 @@ fn thirty_two_machines_booting_read_each_chunk_once() {
     assert_eq!(store.read_bytes.load(Ordering::SeqCst), 6 << 20);
     let counters = cache.counters();
     assert_eq!((counters.fetches, counters.evictions, counters.failures), (96, 0, 0));
-    assert!(counters.joined > 0, "nobody ever waited for somebody else's fetch");
-    // On some processors each takes a page more.
+    assert!(counters.joined > 0, "no fetch was shared");
+    // On some processors each chunk takes one page more.
     let takes = (6 << 20)..=(6 << 20) + 96 * 4096;
     assert!(takes.contains(&counters.held_bytes), "{counters:?}");
 }
@@ -270,7 +270,7 @@ fn reads_by_others_than_the_machine_are_not_recorded() {
     reader.record(Duration::from_secs(3600));
     let other = (Arc::clone(&reader) as Arc<dyn Device>).unrecorded().unwrap();
     assert_eq!(other.geometry(), reader.geometry());
-    // Once by fetching, once from memory.
+    // The first read fetches, and the second one reads from memory.
     for _ in 0..2 {
         assert!(read_all(&*other) == disk);
     }
@@ -298,11 +298,11 @@ fn a_prefetch_of_everything_is_limited_and_yields_to_reads() {
     blocking::read(reader.as_ref(), 40 << 20, &mut part).unwrap();
     assert!(part == disk[40 << 20..(40 << 20) + 4096]);
     let early = rx.try_iter().count();
-    assert!(early < 100, "the read came after all of what nobody waits for");
-    // Those that were given up are answered too.
+    assert!(early < 100, "the read came after all prefetches");
+    // Cancelled prefetches are answered, too.
     assert!((early..100).all(|_| rx.recv().unwrap()));
     let read_bytes = store.read_bytes.load(Ordering::SeqCst);
-    // Others of this process fetch ahead too, and may have had some of the room.
+    // Other tests of this process prefetch, too, and may have used some of the limit.
     assert!(((16 << 20)..(33 << 20)).contains(&read_bytes), "{read_bytes} bytes were read");
     prefetch();
     assert!(rx.recv().unwrap());

@@ -36,7 +36,7 @@ struct Line {
     /// No server has this object. Also how often it was asked for.
     missing: Mutex<Option<Hash>>,
     asked_in_vain: AtomicU64,
-    /// The offsets of reads for which the reader said that somebody waits.
+    /// The offsets of reads that the reader marked as awaited.
     waited_for: Mutex<BTreeSet<u64>>,
     delay_us: AtomicU64,
 }
@@ -181,7 +181,7 @@ struct Setup {
     far: Far,
 }
 
-/// A disk of this many MiB whose chunks do not compress, in a store far away.
+/// A disk of this many MiB whose chunks do not compress, in a remote store.
 fn setup(mib: usize) -> Setup {
     let (store_dir, local) = store();
     let mut disk = vec![0; mib << 20];
@@ -192,8 +192,7 @@ fn setup(mib: usize) -> Setup {
 }
 
 impl Setup {
-    /// Opens the directory. It becomes free only when an earlier reader has finished what it was fetching
-    /// ahead.
+    /// Opens the directory. It is free only when an earlier reader has finished its prefetches.
     fn disk_cache(&self) -> Arc<DiskCache> {
         let until = Instant::now() + Duration::from_secs(60);
         loop {
@@ -210,7 +209,7 @@ impl Setup {
         VersionReader::open(&self.far, self.manifest, cache).unwrap()
     }
 
-    /// Makes a chunk of the disk wrong in the store. Returns how much of the store that is.
+    /// Damages a chunk of the disk in the store. Returns its length in the store.
     fn damage(&self, index: usize) -> u64 {
         let manifest = Manifest::decode(&self.far.store.manifest(self.manifest).unwrap()).unwrap();
         let chunk = manifest.chunk(index as u64).unwrap();
@@ -256,7 +255,7 @@ fn sequential_reads_are_prefetched_and_fetched_once() {
     let counters = cache.counters();
     assert_eq!(counters.fetched_bytes, 32 << 20);
     assert!(counters.ahead >= 500, "{counters:?}");
-    // Chunks that lie side by side come together.
+    // Adjacent chunks are fetched together.
     assert!(setup.requests() <= 512 / 3, "{} requests", setup.requests());
 }
 
@@ -316,7 +315,7 @@ fn second_reads_use_the_local_disk_and_replace_damage() {
         assert!(read_all(reader.as_ref()) == setup.disk);
         assert!(disk.counters().hits >= 256 && disk.counters().damaged == 0, "{:?}", disk.counters());
     }
-    // A changed byte in each of three chunks, seen only by their hashes.
+    // A changed byte in each of three chunks, which only their hashes show.
     let path = setup.cache_dir.path().join("segment-0");
     let mut bytes = std::fs::read(&path).unwrap();
     for record in [3, 17, 31] {
@@ -330,8 +329,8 @@ fn second_reads_use_the_local_disk_and_replace_damage() {
     assert!(read_all(reader.as_ref()) == setup.disk);
     assert_eq!(disk.counters().damaged, 3);
     assert_eq!(setup.bytes() - before, 3 * CHUNK as u64);
-    wait_until("they are kept", || disk.counters().writes == 3);
-    // And they are right again.
+    wait_until("they are cached", || disk.counters().writes == 3);
+    // Now they are correct again.
     setup.far.line.gone.store(true, Ordering::SeqCst);
     drop(reader);
     let reader = setup.open(ChunkCache::with_disk(memory, disk));
@@ -350,7 +349,7 @@ fn many_readers_share_one_fetch_through_both_caches() {
     });
     assert_eq!(setup.bytes(), 8 << 20);
     let disk = cache.disk().unwrap();
-    wait_until("all of it is kept", || disk.counters().writes >= 128);
+    wait_until("all of it is cached", || disk.counters().writes >= 128);
     assert_eq!(disk.counters().writes, 128);
 }
 
@@ -393,7 +392,7 @@ fn the_chunks_of_a_recorded_boot_are_in_memory_at_the_next_one() {
     }
     assert_eq!(setup.bytes() - before, 100 * CHUNK as u64);
 
-    // The budget is kept, and a trace of another version refused.
+    // The budget is respected, and a trace of another version is refused.
     let reader = setup.open(ChunkCache::new(64 << 20));
     let before = setup.bytes();
     let work = reader.prefetch(&trace, 10 * CHUNK as u64 + 5).unwrap();
@@ -407,14 +406,14 @@ fn the_chunks_of_a_recorded_boot_are_in_memory_at_the_next_one() {
 #[test]
 fn a_budget_is_spent_on_the_start_of_a_trace() {
     let setup = setup(32);
-    // Neither in the order of the disk nor in its reverse.
+    // The order is neither that of the disk nor its reverse.
     let boot: Vec<usize> = (0..100).map(|n| (n * 41 + 200) % 512).collect();
     let listed: Vec<_> = boot.iter().map(|chunk| (*chunk as u64, 0)).collect();
     let trace = Trace::of_boot(setup.manifest, &listed);
     let reader = setup.open(ChunkCache::new(64 << 20));
     wait_for(&reader.prefetch(&trace, 60 * CHUNK as u64 + 5).unwrap());
     assert_eq!(setup.bytes(), 60 * CHUNK as u64);
-    // The chunks at the beginning of the trace are here, and the later ones are not.
+    // The chunks at the beginning of the trace are cached, and the later ones are not.
     setup.far.line.gone.store(true, Ordering::SeqCst);
     for chunk in &boot[..60] {
         assert!(read_chunk(&reader, *chunk) == setup.disk[chunk * CHUNK..chunk * CHUNK + 4096]);
@@ -460,7 +459,7 @@ fn shared_pages_count_as_read() {
     let whole = |chunk: u64| ByteRange::new(chunk * CHUNK as u64, CHUNK as u64).unwrap();
     assert!(!reader.read_shared(whole(0), &mut parts));
     for chunk in 0..128 {
-        // A chunk is lent if it is in memory, as the NBD server asks for it, and read if not.
+        // A chunk is lent if it is in memory, as in the NBD server, and read if not.
         if !reader.read_shared(whole(chunk), &mut parts) {
             read_chunk(&reader, chunk as usize);
         }
@@ -478,14 +477,14 @@ fn awaited_reads_overtake_prefetches() {
     let line = &setup.far.line;
     line.waits.store(true, Ordering::SeqCst);
     let work = reader.prefetch(&trace, u64::MAX).unwrap();
-    // All that may be fetched ahead at a time.
+    // As many prefetches as are allowed at a time.
     wait_until("what is prefetched waits", || line.waiting.load(Ordering::SeqCst) >= 6);
     let at = 511 * CHUNK;
     let (tell, told) = std::sync::mpsc::channel();
     let range = ByteRange::new(at as u64, 4096).unwrap();
     let done = Completion::new(move |out| tell.send(out.result.map(|()| out.buffer)).unwrap());
     reader.submit(Request::Read { range, buffer: vec![0; 4096] }, done);
-    wait_until("it is read before them", || line.waiting.load(Ordering::SeqCst) >= 7);
+    wait_until("it is read before the prefetches", || line.waiting.load(Ordering::SeqCst) >= 7);
     let progress = work.progress();
     assert!(progress.done_bytes < progress.total_bytes / 2, "{progress:?}");
     line.waits.store(false, Ordering::SeqCst);
@@ -514,11 +513,11 @@ fn awaited_reads_overtake_prefetches_of_two_machines() {
     let (tell, told) = std::sync::mpsc::channel();
     let done = Completion::new(move |out| tell.send(out.result.map(|()| out.buffer)).unwrap());
     readers[0].submit(Request::Read { range, buffer: vec![0; 4096] }, done);
-    wait_until("it is said that somebody waits", || line.waited_for.lock().unwrap().contains(&offset));
+    wait_until("the read is marked as awaited", || line.waited_for.lock().unwrap().contains(&offset));
     *line.away.lock().unwrap() = None;
     assert!(told.recv().unwrap().unwrap() == setup.disk[6 * CHUNK..][..4096]);
     works.iter().for_each(wait_for);
-    // For all other chunks it was not said, although two readers have asked for each.
+    // All other chunks were not marked as awaited, although two readers requested each of them.
     assert_eq!(*line.waited_for.lock().unwrap(), BTreeSet::from([offset]));
     assert_eq!(setup.bytes(), 12 * CHUNK as u64);
 }
@@ -536,15 +535,15 @@ fn a_cancelled_copy_releases_its_version() {
     *line.away.lock().unwrap() = Some(reader.outline().objects()[0].id);
     let work = reader.hydrate(&rate_limit).unwrap();
     wait_until("the copy waits", || line.waiting.load(Ordering::SeqCst) >= 2);
-    // There is room for one of them.
+    // There is a slot for one of them.
     assert_eq!(others.hydrate(&rate_limit).err().unwrap().kind(), ImageErrorKind::NoSpace);
     // The machine stops.
     let held = Arc::downgrade(&reader);
     drop(work);
     drop(reader);
-    wait_until("nobody holds the version", || held.strong_count() == 0);
+    wait_until("no copy uses the version", || held.strong_count() == 0);
     let mut copied = None;
-    wait_until("there is room for the other one", || {
+    wait_until("there is a slot for the other one", || {
         copied = others.hydrate(&rate_limit).ok();
         copied.is_some()
     });
@@ -562,7 +561,7 @@ fn leftover_chunks_are_read_back_before_they_count() {
         let reader = setup.open(ChunkCache::with_disk(1 << 20, setup.disk_cache()));
         wait_for(&reader.hydrate(&rate_limit).unwrap());
     }
-    // A changed byte in each of three chunks, seen only by their hashes.
+    // A changed byte in each of three chunks, which only their hashes show.
     for record in [3, 17, 31] {
         flip(&setup.cache_dir.path().join("segment-0"), record * (CHUNK as u64 + 48) + 1000);
     }
@@ -583,10 +582,10 @@ fn a_copied_version_needs_no_server() {
     let reader = setup.open(ChunkCache::with_disk(1 << 20, Arc::clone(&disk)));
     let none = setup.open(ChunkCache::new(1 << 20)).hydrate(&Arc::new(RateLimit::new(None)));
     assert_eq!(none.err().unwrap().kind(), ImageErrorKind::Invalid);
-    // The line is cut in the middle for a moment.
+    // The connection breaks for a moment.
     setup.far.line.gone.store(true, Ordering::SeqCst);
     let work = reader.hydrate(&Arc::new(RateLimit::new(None))).unwrap();
-    wait_until("it meets the cut line", || work.failure().is_some());
+    wait_until("the broken connection is noticed", || work.failure().is_some());
     setup.far.line.gone.store(false, Ordering::SeqCst);
     wait_for(&work);
     let progress = work.progress();
@@ -638,7 +637,7 @@ fn reads_waiting_for_missing_servers_delay_no_others() {
     let here = setup.open(Arc::clone(&cache));
     let away = VersionReader::open(&setup.far, other_manifest, cache).unwrap();
     *setup.far.line.away.lock().unwrap() = Some(away.outline().objects()[0].id);
-    // More waiting reads than there are threads, both of readers and of reading ahead.
+    // More waiting reads and readahead than there are threads.
     let (waiting, answers) = std::sync::mpsc::channel();
     let offsets: Vec<u64> = (0..other.len() as u64).step_by(2 * CHUNK).collect();
     for at in offsets.clone() {
@@ -661,14 +660,14 @@ fn reads_waiting_for_missing_servers_delay_no_others() {
     for (at, read) in answers {
         assert!(read.unwrap() == other[at as usize..][..4096], "{at}");
     }
-    wait_until("none is left behind", || setup.far.line.waiting.load(Ordering::SeqCst) == 0);
+    wait_until("no read waits any more", || setup.far.line.waiting.load(Ordering::SeqCst) == 0);
 }
 
 #[test]
 fn a_read_does_not_wait_for_an_object_that_only_another_version_needs() {
     const AT: usize = 5 * CHUNK;
     let setup = setup(1);
-    // The chunk was damaged on the disk, so the next version has it in an object of its own.
+    // The chunk was damaged on the disk, so the next version has it in its own object.
     setup.damage(AT / CHUNK);
     let newer = import_bytes(&setup.far.store, "disk", &setup.disk).version.manifest;
     let open = |cache: &Arc<ChunkCache>| {
@@ -693,7 +692,7 @@ fn a_read_does_not_wait_for_an_object_that_only_another_version_needs() {
     wait_until("the older version waits for its object", || waiting() == 1);
     let second = submit(&newer).recv_timeout(Duration::from_secs(60));
     assert!(second.expect("it waits for the object of the other one").unwrap() == setup.disk[AT..][..4096]);
-    // The bytes that came are that chunk of the older version, too.
+    // These bytes are also the content of that chunk in the older version.
     let first = first.recv_timeout(Duration::from_secs(60));
     assert!(first.expect("it goes on waiting").unwrap() == setup.disk[AT..][..4096]);
     assert_eq!((cache.counters().fetches, cache.counters().joined), (2, 0));
@@ -708,7 +707,7 @@ fn a_read_does_not_wait_for_an_object_that_only_another_version_needs() {
     wait_until("both are read", || waiting() == before + 2);
     line.waits.store(false, Ordering::SeqCst);
     assert!(second.recv().unwrap().unwrap() == setup.disk[AT..][..4096]);
-    // Damaged, or right if the other read was faster.
+    // Damaged, or correct if the other read was faster.
     if let Ok(read) = first.recv().unwrap() {
         assert!(read == setup.disk[AT..][..4096]);
     }
@@ -718,7 +717,7 @@ fn a_read_does_not_wait_for_an_object_that_only_another_version_needs() {
 fn a_copy_is_complete_only_if_its_version_can_be_reopened() {
     let setup = setup(4);
     let disk = setup.disk_cache();
-    // As on a full disk: the manifest is not kept when the version is opened.
+    // As on a full disk: the manifest is not cached when the version is opened.
     let manifests = setup.cache_dir.path().join("manifests");
     std::fs::write(&manifests, "").unwrap();
     let reader = setup.open(ChunkCache::with_disk(1 << 20, disk));
@@ -759,7 +758,7 @@ fn export_and_verify_merge_reads_of_adjacent_chunks() {
     assert!(found.as_ref().is_ok_and(|found| found.is_sound() && found.chunks == 64), "{found:?}");
     // One more request for the object itself.
     assert!(requests <= 64 / 8 + 1, "{requests} requests");
-    // What was right in a round is not read again.
+    // What was correct in a round is not read again.
     let (found, requests) = verify(&round, &cancel);
     assert!(found.is_ok_and(|found| found.is_sound() && found.chunks == 64) && requests == 1);
 
@@ -806,7 +805,7 @@ fn a_missing_object_delays_no_other_and_is_requested_once() {
     let manifest = import_bytes(&setup.far.store, "longer", &longer).version.manifest;
     let cache = ChunkCache::with_disk(1 << 20, setup.disk_cache());
     let reader = VersionReader::open(&setup.far, manifest, cache).unwrap();
-    // Its first half is also that of the other image, and is copied first.
+    // Its first half is also a part of the other image, and is copied first.
     let objects: Vec<Hash> = reader.outline().objects().iter().map(|object| object.id).collect();
     assert_eq!(objects.len(), 2);
     let line = &setup.far.line;
@@ -815,7 +814,7 @@ fn a_missing_object_delays_no_other_and_is_requested_once() {
     wait_until("the other one is copied", || work.progress().done_bytes >= HALF as u64);
     assert!(!work.progress().is_over);
     assert_eq!(work.failure().unwrap().kind(), ImageErrorKind::NotFound);
-    // It has 16 parts of 1 MiB. Each thread tries one now and then.
+    // It has 16 parts of 1 MiB. Each thread tries one from time to time.
     let asked = line.asked_in_vain.load(Ordering::SeqCst);
     assert!((1..16).contains(&asked), "asked for {asked} times");
     for chunk in HALF / CHUNK..2 * HALF / CHUNK {
@@ -834,7 +833,8 @@ fn copying_keeps_to_its_rate_and_ends_with_its_handle() {
     let started = Instant::now();
     let work = reader.hydrate(&Arc::new(RateLimit::new(Some(4 << 20)))).unwrap();
     wait_until("4 MiB are copied", || work.progress().done_bytes >= 4 << 20);
-    // 4 MiB at 4 MiB/s, of which the first MiB of each thread comes at once. All would take seconds more.
+    // 4 MiB at 4 MiB/s, but the first MiB of each thread comes at once. Copying everything would take seconds
+    // longer.
     assert!(started.elapsed() >= Duration::from_millis(450), "{:?}", started.elapsed());
     drop(work);
     let at_the_end = setup.bytes();

@@ -1,4 +1,5 @@
-//! Damage is reported with the files that it touches, and where more is damaged than is listed with all versions that may have it.
+//! Damage is reported with the files that it affects. If there is more damage than can be listed, it is
+//! reported with all versions that may be affected.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -36,7 +37,7 @@ fn damage_is_reported_with_the_affected_files() {
     let (kept, store) = store();
     let version = import_bytes(&store, "disk", &disk).version;
     let path = object_path(kept.path(), &version);
-    // The chunk of the image that holds the middle of the file, found by the verification that it breaks.
+    // The flipped byte is in the chunk with the middle of the file `two`.
     let object = fs::read(&path).unwrap();
     let at = object.windows(64).position(|window| window == &disk[place..place + 64]).unwrap();
     flip(&path, at as u64);
@@ -50,13 +51,13 @@ fn damage_is_reported_with_the_affected_files() {
     assert_eq!((touched.files, touched.remarks), (vec!["the whole disk: /two".to_owned()], vec![]));
     // Two of the files can be read to the end.
     assert!(told.is_sorted() && told.last() >= Some(&(2 << 20)), "{told:?}");
-    // The search reads 2 MiB and more, and holds the rate of its round, too.
+    // The search reads 2 MiB and more, and also keeps to the rate of its round.
     let (began, round) = (Instant::now(), VerifyRound::new(Some(4 << 20)));
     let touched = search(&found, &round, &mut |_| {});
     assert_eq!(touched.files, ["the whole disk: /two"]);
     assert!(began.elapsed() >= Duration::from_millis(400), "{:?}", began.elapsed());
     assert!(search(&Verified::default(), &VerifyRound::new(None), &mut |_| {}).files.is_empty());
-    // A version that cannot be opened at all is told so.
+    // A version that cannot be opened at all gets a remark.
     fs::remove_file(&path).unwrap();
     let touched = search(&found, &VerifyRound::new(None), &mut |_| {});
     assert_eq!((touched.files.len(), touched.remarks.len()), (0, 1));
@@ -79,7 +80,7 @@ fn ext4_with(dir: &Path, commands: &str) -> (PathBuf, Vec<u8>) {
     (image, large)
 }
 
-/// The files that damage touches of an image, in which the chunks with these places are damaged.
+/// The files that are affected by damage of the chunks at these places.
 fn touched_by(disk: &[u8], places: &[usize]) -> headwater_image::Touched {
     let (kept, store) = store();
     let version = import_bytes(&store, "disk", disk).version;
@@ -92,7 +93,7 @@ fn touched_by(disk: &[u8], places: &[usize]) -> headwater_image::Touched {
     files_touched(&store, version.manifest, &found, &round, &Cancel::new(), &mut |_| {}).unwrap()
 }
 
-/// Where debugfs says that the inode of a file lies.
+/// The place of a file's inode, as debugfs reports it.
 fn inode_place(image: &Path, file: &str) -> usize {
     let said = run("e2fsprogs", "debugfs", &["-R", &format!("imap {file}"), image.to_str().unwrap()]);
     let (_, said) = said.split_once("located at block ").expect("no place in what debugfs says");
@@ -164,7 +165,8 @@ fn a_damaged_table_of_logical_partitions_hides_no_primary_one() {
 #[test]
 fn unlisted_damage_affects_versions_and_files_too() {
     const SMALL: usize = 4096;
-    /// Chunks of the first partition. As threads read chunks out of order by less than a thousand, none behind them is listed.
+    /// Chunks of the first partition. Threads read chunks out of order by less than a thousand, so no chunk
+    /// after this partition is listed.
     const CHUNKS: usize = DAMAGED_LISTED_MAX + 2000;
     let dir = tempfile::tempdir().unwrap();
     let (image, large) = ext4_with(dir.path(), "write \"EMPTY\" /many/empty\n");
@@ -182,7 +184,7 @@ fn unlisted_damage_affects_versions_and_files_too() {
     let kept = tempfile::tempdir().unwrap();
     let store = LocalDir::open(kept.path(), Access::Write { new_chunk_bytes: SMALL as u32 }).unwrap();
     let version = import_bytes(&store, "disk", &disk).version;
-    // One has only what lies in the second partition, and one has nothing of the disk.
+    // One version has only the content of the second partition, and one has nothing of the disk.
     let shared = import_bytes(&store, "shares", &files).version;
     assert_eq!((version.objects.len(), &shared.objects), (1, &version.objects));
     let mut apart = vec![0; 1 << 20];
@@ -212,7 +214,7 @@ fn unlisted_damage_affects_versions_and_files_too() {
     let touched =
         files_touched(&store, version.manifest, &found, &round, &Cancel::new(), &mut |_| {}).unwrap();
     assert_eq!(touched.files, ["partition 2: /many/large"]);
-    // The first one has no file system.
+    // The first partition has no file system.
     assert_eq!(touched.remarks.len(), 1, "{:?}", touched.remarks);
 }
 
@@ -226,7 +228,7 @@ fn a_large_lost_object_does_not_affect_unrelated_versions() {
         chunk[..8].copy_from_slice(&number.to_le_bytes());
     }
     let old = import_bytes(&store, "disk", &many).version;
-    // They come first, so that they are listed.
+    // These chunks come first, so they are listed.
     let mut few = vec![0; 2 * SMALL];
     noise(&mut few, 7);
     let new = import_bytes(&store, "disk", &[&few[..], &many].concat()).version;

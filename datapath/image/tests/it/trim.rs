@@ -1,4 +1,4 @@
-//! Space of removed versions in the objects that others need: it comes back with the removal, and nothing else does.
+//! Space that removed versions used in objects that other versions need: a removal frees exactly this space.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -23,14 +23,15 @@ fn remove(store: &LocalDir, image: &str, version: &Version) -> u64 {
     removed.freed_bytes + store.trim(&Manifests).unwrap()
 }
 
-/// What an object takes on the disk; nothing where it is gone.
+/// The space that an object takes on the disk; 0 if it does not exist.
 fn taken_bytes(dir: &Path, object: &Hash) -> u64 {
     let Ok(file) = File::open(dir.join("objects").join(object.to_string())) else { return 0 };
     file.sync_all().unwrap();
     file.metadata().unwrap().blocks() * 512
 }
 
-/// What these versions need of an object, chunk by chunk, with a block at each end that chunks share with others, and the header.
+/// The space that these versions need in an object: each chunk, one block at each of its ends, which it may
+/// share with other chunks, and the header.
 fn needed_bytes(store: &LocalDir, versions: &[&Version], object: &Hash) -> u64 {
     let mut places = HashSet::new();
     for version in versions {
@@ -48,7 +49,7 @@ fn has(store: &dyn Store, version: &Version, disk: &[u8]) -> bool {
         && verify(store, version.manifest, &Cancel::new(), &mut |_| {}).unwrap().is_sound()
 }
 
-/// Two versions, of which the second has a third of the first, and half of that packs.
+/// Two versions. The second one has a third of the first one, and half of that is compressible.
 fn with_two() -> (tempfile::TempDir, LocalDir, [(Version, Vec<u8>); 2]) {
     let (dir, store) = store();
     let mut disk = vec![0; CHUNKS * CHUNK + 1536];
@@ -73,13 +74,13 @@ fn a_removal_frees_the_bytes_of_that_version_only() {
     let freed = remove(&store, "disk", &first);
     let left = taken_bytes(dir.path(), &object);
     assert!(left <= needed_bytes(&store, &[&second], &object), "{left} bytes are left of {taken}");
-    // The manifest went, too.
+    // The manifest was removed, too.
     assert!(freed >= taken - left && freed < taken - left + 65_536, "{freed} of {taken} to {left}");
     assert!(has(&store, &second, &disk));
-    // The next version of the same disk refers to what is there, and none of it is stored again.
+    // The next version of the same disk refers to what the store has, and nothing is stored again.
     let again = import_bytes(&store, "other", &disk);
     assert_eq!(again.shared_bytes, again.data_bytes);
-    // What is gone comes back as new.
+    // Freed content is stored as new content.
     let third = import_bytes(&store, "disk", &before).version;
     assert!(has(&store, &third, &before) && has(&store, &second, &disk));
     assert!(third.stored_bytes > taken / 4, "{third:?}");
@@ -112,10 +113,10 @@ fn damage_beside_holes_is_repaired_from_any_store() {
         assert_eq!(found.damaged_chunks, 1);
         let done = repair_all(&found);
         assert!(done.left.is_sound() && has(&store, &second, &disk), "{:?}", done.reasons);
-        // All of the object, and its list of holes.
+        // The whole object, and its list of holes.
         std::fs::remove_file(&path).unwrap();
         assert!(repair_all(&check()).left.is_sound() && has(&store, &second, &disk));
-        // With it the list is what it has to be: another store can copy it.
+        // The list is correct afterwards: another store can copy the object with it.
         let third = tempfile::tempdir().unwrap();
         let third = LocalDir::open(third.path(), Access::WRITE).unwrap();
         let what = headwater_store::copy::everything(&store).unwrap();
@@ -129,7 +130,7 @@ fn damage_beside_holes_is_repaired_from_any_store() {
 #[test]
 fn a_lost_object_is_copied_from_a_complete_source() {
     let (dir, store, [(first, before), (second, _)]) = with_two();
-    // The first of the sources has no need of the first version, and it gave its part back.
+    // The first source does not need the first version, and has freed its part.
     let elsewhere = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let sources: Vec<Arc<dyn Store>> = elsewhere
         .iter()
@@ -159,7 +160,8 @@ fn a_lost_object_is_copied_from_a_complete_source() {
     assert!(done.left.is_sound() && has(&store, &first, &before), "{:?}", done.reasons);
 }
 
-/// Versions come and go in two stores, which copy from each other; each that is listed is whole, and no more is kept than they need.
+/// Versions are added to two stores and removed from them, and the stores copy from each other. Each listed
+/// version stays complete, and no unneeded space stays.
 #[test]
 fn versions_in_two_changing_stores_stay_complete() {
     for seed in 1..7 {
@@ -181,14 +183,14 @@ fn history(seed: u64) {
             0..=2 => {
                 for _ in 0..=rng.below(6) {
                     let chunk = &mut disks[at][rng.below(CHUNKS as u64) as usize * CHUNK..][..CHUNK];
-                    // Few contents, so that what went comes again.
+                    // Few different contents, so that removed content appears again.
                     noise(chunk, rng.below(40));
                     if rng.below(2) == 0 {
                         chunk[..CHUNK / 2].fill(3);
                     }
                 }
                 let imported = import_bytes(&stores[at], &format!("disk-{at}"), &disks[at]);
-                // No commit of what is the newest already is asked for, so each is a version.
+                // An import may repeat the newest version, so each import is a version.
                 kept[at].insert(
                     1000 * at as u32 + imported.version.number,
                     (imported.version, disks[at].clone()),
@@ -224,7 +226,7 @@ fn history(seed: u64) {
             }
         }
     }
-    // What a copy brought whole is looked at with the next removal of a version that has part in it.
+    // A range that a copy restored is checked when a version that shares the object is removed next.
     for ((store, mut left), dir) in stores.iter().zip(kept).zip(&dirs) {
         while let Some((number, (version, _))) = left.pop_first() {
             remove(store, &format!("disk-{}", number / 1000), &version);

@@ -24,7 +24,7 @@ type Again = dyn Fn(&dyn Object) -> Result<Arc<Holes>, StoreError> + Send + Sync
 
 /// A store in which one object reports too large holes at first. So does a store with several servers, if
 /// some of them have not answered yet.
-struct HalfHeard {
+struct PartlyAnswered {
     store: LocalDir,
     id: Hash,
     first: Arc<Holes>,
@@ -35,7 +35,7 @@ struct HalfHeard {
     read_bytes: Arc<AtomicU64>,
 }
 
-impl HalfHeard {
+impl PartlyAnswered {
     /// A store with an object of these bytes. At first, what the second version of [`with_two`] does not need
     /// is reported as a hole.
     fn new(store: &LocalDir, bytes: &[u8], again: Arc<Again>) -> Self {
@@ -59,7 +59,7 @@ fn without_the_first(bytes: &[u8]) -> Arc<Holes> {
     store.open_object(Hash::of(bytes)).unwrap().holes().unwrap()
 }
 
-struct HalfHeardObject {
+struct PartlyAnsweredObject {
     object: Arc<dyn Object>,
     holes: Mutex<Arc<Holes>>,
     again: Arc<Again>,
@@ -67,7 +67,7 @@ struct HalfHeardObject {
     read_bytes: Arc<AtomicU64>,
 }
 
-impl Object for HalfHeardObject {
+impl Object for PartlyAnsweredObject {
     fn id(&self) -> Hash {
         self.object.id()
     }
@@ -101,7 +101,7 @@ impl Object for HalfHeardObject {
     }
 }
 
-impl Store for HalfHeard {
+impl Store for PartlyAnswered {
     fn chunk_bytes(&self) -> u32 {
         self.store.chunk_bytes()
     }
@@ -127,7 +127,7 @@ impl Store for HalfHeard {
         if id != self.id {
             return Ok(object);
         }
-        Ok(Arc::new(HalfHeardObject {
+        Ok(Arc::new(PartlyAnsweredObject {
             object,
             holes: Mutex::new(Arc::clone(&self.first)),
             again: Arc::clone(&self.again),
@@ -194,7 +194,7 @@ fn missing_parts_are_requested_and_copied_once_more() {
     let (store, bytes, _) = with_two(dir.path());
     add(&store, &bytes, (20, 30));
     let (_, other) = add_other(&store);
-    let source = HalfHeard::new(&store, &bytes, Arc::new(|object: &dyn Object| object.holes()));
+    let source = PartlyAnswered::new(&store, &bytes, Arc::new(|object: &dyn Object| object.holes()));
     let target = open(target_dir.path());
     let (copied, told) = copy_all(&source, &target);
     assert_eq!((copied.versions, failed(&copied)), (4, vec![]), "{copied:?}");
@@ -220,7 +220,7 @@ fn parts_missing_at_the_source_stay_holes() {
     store.trim(&Lines).unwrap();
     let there: [Range<u64>; 4] = [1..3, 9..20, 30..40, 41..64];
     assert_eq!(holes(&store, &bytes), there);
-    let source = HalfHeard::new(&store, &bytes, Arc::new(|object: &dyn Object| object.holes()));
+    let source = PartlyAnswered::new(&store, &bytes, Arc::new(|object: &dyn Object| object.holes()));
     let target = open(target_dir.path());
     let (copied, _) = copy_all(&source, &target);
     assert_eq!((failed(&copied), source.asked()), (vec![], 1), "{copied:?}");
@@ -235,7 +235,7 @@ fn an_incomplete_version_fails_alone_after_one_more_request() {
     add(&store, &bytes, (20, 30));
     add_other(&store);
     let gone = without_the_first(&bytes);
-    let source = HalfHeard::new(&store, &bytes, Arc::new(move |_: &dyn Object| Ok(Arc::clone(&gone))));
+    let source = PartlyAnswered::new(&store, &bytes, Arc::new(move |_: &dyn Object| Ok(Arc::clone(&gone))));
     let target = open(target_dir.path());
     let (copied, told) = copy_all(&source, &target);
     assert_eq!((copied.versions, failed(&copied)), (2, vec![1, 3]), "{copied:?}");
@@ -263,7 +263,7 @@ fn a_source_failing_on_the_second_request_blocks_only_the_version() {
         let fails = move |_: &dyn Object| -> Result<Arc<Holes>, StoreError> {
             Err(StoreError::new(kind_of, "it is refused"))
         };
-        let source = HalfHeard::new(&store, &bytes, Arc::new(fails));
+        let source = PartlyAnswered::new(&store, &bytes, Arc::new(fails));
         let target = open(target_dir.path());
         if away {
             let what = everything(&source).unwrap();
@@ -353,7 +353,7 @@ fn a_complete_source_object_repairs_the_target() {
         file_of(&target_dir, &bytes).write_all_at(&[bytes[at as usize] ^ 1], at).unwrap();
         let gone = without_the_first(&bytes);
         let again = move |object: &dyn Object| if has_all { object.holes() } else { Ok(Arc::clone(&gone)) };
-        let source = HalfHeard::new(&store, &bytes, Arc::new(again));
+        let source = PartlyAnswered::new(&store, &bytes, Arc::new(again));
         let copied = copy_them(&source, &[third.number, fourth.number, fifth.number]);
         // According to its list, the target lacks nothing, so nothing is copied, before the attempt and after
         // it.

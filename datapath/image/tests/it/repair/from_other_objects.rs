@@ -1,4 +1,5 @@
-//! Damage is repaired from other data objects, in which the store itself or one with another history has the same chunks.
+//! Repairs from other data objects, in which the same store or another one with another history has the same
+//! chunks.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,11 +13,11 @@ use headwater_image::{Cancel, ChunkCache, ImportOptions, VerifyRound, VersionRea
 use headwater_store::{LocalDir, Store, Version};
 use headwater_testkit::Rng;
 
-/// A chunk of [`Sites`] that is packed, and one that is stored as it is.
+/// A compressed chunk of [`Sites`], and an uncompressed one.
 const PACKED: u64 = 3;
 const AS_IT_IS: u64 = 11;
 
-/// Bytes that pack, each level of zstd in its own way; the same ones for one seed.
+/// Bytes that each level of zstd compresses differently, always the same ones for one seed.
 fn words(into: &mut [u8], seed: u64) {
     let mut rng = Rng::new(seed);
     let mut words = vec![0; 64 * 16];
@@ -27,7 +28,8 @@ fn words(into: &mut [u8], seed: u64) {
     }
 }
 
-/// Two stores that have the same disk. There it is all they ever had; here most of it is in the data object of an older version.
+/// Two stores with the same disk. The store `there` has only this disk. In the store `here`, most chunks are
+/// in the data object of an older version.
 struct Sites {
     dir: tempfile::TempDir,
     here: LocalDir,
@@ -40,7 +42,7 @@ struct Sites {
 }
 
 impl Sites {
-    /// There it is packed at this level, here as usual.
+    /// In `there` the disk is compressed with this level, in `here` with the default level.
     fn new(level_there: i32) -> Self {
         let ((dir, here), (there_dir, there)) = (store(), store());
         let mut disk = vec![0; 16 * CHUNK_BYTES];
@@ -77,7 +79,7 @@ impl Sites {
         repair_object(&self.here, &self.newest, &[Arc::new(self.there.clone())])
     }
 
-    /// Repairs a packed chunk, which must fail, for this one reason, and change nothing.
+    /// Repairs a compressed chunk. The repair must fail for exactly this reason and change nothing.
     fn must_refuse(&self, says: &str) {
         self.spoil(&[PACKED]);
         let (bytes, listed) = (fs::read(self.shared()).unwrap(), files(self.dir.path()));
@@ -143,9 +145,9 @@ fn only_stores_without_an_answer_are_asked_again() {
     assert_eq!((done.chunks, done.left.is_sound()), (1, true), "{:?}", done.reasons);
 }
 
-/// Repairs the older and the newest version in turn, so many times, and returns how many manifests were read for each, here and there,
-/// and why its one damaged chunk stays.
-fn mended_in_turn(sites: &Sites, there: &Arc<Noting>, times: usize) -> Vec<(usize, usize, String)> {
+/// Repairs the older and the newest version in turn, this many times. Returns how many manifests each repair
+/// read in both stores, and why the damaged chunk stays.
+fn repaired_in_turn(sites: &Sites, there: &Arc<Noting>, times: usize) -> Vec<(usize, usize, String)> {
     let (here, round) = (Noting::new(sites.here.clone()), VerifyRound::new(None));
     let sources: [Arc<dyn Store>; 1] = [Arc::clone(there) as Arc<dyn Store>];
     let versions = [&sites.older, &sites.newest].into_iter().cycle().take(times);
@@ -168,8 +170,8 @@ fn a_damaged_copy_is_searched_for_once_per_round() {
     sites.spoil(&[PACKED]);
     spoil(sites.there_dir.path(), place(&sites.there, &sites.theirs, PACKED));
     let there = Arc::new(Noting::new(sites.there.clone()));
-    // That of the version itself, and for the first one all that the stores have.
-    let mended = mended_in_turn(&sites, &there, 3);
+    // Each repair reads the manifest of the version. The first one also reads all manifests of both stores.
+    let mended = repaired_in_turn(&sites, &there, 3);
     let read: Vec<_> = mended.iter().map(|(here, there, _)| (*here, *there)).collect();
     assert_eq!(read, [(1 + 2, 1), (1, 0), (1, 0)]);
     assert!(mended[0].2.contains("has it too"), "{}", mended[0].2);
@@ -182,14 +184,14 @@ fn a_silent_store_is_skipped_for_the_round() {
     sites.spoil(&[PACKED]);
     let there = Arc::new(Noting::new(sites.there.clone()));
     there.falters.store(usize::MAX, Ordering::Relaxed);
-    let mended = mended_in_turn(&sites, &there, 5);
+    let mended = repaired_in_turn(&sites, &there, 5);
     let read: Vec<_> = mended.iter().map(|(here, there, _)| (*here, *there)).collect();
     assert_eq!(read, [(1 + 2, 1), (1, 1), (1, 1), (1, 0), (1, 0)]);
     for (number, (_, _, why)) in mended.iter().enumerate() {
         assert_eq!(why.contains("it does not answer"), number < 3, "{why}");
         assert_eq!(why.contains("read again in the next round"), number >= 3, "{why}");
     }
-    // In the next round it is.
+    // In the next round the store is asked again.
     there.falters.store(0, Ordering::Relaxed);
     let done = repair_object(&sites.here, &sites.newest, &[there]);
     assert_eq!((done.chunks, done.left.is_sound()), (1, true), "{:?}", done.reasons);
@@ -197,14 +199,15 @@ fn a_silent_store_is_skipped_for_the_round() {
 
 #[test]
 fn a_differently_compressed_chunk_is_refused_without_changes() {
-    // Into another length.
+    // Compressed to another length.
     let sites = Sites::new(19);
     let here = place(&sites.here, &sites.newest, PACKED).1;
     let there = place(&sites.there, &sites.theirs, PACKED).1;
     assert_ne!(here.stored_bytes, there.stored_bytes);
     sites.must_refuse("with another compression");
 
-    // Into as many bytes, of which one is another one: no reader looks at this bit of the header of a frame.
+    // Compressed to the same length with one different byte: no reader looks at this bit of the header of a
+    // frame.
     let sites = Sites::new(LEVEL_DEFAULT);
     let (object, chunk) = place(&sites.there, &sites.theirs, PACKED);
     let theirs = sites.there_dir.path().join("objects").join(object.to_string());
@@ -220,7 +223,7 @@ fn a_differently_compressed_chunk_is_refused_without_changes() {
 #[test]
 fn with_more_damage_only_uncompressed_chunks_come_from_other_objects() {
     let sites = Sites::new(LEVEL_DEFAULT);
-    // The older version alone needs this one, and no other store has it.
+    // Only the older version needs this chunk, and no other store has it.
     spoil(sites.dir.path(), place(&sites.here, &sites.older, 0));
     sites.spoil(&[PACKED, AS_IT_IS]);
     let done = sites.repair_object();
@@ -240,7 +243,7 @@ fn a_chunk_is_repaired_from_another_object_of_the_same_store() {
     let path = object_path(dir.path(), &version);
     let good = fs::read(&path).unwrap();
     spoil(dir.path(), place(&here, &version, 2));
-    // An import of the same disk finds it damaged, and stores it again.
+    // An import of the same disk finds the damage, and stores the chunk again.
     assert_eq!(import_bytes(&here, "again", &disk).damaged_chunks, 1);
     let done = repair_object(&here, &version, &[]);
     assert_eq!((done.chunks, done.left.is_sound()), (1, true), "{:?}", done.reasons);

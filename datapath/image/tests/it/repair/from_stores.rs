@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Noting, check, mend_telling, object_path, repair_object};
+use super::{Noting, check, object_path, repair_object, repair_with_progress};
 use crate::fixture::{disk_of, flip, import_bytes, noise, read_all, store};
 use headwater_image::verify::DAMAGED_LISTED_MAX;
 use headwater_image::{
@@ -77,7 +77,7 @@ fn a_repair_reports_repaired_places_and_their_rereading() {
     let len_bytes = fs::metadata(&path).unwrap().len();
     let mended = |sources: &[Arc<dyn Store>]| {
         let mut told = Vec::new();
-        let done = mend_telling(&here, &version, sources, &mut |at| told.push(at));
+        let done = repair_with_progress(&here, &version, sources, &mut |at| told.push(at));
         let again = told.iter().position(|at| matches!(at, RepairProgress::Verifying(_)));
         let repairing = told[..again.unwrap_or(told.len())].to_vec();
         (done, repairing, again.map(|_| told[told.len() - 1]))
@@ -143,7 +143,7 @@ fn many_chunks_are_repaired_in_little_memory_without_space() {
     assert!(done.left.is_sound(), "{} are left", done.left.damaged_chunks);
     assert_eq!((done.chunks, done.reasons.len()), (found.damaged_chunks, 0));
     assert!(fs::read(&path).unwrap() == good);
-    let most = here.mended_bytes.load(Ordering::Relaxed);
+    let most = here.patched_bytes.load(Ordering::Relaxed);
     assert!((1..(32 << 20) + 2 * SMALL).contains(&most), "{most} bytes at once");
 }
 
@@ -214,7 +214,7 @@ fn a_completely_damaged_object_is_copied_without_rereading() {
     assert!(done.reasons.is_empty() && fs::read(&path).unwrap() == good);
     let (most, read_bytes) = (2 * good.len() as u64, [here.take_read(), there.take_read()]);
     assert!(read_bytes.iter().all(|read_bytes| *read_bytes < most), "{read_bytes:?} of {}", good.len());
-    assert_eq!(here.mended_bytes.load(Ordering::Relaxed), 0);
+    assert_eq!(here.patched_bytes.load(Ordering::Relaxed), 0);
     // A reader that has the old file open finds the new one.
     assert!(read_all(reader.as_ref()) == disk);
 }

@@ -1,4 +1,4 @@
-//! A lost data object is repaired from a store that at first says more of it to be gone than is.
+//! Repairs of a lost data object from a store that at first reports too large holes.
 
 use std::fs;
 use std::sync::Arc;
@@ -13,30 +13,31 @@ use headwater_store::{
 use super::{CHUNK_BYTES, check, object_path, repair_object};
 use crate::fixture::{import_bytes, noise, store};
 
-/// A store whose objects say at first that more of them is gone than is, as one with several servers does of which some are not heard.
-struct HalfHeard {
+/// A store whose objects report too large holes at first, like a store with several servers of which some
+/// have not answered yet.
+struct PartlyAnswered {
     store: LocalDir,
     first: Arc<Holes>,
     asked: Arc<Asked>,
 }
 
-/// What came of asking once more.
+/// How often the holes were requested without caches, and what happens then.
 #[derive(Default)]
 struct Asked {
     times: AtomicU64,
-    /// Others are heard then.
+    /// The store reports the true holes.
     helps: AtomicBool,
-    /// Nobody answers then.
+    /// The request fails.
     fails: AtomicBool,
 }
 
-struct HalfHeardObject {
+struct PartlyAnsweredObject {
     object: Arc<dyn Object>,
     first: Arc<Holes>,
     asked: Arc<Asked>,
 }
 
-impl Object for HalfHeardObject {
+impl Object for PartlyAnsweredObject {
     fn id(&self) -> Hash {
         self.object.id()
     }
@@ -64,7 +65,7 @@ impl Object for HalfHeardObject {
     }
 }
 
-impl Store for HalfHeard {
+impl Store for PartlyAnswered {
     fn chunk_bytes(&self) -> u32 {
         self.store.chunk_bytes()
     }
@@ -87,7 +88,7 @@ impl Store for HalfHeard {
 
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
         let (object, first) = (self.store.open_object(id)?, Arc::clone(&self.first));
-        Ok(Arc::new(HalfHeardObject { object, first, asked: Arc::clone(&self.asked) }))
+        Ok(Arc::new(PartlyAnsweredObject { object, first, asked: Arc::clone(&self.asked) }))
     }
 
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
@@ -118,7 +119,7 @@ fn an_incomplete_source_is_asked_once_more_for_its_holes() {
     let ((dir, here), (_whole_dir, whole), (_left_dir, left)) = (store(), store(), store());
     let version = import_bytes(&here, "disk", &disk).version;
     import_bytes(&whole, "disk", &disk);
-    // What is left where only a version is needed that has half of it.
+    // A store that removed the version, and keeps only the half of the object that another version needs.
     import_bytes(&left, "disk", &disk);
     noise(&mut disk[..4 * CHUNK_BYTES], 2);
     import_bytes(&left, "disk", &disk);
@@ -126,12 +127,12 @@ fn an_incomplete_source_is_asked_once_more_for_its_holes() {
     assert!(left.trim(&Manifests).unwrap() > 0);
     let first = left.open_object(version.objects[0]).unwrap().holes().unwrap();
     let asked = Arc::new(Asked::default());
-    let source: Arc<dyn Store> = Arc::new(HalfHeard { store: whole, first, asked: Arc::clone(&asked) });
+    let source: Arc<dyn Store> = Arc::new(PartlyAnswered { store: whole, first, asked: Arc::clone(&asked) });
 
     let path = object_path(dir.path(), &version);
     let good = fs::read(&path).unwrap();
     fs::remove_file(&path).unwrap();
-    // Also where it does not answer then, what it said before holds.
+    // If the request fails, the first answer still counts.
     for fails in [true, false] {
         asked.fails.store(fails, Ordering::Relaxed);
         let done = repair_object(&here, &version, &[Arc::clone(&source)]);

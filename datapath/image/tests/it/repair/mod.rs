@@ -1,4 +1,4 @@
-//! Repairs of versions; here is what their tests share: damage, and a store that notes what is asked of it.
+//! Tests of repairs. Shared here: damage, and a store that counts requests.
 
 mod from_other_objects;
 mod from_stores;
@@ -17,7 +17,7 @@ use headwater_store::{
 
 use crate::fixture::flip;
 
-/// Of the stores here.
+/// The chunk size of the stores in these tests.
 pub(crate) const CHUNK_BYTES: usize = 65_536;
 
 pub(crate) fn object_path(dir: &Path, version: &Version) -> PathBuf {
@@ -33,11 +33,11 @@ pub(crate) fn repair_object(
     version: &Version,
     sources: &[Arc<dyn Store>],
 ) -> headwater_image::Repaired {
-    mend_telling(store, version, sources, &mut |_| {})
+    repair_with_progress(store, version, sources, &mut |_| {})
 }
 
-/// The same, and tells how far it is.
-pub(crate) fn mend_telling(
+/// The same, with progress reports.
+pub(crate) fn repair_with_progress(
     store: &LocalDir,
     version: &Version,
     sources: &[Arc<dyn Store>],
@@ -47,7 +47,7 @@ pub(crate) fn mend_telling(
     repair(store, version.manifest, &found, (&round, sources), &Cancel::new(), progress).unwrap()
 }
 
-/// In which data object a version has a chunk, and where there.
+/// The data object in which a version has a chunk, and the place of the chunk in it.
 pub(crate) fn place(store: &LocalDir, version: &Version, index: u64) -> (Hash, ChunkRef) {
     let manifest = Manifest::decode(&store.manifest(version.manifest).unwrap()).unwrap();
     let chunk = *manifest.chunk(index).unwrap();
@@ -60,34 +60,34 @@ pub(crate) fn spoil(dir: &Path, (object, chunk): (Hash, ChunkRef)) {
     (middle..middle + 32).for_each(|at| flip(&dir.join("objects").join(object.to_string()), at));
 }
 
-/// A store that notes the most bytes that were put right at once, and how many were read of its objects.
+/// A store that records the largest patch, and how many bytes of its objects were read.
 pub(crate) struct Noting {
     pub(crate) store: LocalDir,
-    pub(crate) mended_bytes: AtomicUsize,
+    pub(crate) patched_bytes: AtomicUsize,
     pub(crate) read_bytes: Arc<AtomicU64>,
-    /// It has no room for a data object more.
+    /// It has no space for another data object.
     pub(crate) is_full: AtomicBool,
-    /// How often it was to take one all the same.
+    /// How many data objects it refused.
     pub(crate) refusals: AtomicUsize,
-    /// How often it was asked for a manifest.
+    /// How many manifests were requested.
     pub(crate) asked: AtomicUsize,
-    /// It does not answer when it is asked for a manifest, so many times more.
+    /// How many of the next requests for manifests fail without an answer.
     pub(crate) falters: AtomicUsize,
 }
 
 impl Noting {
     pub(crate) fn new(store: LocalDir) -> Self {
-        let [mended_bytes, refusals, asked, falters] = [0; 4].map(AtomicUsize::new);
+        let [patched_bytes, refusals, asked, falters] = [0; 4].map(AtomicUsize::new);
         let (read_bytes, is_full) = (Arc::default(), AtomicBool::new(false));
-        Self { store, mended_bytes, read_bytes, is_full, refusals, asked, falters }
+        Self { store, patched_bytes, read_bytes, is_full, refusals, asked, falters }
     }
 
-    /// How many manifests it was asked for since the last time.
+    /// The number of manifests that were requested since the last call.
     pub(crate) fn take_asked(&self) -> usize {
         self.asked.swap(0, Ordering::Relaxed)
     }
 
-    /// The bytes that were read since the last time.
+    /// The bytes that were read since the last call.
     pub(crate) fn take_read(&self) -> u64 {
         self.read_bytes.swap(0, Ordering::Relaxed)
     }
@@ -162,7 +162,7 @@ impl Store for Noting {
     }
 
     fn repair_object(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
-        self.mended_bytes.fetch_max(patches.iter().map(|patch| patch.bytes.len()).sum(), Ordering::Relaxed);
+        self.patched_bytes.fetch_max(patches.iter().map(|patch| patch.bytes.len()).sum(), Ordering::Relaxed);
         self.store.repair_object(object, patches)
     }
 
