@@ -347,13 +347,13 @@ mod tests {
             had.push((0..200).filter(|_| share.take(MIB, true)).count());
         }
         assert!(budget.used_bytes() <= 192 * MIB, "{}", budget.used_bytes());
-        // Half of what is free to each, about.
+        // Each gets about half of what is free.
         assert_eq!(had[..3], [96, 48, 25], "{had:?}");
-        // Those that got nothing beyond their own wait for the others.
+        // Shares without memory beyond their own wait for the others.
         assert!(shares[0].is_wanted(true) && !shares[0].is_wanted(false) && !shares[49].is_wanted(true));
         shares.iter_mut().for_each(Share::withdraw);
         assert!(!shares[0].is_wanted(true));
-        // Reads of those that hold much go on, and of others.
+        // Reads continue, both of shares with much memory and of others.
         let (mut reader, _) = counted(&budget);
         for share in [&mut reader, &mut shares[0]] {
             assert!(share.take(16 * MIB, false));
@@ -372,7 +372,7 @@ mod tests {
         assert!(budget.used_bytes() > 90 * MIB && writer.take(32 * MIB, true));
         let (mut second, _) = counted(&budget);
         assert!(!second.take(32 * MIB, true));
-        // What readers give back they take again.
+        // Readers take again what they release.
         for share in &mut readers {
             share.give(MIB, false);
             share.take(MIB, false);

@@ -192,14 +192,14 @@ fn files_of_equal_size_and_time_are_compared_if_the_change_is_unexplained() {
     let (_kept, store) = store();
     let (from, to) = (add(&store, before), add(&store, after));
     let expected = [("/etc/version", FileChange::Changed), ("/large", FileChange::Changed)];
-    let mut told = Vec::new();
-    let found = diff(&store, from, to, &Cancel::new(), &mut |at| told.push(at)).unwrap();
+    let mut reported = Vec::new();
+    let found = diff(&store, from, to, &Cancel::new(), &mut |at| reported.push(at)).unwrap();
     expect(&found, &expected);
     // The progress: chunks first, and then the contents of all files.
-    let of_files = told.iter().position(|at| matches!(at, DiffProgress::Files { .. })).unwrap();
-    assert!(of_files > 0 && told[of_files] == DiffProgress::Files { compared_bytes: 0 }, "{told:?}");
+    let of_files = reported.iter().position(|at| matches!(at, DiffProgress::Files { .. })).unwrap();
+    assert!(of_files > 0 && reported[of_files] == DiffProgress::Files { compared_bytes: 0 }, "{reported:?}");
     let compared_bytes = (large.len() + "1.2.4".len() + "kept".len()) as u64;
-    assert_eq!(told.last(), Some(&DiffProgress::Files { compared_bytes }));
+    assert_eq!(reported.last(), Some(&DiffProgress::Files { compared_bytes }));
     // The same files in another image, in which the changed bytes are outside of them.
     let again = add(&store, build("1.2.4", &large));
     expect(&compare(&store, to, again), &[]);

@@ -90,9 +90,9 @@ fn a_version_keeps_the_sectors_of_its_disk_and_is_compared() {
     assert!(files.iter().any(|file| file.path == "/added" && file.change == FileChange::Added), "{files:?}");
 }
 
-fn sectors_of(path: &Path, told: Option<u32>) -> Result<u32, headwater_image::ImageError> {
+fn sectors_of(path: &Path, given: Option<u32>) -> Result<u32, headwater_image::ImageError> {
     let (_kept, store) = store();
-    let options = ImportOptions { sector_bytes: told, ..ImportOptions::new("disk".parse().unwrap(), 0) };
+    let options = ImportOptions { sector_bytes: given, ..ImportOptions::new("disk".parse().unwrap(), 0) };
     let imported = import(open_source(path, None).unwrap(), &store, &options, &mut |_| {})?;
     let version = VersionReader::open(&store, imported.version.manifest, ChunkCache::new(64 << 20)).unwrap();
     Ok(version.geometry().logical_block_bytes)
@@ -122,8 +122,8 @@ fn the_sector_size_can_be_given_at_the_import() {
     fs::write(&path, vec![7; 1 << 20]).unwrap();
     assert_eq!((sectors_of(&path, None).unwrap(), sectors_of(&path, Some(4096)).unwrap()), (512, 4096));
     fs::write(&path, vec![7; (1 << 20) + 512]).unwrap();
-    for (told, why) in [(4096, "not a multiple"), (2048, "512 or 4096")] {
-        let refused = sectors_of(&path, Some(told)).unwrap_err();
+    for (given, why) in [(4096, "not a multiple"), (2048, "512 or 4096")] {
+        let refused = sectors_of(&path, Some(given)).unwrap_err();
         assert_eq!(refused.kind(), headwater_image::ImageErrorKind::Invalid);
         assert!(refused.to_string().contains(why), "{refused}");
     }

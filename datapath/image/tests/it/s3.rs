@@ -141,9 +141,10 @@ fn a_cancelled_upload_ends_with_the_parts_under_way() {
             seen.iter().any(is_part)
         }
     });
-    let mut told = Vec::new();
-    let error = import(disk_of(disk), &store, &options, &mut |at| told.push((at.done_bytes, at.total_bytes)))
-        .unwrap_err();
+    let mut reported = Vec::new();
+    let error =
+        import(disk_of(disk), &store, &options, &mut |at| reported.push((at.done_bytes, at.total_bytes)))
+            .unwrap_err();
     assert_eq!(error.kind(), ImageErrorKind::Cancelled, "{error}");
     let mut seen = seen.lock().unwrap();
     seen.extend(relay.take_seen());
@@ -158,8 +159,8 @@ fn a_cancelled_upload_ends_with_the_parts_under_way() {
 
     // Sent bytes are counted after the bytes that were read, and the progress never claims that the sending
     // is finished.
-    assert!(told.is_sorted());
-    let sending: Vec<_> = told.iter().filter(|(_, total)| *total > disk_bytes).collect();
+    assert!(reported.is_sorted());
+    let sending: Vec<_> = reported.iter().filter(|(_, total)| *total > disk_bytes).collect();
     assert_eq!(sending.first().unwrap().0, disk_bytes, "nothing is sent yet");
     assert_eq!(sending.last().unwrap().0, disk_bytes + (64 << 20));
     assert!(sending.iter().all(|(done, total)| done < total));

@@ -480,15 +480,15 @@ fn awaited_reads_overtake_prefetches() {
     // As many prefetches as are allowed at a time.
     wait_until("what is prefetched waits", || line.waiting.load(Ordering::SeqCst) >= 6);
     let at = 511 * CHUNK;
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let range = ByteRange::new(at as u64, 4096).unwrap();
-    let done = Completion::new(move |out| tell.send(out.result.map(|()| out.buffer)).unwrap());
+    let done = Completion::new(move |out| sender.send(out.result.map(|()| out.buffer)).unwrap());
     reader.submit(Request::Read { range, buffer: vec![0; 4096] }, done);
     wait_until("it is read before the prefetches", || line.waiting.load(Ordering::SeqCst) >= 7);
     let progress = work.progress();
     assert!(progress.done_bytes < progress.total_bytes / 2, "{progress:?}");
     line.waits.store(false, Ordering::SeqCst);
-    assert!(told.recv().unwrap().unwrap() == setup.disk[at..][..4096]);
+    assert!(receiver.recv().unwrap().unwrap() == setup.disk[at..][..4096]);
 }
 
 #[test]
@@ -510,12 +510,12 @@ fn awaited_reads_overtake_prefetches_of_two_machines() {
     let waited_for = 6;
     let offset = readers[0].manifest().unwrap().chunk(waited_for).unwrap().offset;
     let range = ByteRange::new(waited_for * CHUNK as u64, 4096).unwrap();
-    let (tell, told) = std::sync::mpsc::channel();
-    let done = Completion::new(move |out| tell.send(out.result.map(|()| out.buffer)).unwrap());
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let done = Completion::new(move |out| sender.send(out.result.map(|()| out.buffer)).unwrap());
     readers[0].submit(Request::Read { range, buffer: vec![0; 4096] }, done);
     wait_until("the read is marked as awaited", || line.waited_for.lock().unwrap().contains(&offset));
     *line.away.lock().unwrap() = None;
-    assert!(told.recv().unwrap().unwrap() == setup.disk[6 * CHUNK..][..4096]);
+    assert!(receiver.recv().unwrap().unwrap() == setup.disk[6 * CHUNK..][..4096]);
     works.iter().for_each(wait_for);
     // All other chunks were not marked as awaited, although two readers requested each of them.
     assert_eq!(*line.waited_for.lock().unwrap(), BTreeSet::from([offset]));
@@ -677,11 +677,11 @@ fn a_read_does_not_wait_for_an_object_that_only_another_version_needs() {
         readers
     };
     let submit = |reader: &VersionReader| {
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let range = ByteRange::new(AT as u64, 4096).unwrap();
-        let done = Completion::new(move |out| tell.send(out.result.map(|()| out.buffer)).unwrap());
+        let done = Completion::new(move |out| sender.send(out.result.map(|()| out.buffer)).unwrap());
         reader.submit(Request::Read { range, buffer: vec![0; 4096] }, done);
-        told
+        receiver
     };
     let line = &setup.far.line;
     let waiting = || line.waiting.load(Ordering::SeqCst);
@@ -741,11 +741,11 @@ fn export_and_verify_merge_reads_of_adjacent_chunks() {
     let setup = setup(4);
     let dir = tempfile::tempdir().unwrap();
     let (to, cancel) = (dir.path().join("disk.raw"), Cancel::new());
-    let mut told = Vec::new();
-    let mut progress = |progress: Progress| told.push(progress.done_bytes);
+    let mut reported = Vec::new();
+    let mut progress = |progress: Progress| reported.push(progress.done_bytes);
     export_raw(&setup.far, setup.manifest, &to, &cancel, &mut progress).unwrap();
     assert!(std::fs::read(&to).unwrap() == setup.disk);
-    assert!(told.is_sorted() && told.last() == Some(&(4 << 20)), "{told:?}");
+    assert!(reported.is_sorted() && reported.last() == Some(&(4 << 20)), "{reported:?}");
     assert!(setup.requests() <= 64 / 8, "{} requests", setup.requests());
 
     let verify = |round: &VerifyRound, cancel: &Cancel| {

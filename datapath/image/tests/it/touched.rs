@@ -46,11 +46,11 @@ fn damage_is_reported_with_the_affected_files() {
     let search = |damage: &Verified, round: &VerifyRound, progress: &mut dyn FnMut(u64)| {
         files_touched(&store, version.manifest, damage, round, &Cancel::new(), progress).unwrap()
     };
-    let mut told = Vec::new();
-    let touched = search(&found, &VerifyRound::new(None), &mut |read_bytes| told.push(read_bytes));
+    let mut reported = Vec::new();
+    let touched = search(&found, &VerifyRound::new(None), &mut |read_bytes| reported.push(read_bytes));
     assert_eq!((touched.files, touched.remarks), (vec!["the whole disk: /two".to_owned()], vec![]));
     // Two of the files can be read to the end.
-    assert!(told.is_sorted() && told.last() >= Some(&(2 << 20)), "{told:?}");
+    assert!(reported.is_sorted() && reported.last() >= Some(&(2 << 20)), "{reported:?}");
     // The search reads 2 MiB and more, and also keeps to the rate of its round.
     let (began, round) = (Instant::now(), VerifyRound::new(Some(4 << 20)));
     let touched = search(&found, &round, &mut |_| {});

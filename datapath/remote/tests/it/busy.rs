@@ -74,8 +74,8 @@ fn waits_for_busy_servers_are_reported_and_can_end() {
     let stopped = open(&server, WhileBusy::as_long_as(|_| false)).map(drop).unwrap_err();
     assert!(stopped.to_string().contains("too busy"), "{stopped}");
 
-    let (told, theirs) = (Arc::new(AtomicU32::new(0)), Arc::clone(&server));
-    let counted = Arc::clone(&told);
+    let (reported, theirs) = (Arc::new(AtomicU32::new(0)), Arc::clone(&server));
+    let counted = Arc::clone(&reported);
     let remote = open(
         &server,
         WhileBusy::as_long_as(move |why| {
@@ -87,7 +87,7 @@ fn waits_for_busy_servers_are_reported_and_can_end() {
         }),
     )
     .unwrap();
-    assert!(told.load(Ordering::SeqCst) >= 4);
+    assert!(reported.load(Ordering::SeqCst) >= 4);
     assert!(remote.image(&"debian".parse().unwrap()).unwrap().is_some());
 }
 

@@ -195,8 +195,8 @@ fn open_versions_are_announced_to_servers_uncached() {
     let dir = tempfile::tempdir().unwrap();
     store(dir.path());
     let mut server = FileServer::start(dir.path(), None);
-    let told = Arc::new(AtomicU64::new(0));
-    let counted = Arc::clone(&told);
+    let reported = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&reported);
     // A cache that has all manifests.
     let has_manifests = move |asked: &str, _| {
         if !asked.contains(" /manifests/") {
@@ -208,22 +208,22 @@ fn open_versions_are_announced_to_servers_uncached() {
         let head = "HTTP/1.1 206 x\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/64\r\n\r\na";
         Some(head.as_bytes().to_vec())
     };
-    // The server is told of each version when it is opened, and of all of them when it is back. Otherwise the
-    // next time would be in ten minutes.
+    // The server is notified of each version when it is opened, and of all of them when it is back. Otherwise
+    // the next notification would come only after ten minutes.
     let remote = open_behind(&server, Arc::new(has_manifests));
     let _pins = [b"1", b"2"].map(|version| {
-        let before = told.load(Ordering::SeqCst);
+        let before = reported.load(Ordering::SeqCst);
         let pin = remote.pin(Hash::of(version)).unwrap();
-        until(&remote, "the server is notified", || told.load(Ordering::SeqCst) > before);
+        until(&remote, "the server is notified", || reported.load(Ordering::SeqCst) > before);
         pin
     });
-    let before = told.load(Ordering::SeqCst);
+    let before = reported.load(Ordering::SeqCst);
     server.kill();
     let asking = remote.clone();
     let name = "debian".parse().unwrap();
     until(&remote, "the server is missed", || asking.image(&name).is_err());
     server.revive();
-    until(&remote, "it is notified again", || told.load(Ordering::SeqCst) >= before + 2);
+    until(&remote, "it is notified again", || reported.load(Ordering::SeqCst) >= before + 2);
 }
 
 #[test]

@@ -114,7 +114,7 @@ pub(super) enum Operation {
         version: u32,
         trace: Option<u8>,
     },
-    /// Gives back the space of object parts that no version needs.
+    /// Frees the space of object parts that no version needs.
     Trim,
     /// From now on the disk is full, or has space again.
     Fill(bool),
@@ -596,7 +596,10 @@ fn run(history: &[Operation], steps: u64) {
     for (number, operation) in history.iter().enumerate() {
         let outcome = apply(&store, operation, &mut pins);
         for (manifest, _) in &pins {
-            assert!(store.manifest(*manifest).is_ok(), "what a machine runs is gone after {operation:?}");
+            assert!(
+                store.manifest(*manifest).is_ok(),
+                "the version of a running machine is missing after {operation:?}"
+            );
         }
         if ended() {
             cut_short = Some((operation.clone(), states[number + 1].clone()));

@@ -171,13 +171,13 @@ fn add_other(store: &LocalDir) -> (Version, Vec<u8>) {
 
 /// Copies all versions. Also returns the progress reports.
 fn copy_all(source: &dyn Store, target: &dyn Store) -> (Copied, Vec<CopyProgress>) {
-    let (what, mut told) = (everything(source).unwrap(), Vec::new());
+    let (what, mut reported) = (everything(source).unwrap(), Vec::new());
     let copied = copy(source, target, &what, &Lines, false, &mut |at| {
         assert!(at.done_bytes <= at.total_bytes, "{at:?}");
-        told.push(at);
+        reported.push(at);
         Ok(())
     });
-    (copied.unwrap(), told)
+    (copied.unwrap(), reported)
 }
 
 fn failed(copied: &Copied) -> Vec<u32> {
@@ -196,7 +196,7 @@ fn missing_parts_are_requested_and_copied_once_more() {
     let (_, other) = add_other(&store);
     let source = PartlyAnswered::new(&store, &bytes, Arc::new(|object: &dyn Object| object.holes()));
     let target = open(target_dir.path());
-    let (copied, told) = copy_all(&source, &target);
+    let (copied, reported) = copy_all(&source, &target);
     assert_eq!((copied.versions, failed(&copied)), (4, vec![]), "{copied:?}");
     // The first and the third version need what was copied the second time.
     assert_eq!(source.asked(), 1);
@@ -204,9 +204,9 @@ fn missing_parts_are_requested_and_copied_once_more() {
     assert_eq!(numbers(&target), [1, 2, 3, 4]);
     assert_eq!((copied.objects, copied.bytes), (2, (bytes.len() + other.len()) as u64));
     // The progress went on in both copies.
-    assert!(told.iter().map(|at| at.done_bytes).is_sorted(), "{told:?}");
+    assert!(reported.iter().map(|at| at.done_bytes).is_sorted(), "{reported:?}");
     let all_bytes = (2 * bytes.len() + other.len()) as u64;
-    let at = told[told.len() - 1];
+    let at = reported[reported.len() - 1];
     assert_eq!((at.done_bytes, at.total_bytes), (all_bytes, all_bytes));
 }
 
@@ -237,7 +237,7 @@ fn an_incomplete_version_fails_alone_after_one_more_request() {
     let gone = without_the_first(&bytes);
     let source = PartlyAnswered::new(&store, &bytes, Arc::new(move |_: &dyn Object| Ok(Arc::clone(&gone))));
     let target = open(target_dir.path());
-    let (copied, told) = copy_all(&source, &target);
+    let (copied, reported) = copy_all(&source, &target);
     assert_eq!((copied.versions, failed(&copied)), (2, vec![1, 3]), "{copied:?}");
     for failed in &copied.failed {
         assert_eq!(failed.error.kind(), StoreErrorKind::Damaged);
@@ -247,7 +247,7 @@ fn an_incomplete_version_fails_alone_after_one_more_request() {
     // It was not copied a second time.
     assert_eq!(source.asked(), 1);
     assert_eq!(source.read_bytes.load(Ordering::Relaxed), 8 * BLOCK + 100);
-    let at = told[told.len() - 1];
+    let at = reported[reported.len() - 1];
     let all_bytes = bytes.len() as u64 + 8 * BLOCK;
     assert_eq!((at.done_bytes, at.total_bytes), (all_bytes, all_bytes));
     assert_eq!((numbers(&target), holes(&target, &bytes)), (vec![2, 4], LEFT.to_vec()));
@@ -424,8 +424,8 @@ fn the_target_is_repaired_after_a_wrong_first_answer() {
     };
     // An object that is always wrong is blamed, whatever the target has.
     let object = store.open_object(Hash::of(&bytes)).unwrap();
-    let liar = WrongAtFirst { object, block: 7, times: AtomicU64::new(1) };
-    let error = target.publish().unwrap().copy_object(&liar, &mut |_| Ok(())).unwrap_err();
+    let faulty = WrongAtFirst { object, block: 7, times: AtomicU64::new(1) };
+    let error = target.publish().unwrap().copy_object(&faulty, &mut |_| Ok(())).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
     assert!(error.to_string().contains("damaged at the source"), "{error}");
     repair(2).unwrap();

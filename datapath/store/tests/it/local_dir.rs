@@ -377,7 +377,7 @@ impl Object for Noting {
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
         self.reads.lock().unwrap().push(offset);
         if offset >= self.cut_at.load(Ordering::Relaxed) {
-            return Err(StoreError::new(StoreErrorKind::Unreachable, "the source is gone"));
+            return Err(StoreError::new(StoreErrorKind::Unreachable, "the source is unreachable"));
         }
         into.copy_from_slice(&self.bytes[offset as usize..][..into.len()]);
         Ok(())

@@ -348,13 +348,13 @@ fn leftover_marks_are_distinguished_from_foreign_keys() {
     fs::remove_file(place.dir().join("store")).unwrap();
     let refused = || place.open(Access::WRITE).map(drop).unwrap_err().to_string();
     let hint = "delete the remaining keys below pins/ and locks/";
-    let told = refused();
-    assert!(told.contains("(it has pins/") && told.contains(hint), "{told}");
+    let shown = refused();
+    assert!(shown.contains("(it has pins/") && shown.contains(hint), "{shown}");
     // Next to other keys they do not show that there is a store.
     let other = place.dir().join("pins.txt");
     fs::write(&other, b"of another program").unwrap();
-    let told = refused();
-    assert!(told.contains("is not empty") && !told.contains(hint), "{told}");
+    let shown = refused();
+    assert!(shown.contains("is not empty") && !shown.contains(hint), "{shown}");
     fs::remove_file(other).unwrap();
     // A holder that releases its mark leaves nothing behind.
     drop(pin);
@@ -531,11 +531,11 @@ fn a_held_version_stays_while_its_daemon_is_off() {
     for number in [Some(1), None] {
         let refused = other.remove(&name("a"), number).unwrap_err();
         assert_eq!(refused.kind(), StoreErrorKind::InUse);
-        let told = refused.to_string();
+        let shown = refused.to_string();
         for says in
             ["a@1", "machine 'lab' of d1 has a persistent disk over it", "gone for ever", "disk.d1.disk-1"]
         {
-            assert!(told.contains(says), "no {says} in {told}");
+            assert!(shown.contains(says), "no {says} in {shown}");
         }
     }
     // The hold protects neither other versions nor the same version of another image.
@@ -575,8 +575,8 @@ fn a_held_version_stays_under_every_number_with_its_bytes() {
     for number in [1, 3] {
         let refused = store.remove(&name("a"), Some(number)).unwrap_err();
         assert_eq!(refused.kind(), StoreErrorKind::InUse);
-        let told = format!("a@{number}: machine 'lab' of d1 has a persistent disk over it");
-        assert!(refused.to_string().contains(&told), "{refused}");
+        let shown = format!("a@{number}: machine 'lab' of d1 has a persistent disk over it");
+        assert!(refused.to_string().contains(&shown), "{refused}");
     }
     store.release(&held).unwrap();
     store.remove(&name("a"), Some(1)).unwrap();
@@ -642,7 +642,7 @@ fn a_suspended_removal_spares_versions_published_meanwhile() {
     let mut bytes = vec![0; object.len()];
     store.open_object(version.objects[0]).unwrap().read_range(0, &mut bytes).unwrap();
     assert!(bytes == object);
-    assert_eq!(place.keys("locks"), ["sweep"], "whoever writes next gives back what is left");
+    assert_eq!(place.keys("locks"), ["sweep"], "the next writer frees what is left");
 }
 
 #[test]
@@ -668,7 +668,7 @@ fn a_suspended_image_removal_spares_the_new_list() {
     let version = other.resolve(&"a".parse().unwrap()).unwrap();
     assert_eq!(other.manifest(version.manifest).unwrap(), b"manifest");
     other.open_object(version.objects[0]).unwrap();
-    assert_eq!(place.keys("locks"), ["sweep"], "whoever writes next gives back what is left");
+    assert_eq!(place.keys("locks"), ["sweep"], "the next writer frees what is left");
 }
 
 #[test]

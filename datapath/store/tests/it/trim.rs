@@ -437,14 +437,14 @@ fn a_copy_uses_nothing_of_a_simultaneous_one() {
         copy_object(target.publish().unwrap().as_mut(), object.as_ref(), &mut |_| Ok(())).unwrap();
     };
     let object = Meanwhile(one.open_object(id).unwrap(), copy_other);
-    let mut told = 0;
+    let mut reported = 0;
     let mut publication = target.publish().unwrap();
     copy_object(publication.as_mut(), &object, &mut |bytes| {
-        told = bytes;
+        reported = bytes;
         Ok(())
     })
     .unwrap();
-    assert_eq!((told, holes(&target, &bytes)), (bytes.len() as u64, vec![1..3, 9..20, 30..40, 41..64]));
+    assert_eq!((reported, holes(&target, &bytes)), (bytes.len() as u64, vec![1..3, 9..20, 30..40, 41..64]));
     assert!(is_whole_but_for_holes(&target, &bytes));
 }
 

@@ -76,11 +76,11 @@ fn a_repair_reports_repaired_places_and_their_rereading() {
     let path = object_path(dir.path(), &version);
     let len_bytes = fs::metadata(&path).unwrap().len();
     let mended = |sources: &[Arc<dyn Store>]| {
-        let mut told = Vec::new();
-        let done = repair_with_progress(&here, &version, sources, &mut |at| told.push(at));
-        let again = told.iter().position(|at| matches!(at, RepairProgress::Verifying(_)));
-        let repairing = told[..again.unwrap_or(told.len())].to_vec();
-        (done, repairing, again.map(|_| told[told.len() - 1]))
+        let mut reported = Vec::new();
+        let done = repair_with_progress(&here, &version, sources, &mut |at| reported.push(at));
+        let again = reported.iter().position(|at| matches!(at, RepairProgress::Verifying(_)));
+        let repairing = reported[..again.unwrap_or(reported.len())].to_vec();
+        (done, repairing, again.map(|_| reported[reported.len() - 1]))
     };
     let at = |done, listed, copied_bytes| RepairProgress::Repairing { done, listed, copied_bytes };
     let through = RepairProgress::Verifying(Progress { done_bytes: 4 << 20, total_bytes: 4 << 20 });
@@ -305,11 +305,11 @@ fn a_round_reads_shared_chunks_once_and_reports_each_version() {
     let round = VerifyRound::new(None);
     let found = check(&first, &round);
     assert_eq!((found.damaged_chunks, check(&second, &round).damaged_chunks), (1, 1));
-    let mut told = Vec::new();
-    let mut tell = |seen: u64, all: u64| told.push((seen, all));
-    let touched = versions_touched(&here, &found, &round, &Cancel::new(), &mut tell).unwrap();
+    let mut reported = Vec::new();
+    let mut report = |seen: u64, all: u64| reported.push((seen, all));
+    let touched = versions_touched(&here, &found, &round, &Cancel::new(), &mut report).unwrap();
     assert_eq!(touched, ["disk@1", "disk@2"]);
-    assert_eq!(told, [(0, 2), (1, 2)]);
+    assert_eq!(reported, [(0, 2), (1, 2)]);
     here.take_read();
     // What was repaired is read again, and nothing else.
     let done =
@@ -348,12 +348,15 @@ fn unneeded_damaged_bytes_are_found_and_repaired_once_a_round() {
     let noting = Noting::new(here.clone());
     // The result of a check, how many bytes it read, and the total of its last progress report.
     let verified = |version: &Version, round: &VerifyRound| {
-        let mut told = Vec::new();
-        let tell = &mut |at: Progress| told.push((at.done_bytes, at.total_bytes));
+        let mut reported = Vec::new();
+        let report = &mut |at: Progress| reported.push((at.done_bytes, at.total_bytes));
         noting.take_read();
-        let found = verify_in(&noting, version.manifest, round, &Cancel::new(), tell).unwrap();
-        let (done, total) = told[told.len() - 1];
-        assert!(told.is_sorted() && told.iter().all(|(_, all)| *all == total) && done == total, "{told:?}");
+        let found = verify_in(&noting, version.manifest, round, &Cancel::new(), report).unwrap();
+        let (done, total) = reported[reported.len() - 1];
+        assert!(
+            reported.is_sorted() && reported.iter().all(|(_, all)| *all == total) && done == total,
+            "{reported:?}"
+        );
         (found, noting.take_read(), total)
     };
     // While the first version is there, its chunks are all chunks of the object.

@@ -135,12 +135,12 @@ fn a_copy_names_the_image_with_an_uncertain_change() {
     let target = suite::writable(&place);
     let what = headwater_store::copy::everything(&source).unwrap();
     let objects_of = |_: &[u8]| Ok(vec![(Hash::of(b"one"), 3)]);
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     let mut tell = |did: headwater_store::CopiedImage| {
         // The next change is refused. That does not show what became of its first attempt.
         relay.fail("PUT", "/images/", Fault::Refuse, 1);
         relay.fail("PUT", "/images/", Fault::Status(409), 1);
-        told.push(did);
+        reported.push(did);
     };
     let copied = headwater_store::copy_telling(
         &source,
@@ -151,7 +151,7 @@ fn a_copy_names_the_image_with_an_uncertain_change() {
         (&mut |_| Ok(()), &mut tell),
     );
     assert_eq!(kind(copied), StoreErrorKind::Unknown);
-    let [first, second] = &told[..] else { panic!("{told:?}") };
+    let [first, second] = &reported[..] else { panic!("{reported:?}") };
     assert_eq!((first.name.as_str(), &first.versions[..], first.tried.is_none()), ("b", &[1][..], true));
     assert_eq!((second.name.as_str(), &second.versions[..], second.is_followed), ("c", &[][..], false));
     assert_eq!(second.tried.as_ref().map(StoreError::kind), Some(StoreErrorKind::Unknown));
@@ -196,11 +196,11 @@ fn a_full_server_is_asked_once_and_reported_as_full() {
         let full = publish(store.as_ref(), "a", b"new object", &[], b"new").unwrap_err();
         relay.heal();
         assert_eq!(full.kind(), StoreErrorKind::NoSpace, "{full}");
-        let told = full.to_string();
+        let message = full.to_string();
         for word in ["cannot write s3://", says, "'headwater image remove'", "Raise the quota"] {
-            assert!(told.contains(word), "{fault:?}: no '{word}' in: {told}");
+            assert!(message.contains(word), "{fault:?}: no '{word}' in: {message}");
         }
-        assert!(!told.contains("AWS_ACCESS_KEY_ID") && !told.contains("times"), "{told}");
+        assert!(!message.contains("AWS_ACCESS_KEY_ID") && !message.contains("times"), "{message}");
         let seen = relay.take_seen();
         let asked = seen.iter().filter(|it| it.starts_with("PUT") && it.contains("/objects/"));
         assert_eq!(asked.count(), 1, "{fault:?}: {seen:?}");

@@ -165,9 +165,9 @@ fn nothing_counts_as_missing_if_a_listing_fails_for_good() {
         ("pins", Fault::CutUnnoticed, away, "Check that http://127.0.0.1"),
     ] {
         let error = remove(folder, 0, fault).unwrap_err();
-        let told = error.to_string();
-        assert_eq!(error.kind(), wanted, "{told}");
-        assert!(told.contains("cannot list s3://") && told.contains(says), "no '{says}' in: {told}");
+        let message = error.to_string();
+        assert_eq!(error.kind(), wanted, "{message}");
+        assert!(message.contains("cannot list s3://") && message.contains(says), "no '{says}' in: {message}");
     }
     // When the version is off the list, and the store looks for what can be removed.
     let for_space = [
@@ -327,7 +327,7 @@ fn keys_that_cannot_be_deleted_are_deleted_later() {
     for fault in faults {
         let removed = shelf.remove(&format!("{fault:?} for a while"), |relay| {
             // First the removal of the mark that was written to learn the server's time, and then that of
-            // what is given back.
+            // what is freed.
             for (fault, times) in [(fault, 1), (NONE, 1), (fault, 4)] {
                 relay.fail("POST", "delete", fault, times);
             }
@@ -426,7 +426,7 @@ fn late_or_missing_answers_lose_nothing() {
     let slow_removals = || {
         let removed = Shelf::new(3, Duration::from_secs(1)).remove("removals", |relay| {
             relay.fail("POST", "delete", NONE, 1);
-            // The answers for the three keys that are given back are missing. The lock is removed after that.
+            // The answers for the three keys that are deleted are missing. The lock is removed after that.
             relay.fail("POST", "delete", Fault::Silence, 9);
         });
         assert_eq!(removed.unwrap().freed_bytes, 0);
@@ -435,8 +435,8 @@ fn late_or_missing_answers_lose_nothing() {
         let removed = Shelf::new(3, Duration::from_secs(1)).remove("the list", |relay| {
             relay.fail("PUT", "/images/", Fault::Silence, u32::MAX);
         });
-        let told = removed.unwrap_err().to_string();
-        assert!(told.contains("it is not known whether image 'a'"), "{told}");
+        let message = removed.unwrap_err().to_string();
+        assert!(message.contains("it is not known whether image 'a'"), "{message}");
     };
     let made = || {
         let removed = Shelf::new(3, Duration::from_secs(1))

@@ -147,15 +147,15 @@ fn a_busy_server_is_asked_again_when_it_says() {
     // More refusals than a failing request has attempts.
     relay.fail("GET", "/store", Fault::Busy(0), 7);
     let (url, mut options) = (&place.url, place.options());
-    let told = Arc::new(AtomicU32::new(0));
-    let counted = Arc::clone(&told);
+    let reported = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&reported);
     options.while_busy = WhileBusy::as_long_as(move |why| {
         assert!(why.contains("busy") && why.contains("503"), "{why}");
         counted.fetch_add(1, Ordering::SeqCst);
         true
     });
     let store = S3Store::open(url, Access::Read, &options).unwrap();
-    assert!(told.load(Ordering::SeqCst) >= 7);
+    assert!(reported.load(Ordering::SeqCst) >= 7);
     relay.fail("GET", "/images/", Fault::Busy(1), 1);
     assert_eq!(store.image(&name("a")).unwrap().unwrap().versions.len(), 1);
 

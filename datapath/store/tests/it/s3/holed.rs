@@ -278,7 +278,7 @@ fn copies_with_different_holes_complete_each_other_until_a_whole_one_comes() {
         let copied = copy_all(&whole(dir.path(), "d", &object), store.as_ref()).unwrap();
         assert_eq!((copied.versions, copied.objects), (1, 1));
         must_be_whole(&place, &object);
-        assert_eq!(place.keys("holed"), names, "whoever reads them goes on");
+        assert_eq!(place.keys("holed"), names, "open readers still work");
         assert!(store.open_object(id).unwrap().holes().unwrap().is_empty());
         reads_right();
         // An object that was opened before, and in which a read finds wrong bytes in a range that only the
@@ -386,7 +386,7 @@ fn a_damaged_copy_is_reported_only_without_alternatives() {
         wrong[1000] ^= 1;
         fs::write(file, &wrong).unwrap();
         read_right(store.open_object(id).unwrap().as_ref(), &object, &(0..4096)).unwrap();
-        // A reader of the whole object is told to read it again if that can help.
+        // A reader of the whole object is asked to read it again if that can help.
         let opened = store.open_object(id).unwrap();
         let is_right = || {
             let mut bytes = vec![0; object.len()];
@@ -583,7 +583,7 @@ fn the_search_for_the_wrong_copy_ends_with_the_copy() {
         let mut damaged = object.clone();
         damaged[GONE.start as usize] ^= 1;
         fs::write(&key, &damaged).unwrap();
-        // A call with 0 bytes reports no progress: it only shows that the copy goes on.
+        // A call with 0 bytes reports no progress: it only shows that the copy continues.
         let copy = |looks: &mut dyn FnMut() -> Result<(), StoreError>| {
             let mut copied = |bytes: u64| if bytes == 0 { looks() } else { Ok(()) };
             let error = store.publish().unwrap().copy_object(opened.as_ref(), &mut copied).unwrap_err();

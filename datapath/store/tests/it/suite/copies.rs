@@ -208,38 +208,41 @@ pub fn a_copy_reports_its_progress_from_the_first_manifest_on(place: &dyn Place)
     let copy = || {
         let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
         let what = headwater_store::copy::everything(&source).unwrap();
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let copied = headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, &mut |at| {
-            told.push(at);
+            reported.push(at);
             Ok(())
         });
-        (copied.unwrap(), told)
+        (copied.unwrap(), reported)
     };
-    let (copied, told) = copy();
+    let (copied, reported) = copy();
     assert_eq!((copied.versions, copied.failed.len()), (2, 1), "{copied:?}");
-    assert!(told.iter().all(|at| at.versions == 3), "{told:?}");
-    assert!(told.iter().map(|at| at.read_versions).is_sorted(), "{told:?}");
+    assert!(reported.iter().all(|at| at.versions == 3), "{reported:?}");
+    assert!(reported.iter().map(|at| at.read_versions).is_sorted(), "{reported:?}");
     for read in 0..=3 {
-        assert!(told.iter().any(|at| at.read_versions == read), "{read} are not told: {told:?}");
+        assert!(reported.iter().any(|at| at.read_versions == read), "{read} are not reported: {reported:?}");
     }
-    assert!(told.iter().all(|at| at.read_versions == 3 || at.done_bytes == 0), "{told:?}");
+    assert!(reported.iter().all(|at| at.read_versions == 3 || at.done_bytes == 0), "{reported:?}");
     let all_bytes = "one".len() as u64 + "three".len() as u64;
-    assert!(told.iter().any(|at| (at.done_bytes, at.total_bytes) == (all_bytes, all_bytes)), "{told:?}");
+    assert!(
+        reported.iter().any(|at| (at.done_bytes, at.total_bytes) == (all_bytes, all_bytes)),
+        "{reported:?}"
+    );
     // While the last version is copied, the others are finished.
-    assert_eq!(told.last().unwrap().done_versions, 2, "{told:?}");
+    assert_eq!(reported.last().unwrap().done_versions, 2, "{reported:?}");
 
-    let (copied, told) = copy();
+    let (copied, reported) = copy();
     assert_eq!((copied.versions, copied.present), (0, 2), "{copied:?}");
-    assert!(told.iter().any(|at| at.read_versions == 3), "{told:?}");
-    assert!(told.iter().all(|at| at.total_bytes == 0), "{told:?}");
+    assert!(reported.iter().any(|at| at.read_versions == 3), "{reported:?}");
+    assert!(reported.iter().all(|at| at.total_bytes == 0), "{reported:?}");
 
     // Bytes that were read of a damaged object are not subtracted from the progress before another object
     // begins.
     publish(&source, "b", b"four", &[], b"m-four").unwrap();
     fs::write(elsewhere.path().join("objects").join(Hash::of(b"four").to_string()), "4our").unwrap();
-    let (copied, told) = copy();
+    let (copied, reported) = copy();
     assert_eq!((copied.versions, copied.failed.len()), (0, 2), "{copied:?}");
-    assert!(told.iter().map(|at| at.done_bytes).is_sorted(), "{told:?}");
+    assert!(reported.iter().map(|at| at.done_bytes).is_sorted(), "{reported:?}");
 }
 
 /// Also a copy that copies no version. A channel that is already as at the source is not reported again.
@@ -289,19 +292,19 @@ pub fn a_copy_reports_for_each_image_only_its_own_changes(place: &dyn Place) {
     let promote = |store: &dyn Store, image: &str, to: Pointer| {
         store.change(&name(image), &mut |image| image.promote(to.clone()).map(drop)).unwrap();
     };
-    let told = RefCell::new(Vec::new());
+    let reported = RefCell::new(Vec::new());
     let copy = |channels: bool, progress: &mut OnProgress<'_>, each: &dyn Fn(&CopiedImage)| {
-        told.borrow_mut().clear();
+        reported.borrow_mut().clear();
         let what = headwater_store::copy::everything(&source).unwrap();
         let mut each_is_told = |did: CopiedImage| {
             each(&did);
-            told.borrow_mut().push(did);
+            reported.borrow_mut().push(did);
         };
         let tell = (progress, &mut each_is_told as &mut headwater_store::copy::OnImage<'_>);
         headwater_store::copy_telling(&source, target.as_ref(), &what, &objects_of, channels, tell)
     };
     let versions = || -> Vec<(String, Vec<u32>)> {
-        told.borrow().iter().map(|did| (did.name.to_string(), did.versions.clone())).collect()
+        reported.borrow().iter().map(|did| (did.name.to_string(), did.versions.clone())).collect()
     };
     let of = |image: &str, versions: &[u32]| (image.to_owned(), versions.to_vec());
     for (image, word) in [("a", "one"), ("a", "two"), ("b", "three"), ("b", "four")] {
@@ -309,8 +312,8 @@ pub fn a_copy_reports_for_each_image_only_its_own_changes(place: &dyn Place) {
     }
     copy(true, &mut |_| Ok(()), &|_| ()).unwrap();
     assert_eq!(versions(), [of("a", &[1, 2]), of("b", &[1, 2])]);
-    assert!(told.borrow().iter().all(|did| did.has_newest && !did.is_followed && did.tried.is_none()));
-    assert!(told.borrow().iter().all(|did| (did.booted, did.boots) == (None, Some(2))));
+    assert!(reported.borrow().iter().all(|did| did.has_newest && !did.is_followed && did.tried.is_none()));
+    assert!(reported.borrow().iter().all(|did| (did.booted, did.boots) == (None, Some(2))));
     copy(true, &mut |_| Ok(()), &|_| ()).unwrap();
     assert!(versions().is_empty());
 
@@ -322,7 +325,7 @@ pub fn a_copy_reports_for_each_image_only_its_own_changes(place: &dyn Place) {
     target.change(&name("a"), &mut |image| image.schedule(planned.clone()).map(drop)).unwrap();
     copy(true, &mut |_| Ok(()), &|_| ()).unwrap();
     assert_eq!(versions(), [of("a", &[3])]);
-    let did = told.borrow()[0].clone();
+    let did = reported.borrow()[0].clone();
     let moved = |channel, version| ChannelMove { channel, from: None, to: Some(version) };
     assert_eq!(did.moves, [moved(Channel::Production, 3), moved(Channel::Test, 1)]);
     assert_eq!((&did.forgotten[..], &did.scheduled[..]), (&[planned][..], &[][..]));
@@ -339,7 +342,7 @@ pub fn a_copy_reports_for_each_image_only_its_own_changes(place: &dyn Place) {
     };
     copy(false, &mut |_| Ok(()), &promotes).unwrap();
     assert_eq!(versions(), [of("a", &[4]), of("b", &[3])]);
-    let did = told.borrow()[1].clone();
+    let did = reported.borrow()[1].clone();
     assert!(did.moves.is_empty() && !did.is_followed && did.has_newest, "{did:?}");
     assert_eq!((did.booted, did.boots), (Some(1), Some(1)));
 
@@ -348,7 +351,7 @@ pub fn a_copy_reports_for_each_image_only_its_own_changes(place: &dyn Place) {
     add("b", "nine");
     let stopped = copy(
         false,
-        &mut |_| match told.borrow().len() {
+        &mut |_| match reported.borrow().len() {
             0 => Ok(()),
             _ => Err(StoreError::new(StoreErrorKind::Io, "stopped")),
         },

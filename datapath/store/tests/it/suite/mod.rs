@@ -477,8 +477,9 @@ pub fn a_changed_note_is_durable(place: &dyn Place) {
 
     // Another process sees the same.
     let image = place.open(Access::Read).unwrap().image(&name("a")).unwrap().unwrap();
-    let told: Vec<_> = image.versions.iter().map(|it| (it.number, it.note.as_str(), it.retired)).collect();
-    assert_eq!(told, [(1, "the first", true), (2, "", false)]);
+    let reported: Vec<_> =
+        image.versions.iter().map(|it| (it.number, it.note.as_str(), it.retired)).collect();
+    assert_eq!(reported, [(1, "the first", true), (2, "", false)]);
 }
 
 /// The newest note of the source is taken, even if the target had its own. A copy of single versions does not
