@@ -85,7 +85,7 @@ boot-test: rust ## the acceptance tests of network boot: BIOS, UEFI, HTTP boot, 
 	$(PROGRAM)
 	boot/test $(or $(HEADWATER),target/debug/headwater) $(TESTS)
 
-outlive: rust ## kill the daemon five times while three machines write: they go on, and nothing is lost
+outlive: rust ## kill the daemon and the disk process, and upgrade that, while three machines write: they go on, and nothing is lost
 	@xtask/need $(MACHINE_TOOLS)
 	$(PROGRAM)
 	guest/build

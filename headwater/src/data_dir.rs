@@ -88,6 +88,11 @@ impl DataDir {
         self.0.join("disks.sock")
     }
 
+    /// The socket of the keeper of disks, for new programs.
+    pub fn keeper_socket(&self) -> PathBuf {
+        self.0.join("keeper.sock")
+    }
+
     /// The lock of that process.
     pub fn disks_lock(&self) -> PathBuf {
         self.0.join("disks.lock")

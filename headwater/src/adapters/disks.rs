@@ -183,6 +183,20 @@ impl Volumes {
         self.streaming.trouble()
     }
 
+    /// Stops to serve the disks of machines that are on, and leaves them to the next process. Blocks.
+    pub fn hand_over(&self) {
+        let on: Vec<_> = self.readable.on.lock().values().filter_map(Weak::upgrade).collect();
+        std::thread::scope(|scope| {
+            for served in &on {
+                scope.spawn(|| {
+                    if let Err(error) = served.hand_over() {
+                        tracing::error!(machine = %served.machine, "its disk is not handed over: {error}");
+                    }
+                });
+            }
+        });
+    }
+
     /// Fails reads that wait for the store, and later ones: nobody needs them any more.
     pub fn close_store(&self) {
         self.streaming.close();

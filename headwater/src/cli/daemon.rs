@@ -147,12 +147,23 @@ pub struct DisksArgs {
     /// End as soon as no daemon is connected and no disk is open
     #[arg(long)]
     pub end_unused: bool,
+    /// Print the versions of what a program takes over in an upgrade, and end
+    #[arg(long, hide = true)]
+    pub versions: bool,
     /// How the log is written
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
     /// What is logged: error, warn, info, debug, trace, or a filter such as headwater_service=debug
     #[arg(long, value_name = "FILTER", default_value = "info", env = "HEADWATER_LOG")]
     pub log: String,
+}
+
+/// `headwater upgrade`.
+#[derive(Debug, Args)]
+pub struct UpgradeArgs {
+    /// The new program [default: the one that runs this command]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub program: Option<PathBuf>,
 }
 
 /// How long the lease of a node lasts, in seconds.

@@ -30,7 +30,7 @@ pub use self::boot::{BootCommand, BootMediaArgs, BootOptionsArgs, Product};
 pub use self::cache::{By, CacheCommand};
 pub use self::config::ConfigCommand;
 pub use self::context::{ContextCommand, LoginArgs};
-pub use self::daemon::{DisksArgs, RunArgs, ServeArgs};
+pub use self::daemon::{DisksArgs, RunArgs, ServeArgs, UpgradeArgs};
 pub use self::demo::DemoArgs;
 pub use self::doctor::DoctorArgs;
 pub use self::export::ExportArgs;
@@ -80,6 +80,8 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Serve the disks of machines to the daemon, so that machines outlive it; 'headwater serve' starts this itself
     Disks(DisksArgs),
+    /// Have a new program serve the disks of machines that are on; the machines go on
+    Upgrade(UpgradeArgs),
     /// On a node, end the machines that another host may run when the node has not heard its controller for the time of its lease, although
     /// the daemon is gone; 'headwater serve' starts this itself
     Guard,

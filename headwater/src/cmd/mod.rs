@@ -49,6 +49,7 @@ mod token;
 mod top;
 mod trace;
 mod trim;
+mod upgrade;
 mod web_console;
 mod when;
 
@@ -74,6 +75,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Run(args) => as_daemon(run::run(data_dir()?, args, json)),
         Command::Serve(args) => as_daemon(serve::run(data_dir()?, *args)),
         Command::Disks(args) => serve_disks::run(&data_dir()?, &args),
+        Command::Upgrade(args) => upgrade::run(&DataDir::of_daemon(cli.data_dir)?, &args, json),
         Command::Guard => {
             own_only();
             crate::logging::to_stderr("info", LogFormat::Text)?;

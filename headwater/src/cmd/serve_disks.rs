@@ -7,6 +7,10 @@ use crate::logging;
 
 /// Serves until it is not needed any more.
 pub fn run(data_dir: &DataDir, args: &DisksArgs) -> anyhow::Result<u8> {
+    if args.versions {
+        crate::show::json(&disk_process::Versions::own())?;
+        return Ok(0);
+    }
     super::own_only();
     logging::check_filter(&args.log)?;
     if !disk_process::is_kept() {
@@ -19,7 +23,12 @@ pub fn run(data_dir: &DataDir, args: &DisksArgs) -> anyhow::Result<u8> {
     };
     logging::to_stderr(&args.log, args.log_format)?;
     super::as_daemon(async {
-        prepared.serve().await?;
-        Ok(0)
+        let code = prepared.serve().await?;
+        if code == disk_process::HANDED_OVER {
+            // Machines wait for the next process. What this one still does is of no use to them.
+            logging::flush();
+            std::process::exit(i32::from(code));
+        }
+        Ok(code)
     })
 }

@@ -13,6 +13,7 @@
 //! | by SIGKILL: somebody, or the kernel for want of memory | another one, always |
 //! | otherwise, while it took a disk over, and it was the third time within a minute | another one, without that disk |
 //! | otherwise, for the fourth time within a minute | the keeper ends, and all machines with it |
+//! | after it was told to hand its disks over ([`super::upgrade`]) | that of the new program; if it does not serve in time, that of the old one |
 //! | otherwise | another one; after two times within a minute it takes the disks over one by one, and waits after each |
 
 use std::collections::{BTreeMap, VecDeque};
@@ -23,12 +24,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
+use rustix::process::Signal;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 
 use super::kept::{LISTENER, LOCK, MEMORY, Message, SETTINGS, is_of, is_request, receive, send, watched};
 use super::server::lock;
+use super::upgrade::{self, Asked, HANDED_OVER};
 use crate::data_dir::DataDir;
 use crate::signals::EndSignals;
 
@@ -39,6 +42,14 @@ const MAX_CRASHES_OF_A_DISK: usize = 3;
 /// The crashes after which disks are taken over one by one.
 const CRASHES_UNTIL_CAREFUL: usize = 2;
 const CRASHES_WITHIN: Duration = Duration::from_secs(60);
+
+/// How long a disk process may take to hand its disks over. A persistent disk is saved then.
+const HANDS_OVER_WITHIN: Duration = Duration::from_secs(60);
+/// How long the disk process of a new program may take to serve the disks.
+const SERVES_WITHIN: Duration = Duration::from_secs(10);
+
+/// The pause after a user could not be accepted, as for want of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Only the child of a keeper has this variable.
 const KEPT: &str = "HEADWATER_KEPT";
@@ -63,7 +74,8 @@ pub fn keep(data_dir: &DataDir) -> anyhow::Result<u8> {
         Err(why) => tracing::debug!("the memory of write caches has no tmpfs with huge pages: {why}"),
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.context("cannot start the keeper of disks")?.block_on(keep_on(kept))
+    let control = upgrade::listen(data_dir)?;
+    runtime.context("cannot start the keeper of disks")?.block_on(keep_on(kept, control))
 }
 
 /// A tmpfs that was mounted for the memory of write caches, below the data directory.
@@ -84,6 +96,45 @@ struct Keeping {
     /// The UUID of the machine whose disk is being taken over, or nothing.
     taken_over: String,
     crashes: Crashes,
+    /// The program of disk processes. `None`: that of the keeper.
+    program: Option<OwnedFd>,
+    /// The disk process has taken all disks over.
+    is_serving: bool,
+    upgrade: Option<Upgrade>,
+}
+
+/// An upgrade under way.
+struct Upgrade {
+    asked: Asked,
+    version: String,
+    begun: Instant,
+    /// The old disk process has ended, and that of the new program is to serve.
+    is_tried: bool,
+    /// How many disks the new program is given.
+    disks: usize,
+}
+
+impl Upgrade {
+    /// Gives it up: the old program serves the disks again.
+    async fn go_back(self, why: &str) {
+        let text = format!("{why}; the old program serves the disks again, and the log says more");
+        self.asked.answer(Err(text)).await;
+    }
+}
+
+/// What happens next while a disk process runs.
+enum Event {
+    Ended(ExitStatus),
+    Signal(&'static str),
+    Message(std::io::Result<Option<Message<OwnedFd>>>),
+    Asked(std::io::Result<OwnedFd>),
+    Late,
+}
+
+/// How a disk process ended.
+struct End {
+    status: ExitStatus,
+    is_asked: bool,
 }
 
 /// When disk processes crashed, within [`CRASHES_WITHIN`].
@@ -116,12 +167,23 @@ impl Crashes {
     }
 }
 
-async fn keep_on(kept: BTreeMap<String, OwnedFd>) -> anyhow::Result<u8> {
+async fn keep_on(kept: BTreeMap<String, OwnedFd>, control: OwnedFd) -> anyhow::Result<u8> {
     let mut signals = EndSignals::catch_with(false)?;
     let _hang_up = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
-    let mut keeping = Keeping { kept, taken_over: String::new(), crashes: Crashes::default() };
+    let control = watched(control).context("cannot start the keeper of disks")?;
+    let mut keeping = Keeping {
+        kept,
+        taken_over: String::new(),
+        crashes: Crashes::default(),
+        program: None,
+        is_serving: false,
+        upgrade: None,
+    };
     loop {
-        let (status, is_asked) = keeping.run_one(&mut signals).await?;
+        let End { status, is_asked } = keeping.run_one(&mut signals, &control).await?;
+        if keeping.goes_on_with_upgrade(status, is_asked).await {
+            continue;
+        }
         if is_asked || status.success() || !keeping.kept.contains_key(SETTINGS) {
             // Nobody has used the process, or somebody has ended it.
             let code = status.code().and_then(|code| u8::try_from(code).ok());
@@ -135,7 +197,10 @@ impl Keeping {
     /// Decides whether there is another disk process, and with which disks.
     fn after_crash(&mut self, status: ExitStatus) -> anyhow::Result<()> {
         let uuid = std::mem::take(&mut self.taken_over);
-        if status.signal() == Some(rustix::process::Signal::KILL.as_raw()) {
+        if status.code() == Some(i32::from(HANDED_OVER)) {
+            return Ok(());
+        }
+        if status.signal() == Some(Signal::KILL.as_raw()) {
             // That is no mistake of the process, so it is not counted.
             tracing::error!("the disk process was killed: the next one takes its disks over");
             return Ok(());
@@ -171,31 +236,144 @@ impl Keeping {
         }
     }
 
-    /// Runs a disk process to its end. Returns whether a signal asked for that.
-    async fn run_one(&mut self, signals: &mut EndSignals) -> anyhow::Result<(ExitStatus, bool)> {
+    /// Goes on with an upgrade after a disk process has ended. `false`: there is none, or no disk process is to follow.
+    async fn goes_on_with_upgrade(&mut self, status: ExitStatus, is_asked: bool) -> bool {
+        let Some(mut upgrade) = self.upgrade.take() else { return false };
+        if is_asked || (status.success() && !upgrade.is_tried) {
+            upgrade.asked.answer(Err("the disk process was told to end meanwhile".to_owned())).await;
+            return false;
+        }
+        self.taken_over.clear();
+        if upgrade.is_tried {
+            let why = format!("the new program has ended before it served the disks ({status})");
+            upgrade.go_back(&why).await;
+        } else {
+            if status.code() != Some(i32::from(HANDED_OVER)) {
+                tracing::error!("the disk process has crashed while it handed its disks over ({status})");
+            }
+            upgrade.is_tried = true;
+            self.upgrade = Some(upgrade);
+        }
+        true
+    }
+
+    /// The disk process has taken all disks over. That ends an upgrade.
+    async fn serves(&mut self) {
+        self.is_serving = true;
+        if let Some(upgrade) = self.upgrade.take_if(|upgrade| upgrade.is_tried) {
+            let machines = match upgrade.disks {
+                1 => "1 machine".to_owned(),
+                disks => format!("{disks} machines"),
+            };
+            let took_ms = upgrade.begun.elapsed().as_millis();
+            let version = upgrade.version;
+            if let Ok(program) = upgrade.asked.program.try_clone() {
+                self.program = Some(program);
+            }
+            let text = format!("version {version} serves the disks of {machines} after {took_ms} ms");
+            upgrade.asked.answer(Ok(text)).await;
+        }
+    }
+
+    /// Begins an upgrade that a user asks for, if the new program fits.
+    async fn begin_upgrade(&mut self, asked: Asked, child: &Child) {
+        if !self.is_serving || self.upgrade.is_some() {
+            let text = "the disk process is just starting; try again in a moment; nothing has changed";
+            return asked.answer(Err(text.to_owned())).await;
+        }
+        match upgrade::check(&asked.program).await {
+            Err(why) => asked.answer(Err(why)).await,
+            Ok(version) => {
+                tracing::info!(version, "the disk process hands its disks over to another program");
+                tell(child, Signal::USR1);
+                self.upgrade =
+                    Some(Upgrade { asked, version, begun: Instant::now(), is_tried: false, disks: 0 });
+            }
+        }
+    }
+
+    /// Starts a disk process: of the new program, if there is one to try, and it can be started.
+    async fn start(&mut self) -> anyhow::Result<(Child, OwnedFd)> {
         let failed = "cannot start the disk process";
+        if let Some(mut upgrade) = self.upgrade.take_if(|upgrade| upgrade.is_tried) {
+            upgrade.disks = self.kept.keys().filter(|name| is_request(name)).count();
+            let (ours, theirs) = pair().context(failed)?;
+            match start(theirs, self.crashes.is_careful(), Some(&upgrade.asked.program)) {
+                Ok(child) => {
+                    self.upgrade = Some(upgrade);
+                    return Ok((child, ours));
+                }
+                Err(error) => upgrade.go_back(&format!("the new program cannot be started: {error}")).await,
+            }
+        }
         let (ours, theirs) = pair().context(failed)?;
-        let mut child = start(theirs, self.crashes.is_careful()).context(failed)?;
+        let child = start(theirs, self.crashes.is_careful(), self.program.as_ref()).context(failed)?;
+        Ok((child, ours))
+    }
+
+    /// When a step of an upgrade is late.
+    fn deadline(&self, started: Instant) -> Option<Instant> {
+        let upgrade = self.upgrade.as_ref()?;
+        Some(if upgrade.is_tried { started + SERVES_WITHIN } else { upgrade.begun + HANDS_OVER_WITHIN })
+    }
+
+    /// Runs a disk process to its end.
+    async fn run_one(&mut self, signals: &mut EndSignals, control: &AsyncFd<OwnedFd>) -> anyhow::Result<End> {
+        let failed = "cannot start the disk process";
+        self.is_serving = false;
+        let (mut child, ours) = self.start().await?;
+        let started = Instant::now();
         rustix::io::ioctl_fionbio(&ours, true).context(failed)?;
         let ours = watched(ours).context(failed)?;
-        let mut is_asked = false;
-        let mut is_open = hand_over(&ours, &self.kept).await;
+        let (mut is_asked, mut is_killed) = (false, false);
+        let handing = hand_over(&ours, &self.kept);
+        let mut is_open = match self.deadline(started) {
+            // A program that is no disk process does not take them.
+            Some(until) => tokio::time::timeout_at(until.into(), handing).await.unwrap_or(false),
+            None => handing.await,
+        };
         let status = loop {
-            tokio::select! {
-                status = child.wait() => break status.context("cannot wait for the disk process")?,
-                signal = signals.next() => {
+            let deadline = self.deadline(started).filter(|_| !is_killed);
+            let until = tokio::time::Instant::from_std(deadline.unwrap_or(started));
+            let event = tokio::select! {
+                status = child.wait() => Event::Ended(status.context("cannot wait for the disk process")?),
+                signal = signals.next() => Event::Signal(signal),
+                message = ours.async_io(Interest::READABLE, |socket| receive(socket.as_fd())), if is_open => {
+                    Event::Message(message)
+                }
+                asker = upgrade::accept(control) => Event::Asked(asker),
+                () = tokio::time::sleep_until(until), if deadline.is_some() => Event::Late,
+            };
+            match event {
+                Event::Ended(status) => break status,
+                Event::Signal(signal) => {
                     tracing::debug!(signal, "the disk process is told to end");
                     is_asked = true;
-                    tell(&child, rustix::process::Signal::TERM);
+                    tell(&child, Signal::TERM);
                 }
-                message = ours.async_io(Interest::READABLE, |socket| receive(socket.as_fd())), if is_open => {
-                    is_open = self.note(message);
+                Event::Message(Ok(Some(Message::Serves))) => self.serves().await,
+                Event::Message(message) => is_open = self.note(message),
+                Event::Asked(Ok(asker)) => {
+                    if let Some(asked) = upgrade::receive_program(asker, child.id()).await {
+                        self.begin_upgrade(asked, &child).await;
+                    }
+                }
+                Event::Asked(Err(error)) => {
+                    tracing::warn!(%error, "cannot accept an upgrade");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+                Event::Late => {
+                    tracing::error!(
+                        "the disk process does not hand its disks over, or does not serve them, in time: it is killed"
+                    );
+                    is_killed = true;
+                    tell(&child, Signal::KILL);
                 }
             }
         };
         // What it sent before its end counts.
         while self.note(receive(ours.get_ref().as_fd())) {}
-        Ok((status, is_asked))
+        Ok(End { status, is_asked })
     }
 
     /// Does what the disk process asks for. `false`: it asks for nothing now, or never again.
@@ -206,7 +384,7 @@ impl Keeping {
                 self.kept.remove(&name);
             }
             Ok(Some(Message::TakesOver(uuid))) => self.taken_over = uuid,
-            Ok(Some(Message::Remove(_) | Message::All)) => {}
+            Ok(Some(_)) => {}
             Ok(None) | Err(_) => return false,
         }
         true
@@ -223,18 +401,13 @@ fn pair() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     )
 }
 
-/// The program of the keeper, as the disk process. Its standard input is the socket of the keeper.
-fn start(socket: OwnedFd, is_careful: bool) -> std::io::Result<Child> {
-    // This very program, also if its file was replaced meanwhile.
-    let mut command = Command::new("/proc/self/exe");
-    command
-        .arg0("headwater")
-        .args(std::env::args_os().skip(1))
-        .env(KEPT, if is_careful { CAREFUL } else { "1" });
-    command.stdin(Stdio::from(socket)).stdout(Stdio::null()).spawn()
+/// A program as the disk process. Its standard input is the socket of the keeper.
+fn start(socket: OwnedFd, is_careful: bool, program: Option<&OwnedFd>) -> std::io::Result<Child> {
+    let mut command = upgrade::command(program);
+    command.env(KEPT, if is_careful { CAREFUL } else { "1" }).stdin(Stdio::from(socket)).spawn()
 }
 
-fn tell(child: &Child, signal: rustix::process::Signal) {
+fn tell(child: &Child, signal: Signal) {
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw);
     if let Some(pid) = pid
         && let Err(error) = rustix::process::kill_process(pid, signal)

@@ -32,14 +32,17 @@ pub(super) const SETTINGS: &str = "settings";
 /// A directory for files with the memory of write caches.
 pub(super) const MEMORY: &str = "memory";
 
+/// A program that a user gives the keeper.
+pub(super) const PROGRAM: &str = "program";
+
 /// How a disk was opened, after its machine's UUID. Without this part there is no disk.
 const REQUEST: &str = "request";
 /// The parts of the write cache of a disk, and of that of a scratch disk.
 const DISK: [&str; 3] = ["cache", "overflow", "key"];
 const SCRATCH: [&str; 3] = ["scratch-cache", "scratch-overflow", "scratch-key"];
 
-/// The longest name, in bytes.
-const MAX_NAME_BYTES: usize = 64;
+/// The longest name or text, in bytes.
+const MAX_NAME_BYTES: usize = 1024;
 
 /// A message between the keeper and the disk process.
 pub(super) enum Message<F> {
@@ -50,6 +53,12 @@ pub(super) enum Message<F> {
     All,
     /// To the keeper: from now on the disk of this machine's UUID is taken over. Empty: none is.
     TakesOver(String),
+    /// To the keeper: all disks are taken over, and daemons are served.
+    Serves,
+    /// To a user: the new program serves the disks.
+    Done(String),
+    /// To a user: the old program serves them.
+    Failed(String),
 }
 
 /// Whether a name is the one of a disk's request: the disk is complete.
@@ -82,6 +91,9 @@ pub(super) fn send(socket: BorrowedFd<'_>, message: &Message<impl AsFd>) -> std:
         Message::Remove(name) => (b"-", &**name, None),
         Message::All => (b".", "", None),
         Message::TakesOver(uuid) => (b"!", &**uuid, None),
+        Message::Serves => (b"=", "", None),
+        Message::Done(text) => (b"y", cut(text), None),
+        Message::Failed(text) => (b"n", cut(text), None),
     };
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -92,6 +104,12 @@ pub(super) fn send(socket: BorrowedFd<'_>, message: &Message<impl AsFd>) -> std:
     let bytes = [IoSlice::new(what), IoSlice::new(name.as_bytes())];
     rustix::net::sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
+}
+
+/// As much of a text as a message has space for.
+fn cut(text: &str) -> &str {
+    let end = (0..=text.len().min(MAX_NAME_BYTES)).rev().find(|at| text.is_char_boundary(*at));
+    text.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 
 /// Receives a message. `None`: the other end is closed.
@@ -120,6 +138,9 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> std::io::Result<Option<Message<
         (b'-', None) => Ok(Some(Message::Remove(name))),
         (b'.', None) => Ok(Some(Message::All)),
         (b'!', None) => Ok(Some(Message::TakesOver(name))),
+        (b'=', None) => Ok(Some(Message::Serves)),
+        (b'y', None) => Ok(Some(Message::Done(name))),
+        (b'n', None) => Ok(Some(Message::Failed(name))),
         _ => Err(strange()),
     }
 }
@@ -150,7 +171,7 @@ pub struct LeftDisk {
 /// The memory of the write caches of a machine.
 #[derive(Default)]
 pub struct LeftCaches {
-    /// That of its disk.
+    /// That of its disk, unless that is persistent.
     pub disk: Option<Handover>,
     /// That of its scratch disk, if it has one.
     pub scratch: Option<Handover>,
@@ -184,8 +205,10 @@ impl Handed {
             memory.map(|memory| Handover { memory, overflow, key })
         });
         let incomplete = "its process ended while it was opened";
-        let (request, disk) = (request.context(incomplete)?, disk.context(incomplete)?);
-        Ok(LeftDisk { request: read(request)?, caches: LeftCaches { disk: Some(disk), scratch } })
+        let request: DiskRequest = read(request.context(incomplete)?)?;
+        // A persistent disk is in its files: its process has saved it before it handed it over.
+        anyhow::ensure!(disk.is_some() || request.kept.is_some(), incomplete);
+        Ok(LeftDisk { request, caches: LeftCaches { disk, scratch } })
     }
 }
 
@@ -204,8 +227,9 @@ impl Keeper {
         loop {
             match receive(socket.as_fd()).context(failed)?.context(failed)? {
                 Message::Put(name, fd) => drop(handed.insert(name, fd)),
-                Message::Remove(_) | Message::TakesOver(_) => {}
                 Message::All => break,
+                // The others are for the keeper and for users.
+                _ => {}
             }
         }
         let memory = handed.remove(MEMORY);
@@ -273,6 +297,11 @@ impl Keeper {
             .chain(DISK)
             .chain(SCRATCH)
             .try_for_each(|part| send(self.socket.as_fd(), &Message::<&OwnedFd>::Remove(name_of(uuid, part))))
+    }
+
+    /// All disks are taken over. A keeper that waits for this ends an upgrade.
+    pub(super) fn serves(&self) -> std::io::Result<()> {
+        send(self.socket.as_fd(), &Message::<&OwnedFd>::Serves)
     }
 
     /// Begins or ends to take a disk over: if this process crashes meanwhile, that is held against the disk.

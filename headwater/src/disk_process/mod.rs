@@ -22,6 +22,7 @@ mod server;
 mod settings;
 mod start;
 mod system_calls;
+mod upgrade;
 
 pub use client::DiskClient;
 pub use keeper::{is_kept, keep};
@@ -31,3 +32,4 @@ pub use sandbox::landlock_lacks;
 pub use server::{Options, lock, prepare};
 pub use settings::Settings;
 pub use start::connect;
+pub use upgrade::{HANDED_OVER, Versions, upgrade};

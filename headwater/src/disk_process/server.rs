@@ -36,6 +36,7 @@ use super::protocol::{
 };
 use super::sandbox::Sandbox;
 use super::settings::Settings;
+use super::upgrade::HANDED_OVER;
 use crate::adapters::disk_host::{BootTraces, DiskHost, KnownStore, OpenReader};
 use crate::adapters::disks::{Directories, Volumes};
 use crate::adapters::frozen::FrozenVolume;
@@ -53,6 +54,12 @@ const MORE_TIME: Duration = Duration::from_secs(60);
 
 /// The pause between two attempts to open the store, while machines wait for their disks.
 const RECOVER_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether disks that are being closed are closed.
+const CLOSING_LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Disks that are taken over at a time: a persistent disk waits for the disk of the host.
+const RECOVER_THREADS: usize = 16;
 
 /// How long a disk is served before the next one is taken over, if one of them may be why disk processes crash. QEMU connects within a
 /// second, and sends again what had no answer.
@@ -102,6 +109,10 @@ struct Shared {
     started: Instant,
     /// Disks of the process before this one are taken over.
     is_recovering: AtomicBool,
+    /// The disks go to the process of another program.
+    is_handing_over: AtomicBool,
+    /// Disks that are being closed.
+    closing: AtomicUsize,
     /// Reads of images fail: a daemon that stops does not wait for the store.
     is_store_closed: AtomicBool,
     options: Options,
@@ -145,6 +156,7 @@ pub fn prepare(data_dir: &DataDir, options: Options) -> anyhow::Result<Option<Pr
     let (settings, connections, left) = match handed.settings()? {
         Some(settings) => (settings, Vec::new(), Some(handed)),
         None => {
+            keeper.serves().context("the keeper has ended")?;
             let Some((settings, connections)) = first_call::wait(&listener, &socket, options)? else {
                 return Ok(None);
             };
@@ -168,14 +180,15 @@ pub fn prepare(data_dir: &DataDir, options: Options) -> anyhow::Result<Option<Pr
 }
 
 impl Prepared {
-    /// Serves until it is not needed any more, or a signal comes. Closes all disks then.
-    pub async fn serve(self) -> anyhow::Result<()> {
+    /// Serves until it is not needed any more, or a signal comes. Closes all disks then, or hands them over. Returns the exit code.
+    pub async fn serve(self) -> anyhow::Result<u8> {
         let Self { lock: _lock, socket, listener, connections, settings, sandbox, notifier, options, .. } =
             self;
         let (keeper, left) = (Arc::new(self.keeper), self.left);
         // The end of a terminal is the end of its daemon, and not of the machines.
         let mut signals = EndSignals::catch_with(false)?;
         let _hang_up = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
+        let mut hand_over = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::user_defined1())?;
         tracing::info!(pid = std::process::id(), socket = %socket.display(), "serving disks");
         sandbox.log();
         let shared = Arc::new(Shared {
@@ -190,6 +203,8 @@ impl Prepared {
             is_replacement: AtomicBool::new(left.is_some()),
             started: Instant::now(),
             is_recovering: AtomicBool::new(left.is_some()),
+            is_handing_over: AtomicBool::new(false),
+            closing: AtomicUsize::new(0),
             is_store_closed: AtomicBool::new(false),
             options,
             runtime: Handle::current(),
@@ -204,12 +219,18 @@ impl Prepared {
                 accepting.recover(left);
                 accepting.is_recovering.store(false, Ordering::SeqCst);
             }
+            // Without a keeper nobody waits for it.
+            let _ = accepting.keeper.serves();
             accept(&listener, &accepting);
         };
         std::thread::Builder::new().name("hw-disks".into()).spawn(accept)?;
         let why = loop {
             tokio::select! {
                 signal = signals.next() => break format!("told to by {signal}"),
+                _ = hand_over.recv() => {
+                    shared.hand_over().await?;
+                    return Ok(HANDED_OVER);
+                }
                 () = tokio::time::sleep(LOOK_INTERVAL) => {}
             }
             if matches!(socket.try_exists(), Ok(false)) {
@@ -224,7 +245,8 @@ impl Prepared {
         shared.close_all(&notifier).await;
         // Before the lock goes: whoever waits for that would reach this process again. Its socket cannot be removed from here.
         rustix::net::shutdown(&closing, rustix::net::Shutdown::Read)
-            .context("cannot refuse further connections")
+            .context("cannot refuse further connections")?;
+        Ok(0)
     }
 }
 
@@ -325,26 +347,42 @@ impl Shared {
             }
         }
         let Ok(volumes) = self.volumes() else { return };
-        let is_careful = keeper::is_careful();
-        for (uuid, left) in left {
-            // Whoever cannot be told needs not know: this process goes on alone.
-            let _ = self.keeper.takes_over(Some(uuid));
-            match left.and_then(|left| self.recover_disk(&volumes, left)) {
-                Ok(machine) => tracing::info!(machine, "its disk is taken over"),
-                Err(error) => {
-                    tracing::error!(%uuid, "a disk is lost with the disk process that had it: {error:#}");
-                    // The file is given up as it is.
-                    let _ = self.keeper.forget(uuid);
-                }
-            }
-            if is_careful {
+        if keeper::is_careful() {
+            for (uuid, left) in left {
+                // If the keeper has ended, nobody asks which disk it was.
+                let _ = self.keeper.takes_over(Some(uuid));
+                self.take_over(&volumes, uuid, left);
                 tracing::warn!(%uuid, "the next disk waits, because disk processes have crashed again and again");
                 std::thread::sleep(CAREFUL_PAUSE);
+                let _ = self.keeper.takes_over(None);
             }
-            let _ = self.keeper.takes_over(None);
+        } else {
+            let left = Mutex::new(left.into_iter());
+            std::thread::scope(|scope| {
+                for _ in 0..RECOVER_THREADS {
+                    scope.spawn(|| {
+                        let next = || left.lock().next();
+                        while let Some((uuid, left)) = next() {
+                            self.take_over(&volumes, uuid, left);
+                        }
+                    });
+                }
+            });
         }
         let (disks, took_ms) = (self.disks.lock().len(), begun.elapsed().as_millis());
-        tracing::info!(disks, took_ms, "in the place of a disk process that has crashed");
+        tracing::info!(disks, took_ms, "all disks of the process before this one are taken over");
+    }
+
+    /// Takes one disk over, or has the log say why that is not possible.
+    fn take_over(&self, volumes: &Volumes, uuid: Uuid, left: anyhow::Result<LeftDisk>) {
+        match left.and_then(|left| self.recover_disk(volumes, left)) {
+            Ok(machine) => tracing::info!(machine, "its disk is taken over"),
+            Err(error) => {
+                tracing::error!(%uuid, "a disk is lost with the disk process that had it: {error:#}");
+                // The file is given up as it is.
+                let _ = self.keeper.forget(uuid);
+            }
+        }
     }
 
     fn recover_disk(&self, volumes: &Volumes, left: LeftDisk) -> anyhow::Result<String> {
@@ -355,6 +393,18 @@ impl Shared {
         let info = OpenDisk { machine: machine.clone(), uuid, version };
         self.disks.lock().insert(uuid, Entry { info, disk });
         Ok(machine)
+    }
+
+    /// Answers what machines have asked for, saves persistent disks, and leaves all disks to the next process. Daemons connect again.
+    async fn hand_over(&self) -> anyhow::Result<()> {
+        self.is_handing_over.store(true, Ordering::SeqCst);
+        // A disk that is being saved is saved as a whole.
+        while self.closing.load(Ordering::SeqCst) > 0 {
+            tokio::time::sleep(CLOSING_LOOK_INTERVAL).await;
+        }
+        let Ok(volumes) = self.volumes() else { return Ok(()) };
+        tracing::info!(disks = self.disks.lock().len(), "the disks are handed over to another program");
+        tokio::task::spawn_blocking(move || volumes.hand_over()).await.context("cannot hand the disks over")
     }
 
     async fn close_all(&self, notifier: &Notifier) {
@@ -418,8 +468,11 @@ impl Shared {
             let message = format!(
                 "the daemon speaks version {version} of the protocol, and the disk process {VERSION}"
             );
-            let advice =
-                "machines are on: start the daemon of the earlier version, stop them, and upgrade again";
+            let advice = if version > VERSION {
+                "machines are on: 'headwater upgrade' has the disk process run the daemon's program"
+            } else {
+                "machines are on: restart the daemon with the program of the disk process"
+            };
             return Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into());
         }
         let settings: Settings =
@@ -795,7 +848,8 @@ fn of_disk(
     match call {
         Call::Open { request } => {
             let (uuid, machine, version) = (request.uuid, request.machine.clone(), request.version.clone());
-            if shared.is_ending.load(Ordering::SeqCst) {
+            let flags = [&shared.is_ending, &shared.is_handing_over];
+            if flags.iter().any(|flag| flag.load(Ordering::SeqCst)) {
                 return Err(BackendError::new(ProblemKind::Unavailable, "the disk process ends"));
             }
             // Left by a daemon that did not learn that it was opened: the disk process crashed meanwhile.
@@ -827,7 +881,9 @@ fn of_disk(
         Call::Close { uuid } => {
             // Closing twice is harmless. Until it is closed, this process does not end.
             let Ok(disk) = shared.disk(uuid) else { return Ok(Value::Null) };
+            shared.closing.fetch_add(1, Ordering::SeqCst);
             let closed = shared.runtime.block_on(disk.close());
+            shared.closing.fetch_sub(1, Ordering::SeqCst);
             shared.disks.lock().remove(&uuid);
             value(&closed?)
         }

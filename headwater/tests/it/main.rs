@@ -50,5 +50,6 @@ mod study_guest;
 mod support;
 mod top;
 mod trimming;
+mod upgrade;
 mod vhost_user_machines;
 mod web_console;

@@ -133,6 +133,11 @@ impl Scratch {
         })
     }
 
+    /// Serves it no longer.
+    pub(super) fn stop(&self) {
+        self.server.stop();
+    }
+
     /// Forgets it.
     pub(super) fn close(self, totals: &super::Totals) {
         self.volume.end();

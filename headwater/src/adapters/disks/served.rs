@@ -127,6 +127,29 @@ impl ServedVolume {
         self.image.upgrade().and_then(|image| image.copied()).unwrap_or_default()
     }
 
+    /// Leaves it to the next process, after all that its machine was answered, while the machine goes on. A persistent disk is saved.
+    pub(super) fn hand_over(&self) -> Result<(), BackendError> {
+        let Some(parts) = self.parts.lock().take() else { return Ok(()) };
+        drop(self.snapshot_leases.take_back());
+        let ServedParts { server, recording, scratch, pin, version } = parts;
+        // What has no answer by then, the front-end sends again.
+        server.stop();
+        if let Some(scratch) = &scratch {
+            scratch.stop();
+        }
+        drop(recording);
+        if let Some(kept) = self.kept {
+            noted(&self.files, kept, self.volume.try_close())?;
+            let caches = super::survival::caches(&self.volume, scratch.as_ref());
+            let caches = caches.map_err(|e| BackendError::from_io("cannot hand over its scratch disk", e))?;
+            self.survival.hand_over(&caches).map_err(|e| {
+                BackendError::new(ProblemKind::Failed, format!("the keeper of disks does not take it: {e:#}"))
+            })?;
+        }
+        release((pin, version));
+        Ok(())
+    }
+
     pub(super) fn open_reader(&self) -> Result<Reader, BackendError> {
         self.snapshot_leases.borrow(|| self.frozen())
     }
