@@ -42,6 +42,9 @@ const FRESH: Duration = Duration::from_millis(10);
 /// How long figures are waited for, before the last ones have to do.
 const FIGURES_PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long the disk process may be silent before that is an alarm of each machine. A crash and an upgrade take less.
+const SILENCE: Duration = Duration::from_secs(5);
+
 /// How often it is looked whether a long call is to be cancelled.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -160,6 +163,8 @@ struct Link {
     socket: PathBuf,
     idle: Mutex<Vec<Connection>>,
     figures: Mutex<Option<(Instant, Arc<Snapshot>)>>,
+    /// Since when it has not answered the questions for figures.
+    silent_since: Mutex<Option<Instant>>,
     /// The disks that this daemon has open.
     open: Mutex<BTreeSet<Uuid>>,
     /// Those of them that a disk process did not take over from one that crashed.
@@ -256,8 +261,8 @@ fn keep_traces(holding: &mut Connection, link: &Link) -> std::io::Result<()> {
 impl Link {
     fn new(socket: PathBuf) -> Self {
         let (idle, figures, open) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let lost = watch::Sender::new(BTreeSet::new());
-        Self { socket, idle, figures, open, lost, store: OnceLock::new() }
+        let (lost, silent_since) = (watch::Sender::new(BTreeSet::new()), Mutex::default());
+        Self { socket, idle, figures, silent_since, open, lost, store: OnceLock::new() }
     }
 
     /// Begins to use the next disk process, and notes which disks it has not taken over. `None`: it is of no use.
@@ -347,10 +352,15 @@ impl Link {
             self.give_back(connection);
             Ok::<_, BackendError>(snapshot)
         };
+        let begun = Instant::now();
         match ask() {
-            Ok(snapshot) => *figures = Some((Instant::now(), Arc::new(snapshot))),
+            Ok(snapshot) => {
+                *figures = Some((Instant::now(), Arc::new(snapshot)));
+                *self.silent_since.lock() = None;
+            }
             Err(error) => {
                 tracing::warn!(%error, "the last figures of the disks have to do");
+                self.silent_since.lock().get_or_insert(begun);
                 // For as long again nobody asks: those who come next would all wait.
                 if let Some((at, _)) = &mut *figures {
                     *at = Instant::now() + FIGURES_PATIENCE;
@@ -358,6 +368,11 @@ impl Link {
             }
         }
         figures.as_ref().map(|(_, last)| Arc::clone(last))
+    }
+
+    /// Whether the disk process has not answered for longer than a crash or an upgrade takes.
+    fn is_silent(&self) -> bool {
+        self.silent_since.lock().is_some_and(|since| since.elapsed() >= SILENCE)
     }
 
     fn of_disk(&self, uuid: Uuid) -> Option<DiskSnapshot> {
@@ -632,10 +647,22 @@ impl Disk for RemoteDisk {
     }
 
     fn shortage(&self) -> Option<Shortage> {
-        self.link.of_disk(self.uuid)?.shortage
+        let disk = self.link.of_disk(self.uuid);
+        if self.link.is_silent() {
+            return Some(Shortage {
+                message: "the process that has its disk does not answer, and the machine waits".to_owned(),
+                advice:
+                    "see whether that process ('headwater disks') is stopped, or a disk of the host hangs"
+                        .to_owned(),
+            });
+        }
+        disk?.shortage
     }
 
     fn relieve(&self) {
+        if self.link.is_silent() {
+            return;
+        }
         self.tell(&Call::Relieve { uuid: self.uuid });
     }
 

@@ -193,6 +193,20 @@ fn a_disk_process_of_a_service_manager_is_used_and_begins_anew_between_daemons()
 }
 
 #[test]
+fn a_machine_waits_with_an_alarm_while_the_disk_process_is_stopped() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("ran");
+    daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
+    let disks = daemon.disk_process();
+    signal(disks, "STOP");
+    daemon.wait_for_log(&["alarm: the process that has its disk does not answer"]);
+    signal(disks, "CONT");
+    daemon.console("ran", "w", Some("W"));
+    daemon.wait_for_log(&["the alarm is over", "ran"]);
+    assert_eq!(daemon.machine("ran")["state"], "running");
+}
+
+#[test]
 fn the_disk_process_of_a_daemon_cannot_leave_its_files() {
     let daemon = Daemon::start();
     daemon.with_tiny_machine("ran");
