@@ -24,6 +24,9 @@ const UNUSED_NOTE: &str = "unused";
 /// How long the console's last client may take to let go of it.
 const CONSOLE_PATIENCE: Duration = Duration::from_secs(10);
 
+/// The most pages that have a machine's display at a time: QEMU packs the picture for each of them.
+pub(crate) const DISPLAYS_MAX: usize = 8;
+
 /// What belongs to a machine while it is on.
 pub struct Active {
     pub(crate) name: String,
@@ -48,6 +51,7 @@ pub struct Active {
     is_used: AtomicBool,
     /// The file that says to a later daemon that nobody has worked in its guest.
     unused_note: OnceLock<PathBuf>,
+    displays: Arc<Semaphore>,
     guest: GuestFacts,
 }
 
@@ -103,6 +107,7 @@ impl Active {
 
     /// What runs it, for the history.
     pub(crate) fn in_words(&self) -> String {
+            displays: Arc::new(Semaphore::new(DISPLAYS_MAX)),
         format!("{} with process {}", self.vm.accelerator(), self.vm.pid())
     }
 
@@ -194,6 +199,11 @@ impl Active {
 
     /// Whether somebody worked in its guest.
     pub(crate) fn is_used(&self) -> bool {
+    /// Takes one of the machine's displays until the permit is dropped. `None`: all are in use.
+    pub(crate) fn take_display(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.displays).try_acquire_owned().ok()
+    }
+
         self.is_used.load(Ordering::SeqCst)
     }
 

@@ -51,6 +51,7 @@ pub(crate) mod tests;
 mod watch;
 
 pub use active::Active;
+pub(crate) use active::DISPLAYS_MAX;
 pub use disk_readers::{OfflineDisk, ReadableDisk};
 pub use error::LifecycleError;
 pub use recover::{Verdict, verdict};

@@ -53,7 +53,21 @@ impl Service {
         }
     }
 
-    /// The same, of a machine that was looked up before.
+    /// The same, of a machine that was looked up before: another one may have its name by now.
+    pub(crate) async fn still_on(
+        &self,
+        what: &'static str,
+        uuid: Uuid,
+        name: &str,
+    ) -> Result<Arc<Active>, LifecycleError> {
+        if let Some(active) = self.active(uuid) {
+            return Ok(active);
+        }
+        let state = self.record_of(uuid, name).await?.state.name();
+        Err(LifecycleError::NotOn { what, machine: name.to_owned(), state })
+    }
+
+    /// The record of a machine that was looked up before.
     pub(crate) async fn record_of(&self, uuid: Uuid, name: &str) -> Result<MachineRecord, LifecycleError> {
         let found = self.db().read().await?.machines().by_uuid(uuid).await?;
         found.ok_or_else(|| LifecycleError::Unknown(name.to_owned()))

@@ -15,6 +15,7 @@ use crate::backend::BackendError;
 use crate::caller::Caller;
 use crate::console;
 use crate::extract::Name;
+use crate::lifecycle::Active;
 
 /// The protocol that the connection is changed to: the console's bytes, both ways.
 pub const PROTOCOL: &str = "headwater-console";
@@ -69,7 +70,8 @@ pub(super) async fn attach_console(
     if request.headers().get(header::UPGRADE) != Some(&HeaderValue::from_static(PROTOCOL)) {
         return Err(Error::NoUpgrade.into());
     }
-    let (taken, guest) = open_console(&service, &name, &caller.principal).await?;
+    let (_, active) = service.on("attach to the console of", &name).await?;
+    let (taken, guest) = open_console(&service, &active, &caller.principal).await?;
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         match upgrade.await {
@@ -85,15 +87,15 @@ pub(super) async fn attach_console(
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers, Body::empty()).into_response())
 }
 
-/// Connects to the console of a machine for `principal`, who holds it until the permit is dropped.
+/// Connects to the console of a machine that is on for `principal`, who holds it until the permit is dropped.
 pub(crate) async fn open_console(
     service: &Service,
-    name: &str,
+    active: &Active,
     principal: &str,
 ) -> Result<(OwnedSemaphorePermit, UnixStream), Failure> {
-    let (_, active) = service.on("attach to the console of", name).await?;
+    let name = &active.name;
     let taken = active.take_console(principal).await;
-    let taken = taken.map_err(|holder| Error::Taken { machine: name.to_owned(), holder })?;
+    let taken = taken.map_err(|holder| Error::Taken { machine: name.clone(), holder })?;
     active.use_it()?;
     let path = service.hypervisor().console_socket(&service.run_dir(name));
     let guest = UnixStream::connect(&path).await.map_err(|e| {

@@ -9,6 +9,7 @@ use crate::Service;
 use crate::answer::Failure;
 use crate::caller::Caller;
 use crate::extract::Name;
+use crate::web::MachineSocket;
 
 /// Makes a ticket for the display of a machine. The page of the web console opens the WebSocket `/display` with it, once, within 60
 /// seconds: with the protocols `headwater-display` and the ticket. The WebSocket carries the bytes of VNC (RFB), both ways.
@@ -33,5 +34,6 @@ pub(super) async fn create_display_ticket(
     let record = service.record(&name).await?;
     service.must_be_own("open in the page the display of", &record).await?;
     super::screenshot_machine::must_have_display("open the display", &record)?;
-    Ok((StatusCode::CREATED, Json(service.make_display_ticket(&caller, record.name)?)))
+    let ticket = service.make_machine_ticket(&caller, &record, MachineSocket::Display)?;
+    Ok((StatusCode::CREATED, Json(ticket)))
 }

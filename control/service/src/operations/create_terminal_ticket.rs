@@ -9,6 +9,7 @@ use crate::Service;
 use crate::answer::Failure;
 use crate::caller::Caller;
 use crate::extract::Name;
+use crate::web::MachineSocket;
 
 /// Makes a ticket for the serial console of a machine. The page of the web console opens the WebSocket `/console` with it, once, within
 /// 60 seconds: with the protocols `headwater-console` and the ticket.
@@ -32,5 +33,6 @@ pub(super) async fn create_terminal_ticket(
 ) -> Result<(StatusCode, Json<ConsoleTicket>), Failure> {
     let record = service.record(&name).await?;
     service.must_be_own("open a terminal in the page for", &record).await?;
-    Ok((StatusCode::CREATED, Json(service.make_terminal_ticket(&caller, record.name)?)))
+    let ticket = service.make_machine_ticket(&caller, &record, MachineSocket::Console)?;
+    Ok((StatusCode::CREATED, Json(ticket)))
 }

@@ -14,9 +14,8 @@
 //! interface too, so that a foreign name that points to this port is refused. With TLS the certificate does that.
 
 mod assets;
-mod display;
+mod machine_socket;
 mod sessions;
-mod terminal;
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,7 +26,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use headwater_api::{Problem, ProblemKind, Role};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -39,10 +38,10 @@ use crate::extract::Body;
 use crate::server::{self, Port};
 use crate::token::{self, bearer};
 
-use display::DisplayRight;
+use machine_socket::MachineRight;
+pub(crate) use machine_socket::MachineSocket;
 pub(crate) use sessions::TicketError;
 use sessions::{SessionRight, Tickets};
-use terminal::TerminalRight;
 
 /// The longest request body of `/session`, in bytes.
 const SESSION_BODY_MAX_BYTES: usize = 1024;
@@ -78,8 +77,7 @@ pub struct Reachable {
 pub(crate) struct WebState {
     reachable: OnceLock<Reachable>,
     tickets: Tickets<SessionRight>,
-    terminals: Tickets<TerminalRight>,
-    displays: Tickets<DisplayRight>,
+    sockets: Tickets<MachineRight>,
 }
 
 impl WebState {
@@ -113,8 +111,8 @@ fn console(router: Router, service: Service, hosts: Hosts) -> Router {
     let api = router.layer(middleware::from_fn_with_state(service.clone(), require_session));
     let session = Router::new()
         .route("/session", post(open).delete(close))
-        .route("/console", get(terminal::attach))
-        .route("/display", get(display::attach))
+        .route("/console", get(machine_socket::attach).layer(Extension(MachineSocket::Console)))
+        .route("/display", get(machine_socket::attach).layer(Extension(MachineSocket::Display)))
         .layer(DefaultBodyLimit::max(SESSION_BODY_MAX_BYTES))
         .with_state(service);
     let files = assets::ALL.iter().fold(Router::new(), |router, asset| {

@@ -260,16 +260,18 @@ async fn a_ticket_attaches_to_one_console_once() {
     let served = Served::start().await;
     let service = &served.fixture.service;
     let caller = Caller::admin("uid 1000 (anna)");
-    assert!(matches!(service.make_terminal_ticket(&caller, "pc".into()), Err(TicketError::NoConsole)));
+    let lab = service.record("lab").await.unwrap();
+    let make = || service.make_machine_ticket(&caller, &lab, MachineSocket::Console);
+    assert!(matches!(make(), Err(TicketError::NoConsole)));
     service
         .is_reached_at(Reachable { console: Some("http://127.0.0.1/".to_owned()), ..Reachable::default() });
-    let ticket = || service.make_terminal_ticket(&caller, "pc".to_owned()).unwrap().ticket;
+    let ticket = || make().unwrap().ticket;
     let own = ticket();
     let (status, text) = served.websocket("/console", &format!("headwater-console, {own}"), "").await;
     assert_eq!(status, 101, "{text}");
     assert!(text.to_lowercase().contains("\nsec-websocket-protocol: headwater-console\r"), "{text}");
     // A page does not see why a WebSocket is refused, so the reason is in the close frame.
-    assert!(text.contains("there is no machine 'pc'"), "{text}");
+    assert!(text.contains("machine 'lab': it is"), "{text}");
     for protocols in
         [format!("headwater-console, {own}"), "headwater-console".to_owned(), "hwc_00".to_owned()]
     {
@@ -295,18 +297,26 @@ async fn a_ticket_opens_one_display_once_and_no_console() {
     let served = Served::start().await;
     let service = &served.fixture.service;
     let caller = Caller::admin("uid 1000 (anna)");
-    assert!(matches!(service.make_display_ticket(&caller, "pc".into()), Err(TicketError::NoConsole)));
+    let lab = service.record("lab").await.unwrap();
+    let make = |socket| service.make_machine_ticket(&caller, &lab, socket);
+    assert!(matches!(make(MachineSocket::Display), Err(TicketError::NoConsole)));
     service
         .is_reached_at(Reachable { console: Some("http://127.0.0.1/".to_owned()), ..Reachable::default() });
-    let ticket = || service.make_display_ticket(&caller, "pc".to_owned()).unwrap().ticket;
+    let ticket = || make(MachineSocket::Display).unwrap().ticket;
     let own = format!("headwater-display, {}", ticket());
     let (status, text) = served.websocket("/display", &own, "").await;
     assert_eq!(status, 101, "{text}");
     assert!(text.to_lowercase().contains("\nsec-websocket-protocol: headwater-display\r"), "{text}");
-    assert!(text.contains("there is no machine 'pc'"), "{text}");
+    assert!(text.contains("machine 'lab': it is"), "{text}");
     assert_eq!(served.websocket("/display", &own, "").await.0, 401);
+    // Another machine with the name of one that was removed.
+    let removed = headwater_db::MachineRecord { uuid: uuid::Uuid::from_u128(7), ..lab.clone() };
+    let ticket_of_removed = service.make_machine_ticket(&caller, &removed, MachineSocket::Display).unwrap();
+    let protocols = format!("headwater-display, {}", ticket_of_removed.ticket);
+    let (_, text) = served.websocket("/display", &protocols, "").await;
+    assert!(text.contains("there is no machine 'lab'"), "{text}");
     // The tickets of consoles and of displays are not each other's.
-    let console = service.make_terminal_ticket(&caller, "pc".to_owned()).unwrap().ticket;
+    let console = make(MachineSocket::Console).unwrap().ticket;
     assert_eq!(served.websocket("/display", &format!("headwater-display, {console}"), "").await.0, 401);
     assert_eq!(served.websocket("/console", &format!("headwater-console, {}", ticket()), "").await.0, 401);
     let fresh = format!("headwater-display, {}", ticket());
