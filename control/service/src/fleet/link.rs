@@ -42,6 +42,9 @@ const CHANGE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 pub(super) const STREAM_WINDOW_BYTES: u32 = 128 << 10;
 pub(super) const CONNECTION_WINDOW_BYTES: u32 = STREAM_WINDOW_BYTES * STREAMS_MAX;
 
+/// How many machines are asked for by their names. For more of them, the whole list is asked for.
+const NAMED_MAX: usize = 50;
+
 /// How many requests a node answers at a time.
 pub(super) const STREAMS_MAX: u32 = 1024;
 
@@ -162,6 +165,30 @@ impl Link {
         }
         let last = self.lists.last().clone();
         last.filter(|(at, _)| at.elapsed() < LIST_AGE_MAX).map(|(_, list)| list)
+    }
+
+    /// Some machines of the node as it shows them, and perhaps others. A page of the machines of a fleet has few of each node, whose lists are
+    /// long.
+    pub(crate) async fn machines_named(&self, names: &[&str]) -> Option<Arc<Vec<Machine>>> {
+        let is_stale = self.lists.is_stale.load(Ordering::Acquire);
+        let last = self.lists.last().clone();
+        if let Some((at, list)) = &last
+            && !is_stale
+            && at.elapsed() < LIST_AGE
+        {
+            return Some(Arc::clone(list));
+        }
+        if names.len() > NAMED_MAX {
+            return self.machines().await;
+        }
+        // Names have no characters that a query cannot have.
+        let path = format!("/api/v1/machines?filter=name:{}", names.join(","));
+        let caller = Caller::daemon();
+        let asked = self.ask::<MachineList>(&caller, Method::GET, &path, None);
+        match tokio::time::timeout(LIST_TIMEOUT, asked).await {
+            Ok(Ok(list)) => Some(Arc::new(list.machines)),
+            _ => last.filter(|(at, _)| at.elapsed() < LIST_AGE_MAX).map(|(_, list)| list),
+        }
     }
 
     /// One machine as the node shows it, asked now.

@@ -239,7 +239,12 @@ impl Service {
         if let ([record], [link]) = (records, &links[..]) {
             machines.extend(link.machine(&record.name).await.map(|it| ((link.host, it.uuid), it)));
         } else {
-            let lists = join_all(links.iter().map(|link| link.machines())).await;
+            let asked = links.iter().map(|link| {
+                let of_link = records.iter().filter(|record| record.host == link.host);
+                let names: Vec<&str> = of_link.map(|record| record.name.as_str()).collect();
+                async move { link.machines_named(&names).await }
+            });
+            let lists = join_all(asked).await;
             for (link, list) in links.iter().zip(lists) {
                 for machine in list.iter().flat_map(|list| list.iter()) {
                     machines.insert((link.host, machine.uuid), machine.clone());

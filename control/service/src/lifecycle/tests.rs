@@ -6,6 +6,7 @@ mod damage;
 mod database;
 mod done;
 mod endings;
+mod failover;
 mod firmware;
 mod generalise;
 mod maintenance;
@@ -557,17 +558,7 @@ impl Fixture {
     pub(crate) async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let inner = SqliteDatabase::open(&dir.path().join("db")).await.unwrap();
-        let db = Arc::new(FragileDatabase {
-            inner,
-            fails: AtomicBool::default(),
-            failures: AtomicU64::default(),
-            full: AtomicBool::default(),
-            room: Mutex::default(),
-            writes_wait: AtomicBool::default(),
-            write_waits: Notify::default(),
-            write_goes_on: Notify::default(),
-            fails_after_write: AtomicBool::default(),
-        });
+        let db = Arc::new(FragileDatabase::new(inner));
         let host = Arc::new(Host::default());
         host.versions.lock().unwrap().push(version(1, ""));
         let service = Self::service(db.clone(), &host, dir.path());

@@ -162,7 +162,7 @@ pub(super) async fn go_on(
     service.task_began(id).await;
     let catalog = plan.report.catalog.clone();
     let target = usize::try_from(plan.request.count).unwrap_or(usize::MAX);
-    let mut conflicts = 0;
+    let (mut conflicts, mut from) = (0, 0);
     loop {
         if service.is_stopping() {
             return Err(super::stopped());
@@ -174,7 +174,7 @@ pub(super) async fn go_on(
         let members = service.members(&catalog).await.map_err(|e| problem(&e))?;
         control.report_doing(format!("{} of {target} machines", members.len()));
         if members.len() < target {
-            let name = match add(&service, &caller, &catalog).await {
+            let name = match add(&service, &caller, &catalog, &mut from).await {
                 Ok(name) => name,
                 // Somebody has made a machine of that name meanwhile.
                 Err(Added::NameTaken(_)) if conflicts < CONFLICTS_MAX => {
@@ -215,17 +215,20 @@ enum Added {
     Failed(Problem),
 }
 
-/// Makes one machine more.
-async fn add(service: &Service, caller: &Caller, catalog: &str) -> Result<String, Added> {
+/// Makes one machine more. It has the first free number, beginning with `from`.
+async fn add(service: &Service, caller: &Caller, catalog: &str, from: &mut u32) -> Result<String, Added> {
     let record = service.catalog(catalog).await.map_err(|e| Added::Failed(problem(&e)))?;
     let rule = NameRule::parse(&record.name_rule).map_err(Added::Failed)?;
-    let taken = service.names_taken().await.map_err(|e| Added::Failed(problem(&e)))?;
-    let name =
-        (record.first_number..=u32::MAX).map(|number| rule.name(number)).find(|name| !taken.contains(name));
-    let Some(name) = name else {
-        let message = format!("catalog '{catalog}' has no name left");
-        return Err(Added::Failed(Problem::new(ProblemKind::Conflict, message)));
-    };
+    let is_taken =
+        async |name: &str| service.is_name_taken(name).await.map_err(|e| Added::Failed(problem(&e)));
+    *from = record.first_number.max(*from);
+    while is_taken(&rule.name(*from)).await? {
+        *from = from.checked_add(1).ok_or_else(|| {
+            let message = format!("catalog '{catalog}' has no name left");
+            Added::Failed(Problem::new(ProblemKind::Conflict, message))
+        })?;
+    }
+    let name = rule.name(*from);
     let request = CreateMachine {
         name: name.clone(),
         image: None,
@@ -247,8 +250,7 @@ async fn add(service: &Service, caller: &Caller, catalog: &str) -> Result<String
         mac: None,
     };
     let Err(failure) = create_machine::make(service, caller, request).await else { return Ok(name) };
-    let taken = service.names_taken().await.map_err(|e| Added::Failed(problem(&e)))?;
-    Err(if taken.contains(&name) { Added::NameTaken(failure.0) } else { Added::Failed(failure.0) })
+    Err(if is_taken(&name).await? { Added::NameTaken(failure.0) } else { Added::Failed(failure.0) })
 }
 
 /// The machines that may go, those that go first first. Refused if these are too few.
@@ -294,17 +296,13 @@ async fn removable(
 impl Service {
     /// The machines of a catalog, by name as people count.
     pub(super) async fn members(&self, catalog: &str) -> Result<Vec<MachineRecord>, DbError> {
-        let mut all = self.db().read().await?.machines().list().await?;
-        all.retain(|machine| machine.catalog.as_deref() == Some(catalog));
-        Ok(all)
+        self.db().read().await?.machines().of_catalog(catalog).await
     }
 
-    /// The names that a new machine cannot have.
-    async fn names_taken(&self) -> Result<HashSet<String>, DbError> {
+    /// Whether a new machine cannot have this name.
+    async fn is_name_taken(&self, name: &str) -> Result<bool, DbError> {
         let mut repo = self.db().read().await?;
-        let machines = repo.machines().list().await?;
-        let catalogs = repo.catalogs().list().await?;
-        Ok(machines.into_iter().map(|it| it.name).chain(catalogs.into_iter().map(|it| it.name)).collect())
+        Ok(repo.machines().by_name(name).await?.is_some() || repo.catalogs().by_name(name).await?.is_some())
     }
 
     /// The task that changes the machines of a catalog, if there is one.

@@ -21,6 +21,21 @@ pub(super) struct FragileDatabase {
 }
 
 impl FragileDatabase {
+    /// A database that does not fail yet.
+    pub(super) fn new(inner: SqliteDatabase) -> Self {
+        Self {
+            inner,
+            fails: AtomicBool::default(),
+            failures: AtomicU64::default(),
+            full: AtomicBool::default(),
+            room: Mutex::default(),
+            writes_wait: AtomicBool::default(),
+            write_waits: Notify::default(),
+            write_goes_on: Notify::default(),
+            fails_after_write: AtomicBool::default(),
+        }
+    }
+
     fn check(&self) -> Result<(), DbError> {
         let failed = || DbError::Unreadable { column: "state", found: "nonsense".to_owned() };
         if !self.fails.load(Ordering::SeqCst) {

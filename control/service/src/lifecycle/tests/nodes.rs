@@ -1,5 +1,6 @@
 //! Machines of other hosts: two services with one connection between them, in this process.
 
+mod figures;
 mod moves;
 mod schemes;
 
