@@ -8,11 +8,11 @@ use headwater_block::{Device, IoErrorKind, blocking};
 use headwater_db::Database;
 use headwater_db::sqlite::SqliteDatabase;
 use headwater_nbd::Client;
-use headwater_testkit::pki::{Authority, Oddity};
+use headwater_testkit::pki::{Authority, CertificateOptions};
 use headwater_testkit::wait_until;
 
-const GOOD: Oddity = Oddity { is_expired: false, serial: 0 };
-const EXPIRED: Oddity = Oddity { is_expired: true, serial: 0 };
+const GOOD: CertificateOptions = CertificateOptions { is_expired: false, serial: 0 };
+const EXPIRED: CertificateOptions = CertificateOptions { is_expired: true, serial: 0 };
 
 /// The sector that the tiny machine counts its writes in.
 const COUNTED: usize = 512;
@@ -203,7 +203,7 @@ impl Secured {
     fn start(rights: &[&str]) -> Self {
         let authority = Authority::new("the authority");
         let dir = short_dir();
-        let files = authority.directory(&dir.path().join("pki"), &[("server", "localhost", GOOD)]);
+        let files = authority.write_certificates(&dir.path().join("pki"), &[("server", "localhost", GOOD)]);
         let daemon = Daemon::start_in(dir, |command| {
             command.args(["--nbd", "tcp:localhost:0", "--nbd-certificates"]).arg(files);
             for right in rights {
@@ -216,10 +216,10 @@ impl Secured {
     }
 
     /// The files of a client, whose certificate `authority` has signed; without a name it has none.
-    fn client(&self, authority: &Authority, name: Option<&str>, oddity: Oddity) -> PathBuf {
+    fn client(&self, authority: &Authority, name: Option<&str>, oddity: CertificateOptions) -> PathBuf {
         let at = self.daemon.path().join(format!("client-{}", name.unwrap_or("nobody")));
         let roles: Vec<_> = name.iter().map(|name| ("client", *name, oddity)).collect();
-        authority.directory(&at, &roles);
+        authority.write_certificates(&at, &roles);
         std::fs::copy(self.daemon.path().join("pki/ca-cert.pem"), at.join("ca-cert.pem")).expect("copied");
         at
     }
@@ -287,7 +287,7 @@ fn disks_are_not_offered_to_the_world() {
     let serve = |args: &[&str]| run(headwater().arg("--data-dir").arg(dir.path()).arg("serve").args(args));
     serve(&["--nbd", "tcp:0.0.0.0:0"]).fails(2, &["other hosts or guests", "--nbd-allow", "unix:PATH"]);
     let authority = Authority::new("the authority");
-    let files = authority.directory(&dir.path().join("pki"), &[("server", "localhost", GOOD)]);
+    let files = authority.write_certificates(&dir.path().join("pki"), &[("server", "localhost", GOOD)]);
     let files = files.to_str().expect("UTF-8");
     serve(&["--nbd", "tcp:0.0.0.0:0", "--nbd-certificates", files]).fails(2, &["--nbd-allow"]);
     std::fs::remove_file(Path::new(files).join("server-key.pem")).expect("removed");

@@ -30,7 +30,7 @@ use crate::support::{Ran, headwater, pseudo_random, run, short_dir, signal};
 use headwater_block::{Device, blocking};
 use headwater_nbd::address::Address;
 use headwater_nbd::server::{Server, SingleExport};
-use headwater_testkit::pki::{Authority, Oddity};
+use headwater_testkit::pki::{Authority, CertificateOptions};
 use headwater_testkit::vhost::{Setup, VhostDisk};
 use headwater_testkit::wait_until;
 
@@ -91,18 +91,18 @@ fn tool(program: &str, args: &[&str]) -> Ran {
     run(Command::new(program).args(args))
 }
 
-const GOOD: Oddity = Oddity { is_expired: false, serial: 0 };
+const GOOD: CertificateOptions = CertificateOptions { is_expired: false, serial: 0 };
 
 #[test]
 fn certificates_decide_who_may_open_an_export_over_nbd() {
     let dir = short_dir();
     let authority = Authority::new("the authority");
-    let pki = authority.directory(&dir.path().join("pki"), &[("server", "localhost", GOOD)]);
+    let pki = authority.write_certificates(&dir.path().join("pki"), &[("server", "localhost", GOOD)]);
     let stranger = Authority::new("somebody else");
     let client = |authority: &Authority, name: Option<&str>| -> PathBuf {
         let at = dir.path().join(format!("client-{}", name.unwrap_or("nobody")));
         let roles: Vec<_> = name.iter().map(|name| ("client", *name, GOOD)).collect();
-        authority.directory(&at, &roles);
+        authority.write_certificates(&at, &roles);
         std::fs::copy(pki.join("ca-cert.pem"), at.join("ca-cert.pem")).expect("copied");
         at
     };
@@ -335,9 +335,9 @@ fn each_nbd_export_is_a_machine_of_its_own_whose_cache_is_on_the_server() {
 fn a_certificate_opens_the_exports_only_that_it_is_for() {
     let dir = short_dir();
     let authority = Authority::new("the authority");
-    let usual = Oddity::default();
-    let files = |who: &str, roles: &[(&str, &str, Oddity)]| {
-        authority.directory(&dir.path().join(who), roles).display().to_string()
+    let usual = CertificateOptions::default();
+    let files = |who: &str, roles: &[(&str, &str, CertificateOptions)]| {
+        authority.write_certificates(&dir.path().join(who), roles).display().to_string()
     };
     let server = files("server", &[("server", "localhost", usual)]);
     let args = ["--nbd", "tcp:localhost:0", "--tls-certificates", &server];

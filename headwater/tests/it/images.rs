@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::support::{self, Daemon, begin, headwater, http, pseudo_random, run};
 use headwater_block::VOLUME_MAX_BYTES;
 use headwater_nbd::{Address, Limits, Server, SingleExport};
-use headwater_testkit::pki::{Authority, Oddity};
+use headwater_testkit::pki::{Authority, CertificateOptions};
 use headwater_testkit::{FileServer, HttpFault, ReferenceDisk, ReferenceOptions, Waits, wait_until};
 
 fn qemu_img(args: &[&str]) {
@@ -521,10 +521,10 @@ fn an_nbd_export_is_imported_over_tcp_with_and_without_tls() {
     std::fs::write(&raw, pseudo_random(1 << 20, 8)).unwrap();
     daemon.cli(&["image", "import", raw.to_str().unwrap(), "--name", "t"]).ok();
     let authority = Authority::new("here");
-    let good = Oddity { is_expired: false, serial: 0 };
+    let good = CertificateOptions { is_expired: false, serial: 0 };
     let roles = [("server", "localhost", good), ("client", "desk", good)];
-    let pki = authority.directory(&dir.path().join("pki"), &roles);
-    let stranger = Authority::new("elsewhere").directory(&dir.path().join("stranger"), &roles);
+    let pki = authority.write_certificates(&dir.path().join("pki"), &roles);
+    let stranger = Authority::new("elsewhere").write_certificates(&dir.path().join("stranger"), &roles);
     for tls in [false, true] {
         let mut command = headwater();
         command.args(["export", "--cache", "ram", "--nbd", "tcp:localhost:0"]).arg(&raw);

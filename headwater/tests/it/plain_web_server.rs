@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::support::{self, Daemon, headwater, pseudo_random, run, signal};
-use headwater_testkit::pki::{Authority, Oddity};
+use headwater_testkit::pki::{Authority, CertificateOptions};
 use headwater_testkit::wait_until;
 
 /// The one block of nginx's configuration that the document has.
@@ -102,7 +102,8 @@ fn nginx_serves_a_store_with_the_configuration_of_the_document() {
     // What the document says to open it to nginx's process.
     run(Command::new("chmod").args(["-R", "go+rX"]).arg(&golden)).ok();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    Authority::new("here").directory(&tls, &[("server", "localhost", Oddity::default())]);
+    Authority::new("here")
+        .write_certificates(&tls, &[("server", "localhost", CertificateOptions::default())]);
     let (nginx, port) = Nginx::start(dir.path(), |port| configured(dir.path(), port, false));
     let (host, authority) = (format!("https://localhost:{port}"), tls.join("ca-cert.pem"));
     let url = format!("{host}/golden");

@@ -124,7 +124,7 @@ fn commands_go_to_the_context_that_was_chosen() {
 fn a_certificate_of_an_authority_needs_no_fingerprint() {
     let dir = tempfile::tempdir().unwrap();
     let authority = headwater_testkit::pki::Authority::new("Lab");
-    let files = authority.directory(dir.path(), &[("server", "127.0.0.1", Default::default())]);
+    let files = authority.write_certificates(dir.path(), &[("server", "127.0.0.1", Default::default())]);
     let file = |name: &str| files.join(name).display().to_string();
     let (certificate, key) = (file("server-cert.pem"), file("server-key.pem"));
     let server = Server::start_with(&["--tls-cert", &certificate, "--tls-key", &key]);
@@ -133,7 +133,8 @@ fn a_certificate_of_an_authority_needs_no_fingerprint() {
     user.login(&server.url, &token, &[]).fails(1, &["is not known here"]);
     user.login(&server.url, &token, &["--ca", &file("ca-cert.pem")]).ok();
     user.cli(&["status"]).ok();
-    let other = headwater_testkit::pki::Authority::new("Other").directory(&dir.path().join("other"), &[]);
+    let other =
+        headwater_testkit::pki::Authority::new("Other").write_certificates(&dir.path().join("other"), &[]);
     let other = other.join("ca-cert.pem").display().to_string();
     user.login(&server.url, &token, &["--ca", &other]).fails(1, &["not signed by a known authority"]);
 }

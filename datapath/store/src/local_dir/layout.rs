@@ -23,7 +23,7 @@ const FORMAT: u32 = 1;
 const FORMAT_WITH_HOLES: u32 = 2;
 const SETTINGS_BYTES: usize = 64;
 /// The longest file that an interrupted creation leaves. Neither the settings nor the lock are longer.
-const LEFTOVER_MAX_BYTES: u64 = 64;
+const UNFINISHED_MAX_BYTES: u64 = 64;
 const DIRS: [&str; 7] = ["images", "manifests", "objects", "holes", "traces", "trees", "tmp"];
 
 #[derive(Debug)]
@@ -203,7 +203,7 @@ impl Layout {
 
 /// Whether a file exists and its content can come from a creation.
 fn is_left(path: &Path, is_ours: fn(&[u8]) -> bool) -> bool {
-    path.is_file() && read_small(path, LEFTOVER_MAX_BYTES).is_ok_and(|bytes| is_ours(&bytes))
+    path.is_file() && read_small(path, UNFINISHED_MAX_BYTES).is_ok_and(|bytes| is_ours(&bytes))
 }
 
 /// A process id, or nothing yet.
