@@ -14,7 +14,7 @@
 //! | REQUEST with our server id | ACK; NAK if the address is not available |
 //! | REQUEST with another server id | none; our offer is withdrawn |
 //! | REQUEST after a restart of the client (no `ciaddr`) | ACK; NAK if the address is wrong; none for a client without a record |
-//! | REQUEST to renew (`ciaddr`) | ACK, also without a record if the address is free; NAK if it is wrong |
+//! | REQUEST to renew (`ciaddr`) | ACK, without a record only for a minute and if the address is free; NAK if it is wrong |
 //! | DECLINE | none; the address is given to no client for [`DECLINED_S`] |
 //! | RELEASE | none; the address is free, but other clients get it only if no other address is free |
 //! | INFORM | ACK with options and no address |
@@ -29,7 +29,7 @@ use std::sync::Arc;
 use crate::decide::destination;
 use crate::mac::Mac;
 use crate::packet::{MessageType, Packet, option};
-use crate::subnet::{Subnet, Subnets};
+use crate::subnet::{LEASE_MIN_S, Subnet, Subnets};
 
 /// How long an offered address is reserved for its client, in seconds.
 pub const OFFER_S: u64 = 60;
@@ -192,7 +192,7 @@ impl Leases {
             return self.discover(asked, &subnet, now_s);
         }
         self.set(address, Entry { mac: asked.mac, state: State::Offered, until_s: now_s + OFFER_S });
-        self.answer(asked, &subnet, MessageType::Offer, Some(address))
+        self.answer(asked, &subnet, MessageType::Offer, Some((address, subnet.lease_s)))
     }
 
     /// The network of a client: the network of its relay, of its present address, or the server's own.
@@ -213,10 +213,10 @@ impl Leases {
             Some(State::Probing) => Outcome::Silent(Silence::Probing),
             // No probe is needed: the client itself would answer it.
             Some(State::Bound | State::Offered) => {
-                self.answer(asked, subnet, MessageType::Offer, Some(address))
+                self.answer(asked, subnet, MessageType::Offer, Some((address, subnet.lease_s)))
             }
             _ if self.fixed_address(asked.mac, subnet, now_s) == Some(address) => {
-                self.answer(asked, subnet, MessageType::Offer, Some(address))
+                self.answer(asked, subnet, MessageType::Offer, Some((address, subnet.lease_s)))
             }
             _ => {
                 self.set(address, Entry { mac: asked.mac, state: State::Probing, until_s: now_s + OFFER_S });
@@ -241,17 +241,21 @@ impl Leases {
             self.is_givable(wanted, asked.mac, subnet) && entry.as_ref().is_some_and(is_its_own)
         });
         if is_given {
-            return self.bind(asked, subnet, wanted, now_s);
+            return self.bind(asked, subnet, wanted, (now_s, subnet.lease_s));
         }
         let is_free = is_fixed.is_none() && self.is_free(wanted, asked.mac, subnet, now_s);
         let record = self.address_of(asked.mac, subnet);
         if server.is_some() {
             // The offer was made before this server restarted.
             let is_forgotten = record.is_none() && is_free;
-            return if is_forgotten { self.bind(asked, subnet, wanted, now_s) } else { self.refuse(asked) };
+            return match is_forgotten {
+                true => self.bind(asked, subnet, wanted, (now_s, subnet.lease_s)),
+                false => self.refuse(asked),
+            };
         }
         if is_renewal && is_free {
-            return self.bind(asked, subnet, wanted, now_s);
+            // Nobody was asked whether somebody uses it. A client that is there renews again after half of this time.
+            return self.bind(asked, subnet, wanted, (now_s, subnet.lease_s.min(LEASE_MIN_S)));
         }
         // The address may belong to another server, because this server does not give it to clients.
         let may_be_others = subnet.contains(wanted) && !self.is_givable(wanted, asked.mac, subnet);
@@ -262,15 +266,21 @@ impl Leases {
         self.refuse(asked)
     }
 
-    fn bind(&mut self, asked: &Packet, subnet: &Subnet, address: Ipv4Addr, now_s: u64) -> Outcome {
+    fn bind(
+        &mut self,
+        asked: &Packet,
+        subnet: &Subnet,
+        address: Ipv4Addr,
+        (now_s, lease_s): (u64, u32),
+    ) -> Outcome {
         let earlier = self.address_of(asked.mac, subnet).filter(|earlier| *earlier != address);
         if let Some(earlier) = earlier {
             self.free(earlier, now_s);
         }
         self.clients.insert((asked.mac, subnet.network), address);
-        let until_s = now_s + u64::from(subnet.lease_s);
+        let until_s = now_s + u64::from(lease_s);
         self.set(address, Entry { mac: asked.mac, state: State::Bound, until_s });
-        self.answer(asked, subnet, MessageType::Ack, Some(address))
+        self.answer(asked, subnet, MessageType::Ack, Some((address, lease_s)))
     }
 
     fn decline(&mut self, asked: &Packet, subnet: &Subnet, now_s: u64) {
@@ -373,14 +383,14 @@ impl Leases {
         asked: &Packet,
         subnet: &Subnet,
         message: MessageType,
-        address: Option<Ipv4Addr>,
+        lease: Option<(Ipv4Addr, u32)>,
     ) -> Outcome {
         let mut packet = Packet::reply_to(asked, message);
         packet.ciaddr = if message == MessageType::Ack { asked.ciaddr } else { Ipv4Addr::UNSPECIFIED };
-        packet.yiaddr = address.unwrap_or(Ipv4Addr::UNSPECIFIED);
+        packet.yiaddr = lease.map_or(Ipv4Addr::UNSPECIFIED, |(address, _)| address);
         packet = packet.with(option::SERVER_ID, self.server.octets());
-        if address.is_some() {
-            packet = packet.with(option::LEASE_TIME, subnet.lease_s.to_be_bytes());
+        if let Some((_, lease_s)) = lease {
+            packet = packet.with(option::LEASE_TIME, lease_s.to_be_bytes());
         }
         packet = packet.with(option::SUBNET_MASK, subnet.mask().octets());
         if let Some(router) = subnet.router {

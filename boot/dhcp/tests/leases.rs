@@ -363,7 +363,11 @@ fn an_address_of_another_server_is_left_alone_and_a_wrong_address_is_refused() {
     assert_eq!(leases.handle(&renewal, 5), Outcome::Silent(Silence::NoRecord));
     // A lease whose record was lost continues.
     renewal.ciaddr = Ipv4Addr::new(10, 77, 0, 101);
-    assert_eq!(answer(leases.handle(&renewal, 5)).0, MessageType::Ack);
+    let (message, ack, _) = answer(leases.handle(&renewal, 5));
+    // The address was not probed, so the lease continues for a minute only. Then there is a record.
+    assert_eq!((message, ack.number(option::LEASE_TIME)), (MessageType::Ack, Some(60)));
+    let (_, ack, _) = answer(leases.handle(&renewal, 35));
+    assert!(ack.number(option::LEASE_TIME).is_some_and(|seconds| seconds > 60));
     // The address now belongs to another client, and the NAK is broadcast.
     renewal.mac = mac(6);
     let (message, nak, to) = answer(leases.handle(&renewal, 5));

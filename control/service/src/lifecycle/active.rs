@@ -96,6 +96,7 @@ impl Active {
             console_client: Mutex::default(),
             is_used: AtomicBool::new(false),
             unused_note: OnceLock::new(),
+            displays: Arc::new(Semaphore::new(DISPLAYS_MAX)),
             guest: GuestFacts::default(),
         }
     }
@@ -107,7 +108,6 @@ impl Active {
 
     /// What runs it, for the history.
     pub(crate) fn in_words(&self) -> String {
-            displays: Arc::new(Semaphore::new(DISPLAYS_MAX)),
         format!("{} with process {}", self.vm.accelerator(), self.vm.pid())
     }
 
