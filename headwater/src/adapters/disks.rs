@@ -217,15 +217,16 @@ impl Disks for Volumes {
         &self,
         cache: &CacheSettings,
         kept: Option<PersistentDiskRef>,
+        scratch_bytes: u64,
     ) -> Result<(), BackendError> {
-        if cache.mode == CacheMode::Ram {
-            return Ok(());
-        }
-        let (files, limit_bytes) = (self.files.clone(), cache.disk_bytes);
+        let (files, mode, limit_bytes) = (self.files.clone(), cache.mode, cache.disk_bytes);
         blocking("look how much space is free", move || {
             let name = kept.map(|kept| persistent_disks::name(kept.id));
-            check_directory(&files.cache_dir, name.as_deref(), limit_bytes)
-                .map_err(|e| BackendError::new(kind_of(&e), e.to_string()))
+            if mode != CacheMode::Ram {
+                check_directory(&files.cache_dir, name.as_deref(), limit_bytes)
+                    .map_err(|e| BackendError::new(kind_of(&e), e.to_string()))?;
+            }
+            scratch::check_space(&files.cache_dir, scratch_bytes)
         })
         .await
     }
@@ -475,7 +476,7 @@ impl Opener {
                 options.persistent = Some(persistent);
                 Volume::open(&options, &self.host).map_err(volume_failed)
             })?,
-            None => self.ephemeral(&options, left)?,
+            None => self.ephemeral(&options, left, volume_failed)?,
         };
         let streamed = Arc::new(streamed);
         let image = Arc::downgrade(&streamed);
@@ -489,17 +490,18 @@ impl Opener {
         &self,
         options: &VolumeOptions,
         left: Option<Handover>,
+        failed: impl Fn(IoError) -> BackendError,
     ) -> Result<Arc<Volume>, BackendError> {
         if let Some(left) = left {
-            return Volume::recover(left, options, &self.host).map_err(volume_failed);
+            return Volume::recover(left, options, &self.host).map_err(failed);
         }
-        let failed = |e| BackendError::from_io("cannot make the memory of a write cache", e);
-        let file = self.keeper.as_ref().map(|keeper| keeper.memory_file()).transpose().map_err(failed)?;
+        let no_memory = |e| BackendError::from_io("cannot make the memory of a write cache", e);
+        let file = self.keeper.as_ref().map(|keeper| keeper.memory_file()).transpose().map_err(no_memory)?;
         let opened = match file.flatten() {
             Some(file) => Volume::open_in(file, options, &self.host),
             None => Volume::open(options, &self.host),
         };
-        opened.map_err(volume_failed)
+        opened.map_err(failed)
     }
 
     /// A persistent disk whose machine is off, as it was left. The caller has the lock of its views.

@@ -461,8 +461,10 @@ impl Disks for DiskClient {
         &self,
         cache: &CacheSettings,
         kept: Option<PersistentDiskRef>,
+        scratch_bytes: u64,
     ) -> Result<(), BackendError> {
-        self.call("look how much space is free", Call::CheckSpace { cache: *cache, kept }).await
+        let call = Call::CheckSpace { cache: *cache, kept, scratch_bytes };
+        self.call("look how much space is free", call).await
     }
 
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {

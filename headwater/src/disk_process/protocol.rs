@@ -59,6 +59,7 @@ pub enum Call {
     CheckSpace {
         cache: CacheSettings,
         kept: Option<PersistentDiskRef>,
+        scratch_bytes: u64,
     },
     /// The answer is an [`Opened`].
     Open {

@@ -785,7 +785,9 @@ fn quick(
         Call::CheckChange { before, after } => {
             value(&runtime.block_on(volumes.check_change(&before, &after))?)
         }
-        Call::CheckSpace { cache, kept } => value(&runtime.block_on(volumes.check_space(&cache, kept))?),
+        Call::CheckSpace { cache, kept, scratch_bytes } => {
+            value(&runtime.block_on(volumes.check_space(&cache, kept, scratch_bytes))?)
+        }
         Call::Discard { id } => value(&runtime.block_on(volumes.discard(id))?),
         Call::IsThere { id } => value(&runtime.block_on(volumes.is_there(id))?),
         Call::PersistentKeys => value(&runtime.block_on(volumes.persistent_keys())?),

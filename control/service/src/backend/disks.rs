@@ -146,12 +146,13 @@ pub trait Disks: Send + Sync + 'static {
     /// The same of new limits: what stays as it was is not refused, whatever other limits there are by now.
     async fn check_change(&self, before: &CacheSettings, after: &CacheSettings) -> Result<(), BackendError>;
 
-    /// Why a disk with such a write cache could not be opened now for want of space, `kept` or a fresh one; no limit is reserved
-    /// ahead, so this may change at any time.
+    /// Why a disk with such a write cache, `kept` or a fresh one, or the scratch disk beside it (0: none) could not be opened now for want
+    /// of space. No limit is reserved ahead, so this may change at any time.
     async fn check_space(
         &self,
         cache: &CacheSettings,
         kept: Option<PersistentDiskRef>,
+        scratch_bytes: u64,
     ) -> Result<(), BackendError>;
 
     /// Opens a disk and serves it on a socket in the machine's directory.

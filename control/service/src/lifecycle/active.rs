@@ -199,10 +199,10 @@ impl Active {
 
     /// Whether somebody worked in its guest.
     pub(crate) fn is_used(&self) -> bool {
-    /// Takes one of the machine's displays until the permit is dropped. `None`: all are in use.
-    pub(crate) fn take_display(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.displays).try_acquire_owned().ok()
-    }
+        /// Takes one of the machine's displays until the permit is dropped. `None`: all are in use.
+        pub(crate) fn take_display(&self) -> Option<OwnedSemaphorePermit> {
+            Arc::clone(&self.displays).try_acquire_owned().ok()
+        }
 
         self.is_used.load(Ordering::SeqCst)
     }

@@ -112,7 +112,8 @@ impl Service {
             None if machine.cache.persistent => (kept(Purpose::Persistent).await.ok()?, machine.cache),
             None => (None, machine.cache),
         };
-        let checked = self.disks().check_space(&cache, disk.as_ref().map(files_of)).await;
+        let scratch_bytes = record.platform.scratch_bytes;
+        let checked = self.disks().check_space(&cache, disk.as_ref().map(files_of), scratch_bytes).await;
         checked.err().map(|why| format!("machine '{}' could not be started now: {why}", machine.name))
     }
 }

@@ -344,7 +344,12 @@ impl Disks for FakeDisks {
     async fn check_change(&self, _: &CacheSettings, _: &CacheSettings) -> Result<(), BackendError> {
         Ok(())
     }
-    async fn check_space(&self, _: &CacheSettings, _: Option<PersistentDiskRef>) -> Result<(), BackendError> {
+    async fn check_space(
+        &self,
+        _: &CacheSettings,
+        _: Option<PersistentDiskRef>,
+        _: u64,
+    ) -> Result<(), BackendError> {
         Ok(())
     }
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use headwater_api::{CacheMode, ProblemKind};
 use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind, Op, Request,
+    size,
 };
 use headwater_service::backend::{BackendError, DiskRequest, Shortage};
 use headwater_volume::{Handover, LittleSpace, Volume, VolumeOptions, disk_mode_ram_bytes};
 use headwater_writecache::overflow::check_directory;
 
 use super::served::Server;
-use super::{Opener, volume_failed, volume_mode};
+use super::{Opener, kind_of, volume_mode};
 
 /// The name of its socket in the machine's directory.
 pub const SOCKET: &str = "scratch.sock";
@@ -68,6 +69,29 @@ impl Device for Empty {
     }
 }
 
+/// How much space its write cache may take.
+fn disk_bytes(size_bytes: u64) -> u64 {
+    size_bytes.saturating_add(size_bytes / 16).saturating_add(SPARE_BYTES)
+}
+
+/// Refuses a scratch disk of a size for which a directory has no space now; 0: there is none.
+pub(super) fn check_space(cache_dir: &Path, size_bytes: u64) -> Result<(), BackendError> {
+    if size_bytes == 0 {
+        return Ok(());
+    }
+    let limit_bytes = disk_bytes(size_bytes);
+    check_directory(cache_dir, None, limit_bytes).map_err(|error| {
+        let message = format!(
+            "the scratch disk of {} may take {} with its write cache, and {} has less free space",
+            size::format(size_bytes),
+            size::format(limit_bytes),
+            cache_dir.display()
+        );
+        let advice = "free space there, or create the machine with a smaller --scratch";
+        BackendError::new(kind_of(&error), message).advise(advice)
+    })
+}
+
 /// A scratch disk that is open.
 pub(super) struct Scratch {
     pub(super) volume: Arc<Volume>,
@@ -88,11 +112,10 @@ impl Scratch {
         if size_bytes == 0 {
             return Ok(None);
         }
-        let disk_bytes = size_bytes.saturating_add(size_bytes / 16).saturating_add(SPARE_BYTES);
+        let disk_bytes = disk_bytes(size_bytes);
         let cache_dir = opener.files.cache_dir.clone();
         if little_space == LittleSpace::Refused {
-            let advice = "free space there, or create the machine with a smaller --scratch";
-            check_directory(&cache_dir, None, disk_bytes).map_err(|e| volume_failed(e).advise(advice))?;
+            check_space(&cache_dir, size_bytes)?;
         }
         let options = VolumeOptions {
             name: format!("{}, scratch disk", request.machine),
@@ -111,7 +134,9 @@ impl Scratch {
             let message = "the memory of its scratch disk was not handed over";
             return Err(BackendError::new(ProblemKind::Damaged, message));
         }
-        let volume = opener.ephemeral(&options, left)?;
+        let failed =
+            |e: IoError| BackendError::new(kind_of(&e), "cannot open the machine's scratch disk").because(e);
+        let volume = opener.ephemeral(&options, left, failed)?;
         let socket = request.run_dir.join(SOCKET);
         let serial = headwater_qemu::SCRATCH_SERIAL.to_owned();
         let server = super::remove_socket(&socket)
@@ -151,6 +176,17 @@ impl Scratch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_scratch_disk_without_space_is_refused_by_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        check_space(dir.path(), 0).unwrap();
+        check_space(dir.path(), 4096).unwrap();
+        let refused = check_space(dir.path(), 1 << 50).unwrap_err();
+        assert_eq!(refused.kind(), headwater_api::ProblemKind::Invalid);
+        assert!(refused.to_string().contains("the scratch disk of 1.0 PiB"), "{refused}");
+        assert!(refused.advice().is_some_and(|advice| advice.contains("--scratch")));
+    }
 
     #[test]
     fn the_base_of_a_scratch_disk_reads_as_zeroes_and_is_not_written() {
