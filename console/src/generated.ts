@@ -133,6 +133,8 @@ export interface Catalog {
   /** The version that its machines boot in place of `image`, as `IMAGE@NUMBER`. The pin of a machine has priority. */
   pin?: string;
   ready_hours?: Hours;
+  /** Seconds after which an SSH host key is replaced when its machine boots; 0: never. */
+  rotate_after_s?: number;
   /** Size of the scratch disk of each machine in bytes, whole MiB from 64 MiB to 4 TiB; 0: none. */
   scratch_bytes?: number;
   /** Files that a seal also removes in the guests of its machines. */
@@ -1162,6 +1164,8 @@ export interface SetCatalog {
   /** `keep_ready` counts at all hours again. */
   ready_always?: boolean;
   ready_hours?: Hours;
+  /** Seconds after which an SSH host key is replaced when its machine boots, from 3600 (an hour) to 315360000 (ten years); 0: never. */
+  rotate_after_s?: number;
   /** All files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards. */
   seal_removes?: string[];
   /** Seconds until an unclaimed machine beyond `keep_ready` is switched off; 0: never. */

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use clap::Args;
+use clap::{Args, ValueHint};
 use headwater_api::{Problem, ProblemKind};
 use headwater_db::postgres::{Place, Taking};
 
@@ -31,6 +31,10 @@ pub struct DatabaseArgs {
     /// fails
     #[arg(long, requires = "database", conflicts_with = "take_over_database")]
     pub standby: bool,
+    /// The file with the key that encrypts the secrets in the database, which is made if the database has no key yet [default: the
+    /// credential 'secrets-key' of the service, or DIR/secrets.key]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub secrets_key: Option<PathBuf>,
 }
 
 /// A PostgreSQL database, and how it is taken.

@@ -161,7 +161,13 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
             | DbError::Unreadable { .. } => Some(DAMAGED),
             DbError::NoSpace(_) => Some(ProblemKind::NoSpace.exit_code()),
             DbError::Held { .. } | DbError::Lost { .. } => Some(ProblemKind::Conflict.exit_code()),
-            DbError::Away { .. } | DbError::Unsure { .. } | DbError::Refused { .. } | DbError::Spoilt => None,
+            DbError::OtherSecretsKey { .. } => Some(ProblemKind::Invalid.exit_code()),
+            DbError::Away { .. }
+            | DbError::Unsure { .. }
+            | DbError::Refused { .. }
+            | DbError::Spoilt
+            | DbError::NoSecretsKey
+            | DbError::NotEncrypted => None,
             // Its cause may say more.
             DbError::Open { .. } | DbError::Taken { .. } | DbError::Failed(_) => None,
         };

@@ -40,6 +40,7 @@ mod logging;
 mod own_files;
 mod recording;
 mod replace;
+mod secrets_key;
 mod show;
 mod signals;
 mod stores;

@@ -139,7 +139,13 @@ pub struct SetCatalog {
     /// The policy for its machines whose host is lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_host_loss: Option<OnHostLoss>,
+    /// Seconds after which an SSH host key is replaced when its machine boots, from 3600 (an hour) to 315360000 (ten years); 0: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotate_after_s: Option<u64>,
 }
+
+/// The least and the largest `rotate_after_s`.
+pub const ROTATE_AFTER_S: std::ops::RangeInclusive<u64> = 3600..=3650 * 86_400;
 
 /// The largest `stop_idle_s`.
 pub const MAX_STOP_IDLE_S: u64 = 7 * 86_400;
@@ -239,6 +245,9 @@ pub struct Catalog {
     /// The policy for its machines whose host is lost.
     #[serde(default)]
     pub on_host_loss: OnHostLoss,
+    /// Seconds after which an SSH host key is replaced when its machine boots; 0: never.
+    #[serde(default)]
+    pub rotate_after_s: u64,
     /// When it was created.
     pub created_at_ms: u64,
     /// The names of its machines.

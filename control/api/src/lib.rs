@@ -50,8 +50,8 @@ pub use access::{
     TokenList,
 };
 pub use catalog::{
-    Catalog, CatalogList, CreateCatalog, DEFAULT_STOP_IDLE_S, MAX_STOP_IDLE_S, OnHostLoss, SEAL_REMOVES_MAX,
-    SetCatalog, check_guest_path, check_seal_removes,
+    Catalog, CatalogList, CreateCatalog, DEFAULT_STOP_IDLE_S, MAX_STOP_IDLE_S, OnHostLoss, ROTATE_AFTER_S,
+    SEAL_REMOVES_MAX, SetCatalog, check_guest_path, check_seal_removes,
 };
 pub use claim::{
     Claim, ClaimList, ClaimRequest, MAX_CLAIM_WAIT_S, MAX_HOLDER_CHARS, MAX_KEY_CHARS, OneTimeSecret, ResetOn,

@@ -58,6 +58,18 @@ pub enum DbError {
         "the database is damaged: {0} (restore it from its backup; persistent disks are of no use without it)"
     )]
     Damaged(String),
+    /// Its secrets are encrypted, and their key was not given.
+    #[error("the secrets in the database are encrypted, and this program was not given their key")]
+    NoSecretsKey,
+    /// Its secrets are encrypted with another key.
+    #[error("the secrets in the database {place} are encrypted with another key")]
+    OtherSecretsKey {
+        /// The file, or the URL without secrets.
+        place: String,
+    },
+    /// A secret could not be encrypted, so it was not stored.
+    #[error("a secret cannot be encrypted for the database")]
+    NotEncrypted,
     /// Its file system is full.
     #[error("the database cannot be written")]
     NoSpace(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -17,6 +17,7 @@
 //! - What one [`Repository`] wrote becomes visible and durable as a whole at [`Repository::save`], or not at
 //!   all: a change and its event are never apart.
 //! - Absent is `Ok(None)`, never an error.
+//! - Secrets are encrypted with a key that is kept elsewhere ([`secrets`]).
 //! - Writers are serialised; readers see one state of the database and never wait for a writer.
 //!
 //! # Limits
@@ -28,7 +29,7 @@
 //!
 //! # Not here
 //! No rules (who may do what, which state follows which): they are in `control/service`. No clock and no
-//! randomness: callers pass times and keys in.
+//! randomness except the nonces of encrypted secrets: callers pass times and keys in.
 //!
 //! Start reading at [`repository`].
 
@@ -36,6 +37,7 @@ pub mod error;
 pub mod postgres;
 pub mod record;
 pub mod repository;
+pub mod secrets;
 mod sql;
 pub mod sqlite;
 
@@ -46,6 +48,8 @@ pub use record::{
     TokenRecord,
 };
 pub use repository::{
-    CatalogRepository, ClaimRepository, Database, EventRepository, HostRepository, MachineRepository,
-    PersistentDiskRepository, Repository, SessionRepository, TaskRepository, TokenRepository,
+    CatalogRepository, ClaimRepository, Database, EventRepository, HostRepository, KeyRepository,
+    MachineRepository, PersistentDiskRepository, Repository, SessionRepository, TaskRepository,
+    TokenRepository,
 };
+pub use secrets::{SECRETS_KEY_BYTES, Secrets, SecretsKey};

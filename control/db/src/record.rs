@@ -11,17 +11,27 @@ use uuid::Uuid;
 
 /// Text that must not reach a log: its `Debug` says nothing.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct Secret(Option<String>);
 
 impl Secret {
     /// Wraps a secret.
     pub fn new(text: String) -> Self {
-        Self(text)
+        Self(Some(text))
     }
 
-    /// The secret.
+    /// A secret that was left in the database.
+    pub const fn unread() -> Self {
+        Self(None)
+    }
+
+    /// The secret, unless it was left in the database.
+    pub fn read(&self) -> Option<&str> {
+        self.0.as_deref()
+    }
+
+    /// The secret; empty if it was left in the database.
     pub fn reveal(&self) -> &str {
-        &self.0
+        self.read().unwrap_or_default()
     }
 }
 
@@ -68,7 +78,7 @@ pub struct MachineRecord {
     pub platform: Platform,
     /// What its guest is told. In a list of machines without its user data.
     pub identity: Identity,
-    /// The private half of its SSH host key, as an OpenSSH file.
+    /// The private half of its SSH host key, as an OpenSSH file. Unread in a list of machines.
     pub ssh_host_key_private: Secret,
     /// What it should do.
     pub wanted: Wanted,

@@ -42,6 +42,9 @@ pub trait Repository: Send {
     /// The disks that are kept.
     fn persistent_disks(&mut self) -> Box<dyn PersistentDiskRepository + '_>;
 
+    /// The age of machines' SSH host keys.
+    fn keys(&mut self) -> Box<dyn KeyRepository + '_>;
+
     /// The claims.
     fn claims(&mut self) -> Box<dyn ClaimRepository + '_>;
 
@@ -229,6 +232,22 @@ pub trait PersistentDiskRepository: Send {
 
     /// Removes one. Returns whether it existed.
     async fn remove(&mut self, id: Uuid) -> Result<bool, DbError>;
+}
+
+/// The age of machines' SSH host keys.
+#[async_trait]
+pub trait KeyRepository: Send {
+    /// Sets after how many seconds machines of a catalog get another key at a boot; 0: never. The catalog must exist.
+    async fn set_rotate_after(&mut self, catalog: &str, after_s: u64) -> Result<(), DbError>;
+
+    /// The catalogs whose machines get other keys, by name, and after how many seconds.
+    async fn rotate_after(&mut self) -> Result<Vec<(String, u64)>, DbError>;
+
+    /// Notes when the key of a machine was made. The machine must exist.
+    async fn set_made_at(&mut self, machine: Uuid, made_at_ms: u64) -> Result<(), DbError>;
+
+    /// When the key of a machine was made. `None`: when the machine was created.
+    async fn made_at(&mut self, machine: Uuid) -> Result<Option<u64>, DbError>;
 }
 
 /// Claims: at most one for each machine. They go with their machine.

@@ -91,9 +91,13 @@ impl Explain for DbError {
             | DbError::Damaged(_)
             | DbError::Unreadable { .. } => ProblemKind::Damaged,
             DbError::Away { .. } | DbError::Unsure { .. } => ProblemKind::Unavailable,
-            DbError::Open { .. } | DbError::Refused { .. } | DbError::Spoilt | DbError::Failed(_) => {
-                ProblemKind::Failed
-            }
+            DbError::OtherSecretsKey { .. } => ProblemKind::Invalid,
+            DbError::Open { .. }
+            | DbError::Refused { .. }
+            | DbError::Spoilt
+            | DbError::NoSecretsKey
+            | DbError::NotEncrypted
+            | DbError::Failed(_) => ProblemKind::Failed,
         }
     }
 

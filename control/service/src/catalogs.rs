@@ -1,6 +1,8 @@
 //! Catalogs as clients see them, and how operations on them fail.
 
 use futures_util::future::join_all;
+use std::collections::HashMap;
+
 use headwater_api::{CacheSettings, Catalog, OnHostLoss, ProblemKind};
 use headwater_db::{CatalogRecord, DbError};
 
@@ -89,7 +91,10 @@ impl Service {
 
     /// Catalogs as clients see them.
     pub(crate) async fn catalog_views(&self, records: Vec<CatalogRecord>) -> Result<Vec<Catalog>, DbError> {
-        let machines = self.db().read().await?.machines().list().await?;
+        let mut repo = self.db().read().await?;
+        let machines = repo.machines().list().await?;
+        let rotations: HashMap<String, u64> = repo.keys().rotate_after().await?.into_iter().collect();
+        drop(repo);
         let reference = |record: &CatalogRecord| record.pin.as_ref().unwrap_or(&record.image).clone();
         let next: Vec<_> = records.iter().map(|record| self.version_to_show(&reference(record))).collect();
         let machines = self.views(machines).await?;
@@ -100,6 +105,7 @@ impl Service {
             let next = next.next().flatten();
             views.push(Catalog {
                 next_version: next.map(|version| format!("{}@{}", version.image, version.number)),
+                rotate_after_s: rotations.get(&record.name).copied().unwrap_or(0),
                 machines: theirs().map(|machine| machine.name.clone()).collect(),
                 scheme_old: theirs()
                     .filter(|machine| machine.scheme_old)
@@ -160,6 +166,7 @@ fn alone(record: CatalogRecord) -> Catalog {
         stop_idle_s: record.stop_idle_s,
         seal_removes: record.seal_removes,
         on_host_loss: record.on_host_loss,
+        rotate_after_s: 0,
         created_at_ms: record.created_at_ms,
     }
 }

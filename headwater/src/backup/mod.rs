@@ -20,6 +20,8 @@ use aws_lc_rs::digest::{Context, Digest, SHA256};
 use headwater_api::{Problem, ProblemKind};
 use serde::{Deserialize, Serialize};
 
+use crate::secrets_key::FILE_NAME;
+
 /// The first line. Its number is that of the format.
 const FIRST_LINE: &str = "headwater backup 1";
 
@@ -36,7 +38,7 @@ pub const DATABASE: &str = "headwater.db";
 pub const CONFIGURATION: &str = "headwater.toml";
 
 /// Files of a data directory that are in a backup.
-const FILES: [&str; 5] = ["api.token", CONFIGURATION, "daemon.id", "database.place", DATABASE];
+const FILES: [&str; 6] = ["api.token", CONFIGURATION, "daemon.id", "database.place", DATABASE, FILE_NAME];
 
 /// Directories of a data directory whose files are in a backup.
 const DIRECTORIES: [&str; 4] = ["boot", "keys", "node", "tls"];

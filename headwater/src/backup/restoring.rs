@@ -17,6 +17,7 @@ use headwater_db::{Database, NewEvent};
 
 use super::{Contents, DATABASE, copy, damaged};
 use crate::data_dir::{DataDir, RESTORING};
+use crate::secrets_key::SecretsKeyFile;
 use crate::show;
 
 /// Names that may be in a data directory before it is filled. They are not changed.
@@ -140,6 +141,10 @@ fn refuse_full(dir: &Path, names: Option<&[String]>) -> anyhow::Result<()> {
 async fn look_at_database(path: &Path, contents: &Contents, now_ms: u64) -> anyhow::Result<Vec<String>> {
     sqlite::check(path).await?;
     let database = SqliteDatabase::open(path).await?;
+    if let Some(keys) = path.parent().map(SecretsKeyFile::in_directory).filter(SecretsKeyFile::exists) {
+        // A key that does not fit is noticed now, and not when a machine is started.
+        keys.unlock(&database).await?;
+    }
     let user = rustix::process::geteuid().as_raw();
     let event = NewEvent {
         at_ms: now_ms,

@@ -435,6 +435,9 @@ pub enum CatalogCommand {
         /// Keep them on at all hours again
         #[arg(long, conflicts_with = "from", group = "change")]
         always: bool,
+        /// Give a machine another SSH host key when it boots and its key is older than this, such as 30d, or never
+        #[arg(long, value_name = "TIME", value_parser = idle_span, group = "change")]
+        rotate_after: Option<u64>,
         /// Give their guests no user data any more
         #[arg(long, conflicts_with = "user_data", group = "change")]
         no_user_data: bool,

@@ -15,6 +15,7 @@ mod image;
 mod machine;
 mod node;
 mod scheme;
+mod secrets;
 mod size;
 mod store;
 mod task;
@@ -39,6 +40,7 @@ pub use self::image::{ImageCommand, TraceCommand};
 pub use self::machine::{CatalogCommand, MachineArgs, MachineCommand, RollArgs, SchemeVersionCommand, Which};
 pub use self::node::NodeCommand;
 pub use self::scheme::{CheckSchemeArgs, SchemeCommand};
+pub use self::secrets::SecretsCommand;
 pub use self::size::{AdviseArgs, ImageArgs, SizeCommand, TableArgs};
 pub use self::store::{OfferArgs, StoreCommand};
 pub use self::task::{TaskCommand, TokenCommand};
@@ -108,6 +110,9 @@ pub enum Command {
     Backup(BackupArgs),
     /// Fill an empty data directory from a file of 'headwater backup'
     Restore(RestoreArgs),
+    /// Change the key with which the secrets in the database are encrypted, without a daemon
+    #[command(subcommand)]
+    Secrets(SecretsCommand),
     /// Let other hosts run machines too: join, list, cordon and remove them
     #[command(subcommand)]
     Node(NodeCommand),

@@ -21,6 +21,7 @@ use crate::config::{SYSTEM_FILE, system_data_dir};
 use crate::contexts::LOCAL;
 use crate::daemon::network::host_name;
 use crate::data_dir::{DataDir, other_owner};
+use crate::secrets_key::FILE_NAME;
 use crate::show;
 
 /// The content of `database.place` if the database is the SQLite file of the data directory.
@@ -96,6 +97,11 @@ pub async fn write(data_dir: DataDir, args: BackupArgs, json: bool) -> anyhow::R
         args.file.display(),
         size::format(size_bytes)
     ))?;
+    if !contents.has(FILE_NAME) {
+        show::aside(
+            "the key of the secrets in the database is not in it: keep a copy of that file elsewhere ('serve --secrets-key')\n",
+        );
+    }
     show::aside(
         "keys are in it, and it is not encrypted. Not in it: images ('headwater store sync' copies a store), and the contents of \
          persistent disks\n",
@@ -108,6 +114,7 @@ fn taken(contents: &Contents) -> Vec<String> {
     let keys = contents.count("keys");
     let all = [
         (contents.has(DATABASE), "the database".to_owned()),
+        (contents.has(FILE_NAME), "the key of the secrets in it".to_owned()),
         (keys > 0, format!("{keys} keys of persistent disks")),
         (contents.count("node") > 0, "the certificate of this node".to_owned()),
         (contents.count("tls") > 0, "the certificate of the API".to_owned()),
@@ -186,6 +193,11 @@ fn next_steps(dir: &Path, contents: &Contents, nodes: &[String]) -> String {
     }
     if contents.has(CONFIGURATION) {
         steps.push(format!("the configuration is {dir}/{CONFIGURATION}: compare it with {SYSTEM_FILE}"));
+    }
+    if !contents.has(FILE_NAME) {
+        steps.push(format!(
+            "the key of the secrets in the database: put the file to {dir}/{FILE_NAME}, or name it with 'serve --secrets-key'"
+        ));
     }
     for node in nodes {
         steps.push(format!("when the daemon runs: 'headwater node accept {node}' lets that node in"));

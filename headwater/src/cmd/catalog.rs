@@ -72,6 +72,7 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             always,
             no_user_data,
             machine,
+            rotate_after,
         } => {
             let what = channels::behind_store(image.as_deref().unwrap_or_default());
             let is_list_set = seal_removes_nothing || !seal_removes.is_empty();
@@ -85,6 +86,7 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
                 stop_idle_s: hours.stop_idle,
                 seal_removes: is_list_set.then_some(seal_removes),
                 on_host_loss,
+                rotate_after_s: rotate_after,
             };
             let catalog = said_if_slow(json, &what, client.set_catalog(&name, &request)).await?;
             if json {
@@ -141,7 +143,19 @@ fn show_change(catalog: &Catalog, request: &SetCatalog, is_list_set: bool) -> an
         let what = loss_text(catalog);
         show::line(&format!("when their host is lost, machines of {} {what}", catalog.name))?;
     }
+    if request.rotate_after_s.is_some() {
+        show::line(&format!("SSH host keys of machines of {}: {}", catalog.name, rotation_text(catalog)))?;
+    }
     Ok(())
+}
+
+/// When SSH host keys are replaced.
+fn rotation_text(catalog: &Catalog) -> String {
+    match catalog.rotate_after_s {
+        0 => "not replaced by themselves".to_owned(),
+        after_s if after_s % 86_400 == 0 => format!("replaced at a boot after {} d", after_s / 86_400),
+        after_s => format!("replaced at a boot after {after_s} s"),
+    }
 }
 
 /// The policy for machines whose host is lost.
@@ -329,6 +343,7 @@ async fn show_one(client: &Client, catalog: Catalog) -> anyhow::Result<()> {
         ("kept ready", ready_text(&catalog)),
         ("a seal also removes", removed_text(&catalog)),
         ("when their host is lost", format!("machines {}", loss_text(&catalog))),
+        ("SSH host keys", rotation_text(&catalog)),
         ("created", show::time(catalog.created_at_ms)),
     ])?;
     let machines = client.machines().await?.machines;

@@ -35,6 +35,7 @@ mod resume;
 mod run;
 mod scheme;
 mod seal;
+mod secrets;
 mod serve;
 mod serve_disks;
 mod size;
@@ -100,6 +101,11 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
             own_only();
             backup::refuse_remote(cli.context.as_deref())?;
             on_one_core(backup::restore(data_dir()?, args, json))
+        }
+        Command::Secrets(command) => {
+            own_only();
+            backup::refuse_remote(cli.context.as_deref())?;
+            on_one_core(secrets::run(data_dir()?, command, json))
         }
         Command::Login(args) => on_one_core(context::login(args, json)),
         Command::Context(command) => context::run(command, json),

@@ -42,6 +42,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     let options = Options {
         disks: DisksIn::OwnProcess { filter: args.log.clone(), format: args.log_format },
         database: args.database.shared()?,
+        secrets_key: args.database.secrets_key.clone(),
         keep_machines: args.keep_machines,
         group_access: args.group_access,
         listen: args.listen,

@@ -8,7 +8,7 @@ use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
 use headwater_db::postgres::{Holder, Place, PostgresDatabase, Taking};
 use headwater_db::sqlite::SqliteDatabase;
-use headwater_db::{Database, DbError};
+use headwater_db::{Database, DbError, Secrets};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -16,6 +16,7 @@ use crate::adapters::retention::DaemonName;
 use crate::data_dir::DataDir;
 use crate::database::{Shared, Usage};
 use crate::fleet::authority::Authority;
+use crate::secrets_key::SecretsKeyFile;
 
 /// How often a daemon on standby looks whether the database is free.
 const STANDBY_INTERVAL: Duration = Duration::from_millis(500);
@@ -30,6 +31,8 @@ const AWAY_LIMIT: Duration = Duration::from_secs(30);
 pub struct OpenDatabase {
     /// What the service uses.
     pub repository: Arc<dyn Database>,
+    /// The secrets in it, which can be read.
+    pub secrets: Arc<dyn Secrets>,
     lease: Option<Lease>,
 }
 
@@ -51,19 +54,29 @@ impl Drop for Lease {
 
 impl OpenDatabase {
     /// Opens the database of the data directory, or the one that was named. Another daemon's is refused.
-    pub async fn open(data_dir: &DataDir, shared: Option<Shared>) -> anyhow::Result<Self> {
+    pub async fn open(
+        data_dir: &DataDir,
+        shared: Option<Shared>,
+        keys: &SecretsKeyFile,
+    ) -> anyhow::Result<Self> {
         let name = shared.as_ref().map_or_else(|| OWN.to_owned(), |shared| shared.place.to_string());
         let former = Former::of(data_dir);
         former.allows(data_dir, &name)?;
-        let opened = Self::open_this(data_dir, shared).await?;
+        let opened = Self::open_this(data_dir, shared, keys).await?;
         former.replace(&name)?;
         Ok(opened)
     }
 
-    async fn open_this(data_dir: &DataDir, shared: Option<Shared>) -> anyhow::Result<Self> {
+    async fn open_this(
+        data_dir: &DataDir,
+        shared: Option<Shared>,
+        keys: &SecretsKeyFile,
+    ) -> anyhow::Result<Self> {
         let Some(Shared { place, usage }) = shared else {
             let repository = SqliteDatabase::open(&data_dir.database()).await?;
-            return Ok(Self { repository: Arc::new(repository), lease: None });
+            keys.unlock(&repository).await?;
+            let repository = Arc::new(repository);
+            return Ok(Self { secrets: repository.clone(), repository, lease: None });
         };
         let DaemonName { id, place: name } = DaemonName::here(data_dir.identity()?, data_dir.path());
         let holder = Holder { id, name: name.trim_start_matches("of ").to_owned() };
@@ -73,6 +86,15 @@ impl OpenDatabase {
             }
             Usage::InTurn => (wait_for(place, &holder).await.map_err(explained)?, Some(AWAY_LIMIT)),
         };
+        if let Err(error) = keys.unlock(&database).await {
+            // Only if others wait for it: a daemon that is alone may have left machines on, and another host must not take it over.
+            if usage == Usage::InTurn
+                && let Err(kept) = database.end_lease().await
+            {
+                tracing::warn!("the database is not given up: {kept}");
+            }
+            return Err(error);
+        }
         let renewing = database.clone();
         let (losing, lost) = watch::channel(None);
         let keeper = tokio::spawn(async move {
@@ -81,7 +103,8 @@ impl OpenDatabase {
         });
         let lease =
             Some(Lease { database: database.clone(), keeper, is_in_turn: usage == Usage::InTurn, lost });
-        Ok(Self { repository: Arc::new(database), lease })
+        let repository = Arc::new(database);
+        Ok(Self { secrets: repository.clone(), repository, lease })
     }
 
     /// The database, if other controllers wait for it.

@@ -10,7 +10,7 @@
 //! What waits for a store that cannot be reached is given up after a while: the end does not wait for its reads.
 
 pub mod boot;
-mod database;
+pub mod database;
 mod dhcp_table;
 pub mod exports;
 pub mod network;
@@ -53,6 +53,7 @@ use crate::data_dir::{DataDir, DataDirLock};
 use crate::database::{Shared, Usage};
 use crate::disk_process::{self, DiskClient, Settings};
 use crate::last_known::LastKnown;
+use crate::secrets_key::SecretsKeyFile;
 use crate::stores::{self, Credentials, NamedServers};
 use crate::streaming::StreamArgs;
 use crate::verification::Scrub;
@@ -101,6 +102,8 @@ pub struct Options {
     pub keep_machines: bool,
     /// The PostgreSQL database, where it is not the SQLite file of the data directory.
     pub database: Option<Shared>,
+    /// The file with the key of the secrets in the database, where it is not the usual one.
+    pub secrets_key: Option<PathBuf>,
     /// Whether members of its group may use it.
     pub group_access: bool,
     /// A TCP address to listen on besides the socket.
@@ -163,12 +166,13 @@ const STANDING_BY: &str = "standing by until no other controller has the databas
 async fn stand_by(
     data_dir: &DataDir,
     database: Option<&Shared>,
+    keys: &SecretsKeyFile,
     step: &watch::Sender<&'static str>,
 ) -> anyhow::Result<Option<OpenDatabase>> {
     match database {
         Some(shared) if shared.usage == Usage::InTurn => {
             step.send_replace(STANDING_BY);
-            OpenDatabase::open(data_dir, Some(shared.clone())).await.map(Some)
+            OpenDatabase::open(data_dir, Some(shared.clone()), keys).await.map(Some)
         }
         _ => Ok(None),
     }
@@ -184,10 +188,11 @@ async fn open_database(
     data_dir: &DataDir,
     waited: Option<OpenDatabase>,
     database: Option<Shared>,
+    secrets_key: Option<&Path>,
 ) -> anyhow::Result<OpenDatabase> {
     match waited {
         Some(database) => Ok(database),
-        None => OpenDatabase::open(data_dir, database).await,
+        None => OpenDatabase::open(data_dir, database, &SecretsKeyFile::of(data_dir, secrets_key)).await,
     }
 }
 
@@ -235,7 +240,8 @@ impl Daemon {
         step: watch::Sender<&'static str>,
     ) -> anyhow::Result<Self> {
         let lock = data_dir.lock()?;
-        let waited = stand_by(&data_dir, options.database.as_ref(), &step).await?;
+        let keys = SecretsKeyFile::of(&data_dir, options.secrets_key.as_deref());
+        let waited = stand_by(&data_dir, options.database.as_ref(), &keys, &step).await?;
         let turn = waited.as_ref().and_then(OpenDatabase::turn);
         let started = Self::start_locked(data_dir, lock, waited, options, step).await;
         if started.is_err()
@@ -270,7 +276,8 @@ impl Daemon {
         }
         step.send_replace("opening the database");
         let in_turn = waited.is_some();
-        let database = open_database(&data_dir, waited, options.database).await?;
+        let secrets_key = options.secrets_key.as_deref();
+        let database = open_database(&data_dir, waited, options.database, secrets_key).await?;
         let nodes = nodes.with_database(&*database.repository).await?;
         let nodes_url = nodes.url();
         let known = match options.new_store {

@@ -169,6 +169,7 @@ fn damaged(what: &str, why: &str) -> anyhow::Error {
 #[cfg(test)]
 mod tests {
     use headwater_db::sqlite::SqliteDatabase;
+    use headwater_db::{SECRETS_KEY_BYTES, Secrets as _, SecretsKey};
     use headwater_service::fleet::controller::Authority as _;
 
     use super::*;
@@ -177,6 +178,7 @@ mod tests {
     async fn an_authority_stays_the_same_and_signs_public_keys() {
         let dir = tempfile::tempdir().unwrap();
         let database = SqliteDatabase::open(&dir.path().join("headwater.db")).await.unwrap();
+        database.unlock(SecretsKey::new(&[7; SECRETS_KEY_BYTES]).unwrap()).await.unwrap();
         let make = async || Authority::load_or_make(&database, "https://a:1".to_owned()).await.unwrap();
         let (first, second) = (make().await, make().await);
         assert_eq!(first.fingerprint(), second.fingerprint());

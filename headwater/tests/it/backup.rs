@@ -278,3 +278,49 @@ fn root_restores_for_the_user_who_has_the_directory() {
     }
     assert_eq!(std::fs::read_to_string(into.path().join("headwater.toml")).unwrap(), "resume = true\n");
 }
+
+#[test]
+fn a_copy_of_the_database_alone_reveals_no_secret() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("desk");
+    let word = "the password of the desk";
+    let user_data = daemon.path().join("user-data");
+    std::fs::write(&user_data, format!("#!/bin/sh\n: {word}\n")).unwrap();
+    daemon.create("other", "tiny", &["--user-data", user_data.to_str().unwrap()]);
+    let (_, dir) = daemon.terminate();
+    let database = std::fs::read(dir.path().join("headwater.db")).unwrap();
+    let has = |text: &str| database.windows(text.len()).any(|part| part == text.as_bytes());
+    assert!(has("ssh-ed25519") && !has(word) && !has("PRIVATE KEY"));
+
+    let serve = || run(headwater().args(["serve", "--data-dir"]).arg(dir.path()));
+    let (key, kept) = (dir.path().join("secrets.key"), dir.path().join("kept"));
+    assert_eq!(key.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    std::fs::rename(&key, &kept).unwrap();
+    serve()
+        .fails(3, &["the secrets in the database are encrypted", "secrets.key is missing", "--secrets-key"]);
+    assert!(!key.exists());
+    std::fs::write(&key, "0".repeat(64)).unwrap();
+    std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
+    serve().fails(2, &["are encrypted with another key than that in", "restore that file"]);
+    std::fs::rename(&kept, &key).unwrap();
+
+    let former = std::fs::read(&key).unwrap();
+    let rotate = || run(headwater().arg("--data-dir").arg(dir.path()).args(["secrets", "rotate-key"]));
+    // The private keys of two machines, and user data.
+    let rotated = rotate();
+    assert!(rotated.err.contains("backups from before need the key from before"), "{rotated:?}");
+    assert!(rotated.ok().contains("encrypted 3 secret(s) with a new key"));
+    assert_ne!(std::fs::read(&key).unwrap(), former);
+    let daemon = Daemon::start_in(dir, |_| {});
+    daemon.cli(&["secrets", "rotate-key"]).fails(4, &["process"]);
+    daemon.cli(&["machine", "start", "desk", "--wait"]).ok();
+    daemon.cli(&["machine", "stop", "desk", "--force"]).ok();
+
+    // A backup has the key, unless it is kept elsewhere.
+    let elsewhere = short_dir();
+    let (file, into) = (elsewhere.path().join("a.backup"), elsewhere.path().join("into"));
+    daemon.cli(&["backup", file.to_str().unwrap()]).ok();
+    restore(&file, &into).ok();
+    let kept = std::fs::read(into.join("secrets.key")).unwrap();
+    assert_eq!(kept, std::fs::read(daemon.path().join("secrets.key")).unwrap());
+}

@@ -275,3 +275,32 @@ fn machines_are_listed_and_changed_by_filter() {
     assert_eq!(names(&["is:on"]), ["class-07", "class-08", "class-09"]);
     daemon.cli(&["machine", "start", "--catalog", "nothing"]).fails(3, &["nothing"]);
 }
+
+#[test]
+fn keys_and_user_data_of_a_catalog_are_set_and_checked() {
+    let daemon = Daemon::start();
+    import(&daemon, 1);
+    daemon.cli(&["catalog", "create", "class", "tiny"]).ok();
+    let set = daemon.cli(&["catalog", "set", "class", "--rotate-after", "30d"]).ok();
+    assert_eq!(set, "SSH host keys of machines of class: replaced at a boot after 30 d\n");
+    assert!(daemon.cli(&["catalog", "show", "class"]).ok().contains("replaced at a boot after 30 d"));
+    daemon.cli(&["catalog", "set", "class", "--rotate-after", "1m"]).fails(2, &["an hour to ten years"]);
+    daemon.cli(&["catalog", "set", "nothing", "--rotate-after", "30d"]).fails(3, &["nothing"]);
+    assert_eq!(json(&daemon, &["catalog", "show", "class"])["rotate_after_s"], 30 * 86_400);
+    daemon.cli(&["catalog", "set", "class", "--rotate-after", "never"]).ok();
+    assert_eq!(json(&daemon, &["catalog", "show", "class"])["rotate_after_s"], 0);
+
+    let file = daemon.path().join("user-data");
+    let create =
+        ["catalog", "create", "desks", "tiny", "--count", "1", "--user-data", file.to_str().unwrap()];
+    std::fs::write(&file, "## template: headwater\n#!/bin/sh\nseat {{ machine.seat }}\n").unwrap();
+    daemon.cli(&create).fails(2, &["in line 3: 'machine.seat' is unknown", "machine.number"]);
+    daemon.cli(&["catalog", "show", "desks"]).fails(3, &["desks"]);
+    std::fs::write(&file, "## template: headwater\n#!/bin/sh\nseat {{ machine.number }}\n").unwrap();
+    daemon.cli(&create).ok();
+    assert_eq!(daemon.machine("desks-01")["identity"]["user_data"], "#!/bin/sh\nseat 01\n");
+    // It has no Wake-on-LAN: this daemon has no boot server.
+    let pc = ["machine", "create", "pc", "tiny", "--boot", "network", "--mac", "52:54:00:00:00:0e"];
+    daemon.cli(&pc).ok();
+    daemon.cli(&["machine", "start", "pc"]).fails(4, &["it boots from the network"]);
+}

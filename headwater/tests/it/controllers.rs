@@ -13,6 +13,8 @@ struct Pair {
     url: String,
     /// A bucket, which both can use.
     store: String,
+    /// The directory of the key of the secrets, which the first controller makes and both use.
+    common: TempDir,
     ports: [u16; 2],
 }
 
@@ -22,7 +24,7 @@ impl Pair {
         let url = server.url(&server.new_database());
         let listeners = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
         let ports = listeners.map(|listener| listener.local_addr().unwrap().port());
-        Self { url, store: in_bucket(bucket), ports }
+        Self { url, store: in_bucket(bucket), common: short_dir(), ports }
     }
 
     fn nodes_url(&self, which: usize) -> String {
@@ -31,8 +33,9 @@ impl Pair {
 
     fn flags(&self, which: usize) -> Vec<String> {
         let nodes = format!("127.0.0.1:{}", self.ports[which]);
-        let flags = ["--standby", "--database", &self.url, "--nodes", &nodes, "--store", &self.store];
-        flags.map(str::to_owned).to_vec()
+        let key = self.common.path().join("secrets.key").display().to_string();
+        let flags = ["--standby", "--database", &self.url, "--secrets-key", &key, "--nodes", &nodes];
+        [&flags[..], &["--store", &self.store]].concat().into_iter().map(str::to_owned).collect()
     }
 
     /// Starts one, which is waited for until it works.

@@ -84,13 +84,21 @@ fn a_second_daemon_is_told_who_has_the_database() {
     let dir = again.kill();
     server.sql(&database, "UPDATE leases SET until = now() - interval '1 s'");
     serve(other.path(), &[]).fails(4, &["ended without giving it up", "--take-over-database"]);
+    let key = dir.path().join("secrets.key").display().to_string();
     let second = Daemon::start_in(other, |command| {
-        command.args(["--database", &url, "--take-over-database"]);
+        command.args(["--database", &url, "--take-over-database", "--secrets-key", &key]);
     });
     let (code, other) = second.terminate();
     assert_eq!(code, Some(0));
-    // That daemon ended in order, and left the database to others.
-    drop(on(&url));
+    // That daemon ended in order, and left the database to others who have the key of its secrets.
+    let third = short_dir();
+    for _ in 0..2 {
+        let missing = serve(third.path(), &[]);
+        missing.fails(3, &["secrets.key is missing", "all controllers of one database have the same key"]);
+    }
+    drop(Daemon::start_in(third, |command| {
+        command.args(["--database", &url, "--secrets-key", &key]);
+    }));
     drop((dir, other));
 }
 

@@ -20,11 +20,17 @@ CREATE TABLE hosts (
     seen_at_ms   BIGINT
 );
 
--- The authority that signs the certificates of nodes, with its key, both in PEM. All controllers of the database have the same one.
+-- The authority that signs the certificates of nodes, with its key, both in PEM; the key is encrypted. All controllers of the database have the same one.
 CREATE TABLE authorities (
     purpose     TEXT COLLATE "C" NOT NULL PRIMARY KEY,
-    key         TEXT    NOT NULL,
+    key         BYTEA NOT NULL,
     certificate TEXT    NOT NULL
+);
+
+-- The key with which the secrets in this database are encrypted is kept elsewhere. `mark` is a known text that was encrypted with it.
+CREATE TABLE secrets_keys (
+    purpose TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+    mark    BYTEA NOT NULL
 );
 
 -- Tokens with which nodes join, once. The secret itself is not stored.
@@ -59,7 +65,7 @@ CREATE TABLE catalogs (
     display          TEXT    NOT NULL,
     network          TEXT    NOT NULL,
     scratch_bytes    BIGINT  NOT NULL,
-    user_data        TEXT,
+    user_data        BYTEA,
     name_rule        TEXT    NOT NULL,
     first_number     BIGINT  NOT NULL,
     seal_removes     TEXT    NOT NULL,
@@ -85,7 +91,7 @@ CREATE TABLE schemes (
     display          TEXT    NOT NULL,
     network          TEXT    NOT NULL,
     scratch_bytes    BIGINT  NOT NULL,
-    user_data        TEXT,
+    user_data        BYTEA,
     created_by       TEXT    NOT NULL,
     created_at_ms    BIGINT  NOT NULL,
     PRIMARY KEY (catalog, version)
@@ -125,7 +131,7 @@ CREATE TABLE machines (
     host_name            TEXT    NOT NULL,
     machine_id           TEXT    NOT NULL,
     ssh_host_key_public  TEXT    NOT NULL,
-    ssh_host_key_private TEXT    NOT NULL,
+    ssh_host_key_private BYTEA NOT NULL,
     wanted               TEXT    NOT NULL,
     state                TEXT COLLATE "C" NOT NULL,
     reason               TEXT,
@@ -153,7 +159,19 @@ CREATE VIEW machines_and_catalogs AS
 -- User data is up to 4 MiB long and seldom read. It has rows of its own.
 CREATE TABLE user_data (
     machine TEXT COLLATE "C" NOT NULL PRIMARY KEY REFERENCES machines (uuid) ON DELETE CASCADE,
-    text    TEXT NOT NULL
+    text    BYTEA NOT NULL
+);
+
+-- Catalogs whose machines get another SSH host key at a boot if their key is older than this.
+CREATE TABLE key_rotations (
+    catalog TEXT COLLATE "C" NOT NULL PRIMARY KEY REFERENCES catalogs (name) ON DELETE CASCADE,
+    after_s BIGINT  NOT NULL
+);
+
+-- When the SSH host key of a machine was made, if it is not the key that the machine was created with.
+CREATE TABLE host_keys (
+    machine    TEXT COLLATE "C" NOT NULL PRIMARY KEY REFERENCES machines (uuid) ON DELETE CASCADE,
+    made_at_ms BIGINT  NOT NULL
 );
 
 -- Disks that outlive a machine's runs: that of a machine with a persistent write cache, and that with which a

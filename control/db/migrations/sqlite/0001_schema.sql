@@ -19,11 +19,17 @@ CREATE TABLE hosts (
     seen_at_ms   INTEGER
 ) STRICT;
 
--- The authority that signs the certificates of nodes, with its key, both in PEM. All controllers of the database have the same one.
+-- The authority that signs the certificates of nodes, with its key, both in PEM; the key is encrypted. All controllers of the database have the same one.
 CREATE TABLE authorities (
     purpose     TEXT    NOT NULL PRIMARY KEY,
-    key         TEXT    NOT NULL,
+    key         BLOB NOT NULL,
     certificate TEXT    NOT NULL
+) STRICT;
+
+-- The key with which the secrets in this database are encrypted is kept elsewhere. `mark` is a known text that was encrypted with it.
+CREATE TABLE secrets_keys (
+    purpose TEXT    NOT NULL PRIMARY KEY,
+    mark    BLOB NOT NULL
 ) STRICT;
 
 -- Tokens with which nodes join, once. The secret itself is not stored.
@@ -58,7 +64,7 @@ CREATE TABLE catalogs (
     display          TEXT    NOT NULL,
     network          TEXT    NOT NULL,
     scratch_bytes    INTEGER NOT NULL,
-    user_data        TEXT,
+    user_data        BLOB,
     name_rule        TEXT    NOT NULL,
     first_number     INTEGER NOT NULL,
     seal_removes     TEXT    NOT NULL,
@@ -84,7 +90,7 @@ CREATE TABLE schemes (
     display          TEXT    NOT NULL,
     network          TEXT    NOT NULL,
     scratch_bytes    INTEGER NOT NULL,
-    user_data        TEXT,
+    user_data        BLOB,
     created_by       TEXT    NOT NULL,
     created_at_ms    INTEGER NOT NULL,
     PRIMARY KEY (catalog, version)
@@ -124,7 +130,7 @@ CREATE TABLE machines (
     host_name            TEXT    NOT NULL,
     machine_id           TEXT    NOT NULL,
     ssh_host_key_public  TEXT    NOT NULL,
-    ssh_host_key_private TEXT    NOT NULL,
+    ssh_host_key_private BLOB NOT NULL,
     wanted               TEXT    NOT NULL,
     state                TEXT    NOT NULL,
     reason               TEXT,
@@ -152,7 +158,19 @@ CREATE VIEW machines_and_catalogs AS
 -- User data is up to 4 MiB long and seldom read. SQLite reads a row through to its last column, so it has rows of its own.
 CREATE TABLE user_data (
     machine TEXT NOT NULL PRIMARY KEY REFERENCES machines (uuid) ON DELETE CASCADE,
-    text    TEXT NOT NULL
+    text    BLOB NOT NULL
+) STRICT;
+
+-- Catalogs whose machines get another SSH host key at a boot if their key is older than this.
+CREATE TABLE key_rotations (
+    catalog TEXT    NOT NULL PRIMARY KEY REFERENCES catalogs (name) ON DELETE CASCADE,
+    after_s INTEGER NOT NULL
+) STRICT;
+
+-- When the SSH host key of a machine was made, if it is not the key that the machine was created with.
+CREATE TABLE host_keys (
+    machine    TEXT    NOT NULL PRIMARY KEY REFERENCES machines (uuid) ON DELETE CASCADE,
+    made_at_ms INTEGER NOT NULL
 ) STRICT;
 
 -- Disks that outlive a machine's runs: that of a machine with a persistent write cache, and that with which a

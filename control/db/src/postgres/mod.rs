@@ -29,6 +29,7 @@ pub(crate) use crate::postgres::connections::PostgresUnit;
 pub use crate::postgres::lease::{Holder, LEASE_S, RENEW_INTERVAL, Taking};
 pub use crate::postgres::place::{Place, PlaceError};
 use crate::repository::{Database, Repository};
+use crate::secrets::{KeySlot, Secrets, SecretsKey};
 use crate::sql::{Transaction, Unit};
 
 /// How a writer begins. The number of the lock is `headwate` in ASCII.
@@ -50,6 +51,7 @@ pub struct PostgresDatabase {
     connections: Arc<Connections>,
     /// That of the lease, if it was taken.
     fence: Arc<Mutex<Option<i64>>>,
+    key: KeySlot,
     saved: Arc<AtomicU64>,
 }
 
@@ -77,7 +79,8 @@ impl PostgresDatabase {
             lease::look(&connections.place, &mut connection, holder, taking).await?;
         }
         migrate(&connections.place, &mut connection).await?;
-        Ok(Self { connections: Arc::new(connections), fence: Arc::default(), saved: Arc::default() })
+        let connections = Arc::new(connections);
+        Ok(Self { connections, fence: Arc::default(), key: KeySlot::default(), saved: Arc::default() })
     }
 
     /// Renews the lease until another daemon has it. The database may be away meanwhile, but not for longer than `limit`.
@@ -207,16 +210,51 @@ async fn migrate(place: &Place, connection: &mut PgConnection) -> Result<(), DbE
     })
 }
 
+impl PostgresDatabase {
+    fn unit(&self, unit: PostgresUnit) -> Unit {
+        Unit::new(Transaction::Postgres(Box::new(unit)), &self.key, &self.saved)
+    }
+
+    async fn read_unit(&self) -> Result<Unit, DbError> {
+        let (unit, _) = self.connections.begin(false, READ.to_owned()).await?;
+        Ok(self.unit(unit))
+    }
+
+    async fn write_unit(&self) -> Result<Unit, DbError> {
+        Ok(self.unit(self.begin_write().await?))
+    }
+}
+
+#[async_trait]
+impl Secrets for PostgresDatabase {
+    async fn has_key(&self) -> Result<bool, DbError> {
+        self.read_unit().await?.has_key().await
+    }
+
+    async fn unlock(&self, key: SecretsKey) -> Result<(), DbError> {
+        let mut unit = self.write_unit().await?;
+        unit.take_key(&key, &self.connections.place.to_string()).await?;
+        Box::new(unit).save().await?;
+        self.key.set(key);
+        Ok(())
+    }
+
+    async fn rotate(&self, new: &SecretsKey) -> Result<u64, DbError> {
+        let mut unit = self.write_unit().await?;
+        let count = unit.change_key(new).await?;
+        Box::new(unit).save().await?;
+        Ok(count)
+    }
+}
+
 #[async_trait]
 impl Database for PostgresDatabase {
     async fn read(&self) -> Result<Box<dyn Repository>, DbError> {
-        let (unit, _) = self.connections.begin(false, READ.to_owned()).await?;
-        Ok(Box::new(Unit::new(Transaction::Postgres(Box::new(unit)), &self.saved)))
+        Ok(Box::new(self.read_unit().await?))
     }
 
     async fn write(&self) -> Result<Box<dyn Repository>, DbError> {
-        let unit = self.begin_write().await?;
-        Ok(Box::new(Unit::new(Transaction::Postgres(Box::new(unit)), &self.saved)))
+        Ok(Box::new(self.write_unit().await?))
     }
 
     fn revision(&self) -> u64 {

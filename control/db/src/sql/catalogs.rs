@@ -8,6 +8,7 @@ use headwater_api::{Hours, OnHostLoss};
 use crate::error::DbError;
 use crate::record::{CatalogRecord, PoolRecord, SchemeRecord};
 use crate::repository::CatalogRepository;
+use crate::secrets::KeySlot;
 use crate::sql::Unit;
 use crate::sql::hardware::Hardware;
 use crate::sql::statement::{Insert, Row, Statement, Value, unreadable};
@@ -28,12 +29,20 @@ fn pool(row: &Row) -> Result<PoolRecord, DbError> {
     })
 }
 
-fn record(row: &Row) -> Result<CatalogRecord, DbError> {
+/// The column of user data, whose rows are named by their catalogs.
+const USER_DATA: &str = "catalogs.user_data";
+/// The same of versions of schemes, whose rows are named by [`scheme_name`].
+const SCHEME_USER_DATA: &str = "schemes.user_data";
+
+fn record(row: &Row, key: &KeySlot) -> Result<CatalogRecord, DbError> {
     let Hardware { cache, transport, memory_bytes, cpus, platform } = Hardware::of(row)?;
     // A line each.
     let seal_removes: String = row.get("seal_removes")?;
+    let name: String = row.get("name")?;
+    let user_data: Option<Vec<u8>> = row.get("user_data")?;
+    let user_data = user_data.map(|stored| key.decrypt(USER_DATA, &name, stored)).transpose()?;
     Ok(CatalogRecord {
-        name: row.get("name")?,
+        name,
         image: row.get("image")?,
         pin: row.get("pin")?,
         scheme: row.count("scheme")?,
@@ -42,7 +51,7 @@ fn record(row: &Row) -> Result<CatalogRecord, DbError> {
         memory_bytes,
         cpus,
         platform,
-        user_data: row.get("user_data")?,
+        user_data,
         name_rule: row.get("name_rule")?,
         first_number: row.count("first_number")?,
         keep_ready: row.count("keep_ready")?,
@@ -54,11 +63,20 @@ fn record(row: &Row) -> Result<CatalogRecord, DbError> {
     })
 }
 
-fn scheme(row: &Row) -> Result<SchemeRecord, DbError> {
+/// The name of a version of a scheme in the encryption of its user data.
+fn scheme_name(catalog: &str, version: u32) -> String {
+    format!("{catalog} {version}")
+}
+
+fn scheme(row: &Row, key: &KeySlot) -> Result<SchemeRecord, DbError> {
+    let (catalog, version): (String, u32) = (row.get("catalog")?, row.count("version")?);
+    let user_data: Option<Vec<u8>> = row.get("user_data")?;
+    let name = scheme_name(&catalog, version);
+    let user_data = user_data.map(|stored| key.decrypt(SCHEME_USER_DATA, &name, stored)).transpose()?;
     Ok(SchemeRecord {
-        catalog: row.get("catalog")?,
-        version: row.count("version")?,
-        settings: Hardware::of(row)?.settings(row.get("user_data")?),
+        catalog,
+        version,
+        settings: Hardware::of(row)?.settings(user_data),
         created_by: row.get("created_by")?,
         created_at_ms: row.number("created_at_ms")?,
     })
@@ -80,12 +98,15 @@ impl CatalogRepository for Catalogs<'_> {
     async fn add(&mut self, catalog: &CatalogRecord) -> Result<(), DbError> {
         let CatalogRecord { cache, transport, memory_bytes, cpus, ref platform, .. } = *catalog;
         let hardware = Hardware { cache, transport, memory_bytes, cpus, platform: platform.clone() };
+        let user_data = catalog.user_data.as_deref();
+        let user_data =
+            user_data.map(|text| self.0.key.encrypt(USER_DATA, &catalog.name, text)).transpose()?;
         let insert = Insert::into("catalogs")
             .set("name", &catalog.name)
             .set("image", &catalog.image)
             .set("pin", &catalog.pin)
             .set("scheme", catalog.scheme)
-            .set("user_data", &catalog.user_data)
+            .set("user_data", user_data)
             .set("name_rule", &catalog.name_rule)
             .set("first_number", catalog.first_number)
             .set("keep_ready", catalog.keep_ready)
@@ -99,11 +120,14 @@ impl CatalogRepository for Catalogs<'_> {
 
     async fn by_name(&mut self, name: &str) -> Result<Option<CatalogRecord>, DbError> {
         let found = self.0.row(Statement::new("SELECT * FROM catalogs WHERE name = $1").bind(name)).await?;
-        found.as_ref().map(record).transpose()
+        let key = self.0.key.clone();
+        found.as_ref().map(|row| record(row, &key)).transpose()
     }
 
     async fn list(&mut self) -> Result<Vec<CatalogRecord>, DbError> {
-        let mut records = self.0.all(Statement::new("SELECT * FROM catalogs"), record).await?;
+        let key = self.0.key.clone();
+        let all = Statement::new("SELECT * FROM catalogs");
+        let mut records = self.0.all(all, |row| record(row, &key)).await?;
         records.sort_by(|a, b| natural(&a.name, &b.name));
         Ok(records)
     }
@@ -111,14 +135,20 @@ impl CatalogRepository for Catalogs<'_> {
     async fn add_scheme(&mut self, scheme: &SchemeRecord) -> Result<bool, DbError> {
         let SchemeRecord { catalog, version, settings, created_by, created_at_ms } = scheme;
         let hardware = Hardware::of_settings(settings);
+        let encrypted = |column: &str, name: &str| {
+            let text = settings.user_data.as_deref();
+            text.map(|text| self.0.key.encrypt(column, name, text)).transpose()
+        };
+        let of_catalog = encrypted(USER_DATA, catalog)?;
+        let of_scheme = encrypted(SCHEME_USER_DATA, &scheme_name(catalog, *version))?;
         let update = hardware.update("catalogs", ", user_data = $16 WHERE name = $17", Some(*version));
-        if !self.0.changes_one(update.bind(&settings.user_data).bind(catalog)).await? {
+        if !self.0.changes_one(update.bind(of_catalog).bind(catalog)).await? {
             return Ok(false);
         }
         let insert = Insert::into("schemes")
             .set("catalog", catalog)
             .set("version", *version)
-            .set("user_data", &settings.user_data)
+            .set("user_data", of_scheme)
             .set("created_by", created_by)
             .set("created_at_ms", *created_at_ms);
         let what = || format!("version {version} of the scheme of catalog '{catalog}'");
@@ -132,7 +162,8 @@ impl CatalogRepository for Catalogs<'_> {
 
     async fn schemes(&mut self, catalog: &str) -> Result<Vec<SchemeRecord>, DbError> {
         let all = "SELECT * FROM schemes WHERE catalog = $1 ORDER BY version DESC";
-        self.0.all(Statement::new(all).bind(catalog), scheme).await
+        let key = self.0.key.clone();
+        self.0.all(Statement::new(all).bind(catalog), |row| scheme(row, &key)).await
     }
 
     async fn set_image(&mut self, name: &str, image: &str) -> Result<bool, DbError> {

@@ -14,6 +14,9 @@ use crate::sql::statement::{Insert, Row, Statement};
 /// What the authority signs.
 const NODES: &str = "nodes";
 
+/// The column of its key.
+const AUTHORITY_KEY: &str = "authorities.key";
+
 pub(super) struct Hosts<'a>(pub(super) &'a mut Unit);
 
 fn record(row: &Row) -> Result<HostRecord, DbError> {
@@ -103,15 +106,16 @@ impl HostRepository for Hosts<'_> {
     async fn authority(&mut self) -> Result<Option<AuthorityRecord>, DbError> {
         let find = Statement::new("SELECT key, certificate FROM authorities WHERE purpose = $1");
         let found = self.0.row(find.bind(NODES)).await?;
-        let authority =
-            |row: &Row| Ok(AuthorityRecord { key: row.get("key")?, certificate: row.get("certificate")? });
-        found.as_ref().map(authority).transpose()
+        let Some(row) = found else { return Ok(None) };
+        let key = self.0.key.decrypt(AUTHORITY_KEY, NODES, row.get("key")?)?;
+        Ok(Some(AuthorityRecord { key, certificate: row.get("certificate")? }))
     }
 
     async fn add_authority(&mut self, authority: &AuthorityRecord) -> Result<(), DbError> {
+        let key = self.0.key.encrypt(AUTHORITY_KEY, NODES, &authority.key)?;
         let insert = Insert::into("authorities")
             .set("purpose", NODES)
-            .set("key", &authority.key)
+            .set("key", key)
             .set("certificate", &authority.certificate);
         self.0.add(insert, || "authority of nodes".to_owned()).await
     }

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use crate::error::DbError;
 use crate::record::{MachineRecord, Secret};
 use crate::repository::MachineRepository;
+use crate::secrets::KeySlot;
 use crate::sql::Unit;
 use crate::sql::filter::{Condition, MACHINES};
 use crate::sql::hardware::Hardware;
@@ -19,7 +20,29 @@ const WHOLE: &str = "SELECT machines_and_catalogs.*, user_data.text AS user_data
 
 pub(super) struct Machines<'a>(pub(super) &'a mut Unit);
 
-fn record(row: &Row) -> Result<MachineRecord, DbError> {
+/// Columns of secrets, whose rows are named by the UUID of the machine.
+const HOST_KEY: &str = "machines.ssh_host_key_private";
+const USER_DATA: &str = "user_data.text";
+
+/// A machine of a list: without its secrets, which are seldom needed and take their time.
+fn listed(row: &Row) -> Result<MachineRecord, DbError> {
+    record(row, None, Secret::unread())
+}
+
+/// A machine with its secrets.
+fn whole(row: &Row, key: &KeySlot) -> Result<MachineRecord, DbError> {
+    let uuid: String = row.get("uuid")?;
+    let user_data: Option<Vec<u8>> = row.get("user_data")?;
+    let user_data = user_data.map(|stored| key.decrypt(USER_DATA, &uuid, stored)).transpose()?;
+    let host_key = key.decrypt(HOST_KEY, &uuid, row.get("ssh_host_key_private")?)?;
+    record(row, user_data, Secret::new(host_key))
+}
+
+fn record(
+    row: &Row,
+    user_data: Option<String>,
+    ssh_host_key_private: Secret,
+) -> Result<MachineRecord, DbError> {
     let Hardware { cache, transport, memory_bytes, cpus, platform } = Hardware::of(row)?;
     let catalog_image: Option<String> = row.get("catalog_image")?;
     let on_host_loss: Option<String> = row.get("catalog_on_host_loss")?;
@@ -47,9 +70,9 @@ fn record(row: &Row) -> Result<MachineRecord, DbError> {
             host_name: row.get("host_name")?,
             machine_id: row.get("machine_id")?,
             ssh_host_key_public: row.get("ssh_host_key_public")?,
-            user_data: row.get("user_data")?,
+            user_data,
         },
-        ssh_host_key_private: Secret::new(row.get("ssh_host_key_private")?),
+        ssh_host_key_private,
         wanted: row.read("wanted", Wanted::parse)?,
         state: row.read("state", MachineState::parse)?,
         reason: row.get("reason")?,
@@ -71,7 +94,16 @@ impl Machines<'_> {
         value: impl Into<super::Value>,
     ) -> Result<Option<MachineRecord>, DbError> {
         let found = self.0.row(Statement::new(format!("{WHOLE} WHERE {condition}")).bind(value)).await?;
-        found.as_ref().map(record).transpose()
+        let key = self.0.key.clone();
+        found.as_ref().map(|row| whole(row, &key)).transpose()
+    }
+
+    /// The private half of a host key as it is stored.
+    fn host_key(&self, machine: &MachineRecord) -> Result<Vec<u8>, DbError> {
+        let Some(text) = machine.ssh_host_key_private.read() else {
+            return Err(unreadable("ssh_host_key_private", "no key, because the machine is of a list"));
+        };
+        self.0.key.encrypt(HOST_KEY, &machine.uuid.to_string(), text)
     }
 }
 
@@ -80,6 +112,7 @@ impl MachineRepository for Machines<'_> {
     async fn add(&mut self, machine: &MachineRecord) -> Result<(), DbError> {
         let MachineRecord { cache, transport, memory_bytes, cpus, ref platform, .. } = *machine;
         let hardware = Hardware { cache, transport, memory_bytes, cpus, platform: platform.clone() };
+        let host_key = self.host_key(machine)?;
         let insert = Insert::into("machines")
             .set("uuid", machine.uuid)
             .set("name", &machine.name)
@@ -94,7 +127,7 @@ impl MachineRepository for Machines<'_> {
             .set("host_name", &machine.identity.host_name)
             .set("machine_id", &machine.identity.machine_id)
             .set("ssh_host_key_public", &machine.identity.ssh_host_key_public)
-            .set("ssh_host_key_private", machine.ssh_host_key_private.reveal())
+            .set("ssh_host_key_private", host_key)
             .set("wanted", machine.wanted.name())
             .set("state", machine.state.name())
             .set("reason", &machine.reason)
@@ -107,7 +140,8 @@ impl MachineRepository for Machines<'_> {
             .set("created_at_ms", machine.created_at_ms);
         self.0.add(hardware.set_in(insert), || format!("machine '{}'", machine.name)).await?;
         if let Some(text) = &machine.identity.user_data {
-            let insert = Insert::into("user_data").set("machine", machine.uuid).set("text", text);
+            let stored = self.0.key.encrypt(USER_DATA, &machine.uuid.to_string(), text)?;
+            let insert = Insert::into("user_data").set("machine", machine.uuid).set("text", stored);
             self.0.add(insert, || format!("user data of machine '{}'", machine.name)).await?;
         }
         Ok(())
@@ -126,8 +160,8 @@ impl MachineRepository for Machines<'_> {
     }
 
     async fn list(&mut self) -> Result<Vec<MachineRecord>, DbError> {
-        let all = "SELECT *, NULL AS user_data FROM machines_and_catalogs ORDER BY name_key";
-        self.0.all(Statement::new(all), record).await
+        let all = "SELECT * FROM machines_and_catalogs ORDER BY name_key";
+        self.0.all(Statement::new(all), listed).await
     }
 
     async fn page(
@@ -155,21 +189,20 @@ impl MachineRepository for Machines<'_> {
         };
         let limit = condition.value(limit);
         let page = format!(
-            "SELECT *, NULL AS user_data FROM machines_and_catalogs WHERE {} ORDER BY {order} LIMIT {limit}",
+            "SELECT * FROM machines_and_catalogs WHERE {} ORDER BY {order} LIMIT {limit}",
             condition.text
         );
-        self.0.all(Statement::new(page).bind_all(condition.values), record).await
+        self.0.all(Statement::new(page).bind_all(condition.values), listed).await
     }
 
     async fn of_catalog(&mut self, catalog: &str) -> Result<Vec<MachineRecord>, DbError> {
-        let all =
-            "SELECT *, NULL AS user_data FROM machines_and_catalogs WHERE catalog = $1 ORDER BY name_key";
-        self.0.all(Statement::new(all).bind(catalog), record).await
+        let all = "SELECT * FROM machines_and_catalogs WHERE catalog = $1 ORDER BY name_key";
+        self.0.all(Statement::new(all).bind(catalog), listed).await
     }
 
     async fn of_host(&mut self, host: Uuid) -> Result<Vec<MachineRecord>, DbError> {
-        let all = "SELECT *, NULL AS user_data FROM machines_and_catalogs WHERE host = $1 ORDER BY name_key";
-        self.0.all(Statement::new(all).bind(host), record).await
+        let all = "SELECT * FROM machines_and_catalogs WHERE host = $1 ORDER BY name_key";
+        self.0.all(Statement::new(all).bind(host), listed).await
     }
 
     async fn count(&mut self, filter: &Filter) -> Result<u64, DbError> {
@@ -213,8 +246,8 @@ impl MachineRepository for Machines<'_> {
     }
 
     async fn to_start(&mut self) -> Result<Vec<MachineRecord>, DbError> {
-        let all = "SELECT *, NULL AS user_data FROM machines_and_catalogs WHERE to_start ORDER BY name_key";
-        self.0.all(Statement::new(all), record).await
+        let all = "SELECT * FROM machines_and_catalogs WHERE to_start ORDER BY name_key";
+        self.0.all(Statement::new(all), listed).await
     }
 
     async fn is_started(&mut self, uuid: Uuid) -> Result<bool, DbError> {
@@ -234,12 +267,13 @@ impl MachineRepository for Machines<'_> {
     }
 
     async fn set_host_key(&mut self, machine: &MachineRecord) -> Result<bool, DbError> {
+        let host_key = self.host_key(machine)?;
         // The key from before is not left in the log of the database.
         self.0.has_removed = true;
         let text = "UPDATE machines SET ssh_host_key_public = $1, ssh_host_key_private = $2 WHERE uuid = $3";
         let update = Statement::new(text)
             .bind(&machine.identity.ssh_host_key_public)
-            .bind(machine.ssh_host_key_private.reveal())
+            .bind(host_key)
             .bind(machine.uuid);
         self.0.changes_one(update).await
     }
@@ -254,7 +288,8 @@ impl MachineRepository for Machines<'_> {
         // Earlier user data is not left in the log of the database.
         self.0.has_removed |= self.0.changes_one(before).await?;
         if let Some(text) = settings.user_data {
-            let insert = Insert::into("user_data").set("machine", machine.uuid).set("text", text);
+            let stored = self.0.key.encrypt(USER_DATA, &machine.uuid.to_string(), &text)?;
+            let insert = Insert::into("user_data").set("machine", machine.uuid).set("text", stored);
             self.0.add(insert, || format!("user data of machine '{}'", machine.name)).await?;
         }
         Ok(true)

@@ -9,8 +9,10 @@ mod events;
 mod filter;
 mod hardware;
 mod hosts;
+mod keys;
 mod machines;
 mod persistent_disks;
+mod secrets;
 mod sessions;
 mod statement;
 mod tasks;
@@ -24,9 +26,10 @@ use async_trait::async_trait;
 use crate::error::DbError;
 use crate::postgres::PostgresUnit;
 use crate::repository::{
-    CatalogRepository, ClaimRepository, EventRepository, HostRepository, MachineRepository,
+    CatalogRepository, ClaimRepository, EventRepository, HostRepository, KeyRepository, MachineRepository,
     PersistentDiskRepository, Repository, SessionRepository, TaskRepository, TokenRepository,
 };
+use crate::secrets::KeySlot;
 use crate::sql::statement::Insert;
 pub(crate) use crate::sql::statement::{Row, Statement, Value};
 use crate::sqlite::SqliteUnit;
@@ -45,13 +48,16 @@ pub(crate) struct Unit {
     has_failed: bool,
     /// Something was removed that may be secret.
     has_removed: bool,
+    /// The key of the secrets.
+    key: KeySlot,
     /// How many units were saved.
     saved: Arc<AtomicU64>,
 }
 
 impl Unit {
-    pub(crate) fn new(transaction: Transaction, saved: &Arc<AtomicU64>) -> Self {
-        Self { transaction, has_failed: false, has_removed: false, saved: Arc::clone(saved) }
+    pub(crate) fn new(transaction: Transaction, key: &KeySlot, saved: &Arc<AtomicU64>) -> Self {
+        let (key, saved) = (key.clone(), Arc::clone(saved));
+        Self { transaction, has_failed: false, has_removed: false, key, saved }
     }
 
     /// Runs a statement, and says how many rows it changed.
@@ -128,6 +134,10 @@ impl Repository for Unit {
         Box::new(persistent_disks::PersistentDisks(self))
     }
 
+    fn keys(&mut self) -> Box<dyn KeyRepository + '_> {
+        Box::new(keys::Keys(self))
+    }
+
     fn claims(&mut self) -> Box<dyn ClaimRepository + '_> {
         Box::new(claims::Claims(self))
     }
@@ -149,7 +159,7 @@ impl Repository for Unit {
     }
 
     async fn save(self: Box<Self>) -> Result<(), DbError> {
-        let Self { transaction, has_failed, has_removed, saved } = *self;
+        let Self { transaction, has_failed, has_removed, saved, key: _ } = *self;
         if has_failed {
             return Err(DbError::Spoilt);
         }

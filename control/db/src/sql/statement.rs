@@ -16,6 +16,19 @@ pub(crate) enum Value {
     Text(Option<String>),
     Number(Option<i64>),
     Flag(bool),
+    Bytes(Option<Vec<u8>>),
+}
+
+impl From<Vec<u8>> for Value {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Bytes(Some(bytes))
+    }
+}
+
+impl From<Option<Vec<u8>>> for Value {
+    fn from(bytes: Option<Vec<u8>>) -> Self {
+        Self::Bytes(bytes)
+    }
 }
 
 impl From<&str> for Value {
@@ -127,6 +140,7 @@ impl Statement {
             Value::Text(text) => query.bind(text),
             Value::Number(number) => query.bind(number),
             Value::Flag(flag) => query.bind(flag),
+            Value::Bytes(bytes) => query.bind(bytes),
         })
     }
 
@@ -138,6 +152,7 @@ impl Statement {
             Value::Text(text) => query.bind(text.map(|text| text.replace('\0', "\u{fffd}"))),
             Value::Number(number) => query.bind(number),
             Value::Flag(flag) => query.bind(flag),
+            Value::Bytes(bytes) => query.bind(bytes),
         })
     }
 }

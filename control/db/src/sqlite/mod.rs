@@ -17,6 +17,7 @@ use sqlx::{ConnectOptions as _, Connection as _, Sqlite};
 
 use crate::error::DbError;
 use crate::repository::{Database, Repository};
+use crate::secrets::{KeySlot, Secrets, SecretsKey};
 use crate::sql::{Row, Statement, Transaction, Unit};
 
 pub use self::copy::{check, copy, known_format};
@@ -42,6 +43,7 @@ pub struct SqliteDatabase {
     readers: SqlitePool,
     writer: SqlitePool,
     options: Arc<SqliteConnectOptions>,
+    key: KeySlot,
     saved: Arc<AtomicU64>,
 }
 
@@ -79,12 +81,17 @@ impl SqliteDatabase {
             });
         }
         let readers = pool(MAX_READERS).connect_with(options.clone()).await.map_err(|e| failed(cause(e)))?;
-        Ok(Self { readers, writer, options: Arc::new(options), saved: Arc::default() })
+        let options = Arc::new(options);
+        Ok(Self { readers, writer, options, key: KeySlot::default(), saved: Arc::default() })
     }
 
-    fn repository(&self, transaction: sqlx::Transaction<'static, Sqlite>) -> Box<dyn Repository> {
+    fn unit(&self, transaction: sqlx::Transaction<'static, Sqlite>) -> Unit {
         let unit = SqliteUnit { transaction, options: Arc::clone(&self.options) };
-        Box::new(Unit::new(Transaction::Sqlite(unit), &self.saved))
+        Unit::new(Transaction::Sqlite(unit), &self.key, &self.saved)
+    }
+
+    async fn write_unit(&self) -> Result<Unit, DbError> {
+        Ok(self.unit(self.writer.begin_with("BEGIN IMMEDIATE").await?))
     }
 }
 
@@ -123,11 +130,11 @@ fn pool(max_connections: u32) -> SqlitePoolOptions {
 #[async_trait]
 impl Database for SqliteDatabase {
     async fn read(&self) -> Result<Box<dyn Repository>, DbError> {
-        Ok(self.repository(self.readers.begin().await?))
+        Ok(Box::new(self.unit(self.readers.begin().await?)))
     }
 
     async fn write(&self) -> Result<Box<dyn Repository>, DbError> {
-        Ok(self.repository(self.writer.begin_with("BEGIN IMMEDIATE").await?))
+        Ok(Box::new(self.write_unit().await?))
     }
 
     fn revision(&self) -> u64 {
@@ -137,6 +144,28 @@ impl Database for SqliteDatabase {
     async fn close(&self) {
         self.readers.close().await;
         self.writer.close().await;
+    }
+}
+
+#[async_trait]
+impl Secrets for SqliteDatabase {
+    async fn has_key(&self) -> Result<bool, DbError> {
+        self.unit(self.readers.begin().await?).has_key().await
+    }
+
+    async fn unlock(&self, key: SecretsKey) -> Result<(), DbError> {
+        let mut unit = self.write_unit().await?;
+        unit.take_key(&key, &self.options.get_filename().display().to_string()).await?;
+        Box::new(unit).save().await?;
+        self.key.set(key);
+        Ok(())
+    }
+
+    async fn rotate(&self, new: &SecretsKey) -> Result<u64, DbError> {
+        let mut unit = self.write_unit().await?;
+        let count = unit.change_key(new).await?;
+        Box::new(unit).save().await?;
+        Ok(count)
     }
 }
 

@@ -56,4 +56,5 @@ suite!(
     there_is_one_authority_of_nodes,
     a_join_token_is_forgotten_after_its_end,
     what_a_machine_boots_is_replaced,
+    keys_have_an_age,
 );

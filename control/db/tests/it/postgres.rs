@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::time::Duration;
 
 use headwater_db::postgres::{Holder, Place, PostgresDatabase, Taking};
-use headwater_db::{Database, DbError};
+use headwater_db::{Database, DbError, Secrets};
 use headwater_testkit::Postgres;
 
 use crate::suite;
@@ -17,7 +17,9 @@ pub(crate) async fn fresh() -> (String, PostgresDatabase) {
 }
 
 async fn open(server: &Postgres, name: &str) -> Result<PostgresDatabase, DbError> {
-    PostgresDatabase::open(Place::parse(&server.url(name)).unwrap()).await
+    let db = PostgresDatabase::open(Place::parse(&server.url(name)).unwrap()).await?;
+    db.unlock(suite::key()).await?;
+    Ok(db)
 }
 
 async fn refused(url: &str) -> String {
@@ -240,6 +242,7 @@ async fn a_unit_that_began_before_a_take_over_is_saved_before_it() {
     let name = server.new_database();
     let place = Place::parse(&server.url(&name)).unwrap();
     let first = PostgresDatabase::open_for(place.clone(), &holder("a"), Taking::IfFree).await.unwrap();
+    first.unlock(suite::key()).await.unwrap();
     let mut unit = first.write().await.unwrap();
     let again = holder("a");
     let mut taking =
@@ -248,6 +251,7 @@ async fn a_unit_that_began_before_a_take_over_is_saved_before_it() {
     unit.machines().add(&suite::machine("in time")).await.unwrap();
     unit.save().await.unwrap();
     let second = taking.await.unwrap().unwrap();
+    second.unlock(suite::key()).await.unwrap();
     assert!(second.read().await.unwrap().machines().by_name("in time").await.unwrap().is_some());
     assert!(first.write().await.is_err());
 }

@@ -1,13 +1,14 @@
 //! What is particular to SQLite's file.
 
 use headwater_db::sqlite::SqliteDatabase;
-use headwater_db::{Database, DbError, Secret};
+use headwater_db::{Database, DbError, SECRETS_KEY_BYTES, Secret, Secrets, SecretsKey};
 
 use crate::suite;
 
 pub(crate) async fn fresh() -> (tempfile::TempDir, SqliteDatabase) {
     let dir = tempfile::tempdir().unwrap();
     let db = SqliteDatabase::open(&dir.path().join("headwater.db")).await.unwrap();
+    db.unlock(suite::key()).await.unwrap();
     (dir, db)
 }
 
@@ -19,6 +20,7 @@ async fn what_was_saved_is_there_after_reopening() {
     repo.save().await.unwrap();
     db.close().await;
     let db = SqliteDatabase::open(&dir.path().join("headwater.db")).await.unwrap();
+    db.unlock(suite::key()).await.unwrap();
     let kept = db.read().await.unwrap().machines().by_name("kept").await.unwrap();
     assert_eq!(kept, Some(suite::machine("kept")));
 }
@@ -39,6 +41,7 @@ async fn a_copy_is_whole_while_others_write() {
     assert_eq!(sqlite::copy(&from, &to).await.unwrap(), sqlite::known_format());
     repo.save().await.unwrap();
     let copy = SqliteDatabase::open(&to).await.unwrap();
+    copy.unlock(suite::key()).await.unwrap();
     let mut repo = copy.read().await.unwrap();
     assert_eq!(repo.machines().by_name("saved").await.unwrap(), Some(suite::machine("saved")));
     assert_eq!(repo.machines().list().await.unwrap().len(), 1);
@@ -55,32 +58,102 @@ async fn a_copy_is_whole_while_others_write() {
     assert!(sqlite::copy(&dir.path().join("none"), &dir.path().join("x")).await.is_err());
 }
 
+/// How often a text is in the files of a database.
+fn found(dir: &tempfile::TempDir, what: &str) -> usize {
+    let files = std::fs::read_dir(dir.path()).unwrap();
+    let bytes = files.map(|file| std::fs::read(file.unwrap().path()).unwrap());
+    let what = what.as_bytes();
+    bytes.map(|bytes| bytes.windows(what.len()).filter(|part| *part == what).count()).sum()
+}
+
 #[tokio::test]
 async fn nothing_of_a_removed_machine_can_be_read_any_more() {
     let (dir, db) = fresh().await;
-    let (key, text) = ("the private host key of that machine", "the user data of that machine");
+    let public = "the public host key of that machine";
     let mut gone = suite::machine("gone");
-    gone.ssh_host_key_private = Secret::new(key.to_owned());
-    // More than a page of the file.
-    gone.identity.user_data = Some(text.repeat(1000));
+    gone.identity.ssh_host_key_public = public.to_owned();
     let mut repo = db.write().await.unwrap();
     repo.machines().add(&suite::machine("kept")).await.unwrap();
     repo.machines().add(&gone).await.unwrap();
     repo.save().await.unwrap();
-    let found = |what: &str| {
-        let files = std::fs::read_dir(dir.path()).unwrap();
-        let bytes = files.map(|file| std::fs::read(file.unwrap().path()).unwrap());
-        let what = what.as_bytes();
-        bytes.map(|bytes| bytes.windows(what.len()).filter(|part| *part == what).count()).sum::<usize>()
-    };
-    assert!(found(key) > 0 && found(text) > 0, "they are somewhere else");
+    assert!(found(&dir, public) > 0, "it is somewhere else");
     let mut repo = db.write().await.unwrap();
     repo.machines().remove(gone.uuid).await.unwrap();
     repo.save().await.unwrap();
     // At once, and not only at the end of the daemon.
-    assert_eq!((found(key), found(text)), (0, 0));
+    assert_eq!(found(&dir, public), 0);
     db.close().await;
-    assert_eq!((found(key), found(text)), (0, 0));
+    assert_eq!(found(&dir, public), 0);
+}
+
+#[tokio::test]
+async fn the_files_of_a_database_reveal_no_secret() {
+    let (dir, db) = fresh().await;
+    let (key, text, word) =
+        ("the private host key", "the password in the user data", "the catalog's password");
+    let mut machine = suite::machine("m");
+    machine.ssh_host_key_private = Secret::new(key.to_owned());
+    // More than a page of the file.
+    machine.identity.user_data = Some(text.repeat(1000));
+    let mut catalog = suite::catalog("c");
+    catalog.user_data = Some(word.to_owned());
+    let signing = headwater_db::AuthorityRecord { key: "signs".repeat(3), certificate: "public".to_owned() };
+    let mut repo = db.write().await.unwrap();
+    repo.machines().add(&machine).await.unwrap();
+    repo.catalogs().add(&catalog).await.unwrap();
+    repo.hosts().add_authority(&signing).await.unwrap();
+    repo.save().await.unwrap();
+    let secrets = [key, text, word, &signing.key];
+    assert_eq!(secrets.map(|secret| found(&dir, secret)), [0; 4]);
+    assert!(found(&dir, &machine.identity.ssh_host_key_public) > 0, "the database is somewhere else");
+    db.close().await;
+    assert_eq!(secrets.map(|secret| found(&dir, secret)), [0; 4]);
+
+    // Without the key, or with another one, everything but the secrets is there.
+    let path = dir.path().join("headwater.db");
+    let other = || SecretsKey::new(&[8; SECRETS_KEY_BYTES]).unwrap();
+    let db = SqliteDatabase::open(&path).await.unwrap();
+    assert!(db.has_key().await.unwrap());
+    let refused = db.unlock(other()).await.unwrap_err();
+    assert!(matches!(refused, DbError::OtherSecretsKey { .. }), "{refused}");
+    assert!(refused.to_string().contains("headwater.db are encrypted with another key"), "{refused}");
+    assert_eq!(db.read().await.unwrap().machines().list().await.unwrap().len(), 1);
+    let unread = db.read().await.unwrap().machines().by_name("m").await.unwrap_err();
+    assert!(matches!(unread, DbError::NoSecretsKey), "{unread}");
+    let unstored = db.write().await.unwrap().machines().add(&suite::machine("n")).await.unwrap_err();
+    assert!(matches!(unstored, DbError::NoSecretsKey), "{unstored}");
+
+    // The other key counts after it was changed.
+    db.unlock(suite::key()).await.unwrap();
+    assert_eq!(db.rotate(&other()).await.unwrap(), 4);
+    db.close().await;
+    let db = SqliteDatabase::open(&path).await.unwrap();
+    assert!(matches!(db.unlock(suite::key()).await, Err(DbError::OtherSecretsKey { .. })));
+    db.unlock(other()).await.unwrap();
+    let mut repo = db.read().await.unwrap();
+    assert_eq!(repo.machines().by_name("m").await.unwrap(), Some(machine));
+    assert_eq!(repo.catalogs().list().await.unwrap(), [catalog]);
+    assert_eq!(repo.hosts().authority().await.unwrap(), Some(signing));
+}
+
+#[tokio::test]
+async fn a_secret_that_was_copied_to_another_row_is_refused() {
+    use sqlx::ConnectOptions as _;
+
+    let (dir, db) = fresh().await;
+    let mut repo = db.write().await.unwrap();
+    repo.machines().add(&suite::machine("a")).await.unwrap();
+    repo.machines().add(&suite::machine("b")).await.unwrap();
+    repo.save().await.unwrap();
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(dir.path().join("headwater.db"));
+    let copy = "UPDATE machines SET ssh_host_key_private = (SELECT ssh_host_key_private FROM machines WHERE name = 'a')
+         WHERE name = 'b'";
+    sqlx::query(copy).execute(&mut options.connect().await.unwrap()).await.unwrap();
+    let mut repo = db.read().await.unwrap();
+    assert!(repo.machines().by_name("a").await.unwrap().is_some());
+    let refused = repo.machines().by_name("b").await.unwrap_err();
+    assert!(matches!(refused, DbError::Damaged(_)), "{refused}");
+    assert!(refused.to_string().contains("machines.ssh_host_key_private of"), "{refused}");
 }
 
 #[tokio::test]

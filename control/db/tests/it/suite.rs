@@ -12,10 +12,15 @@ use headwater_api::{
 use headwater_db::repository::{EventWindow, KEPT_SESSIONS};
 use headwater_db::{
     AuthorityRecord, CatalogRecord, ClaimRecord, Database, DbError, HostRecord, JoinTokenRecord,
-    MachineRecord, NewEvent, NewTask, PersistentDisk, PoolRecord, Purpose, SchemeRecord, Secret,
-    SessionRecord, TaskRecord, TokenRecord,
+    MachineRecord, NewEvent, NewTask, PersistentDisk, PoolRecord, Purpose, SECRETS_KEY_BYTES, SchemeRecord,
+    Secret, SecretsKey, SessionRecord, TaskRecord, TokenRecord,
 };
 use uuid::Uuid;
+
+/// The key of the secrets in the databases of these tests.
+pub fn key() -> SecretsKey {
+    SecretsKey::new(&[7; SECRETS_KEY_BYTES]).unwrap()
+}
 
 pub fn machine(name: &str) -> MachineRecord {
     let seed = name.bytes().fold(7u128, |n, b| n.wrapping_mul(1_000_003).wrapping_add(u128::from(b)));
@@ -88,7 +93,7 @@ pub async fn lists_are_ordered_as_people_count(db: &dyn Database) {
     assert_eq!(names, ["room-pc-1", "room-pc-2", "room-pc-10"]);
 }
 
-/// A machine comes back as it was stored; absent is `None`; the list is ordered by name, and has no user data.
+/// A machine comes back as it was stored; absent is `None`; the list is ordered by name, and has no secrets.
 pub async fn machines_are_stored_whole(db: &dyn Database) {
     let (mut b, mut a) = (machine("b"), machine("a"));
     let mut repo = db.write().await.unwrap();
@@ -103,8 +108,10 @@ pub async fn machines_are_stored_whole(db: &dyn Database) {
     assert_eq!(repo.machines().by_uuid(Uuid::nil()).await.unwrap(), None);
     assert_eq!(repo.machines().by_mac(&b.mac).await.unwrap().as_ref(), Some(&b));
     assert_eq!(repo.machines().by_mac("52:54:00:00:00:00").await.unwrap(), None);
-    a.identity.user_data = None;
-    b.identity.user_data = None;
+    for listed in [&mut a, &mut b] {
+        listed.identity.user_data = None;
+        listed.ssh_host_key_private = Secret::unread();
+    }
     assert_eq!(repo.machines().list().await.unwrap(), [a, b]);
 }
 
@@ -1006,4 +1013,31 @@ pub async fn what_a_machine_boots_is_replaced(db: &dyn Database) {
     assert!(!repo.hosts().set_boot(Uuid::from_u128(1), "fedora", None).await.unwrap());
     let changed = MachineRecord { image: "fedora".to_owned(), pin: Some("fedora@1".to_owned()), ..added };
     assert_eq!(repo.machines().by_name("m").await.unwrap(), Some(changed));
+}
+
+/// The age of a key goes with its machine, and the rule with its catalog.
+pub async fn keys_have_an_age(db: &dyn Database) {
+    let added = machine("m");
+    let mut repo = db.write().await.unwrap();
+    repo.machines().add(&added).await.unwrap();
+    repo.catalogs().add(&catalog("lab")).await.unwrap();
+    repo.catalogs().add(&catalog("attic")).await.unwrap();
+    assert_eq!(repo.keys().made_at(added.uuid).await.unwrap(), None);
+    for made_at_ms in [5, 7] {
+        repo.keys().set_made_at(added.uuid, made_at_ms).await.unwrap();
+    }
+    for (name, after_s) in [("lab", 60), ("attic", 9), ("lab", 3600), ("attic", 0)] {
+        repo.keys().set_rotate_after(name, after_s).await.unwrap();
+    }
+    repo.save().await.unwrap();
+    let mut repo = db.write().await.unwrap();
+    assert_eq!(repo.keys().made_at(added.uuid).await.unwrap(), Some(7));
+    assert_eq!(repo.keys().rotate_after().await.unwrap(), [("lab".to_owned(), 3600)]);
+    repo.machines().remove(added.uuid).await.unwrap();
+    repo.catalogs().remove("lab").await.unwrap();
+    assert_eq!(repo.keys().made_at(added.uuid).await.unwrap(), None);
+    assert_eq!(repo.keys().rotate_after().await.unwrap(), []);
+    repo.save().await.unwrap();
+    let unknown = db.write().await.unwrap().keys().set_rotate_after("nowhere", 60).await;
+    assert!(unknown.is_err());
 }

@@ -95,6 +95,8 @@ impl Service {
         }
         let is_on = record.state.is_active();
         let record = if what == "stop" || is_on { record } else { self.take_scheme(record, caller).await? };
+        let boots = what == "reset" || (what == "start" && !is_on);
+        let record = if boots { self.with_young_key(record).await } else { record };
         let failed = |source| refused(what, &record, &link, source);
         if what != "stop" {
             // The node may have an earlier pin of the machine or of its catalog.

@@ -130,7 +130,8 @@ impl Service {
         if self.is_fenced_off(&record) {
             return Err(LifecycleError::FencedOff(record.name));
         }
-        let mut record = self.take_scheme(record, caller).await?;
+        let record = self.take_scheme(record, caller).await?;
+        let mut record = self.with_young_key(record).await;
         let boot = match self.what_to_boot(&record, caller).await {
             Ok(boot) => boot,
             // Refused, and nothing is wrong with the machine.

@@ -9,6 +9,7 @@ mod endings;
 mod failover;
 mod firmware;
 mod generalise;
+mod keys;
 mod maintenance;
 mod nodes;
 mod notes;
@@ -35,7 +36,7 @@ use headwater_api::{
     ImageVersion, MachineState, ProblemKind, Removed, TracePlace, VerifyReport, VerifyRequest, Wanted,
 };
 use headwater_db::sqlite::SqliteDatabase;
-use headwater_db::{Database, DbError, MachineRecord, Repository};
+use headwater_db::{Database, DbError, MachineRecord, Repository, SECRETS_KEY_BYTES, Secrets, SecretsKey};
 use tokio::sync::{Notify, mpsc, watch};
 use uuid::Uuid;
 
@@ -562,8 +563,7 @@ impl Fixture {
     /// A service with the machine `lab`.
     pub(crate) async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let inner = SqliteDatabase::open(&dir.path().join("db")).await.unwrap();
-        let db = Arc::new(FragileDatabase::new(inner));
+        let db = FragileDatabase::open(&dir.path().join("db")).await;
         let host = Arc::new(Host::default());
         host.versions.lock().unwrap().push(version(1, ""));
         let service = Self::service(db.clone(), &host, dir.path());

@@ -5,8 +5,8 @@ use axum::Json;
 use axum::extract::State;
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    Catalog, DEFAULT_STOP_IDLE_S, Hours, OnHostLoss, Problem, ProblemKind, SchemeSettings, SetCatalog,
-    SetScheme, check_seal_removes,
+    Catalog, DEFAULT_STOP_IDLE_S, Hours, OnHostLoss, Problem, ProblemKind, ROTATE_AFTER_S, SchemeSettings,
+    SetCatalog, SetScheme, check_seal_removes,
 };
 use headwater_db::{CatalogRecord, PoolRecord};
 
@@ -52,6 +52,7 @@ pub(super) async fn set_catalog(
         stop_idle_s,
         seal_removes,
         on_host_loss,
+        rotate_after_s,
     } = request;
     if let Some(image) = &image {
         caller.must_have_image(image).map_err(Failure)?;
@@ -63,14 +64,16 @@ pub(super) async fn set_catalog(
     let ready_hours = ready_hours.map(clock_hours::settled).transpose().map_err(Failure)?;
     let pool = SetPool { keep_ready, ready_hours, ready_always, stop_idle_s };
     let scheme = scheme.filter(|scheme| *scheme != SetScheme::default());
-    let is_other_set = scheme.is_some() || seal_removes.is_some() || on_host_loss.is_some();
+    let is_other_set =
+        scheme.is_some() || seal_removes.is_some() || on_host_loss.is_some() || rotate_after_s.is_some();
     if image.is_none() && pool == SetPool::default() && !is_other_set {
         let nothing = "nothing is to change of the catalog: give 'image', 'scheme', 'keep_ready', 'ready_hours', 'ready_always', \
-                       'stop_idle_s', 'seal_removes' or 'on_host_loss'";
+                       'stop_idle_s', 'seal_removes', 'on_host_loss' or 'rotate_after_s'";
         return Err(Failure(Problem::new(ProblemKind::Invalid, nothing.to_owned())));
     }
     let reference = image.as_deref().map(ImageRef::parse).transpose().map_err(Failure)?;
     check_seal_removes(seal_removes.as_deref().unwrap_or_default()).map_err(Failure)?;
+    check_rotation(rotate_after_s).map_err(Failure)?;
     let mut record = service.catalog(&name).await?;
     check_pool(&pool.of(&record), &record.cache)?;
     check_on_host_loss(&name, on_host_loss.unwrap_or_default(), &record.cache)?;
@@ -97,6 +100,11 @@ pub(super) async fn set_catalog(
     if let Some(paths) = seal_removes {
         let (handle, caller, name) = (service.clone(), caller.clone(), name.clone());
         let work = async move { set_seal_removes(&handle, &caller, &name, &paths).await };
+        record = service.to_the_end(work).await?;
+    }
+    if let Some(after_s) = rotate_after_s {
+        let (handle, caller, name) = (service.clone(), caller.clone(), name.clone());
+        let work = async move { set_rotation(&handle, &caller, &name, after_s).await };
         record = service.to_the_end(work).await?;
     }
     if let Some(on_host_loss) = on_host_loss {
@@ -162,6 +170,34 @@ async fn set_pool(
     record.keep_ready = pool.keep_ready;
     record.ready_hours = pool.ready_hours;
     record.stop_idle_s = pool.stop_idle_s;
+    Ok(record)
+}
+
+/// Refuses an age of keys that cannot be meant.
+fn check_rotation(after_s: Option<u64>) -> Result<(), Problem> {
+    let Some(after_s) = after_s.filter(|after_s| *after_s != 0 && !ROTATE_AFTER_S.contains(after_s)) else {
+        return Ok(());
+    };
+    let why = format!("SSH host keys cannot be replaced after {after_s} s");
+    Err(Problem::new(ProblemKind::Invalid, why).advise("give an hour to ten years, or 0 for never"))
+}
+
+async fn set_rotation(
+    service: &Service,
+    caller: &Caller,
+    name: &str,
+    after_s: u64,
+) -> Result<CatalogRecord, Failure> {
+    let mut repo = service.db().write().await?;
+    let found = repo.catalogs().by_name(name).await?;
+    let record = found.ok_or_else(|| CatalogError::Unknown(name.to_owned()))?;
+    repo.keys().set_rotate_after(name, after_s).await?;
+    let detail = match after_s {
+        0 => "its machines keep their SSH host keys".to_owned(),
+        after_s => format!("its machines get other SSH host keys after {after_s} s"),
+    };
+    repo.events().append(service.event(caller, format!("catalog {name}"), "set", detail)).await?;
+    repo.save().await?;
     Ok(record)
 }
 

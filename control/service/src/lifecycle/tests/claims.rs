@@ -19,7 +19,7 @@ fn waiting(holder: &str) -> ClaimRequest {
 }
 
 /// Adds the catalog `class` with so many machines, `class-1` and so on.
-async fn class(fixture: &Fixture, machines: usize, keep_ready: u32) {
+pub(super) async fn class(fixture: &Fixture, machines: usize, keep_ready: u32) {
     let lab = fixture.record().await;
     let catalog = CatalogRecord {
         name: "class".to_owned(),

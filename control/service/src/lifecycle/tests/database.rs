@@ -21,9 +21,11 @@ pub(super) struct FragileDatabase {
 }
 
 impl FragileDatabase {
-    /// A database that does not fail yet.
-    pub(super) fn new(inner: SqliteDatabase) -> Self {
-        Self {
+    /// The database in a file, with the key that all tests have.
+    pub(super) async fn open(path: &Path) -> Arc<Self> {
+        let inner = SqliteDatabase::open(path).await.unwrap();
+        inner.unlock(SecretsKey::new(&[7; SECRETS_KEY_BYTES]).unwrap()).await.unwrap();
+        Arc::new(Self {
             inner,
             fails: AtomicBool::default(),
             failures: AtomicU64::default(),
@@ -33,7 +35,7 @@ impl FragileDatabase {
             write_waits: Notify::default(),
             write_goes_on: Notify::default(),
             fails_after_write: AtomicBool::default(),
-        }
+        })
     }
 
     fn check(&self) -> Result<(), DbError> {

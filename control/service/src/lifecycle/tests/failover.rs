@@ -56,8 +56,7 @@ fn another_controller_goes_on_with_two_hundred_tasks_once() {
 
     let second = runtime();
     second.block_on(async {
-        let inner = SqliteDatabase::open(&dir.path().join("db")).await.unwrap();
-        let db = Arc::new(FragileDatabase::new(inner));
+        let db = FragileDatabase::open(&dir.path().join("db")).await;
         let service = Fixture::service(db.clone(), &host, dir.path());
         let left = service.left_tasks().await.unwrap();
         assert!(!left.is_empty());

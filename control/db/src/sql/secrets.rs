@@ -1,0 +1,76 @@
+//! The statements about the key of the secrets: its mark, and its change.
+
+use crate::error::DbError;
+use crate::secrets::SecretsKey;
+use crate::sql::Unit;
+use crate::sql::statement::{Insert, Statement};
+
+/// The name of the key.
+const PURPOSE: &str = "secrets";
+
+/// The text of its mark.
+const MARK: &str = "headwater";
+
+/// Column of the mark, for its encryption.
+const MARK_COLUMN: &str = "secrets_keys.mark";
+
+/// Where secrets are: the table, the column or columns that name a row, and the column with the secret.
+const PLACES: [(&str, &str, &str); 5] = [
+    ("machines", "uuid", "ssh_host_key_private"),
+    ("user_data", "machine", "text"),
+    ("catalogs", "name", "user_data"),
+    ("schemes", "catalog || ' ' || version", "user_data"),
+    ("authorities", "purpose", "key"),
+];
+
+/// The key of this database is another one.
+fn other_key(place: &str) -> DbError {
+    DbError::OtherSecretsKey { place: place.to_owned() }
+}
+
+impl Unit {
+    async fn mark(&mut self) -> Result<Option<Vec<u8>>, DbError> {
+        let find = Statement::new("SELECT mark FROM secrets_keys WHERE purpose = $1").bind(PURPOSE);
+        self.row(find).await?.map(|row| row.get("mark")).transpose()
+    }
+
+    /// Whether a key was given before.
+    pub(crate) async fn has_key(&mut self) -> Result<bool, DbError> {
+        Ok(self.mark().await?.is_some())
+    }
+
+    /// Notes the first key, and refuses another one.
+    pub(crate) async fn take_key(&mut self, key: &SecretsKey, place: &str) -> Result<(), DbError> {
+        if let Some(mark) = self.mark().await? {
+            let is_it = key.decrypt(MARK_COLUMN, PURPOSE, mark).as_deref() == Some(MARK);
+            return if is_it { Ok(()) } else { Err(other_key(place)) };
+        }
+        let mark = key.encrypt(MARK_COLUMN, PURPOSE, MARK)?;
+        let insert = Insert::into("secrets_keys").set("purpose", PURPOSE).set("mark", mark);
+        self.add(insert, || "key of the secrets".to_owned()).await
+    }
+
+    /// Encrypts all secrets with another key. Returns how many there are.
+    pub(crate) async fn change_key(&mut self, new: &SecretsKey) -> Result<u64, DbError> {
+        let mut count = 0;
+        for (table, id, secret) in PLACES {
+            let all =
+                format!("SELECT {id} AS id, {secret} AS secret FROM {table} WHERE {secret} IS NOT NULL");
+            for row in self.rows(Statement::new(all)).await? {
+                let (name, stored): (String, Vec<u8>) = (row.get("id")?, row.get("secret")?);
+                let column = format!("{table}.{secret}");
+                let text = self.key.decrypt(&column, &name, stored)?;
+                let update = format!("UPDATE {table} SET {secret} = $1 WHERE {id} = $2");
+                let update = Statement::new(update).bind(new.encrypt(&column, &name, &text)?).bind(name);
+                self.run(update).await?;
+                count += 1;
+            }
+        }
+        // What was encrypted with the key from before is not left in the log of the database.
+        self.has_removed = true;
+        let update = Statement::new("UPDATE secrets_keys SET mark = $1 WHERE purpose = $2");
+        let mark = new.encrypt(MARK_COLUMN, PURPOSE, MARK)?;
+        self.run(update.bind(mark).bind(PURPOSE)).await?;
+        Ok(count)
+    }
+}

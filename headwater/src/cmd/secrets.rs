@@ -1,0 +1,33 @@
+//! `headwater secrets`: the key of the secrets in the database.
+
+use serde::Serialize;
+
+use crate::cli::SecretsCommand;
+use crate::daemon::database::OpenDatabase;
+use crate::data_dir::DataDir;
+use crate::secrets_key::SecretsKeyFile;
+use crate::show;
+
+/// What was encrypted, for programs.
+#[derive(Serialize)]
+struct Report {
+    rotated: u64,
+}
+
+/// Changes the key. The daemon does not run.
+pub async fn run(data_dir: DataDir, command: SecretsCommand, json: bool) -> anyhow::Result<u8> {
+    let SecretsCommand::RotateKey { database } = command;
+    let _lock = data_dir.lock()?;
+    let keys = SecretsKeyFile::of(&data_dir, database.secrets_key.as_deref());
+    let opened = OpenDatabase::open(&data_dir, database.shared()?, &keys).await?;
+    let rotated = keys.rotate(&*opened.secrets).await;
+    opened.close(false).await;
+    let rotated = rotated?;
+    if json {
+        show::json(&Report { rotated })?;
+    } else {
+        show::line(&format!("encrypted {rotated} secret(s) with a new key, which is in {}", keys.display()))?;
+        show::aside("backups from before need the key from before\n");
+    }
+    Ok(0)
+}
