@@ -62,6 +62,7 @@ pub mod site;
 pub mod targets;
 pub mod tftp;
 pub mod tokens;
+pub mod wake;
 
 pub use error::BootError;
 pub use headwater_boot_script::medium;

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use headwater_api::Alarm;
@@ -14,7 +14,7 @@ use tokio::sync::{OwnedMutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, Se
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::backend::{Clock, Disks, Hypervisor, Images, Random};
+use crate::backend::{Clock, Disks, Hypervisor, Images, Random, Wake};
 use crate::caller::Caller;
 use crate::claims::ClaimsState;
 use crate::damage::Damage;
@@ -87,6 +87,8 @@ struct Inner {
     /// What the last comparison of wanted and actual state saw, if all was well.
     compared: Mutex<Option<Seen>>,
     fleet: FleetState,
+    /// Switches on machines that are not virtual. Empty: nothing can do that.
+    waker: OnceLock<Arc<dyn Wake>>,
 }
 
 /// All that a comparison of wanted and actual state depends on.
@@ -140,6 +142,7 @@ impl Service {
             claims: ClaimsState::default(),
             compared: Mutex::default(),
             fleet: FleetState::default(),
+            waker: OnceLock::new(),
         }))
     }
 
@@ -268,6 +271,18 @@ impl Service {
 
     pub(crate) fn claims_state(&self) -> &ClaimsState {
         &self.0.claims
+    }
+
+    /// Machines that boot from the network are switched on by this.
+    pub fn wakes_with(&self, waker: Option<Arc<dyn Wake>>) {
+        if let Some(waker) = waker {
+            // It is said once, at the start.
+            let _ = self.0.waker.set(waker);
+        }
+    }
+
+    pub(crate) fn waker(&self) -> Option<&Arc<dyn Wake>> {
+        self.0.waker.get()
     }
 
     pub(crate) fn fleet(&self) -> &FleetState {

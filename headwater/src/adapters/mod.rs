@@ -19,3 +19,4 @@ pub mod snapshot_leases;
 pub mod sources;
 pub mod targets;
 mod totals;
+pub mod wake;

@@ -234,6 +234,10 @@ pub struct ServeBootArgs {
     /// Have machines trust the certificate authorities of this PEM file for --store-listen [default: the file of --tls-cert]
     #[arg(long, value_name = "FILE", requires = "boot", value_hint = ValueHint::FilePath)]
     pub boot_ca: Option<PathBuf>,
+    /// Switch a machine that boots from the network on with this program ('machine start'), which is run with the name of the machine and
+    /// the address of its network card [default: a Wake-on-LAN packet on the interface of --boot]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::ExecutablePath)]
+    pub wake_command: Option<PathBuf>,
 }
 
 impl ServeBootArgs {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use headwater_api::{Problem, ProblemKind};
 use sd_notify::NotifyState;
 
+use crate::adapters::wake::Waker;
 use crate::cli::ServeArgs;
 use crate::cmd::store;
 use crate::config::Effective;
@@ -53,6 +54,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         new_store: args.new_store,
         history_counts: true,
         offer: args.store_listen.map(|listen| args.offer.options(listen)),
+        waker: Waker::new(args.boot.wake_command.clone(), args.boot.boot.as_deref()),
         boot: args.boot.offer(&args.offer),
         nbd: args.nbd.offer()?,
         repair_from: args.repair_from,

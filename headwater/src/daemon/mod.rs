@@ -27,7 +27,7 @@ use std::time::Duration;
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
 use headwater_db::{Database, DbError};
-use headwater_service::backend::{SystemClock, SystemRandom};
+use headwater_service::backend::{SystemClock, SystemRandom, Wake};
 use headwater_service::fleet::OwnHost;
 use headwater_service::lifecycle::STOP_GRACE_MS;
 use headwater_service::web::Reachable;
@@ -42,6 +42,7 @@ use crate::adapters::disks::{Directories, Volumes};
 use crate::adapters::hypervisor::Qemu;
 use crate::adapters::images::StoredImages;
 use crate::adapters::retention::DaemonName;
+use crate::adapters::wake::Waker;
 use crate::caches::CacheArgs;
 use crate::cli::LogFormat;
 use crate::daemon::database::OpenDatabase;
@@ -124,6 +125,8 @@ pub struct Options {
     pub offer: Option<headwater_store_server::Options>,
     /// How machines boot from the network.
     pub boot: Option<boot::BootOffer>,
+    /// How these machines are switched on.
+    pub waker: Option<Waker>,
     /// How machines' disks are offered over NBD.
     pub nbd: Option<Offer>,
     /// Stores from which this one may be repaired: what their servers are shown, they are shown also where a request names them.
@@ -307,6 +310,7 @@ impl Daemon {
             service(&data_dir, host, images, database.repository.clone(), disks.clone(), hypervisor);
         let Ports { api, console, reachable } = ports;
         service.is_reached_at(reachable.clone());
+        service.wakes_with(options.waker.map(|waker| Arc::new(waker) as Arc<dyn Wake>));
         step.send_replace("looking for what an earlier daemon left");
         service.recover().await.context("cannot clean up after an earlier daemon")?;
         let left_tasks = service.left_tasks().await.context("cannot list the tasks of an earlier daemon")?;

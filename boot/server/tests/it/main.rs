@@ -4,6 +4,7 @@
 mod addresses;
 mod namespace;
 mod site;
+mod wake;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -9,6 +9,7 @@ mod hypervisor;
 mod images;
 mod surroundings;
 mod task_control;
+mod wake;
 
 pub use disks::{
     Disk, DiskRequest, Disks, FrozenDisk, Given, IdentityLeft, NOTE_MAX_BYTES, OpenDisk, PersistentDiskRef,
@@ -22,3 +23,4 @@ pub use images::{
 };
 pub use surroundings::{Clock, Random, SystemClock, SystemRandom};
 pub use task_control::TaskControl;
+pub use wake::Wake;

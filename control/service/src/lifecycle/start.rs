@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use headwater_api::{MachineState, Wanted};
+use headwater_api::{BootFrom, MachineState, Wanted};
 use headwater_db::{DbError, MachineRecord, PersistentDisk};
 use uuid::Uuid;
 
@@ -92,12 +92,27 @@ impl Service {
             let how = if reason == StartReason::Recorded { "start?record=true" } else { "start" };
             return self.change_remote(record, "start", how, caller).await;
         }
+        if record.boot == BootFrom::Network && reason == StartReason::Request {
+            return self.wake(record, caller).await;
+        }
         Self::is_vm("start", &record)?;
         match (self.active(record.uuid).is_some(), reason) {
             (true, StartReason::Recorded) => Err(LifecycleError::OnAndNotRecorded(record.name)),
             (true, _) => Ok(record),
             (false, _) => self.start_locked(record, caller, reason).await,
         }
+    }
+
+    /// Has a machine that boots from the network switch itself on. Whether it is on is known when it boots.
+    async fn wake(&self, record: MachineRecord, caller: &Caller) -> Result<MachineRecord, LifecycleError> {
+        let Some(waker) = self.waker() else {
+            return Err(LifecycleError::Target { what: "start", machine: record.name });
+        };
+        let woken = waker.wake(&record.name, &record.mac).await;
+        let detail = woken.map_err(LifecycleError::backend("start", &record.name))?;
+        tracing::info!(machine = record.name, caller = caller.principal, "woken: {detail}");
+        self.append(self.event(caller, format!("machine {}", record.name), "wake", detail)).await?;
+        Ok(record)
     }
 
     /// Starts a machine that was moved, unless it was started or stopped since.

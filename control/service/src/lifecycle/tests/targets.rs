@@ -47,6 +47,43 @@ async fn the_daemon_does_not_start_a_target() {
     assert_eq!(fixture.service.target(CARD).await.unwrap(), None);
 }
 
+/// Notes what it wakes, and fails for the machine `dark`.
+#[derive(Default)]
+struct NotedWakes(Mutex<Vec<String>>);
+
+#[async_trait]
+impl crate::backend::Wake for NotedWakes {
+    async fn wake(&self, machine: &str, mac: &str) -> Result<String, BackendError> {
+        if machine == "dark" {
+            return Err(BackendError::new(ProblemKind::Failed, "no such outlet"));
+        }
+        self.0.lock().unwrap().push(format!("{machine} {mac}"));
+        Ok(format!("packet to {mac}"))
+    }
+}
+
+#[tokio::test]
+async fn a_target_is_woken_if_something_can_do_that() {
+    let fixture = Fixture::new().await;
+    let api = Api::serve(&fixture).await;
+    let wakes = Arc::new(NotedWakes::default());
+    fixture.service.wakes_with(Some(wakes.clone()));
+    let dark = CREATE.replace("pc-1", "dark").replace("0C", "0D");
+    for create in [CREATE, &dark] {
+        assert_eq!(api.ask("POST", "machines", create).await.0, 201);
+    }
+    let (status, answer) = api.ask("POST", "machines/pc-1/start", "").await;
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(*wakes.0.lock().unwrap(), [format!("pc-1 {CARD}")]);
+    let (_, events) = api.ask("GET", "events?subject=machine%20pc-1", "").await;
+    assert!(events.contains(r#""action":"wake""#) && events.contains("packet to"), "{events}");
+    let (status, answer) = api.ask("POST", "machines/dark/start", "").await;
+    assert!(status == 500 && answer.contains("no such outlet"), "{status} {answer}");
+    // A recording is of the daemon's disks, and a target has none there.
+    let (status, answer) = api.ask("POST", "machines/pc-1/start?record=true", "").await;
+    assert!(status == 409 && answer.contains("it boots from the network"), "{status} {answer}");
+}
+
 #[tokio::test]
 async fn what_makes_no_target_is_refused_and_leaves_nothing() {
     let fixture = Fixture::new().await;
