@@ -301,12 +301,50 @@ impl Service {
         Ok(records.into_iter().find(|record| record.id == id && record.ended.is_none()))
     }
 
+    /// Looks without the turn of a writer whether there is something to claim, so that claims that wait keep nobody from writing. `None`:
+    /// there is, or the claim with the key of the request is there.
+    async fn nothing_to_claim(
+        &self,
+        catalog: &str,
+        request: &ClaimRequest,
+    ) -> Result<Option<Found>, ClaimError> {
+        let mut repo = self.db().read().await?;
+        let claims = repo.claims().list().await?;
+        let stored_key = request.key.as_deref().map(|key| stored_key(catalog, key));
+        if stored_key.is_some() && claims.iter().any(|claim| claim.key == stored_key) {
+            return Ok(None);
+        }
+        let claimed: HashSet<Uuid> = claims.iter().map(|claim| claim.machine).collect();
+        let members = lendable(self, &mut *repo, catalog).await?;
+        if members.iter().any(|machine| self.ready(machine, &claimed).is_some()) {
+            return Ok(None);
+        }
+        let count = members.iter().filter(|machine| claimed.contains(&machine.uuid)).count();
+        Ok(Some(Found::None(members.len(), count)))
+    }
+
+    /// A machine that can be given to somebody now: it is up, nobody has it, and it was not used since its boot.
+    fn ready(&self, machine: &MachineRecord, claimed: &HashSet<Uuid>) -> Option<Arc<Active>> {
+        let is_up = machine.wanted == Wanted::Running && machine.state == MachineState::Running;
+        // A roll resets a machine that does not run what it is pinned to.
+        let is_moved = machine.pin().is_some_and(|pin| machine.version.as_deref() != Some(pin));
+        if !is_up || is_moved || claimed.contains(&machine.uuid) {
+            return None;
+        }
+        let is_stopping = self.claims_state().pool.is_stopping(machine.uuid);
+        let is_fresh = |active: &Arc<Active>| active.boot_time().is_some() && !active.is_used();
+        self.active(machine.uuid).filter(is_fresh).filter(|_| !is_stopping)
+    }
+
     async fn look_and_claim(
         &self,
         caller: &Caller,
         catalog: &str,
         request: ClaimRequest,
     ) -> Result<Found, ClaimError> {
+        if let Some(nothing) = self.nothing_to_claim(catalog, &request).await? {
+            return Ok(nothing);
+        }
         let mut repo = self.db().write().await?;
         let claims = repo.claims().list().await?;
         let stored_key = request.key.as_deref().map(|key| stored_key(catalog, key));
@@ -324,20 +362,8 @@ impl Service {
         let members = lendable(self, &mut *repo, catalog).await?;
         let count = members.iter().filter(|machine| claimed.contains(&machine.uuid)).count();
         let found = Found::None(members.len(), count);
-        let is_ready = |machine: &&MachineRecord| {
-            let is_up = machine.wanted == Wanted::Running && machine.state == MachineState::Running;
-            // A roll resets a machine that does not run what it is pinned to.
-            let is_moved = machine.pin().is_some_and(|pin| machine.version.as_deref() != Some(pin));
-            is_up && !is_moved && !claimed.contains(&machine.uuid)
-        };
-        for machine in members.iter().filter(is_ready) {
-            let Some(active) = self.active(machine.uuid) else { continue };
-            if self.claims_state().pool.is_stopping(machine.uuid) {
-                continue;
-            }
-            if active.boot_time().is_none() || active.is_used() {
-                continue;
-            }
+        for machine in &members {
+            let Some(active) = self.ready(machine, &claimed) else { continue };
             let now_ms = self.now_ms();
             let claim = ClaimRecord {
                 id: self.new_id()?,
