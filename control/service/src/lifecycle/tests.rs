@@ -671,6 +671,15 @@ fn pause_of(reason: &str) -> u64 {
     seconds.and_then(|rest| rest.strip_suffix(" s")?.parse().ok()).unwrap_or_else(|| panic!("{reason}"))
 }
 
+/// Writes a figure to standard error, if somebody wants figures.
+fn figure(what: &str, took: Duration) {
+    use std::io::Write as _;
+
+    if std::env::var_os("HEADWATER_FIGURES").is_some() {
+        let _ = writeln!(std::io::stderr(), "{what}: {:.3} s", took.as_secs_f64());
+    }
+}
+
 async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     for _ in 0..30_000 {
         if is_so().await {

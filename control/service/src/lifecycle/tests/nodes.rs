@@ -1,6 +1,7 @@
 //! Machines of other hosts: two services with one connection between them, in this process.
 
 mod figures;
+mod many;
 mod moves;
 mod schemes;
 
