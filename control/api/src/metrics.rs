@@ -156,7 +156,7 @@ pub const FAMILIES: &[Family] = &[
     gauge("headwater_build_info", &["version"], "Always 1; the label is the daemon's version."),
     gauge("headwater_start_time_seconds", &[], "When the daemon started, in seconds since 1970."),
     gauge("headwater_machines", &["state"], "Machines in a state."),
-    gauge("headwater_alarms", &[], "Alarms at this moment, of machines, of versions that are damaged and of a store that does not answer."),
+    gauge("headwater_alarms", &["kind"], "Alarms at this moment: of machines, of images (versions that are damaged), and of a store that does not answer."),
     gauge("headwater_damaged_versions", &[], "Versions that a scrub or an image verify found damaged, until one finds them whole or has repaired them, and images whose list of versions is; 1000 at most."),
     gauge("headwater_damaged_chunks", &[], "Damaged chunks of these versions: those that several versions share count for each. None are counted of one whose manifest is damaged."),
     gauge("headwater_store_answers", &[], "1 while the store answers, or was not asked; 0 where it failed to, or took more than ten seconds. The next three are as it answered last."),

@@ -9,7 +9,7 @@
 //! repair may have read them while they were wrong, and raises none. A version that is not in the store any more has none; where its
 //! image is not there as a whole, that must be seen twice, as a server's wrong answer looks like that, too.
 //!
-//! Nothing of this is in the database: after a restart the next check that reads the version finds it again.
+//! Nothing of this is in the database. A [file](crate::alarms) remembers it across restarts of the daemon.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,6 +17,7 @@ use std::time::Instant;
 
 use headwater_api::name::ImageRef;
 use headwater_api::{Alarm, VerifyReport};
+use serde::{Deserialize, Serialize};
 
 use crate::{Service, uses};
 
@@ -146,6 +147,15 @@ struct KnownDamage {
     to_scoped: String,
 }
 
+/// What is known to be damaged, for a later daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedDamage {
+    name: String,
+    hash: Option<String>,
+    chunks: u64,
+    alarm: Alarm,
+}
+
 /// How much is known to be damaged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DamageFigures {
@@ -170,6 +180,25 @@ impl Damage {
 
     fn repairs(&self) -> MutexGuard<'_, VecDeque<(String, Instant)>> {
         self.repairs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All of it, for a later daemon.
+    pub(crate) fn saved(&self) -> Vec<SavedDamage> {
+        let saved = |(name, known): (&String, &KnownDamage)| SavedDamage {
+            name: name.clone(),
+            hash: known.hash.clone(),
+            chunks: known.chunks,
+            alarm: known.alarm.clone(),
+        };
+        self.lock().iter().map(saved).collect()
+    }
+
+    /// Takes up what an earlier daemon knew: any check from now on may end it.
+    pub(crate) fn recall(&self, saved: Vec<SavedDamage>) {
+        let now = Instant::now();
+        for SavedDamage { name, hash, chunks, alarm } in saved {
+            self.put(&name, KnownDamage { hash, chunks, seen: now, was_missed: false, alarm });
+        }
     }
 
     /// An alarm each, but for the many that share the last one.

@@ -41,6 +41,7 @@
 //!
 //! Start reading at [`lifecycle`].
 
+mod alarms;
 mod answer;
 pub mod backend;
 mod caller;

@@ -14,6 +14,7 @@ use tokio::sync::{OwnedMutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, Se
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use crate::alarms::AlarmState;
 use crate::backend::{Clock, Disks, Hypervisor, Images, Random, Wake};
 use crate::caller::Caller;
 use crate::claims::ClaimsState;
@@ -79,6 +80,7 @@ struct Inner {
     under_way: watch::Sender<usize>,
     answers: StoreViews,
     damage: Damage,
+    alarms: AlarmState,
     pending_events: PendingEvents,
     holds: RetentionState,
     tasks: Tasks,
@@ -135,6 +137,7 @@ impl Service {
             under_way: watch::Sender::new(0),
             answers: StoreViews::default(),
             damage: Damage::default(),
+            alarms: AlarmState::default(),
             pending_events: PendingEvents::default(),
             holds: RetentionState::default(),
             tasks: Tasks::default(),
@@ -303,6 +306,10 @@ impl Service {
 
     pub(crate) fn damage(&self) -> &Damage {
         &self.0.damage
+    }
+
+    pub(crate) fn alarm_state(&self) -> &AlarmState {
+        &self.0.alarms
     }
 
     pub(crate) fn pending_events(&self) -> &PendingEvents {

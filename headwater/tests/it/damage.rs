@@ -99,10 +99,12 @@ fn a_lost_data_object_is_told_in_one_line_with_how_it_is_repaired() {
 fn counted(daemon: &Daemon) -> [f64; 3] {
     let (status, text) = http(&daemon.socket(), "GET", "/metrics", None);
     assert_eq!(status, 200, "{text}");
-    ["headwater_alarms", "headwater_damaged_versions", "headwater_damaged_chunks"].map(|metric| {
-        let value = text.lines().find_map(|line| line.strip_prefix(metric)?.strip_prefix(' '));
-        value.unwrap_or_else(|| panic!("no {metric} in {text}")).parse().unwrap()
-    })
+    ["headwater_alarms{kind=\"image\"}", "headwater_damaged_versions", "headwater_damaged_chunks"].map(
+        |metric| {
+            let value = text.lines().find_map(|line| line.strip_prefix(metric)?.strip_prefix(' '));
+            value.unwrap_or_else(|| panic!("no {metric} in {text}")).parse().unwrap()
+        },
+    )
 }
 
 fn assert_is_whole(daemon: &Daemon) {

@@ -3,6 +3,7 @@
 //! The adapters that implement them with the real crates live in `headwater/`, the only crate that sees both
 //! planes.
 
+mod alarm_channel;
 mod disks;
 mod error;
 mod hypervisor;
@@ -11,6 +12,7 @@ mod surroundings;
 mod task_control;
 mod wake;
 
+pub use alarm_channel::{AlarmChannel, AlarmMessage};
 pub use disks::{
     Disk, DiskRequest, Disks, FrozenDisk, Given, IdentityLeft, NOTE_MAX_BYTES, OpenDisk, PersistentDiskRef,
     PersistentDiskRequest, SealOrder, SealOutcome, Shortage,

@@ -138,6 +138,14 @@ impl Service {
         let (change, alarm) = {
             let mut raised = active.alarm();
             let change = look(&mut raised, || subject.clone(), found, self.now_ms(), Instant::now());
+            if change == Change::RaisedAlarm
+                && let Some(raised) = raised.as_mut()
+                && let Some(since_ms) = self.alarm_state().goes_on_since(&subject)
+            {
+                raised.alarm.since_ms = since_ms;
+                tracing::warn!(machine = %active.name, "alarm, as before the daemon started: {}", raised.alarm);
+                return false;
+            }
             (change, raised.as_ref().map(|raised| raised.alarm.to_string()))
         };
         let event = match change {

@@ -23,7 +23,7 @@ impl PendingEvents {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn add(&self, event: NewEvent) {
+    pub(crate) fn add(&self, event: NewEvent) {
         let mut queue = self.queue();
         if queue.len() < MAX_PENDING_EVENTS {
             queue.push_back(event);

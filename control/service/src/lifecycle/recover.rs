@@ -48,6 +48,7 @@ impl Service {
     /// started again stays off, and its reason says so. Call it before serving; nothing is on yet.
     pub async fn recover(&self) -> Result<(), LifecycleError> {
         self.note_own_host().await?;
+        self.recall_alarms().await;
         self.persistent_disks_are_known().await?;
         tracing::info!("looking for what an earlier daemon left");
         let run_root = self.run_root();

@@ -622,6 +622,22 @@ impl Fixture {
         })
     }
 
+    /// Another daemon of the same data directory.
+    pub(crate) fn another_service(&self) -> Service {
+        Self::service(self.db.clone(), &self.host, self.dir.path())
+    }
+
+    /// The history, with what waits to be written to it.
+    pub(crate) async fn db_events(&self) -> Vec<headwater_api::Event> {
+        self.service.write_pending_events().await.unwrap();
+        self.events().await
+    }
+
+    /// A check finds the first version damaged.
+    pub(crate) async fn damage_of_first_version(&self) {
+        self.finds_damage(&version(1, "")).await;
+    }
+
     async fn start(&self) -> Result<MachineRecord, LifecycleError> {
         self.service.start("lab", &Caller::daemon()).await
     }
@@ -680,7 +696,7 @@ fn figure(what: &str, took: Duration) {
     }
 }
 
-async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     for _ in 0..30_000 {
         if is_so().await {
             return;

@@ -87,10 +87,10 @@ pub(super) async fn get_metrics(State(service): State<Service>) -> Result<Respon
 async fn all(service: &Service) -> Result<Vec<Sample>, Failure> {
     let machines = service.own_machines().await?;
     let mut samples = service.disks().metrics();
-    let mut alarms = 0;
+    let mut of_machines = 0;
     for machine in &machines {
         let alarm = u64::from(service.alarm_of(machine).is_some());
-        alarms += alarm;
+        of_machines += alarm;
         let active = service.active(machine.uuid);
         if active.is_some() || alarm > 0 {
             samples.push(alarm_sample(machine, alarm));
@@ -107,11 +107,11 @@ async fn all(service: &Service) -> Result<Vec<Sample>, Failure> {
     let store = service.store_figures().await;
     let damage = service.damage().figures();
     let of_store = store.silence.is_some() || service.images().servers_gone().is_some();
-    let alarms = alarms + u64::from(of_store) + damage.alarms;
+    let alarms = [("machine", of_machines), ("image", damage.alarms), ("store", u64::from(of_store))];
+    samples.extend(alarms.map(|(kind, count)| Sample::new("headwater_alarms", count).with("kind", kind)));
     samples.extend([
         Sample::new("headwater_build_info", 1).with("version", env!("CARGO_PKG_VERSION")),
         Sample::real("headwater_start_time_seconds", service.started_at_ms() as f64 / 1e3),
-        Sample::new("headwater_alarms", alarms),
         Sample::new("headwater_damaged_versions", damage.versions),
         Sample::new("headwater_damaged_chunks", damage.chunks),
         Sample::new("headwater_free_bytes", super::get_status::free_bytes(service.data_dir())?),

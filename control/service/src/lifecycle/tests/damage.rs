@@ -14,7 +14,7 @@ impl Fixture {
     }
 
     /// A check of a version ends that finds a chunk damaged.
-    async fn finds_damage(&self, version: &ImageVersion) {
+    pub(super) async fn finds_damage(&self, version: &ImageVersion) {
         let found = Findings {
             hash: &version.hash,
             names: &[format!("{}@{}", version.image, version.number)],
@@ -51,7 +51,10 @@ async fn a_version_that_is_verified_has_an_alarm_until_it_is_verified_and_whole(
     }
     let counted = async |value: u64| {
         let (_, stats) = api.ask("GET", "stats", "").await;
-        for metric in ["headwater_alarms", "headwater_damaged_versions", "headwater_damaged_chunks"] {
+        let alarms =
+            format!(r#"{{"metric":"headwater_alarms","labels":{{"kind":"image"}},"value":{value}.0}}"#);
+        assert!(stats.contains(&alarms), "no {alarms} in {stats}");
+        for metric in ["headwater_damaged_versions", "headwater_damaged_chunks"] {
             let sample = format!(r#"{{"metric":"{metric}","value":{value}.0}}"#);
             assert!(stats.contains(&sample), "no {sample} in {stats}");
         }
