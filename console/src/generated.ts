@@ -1,6 +1,14 @@
 // The types of the API. Generated from docs/openapi.json; do not change this file by hand:
 // HEADWATER_BLESS=1 cargo test -p headwater-service --test openapi writes it again.
 
+/** Sizes of a write cache. */
+export interface AdvisedSizes {
+  /** Overflow disk that is enough for the same runs if nothing stays in RAM. */
+  disk_bytes: number;
+  /** RAM with which nothing is spilled in 95 % of all runs, with a certainty of 95 %. */
+  ram_bytes: number;
+}
+
 /** Something that stands in a machine's way, or will, and that a person can do something about. */
 export interface Alarm {
   /** What to do. */
@@ -149,6 +157,31 @@ export interface Catalog {
   transport: DiskTransport;
   /** The cloud-init user data of each machine. */
   user_data?: string;
+}
+
+/** How much RAM and disk the write caches of a catalog's machines need. */
+export interface CatalogAdvice {
+  advised?: AdvisedSizes;
+  /** The catalog. */
+  catalog: string;
+  /** The host that the runs are of. */
+  host: HostAdvice;
+  /** Runs in which writes waited for space. They could have needed more. */
+  limited_runs: number;
+  /** The same of the largest run. */
+  live_max_bytes: number;
+  /** The most bytes that lived in the write cache, of the run in the middle. */
+  live_median_bytes: number;
+  /** The write cache of a machine that is made now. */
+  now: CacheSettings;
+  /** The share of all written bytes that never went to the overflow disk, with the limits of that time. */
+  ram_share?: number;
+  /** Why it is so, in one sentence. */
+  reason: string;
+  /** Runs that it rests on: the newest 1,000 on this host. */
+  runs: number;
+  /** Runs that are needed for an advice. */
+  runs_needed: number;
 }
 
 /** All catalogs. */
@@ -402,6 +435,8 @@ export interface DiskCounters {
   image_read_bytes: number;
   /** Reads and writes a second, over the last second or so. */
   iops: number;
+  /** Bytes that live in the write cache: in memory, packed and on the overflow disk. A packed block counts with its unpacked size. */
+  live_bytes?: number;
   /** How often a write had to wait for room. */
   pauses: number;
   /** Memory that the write cache takes now. */
@@ -551,6 +586,24 @@ export interface Host {
   state: HostState;
   /** The release of its node, while that is connected. */
   version?: string;
+}
+
+/** What the write caches of a host take together. */
+export interface HostAdvice {
+  /** RAM that all write caches may use, as configured. */
+  configured_bytes: number;
+  /** Days until that is full, if it goes on as in the samples. Absent if the free space does not shrink, or not surely. */
+  days_to_full?: number;
+  /** The same at the earliest, with a certainty of 95 %. */
+  days_to_full_at_least?: number;
+  /** Free bytes of the file system of the data directory. */
+  free_bytes: number;
+  /** The most bytes that lived in all write caches at the same time, except in 1 % of the samples. Machines do not peak together, so that this is less than the sum of their peaks. Absent with fewer than 100 samples. */
+  live_p99_bytes?: number;
+  /** RAM with which nothing of that is spilled: a value for `serve --cache-ram`. */
+  ram_bytes?: number;
+  /** How often it was measured: each five minutes for at most a week, since the daemon started. */
+  samples: number;
 }
 
 /** All hosts. */

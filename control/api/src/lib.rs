@@ -21,6 +21,7 @@
 //! Start reading at [`machine`].
 
 pub mod access;
+pub mod advice;
 pub mod catalog;
 mod claim;
 pub mod contents;
@@ -49,6 +50,7 @@ pub use access::{
     CallerInfo, ConsoleLink, ConsoleTicket, CreateConsoleTicket, CreateToken, NewToken, Role, TokenInfo,
     TokenList,
 };
+pub use advice::{AdvisedSizes, CatalogAdvice, HostAdvice};
 pub use catalog::{
     Catalog, CatalogList, CreateCatalog, DEFAULT_STOP_IDLE_S, MAX_STOP_IDLE_S, OnHostLoss, ROTATE_AFTER_S,
     SEAL_REMOVES_MAX, SetCatalog, check_guest_path, check_seal_removes,

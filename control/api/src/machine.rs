@@ -331,6 +331,9 @@ pub struct DiskCounters {
     pub written_bytes: u64,
     /// Bytes that were read from the image, as opposed to the write cache.
     pub image_read_bytes: u64,
+    /// Bytes that live in the write cache: in memory, packed and on the overflow disk. A packed block counts with its unpacked size.
+    #[serde(default)]
+    pub live_bytes: u64,
     /// Memory that the write cache takes now.
     pub ram_used_bytes: u64,
     /// Overflow disk space that the write cache takes now.

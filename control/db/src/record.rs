@@ -423,6 +423,31 @@ pub struct SessionRecord {
     pub used_at_ms: u64,
 }
 
+/// What the write cache of a machine of a catalog took, from a start to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunRecord {
+    /// The catalog.
+    pub catalog: String,
+    /// The machine's name.
+    pub machine: String,
+    /// When the machine was on.
+    pub began_at_ms: u64,
+    /// When its disk was closed.
+    pub ended_at_ms: u64,
+    /// Bytes that the machine wrote.
+    pub written_bytes: u64,
+    /// Of which moved to the overflow disk.
+    pub spilled_bytes: u64,
+    /// The most bytes that lived in the write cache at one time.
+    pub live_peak_bytes: u64,
+    /// The most RAM that it took.
+    pub ram_peak_bytes: u64,
+    /// The most overflow disk that it took.
+    pub disk_peak_bytes: u64,
+    /// Whether writes waited for space: then the peaks may be less than what the machine needed.
+    pub is_limited: bool,
+}
+
 /// A task to add; the database numbers it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewTask {

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use crate::error::DbError;
 use crate::record::{
     AuthorityRecord, CatalogRecord, ClaimRecord, HostRecord, JoinTokenRecord, MachineRecord, NewEvent,
-    NewTask, PersistentDisk, PoolRecord, SchemeRecord, SessionRecord, TaskRecord, TokenRecord,
+    NewTask, PersistentDisk, PoolRecord, RunRecord, SchemeRecord, SessionRecord, TaskRecord, TokenRecord,
 };
 
 /// A database.
@@ -53,6 +53,9 @@ pub trait Repository: Send {
 
     /// The sessions of the web console.
     fn sessions(&mut self) -> Box<dyn SessionRepository + '_>;
+
+    /// What write caches took.
+    fn runs(&mut self) -> Box<dyn RunRepository + '_>;
 
     /// The tasks.
     fn tasks(&mut self) -> Box<dyn TaskRepository + '_>;
@@ -302,6 +305,22 @@ pub trait SessionRepository: Send {
 
     /// Removes all sessions that were opened before `created_ms`, or last used before `used_ms`.
     async fn remove_ended(&mut self, created_ms: u64, used_ms: u64) -> Result<(), DbError>;
+}
+
+/// How many runs of a catalog are kept: the newest ones.
+pub const KEPT_RUNS: i64 = 1000;
+
+/// What write caches took, by catalog.
+#[async_trait]
+pub trait RunRepository: Send {
+    /// Adds a run, and removes those of its catalog that exceed [`KEPT_RUNS`].
+    async fn add(&mut self, run: &RunRecord) -> Result<(), DbError>;
+
+    /// The runs of a catalog, newest first.
+    async fn of_catalog(&mut self, catalog: &str) -> Result<Vec<RunRecord>, DbError>;
+
+    /// Removes the runs of a catalog.
+    async fn remove_of_catalog(&mut self, catalog: &str) -> Result<(), DbError>;
 }
 
 /// How many tasks are kept: ended ones with lower numbers are removed as new ones come.

@@ -41,6 +41,7 @@
 //!
 //! Start reading at [`lifecycle`].
 
+mod advice;
 mod alarms;
 mod answer;
 pub mod backend;

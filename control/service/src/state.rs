@@ -14,6 +14,7 @@ use tokio::sync::{OwnedMutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, Se
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use crate::advice::AdviceState;
 use crate::alarms::AlarmState;
 use crate::backend::{Clock, Disks, Hypervisor, Images, Random, Wake};
 use crate::caller::Caller;
@@ -81,6 +82,7 @@ struct Inner {
     answers: StoreViews,
     damage: Damage,
     alarms: AlarmState,
+    advice: AdviceState,
     pending_events: PendingEvents,
     holds: RetentionState,
     tasks: Tasks,
@@ -138,6 +140,7 @@ impl Service {
             answers: StoreViews::default(),
             damage: Damage::default(),
             alarms: AlarmState::default(),
+            advice: AdviceState::default(),
             pending_events: PendingEvents::default(),
             holds: RetentionState::default(),
             tasks: Tasks::default(),
@@ -306,6 +309,10 @@ impl Service {
 
     pub(crate) fn damage(&self) -> &Damage {
         &self.0.damage
+    }
+
+    pub(crate) fn advice_state(&self) -> &AdviceState {
+        &self.0.advice
     }
 
     pub(crate) fn alarm_state(&self) -> &AlarmState {

@@ -129,6 +129,8 @@ pub fn count(counter: &AtomicU64, by: u64) {
 /// The counters of a cache at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Snapshot {
+    /// Blocks that live in the cache, wherever they are. A packed block counts with its unpacked size.
+    pub live_bytes: u64,
     /// RAM limit of the cache, in bytes.
     pub ram_target_bytes: u64,
     /// RAM that the cache may use now: less than its limit if the host's RAM is short.

@@ -243,6 +243,23 @@ CREATE TABLE tasks (
 
 CREATE INDEX tasks_unended ON tasks (id) WHERE ended_at_ms IS NULL;
 
+-- What the write cache of a machine of a catalog took, from a start to its end: for advice on sizes.
+CREATE TABLE runs (
+    id              INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    catalog         TEXT NOT NULL,
+    machine         TEXT NOT NULL,
+    began_at_ms     INTEGER NOT NULL,
+    ended_at_ms     INTEGER NOT NULL,
+    written_bytes   INTEGER NOT NULL,
+    spilled_bytes   INTEGER NOT NULL,
+    live_peak_bytes INTEGER NOT NULL,
+    ram_peak_bytes  INTEGER NOT NULL,
+    disk_peak_bytes INTEGER NOT NULL,
+    is_limited      INTEGER NOT NULL
+) STRICT;
+
+CREATE INDEX runs_by_catalog ON runs (catalog, id);
+
 -- History: who changed what, and when. Rows are only ever added.
 CREATE TABLE events (
     id      INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,

@@ -12,6 +12,7 @@ mod hosts;
 mod keys;
 mod machines;
 mod persistent_disks;
+mod runs;
 mod secrets;
 mod sessions;
 mod statement;
@@ -27,7 +28,7 @@ use crate::error::DbError;
 use crate::postgres::PostgresUnit;
 use crate::repository::{
     CatalogRepository, ClaimRepository, EventRepository, HostRepository, KeyRepository, MachineRepository,
-    PersistentDiskRepository, Repository, SessionRepository, TaskRepository, TokenRepository,
+    PersistentDiskRepository, Repository, RunRepository, SessionRepository, TaskRepository, TokenRepository,
 };
 use crate::secrets::KeySlot;
 use crate::sql::statement::Insert;
@@ -148,6 +149,10 @@ impl Repository for Unit {
 
     fn sessions(&mut self) -> Box<dyn SessionRepository + '_> {
         Box::new(sessions::Sessions(self))
+    }
+
+    fn runs(&mut self) -> Box<dyn RunRepository + '_> {
+        Box::new(runs::Runs(self))
     }
 
     fn tasks(&mut self) -> Box<dyn TaskRepository + '_> {

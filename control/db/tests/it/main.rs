@@ -44,6 +44,7 @@ suite!(
     lists_are_of_the_scopes_of_a_caller,
     a_machine_has_one_claim,
     the_longest_unused_console_session_gives_way,
+    the_newest_runs_of_each_catalog_are_kept,
     tasks_are_kept_until_they_end_and_long_after,
     writers_take_turns shared,
     no_event_is_missed_while_others_write shared,

@@ -9,11 +9,11 @@ use headwater_api::{
     BootFrom, CacheMode, CacheSettings, DiskTransport, Filter, HostState, Hours, Identity, MachineSort,
     MachineState, OnHostLoss, Position, ResetOn, Role, SchemeSettings, Scopes, TaskState, Wanted,
 };
-use headwater_db::repository::{EventWindow, KEPT_SESSIONS};
+use headwater_db::repository::{EventWindow, KEPT_RUNS, KEPT_SESSIONS};
 use headwater_db::{
     AuthorityRecord, CatalogRecord, ClaimRecord, Database, DbError, HostRecord, JoinTokenRecord,
-    MachineRecord, NewEvent, NewTask, PersistentDisk, PoolRecord, Purpose, SECRETS_KEY_BYTES, SchemeRecord,
-    Secret, SecretsKey, SessionRecord, TaskRecord, TokenRecord,
+    MachineRecord, NewEvent, NewTask, PersistentDisk, PoolRecord, Purpose, RunRecord, SECRETS_KEY_BYTES,
+    SchemeRecord, Secret, SecretsKey, SessionRecord, TaskRecord, TokenRecord,
 };
 use uuid::Uuid;
 
@@ -630,6 +630,36 @@ pub async fn the_longest_unused_console_session_gives_way(db: &dyn Database) {
     assert_eq!(repo.sessions().by_hash("hash-4").await.unwrap(), Some(session(4)));
     repo.sessions().remove_ended(1001, 0).await.unwrap();
     assert_eq!(repo.sessions().by_hash("hash-4").await.unwrap(), None);
+}
+
+/// Runs are kept by catalog, up to a number, and go with their catalog.
+pub async fn the_newest_runs_of_each_catalog_are_kept(db: &dyn Database) {
+    let run = |catalog: &str, n: u64| RunRecord {
+        catalog: catalog.to_owned(),
+        machine: format!("{catalog}-{}", n % 7),
+        began_at_ms: n,
+        ended_at_ms: n + 1000,
+        written_bytes: 1 << 40,
+        spilled_bytes: n * 2,
+        live_peak_bytes: n * 3,
+        ram_peak_bytes: n * 5,
+        disk_peak_bytes: n * 7,
+        is_limited: n.is_multiple_of(3),
+    };
+    let kept = u64::try_from(KEPT_RUNS).unwrap();
+    let mut repo = db.write().await.unwrap();
+    repo.runs().add(&run("other", 0)).await.unwrap();
+    for n in 0..kept + 5 {
+        repo.runs().add(&run("class", n)).await.unwrap();
+    }
+    repo.save().await.unwrap();
+    let mut repo = db.write().await.unwrap();
+    let expected: Vec<RunRecord> = (5..kept + 5).rev().map(|n| run("class", n)).collect();
+    assert_eq!(repo.runs().of_catalog("class").await.unwrap(), expected);
+    repo.runs().remove_of_catalog("class").await.unwrap();
+    assert_eq!(repo.runs().of_catalog("class").await.unwrap(), []);
+    assert_eq!(repo.runs().of_catalog("other").await.unwrap(), [run("other", 0)]);
+    repo.save().await.unwrap();
 }
 
 /// Tasks are numbered in order; one that ended is never changed; the newest ones are kept.

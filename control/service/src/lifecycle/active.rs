@@ -30,6 +30,7 @@ pub(crate) const DISPLAYS_MAX: usize = 8;
 /// What belongs to a machine while it is on.
 pub struct Active {
     pub(crate) name: String,
+    pub(crate) catalog: Option<String>,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) vm: Arc<dyn Vm>,
     pub(crate) version_hash: String,
@@ -37,6 +38,7 @@ pub struct Active {
     pending_events: Mutex<Option<CacheSettings>>,
     rate: Mutex<Option<Sample>>,
     iops: AtomicU64,
+    peaks: Mutex<Peaks>,
     alarm: Mutex<Option<RaisedAlarm>>,
     boot: OnceLock<BootEnd>,
     /// When its start began, and when its VM ran. No time of day: a clock that is set would count as part of the boot.
@@ -47,11 +49,11 @@ pub struct Active {
     /// QEMU serves one client, and lets others wait without a word.
     console: Arc<Semaphore>,
     console_client: Mutex<String>,
+    displays: Arc<Semaphore>,
     /// Somebody worked in its guest.
     is_used: AtomicBool,
     /// The file that says to a later daemon that nobody has worked in its guest.
     unused_note: OnceLock<PathBuf>,
-    displays: Arc<Semaphore>,
     guest: GuestFacts,
 }
 
@@ -66,6 +68,14 @@ struct Sample {
     operations: u64,
 }
 
+/// The most that a write cache took at one time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Peaks {
+    pub(crate) live_bytes: u64,
+    pub(crate) ram_used_bytes: u64,
+    pub(crate) disk_used_bytes: u64,
+}
+
 impl Active {
     /// Limits that its disk has, and that could not be noted.
     pub(super) fn pending_limits(&self) -> MutexGuard<'_, Option<CacheSettings>> {
@@ -73,7 +83,7 @@ impl Active {
     }
 
     pub(crate) fn new(
-        name: String,
+        (name, catalog): (String, Option<String>),
         disk: Arc<dyn Disk>,
         vm: Arc<dyn Vm>,
         version_hash: String,
@@ -81,12 +91,14 @@ impl Active {
     ) -> Self {
         Self {
             name,
+            catalog,
             disk,
             vm,
             version_hash,
             pending_events: Mutex::new(None),
             rate: Mutex::new(None),
             iops: AtomicU64::new(0),
+            peaks: Mutex::default(),
             alarm: Mutex::new(None),
             boot: OnceLock::new(),
             asked_at,
@@ -94,9 +106,9 @@ impl Active {
             quick_boots: AtomicU32::new(0),
             console: Arc::new(Semaphore::new(1)),
             console_client: Mutex::default(),
+            displays: Arc::new(Semaphore::new(DISPLAYS_MAX)),
             is_used: AtomicBool::new(false),
             unused_note: OnceLock::new(),
-            displays: Arc::new(Semaphore::new(DISPLAYS_MAX)),
             guest: GuestFacts::default(),
         }
     }
@@ -154,6 +166,11 @@ impl Active {
         }
     }
 
+    /// Takes one of the machine's displays until the permit is dropped. `None`: all are in use.
+    pub(crate) fn take_display(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.displays).try_acquire_owned().ok()
+    }
+
     /// What its guest said.
     pub(crate) fn guest(&self) -> &GuestFacts {
         &self.guest
@@ -199,11 +216,6 @@ impl Active {
 
     /// Whether somebody worked in its guest.
     pub(crate) fn is_used(&self) -> bool {
-        /// Takes one of the machine's displays until the permit is dropped. `None`: all are in use.
-        pub(crate) fn take_display(&self) -> Option<OwnedSemaphorePermit> {
-            Arc::clone(&self.displays).try_acquire_owned().ok()
-        }
-
         self.is_used.load(Ordering::SeqCst)
     }
 
@@ -212,9 +224,30 @@ impl Active {
         self.alarm.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn take_peaks(&self, counters: &DiskCounters) -> Peaks {
+        let mut peaks = self.peaks.lock().unwrap_or_else(PoisonError::into_inner);
+        *peaks = Peaks {
+            live_bytes: peaks.live_bytes.max(counters.live_bytes),
+            ram_used_bytes: peaks.ram_used_bytes.max(counters.ram_used_bytes),
+            disk_used_bytes: peaks.disk_used_bytes.max(counters.disk_used_bytes),
+        };
+        *peaks
+    }
+
+    /// The most that its write cache took.
+    pub(crate) fn peaks(&self) -> Peaks {
+        self.take_peaks(&self.disk.counters())
+    }
+
+    /// How long it is on.
+    pub(crate) fn on_for_ms(&self) -> u64 {
+        u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
     /// Takes a sample. The rate is that between this one and the one before.
     pub(crate) fn sample(&self, now: Instant) {
         let counters = self.disk.counters();
+        self.take_peaks(&counters);
         let operations = counters.reads.saturating_add(counters.writes);
         let mut last = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(before) = &*last {

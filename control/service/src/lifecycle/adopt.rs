@@ -78,8 +78,9 @@ impl Service {
         let since_ms = record.started_at_ms.map_or(0, |at| self.now_ms().saturating_sub(at));
         let now = Instant::now();
         let asked_at = now.checked_sub(Duration::from_millis(since_ms)).unwrap_or(now);
-        let (name, hash) = (record.name.clone(), open.version.hash.clone());
-        let active = Arc::new(Active::new(name, Arc::clone(disk), vm, hash, asked_at));
+        let hash = open.version.hash.clone();
+        let names = (record.name.clone(), record.catalog.clone());
+        let active = Arc::new(Active::new(names, Arc::clone(disk), vm, hash, asked_at));
         active.read_unused_note(&left.run_dir);
         self.is_on_now(record.uuid, active.clone());
         if record.state == MachineState::Starting {

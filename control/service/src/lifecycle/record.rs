@@ -256,7 +256,10 @@ impl Service {
     async fn close_disk(&self, uuid: Uuid, name: &str) -> Option<String> {
         let active = self.active_map().remove(&uuid);
         let closed = match active {
-            Some(active) => active.disk.close().await,
+            Some(active) => {
+                self.note_run(&active);
+                active.disk.close().await
+            }
             None => Ok(()),
         };
         self.remove_sockets(name).await;

@@ -192,6 +192,7 @@ impl Service {
         loop {
             tick.tick().await;
             self.sample_rates();
+            self.sample_host();
             if !self.is_stopping() && promoting.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
                 let (service, under_way) = (self.clone(), self.begin_operation());
                 promoting = Some(tokio::spawn(async move {

@@ -289,7 +289,8 @@ impl Service {
         };
         match started {
             Ok(vm) => {
-                let active = Active::new(record.name.clone(), disk, vm, version_hash, asked_at);
+                let names = (record.name.clone(), record.catalog.clone());
+                let active = Active::new(names, disk, vm, version_hash, asked_at);
                 active.note_unused(&self.run_dir(&record.name));
                 Ok(Arc::new(active))
             }

@@ -107,7 +107,7 @@ fn is_of_own_image(caller: &Caller, alarm: &Alarm) -> bool {
     }
 }
 
-pub(super) fn free_bytes(path: &std::path::Path) -> Result<u64, BackendError> {
+pub(crate) fn free_bytes(path: &std::path::Path) -> Result<u64, BackendError> {
     let told = rustix::fs::statvfs(path).map_err(|e| {
         BackendError::from_io(format!("cannot ask for the free space of {}", path.display()), e.into())
     })?;

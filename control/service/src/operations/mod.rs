@@ -21,7 +21,7 @@ mod exec_machine;
 mod export_image;
 mod get_openapi;
 mod get_stats;
-mod get_status;
+pub(crate) mod get_status;
 pub(crate) mod hosts;
 mod import_image;
 mod list_catalogs;
@@ -55,6 +55,7 @@ mod seal_image;
 pub(crate) mod seal_machine;
 mod set_catalog;
 mod set_machine;
+mod show_advice;
 mod show_caller;
 mod show_catalog;
 mod show_image;
@@ -161,6 +162,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(edit_image::edit_image, discard_session::discard_session))
         .routes(routes!(seal_image::seal_image))
         .routes(routes!(list_catalogs::list_catalogs, create_catalog::create_catalog))
+        .routes(routes!(show_advice::show_advice))
         .routes(routes!(show_catalog::show_catalog, set_catalog::set_catalog, remove_catalog::remove_catalog))
         .routes(routes!(catalog_scheme::list_schemes))
         .routes(routes!(catalog_scheme::revert_scheme))

@@ -46,6 +46,7 @@ async fn remove(service: &Service, caller: &Caller, name: String) -> Result<(), 
         return Err(CatalogError::InUse { catalog: name, machines }.into());
     }
     repo.catalogs().remove(&name).await?;
+    repo.runs().remove_of_catalog(&name).await?;
     repo.events().append(service.event(caller, format!("catalog {name}"), "removed", "")).await?;
     repo.save().await?;
     service.roots_changed();

@@ -2,17 +2,19 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::WriteCache;
+use super::{BLOCK, WriteCache};
 use crate::counters::{Hot, Snapshot};
-use crate::units::SEGMENT_BYTES;
+use crate::units::{SEGMENT_BYTES, SegmentId};
 
 impl WriteCache {
     /// The counters at this moment.
     pub fn snapshot(&self) -> Snapshot {
-        let (segments, index_bytes) = {
+        let (segments, numbers, index_bytes) = {
             let log = self.log.lock();
-            (u64::from(log.ram_segments), self.index_bytes(&log))
+            (u64::from(log.ram_segments), log.numbers_used(), self.index_bytes(&log))
         };
+        let live =
+            |number| self.segments.get(SegmentId(number)).map_or(0, |segment| u64::from(segment.live()));
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let c = &self.counters;
         let disk = self.overflow.as_ref().map(|overflow| overflow.operations()).unwrap_or_default();
@@ -27,6 +29,7 @@ impl WriteCache {
                 + self.persist.as_ref().map_or(0, |persist| persist.buffer_bytes()),
             packed_bytes: self.packed.bytes(),
             packed_holds_bytes: self.packed.held_bytes(|id| self.segments.get(id)),
+            live_bytes: (0..numbers).map(live).sum::<u64>() * BLOCK as u64,
             index_bytes,
             disk_limit_bytes: load(&self.disk_bytes),
             buffering: self.overflow.as_ref().map_or_else(String::new, |o| o.buffering().to_owned()),

@@ -192,6 +192,7 @@ impl Disk for ServedVolume {
             read_bytes: volume.read_bytes,
             written_bytes: volume.write_bytes,
             image_read_bytes: volume.image_read_bytes,
+            live_bytes: volume.cache.live_bytes,
             ram_used_bytes: volume.cache.ram_used_bytes,
             disk_used_bytes: volume.cache.disk_used_bytes,
             spilled_bytes: volume.cache.spilled_bytes,
