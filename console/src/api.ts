@@ -1,7 +1,7 @@
 // Requests to the API of the daemon.
 
 import type { CreateMachine, CreateToken, NewToken, PromoteRequest, SealRequest, TokenInfo } from "./generated";
-import type { CacheContents, Catalog, Channel, Event, ImageList, Machine, Refusal, Role, Status, Task } from "./types";
+import type { CacheContents, Catalog, CatalogAdvice, Channel, Event, ImageList, Machine, Refusal, Role, Status, Task } from "./types";
 
 /** Why a request failed: what the daemon said, or that it said nothing. */
 export class Problem extends Error {
@@ -134,6 +134,8 @@ export const getContents = async (name: string, signal: AbortSignal) => (await a
 export const getImages = async () => (await ask("/api/v1/images")) as ImageList;
 
 export const getCatalogs = async () => ((await ask("/api/v1/catalogs")) as { catalogs: Catalog[] }).catalogs;
+
+export const getAdvice = async (catalog: string) => (await ask(`/api/v1/catalogs/${encodeURIComponent(catalog)}/advice`)) as CatalogAdvice;
 
 /** A page of tasks, newest first; `before` has those that are older than a task. */
 export const getTasks = async (query: string) => ((await ask(`/api/v1/tasks?${query}`)) as { tasks: Task[] }).tasks;

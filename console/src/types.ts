@@ -6,6 +6,7 @@ export type {
   Alarm,
   CacheContents,
   CacheMode,
+  CatalogAdvice,
   Channel,
   ChannelPointer as Pointer,
   ContentsKind,

@@ -58,6 +58,7 @@ function machine(name, { written_mib, iops = 0, ...more }) {
         read_bytes: 912 * MiB,
         written_bytes: 3 * written,
         image_read_bytes: 388 * MiB,
+        live_bytes: written,
         ram_used_bytes: ram,
         disk_used_bytes: written - ram,
         spilled_bytes: written - ram,
@@ -284,8 +285,29 @@ export const contents = {
   ],
 };
 
+/** @type {import("../src/types").CatalogAdvice} */
+export const advice = {
+  catalog: "class",
+  runs: 131,
+  runs_needed: 59,
+  limited_runs: 2,
+  now: CATALOG.cache,
+  live_median_bytes: 81 * MiB,
+  live_max_bytes: 199 * MiB,
+  ram_share: 0.972,
+  advised: { ram_bytes: 224 * MiB, disk_bytes: 320 * MiB },
+  reason: "in 95 % of the runs less lived in the write cache than the sizes are for",
+  host: { samples: 2016, live_p99_bytes: 610 * MiB, ram_bytes: 896 * MiB, configured_bytes: 4 * GiB, free_bytes: 430 * GiB, days_to_full: 43, days_to_full_at_least: 41 },
+};
+
+const { advised: _, ...unadvised } = advice;
+
+/** The same with too few runs. @type {import("../src/types").CatalogAdvice} */
+export const early = { ...unadvised, runs: 12, limited_runs: 0, reason: "not enough runs yet: 12 of 59", host: { samples: 3, configured_bytes: 4 * GiB, free_bytes: 430 * GiB } };
+
 export const full = {
   contents,
+  advice,
   status: STATUS,
   machines: MACHINES,
   images: IMAGES,
@@ -299,6 +321,7 @@ export const full = {
 /** @type {typeof full} */
 export const empty = {
   contents,
+  advice: early,
   status: { ...STATUS, images: 0, store_bytes: 0, machines: 0, machines_active: 0, tasks_running: 0, tasks_waiting: 0, alarms: [], ram_used_bytes: 0, disk_used_bytes: 0, host_ram: { configured_bytes: 4 * GiB, limit_bytes: 4 * GiB, used_bytes: 0, pressure_shrinks: 0 } },
   machines: [],
   images: { images: [] },

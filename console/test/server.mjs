@@ -78,6 +78,7 @@ export async function serve() {
       case "images":
         return json(answers.images);
       case "catalogs":
+        if (path.endsWith("/advice")) return state.fail.advice ? json(state.fail.advice, 500) : json(answers.advice);
         return json({ catalogs: answers.catalogs });
       case "tasks": {
         const isUnended = url.searchParams.get("unended") === "true";

@@ -6,7 +6,7 @@
 import { mkdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { chromium } from "playwright-core";
-import { NOW_MS, TERMINAL, contents, empty, full } from "./fixtures.mjs";
+import { NOW_MS, TERMINAL, contents, early, empty, full } from "./fixtures.mjs";
 import { serve } from "./server.mjs";
 
 const OUT = new URL("../../build/console/", import.meta.url);
@@ -71,7 +71,9 @@ const STATES = [
   { name: "catalogs", at: "#/catalogs", ready: "tbody" },
   { name: "catalogs-empty", at: "#/catalogs", answers: empty, ready: ".empty" },
   { name: "catalogs-create", at: "#/catalogs", press: ["Create a catalog"] },
-  { name: "catalog", at: "#/catalogs/class", ready: "tbody" },
+  { name: "catalog", at: "#/catalogs/class", ready: "[data-advice]" },
+  { name: "catalog-advice-early", at: "#/catalogs/class", answers: { ...full, advice: early }, ready: "[data-advice]" },
+  { name: "catalog-advice-failed", at: "#/catalogs/class", fail: { advice: FAILED }, ready: ".failure" },
   { name: "catalog-roll", at: "#/catalogs/class", answers: { ...full, tasks: [] }, press: ["Roll"] },
   { name: "catalog-scale", at: "#/catalogs/class", answers: { ...full, tasks: [] }, press: ["Scale"] },
   { name: "tasks", at: "#/tasks", ready: "[data-task]" },
