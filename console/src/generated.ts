@@ -1,14 +1,6 @@
 // The types of the API. Generated from docs/openapi.json; do not change this file by hand:
 // HEADWATER_BLESS=1 cargo test -p headwater-service --test openapi writes it again.
 
-/** Sizes of a write cache. */
-export interface AdvisedSizes {
-  /** Overflow disk that is enough for the same runs if nothing stays in RAM. */
-  disk_bytes: number;
-  /** RAM with which nothing is spilled in 95 % of all runs, with a certainty of 95 %. */
-  ram_bytes: number;
-}
-
 /** Something that stands in a machine's way, or will, and that a person can do something about. */
 export interface Alarm {
   /** What to do. */
@@ -141,8 +133,10 @@ export interface Catalog {
   /** The version that its machines boot in place of `image`, as `IMAGE@NUMBER`. The pin of a machine has priority. */
   pin?: string;
   ready_hours?: Hours;
-  /** Seconds after which an SSH host key is replaced when its machine boots; 0: never. */
-  rotate_after_s?: number;
+  /** The number of the newest version of its scheme, whose settings follow. */
+  scheme: number;
+  /** The names of machines that have settings of an older version of it. They take the newest ones at their next boot. */
+  scheme_old?: string[];
   /** Size of the scratch disk of each machine in bytes, whole MiB from 64 MiB to 4 TiB; 0: none. */
   scratch_bytes?: number;
   /** Files that a seal also removes in the guests of its machines. */
@@ -157,31 +151,6 @@ export interface Catalog {
   transport: DiskTransport;
   /** The cloud-init user data of each machine. */
   user_data?: string;
-}
-
-/** How much RAM and disk the write caches of a catalog's machines need. */
-export interface CatalogAdvice {
-  advised?: AdvisedSizes;
-  /** The catalog. */
-  catalog: string;
-  /** The host that the runs are of. */
-  host: HostAdvice;
-  /** Runs in which writes waited for space. They could have needed more. */
-  limited_runs: number;
-  /** The same of the largest run. */
-  live_max_bytes: number;
-  /** The most bytes that lived in the write cache, of the run in the middle. */
-  live_median_bytes: number;
-  /** The write cache of a machine that is made now. */
-  now: CacheSettings;
-  /** The share of all written bytes that never went to the overflow disk, with the limits of that time. */
-  ram_share?: number;
-  /** Why it is so, in one sentence. */
-  reason: string;
-  /** Runs that it rests on: the newest 1,000 on this host. */
-  runs: number;
-  /** Runs that are needed for an advice. */
-  runs_needed: number;
 }
 
 /** All catalogs. */
@@ -435,8 +404,6 @@ export interface DiskCounters {
   image_read_bytes: number;
   /** Reads and writes a second, over the last second or so. */
   iops: number;
-  /** Bytes that live in the write cache: in memory, packed and on the overflow disk. A packed block counts with its unpacked size. */
-  live_bytes?: number;
   /** How often a write had to wait for room. */
   pauses: number;
   /** Memory that the write cache takes now. */
@@ -586,24 +553,6 @@ export interface Host {
   state: HostState;
   /** The release of its node, while that is connected. */
   version?: string;
-}
-
-/** What the write caches of a host take together. */
-export interface HostAdvice {
-  /** RAM that all write caches may use, as configured. */
-  configured_bytes: number;
-  /** Days until that is full, if it goes on as in the samples. Absent if the free space does not shrink, or not surely. */
-  days_to_full?: number;
-  /** The same at the earliest, with a certainty of 95 %. */
-  days_to_full_at_least?: number;
-  /** Free bytes of the file system of the data directory. */
-  free_bytes: number;
-  /** The most bytes that lived in all write caches at the same time, except in 1 % of the samples. Machines do not peak together, so that this is less than the sum of their peaks. Absent with fewer than 100 samples. */
-  live_p99_bytes?: number;
-  /** RAM with which nothing of that is spilled: a value for `serve --cache-ram`. */
-  ram_bytes?: number;
-  /** How often it was measured: each five minutes for at most a week, since the daemon started. */
-  samples: number;
 }
 
 /** All hosts. */
@@ -790,6 +739,10 @@ export interface Machine {
   pin?: string;
   /** Why it is in that state, where that needs saying. */
   reason?: string;
+  /** The version of its catalog's scheme whose settings it has. */
+  scheme?: number;
+  /** Whether the scheme has a newer version, which it takes at its next boot. */
+  scheme_old?: boolean;
   /** Size of its scratch disk, which is empty at each start; 0: it has none. */
   scratch_bytes?: number;
   /** Whether its firmware runs only loaders that are signed with Microsoft's keys. */
@@ -1074,6 +1027,12 @@ export interface RetireRequest {
   retired: boolean;
 }
 
+/** A version of a scheme to go back to. */
+export interface RevertScheme {
+  /** Its number. Its settings become a new version. */
+  version: number;
+}
+
 /** What came of taking a promotion back. */
 export interface Reverted {
   /** Since when. */
@@ -1168,6 +1127,52 @@ export interface ScaleRequest {
   start?: boolean;
 }
 
+/** The versions of the scheme of a catalog. */
+export interface SchemeList {
+  /** Newest first. Machines take the first one at their next boot. */
+  versions: SchemeVersion[];
+}
+
+/** The settings that the machines of a catalog have alike. */
+export interface SchemeSettings {
+  /** Their write caches. */
+  cache: CacheSettings;
+  /** Their guests' processors. */
+  cpus: number;
+  /** What shows their screens. */
+  display: Display;
+  /** What they boot with. */
+  firmware: Firmware;
+  /** Their guests' memory. */
+  memory_bytes: number;
+  /** How their network cards are connected: `user` or `bridge:NAME`. */
+  network: string;
+  /** Size of their scratch disks; 0: none. */
+  scratch_bytes: number;
+  /** Whether their firmware runs only loaders that are signed with Microsoft's keys. */
+  secure_boot: boolean;
+  /** Whether each has a TPM 2.0. */
+  tpm: boolean;
+  /** How they reach their disks. */
+  transport: DiskTransport;
+  /** Their cloud-init user data. */
+  user_data?: string;
+}
+
+/** A version of a scheme. */
+export interface SchemeVersion {
+  /** When. */
+  created_at_ms: number;
+  /** Who made it. */
+  created_by: string;
+  /** The names of machines that have them. */
+  machines: string[];
+  /** Its settings. */
+  settings: SchemeSettings;
+  /** Its number. */
+  version: number;
+}
+
 /** The only catalogs and images that a caller sees and may act on, with what their role permits. In a pattern, `*` stands for any characters. */
 export interface Scopes {
   /** Patterns of names of catalogs. Their machines, claims, tasks and events belong to them. */
@@ -1217,8 +1222,7 @@ export interface SetCatalog {
   /** `keep_ready` counts at all hours again. */
   ready_always?: boolean;
   ready_hours?: Hours;
-  /** Seconds after which an SSH host key is replaced when its machine boots, from 3600 (an hour) to 315360000 (ten years); 0: never. */
-  rotate_after_s?: number;
+  scheme?: SetScheme;
   /** All files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards. */
   seal_removes?: string[];
   /** Seconds until an unclaimed machine beyond `keep_ready` is switched off; 0: never. */
@@ -1243,6 +1247,28 @@ export interface SetMachine {
   ram_bytes?: number;
   /** Its weight among the write caches of the host. */
   weight?: number;
+}
+
+/** New settings for the machines of a catalog; what is absent stays. */
+export interface SetScheme {
+  cache?: CacheSettings;
+  /** Their guests' processors. */
+  cpus?: number;
+  display?: Display;
+  firmware?: Firmware;
+  /** Their guests' memory. */
+  memory_bytes?: number;
+  /** How their network cards are connected: `user` or `bridge:NAME`. */
+  network?: string;
+  /** Size of their scratch disks; 0: none. */
+  scratch_bytes?: number;
+  /** Whether their firmware runs only loaders that are signed with Microsoft's keys. */
+  secure_boot?: boolean;
+  /** Whether each has a TPM 2.0. */
+  tpm?: boolean;
+  transport?: DiskTransport;
+  /** Their cloud-init user data; an empty text removes it. */
+  user_data?: string;
 }
 
 /** The format of a file that is imported. */
