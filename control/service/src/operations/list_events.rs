@@ -109,13 +109,19 @@ pub(super) async fn list_events(
         return Err(Error::Wait(wait_s).into());
     }
     let end = Instant::now() + Duration::from_secs(wait_s);
+    let mut looked_at = None;
     loop {
-        let mut repo = service.db().read().await?;
-        let mut events = repo.events().page(&filter, subject, EventWindow::After(after), limit).await?;
-        drop(repo);
-        page::cut(&mut events);
-        if !events.is_empty() || Instant::now() >= end || service.is_stopping() {
-            return Ok(Json(EventList { events }));
+        let is_over = Instant::now() >= end || service.is_stopping();
+        // Before the look: a later change is seen at the next one. While nothing has changed, the database is not asked.
+        let revision = service.db().revision();
+        if looked_at.replace(revision) != Some(revision) || is_over {
+            let mut repo = service.db().read().await?;
+            let mut events = repo.events().page(&filter, subject, EventWindow::After(after), limit).await?;
+            drop(repo);
+            page::cut(&mut events);
+            if !events.is_empty() || is_over {
+                return Ok(Json(EventList { events }));
+            }
         }
         tokio::time::sleep_until(end.min(Instant::now() + LOOK)).await;
     }
