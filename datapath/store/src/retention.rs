@@ -1,4 +1,5 @@
-//! Retention roots: records in a store of who needs a version, even while no process has the store open.
+//! Retention roots: records in a bucket of who needs a version, even while no process has the store open. A store
+//! in a directory has none, because only one process writes to it.
 //!
 //! A pin ends with its process. A persistent disk outlives the runs of its machine, and cannot be read
 //! without the version below it. So its daemon records the need in the store. Other daemons of the same store
@@ -8,7 +9,7 @@
 //!   holds/MANIFEST/IMAGE/PURPOSE.DAEMON.ID    a line of text: the holder, for people
 //! ```
 //! A machine that follows a channel needs some version of the image, but no particular one. MANIFEST is then
-//! zero, and the image keeps at least one version.
+//! 64 zeros, and the image keeps at least one version.
 //!
 //! A retention root never expires; the daemon that sets it also removes it. It is set before the need is
 //! recorded elsewhere, and removed after that other record. So a crash can leave an unneeded root, but never
@@ -61,7 +62,7 @@ impl RetentionPurpose {
     }
 }
 
-/// One need for a version. Two roots that differ only in [`RetentionRoot::holder`] are the same.
+/// One need for a version. Two roots that differ only in [`RetentionRoot::holder`] have the same key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetentionRoot {
     /// The image. The version must be in this image, because its data under another name is of no use.

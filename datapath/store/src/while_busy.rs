@@ -45,7 +45,7 @@ impl WhileBusy {
         Self { longest: Duration::MAX, on_wait: Some(Arc::new(on_wait)) }
     }
 
-    /// The same, but at most for this time.
+    /// A copy of this policy in which requests wait at most for this time.
     pub fn at_most(&self, longest: Duration) -> Self {
         Self { longest: self.longest.min(longest), on_wait: self.on_wait.clone() }
     }
@@ -65,8 +65,8 @@ impl WhileBusy {
         self.on_wait.as_ref().is_none_or(|on_wait| on_wait(why))
     }
 
-    /// Waits, and reports the reason during the wait. `false`: the wait was ended.
-    pub(crate) async fn wait_later(&self, pause: Duration, why: &str) -> bool {
+    /// Waits for `pause`, and reports the reason about twice a second. `false`: a report ended the wait.
+    pub(crate) async fn pause_and_report(&self, pause: Duration, why: &str) -> bool {
         let until = Instant::now() + pause;
         while self.report(why) {
             let now = Instant::now();

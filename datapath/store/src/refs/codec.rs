@@ -1,10 +1,10 @@
 //! Encodes and decodes the file that lists the versions of an image.
 //!
-//! Format 2 is written. Format 1, from before channels existed, can be read. Its note is the source of a
-//! version.
+//! Format 2 is written. Format 1, which has no channels, can be read too; its `note` field contains what
+//! format 2 calls `source`.
 //!
-//! If a channel pointed elsewhere before its oldest remembered position, that position is written twice. A
-//! release that does not know this rule reads two positions.
+//! Only the newest positions of a channel are kept. If older positions were dropped, the oldest kept position
+//! is written twice in a row. The duplicate is the marker for that (`Image::cut_short`).
 
 use std::collections::HashSet;
 
@@ -37,11 +37,11 @@ impl Image {
         put_u32(&mut out, self.next_number);
         put_len(&mut out, "versions of an image", self.versions.len(), VERSIONS_MAX)?;
         put_len(&mut out, "bytes of a name", self.name.as_str().len(), crate::name::NAME_MAX)?;
-        let places = self.marked_places();
-        put_len(&mut out, "positions of channels", places.len(), POINTERS_MAX)?;
+        let positions = self.marked_positions();
+        put_len(&mut out, "positions of channels", positions.len(), POINTERS_MAX)?;
         put_len(&mut out, "scheduled promotions", self.scheduled.len(), SCHEDULED_MAX)?;
         out.extend_from_slice(self.name.as_str().as_bytes());
-        for pointer in places.into_iter().chain(&self.scheduled) {
+        for pointer in positions.into_iter().chain(&self.scheduled) {
             put_pointer(&mut out, pointer)?;
         }
         for version in &self.versions {
@@ -98,16 +98,16 @@ impl Image {
     }
 
     /// The positions as they are written, with markers.
-    fn marked_places(&self) -> Vec<&Pointer> {
+    fn marked_positions(&self) -> Vec<&Pointer> {
         let mut to_mark = self.cut_short.clone();
-        let mut places = Vec::new();
+        let mut positions = Vec::new();
         for pointer in &self.pointers {
             if to_mark.remove(&pointer.channel) {
-                places.push(pointer);
+                positions.push(pointer);
             }
-            places.push(pointer);
+            positions.push(pointer);
         }
-        places
+        positions
     }
 
     fn has(&self, number: u32) -> bool {
@@ -173,8 +173,8 @@ fn take_image(cursor: &mut Cursor<'_>, has_channels: bool) -> Option<Image> {
         scheduled_count = cursor.len(SCHEDULED_MAX)?;
     }
     let name: ImageName = cursor.text(name_len)?.parse().ok()?;
-    let places = (0..pointer_count).map(|_| take_pointer(cursor)).collect::<Option<Vec<_>>>()?;
-    let (pointers, cut_short) = without_marks(places);
+    let positions = (0..pointer_count).map(|_| take_pointer(cursor)).collect::<Option<Vec<_>>>()?;
+    let (pointers, cut_short) = without_markers(positions);
     let scheduled = (0..scheduled_count).map(|_| take_pointer(cursor)).collect::<Option<Vec<_>>>()?;
     let mut versions = Vec::new();
     let mut last = 0;
@@ -189,15 +189,15 @@ fn take_image(cursor: &mut Cursor<'_>, has_channels: bool) -> Option<Image> {
     Some(Image { name, versions, pointers, cut_short, scheduled, next_number })
 }
 
-/// The reverse of [`Image::marked_places`]. Two positions that differ only in their time are not a marker.
-fn without_marks(places: Vec<Pointer>) -> (Vec<Pointer>, HashSet<Channel>) {
+/// The reverse of [`Image::marked_positions`]. Two positions that differ only in their time are not a marker.
+fn without_markers(positions: Vec<Pointer>) -> (Vec<Pointer>, HashSet<Channel>) {
     let (mut pointers, mut cut_short, mut seen) = (Vec::new(), HashSet::new(), HashSet::new());
-    let mut places = places.into_iter().peekable();
-    while let Some(place) = places.next() {
-        if seen.insert(place.channel) && places.peek() == Some(&place) {
-            cut_short.insert(place.channel);
+    let mut positions = positions.into_iter().peekable();
+    while let Some(position) = positions.next() {
+        if seen.insert(position.channel) && positions.peek() == Some(&position) {
+            cut_short.insert(position.channel);
         } else {
-            pointers.push(place);
+            pointers.push(position);
         }
     }
     (pointers, cut_short)

@@ -322,7 +322,7 @@ impl Bucket {
             }
             if let Some(pause_busy) = self.busy_pause(operation, &failure, pause, started) {
                 let why = format!("{}: {failure}", self.url);
-                if self.while_busy.wait_later(pause_busy, &why).await {
+                if self.while_busy.pause_and_report(pause_busy, &why).await {
                     pause = pause.saturating_mul(2).min(PAUSE_MAX);
                     doubt.failed_before += 1;
                     attempt -= 1;

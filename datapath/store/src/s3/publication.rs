@@ -1,4 +1,8 @@
-//! Writes a version to S3: its data object, its manifest, and its reference, in that order.
+//! Writes a version to S3: its data object, its manifest, and its entry in the image's list of versions, in that order.
+//!
+//! While a publication runs, its *mark* (a key in `locks/`, see [`super::mark`]) keeps other processes from reclaiming
+//! objects that no version needs yet. *Commit* gives a new version the next number. *Adopt* lists a version that was
+//! copied from another store, with the number it has there.
 
 use std::fs::File;
 use std::io::Write;
@@ -19,12 +23,12 @@ use crate::store::{
 
 pub(super) struct S3Publication {
     store: Arc<Inner>,
-    /// Taken out when the publication ends.
+    /// `None` after the publication has ended.
     mark: Option<Mark>,
     writing: Option<Writing>,
-    /// The data object, once it is in place.
+    /// Hash and length of the data object, once it is in the bucket.
     finished: Option<(Hash, u64)>,
-    /// Whether keys are in place that only a commit makes needed.
+    /// Whether the bucket has keys that no version needs unless the commit succeeds.
     left_something: bool,
 }
 
@@ -215,11 +219,11 @@ impl Publication for S3Publication {
 
 impl Drop for S3Publication {
     fn drop(&mut self) {
-        // No process reclaims while the mark exists. After its removal no process would know about keys that
-        // a crash leaves from here on.
-        let noted = if self.left_something { self.store.want_sweep() } else { Ok(()) };
+        // No process reclaims while the mark exists. So the request for a sweep is written before the mark is removed:
+        // after a crash in between, the next process still removes the unneeded keys.
+        let requested = if self.left_something { self.store.want_sweep() } else { Ok(()) };
         self.mark = None;
-        let outcome = noted.and_then(|()| self.store.bucket.head(SWEEP_WANTED)).and_then(|wanted| {
+        let outcome = requested.and_then(|()| self.store.bucket.head(SWEEP_WANTED)).and_then(|wanted| {
             if wanted.is_some() {
                 self.store.sweep()?;
             }
