@@ -239,9 +239,9 @@ fn copy_whole(
         let took = began.elapsed();
         let Some(open) = reader.upgrade().filter(|_| !work.is_cancelled()) else { return false };
         let Err(e) = open.settle() else { return true };
-        tracing::warn!(error = %e, version = %open.id().short(), "the copy of an image is not complete yet; trying again later");
+        tracing::warn!(error = %e, version = %open.id().short(), "cannot complete the local copy of an image; retrying later");
         *work.failure.lock() = Some(e);
-        // If even that fails, the next round reports why.
+        // If this fails too, the next round reports why.
         chunks = open.missing().unwrap_or_default();
         let left_bytes = stored(&chunks);
         work.set_left(left_bytes);

@@ -22,11 +22,11 @@ const SUM_BYTES: usize = 32;
 pub const TRACE_CHUNKS_MAX: usize = 4 << 20;
 /// The most boots that count in a trace. At this number all counts are halved, so older boots fade.
 pub const TRACE_BOOTS_MAX: u32 = 16;
-/// From this many boots on, a chunk is dropped if only one boot or fewer than a quarter of them touched it,
-/// and the latest boot did not.
+/// From this many boots on, a chunk is dropped if the latest boot did not touch it and fewer than a quarter of
+/// the boots, or only one, did.
 const RARE_FROM_BOOTS: u32 = 3;
-/// A recording ends when this much of the image was touched: what comes later is probably a copy of the disk
-/// and no longer the boot. The trace has the chunks up to then.
+/// A recording adds no chunks after this much of the image was touched: later reads are probably a copy of the
+/// disk and no longer the boot.
 pub const BOOT_MAX_BYTES: u64 = 1 << 30;
 /// How many chunks of an image are tracked while a boot is recorded: 1 TiB at 64 KiB.
 const WATCHED_CHUNKS_MAX: u64 = 16 << 20;

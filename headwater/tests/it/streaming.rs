@@ -301,7 +301,7 @@ fn a_full_disk_below_the_chunk_cache_costs_the_cache_and_not_the_read() {
     let written = image["disk_writes"].as_u64().expect("a number");
     assert!(written > 0 && written < 640, "{image}");
     assert_eq!(image["failures"], 0, "{image}");
-    wait_until("the log says why", || export.log().contains("reads go on without it"));
+    wait_until("the log says why", || export.log().contains("new chunks are not cached"));
     drop(export);
 
     // What could be written is sound, and the cache is one again when there is room.
@@ -310,7 +310,7 @@ fn a_full_disk_below_the_chunk_cache_costs_the_cache_and_not_the_read() {
     let image = export.image();
     assert!(image["disk_hits"].as_u64() > Some(0) && image["disk_damaged"] == 0, "{image}");
     assert!(image["disk_writes"].as_u64() > Some(0), "{image}");
-    assert!(!export.log().contains("reads go on without it"), "{}", export.log());
+    assert!(!export.log().contains("new chunks are not cached"), "{}", export.log());
 }
 
 #[test]

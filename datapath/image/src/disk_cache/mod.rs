@@ -409,7 +409,7 @@ impl DiskCache {
             let mut state = self.state.lock();
             if !std::mem::replace(&mut state.failing, true) {
                 tracing::warn!(dir = %self.dir.display(), error = %e,
-                    "cannot write to the chunk cache; reads go on without it");
+                    "cannot write to the chunk cache; new chunks are not cached");
             }
         }
     }

@@ -333,12 +333,15 @@ impl DiskCache {
         let is_kept = |hash: &Hash| state.kept.iter().any(|version| version.chunks.contains_key(hash));
         let must_stay = places_in(state, first).any(|(hash, _)| is_kept(&hash));
         let outcome = if must_stay {
-            "it has chunks of a retained version, and stays"
+            "is kept, because a retained version needs it"
         } else {
             self.remove_first(state);
-            "it has no chunks of a retained version, and is removed"
+            "was removed, because no retained version needs it"
         };
-        let why = format!("cannot copy the remaining chunks of {shown} ({outcome}): {error}");
+        let why = format!(
+            "cannot move the remaining chunks of the cache segment {shown} to a new segment: {error}. The segment \
+             {outcome}"
+        );
         io::Error::new(error.kind(), why)
     }
 }

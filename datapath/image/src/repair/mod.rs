@@ -9,9 +9,9 @@
 //! - It is lost or has the wrong length.
 //! - It is damaged in a part that this version does not need, and that is to be checked with this version
 //!   (`VerifyRound`).
-//! - It is damaged, and the store writes objects only as a whole.
-//! - Much of it is damaged (`is_for_a_copy`). If it cannot be copied, for example because there is no space
-//!   for two copies, it is repaired chunk by chunk instead.
+//! - More than 32 MiB of it is damaged, and the store can only rewrite whole objects (S3).
+//! - So much of it is damaged that a copy is cheaper (`is_for_a_copy`). If it cannot be copied, for example
+//!   because there is no space for two copies, it is repaired chunk by chunk instead.
 //!
 //! # Chunks of other objects
 //! Stores to which versions were added in another order have equal chunks in other objects. So if no source
@@ -494,8 +494,8 @@ impl<'a> Repair<'a> {
                 }
             };
             let mut holes = object.holes();
-            // If some servers of the source did not answer, the holes may be incomplete. If none answered,
-            // another source is asked first.
+            // If only some servers of the source answered, the list of holes may be wrong: request it again. If none
+            // answered, try another source first.
             if holes.as_ref().is_ok_and(|holes| self.lacks(id, holes))
                 && let Ok(now) = object.holes_uncached()
             {
@@ -589,11 +589,12 @@ impl<'a> Repair<'a> {
     }
 }
 
-/// Whether so much of an object is damaged that the whole object should be copied if possible. `listed_bytes`
-/// of the damage in it are listed. If more is damaged than is listed, each repaired list requires all
-/// remaining damage to be read again to find the next list. With a million chunks that would be a hundred
-/// times. If only a little of a large object is damaged, it is still repaired chunk by chunk: a copy
-/// temporarily needs the space of the object twice, and machines need the space.
+/// Whether so much of an object is damaged that the whole object should be copied if possible.
+///
+/// `found` lists a limited number of damaged chunks; `listed_bytes` is the size of those in this object. If more
+/// chunks are damaged, all remaining damage is read again after each repaired list, to find the next list. With a
+/// million damaged chunks that would be a hundred times. If only a little of a large object is damaged, it is still
+/// repaired chunk by chunk, because a copy temporarily needs the space of the object twice.
 fn is_for_a_copy(len_bytes: u64, listed_bytes: u64, found: &Verified) -> bool {
     let lists = found.damaged_chunks.div_ceil(u64_of(found.damaged.len()).max(1));
     if lists <= 1 && listed_bytes <= u64_of(PATCHES_MAX_BYTES) {
