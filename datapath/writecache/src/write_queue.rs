@@ -251,7 +251,7 @@ impl WriteCache {
         count(&self.counters.refused_writes, 1);
         write.refuse(IoError::new(
             IoErrorKind::NoSpace,
-            "the write cache is full: raise its RAM or disk limit, or free space in the machine",
+            "the write cache is full: raise its RAM or disk limit, or free space in the guest",
         ));
     }
 

@@ -1,4 +1,15 @@
-//! The limits of a cache, how much of them is in use, and changes of the limits while the cache runs.
+//! Computes how many 2 MiB segments a write cache may keep in RAM, and changes its limits while it runs.
+//!
+//! The cache's RAM budget is its own limit, or its share of the host's limit if that is less. The index, packed
+//! segments and staging buffers are subtracted; the rest is for unpacked segments.
+//!
+//! | number of segments | meaning |
+//! |---|---|
+//! | `allowed_segments` | the most that may be in RAM |
+//! | `dirty_limit` | if more segments without a copy on disk are in RAM, cold segments are packed or spilled |
+//! | `least_segments` | always allowed, even if the index has outgrown the limit |
+//!
+//! This module only computes numbers; other modules pack, spill and evict.
 
 use std::sync::atomic::Ordering;
 
@@ -24,8 +35,8 @@ impl WriteCache {
         self.ram_bytes.load(Ordering::Relaxed).min(self.share.bytes())
     }
 
-    /// Its part of the host's staging buffers, and the buffers of a persistent cache's own thread. They count
-    /// before they exist, so that the allowed number of segments does not jump when they are made.
+    /// The cache's part of the host's staging buffers, and the buffers of a persistent cache's own thread. They count
+    /// before they are allocated, so that the allowed number of segments does not jump at the allocation.
     fn staging_bytes(&self) -> u64 {
         let part = if self.overflow.is_some() { self.host.budget.staging_part_bytes() } else { 0 };
         part + if self.persist.is_some() { persist::BUFFERS_BYTES } else { 0 }
@@ -47,8 +58,8 @@ impl WriteCache {
         }
     }
 
-    /// RAM that it may use while the host's is not short: its limit, or more if an index of this size has
-    /// outgrown the limit.
+    /// RAM in bytes that the cache may use while the host has enough RAM: the cache's own limit. With an overflow disk
+    /// it is more if an index of this size and the fixed buffers leave too little of the limit for segments.
     pub(super) fn most_bytes(&self, index_bytes: u64) -> u64 {
         let own = self.ram_bytes.load(Ordering::Relaxed);
         if self.overflow.is_none() {
@@ -57,7 +68,7 @@ impl WriteCache {
         own.max(index_bytes + self.staging_bytes() + self.beside_index() * SEGMENT_BYTES as u64)
     }
 
-    /// Whether its share is less than its limit.
+    /// Whether the cache's share of the host's limit is less than its own limit.
     pub(crate) fn has_less_than_its_limit(&self) -> bool {
         self.share.bytes() < self.ram_bytes.load(Ordering::Relaxed)
     }
@@ -78,7 +89,7 @@ impl WriteCache {
         }
     }
 
-    /// How many segments may be in RAM.
+    /// How many unpacked segments may be in RAM.
     pub(crate) fn allowed_segments(&self, log: &Log) -> u32 {
         let growth = if self.overflow.is_none() { self.index_growth_bytes() } else { 0 };
         let fixed = self.index_bytes(log) + growth + self.packed.bytes() + self.staging_bytes();
@@ -86,8 +97,8 @@ impl WriteCache {
         u32::try_from(left.max(self.least_segments(log))).unwrap_or(u32::MAX)
     }
 
-    /// The number of segments that the cache may have however large its index is. The minimum without a disk,
-    /// or if the share has no space for more.
+    /// The number of segments that the cache may have, however large its index is. Without an overflow disk, or if
+    /// the share of the host's limit has no space for more, this is [`MIN_SEGMENTS`].
     fn least_segments(&self, log: &Log) -> u64 {
         if self.overflow.is_none() {
             return MIN_SEGMENTS;
@@ -108,14 +119,14 @@ impl WriteCache {
         without_index.clamp(MIN_SEGMENTS, SEGMENTS_BESIDE_INDEX)
     }
 
-    /// The most that the segment being filled may add to the index: a table for each of its blocks, or less
-    /// if blocks are contiguous as the earlier ones are. With a disk, a spare segment is there for it.
+    /// The most bytes that the segment being filled may add to the index: a table for each of its blocks, but at
+    /// most as much as all tables take now. With an overflow disk, a spare segment covers this growth.
     fn index_growth_bytes(&self) -> u64 {
         self.map.table_bytes().min(SLOTS as u64 * TABLE_BYTES)
     }
 
-    /// The size of the index: as it is, or as it will be when each table's blocks have a segment of their
-    /// own. Records of segments stay when the tables were removed.
+    /// The size of the index in bytes: its present size, or twice the size of its tables if that is more. Records of
+    /// segments stay when tables are removed.
     fn index_estimate_bytes(&self, log: &Log) -> u64 {
         self.index_bytes(log).max(self.map.table_bytes() * 2)
     }
@@ -133,7 +144,7 @@ impl WriteCache {
         u32::try_from(limit).unwrap_or(u32::MAX)
     }
 
-    /// RAM that packed segments may take.
+    /// RAM in bytes that packed segments may take.
     pub(crate) fn packed_limit_bytes(&self, log: &Log) -> u64 {
         let ram = self.ram_limit_bytes();
         match self.overflow {
@@ -160,7 +171,7 @@ impl WriteCache {
         ram_bytes.map_or(Ok(()), check_ram_bytes)?;
         disk_bytes.map_or(Ok(()), check_disk_bytes)?;
         match (&self.overflow, disk_bytes) {
-            // A lower limit needs nothing that is not there.
+            // A lower limit needs no additional disk space.
             (Some(overflow), Some(bytes)) if bytes > self.disk_bytes.load(Ordering::Relaxed) => {
                 overflow.check_limit_bytes(bytes)
             }

@@ -14,8 +14,7 @@ use crate::units::SEGMENT_BYTES;
 /// The least RAM limit: with less, the fixed buffers would not fit.
 pub const MIN_RAM_BYTES: u64 = 8 * SEGMENT_BYTES as u64;
 
-/// The least disk limit: positions for the segments that a cache may always have, and those reserved for
-/// cleaning.
+/// The least disk limit: disk space for the minimum number of segments, plus the space reserved for cleaning.
 pub const MIN_DISK_BYTES: u64 = 8 * SEGMENT_BYTES as u64;
 
 const _: () = assert!(
@@ -31,7 +30,7 @@ pub enum LittleSpace {
     Refused,
     /// A warning is logged: for a machine that was on a moment ago and continues.
     Logged,
-    /// Nothing happens: the cache is only read.
+    /// Free space is not checked: the cache is only read.
     Accepted,
 }
 
@@ -40,7 +39,7 @@ pub enum LittleSpace {
 pub struct OverflowOptions {
     /// Path of a directory, or of a block device.
     pub at: PathBuf,
-    /// Disk that the cache may use; at least [`MIN_DISK_BYTES`].
+    /// Disk space that the cache may use, in bytes; at least [`MIN_DISK_BYTES`].
     pub limit_bytes: u64,
     /// Whether the overflow bypasses the page cache.
     pub buffering: Buffering,

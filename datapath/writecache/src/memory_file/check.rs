@@ -202,7 +202,11 @@ impl Checker<'_> {
         for piece in partial {
             match piece {
                 Some(piece) if pieces.len() == named => pieces.push(self.piece(leaf, piece)?),
-                Some(_) => return Err(format!("a piece of the partial blocks of leaf {leaf} is missing")),
+                Some(_) => {
+                    return Err(format!(
+                        "a partial-block record of leaf {leaf} of the block index is missing"
+                    ));
+                }
                 None => {}
             }
             named += 1;
@@ -222,7 +226,10 @@ impl Checker<'_> {
         let is_there = u64::from(number) < most;
         let piece = if is_there { Piece::adopt(&self.file.pieces, number) } else { None };
         piece.ok_or_else(|| {
-            format!("leaf {leaf} has piece {number}, which is another leaf's, or does not exist")
+            format!(
+                "leaf {leaf} of the block index refers to partial-block record {number}, which does not exist or \
+                 already belongs to another leaf"
+            )
         })
     }
 

@@ -178,7 +178,7 @@ impl Head {
             Some(VERSION) => {}
             other => {
                 let found = other.unwrap_or(0);
-                return Err(format!("it has version {found}, but this program supports version {VERSION}"));
+                return Err(format!("it has format {found}; this release reads format {VERSION}"));
             }
         }
         let sum = bytes.get(..CHECKED).map(crc32c::crc32c);

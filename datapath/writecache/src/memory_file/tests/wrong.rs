@@ -122,8 +122,8 @@ fn what_contradicts_itself_is_given_up_and_stays_as_it_is() {
     quiet.refuse(word(7001), Location::partial(0).bits(), "have the same sectors");
     // The directory.
     let entry = |leaf: u64| DIRECTORY_AT + leaf * ENTRY_BYTES;
-    quiet.refuse(entry(1), quiet.number(entry(0)), "which is another leaf's, or does not exist");
-    quiet.refuse(entry(1), 1 << 30, "which is another leaf's, or does not exist");
+    quiet.refuse(entry(1), quiet.number(entry(0)), "already belongs to another leaf");
+    quiet.refuse(entry(1), 1 << 30, "already belongs to another leaf");
     quiet.refuse(entry(13) + 12, 1, "is missing");
     quiet.refuse(entry(16) + 4, 9, "has partial blocks and no table");
     quiet.refuse(entry(40), 1, "past the end of the volume");
