@@ -1,4 +1,5 @@
-//! One attempt at a request: asks one server and, if that server is late, a second one too.
+//! One attempt at a request: sends it to one server and, if that server is late, to a second one too (a *hedged
+//! request*). The first complete answer counts.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -16,10 +17,10 @@ const POLL_MAX: Duration = Duration::from_millis(250);
 const HEDGE_SHARE: u64 = 20;
 /// This many reads may be sent to a second server in addition to the share.
 const HEDGE_FREE: u64 = 8;
-/// A server crawls if an answer takes longer than this many times the longest wait for a byte, plus a second
-/// for each [`SLOWEST_BYTES_S`] that arrived. Reads of such servers do not count towards the share. Otherwise a
-/// server that sends a byte now and then would keep all its reads once the share is used up.
-const CRAWLS_AFTER: u32 = 4;
+/// A server is too slow if an answer takes longer than this many times the longest wait for a byte, plus a second
+/// for each [`SLOWEST_BYTES_S`] that arrived. Its reads are hedged even if the share is used up. Otherwise a server
+/// that sends a byte now and then would keep all its reads.
+const TOO_SLOW_AFTER: u32 = 4;
 /// A read that does not wait for servers takes at most as long as a probe, plus a second for each of these
 /// many bytes that arrived.
 const SLOWEST_BYTES_S: u64 = 16 << 10;
@@ -79,8 +80,8 @@ pub(crate) enum Attempt {
         /// recorded.
         faults: Vec<(usize, Fault)>,
     },
-    /// All servers that were asked failed: these, and servers that became unreachable while another one was
-    /// still asked, whose faults were already recorded.
+    /// All servers that were asked failed. The list has their faults, except those of servers that became
+    /// unreachable while another server was still asked: these were already recorded.
     Failed(Vec<(usize, Fault)>),
     Closed,
 }
@@ -91,13 +92,13 @@ pub(crate) fn attempt(
     ask: &Ask<'_>,
     first: usize,
     excluded: &[bool],
-    past_caches: &[bool],
+    bypass_caches: &[bool],
 ) -> Attempt {
     let len = ask.wanted.len_bytes();
-    let is_past = |server: usize| past_caches.get(server).copied().unwrap_or(false);
+    let bypasses = |server: usize| bypass_caches.get(server).copied().unwrap_or(false);
     let mut faults = Vec::new();
     let mut running: Vec<Running<'_>> = Vec::with_capacity(2);
-    if let Err(fault) = add(servers, ask, first, is_past(first), false, &mut running) {
+    if let Err(fault) = add(servers, ask, first, bypasses(first), false, &mut running) {
         return Attempt::Failed(vec![(first, fault)]);
     }
     // No second server is asked before this time.
@@ -114,7 +115,7 @@ pub(crate) fn attempt(
                     let server = run.server;
                     running.remove(at);
                     let again = match fault {
-                        Fault::Stale => add(servers, ask, server, is_past(server), true, &mut running),
+                        Fault::Stale => add(servers, ask, server, bypasses(server), true, &mut running),
                         fault => Err(fault),
                     };
                     if let Err(fault) = again {
@@ -138,7 +139,7 @@ pub(crate) fn attempt(
         let stuck = running.iter().any(|run| is_stuck(servers, &run.transfer));
         if late_at.is_some_and(|at| now >= at) && (stuck || affordable(servers)) {
             if let Some(second) = second(servers, ask, excluded, &running, &faults, stuck) {
-                match add(servers, ask, second, is_past(second), false, &mut running) {
+                match add(servers, ask, second, bypasses(second), false, &mut running) {
                     Ok(()) => {
                         servers.counting.hedges.fetch_add(1, Ordering::Relaxed);
                         hedge = Some(second);
@@ -148,7 +149,7 @@ pub(crate) fn attempt(
                     Err(fault) => note(servers, ask, (second, fault), &running, &mut faults),
                 }
             }
-            // No server can be asked now. Another one may come back while the present one still crawls.
+            // No server can be asked now. Another one may come back while the present one is still too slow.
             not_before = now + POLL_MAX;
         }
         let until = late_at.filter(|at| *at > now).map_or(POLL_MAX, |at| at.duration_since(now));
@@ -186,7 +187,7 @@ fn note(
     }
 }
 
-/// Chooses the second server. `stuck`: the first one hangs or crawls.
+/// Chooses the second server. `stuck`: the first one hangs or is too slow.
 fn second(
     servers: &Servers,
     ask: &Ask<'_>,
@@ -220,7 +221,7 @@ fn in_time(stall: Duration, transfer: &Transfer) -> Result<(), Fault> {
 fn is_stuck(servers: &Servers, transfer: &Transfer) -> bool {
     let longest = servers.limits.hedge_after_max;
     transfer.last_progress().elapsed() >= longest
-        || takes_longer(transfer, longest.saturating_mul(CRAWLS_AFTER)).is_some()
+        || takes_longer(transfer, longest.saturating_mul(TOO_SLOW_AFTER)).is_some()
 }
 
 /// Returns how long the transfer has taken, if that is longer than `than` plus the time allowed for the bytes
@@ -247,7 +248,7 @@ fn add<'a>(
     servers: &'a Servers,
     ask: &Ask<'_>,
     server: usize,
-    past_caches: bool,
+    bypass_caches: bool,
     fresh: bool,
     running: &mut Vec<Running<'a>>,
 ) -> Result<(), Fault> {
@@ -256,7 +257,7 @@ fn add<'a>(
     // abandoned at the latest when an unreachable server is.
     let unready_after =
         late_after.saturating_mul(UNREADY_TIMES).min(servers.limits.hedge_after_max).max(late_after);
-    let past = PriorRequests { caches: past_caches, reading: ask.choice.reading };
+    let past = PriorRequests { caches: bypass_caches, reading: ask.choice.reading };
     let transfer = servers.start(server, ask.path, ask.wanted, past, fresh)?;
     servers.in_flight(server, true);
     running.push(Running { server, transfer, late_after, unready_after, _counted: Counted(servers, server) });
@@ -327,7 +328,7 @@ mod tests {
                 .unwrap();
         servers.state.lock().records.iter_mut().for_each(|record| record.health = Health::Up);
         let wanted = Wanted::Range { first: 0, len: 1, total: None };
-        let choice = ServerChoice { last: vec![1, 0], past_caches: true, ..ServerChoice::default() };
+        let choice = ServerChoice { last: vec![1, 0], bypass_caches: true, ..ServerChoice::default() };
         let ask = Ask {
             path: "objects/1",
             wanted,

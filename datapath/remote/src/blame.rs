@@ -35,7 +35,7 @@ pub(crate) struct Blame {
     /// Whether the whole object should come from one server.
     alone: bool,
     /// Whether caches are bypassed although the object was not wrong yet.
-    past_caches: bool,
+    bypass_caches: bool,
     /// How often each server was chosen to give the whole object.
     readings: BTreeMap<usize, u32>,
     rounds: u32,
@@ -58,7 +58,7 @@ pub(crate) struct ServerChoice {
     /// Servers that are asked after all others, in this order.
     pub last: Vec<usize>,
     /// Asks all of them with caches bypassed, because earlier bytes were wrong.
-    pub past_caches: bool,
+    pub bypass_caches: bool,
     /// The attempt number of a full re-read from that server. All bytes of one re-read should come from one
     /// server.
     pub reading: Option<u32>,
@@ -79,7 +79,7 @@ impl Blame {
             servers_with_wrong_bytes: self.servers_with_wrong_bytes.clone(),
             alone: self.giver.is_some(),
             first: self.giver,
-            past_caches: self.past_caches || self.is_again(),
+            bypass_caches: self.bypass_caches || self.is_again(),
             reading: self.giver.and_then(|giver| self.readings.get(&giver).copied()),
             ..ServerChoice::default()
         }
@@ -116,7 +116,7 @@ impl Blame {
     /// Bypasses caches from now on, because the holes were requested again: caches may have bytes of former
     /// holes.
     pub(crate) fn read_past_caches(&mut self) {
-        self.past_caches = true;
+        self.bypass_caches = true;
     }
 
     /// Whether the object was wrong before.
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn asking_one_server_alone_finds_the_wrong_one() {
         let mut whole = Blame::default();
-        assert!(!whole.choice().past_caches && whole.choose_giver(&nothing_is_gone()).is_none());
+        assert!(!whole.choice().bypass_caches && whole.choose_giver(&nothing_is_gone()).is_none());
         assert_eq!(whole.next_reading(0), None);
         // The part from an earlier copy was wrong.
         whole.read(0, 60);
@@ -180,7 +180,7 @@ mod tests {
             assert_eq!(whole.choose_giver(&nothing_is_gone()), Some(server));
             let choice = whole.choice();
             assert!(
-                choice.alone && choice.past_caches && choice.servers_with_wrong_bytes.is_empty(),
+                choice.alone && choice.bypass_caches && choice.servers_with_wrong_bytes.is_empty(),
                 "{choice:?}"
             );
             assert_eq!((choice.first, choice.reading), (Some(server), Some(1)));

@@ -162,7 +162,7 @@ pub(crate) fn is_gone_there(
     if said.is_some_and(|holes| holes.overlap(part)) {
         return true;
     }
-    let choice = ServerChoice { past_caches: true, ..ServerChoice::default() };
+    let choice = ServerChoice { bypass_caches: true, ..ServerChoice::default() };
     let (short_timeout, waits_while_busy) = (!ask.retrying, ask.waits_while_busy);
     let question =
         Question { id, len_bytes, short_timeout, waits_while_busy, choice: &choice, reading: &|_| None };
@@ -401,7 +401,7 @@ fn fetch(
     question: &Question<'_>,
     (path, wanted): (&str, Wanted),
     server: usize,
-    past_caches: bool,
+    bypass_caches: bool,
 ) -> Result<(Answer, (Duration, Duration)), Option<Fault>> {
     let choice = ServerChoice { alone: true, reading: (question.reading)(server), ..ServerChoice::default() };
     let short_timeout = question.short_timeout;
@@ -415,10 +415,10 @@ fn fetch(
         short_timeout,
         choice,
     };
-    let past_caches = vec![past_caches; servers.list.len()];
+    let bypass_caches = vec![bypass_caches; servers.list.len()];
     let mut token_renewed = false;
     loop {
-        let fault = match attempt(servers, &ask, server, &[], &past_caches) {
+        let fault = match attempt(servers, &ask, server, &[], &bypass_caches) {
             Attempt::Closed => return Err(None),
             Attempt::Answer { answer, times, .. } => return Ok((answer, times)),
             Attempt::Failed(faults) => faults.into_iter().next().map_or(Fault::Stale, |(_, fault)| fault),
@@ -435,9 +435,9 @@ fn fetch(
 fn ask_for_list(servers: &Servers, question: &Question<'_>, server: usize, times: u32) -> Known {
     let path = format!("holes/{}", question.id);
     let wanted = Wanted::Whole { max_bytes: HOLES_MAX_BYTES };
-    let mut past_caches = question.choice.past_caches;
+    let mut bypass_caches = question.choice.bypass_caches;
     loop {
-        let (body, took) = match fetch(servers, question, (&path, wanted), server, past_caches) {
+        let (body, took) = match fetch(servers, question, (&path, wanted), server, bypass_caches) {
             Ok((answer, took)) => (answer.body, took),
             Err(Some(fault @ (Fault::Missing | Fault::Odd(_) | Fault::Wrong(_)))) => {
                 tracing::debug!(server, answer = %fault, "the server gave no list of holes: assuming that it has all of the object");
@@ -455,7 +455,7 @@ fn ask_for_list(servers: &Servers, question: &Question<'_>, server: usize, times
         };
         // The length of the object may have come from another server, and may be wrong.
         if why.kind() == StoreErrorKind::Damaged && !is_of_another_length(&body) {
-            if !std::mem::replace(&mut past_caches, true) {
+            if !std::mem::replace(&mut bypass_caches, true) {
                 continue;
             }
             servers.gave_wrong_bytes(server, &path, &why);
@@ -474,7 +474,7 @@ fn is_of_another_length(list: &[u8]) -> bool {
 fn ask_for_a_byte(servers: &Servers, question: &Question<'_>, server: usize, times: u32) -> Known {
     let path = format!("objects/{}", question.id);
     let wanted = Wanted::Range { first: 0, len: 1, total: Some(question.len_bytes) };
-    match fetch(servers, question, (&path, wanted), server, question.choice.past_caches) {
+    match fetch(servers, question, (&path, wanted), server, question.choice.bypass_caches) {
         Ok(_) => Known::Said(Arc::default()),
         Err(Some(fault @ (Fault::Missing | Fault::Odd(_) | Fault::Wrong(_)))) => {
             Known::Never(no_list(servers, &path, server, StoreErrorKind::NotFound, &fault))

@@ -121,7 +121,7 @@ pub(crate) fn no_store(fault: Fault) -> Fault {
 
 /// Asks a server for the start of the file `store`, bypassing caches or not. Returns the time to the first
 /// byte.
-pub(crate) fn ask(servers: &Servers, index: usize, past_caches: bool) -> Result<Duration, Fault> {
+pub(crate) fn ask(servers: &Servers, index: usize, bypass_caches: bool) -> Result<Duration, Fault> {
     let Some(server) = servers.list.get(index) else { return Err(Fault::Missing) };
     // Its known addresses first: a name server that does not answer must not delay a server that does.
     if server.address_count() == 0 {
@@ -131,7 +131,7 @@ pub(crate) fn ask(servers: &Servers, index: usize, past_caches: bool) -> Result<
     let mut outcome = Err(Fault::Gone("its name has no address".into()));
     for _ in 0..server.address_count() {
         outcome = servers
-            .start(index, "store", START, PriorRequests::caches(past_caches), true)
+            .start(index, "store", START, PriorRequests::caches(bypass_caches), true)
             .and_then(|transfer| finish(servers, transfer));
         match &outcome {
             // The next address of the name.

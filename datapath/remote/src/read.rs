@@ -101,7 +101,7 @@ struct AttemptResult {
     verdict: Option<Verdict>,
     breaks: Option<Breaks>,
     /// The answer was wrong or missing, perhaps because of a cache in between: requests bypass caches.
-    past_caches: bool,
+    bypass_caches: bool,
     /// Whether the wrong range is, or may be, in a hole of the server. After that, the server is asked once
     /// more: a relay knows the holes of its servers by then, and asks those that have the range.
     gave_back: Option<bool>,
@@ -304,9 +304,9 @@ impl Reading {
             let given_back = || ask.choice.without.contains(&index).then_some(Verdict::GivenBack);
             is_excluded.then(|| Verdict::Wrong(wrong_as_a_whole())).or_else(given_back)
         };
-        let past_caches = ask.choice.past_caches;
+        let bypass_caches = ask.choice.bypass_caches;
         let before =
-            |index| AttemptResult { verdict: before(index), past_caches, ..AttemptResult::default() };
+            |index| AttemptResult { verdict: before(index), bypass_caches, ..AttemptResult::default() };
         Self {
             started: Instant::now(),
             tried: (0..servers.list.len()).map(before).collect(),
@@ -348,7 +348,7 @@ impl Reading {
             }
             let is_out = |tried: &AttemptResult| tried.is_judged() || tried.paused_until(now).is_some();
             let excluded: Vec<bool> = self.tried.iter().map(is_out).collect();
-            let past_caches: Vec<bool> = self.tried.iter().map(|tried| tried.past_caches).collect();
+            let bypass_caches: Vec<bool> = self.tried.iter().map(|tried| tried.bypass_caches).collect();
             let Some(first) = self.once_more.take().or_else(|| choose(servers, ask, len, &excluded)) else {
                 if let Some(until) = self.no_server_left(servers, ask, &excluded, now)? {
                     return Ok(Step::Waits(until));
@@ -358,7 +358,7 @@ impl Reading {
             if let Some(since) = self.waiting_since.take() {
                 servers.counting.waited(since.elapsed());
             }
-            let asked = attempt(servers, ask, first, &excluded, &past_caches);
+            let asked = attempt(servers, ask, first, &excluded, &bypass_caches);
             if let Some(answer) = self.judge(servers, ask, check, asked) {
                 return Ok(Step::Read(answer));
             }
@@ -571,7 +571,7 @@ impl Reading {
 
 /// Returns whether to ask a server that sent wrong bytes once more, bypassing caches.
 fn is_past_caches(ask: &Ask<'_>, tried: &mut [AttemptResult], server: usize) -> bool {
-    let first = |tried: &mut AttemptResult| !std::mem::replace(&mut tried.past_caches, true);
+    let first = |tried: &mut AttemptResult| !std::mem::replace(&mut tried.bypass_caches, true);
     let is_first = !ask.optional && tried.get_mut(server).is_some_and(first);
     if is_first {
         tracing::info!(
@@ -597,7 +597,7 @@ fn is_in_hole(servers: &Servers, ask: &Ask<'_>, server: usize) -> bool {
 fn ask_past_caches(ask: &Ask<'_>, tried: &mut [AttemptResult]) -> bool {
     let mut is_any = false;
     for tried in tried.iter_mut().filter(|tried| !ask.optional && tried.missing_until().is_some()) {
-        if !std::mem::replace(&mut tried.past_caches, true) {
+        if !std::mem::replace(&mut tried.bypass_caches, true) {
             tried.verdict = None;
             is_any = true;
         }

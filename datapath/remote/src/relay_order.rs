@@ -1,5 +1,5 @@
-//! Remembers which server gave which range of an object that was read without a check, for clients that find
-//! the range wrong.
+//! Remembers which server sent which range of an object to a relay, so that a client that finds the range wrong gets
+//! it from another server.
 //!
 //! A *relay* serves data that it reads from other servers. It passes ranges of objects on and cannot check
 //! them. Its client can, and requests a wrong range once more, bypassing caches. Without this module, the
@@ -41,7 +41,7 @@ pub(crate) struct GivenPart {
     pub part: Range<u64>,
     pub server: usize,
     /// Whether caches were bypassed because the earlier bytes were wrong.
-    pub past_caches: bool,
+    pub bypass_caches: bool,
 }
 
 impl Servers {
@@ -54,36 +54,36 @@ impl Servers {
         }
     }
 
-    /// Which servers to ask for a range that was wrong.
+    /// In which order to ask servers for a range that a client found wrong.
     pub(crate) fn others_first(&self, object: Hash, part: &Range<u64>) -> ServerChoice {
-        // For each server: whether it gave the range to other clients, and when it last gave it.
-        let mut turns = BTreeMap::<usize, (bool, usize)>::new();
+        // For each server: whether it gave the range to other clients, and the number of the last time it did.
+        let mut given_by = BTreeMap::<usize, (bool, usize)>::new();
         let state = self.state.lock();
         let is_of_part = |given: &&GivenPart| {
             given.object == object && given.part.start < part.end && part.start < given.part.end
         };
-        for (turn, given) in state.given.iter().filter(is_of_part).enumerate() {
-            let (gave_to_others, last) = turns.entry(given.server).or_default();
-            *gave_to_others |= !given.past_caches;
-            *last = turn;
+        for (number, given) in state.given.iter().filter(is_of_part).enumerate() {
+            let (gave_to_others, last) = given_by.entry(given.server).or_default();
+            *gave_to_others |= !given.bypass_caches;
+            *last = number;
         }
         drop(state);
-        let mut order: Vec<_> = turns
+        let mut order: Vec<_> = given_by
             .into_iter()
             .map(|(server, (gave_to_others, last))| (gave_to_others, last, server))
             .collect();
         order.sort_unstable();
         ServerChoice {
             last: order.into_iter().map(|(_, _, server)| server).collect(),
-            past_caches: true,
+            bypass_caches: true,
             ..ServerChoice::default()
         }
     }
 }
 
 impl Servers {
-    /// Which server to ask in attempt `reading` of a whole object. The attempt number that is sent to that
-    /// server is counted per server, because the server may be a relay too.
+    /// Which server to ask in attempt `reading` of a whole object. The attempt number that is sent to a server
+    /// counts only the attempts with that server, because the server may be a relay too.
     pub(crate) fn rotate(&self, reading: u32) -> ServerChoice {
         let there: Vec<usize> = (0..self.list.len()).filter(|server| self.is_there(*server)).collect();
         let count = u32::try_from(there.len()).unwrap_or(u32::MAX).max(1);
@@ -91,7 +91,7 @@ impl Servers {
         ServerChoice {
             first: there.get(first).copied(),
             alone: true,
-            past_caches: true,
+            bypass_caches: true,
             reading: reading.checked_div(count),
             ..ServerChoice::default()
         }
@@ -113,8 +113,8 @@ mod tests {
     fn servers_that_gave_wrong_parts_are_asked_last() {
         let servers = three_servers();
         let [object, other] = [b"1", b"2"].map(|name| Hash::of(name));
-        let gave = |server, object, part, past_caches| {
-            servers.record_given(GivenPart { object, part, server, past_caches });
+        let gave = |server, object, part, bypass_caches| {
+            servers.record_given(GivenPart { object, part, server, bypass_caches });
         };
         let last = |part| servers.others_first(object, &part).last;
         assert!(last(0..100).is_empty());
@@ -151,8 +151,8 @@ mod tests {
         ];
         for (before, expected) in cases {
             let servers = three_servers();
-            let gave = |server, past_caches| {
-                servers.record_given(GivenPart { object, part: 0..100, server, past_caches });
+            let gave = |server, bypass_caches| {
+                servers.record_given(GivenPart { object, part: 0..100, server, bypass_caches });
             };
             before.iter().for_each(|server| gave(*server, false));
             let asked = expected.map(|_| {
@@ -169,8 +169,8 @@ mod tests {
     #[test]
     fn many_readers_of_a_wrong_part_get_it_from_another_server() {
         let (servers, object) = (three_servers(), Hash::of(b"1"));
-        let gave = |server, past_caches| {
-            servers.record_given(GivenPart { object, part: 0..100, server, past_caches });
+        let gave = |server, bypass_caches| {
+            servers.record_given(GivenPart { object, part: 0..100, server, bypass_caches });
         };
         // Concurrently, and one after the other.
         (0..8).for_each(|_| gave(0, false));
@@ -191,7 +191,7 @@ mod tests {
         let servers = three_servers();
         let turn = |reading| {
             let choice = servers.rotate(reading);
-            assert!(choice.alone && choice.past_caches);
+            assert!(choice.alone && choice.bypass_caches);
             (choice.first, choice.reading)
         };
         // No server is available.

@@ -244,7 +244,7 @@ impl RemoteStore {
 
     /// Opens an object with the length that a server reports.
     fn open_with_its_length(&self, id: Hash, choice: ServerChoice) -> Result<Arc<dyn Object>, StoreError> {
-        let (path, past_caches) = (format!("objects/{id}"), choice.past_caches);
+        let (path, bypass_caches) = (format!("objects/{id}"), choice.bypass_caches);
         // The answer to a request for any range contains the length of the whole.
         let wanted = Wanted::Range { first: 0, len: 1, total: None };
         let ask = Ask {
@@ -258,15 +258,15 @@ impl RemoteStore {
             choice,
         };
         let answer = read(&self.open.0, &ask, &mut |_| Ok(()))?;
-        self.open.0.record_given(GivenPart { object: id, part: 0..1, server: answer.server, past_caches });
+        self.open.0.record_given(GivenPart { object: id, part: 0..1, server: answer.server, bypass_caches });
         let len_bytes = answer.total.ok_or_else(|| {
             StoreError::new(StoreErrorKind::Io, format!("the server does not say how long {path} is"))
         })?;
-        Ok(Arc::new(self.object(id, len_bytes, past_caches)))
+        Ok(Arc::new(self.object(id, len_bytes, bypass_caches)))
     }
 
-    /// Opens an object. `past_caches`: the caller found it wrong before, so its holes are requested uncached.
-    fn object(&self, id: Hash, len_bytes: u64, past_caches: bool) -> RemoteObject {
+    /// Opens an object. `bypass_caches`: the caller found it wrong before, so its holes are requested uncached.
+    fn object(&self, id: Hash, len_bytes: u64, bypass_caches: bool) -> RemoteObject {
         RemoteObject {
             open: Arc::clone(&self.open),
             id,
@@ -274,7 +274,7 @@ impl RemoteStore {
             len_bytes,
             retrying: self.retrying,
             waits_while_busy: self.waits_while_busy,
-            past_caches,
+            bypass_caches,
             whole: Mutex::default(),
             known: Mutex::default(),
         }
@@ -528,7 +528,7 @@ struct RemoteObject {
     /// Whether reads that fail fast wait for busy servers.
     waits_while_busy: bool,
     /// The caller found the object wrong before: its holes are requested with caches bypassed.
-    past_caches: bool,
+    bypass_caches: bool,
     /// State of the reads without a check; never locked across I/O.
     whole: Mutex<Blame>,
     /// The known holes, as servers reported them; never locked across I/O.
@@ -597,11 +597,11 @@ impl RemoteObject {
         let servers = &self.open.0;
         lists.direct(&mut choice, piece, servers.list.len(), true);
         choice.or_bytes_in_holes = or_bytes_in_holes;
-        let past_caches = choice.past_caches;
+        let bypass_caches = choice.bypass_caches;
         if let Some(server) = self.read(piece.start, into, choice, &mut |_| Ok(()))? {
             gave(server, piece.end.saturating_sub(piece.start));
             // For clients that find it wrong.
-            servers.record_given(GivenPart { object: self.id, part: piece.clone(), server, past_caches });
+            servers.record_given(GivenPart { object: self.id, part: piece.clone(), server, bypass_caches });
         }
         Ok(())
     }
@@ -674,9 +674,9 @@ impl RemoteObject {
     }
 
     /// Asks servers for the holes of the object.
-    fn ask_for_holes(&self, past_caches: bool, waits: ListWait) -> Result<HoleLists, StoreError> {
+    fn ask_for_holes(&self, bypass_caches: bool, waits: ListWait) -> Result<HoleLists, StoreError> {
         let whole = self.whole.lock();
-        let choice = ServerChoice { past_caches, ..whole.choice() };
+        let choice = ServerChoice { bypass_caches, ..whole.choice() };
         let readings: Vec<_> = (0..self.open.0.list.len()).map(|server| whole.next_reading(server)).collect();
         drop(whole);
         let reading = |server: usize| readings.get(server).copied().flatten();
@@ -816,8 +816,8 @@ impl Object for RemoteObject {
         if let Some(known) = &*self.known.lock() {
             return Ok(Arc::clone(&known.holes));
         }
-        if self.past_caches || !self.retrying {
-            return self.ask_for_holes(self.past_caches, self.waits()).map(|lists| self.keep(lists));
+        if self.bypass_caches || !self.retrying {
+            return self.ask_for_holes(self.bypass_caches, self.waits()).map(|lists| self.keep(lists));
         }
         match self.ask_for_holes(false, ListWait::None) {
             Ok(lists) => Ok(self.keep(lists)),
