@@ -44,7 +44,7 @@ const MORE_FLAGS: u64 = 1 << 30;
 /// The request according to the structures of `linux/fuse.h`, up to their last field that is used.
 fn expected(opcode: u32, bytes: &[u8]) -> Option<Request<'_>> {
     Some(match opcode {
-        // LOOKUP: a name that ends with a zero byte.
+        // LOOKUP: a name, up to its first zero byte.
         1 => {
             let name = bytes.get(HEADER_BYTES..)?;
             let len = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
@@ -61,7 +61,8 @@ fn expected(opcode: u32, bytes: &[u8]) -> Option<Request<'_>> {
             uid: u32_at(bytes, 76)?,
             gid: u32_at(bytes, 80)?,
         },
-        6 | 8 | 9 | 10 | 11 | 12 | 13 | 35 | 45 | 51 => Request::ChangeDirectory,
+        // SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, CREATE, RENAME2, TMPFILE
+        6 | 8 | 9 | 10 | 11 | 12 | 13 | 35 | 45 | 51 => Request::ModifyDirectory,
         // fuse_open_in: flags 0
         14 => Request::Open { flags: u32_at(bytes, 0)? },
         // fuse_read_in and fuse_write_in: offset 8, size 16, flags 32

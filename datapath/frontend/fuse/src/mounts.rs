@@ -33,7 +33,7 @@ fn parse_line(line: &[u8]) -> Option<Mounted> {
     Some(Mounted { id, kind: String::from_utf8_lossy(kind).into_owned(), point })
 }
 
-/// Blanks and backslashes are written as a backslash and three octal digits.
+/// Decodes a path of mountinfo, in which blanks and backslashes are written as a backslash and three octal digits.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut out = Vec::new();
     let mut rest = field;

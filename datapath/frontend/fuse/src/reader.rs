@@ -135,7 +135,7 @@ impl Reader {
             Request::Seek { .. } => Err(Errno::INVAL),
             Request::FsyncDir | Request::Release | Request::Destroy => Ok(Vec::new()),
             // The directory always has exactly one file.
-            Request::ChangeDirectory => Err(Errno::PERM),
+            Request::ModifyDirectory => Err(Errno::PERM),
             Request::Read { .. } | Request::Write { .. } => Err(Errno::ISDIR),
             _ => Err(Errno::NOSYS),
         }

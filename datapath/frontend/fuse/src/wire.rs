@@ -92,7 +92,7 @@ pub(crate) enum Request<'a> {
     },
     Destroy,
     /// Creates, removes or renames files.
-    ChangeDirectory,
+    ModifyDirectory,
     /// A request that is not supported; the kernel then works without it.
     Other,
 }
@@ -155,7 +155,7 @@ impl<'a> Request<'a> {
                 Request::SetAttr { valid, size_bytes, mode, uid: fields.u32()?, gid: fields.u32()? }
             }
             // SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, CREATE, RENAME2, TMPFILE
-            6 | 8..=13 | 35 | 45 | 51 => Request::ChangeDirectory,
+            6 | 8..=13 | 35 | 45 | 51 => Request::ModifyDirectory,
             14 => Request::Open { flags: fields.u32()? },
             15 | 16 | 28 => {
                 fields.skip(8)?;

@@ -450,7 +450,7 @@ impl VhostUserBackendReqHandlerMut for Control {
     fn set_inflight_fd(&mut self, region: &VhostUserInflight, file: File) -> Result<()> {
         close_on_exec(&file)?;
         if self.queues.iter().any(|queue| queue.running.is_some()) {
-            return unsupported("the region of requests in flight cannot change while queues run");
+            return unsupported("the vhost-user inflight region cannot change while queues run");
         }
         let VhostUserInflight { mmap_size, mmap_offset, num_queues: queues, queue_size: entries } = *region;
         match Region::open(&file, (mmap_size, mmap_offset), queues, entries) {

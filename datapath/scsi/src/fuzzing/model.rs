@@ -116,12 +116,13 @@ impl Model {
         !self.attentions[who].is_empty()
     }
 
+    /// Removes a unit attention that the unit reported to initiator `who`. Panics if none was pending.
     pub(super) fn take_attention(&mut self, who: usize, code: Code) {
-        let place = self.attentions[who].iter().position(|waiting| *waiting == code);
-        let Some(place) = place else {
-            panic!("initiator {who} got the unit attention {code:?} without a cause")
+        let index = self.attentions[who].iter().position(|pending| *pending == code);
+        let Some(index) = index else {
+            panic!("initiator {who} got the unit attention {code:?}, which was not pending")
         };
-        self.attentions[who].remove(place);
+        self.attentions[who].remove(index);
     }
 
     /// The session of `who` ends, and a new one begins from the same port.

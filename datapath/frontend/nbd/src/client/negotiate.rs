@@ -256,7 +256,7 @@ impl Session<'_> {
             Answer::Error { code, message } => {
                 let why = match code {
                     reply::ERR_UNSUP => {
-                        "it does not support the option GO, which the protocol has had since 2016".into()
+                        "the server does not support NBD_OPT_GO (in the NBD protocol since 2016)".into()
                     }
                     reply::ERR_TLS_REQD => "it demands TLS; write nbds:// or nbds+unix://".into(),
                     _ if message.is_empty() => format!("error {code:#x}"),

@@ -56,21 +56,21 @@ const AT_COUNTER: usize = 8;
 /// Why a region cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegionFault {
-    #[error("a region of requests in flight for {queues} queues of {entries} entries is not possible")]
+    #[error("a vhost-user inflight region for {queues} queues of {entries} entries is not possible")]
     Shape { queues: u16, entries: u16 },
     #[error(
-        "the region of requests in flight is not one of this program: its file is too short or can be truncated"
+        "the vhost-user inflight region was not made by this program: its file is too short or can be truncated"
     )]
     File,
-    #[error("cannot map the region of requests in flight: {0}")]
+    #[error("cannot map the vhost-user inflight region: {0}")]
     Map(#[from] std::io::Error),
     #[error(
-        "the region of requests in flight does not belong to its ring: the ring has {ring} answers, the region {region}"
+        "the vhost-user inflight region does not belong to its ring: the ring has {ring} answers, the region {region}"
     )]
     Ring { ring: u16, region: u16 },
-    #[error("the region of requests in flight is for {region} entries, the ring has {ring}")]
+    #[error("the vhost-user inflight region is for {region} entries, the ring has {ring}")]
     Entries { ring: u16, region: u16 },
-    #[error("the region of requests in flight has version {0}")]
+    #[error("the vhost-user inflight region has version {0}")]
     Version(u16),
 }
 
@@ -170,7 +170,7 @@ impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: mapped in `open` with this length; `Marks` keep the region.
         if let Err(error) = unsafe { rustix::mm::munmap(self.first.as_ptr().cast(), self.len) } {
-            tracing::error!("cannot unmap a region of requests in flight: {error}");
+            tracing::error!("cannot unmap a vhost-user inflight region: {error}");
         }
     }
 }
