@@ -1,4 +1,5 @@
-//! Runs one case: starts the systems, fills their disks, measures rounds in rotated order, and stops the systems.
+//! Runs one case (see [`crate::cases`]): starts its systems, fills their disks, measures them one after the other in
+//! each round, and stops them. Each round begins with another system.
 
 use std::time::{Duration, Instant};
 
@@ -39,11 +40,11 @@ impl Sample {
 /// All measurements of one system in one case.
 #[derive(Clone, Debug, Serialize)]
 pub struct SystemResult {
-    /// Its name.
+    /// The name of the system.
     pub system: &'static str,
-    /// One sample for each round.
+    /// The measurements: one for each round.
     pub samples: Vec<Sample>,
-    /// The highest resident memory of the server.
+    /// The highest resident memory of the server process, in bytes; `None` if the system has no process.
     pub peak_resident_bytes: Option<u64>,
 }
 
@@ -62,13 +63,13 @@ impl SystemResult {
 /// All measurements of one case.
 #[derive(Clone, Debug, Serialize)]
 pub struct CaseResult {
-    /// Its name.
+    /// The short name of the case.
     pub name: &'static str,
     /// The title of the case.
     pub title: &'static str,
     /// Size of the working set, in bytes.
     pub set_bytes: u64,
-    /// Requests in flight.
+    /// The number of requests in flight.
     pub depth: u32,
     /// Percentage of random offsets.
     pub percentage_random: u8,

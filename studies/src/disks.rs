@@ -1,4 +1,4 @@
-//! Opens the devices under test: a raw file, a null device, or a volume over an empty disk.
+//! Opens the device of a case: a raw file, a volume over an empty disk, or a peer. Also provides a null device.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -228,7 +228,7 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// The counts so far. `None`: a peer, which has no counters.
+    /// The counts so far. `None` if the device is a peer, which has no counters.
     pub fn counts(&self) -> Option<Counts> {
         match (&self.volume, &self.raw) {
             (Some(volume), _) => Some(Counts::from(&volume.counters())),
@@ -325,8 +325,8 @@ pub fn volume_of(spec: &VolumeSpec, dir: &Path, host: &Host) -> Result<Arc<Volum
     Volume::open(&options, host).with_context(|| format!("cannot open the volume of {}", spec.name))
 }
 
-/// Opens the device of a case. `storage`: a model of the disk, if the case has none. `in_flight`: requests that the
-/// load keeps in flight.
+/// Opens the device of a case. `storage`: the model of the disk for a case that has no model itself. `over`: how
+/// the load reaches a volume. `in_flight`: requests that the load keeps in flight.
 pub fn open(
     case: &Case,
     dir: &Path,

@@ -20,7 +20,8 @@ pub(crate) fn socket(interface: &str) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Whether the address answers. `number` distinguishes this probe from others.
+/// Whether a host answers at the address. `number` is sent in the request, so that only the answer to this probe
+/// counts.
 pub(crate) async fn is_in_use(interface: &str, address: Ipv4Addr, number: u32) -> io::Result<bool> {
     let socket = socket(interface)?;
     // After this, only packets from that address are received.

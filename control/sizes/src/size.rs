@@ -40,7 +40,7 @@ impl OsDiskPlace {
         Self::ALL
             .into_iter()
             .find(|place| place.word() == word)
-            .ok_or_else(|| format!("there is no place '{word}': write cache, temp, nvme or managed"))
+            .ok_or_else(|| format!("unknown place '{word}': use cache, temp, nvme or managed"))
     }
 
     /// Whether the disk is on the host, and lost with the host.
@@ -148,13 +148,13 @@ pub struct MachineSize {
     pub series: String,
     /// Virtual CPUs.
     pub vcpus: u32,
-    /// The vCPUs that the guest gets.
+    /// The virtual CPUs that the guest gets; fewer than `vcpus` if the size constrains them.
     pub vcpus_available: u32,
-    /// Memory.
+    /// The memory in bytes.
     pub memory_bytes: u64,
     /// The architecture of its processors.
     pub architecture: Architecture,
-    /// Space of the cache on the host's SSD.
+    /// The size in bytes of the host cache for managed disks, on the host's SSD.
     pub cache_bytes: Option<u64>,
     /// Space of the temp disk.
     pub temp_bytes: Option<u64>,
@@ -174,9 +174,9 @@ pub struct MachineSize {
     pub places: Vec<OsDiskPlace>,
     /// Whether a full copy is documented for the size.
     pub full_copy: bool,
-    /// The generations that it boots.
+    /// The generations of virtual machines that the size supports.
     pub generations: Vec<Generation>,
-    /// The day on which it is retired.
+    /// The day on which the cloud retires the size.
     pub retired: Option<Date>,
     /// The price per hour, in millionths of a US dollar.
     pub micro_usd_per_hour: Option<u64>,

@@ -1,4 +1,5 @@
-//! Writes one self-contained HTML page: all rows as a table, and a plot for each case.
+//! Writes the results as one self-contained HTML page: a table with a row for each compared figure, and a bar chart for
+//! each case.
 
 use std::fmt::Write;
 

@@ -7,24 +7,24 @@ use super::{colour, escape, tick_label, tick_step};
 /// One line.
 #[derive(Clone, Debug, Default)]
 pub struct Line {
-    /// Its label.
+    /// The label in the legend.
     pub label: String,
     /// Points from left to right.
     pub points: Vec<(f64, f64)>,
-    /// Its band: x, lower end and upper end, from left to right.
+    /// The shaded band around the line: x, lower end and upper end of each point, from left to right.
     pub band: Vec<(f64, f64, f64)>,
-    /// Whether it is from a publication.
+    /// Whether the figures are from a publication; the line is dashed then.
     pub is_printed: bool,
 }
 
 /// A labelled range of the horizontal axis.
 #[derive(Clone, Debug)]
 pub struct Phase {
-    /// Its name.
+    /// The name of the phase.
     pub label: String,
-    /// Its beginning.
+    /// The value on the horizontal axis at which the phase begins.
     pub from: f64,
-    /// Its end.
+    /// The value at which the phase ends.
     pub to: f64,
 }
 
@@ -118,7 +118,7 @@ impl LineChart {
         svg
     }
 
-    // Writing to a string cannot fail.
+    /// Draws the phases: a shaded rectangle and a centred label each. Writing to a string cannot fail.
     fn phases(&self, svg: &mut String, axes: &Axes) {
         for (number, phase) in self.phases.iter().enumerate() {
             let (from, to) = (axes.x(phase.from.min(axes.x_end)), axes.x(phase.to.min(axes.x_end)));

@@ -251,7 +251,7 @@ impl Parser {
     fn run_time(&mut self, value: &SourceLine<'_>) -> Result<(), IcfError> {
         let parts: Vec<u64> = value.text.split_whitespace().map_while(|part| part.parse().ok()).collect();
         let [hours @ 0..=8784, minutes @ 0..=59, seconds @ 0..=59] = parts[..] else {
-            return Err(value.error("the run time must be three numbers: hours, minutes and seconds"));
+            return Err(value.error("the run time must be hours (0-8784), minutes (0-59) and seconds (0-59)"));
         };
         self.configuration.run_s = hours * 3600 + minutes * 60 + seconds;
         Ok(())

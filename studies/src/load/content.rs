@@ -15,10 +15,10 @@ use crate::random::Random;
 /// A class of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Bytes from random offsets of a pool of 16 MiB of random bytes: no two blocks are equal, and no block is
+    /// Bytes from random offsets of a pool of 16 MiB of random bytes: blocks are rarely equal, and no block is
     /// compressible.
     Incompressible,
-    /// The same pseudo-random buffer in all writes, like Iometer 2006: blocks are equal.
+    /// The same pseudo-random buffer in all writes, like Iometer 2006: all writes are equal.
     Reused,
     /// Zeroes.
     Zero,
@@ -57,7 +57,7 @@ const PARTS: u64 = 1024;
 const LEAST_PARTS: usize = 256;
 
 impl Sample {
-    /// Reads parts spread over the file. Parts with only zeroes are skipped.
+    /// Reads up to 64 MiB of parts, spread over the file. Parts with only zeroes are skipped.
     pub fn read(path: &Path) -> Result<Self> {
         Self::read_parts(path).with_context(|| format!("cannot use {} as data of writes", path.display()))
     }

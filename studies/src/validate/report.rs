@@ -204,9 +204,12 @@ impl Report<'_> {
             if size.spills_nothing() && misses.is_empty() {
                 format!("With {ram} of RAM, neither the guests nor the model spill.")
             } else if misses.is_empty() {
-                format!("With {ram} of RAM, spilled bytes and operations of the overflow agree within 20 %.")
+                format!(
+                    "With {ram} of RAM, the model differs from the guests by at most 20 % in spilled bytes and in \
+                     overflow operations."
+                )
             } else {
-                format!("With {ram} of RAM, the model misses the 20 %: {}.", misses.join(", and "))
+                format!("With {ram} of RAM, the model differs by more than 20 %: {}.", misses.join(", and "))
             }
         };
         self.validation.sizes.iter().map(of_size).collect()
@@ -220,7 +223,8 @@ impl Report<'_> {
             ));
         } else if self.validation.interrupted {
             warnings.push(
-                "The study was interrupted. The report contains the cache sizes that were finished for all desktops."
+                "The study was interrupted. The report contains results for the cache sizes that had been \
+                 measured on all desktops."
                     .into(),
             );
         }

@@ -72,7 +72,10 @@ fn a_desktop_of_the_model_agrees_with_itself() {
         validation: &validation,
     };
     let text = report.text();
-    assert!(text.contains("agree within 20 %") && text.contains("Recorded desktops: 2. 5 or more"), "{text}");
+    assert!(
+        text.contains("by at most 20 % in spilled bytes") && text.contains("Recorded desktops: 2. 5 or more"),
+        "{text}"
+    );
     assert!(report.html().contains("One loop of a session"));
 }
 
