@@ -30,7 +30,7 @@ pub struct MachineArgs {
     /// The guest's processors [default: 1]
     #[arg(long, value_name = "COUNT", value_parser = processors())]
     pub cpus: Option<u32>,
-    /// How the guest reaches its disk: vhost-user (memory shared with the daemon) or nbd (a socket) [default: vhost-user]
+    /// How the guest reaches its disk: vhost-user (memory shared with the disk process) or nbd (a socket) [default: vhost-user]
     #[arg(long, value_name = "HOW", value_parser = DiskTransport::parse)]
     pub transport: Option<DiskTransport>,
     /// What the guest boots with: bios (SeaBIOS) or uefi (OVMF) [default: uefi if the image boots with nothing else, or else bios]
@@ -154,8 +154,8 @@ pub enum MachineCommand {
         /// Also where the machine edits an image that has newer versions, whose changes are not in it then
         #[arg(long)]
         over_newer: bool,
-        /// Of a machine that is off: even if its SSH host key, machine-id or host name is on its disk; the version is marked as not
-        /// generalised then, as that of a machine that is on is in any case
+        /// Do not search the disk, and seal a machine that is off even if its SSH host key, machine-id or host name is on it;
+        /// the version is marked as not generalised
         #[arg(long)]
         keep_identity: bool,
     },
