@@ -45,7 +45,7 @@ pub struct MachineArgs {
     /// The guest's screen: none, or vnc (on a unix socket in its directory) [default: none]
     #[arg(long, value_name = "HOW", value_parser = Display::parse)]
     pub display: Option<Display>,
-    /// The guest's network: user (out through the host), or bridge:NAME (a port of this bridge; needs root) [default: user]
+    /// The guest's network: user (out through the host), or bridge:NAME (a port of this bridge; needs root or CAP_NET_ADMIN) [default: user]
     #[arg(long, value_name = "HOW")]
     pub network: Option<Network>,
     /// Give the guest a scratch disk of this size for swap and temporary files: empty at each start, never sealed; 0 for none [default: none]

@@ -28,7 +28,7 @@ pub struct Phase {
     pub to: f64,
 }
 
-/// A chart of lines whose vertical axis begins at zero.
+/// A chart of lines over a horizontal axis of numbers. Both axes begin at zero.
 #[derive(Clone, Debug, Default)]
 pub struct LineChart {
     /// The title of the horizontal axis, with its unit.
@@ -37,7 +37,7 @@ pub struct LineChart {
     pub y_axis: String,
     /// The lines.
     pub lines: Vec<Line>,
-    /// Labelled ranges; every second one is shaded.
+    /// Phases of the horizontal axis; every second phase has another shade.
     pub phases: Vec<Phase>,
 }
 

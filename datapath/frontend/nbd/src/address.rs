@@ -1,4 +1,4 @@
-//! Where a server listens: a unix socket or a TCP address, written `unix:PATH` or `tcp:HOST:PORT`.
+//! Where a server listens: a unix socket or a TCP address, written `unix:PATH` or `tcp:HOST[:PORT]`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -24,7 +24,7 @@ pub enum Address {
 
 /// A text that is not an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{text}' is not an address to listen on: {why}; write unix:PATH or tcp:HOST:PORT")]
+#[error("'{text}' is not an address to listen on: {why}; write unix:PATH or tcp:HOST[:PORT]")]
 pub struct AddressError {
     text: String,
     why: &'static str,
