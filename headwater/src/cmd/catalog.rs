@@ -110,13 +110,15 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             let text = format!("released {}, which is reset now", claim.machine);
             if json { show::json(&claim)? } else { show::line(&text)? }
         }
-        CatalogCommand::Remove { name } => {
-            client.remove_catalog(&name).await?;
-            let text = format!("removed catalog {name}");
-            if json { show::removed(&[name])? } else { show::line(&text)? }
-        }
+        CatalogCommand::Remove { name } => remove(&client, name, json).await?,
     }
     Ok(0)
+}
+
+async fn remove(client: &Client, name: String, json: bool) -> anyhow::Result<()> {
+    client.remove_catalog(&name).await?;
+    let text = format!("removed catalog {name}");
+    if json { show::removed(&[name]) } else { show::line(&text) }
 }
 
 /// Says what was changed of a catalog.

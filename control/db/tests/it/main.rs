@@ -1,6 +1,7 @@
 //! One suite, on both databases, and what is particular to each.
 
 mod postgres;
+mod schemes;
 mod sqlite;
 mod suite;
 
