@@ -83,9 +83,9 @@ pub(crate) fn render(text: &str, values: &Values<'_>) -> Result<String, Problem>
     Ok(rendered)
 }
 
-/// Refuses a template that has a mistake.
-pub(crate) fn check(text: &str) -> Result<(), Problem> {
-    render(text, &Values::SAMPLE).map(drop)
+/// User data as it is for some machine: to find mistakes in a template, and what is left without its first line.
+pub(crate) fn sample(text: &str) -> Result<String, Problem> {
+    render(text, &Values::SAMPLE)
 }
 
 #[cfg(test)]
@@ -122,7 +122,7 @@ mod tests {
             ("a\nb\n{{ machine.name\n}}", "line 4: '{{' without '}}'"),
             ("{{}}", "line 2: '' is unknown"),
         ] {
-            let refused = check(&format!("{FIRST_LINE}\n{body}")).unwrap_err();
+            let refused = sample(&format!("{FIRST_LINE}\n{body}")).unwrap_err();
             assert!(refused.message.contains(why), "{refused}");
             assert!(refused.advice.is_some_and(|advice| advice.contains("machine.number")));
         }

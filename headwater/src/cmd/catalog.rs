@@ -74,7 +74,6 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             machine,
             rotate_after,
         } => {
-            let what = channels::behind_store(image.as_deref().unwrap_or_default());
             let is_list_set = seal_removes_nothing || !seal_removes.is_empty();
             let scheme = scheme::change(&client, &name, &machine, no_user_data).await?;
             let request = SetCatalog {
@@ -88,12 +87,7 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
                 on_host_loss,
                 rotate_after_s: rotate_after,
             };
-            let catalog = said_if_slow(json, &what, client.set_catalog(&name, &request)).await?;
-            if json {
-                show::json(&catalog)?;
-            } else {
-                show_change(&catalog, &request, is_list_set)?;
-            }
+            set(&client, &name, &request, is_list_set, json).await?;
         }
         CatalogCommand::Scheme(command) => scheme::run(&client, command, json).await?,
         CatalogCommand::Claim { catalog, holder, ttl, wait, key, secret, reset_on } => {
@@ -119,6 +113,18 @@ async fn remove(client: &Client, name: String, json: bool) -> anyhow::Result<()>
     client.remove_catalog(&name).await?;
     let text = format!("removed catalog {name}");
     if json { show::removed(&[name]) } else { show::line(&text) }
+}
+
+async fn set(
+    client: &Client,
+    name: &str,
+    request: &SetCatalog,
+    is_list_set: bool,
+    json: bool,
+) -> anyhow::Result<()> {
+    let what = channels::behind_store(request.image.as_deref().unwrap_or_default());
+    let catalog = said_if_slow(json, &what, client.set_catalog(name, request)).await?;
+    if json { show::json(&catalog) } else { show_change(&catalog, request, is_list_set) }
 }
 
 /// Says what was changed of a catalog.

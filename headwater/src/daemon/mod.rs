@@ -191,11 +191,12 @@ async fn open_database(
     data_dir: &DataDir,
     waited: Option<OpenDatabase>,
     database: Option<Shared>,
-    secrets_key: Option<&Path>,
+    secrets_key: Option<PathBuf>,
 ) -> anyhow::Result<OpenDatabase> {
+    let keys = SecretsKeyFile::of(data_dir, secrets_key.as_deref());
     match waited {
         Some(database) => Ok(database),
-        None => OpenDatabase::open(data_dir, database, &SecretsKeyFile::of(data_dir, secrets_key)).await,
+        None => OpenDatabase::open(data_dir, database, &keys).await,
     }
 }
 
@@ -279,8 +280,7 @@ impl Daemon {
         }
         step.send_replace("opening the database");
         let in_turn = waited.is_some();
-        let secrets_key = options.secrets_key.as_deref();
-        let database = open_database(&data_dir, waited, options.database, secrets_key).await?;
+        let database = open_database(&data_dir, waited, options.database, options.secrets_key).await?;
         let nodes = nodes.with_database(&*database.repository).await?;
         let nodes_url = nodes.url();
         let known = match options.new_store {

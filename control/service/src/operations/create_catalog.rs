@@ -92,21 +92,21 @@ pub(super) async fn create_catalog(
         .map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
     let CreateCatalog { firmware, secure_boot, tpm, display, ref network, scratch_bytes, .. } = request;
     let platform = Platform { firmware, secure_boot, tpm, display, network: network.clone(), scratch_bytes };
+    let user_data = request.user_data.as_deref().map(template::sample).transpose();
+    let user_data = user_data.map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
     let plan = VmPlan {
         name: &request.name,
         memory_bytes: request.memory_bytes,
         cpus: request.cpus,
         platform: &platform,
         host_name: &request.name,
-        user_data: request.user_data.as_deref(),
+        user_data: user_data.as_deref(),
     };
     let failed = |source| Error::Backend { catalog: request.name.clone(), source };
     service.hypervisor().check(plan).await.map_err(failed)?;
     service.disks().check(&request.cache).await.map_err(failed)?;
     let pool = pool_of(&request).map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
     check_pool(&pool, &request.cache)?;
-    template::check(request.user_data.as_deref().unwrap_or_default())
-        .map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
     let name_rule = request.name_rule.unwrap_or_else(|| format!("{}-##", request.name));
     NameRule::parse(&name_rule).map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
     check_seal_removes(&request.seal_removes)

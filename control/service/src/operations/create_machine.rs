@@ -513,13 +513,17 @@ async fn check(service: &Service, plan: &Plan) -> Result<(), Failure> {
         return Err(Error::PathTooLong { machine, run_dir, len }.into());
     }
     let failed = |source| Error::Backend { machine: plan.name.clone(), source };
+    let user_data = plan.user_data.as_deref().map(template::sample).transpose().map_err(|problem| {
+        let (machine, source) = (plan.name.clone(), Box::new(problem));
+        Error::Template { machine, source }
+    })?;
     let vm = VmPlan {
         name: &plan.name,
         memory_bytes: plan.memory_bytes,
         cpus: plan.cpus,
         platform: &plan.platform,
         host_name: &plan.host_name,
-        user_data: plan.user_data.as_deref(),
+        user_data: user_data.as_deref(),
     };
     service.hypervisor().check(vm).await.map_err(failed)?;
     service.disks().check(&plan.cache).await.map_err(failed)?;
