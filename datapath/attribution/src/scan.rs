@@ -6,7 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use headwater_filesystems::{
-    Bytes, Fault, Kind, Names, Owner, Partition, ReadAt, Scanned, Visits, fault, identify, open, partitions,
+    Bytes, Fault, Kind, Names, Owner, Partition, Placed, Placement, ReadAt, Scanned, Visits, fault, identify,
+    logical_volumes, open_for_scan, partitions,
 };
 
 use crate::changed::{Changed, Held};
@@ -21,6 +22,9 @@ pub const NAMES_BYTES_MAX: usize = 128 << 20;
 pub const ITEMS_MAX: usize = 1000;
 /// The most bytes of paths in the result, for files and for directories each.
 pub const PATHS_BYTES_MAX: usize = 1 << 20;
+
+/// The number of the first logical volume: no disk has so many partitions.
+pub const FIRST_VOLUME: u32 = 1001;
 
 /// After how many runs and names of a file system it is asked whether anybody still wants the result.
 const LOOK_SCANNED: u64 = 4096;
@@ -60,11 +64,21 @@ pub fn scan(
         }
         Err(why) => contents.partitions.push(remark_of_disk(why.to_string())),
     }
+    let physical: Vec<Partition> =
+        found.iter().filter(|partition| is_of_lvm(disk, partition)).map(|it| fitted(disk, it)).collect();
+    // Blocks that no volume claims belong to the physical volume.
+    let mut scanning = Scanning { disk, claims: &mut claims, contents: &mut contents, is_cancelled };
+    of_volumes(&physical, &mut scanning);
     for partition in &found {
-        of_partition(disk, partition, &mut claims, &mut contents, is_cancelled);
         if is_cancelled() {
             return Err(fault("the scan was cancelled"));
         }
+        let fits = fitted(disk, partition);
+        let place = Place { number: partition.number, name: None, placement: Placement::of(&fits) };
+        of_place(&place, &mut scanning);
+    }
+    if is_cancelled() {
+        return Err(fault("the scan was cancelled"));
     }
     // Without partitions that can be read, nobody knows what lies where.
     let class = if found.is_empty() { Class::Unknown } else { Class::Outside };
@@ -84,47 +98,92 @@ fn remark_of_disk(remark: String) -> PartitionContents {
     PartitionContents { number: 0, kind, held: Held::default(), remarks: vec![remark] }
 }
 
-/// Claims what belongs to a partition.
-fn of_partition(
-    disk: &Arc<dyn ReadAt>,
-    partition: &Partition,
-    claims: &mut Claims<'_>,
-    contents: &mut Contents,
-    is_cancelled: &IsCancelled,
-) {
+/// A partition as far as it is on the disk.
+fn fitted(disk: &Arc<dyn ReadAt>, partition: &Partition) -> Partition {
     let end = partition.offset_bytes.saturating_add(partition.len_bytes).min(disk.len_bytes());
-    let place = partition.offset_bytes.min(end)..end;
-    let fits = Partition { len_bytes: end - place.start, ..*partition };
-    let kind = identify(&mut Bytes::new(Arc::clone(disk), &fits));
+    let offset_bytes = partition.offset_bytes.min(end);
+    Partition { offset_bytes, len_bytes: end - offset_bytes, ..*partition }
+}
+
+fn is_of_lvm(disk: &Arc<dyn ReadAt>, partition: &Partition) -> bool {
+    let kind = identify(&mut Bytes::new(Arc::clone(disk), &fitted(disk, partition)));
+    kind.is_ok_and(|kind| kind.is_some_and(|found| found.kind == Kind::Lvm))
+}
+
+/// A partition or a logical volume.
+struct Place {
+    number: u32,
+    /// Of a logical volume.
+    name: Option<String>,
+    placement: Placement,
+}
+
+/// What a scan of a disk works on.
+struct Scanning<'a, 'b> {
+    disk: &'a Arc<dyn ReadAt>,
+    claims: &'a mut Claims<'b>,
+    contents: &'a mut Contents,
+    is_cancelled: &'a IsCancelled,
+}
+
+/// Claims what belongs to the logical volumes of a disk.
+fn of_volumes(physical: &[Partition], scanning: &mut Scanning<'_, '_>) {
+    for (number, volume) in (FIRST_VOLUME..).zip(logical_volumes(scanning.disk, physical)) {
+        if (scanning.is_cancelled)() {
+            return;
+        }
+        match volume.placement {
+            Ok(placement) => {
+                let place = Place { number, name: Some(volume.name), placement };
+                of_place(&place, scanning);
+            }
+            Err(why) => scanning.contents.partitions.push(PartitionContents {
+                number,
+                kind: format!("{}: a volume that is not read", volume.name),
+                held: Held::default(),
+                remarks: vec![why.to_string()],
+            }),
+        }
+    }
+}
+
+/// Claims what belongs to a partition or a volume.
+fn of_place(place: &Place, scanning: &mut Scanning<'_, '_>) {
+    let Scanning { disk, claims, contents, is_cancelled } = scanning;
+    let (disk, is_cancelled) = (*disk, *is_cancelled);
+    let len_bytes = place.placement.len_bytes();
+    let own: Arc<dyn ReadAt> = Arc::new(Placed::new(Arc::clone(disk), place.placement.clone()));
+    let whole = Partition { number: place.number, offset_bytes: 0, len_bytes };
+    let kind = identify(&mut Bytes::new(Arc::clone(&own), &whole));
+    let shown = match &kind {
+        Ok(Some(found)) => found.to_string(),
+        Ok(None) => "no known file system".to_owned(),
+        Err(_) => "not readable".to_owned(),
+    };
     let mut described = PartitionContents {
-        number: partition.number,
-        kind: match &kind {
-            Ok(Some(found)) => found.to_string(),
-            Ok(None) => "no known file system".to_owned(),
-            Err(_) => "not readable".to_owned(),
-        },
+        number: place.number,
+        kind: place.name.as_ref().map_or(shown.clone(), |name| format!("{name}: {shown}")),
         held: Held::default(),
         remarks: kind.as_ref().err().map(ToString::to_string).into_iter().collect(),
     };
-    let is_read = kind.as_ref().is_ok_and(|kind| kind.as_ref().is_some_and(|found| found.kind.is_read()));
-    let is_swap = kind.is_ok_and(|kind| kind.is_some_and(|found| found.kind == Kind::Swap));
-    let mut rest = if is_swap { Class::Swap } else { Class::Unknown };
-    if is_read {
-        let mut pass = Pass::new(place.clone(), claims, is_cancelled);
+    let found = kind.ok().flatten().map(|found| found.kind);
+    let mut rest = if found == Some(Kind::Swap) { Class::Swap } else { Class::Unknown };
+    if found.is_some_and(Kind::is_scanned) {
+        let mut pass = Pass::new(&place.placement, claims, is_cancelled);
         // A reader that panics is a fault of ours, and must not end the disks of all machines.
-        let read = catch_unwind(AssertUnwindSafe(|| pass.run(disk, &fits)));
+        let read = catch_unwind(AssertUnwindSafe(|| pass.run(&own, &whole)));
         let read = read.unwrap_or_else(|_| Err(fault("its reader broke off")));
-        described.held.plus(pass.take_into(fits.number, contents, &mut described.remarks));
+        described.held.plus(pass.take_into(place.number, contents, &mut described.remarks));
         match read {
             Ok(true) => rest = Class::Free,
             Ok(false) => {}
             Err(why) => described.remarks.push(format!("it was not read to its end: {why}")),
         }
     }
-    let left = claims.claim(place);
+    let left = claim(claims, &place.placement, 0..len_bytes);
     contents.count(rest, left);
     if rest == Class::Free && left != Held::default() {
-        contents.free.insert(partition.number, left);
+        contents.free.insert(place.number, left);
     }
     described.held.plus(left);
     if described.held != Held::default() || !described.remarks.is_empty() {
@@ -132,9 +191,18 @@ fn of_partition(
     }
 }
 
+/// Claims bytes of a file system.
+fn claim(claims: &mut Claims<'_>, placement: &Placement, bytes: Range<u64>) -> Held {
+    let mut held = Held::default();
+    for place in placement.on_disk(bytes) {
+        held.plus(claims.claim(place));
+    }
+    held
+}
+
 /// A pass over one file system.
 struct Pass<'a, 'b> {
-    place: Range<u64>,
+    placement: &'a Placement,
     claims: &'a mut Claims<'b>,
     is_cancelled: &'a IsCancelled,
     /// How many runs and names there were.
@@ -156,9 +224,9 @@ struct Pass<'a, 'b> {
 }
 
 impl<'a, 'b> Pass<'a, 'b> {
-    fn new(place: Range<u64>, claims: &'a mut Claims<'b>, is_cancelled: &'a IsCancelled) -> Self {
+    fn new(placement: &'a Placement, claims: &'a mut Claims<'b>, is_cancelled: &'a IsCancelled) -> Self {
         Self {
-            place,
+            placement,
             claims,
             is_cancelled,
             scanned: 0,
@@ -178,8 +246,8 @@ impl<'a, 'b> Pass<'a, 'b> {
 
     /// Returns whether all was read, so that what has no owner is free.
     fn run(&mut self, disk: &Arc<dyn ReadAt>, partition: &Partition) -> Result<bool, Fault> {
-        let mut file_system = open(Bytes::new(Arc::clone(disk), partition))?;
-        self.root = file_system.root().id;
+        let mut file_system = open_for_scan(Bytes::new(Arc::clone(disk), partition))?;
+        self.root = file_system.root_id();
         self.names = Names::new(self.root);
         self.remark = file_system.remark();
         let is_cancelled = Arc::clone(self.is_cancelled);
@@ -195,8 +263,7 @@ impl<'a, 'b> Pass<'a, 'b> {
         }
         match scanned {
             Scanned::Run { bytes, owner } => {
-                let at = |place: u64| self.place.start.saturating_add(place).min(self.place.end);
-                let held = self.claims.claim(at(bytes.start)..at(bytes.end));
+                let held = claim(self.claims, self.placement, bytes);
                 if held == Held::default() {
                     return Ok(());
                 }

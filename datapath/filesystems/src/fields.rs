@@ -28,6 +28,10 @@ pub(crate) fn be32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(array(bytes, at))
 }
 
+pub(crate) fn be64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(array(bytes, at))
+}
+
 /// Whether these bytes are at this place.
 pub(crate) fn has(bytes: &[u8], at: usize, expected: &[u8]) -> bool {
     bytes.get(at..).is_some_and(|rest| rest.starts_with(expected))

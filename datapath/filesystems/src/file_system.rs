@@ -6,11 +6,13 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use crate::btrfs::Btrfs;
 use crate::ext::Ext;
 use crate::fat::Fat;
 use crate::kind::{Kind, identify};
 use crate::ntfs::Ntfs;
 use crate::visits::Visits;
+use crate::xfs::Xfs;
 use crate::{Bytes, Fault, fault};
 
 /// What an entry is.
@@ -146,6 +148,52 @@ pub trait FileSystem: Send {
         visits: &mut Visits,
         found: &mut dyn FnMut(Scanned) -> Result<(), Fault>,
     ) -> Result<(), Fault>;
+}
+
+/// A file system of which only the owners of blocks are asked for.
+pub trait Scan: Send {
+    /// The number of the root directory.
+    fn root_id(&self) -> u64;
+
+    /// As [`FileSystem::remark`].
+    fn remark(&self) -> Option<String>;
+
+    /// As [`FileSystem::scan`].
+    fn scan(
+        &mut self,
+        visits: &mut Visits,
+        found: &mut dyn FnMut(Scanned) -> Result<(), Fault>,
+    ) -> Result<(), Fault>;
+}
+
+/// A file system that is read in all ways.
+struct Whole(Box<dyn FileSystem>);
+
+impl Scan for Whole {
+    fn root_id(&self) -> u64 {
+        self.0.root().id
+    }
+
+    fn remark(&self) -> Option<String> {
+        self.0.remark()
+    }
+
+    fn scan(
+        &mut self,
+        visits: &mut Visits,
+        found: &mut dyn FnMut(Scanned) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        self.0.scan(visits, found)
+    }
+}
+
+/// Opens the file system in a partition for a scan. More kinds can be scanned than [`open`] reads.
+pub fn open_for_scan(mut bytes: Bytes) -> Result<Box<dyn Scan>, Fault> {
+    match identify(&mut bytes)?.map(|found| found.kind) {
+        Some(Kind::Xfs) => Ok(Box::new(Xfs::open(bytes)?)),
+        Some(Kind::Btrfs) => Ok(Box::new(Btrfs::open(bytes)?)),
+        _ => Ok(Box::new(Whole(open(bytes)?))),
+    }
 }
 
 /// Opens the file system in a partition. For a kind that is not read, or none, the fault says what there is.

@@ -100,6 +100,11 @@ impl Kind {
     pub fn is_read(self) -> bool {
         matches!(self, Self::Ext2 | Self::Ext3 | Self::Ext4 | Self::Fat | Self::Ntfs)
     }
+
+    /// Whether [`crate::open_for_scan`] finds the owners of its blocks.
+    pub fn is_scanned(self) -> bool {
+        self.is_read() || matches!(self, Self::Xfs | Self::Btrfs)
+    }
 }
 
 /// What was found, and what it says about itself.

@@ -1,10 +1,11 @@
 //! Read-only readers of the file systems of guests: names, metadata, contents, and which file owns a block.
 //!
 //! ```text
-//!   disk --partitions()--> partition --Bytes--> identify() --> name of a kind that is not read (XFS, LVM, LUKS ..)
+//!   disk --partitions()--> partition --Bytes--> identify() --> name of a kind that is not read (LUKS, VDO ..)
 //!                                          \--> open() --> FileSystem: list, read, link      (by directory)
 //!                                                               |
 //!                                                               +--> scan --> Owners: block -> file -> path (one pass)
+//!                                          \--> open_for_scan() --^            (XFS and Btrfs, too)
 //! ```
 //!
 //! [`boot_records`] says what firmware finds on a disk, and [`efi`] whether its loader is signed.
@@ -15,7 +16,8 @@
 //! - Memory is bounded by the constants of [`visits`], [`owners`] and of each reader, not by what a superblock claims.
 //!
 //! # Limits
-//! - Read: ext2, ext3, ext4 ([`ext`]), FAT12, FAT16, FAT32 and NTFS. All others of [`Kind`] are only named.
+//! - Read: ext2, ext3, ext4 ([`ext`]), FAT12, FAT16, FAT32 and NTFS. Of XFS ([`xfs`]) and Btrfs ([`btrfs`]) only the owners of blocks are read. All others of
+//!   [`Kind`] are only named. Linear volumes of LVM ([`lvm`]) are found.
 //! - [`visits::ENTRIES_MAX`] entries, [`visits::DEPTH_MAX`] levels, [`visits::PATH_BYTES_MAX`] bytes in a path,
 //!   [`owners::OWNERS_BYTES_MAX`] bytes for an index of owners.
 //!
@@ -46,6 +48,7 @@
 )]
 
 pub mod boot;
+pub mod btrfs;
 pub mod bytes;
 pub mod efi;
 pub mod ext;
@@ -55,24 +58,28 @@ pub mod file_system;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod kind;
+pub mod lvm;
 pub mod names;
 pub mod ntfs;
 pub mod owners;
 pub mod partitions;
+pub mod placement;
 pub mod visits;
+pub mod xfs;
 
 mod crc;
 mod fields;
-mod lvm;
 mod units;
 
 pub use boot::{BootRecords, boot_records};
 pub use bytes::{Bytes, ReadAt};
 pub use crc::crc32;
 pub use fault::{Fault, fault};
-pub use file_system::{Entries, FileSystem, Node, NodeKind, Owner, Scanned, open};
+pub use file_system::{Entries, FileSystem, Node, NodeKind, Owner, Scan, Scanned, open, open_for_scan};
 pub use kind::{Found, Kind, identify};
+pub use lvm::{LogicalVolume, logical_volumes};
 pub use names::Names;
 pub use owners::{OwnedRun, Owners};
 pub use partitions::{GPT_START_BYTES, Partition, Partitions, PartitionsError, gpt_sector_bytes, partitions};
+pub use placement::{Placed, Placement};
 pub use visits::Visits;

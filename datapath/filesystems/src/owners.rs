@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use crate::{Fault, FileSystem, Names, Owner, Scanned, Visits, fault};
+use crate::{Fault, FileSystem, Names, Owner, Scan, Scanned, Visits, fault};
 
 /// The most memory for an index: about ten million files.
 pub const OWNERS_BYTES_MAX: usize = 512 << 20;
@@ -36,9 +36,20 @@ pub struct Owners {
 impl Owners {
     /// Scans a file system.
     pub fn of(file_system: &mut dyn FileSystem, visits: &mut Visits) -> Result<Self, Fault> {
-        let names = Names::new(file_system.root().id);
-        let mut owners = Self { names, ..Self::default() };
-        file_system.scan(visits, &mut |scanned| owners.add(scanned))?;
+        Self::by(file_system.root().id, |found| file_system.scan(visits, found))
+    }
+
+    /// The same of a file system that was opened for a scan.
+    pub fn of_scan(file_system: &mut dyn Scan, visits: &mut Visits) -> Result<Self, Fault> {
+        Self::by(file_system.root_id(), |found| file_system.scan(visits, found))
+    }
+
+    fn by(
+        root: u64,
+        scan: impl FnOnce(&mut dyn FnMut(Scanned) -> Result<(), Fault>) -> Result<(), Fault>,
+    ) -> Result<Self, Fault> {
+        let mut owners = Self { names: Names::new(root), ..Self::default() };
+        scan(&mut |scanned| owners.add(scanned))?;
         owners.names.sort();
         owners.runs.sort_by_key(|run| (run.bytes.start, run.bytes.end));
         owners.cut_overlaps();

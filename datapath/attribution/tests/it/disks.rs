@@ -119,3 +119,64 @@ fn a_disk_without_anything_on_it_is_unknown() {
     assert_eq!(found.classes.keys().collect::<Vec<_>>(), [&Class::Unknown]);
     assert_eq!(found.held.total_bytes(), 3 * BLOCK as u64);
 }
+
+/// Puts the label and the metadata of LVM2 on a disk: one group with one linear volume in two segments, in extents of 4 MiB.
+fn put_lvm(disk: &File, segments: [(u64, u64, u64); 2]) {
+    let mut text = "vg0 {\nseqno = 1\nextent_size = 8192\nphysical_volumes {\npv0 {\n\
+        id = \"AAAAAA-AAAA-AAAA-AAAA-AAAA-AAAA-AAAAAA\"\npe_start = 2048\n}\n}\nlogical_volumes {\nroot {\n\
+        status = [\"READ\", \"WRITE\", \"VISIBLE\"]\n"
+        .to_owned();
+    for (number, (start, count, first)) in segments.iter().enumerate() {
+        text.push_str(&format!(
+            "segment{} {{\nstart_extent = {start}\nextent_count = {count}\ntype = \"striped\"\n\
+             stripe_count = 1\nstripes = [\n\"pv0\", {first}\n]\n}}\n",
+            number + 1
+        ));
+    }
+    text.push_str("}\n}\n}\n");
+    let put = |at: u64, bytes: &[u8]| disk.write_all_at(bytes, at).unwrap();
+    put(512, b"LABELONE");
+    put(512 + 20, &32_u32.to_le_bytes());
+    put(512 + 24, b"LVM2 001");
+    put(512 + 32, &[b'A'; 32]);
+    put(512 + 32 + 40, &MIB.to_le_bytes());
+    put(512 + 32 + 72, &4096_u64.to_le_bytes());
+    put(4096 + 4, b" LVM2 x[5A%r0N*>");
+    put(4096 + 32, &(MIB - 4096).to_le_bytes());
+    put(4096 + 40, &512_u64.to_le_bytes());
+    put(4096 + 48, &(text.len() as u64).to_le_bytes());
+    put(4096 + 512, text.as_bytes());
+}
+
+#[test]
+fn a_volume_of_lvm_is_read_where_its_extents_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let tree = dir.join("tree");
+    fs::create_dir_all(tree.join("var/log")).unwrap();
+    fs::write(tree.join("var/log/large"), vec![5; 11 * MIB as usize]).unwrap();
+    fs::write(tree.join("small"), vec![6; 9000]).unwrap();
+    let ext = made(dir, "ext", 32, &["mke2fs", "-q", "-F", "-t", "ext4", "-d", tree.to_str().unwrap()]);
+    let bytes = fs::read(&ext).unwrap();
+    let path = dir.join("disk");
+    let disk = File::create(&path).unwrap();
+    disk.set_len(128 * MIB).unwrap();
+    // The first five extents lie behind the last three.
+    put_lvm(&disk, [(0, 5, 10), (5, 3, 2)]);
+    let (first, last) = bytes.split_at(20 * MIB as usize);
+    disk.write_all_at(first, 41 * MIB).unwrap();
+    disk.write_all_at(last, 9 * MIB).unwrap();
+    let all = |mib: u32| changed(&(0..mib * 256).collect::<Vec<u32>>());
+    let (on_disk, alone) = (scanned(&path, &all(128)).unwrap(), scanned(&ext, &all(32)).unwrap());
+    let files = |contents: &headwater_attribution::Contents| -> Vec<(Vec<u8>, u64)> {
+        contents.files.iter().filter_map(|it| Some((it.path.clone()?, it.held.total_bytes()))).collect()
+    };
+    assert_eq!(files(&on_disk), files(&alone));
+    assert!(files(&on_disk).contains(&(b"/var/log/large".to_vec(), 11 * MIB)), "{:?}", files(&on_disk));
+    let volume = on_disk.partitions.iter().find(|it| it.number == 1001).unwrap();
+    assert_eq!((volume.kind.as_str(), volume.held.total_bytes()), ("vg0/root: ext4", 32 * MIB));
+    let sum = |class| on_disk.classes.get(&class).map_or(0, Held::total_bytes);
+    // What is on no volume.
+    assert_eq!(sum(Class::Unknown), 96 * MIB);
+    assert_eq!(sum(Class::Free), alone.classes[&Class::Free].total_bytes());
+}

@@ -1,0 +1,368 @@
+//! Btrfs on one device: the owners of its blocks, by one pass over its trees.
+//!
+//! ```text
+//!   superblock --> tree of chunks: logical address --> places on the disk (two of each with DUP)
+//!             \--> tree of roots --> trees of subvolumes: inodes, names, extents --> owners and paths
+//!                              \--> tree of extents: blocks of all trees         --> metadata
+//! ```
+//! Each commit of the guest is whole, and the newest one is read. What the guest wrote since, at most 30 seconds unless it says
+//! otherwise, counts as free, and the log of single files is not applied.
+//!
+//! A block that several subvolumes share belongs to the one that changed last. File systems over several disks, zoned ones and those with
+//! the second tree of extents are refused.
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
+mod node;
+mod places;
+
+use std::collections::{BTreeMap, HashSet};
+
+use crate::fields::{has, u8_at, u16_at, u32_at, u64_at};
+use crate::file_system::Scan;
+use crate::units::{u64_of, usize_of};
+use crate::{Bytes, Fault, Owner, Scanned, Visits, fault};
+use node::{Key, Root};
+use places::Places;
+
+/// The places of the superblock and its copies.
+const SUPERBLOCKS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
+const SUPERBLOCK_BYTES: usize = 4096;
+/// The beginning of the disk that Btrfs does not use: boot loaders do.
+const RESERVED_BYTES: u64 = 1 << 20;
+
+/// Incompatible features that are read. Of these, RAID and others of several disks end at the number of disks.
+const INCOMPATIBLE_READ: u64 = 0x1_0fff;
+
+/// The most blocks of trees: 64 GiB of them, in 64 MiB of memory.
+const NODES_MAX: usize = 4 << 20;
+/// The most subvolumes.
+const SUBVOLUMES_MAX: usize = 1 << 15;
+/// The bits of a number of an inode. Behind them is the number of its subvolume.
+const INODE_BITS: u32 = 48;
+/// The inode of the root directory of each subvolume.
+const ROOT_DIRECTORY: u64 = 256;
+
+/// Trees.
+const EXTENT_TREE: u64 = 2;
+const TOP_SUBVOLUME: u64 = 5;
+const FIRST_SUBVOLUME: u64 = 256;
+/// Above this are trees of the file system itself.
+const LAST_SUBVOLUME: u64 = u64::MAX - 256;
+
+/// Kinds of items.
+const INODE_REF: u8 = 12;
+const INODE_EXTREF: u8 = 13;
+const EXTENT_DATA: u8 = 108;
+const ROOT_ITEM: u8 = 132;
+const ROOT_BACKREF: u8 = 144;
+const EXTENT_ITEM: u8 = 168;
+const METADATA_ITEM: u8 = 169;
+const CHUNK_ITEM: u8 = 228;
+
+/// An extent of a tree.
+const IS_TREE_BLOCK: u64 = 2;
+/// An extent whose contents are in the item itself.
+const INLINE: u8 = 0;
+
+struct Superblock {
+    address: u64,
+    roots: Root,
+    chunks: Root,
+    node_bytes: u64,
+    has_log: bool,
+}
+
+impl Superblock {
+    fn parse(raw: &[u8]) -> Result<Self, Fault> {
+        if !has(raw, 64, b"_BHRfS_M") {
+            return Err(fault("it has no superblock"));
+        }
+        let (devices, incompatible) = (u64_at(raw, 136), u64_at(raw, 188));
+        if devices != 1 {
+            return Err(fault(format!("it lies on {devices} disks")));
+        }
+        if incompatible & !INCOMPATIBLE_READ != 0 {
+            return Err(fault(format!("it has features that are not read: {incompatible:#x}")));
+        }
+        let node_bytes = u64::from(u32_at(raw, 148));
+        if !(4096..=65_536).contains(&node_bytes) || !node_bytes.is_power_of_two() {
+            return Err(fault("its superblock makes no sense"));
+        }
+        Ok(Self {
+            address: u64_at(raw, 48),
+            roots: Root { address: u64_at(raw, 80), level: u8_at(raw, 198) },
+            chunks: Root { address: u64_at(raw, 88), level: u8_at(raw, 199) },
+            node_bytes,
+            has_log: u64_at(raw, 96) != 0,
+        })
+    }
+}
+
+/// A subvolume, or another tree.
+#[derive(Clone, Copy, Debug)]
+struct Tree {
+    id: u64,
+    generation: u64,
+    root: Root,
+}
+
+/// A name of a subvolume in a directory of another one.
+#[derive(Clone, Debug)]
+struct Mount {
+    child: u64,
+    parent: u64,
+    directory: u64,
+    name: Vec<u8>,
+}
+
+/// What a scan keeps meanwhile.
+struct Pass<'a> {
+    visits: &'a mut Visits,
+    found: &'a mut dyn FnMut(Scanned) -> Result<(), Fault>,
+    places: &'a Places,
+    /// Blocks of trees that were read.
+    seen: HashSet<u64>,
+    /// Why the scan ends, if it does: no damage of a single tree.
+    end: Option<Fault>,
+}
+
+impl Pass<'_> {
+    fn tell(&mut self, scanned: Scanned) -> Result<(), Fault> {
+        let told = self.visits.check().and_then(|()| (self.found)(scanned));
+        told.inspect_err(|why| self.end = Some(why.clone()))
+    }
+
+    /// Claims bytes by their logical address, wherever they are.
+    fn run(&mut self, address: u64, len: u64, owner: Owner) -> Result<(), Fault> {
+        for bytes in self.places.of(address, len)? {
+            self.tell(Scanned::Run { bytes, owner })?;
+        }
+        Ok(())
+    }
+
+    fn name(&mut self, id: u64, parent: u64, name: &[u8]) -> Result<(), Fault> {
+        if name.is_empty() || name.len() > 255 {
+            return Err(fault("a name has no length that names have"));
+        }
+        self.visits.add().inspect_err(|why| self.end = Some(why.clone()))?;
+        self.tell(Scanned::Name { id, parent, name: name.to_vec() })
+    }
+
+    /// Goes on after damage of a tree, unless the scan is to end.
+    fn damage(&mut self, id: u64, damage: Result<(), Fault>) -> Result<(), Fault> {
+        match (damage, &self.end) {
+            (_, Some(end)) => Err(end.clone()),
+            (Err(why), None) => self.tell(Scanned::Unreadable { id, why }),
+            (Ok(()), None) => Ok(()),
+        }
+    }
+}
+
+/// The number of an inode of a subvolume: that of the top one has its own numbers.
+fn id_of(subvolume: usize, inode: u64) -> Result<u64, Fault> {
+    if inode >> INODE_BITS != 0 {
+        return Err(fault("an inode has a number that is too large"));
+    }
+    Ok((u64_of(subvolume) << INODE_BITS) | inode)
+}
+
+/// A Btrfs.
+pub struct Btrfs {
+    bytes: Bytes,
+    superblock: Superblock,
+    places: Places,
+}
+
+impl Btrfs {
+    /// Opens the file system of a partition.
+    pub fn open(mut bytes: Bytes) -> Result<Self, Fault> {
+        let mut raw = vec![0; SUPERBLOCK_BYTES];
+        bytes.read(SUPERBLOCKS[0], &mut raw)?;
+        let superblock = Superblock::parse(&raw)?;
+        if superblock.address != SUPERBLOCKS[0] {
+            return Err(fault("its superblock makes no sense"));
+        }
+        let len = usize_of(u32_at(&raw, 160).into()).min(2048);
+        let mut places = Places::new(bytes.len());
+        places.add_all(raw.get(811..811 + len).unwrap_or_default())?;
+        let mut btrfs = Self { bytes, superblock, places };
+        let (mut seen, root) = (HashSet::new(), btrfs.superblock.chunks);
+        // Chunks of this tree's own blocks are in the superblock.
+        let known = btrfs.places.clone();
+        let mut all = btrfs.places.clone();
+        btrfs.walk(root, &known, &mut seen, &mut |key, data| {
+            if key.kind == CHUNK_ITEM { all.add(key.offset, data).map(drop) } else { Ok(()) }
+        })?;
+        btrfs.places = all;
+        Ok(btrfs)
+    }
+
+    /// The trees, the newest first, and the names of subvolumes.
+    fn trees(&mut self, pass: &mut Pass<'_>) -> Result<(Vec<Tree>, Vec<Mount>), Fault> {
+        let (mut trees, mut mounts) = (BTreeMap::new(), Vec::new());
+        let root = self.superblock.roots;
+        let mut own = Vec::new();
+        let places = pass.places;
+        self.walk(root, places, &mut pass.seen, &mut |key, data| {
+            match key.kind {
+                ROOT_ITEM => {
+                    let root = Root { address: u64_at(data, 176), level: u8_at(data, 238) };
+                    let tree = Tree { id: key.object, generation: u64_at(data, 160), root };
+                    trees.insert(key.object, tree);
+                }
+                ROOT_BACKREF if mounts.len() < SUBVOLUMES_MAX => {
+                    let len = usize::from(u16_at(data, 16));
+                    let name = data.get(18..).and_then(|rest| rest.get(..len)).unwrap_or_default().to_vec();
+                    let (child, parent) = (key.object, key.offset);
+                    mounts.push(Mount { child, parent, directory: u64_at(data, 0), name });
+                }
+                // The cache of free space is a file of this tree.
+                EXTENT_DATA if own.len() < NODES_MAX => own.extend(extent(data)),
+                _ => {}
+            }
+            Ok(())
+        })?;
+        for (address, len) in own {
+            pass.run(address, len, Owner::Metadata)?;
+        }
+        let mut trees: Vec<Tree> = trees.into_values().collect();
+        trees.sort_by_key(|tree| std::cmp::Reverse((tree.generation, tree.id)));
+        Ok((trees, mounts))
+    }
+
+    /// Files of a subvolume.
+    fn subvolume(&mut self, number: usize, root: Root, pass: &mut Pass<'_>) -> Result<(), Fault> {
+        let mut items = Vec::new();
+        let (places, mut seen) = (pass.places, std::mem::take(&mut pass.seen));
+        // A leaf at a time: both the walk and its result need the pass.
+        let walked = self.walk_leaves(root, places, &mut seen, &mut |leaf| {
+            pass.visits.check().inspect_err(|why| pass.end = Some(why.clone()))?;
+            items.clear();
+            leaf.each(&mut |key, data| of_subvolume(number, key, data, &mut items))?;
+            for item in items.drain(..) {
+                match item {
+                    Item::Name { id, parent, name } => pass.name(id, parent, &name)?,
+                    Item::Extent { id, address, len } => pass.run(address, len, Owner::File(id))?,
+                }
+            }
+            Ok(())
+        });
+        pass.seen = seen;
+        walked
+    }
+
+    /// Blocks of all trees.
+    fn metadata(&mut self, root: Root, pass: &mut Pass<'_>) -> Result<(), Fault> {
+        let node_bytes = self.superblock.node_bytes;
+        let (places, mut seen) = (pass.places, std::mem::take(&mut pass.seen));
+        let walked = self.walk(root, places, &mut seen, &mut |key, data| match key.kind {
+            METADATA_ITEM => pass.run(key.object, node_bytes, Owner::Metadata),
+            EXTENT_ITEM if u64_at(data, 16) & IS_TREE_BLOCK != 0 => {
+                pass.run(key.object, node_bytes, Owner::Metadata)
+            }
+            _ => Ok(()),
+        });
+        pass.seen = seen;
+        walked
+    }
+}
+
+/// Something of a subvolume.
+enum Item {
+    Name { id: u64, parent: u64, name: Vec<u8> },
+    Extent { id: u64, address: u64, len: u64 },
+}
+
+/// The place of an extent that has blocks.
+fn extent(data: &[u8]) -> Option<(u64, u64)> {
+    let (address, len) = (u64_at(data, 21), u64_at(data, 29));
+    (u8_at(data, 20) != INLINE && address != 0 && len != 0).then_some((address, len))
+}
+
+fn of_subvolume(number: usize, key: &Key, data: &[u8], items: &mut Vec<Item>) -> Result<(), Fault> {
+    // The head of a name: its place in the directory and its length, or its directory before that.
+    let (head, is_far) = if key.kind == INODE_EXTREF { (18, true) } else { (10, false) };
+    match key.kind {
+        INODE_REF | INODE_EXTREF => {
+            let mut rest = data;
+            while let Some((front, after)) = rest.split_at_checked(head) {
+                let len = usize::from(u16_at(front, head - 2));
+                let parent = if is_far { u64_at(front, 0) } else { key.offset };
+                let (name, next) = after.split_at_checked(len).ok_or_else(|| fault("a name breaks off"))?;
+                // The root directory is in itself.
+                if key.object != parent && name != b".." {
+                    let (id, parent) = (id_of(number, key.object)?, id_of(number, parent)?);
+                    items.push(Item::Name { id, parent, name: name.to_vec() });
+                }
+                rest = next;
+            }
+        }
+        EXTENT_DATA => {
+            if let Some((address, len)) = extent(data) {
+                items.push(Item::Extent { id: id_of(number, key.object)?, address, len });
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+impl Scan for Btrfs {
+    fn root_id(&self) -> u64 {
+        ROOT_DIRECTORY
+    }
+
+    fn remark(&self) -> Option<String> {
+        let log = "files that the guest synchronised since its last commit may have more blocks";
+        self.superblock.has_log.then(|| log.to_owned())
+    }
+
+    fn scan(
+        &mut self,
+        visits: &mut Visits,
+        found: &mut dyn FnMut(Scanned) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let places = self.places.clone();
+        let mut pass = Pass { visits, found, places: &places, seen: HashSet::new(), end: None };
+        let len_bytes = self.bytes.len();
+        pass.tell(Scanned::Run { bytes: 0..RESERVED_BYTES.min(len_bytes), owner: Owner::Metadata })?;
+        for at in SUPERBLOCKS.into_iter().filter(|at| at + u64_of(SUPERBLOCK_BYTES) <= len_bytes).skip(1) {
+            pass.tell(Scanned::Run { bytes: at..at + u64_of(SUPERBLOCK_BYTES), owner: Owner::Metadata })?;
+        }
+        let (trees, mounts) = match self.trees(&mut pass) {
+            Ok(found) => found,
+            Err(why) => return pass.damage(0, Err(why)),
+        };
+        let is_subvolume =
+            |tree: &&Tree| tree.id == TOP_SUBVOLUME || (FIRST_SUBVOLUME..LAST_SUBVOLUME).contains(&tree.id);
+        // The top one is the first by number, whenever it changed.
+        let mut numbers = BTreeMap::from([(TOP_SUBVOLUME, 0)]);
+        for tree in trees.iter().filter(is_subvolume).take(SUBVOLUMES_MAX - 1) {
+            let next = numbers.len();
+            numbers.entry(tree.id).or_insert(next);
+        }
+        for Mount { child, parent, directory, name } in mounts {
+            let of = |id: &u64, inode| numbers.get(id).map(|number| id_of(*number, inode));
+            if let (Some(child), Some(parent)) = (of(&child, ROOT_DIRECTORY), of(&parent, directory)) {
+                let named = child.and_then(|child| pass.name(child, parent?, &name));
+                pass.damage(0, named)?;
+            }
+        }
+        for tree in trees.iter().filter(is_subvolume) {
+            let Some(number) = numbers.get(&tree.id) else {
+                pass.damage(tree.id, Err(fault("there are too many subvolumes")))?;
+                continue;
+            };
+            let read = self.subvolume(*number, tree.root, &mut pass);
+            pass.damage(tree.id, read)?;
+        }
+        // What is left of the trees: their blocks. The tree of extents is the last that is walked, and its blocks are new.
+        let extents = trees.iter().find(|tree| tree.id == EXTENT_TREE);
+        let read = match extents {
+            Some(tree) => self.metadata(tree.root, &mut pass),
+            None => Err(fault("it has no tree of extents")),
+        };
+        pass.damage(0, read)
+    }
+}
