@@ -20,10 +20,10 @@ pub enum Role {
 }
 
 impl Role {
-    /// All of them, from the one that may do least.
+    /// All roles, from the least to the most permissions.
     pub const ALL: [Self; 4] = [Self::Metrics, Self::Viewer, Self::Operator, Self::Admin];
 
-    /// As written in requests and in the database.
+    /// The role's name in requests and in the database.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Metrics => "metrics",
@@ -33,10 +33,10 @@ impl Role {
         }
     }
 
-    /// Reads what [`Role::name`] gave.
+    /// Parses the output of [`Role::name`].
     pub fn parse(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|role| role.name() == text);
-        found.ok_or_else(|| format!("there is no role '{text}': metrics, viewer, operator and admin are"))
+        found.ok_or_else(|| format!("'{text}' is not a role; write metrics, viewer, operator or admin"))
     }
 }
 
@@ -46,30 +46,30 @@ impl std::fmt::Display for Role {
     }
 }
 
-/// Who asks, as the history names them, and what they may do.
+/// The caller of a request: its name in the history, and its permissions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CallerInfo {
     /// For instance `uid 1000 (anna)` or `token nightly`.
     pub principal: String,
-    /// Their role.
+    /// The caller's role.
     pub role: Role,
-    /// The catalogs and images that it is for. Absent: all, and the daemon itself.
+    /// The catalogs and images on which the caller may act. Absent: all of them, and the daemon itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scopes: Option<Scopes>,
 }
 
-/// A token to make.
+/// The request to create a token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateToken {
     /// 1 to 63 of a-z, 0-9 and '-': the history names it.
     pub name: String,
-    /// The role of its holder.
+    /// The role of callers with this token.
     pub role: Role,
-    /// The catalogs and images that the role is for. Without it: all, and the daemon itself.
+    /// The catalogs and images to which the role is limited. Absent: no limit; the token may also act on the daemon itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scopes: Option<Scopes>,
-    /// For how long, in seconds. Without it, until it is revoked.
+    /// How long the token is valid, in seconds. Absent: until it is revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub valid_s: Option<u64>,
 }
@@ -77,23 +77,23 @@ pub struct CreateToken {
 /// A token, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TokenInfo {
-    /// Its name.
+    /// The token's name.
     pub name: String,
-    /// The role of its holder.
+    /// The role of callers with this token.
     pub role: Role,
-    /// The catalogs and images that the role is for. Absent: all, and the daemon itself.
+    /// The catalogs and images to which the role is limited. Absent: no limit; the token may also act on the daemon itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scopes: Option<Scopes>,
-    /// Who made it.
+    /// The caller that created it.
     pub created_by: String,
-    /// When.
+    /// When it was created.
     pub created_at_ms: u64,
-    /// When it ends. Absent: when it is revoked.
+    /// When it expires. Absent: it is valid until it is revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at_ms: Option<u64>,
 }
 
-/// A token that was made. Its secret is shown this once: the daemon keeps a hash of it.
+/// A new token. Only this answer contains its secret: the daemon stores a hash.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NewToken {
     /// The token.
@@ -109,14 +109,14 @@ impl std::fmt::Debug for NewToken {
     }
 }
 
-/// All tokens.
+/// The list of all tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TokenList {
-    /// By name.
+    /// Ordered by name.
     pub tokens: Vec<TokenInfo>,
 }
 
-/// A link to the web console to make.
+/// The request to create a link to the web console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateConsoleTicket {
@@ -124,12 +124,12 @@ pub struct CreateConsoleTicket {
     pub role: Role,
 }
 
-/// A link that opens the web console, once.
+/// A link that opens the web console once.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConsoleLink {
-    /// For a browser on the daemon's host. It holds a secret.
+    /// The URL, for a browser on the daemon's host. It contains a secret.
     pub url: String,
-    /// When it ends.
+    /// When the link expires.
     pub expires_at_ms: u64,
 }
 
@@ -139,12 +139,12 @@ impl std::fmt::Debug for ConsoleLink {
     }
 }
 
-/// The right to attach to the serial console of a machine, once.
+/// A ticket that permits one connection to the serial console of a machine.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConsoleTicket {
-    /// The secret, which the page sends as a protocol of its WebSocket.
+    /// The secret. The page sends it as a subprotocol of its WebSocket.
     pub ticket: String,
-    /// When it ends.
+    /// When the ticket expires.
     pub expires_at_ms: u64,
 }
 

@@ -1,4 +1,5 @@
-//! Claims: machines of a catalog that are lent to somebody, and given to nobody else before they were reset.
+//! Claims: a claim lends a machine of a catalog to one holder. Nobody else gets the machine until it was reset.
+/// The request to claim a machine.
 
 use std::net::IpAddr;
 
@@ -19,39 +20,41 @@ pub const MAX_KEY_CHARS: usize = 100;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClaimRequest {
-    /// Who gets it, in words: a person, a job.
+    /// The holder, as free text: for instance the name of a person or of a CI job.
     #[serde(rename = "for")]
     pub holder: String,
-    /// For how long, in seconds. Without it, until it is released or the guest switches itself off.
+    /// The duration of the claim in seconds. Absent: until the claim is released or the guest shuts down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_s: Option<u64>,
-    /// How long to wait for a machine if none is ready; a machine that is off is started then. At most 3,600.
+    /// How long to wait, in seconds, if no machine is ready. A machine that is off is then started. At most 3,600.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_s: Option<u64>,
-    /// A request with the key of a claim that lasts is answered with that claim: a client that lost the answer asks again.
+    /// An idempotency key. If a claim with this key exists, the answer is that claim, so that a client can repeat a request
+    /// whose answer was lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Make a secret that the guest and the holder alone know. The guest needs the agent of QEMU, and gets it in `/run/headwater/claim.json`.
+    /// Create a secret that only the guest and the holder know. The guest must run the QEMU guest agent, and gets the
+    /// secret in `/run/headwater/claim.json`.
     #[serde(default)]
     pub secret: bool,
-    /// When it ends by itself.
+    /// The event in the guest that ends the claim.
     #[serde(default)]
     pub reset_on: ResetOn,
 }
 
-/// What of a guest ends its claim, besides its release and the end of its time.
+/// The event in a guest that ends its claim. A claim also ends when it is released or expires.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ResetOn {
-    /// It is off.
+    /// The guest is off.
     #[default]
     Shutdown,
-    /// It is off, or its last user has logged off, as its agent says.
+    /// The guest is off, or its guest agent reports that the last user has logged off.
     Logoff,
 }
 
 impl ResetOn {
-    /// Its name.
+    /// The name in requests.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Shutdown => "shutdown",
@@ -59,7 +62,7 @@ impl ResetOn {
         }
     }
 
-    /// The one of that name.
+    /// Parses the output of [`ResetOn::name`].
     pub fn parse(text: &str) -> Result<Self, String> {
         let all = [Self::Shutdown, Self::Logoff];
         all.into_iter()
@@ -68,7 +71,7 @@ impl ResetOn {
     }
 }
 
-/// A secret that is in one answer only: its `Debug` says nothing.
+/// A secret that only one answer contains. Its `Debug` output hides it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]
 pub struct OneTimeSecret(pub String);
@@ -90,34 +93,34 @@ pub struct Claim {
     pub machine: String,
     /// The machine's network address.
     pub mac: String,
-    /// Where others reach the guest, as its agent says, IPv4 first. Empty if it has not said so yet.
+    /// The guest's addresses as its guest agent reports them, IPv4 first. Empty until the agent has reported.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<IpAddr>,
     /// The command that opens its console.
     #[serde(default)]
     pub console: String,
-    /// The secret that the guest knows, only in the answer to the request that made it.
+    /// The secret that the guest knows. Only the answer to the request that created it contains it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub secret: Option<OneTimeSecret>,
-    /// Who has it.
+    /// The holder, as given in the request.
     #[serde(rename = "for")]
     pub holder: String,
     /// The key of the request, if it had one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Who asked for it.
+    /// The caller that sent the request.
     pub claimed_by: String,
-    /// When.
+    /// When the claim was created.
     pub created_at_ms: u64,
-    /// When it ends.
+    /// When the claim expires. Absent: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at_ms: Option<u64>,
-    /// What of the guest ends it.
+    /// The event in the guest that ends the claim.
     #[serde(default)]
     pub reset_on: ResetOn,
-    /// Why it has ended. Its machine is being reset, and the claim is gone after that.
+    /// Why the claim has ended. Its machine is being reset; then the claim is removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
 }

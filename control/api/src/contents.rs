@@ -1,16 +1,17 @@
-//! Who fills a machine's write cache.
+//! The report of what occupies a machine's write cache, by kind, partition, directory and file.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Bytes of a disk that are in its write cache, by where their newest contents are. A packed block counts with its unpacked size.
+/// Bytes of a disk whose newest contents are in its write cache. Packed (compressed) blocks count with their uncompressed
+/// size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HeldBytes {
-    /// In RAM, packed and on disk together.
+    /// The sum of the three fields below.
     pub total_bytes: u64,
-    /// In RAM.
+    /// Uncompressed in RAM.
     pub ram_bytes: u64,
-    /// In RAM, packed.
+    /// Compressed in RAM (uncompressed size).
     pub packed_bytes: u64,
     /// On the overflow disk.
     pub disk_bytes: u64,
@@ -28,13 +29,13 @@ pub enum ContentsKind {
     Journal,
     /// Swap partitions, swap files, page files, hibernation.
     Swap,
-    /// What file systems keep for themselves.
+    /// Metadata of file systems.
     Metadata,
-    /// In a partition whose file system is not read, or is damaged.
+    /// In a partition whose file system is not supported, or is damaged.
     Unknown,
     /// Outside of all partitions.
     Outside,
-    /// Something that only a later daemon knows.
+    /// A kind that a newer daemon added.
     #[serde(other)]
     Other,
 }
@@ -57,9 +58,9 @@ pub struct PartitionContents {
     pub file_system: String,
     /// Its bytes in the write cache.
     pub held: HeldBytes,
-    /// How much of that is free in its file system.
+    /// Bytes of these that are free in its file system.
     pub free_bytes: u64,
-    /// Sentences about figures that are not whole.
+    /// Notes on incomplete figures.
     pub remarks: Vec<String>,
 }
 
@@ -68,26 +69,26 @@ pub struct PartitionContents {
 pub struct PathContents {
     /// The number of its partition; 0 is the whole disk.
     pub partition: u32,
-    /// From the root of its file system. Control characters, marks of writing direction and bytes that are no UTF-8 are written as
-    /// `\u{..}` and `\xNN`, and a backslash as two. `(no name, 17)`: it has no name that leads to the root.
+    /// From the root of its file system. Control characters, bidirectional control characters and bytes that are not UTF-8
+    /// are written as `\u{..}` and `\xNN`, and a backslash as two. `(no name, 17)`: no path leads to inode 17.
     pub path: String,
     /// Its purpose.
     pub kind: ContentsKind,
-    /// Its bytes in the write cache; of a directory with everything below it.
+    /// Its bytes in the write cache; for a directory the sum of everything below it.
     pub held: HeldBytes,
 }
 
-/// Something that makes the write cache smaller.
+/// An action that would free space in the write cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CacheHint {
-    /// What takes how much, and what to do.
+    /// What occupies how much, and how to free it.
     pub message: String,
-    /// The command that does it, if one command does.
+    /// The command that does so, if a single command does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
 }
 
-/// Who fills a machine's write cache.
+/// The report of what occupies a machine's write cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CacheContents {
     /// The machine.
@@ -98,16 +99,16 @@ pub struct CacheContents {
     pub took_ms: u64,
     /// All blocks that take space in the write cache.
     pub held: HeldBytes,
-    /// By kind, largest first. They add up to `held`.
+    /// The bytes by kind, largest first. Their sum is `held`.
     pub kinds: Vec<KindContents>,
-    /// By partition.
+    /// The bytes by partition.
     pub partitions: Vec<PartitionContents>,
     /// The largest directories, largest first, each with everything below it.
     pub directories: Vec<PathContents>,
     /// The largest files, largest first.
     pub files: Vec<PathContents>,
-    /// How many files have something in the write cache.
+    /// The number of files with blocks in the write cache.
     pub files_total: u64,
-    /// What makes the write cache smaller, the largest gain first.
+    /// Actions that would free space in the write cache, the largest gain first.
     pub hints: Vec<CacheHint>,
 }

@@ -3,28 +3,30 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The most events that one answer has; older ones are asked for with `before`.
+/// The most events of one answer. Older events are requested with `before`.
 pub const MAX_EVENTS: u32 = 1000;
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// Counts up; the order of events.
+    /// The number of the event. Later events have larger numbers.
     pub id: i64,
-    /// When.
+    /// When it happened.
     pub at_ms: u64,
-    /// Who: `uid 1000 (anna)` for a client of the socket, `uid 1000` if `/etc/passwd` has no name, `token NAME`, `tcp 127.0.0.1:5000` with
-    /// the token of the data directory, or `daemon`. `console of ` and one of these: a session of the web console, and who asked for its link.
+    /// Who caused it: `uid 1000 (anna)` for a client of the socket, `uid 1000` if `/etc/passwd` has no name, `token NAME`,
+    /// `tcp 127.0.0.1:5000` with
+    /// the token of the data directory, or `daemon`. `console of ` before one of these means a session of the web console
+    /// whose link that caller created.
     pub caller: String,
-    /// On what: `machine web-1`, `image debian`.
+    /// The subject: `machine web-1`, `image debian`.
     pub subject: String,
-    /// What happened: `created`, `start`, `state`, ...
+    /// The action: `created`, `start`, `state`, ...
     pub action: String,
-    /// In words.
+    /// A sentence that describes the event.
     pub detail: String,
 }
 
-/// Some events.
+/// A list of events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EventList {
     /// Newest first, or oldest first if they were asked for by `after`.

@@ -10,11 +10,11 @@ use crate::roll::LeftMachine;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum HostState {
-    /// It has joined, and was never connected.
+    /// Its node has joined, and was never connected.
     Joined,
-    /// It is connected, or is the host of the controller itself.
+    /// Its node is connected, or it is the controller's own host.
     Up,
-    /// It has not been connected for 15 seconds. Nobody knows what its machines do.
+    /// Its node has not been connected for 15 seconds. The state of its machines is unknown.
     Lost,
 }
 
@@ -28,7 +28,7 @@ impl HostState {
         }
     }
 
-    /// Reads what [`HostState::name`] gave.
+    /// Parses the output of [`HostState::name`].
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Joined, Self::Up, Self::Lost].into_iter().find(|state| state.name() == text)
     }
@@ -45,31 +45,31 @@ impl std::fmt::Display for HostState {
 pub struct Host {
     /// Its name.
     pub name: String,
-    /// Its identity for good.
+    /// Its permanent identity.
     pub id: Uuid,
-    /// Whether it is the host of the controller, which needs no node.
+    /// Whether it is the controller's own host, which needs no node.
     pub own: bool,
     /// Whether its node is connected.
     pub state: HostState,
-    /// New machines go to other hosts.
+    /// Whether new machines are placed on other hosts.
     pub cordoned: bool,
-    /// How many machines it has.
+    /// The number of its machines.
     pub machines: u64,
-    /// How many of them are on, as far as is known.
+    /// The number of its machines that are on, as far as is known.
     pub machines_active: u64,
-    /// Its memory.
+    /// Its memory in bytes.
     pub memory_bytes: u64,
-    /// What is left of its memory if all its machines are on, with their write caches.
+    /// The memory that would be free if all its machines were on, with full write caches.
     pub memory_free_bytes: u64,
-    /// Its processors.
+    /// The number of its processors.
     pub cpus: u32,
-    /// The release of its node, while that is connected.
+    /// The release of its node; absent unless the node is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// The address of its node, while that is connected.
+    /// The address of its node; absent unless the node is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// How many milliseconds its clock is ahead of that of the controller, while its node is connected.
+    /// How far its clock is ahead of the controller's, in milliseconds; absent unless its node is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock_ahead_ms: Option<i64>,
     /// The fingerprint of its certificate.
@@ -77,7 +77,7 @@ pub struct Host {
     pub fingerprint: Option<String>,
     /// When it joined.
     pub joined_at_ms: u64,
-    /// When its node was connected last.
+    /// When its node was last connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen_at_ms: Option<u64>,
 }
@@ -85,43 +85,43 @@ pub struct Host {
 /// All hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostList {
-    /// By name.
+    /// Ordered by name.
     pub hosts: Vec<Host>,
 }
 
-/// What to change of a host.
+/// The change of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetHost {
-    /// Whether new machines go to other hosts.
+    /// Whether new machines are placed on other hosts.
     pub cordoned: bool,
 }
 
-/// A machine that is on another host now.
+/// A machine that was moved to another host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MovedMachine {
     /// Its name.
     pub machine: String,
-    /// Its host.
+    /// Its new host.
     pub to: String,
 }
 
-/// What draining a host did.
+/// The result of draining a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DrainReport {
     /// The host.
     pub host: String,
     /// The machines that were moved. A machine that was on is started on its new host.
     pub moved: Vec<MovedMachine>,
-    /// Machines that are on the host still, or were moved and do not start.
+    /// Machines that are still on the host, or that were moved but do not start.
     pub left: Vec<LeftMachine>,
 }
 
-/// A token to make, with which a node joins once.
+/// The request to create a token with which one node joins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateJoinToken {
-    /// For how long, in seconds; an hour unless given.
+    /// How long the token is valid, in seconds. Default: one hour.
     #[serde(default = "CreateJoinToken::default_valid_s")]
     pub valid_s: u64,
 }
@@ -133,14 +133,14 @@ impl CreateJoinToken {
     }
 }
 
-/// A token with which a node joins once.
+/// A token with which one node joins.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JoinToken {
     /// The secret, with the fingerprint of the controller's authority.
     pub token: String,
-    /// Where nodes reach the controller.
+    /// The URL at which nodes reach the controller.
     pub url: String,
-    /// When it ends.
+    /// When the token expires.
     pub expires_at_ms: u64,
 }
 

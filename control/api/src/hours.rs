@@ -4,7 +4,8 @@
 //!   mon-fri            from 07:00 until 19:00 of each of these days
 //!   fri 22:00-06:00    from Friday 22:00 until Saturday 06:00
 //! ```
-//! The clock on the wall counts: an hour that a change of the clock skips is in no hours, and one that comes twice is in them twice.
+//! Wall-clock time counts: an hour that a change of the clock skips is never within the hours; an hour that occurs twice is
+//! within them twice.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::ToSchema;
@@ -12,7 +13,7 @@ use utoipa::ToSchema;
 /// The names of days, Monday first.
 const DAYS: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
 
-/// The minutes of a day.
+/// The number of minutes of a day.
 const DAY_MIN: u16 = 24 * 60;
 
 /// The longest name of a time zone.
@@ -21,13 +22,13 @@ const ZONE_MAX_BYTES: usize = 64;
 /// Hours of a week.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hours {
-    /// The days on which they begin, Monday first.
+    /// The days on which the hours begin, Monday first.
     days: [bool; 7],
-    /// When they begin, in minutes since midnight.
+    /// When the hours begin, in minutes since midnight.
     from_min: u16,
-    /// When they end. If that is not later, on the next day.
+    /// When the hours end, in minutes since midnight. If this is not later than `from_min`, they end on the next day.
     to_min: u16,
-    /// The time zone. Without one, that of the daemon's host.
+    /// The time zone. Absent: that of the daemon's host.
     zone: Option<String>,
 }
 
@@ -47,7 +48,7 @@ impl Hours {
         Self::new(days, from, to, zone)
     }
 
-    /// Of days, two times and a zone as they are written.
+    /// Creates hours from the text forms of days, two times of day and a time zone.
     pub fn new(days: &str, from: &str, to: &str, zone: Option<&str>) -> Result<Self, String> {
         let (from_min, to_min) = (minutes(from)?, minutes(to)?);
         if from_min == DAY_MIN {
@@ -75,17 +76,17 @@ impl Hours {
         self.zone.as_deref()
     }
 
-    /// The same in a time zone.
+    /// The same hours in a time zone.
     pub fn in_zone(self, zone: String) -> Self {
         Self { zone: Some(zone), ..self }
     }
 
-    /// Whether a day (0 is Monday) begins hours, and when: in minutes since midnight.
+    /// The minute since midnight at which hours begin on a day (0 is Monday). `None`: none begin on that day.
     pub fn begin_on(&self, day: usize) -> Option<u16> {
         self.days.get(day % 7).filter(|is_one| **is_one).map(|_| self.from_min)
     }
 
-    /// Whether an instant is in these hours, of which the day (0 is Monday) and the minute of that day are given.
+    /// Whether a minute of a day (0 is Monday) is within these hours.
     pub fn contain(&self, day: usize, minute: u16) -> bool {
         let is_one = |day: usize| self.days.get(day % 7).copied().unwrap_or(false);
         if self.from_min < self.to_min {
@@ -98,15 +99,15 @@ impl Hours {
 
 /// Reads `HH:MM`.
 fn minutes(text: &str) -> Result<u16, String> {
-    let odd = || format!("'{text}' is not a time of day, such as 07:00");
+    let error = || format!("'{text}' is not a time of day, such as 07:00");
     let number = |text: &str| {
         let is_number = text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit());
         text.parse::<u16>().ok().filter(|_| is_number)
     };
-    let (hour, minute) = text.split_once(':').ok_or_else(odd)?;
-    let (hour, minute) = number(hour).zip(number(minute)).ok_or_else(odd)?;
+    let (hour, minute) = text.split_once(':').ok_or_else(error)?;
+    let (hour, minute) = number(hour).zip(number(minute)).ok_or_else(error)?;
     let sum = hour * 60 + minute;
-    if minute < 60 && sum <= DAY_MIN { Ok(sum) } else { Err(odd()) }
+    if minute < 60 && sum <= DAY_MIN { Ok(sum) } else { Err(error()) }
 }
 
 /// Reads `mon`, `mon-fri`, `sat,sun` or `daily`.

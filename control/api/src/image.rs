@@ -11,30 +11,32 @@ use crate::maintenance::MaintenanceSession;
 pub struct ImageVersion {
     /// The image.
     pub image: String,
-    /// Counts from 1 for each image.
+    /// The number of the version: 1, 2, .. for each image.
     pub number: u64,
     /// BLAKE3 of the version's manifest: its identity, 64 hexadecimal digits.
     pub hash: String,
     /// Size of the disk.
     pub size_bytes: u64,
-    /// What this version added to the store when it was made, compressed: what was there already is not counted, also where it was
-    /// another image's that is gone.
+    /// Compressed bytes that this version added to the store when it was made. Data that the store already had is not
+    /// counted, even if the image that
+    /// it came from was removed since.
     pub stored_bytes: u64,
     /// When it was made.
     pub created_at_ms: u64,
     /// Where it came from.
     pub source: String,
-    /// What people say about it.
+    /// A note for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
-    /// Who made it.
+    /// The caller that made it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub author: String,
-    /// Whether it was taken out of use.
+    /// Whether it was retired (taken out of use).
     #[serde(default)]
     pub retired: bool,
-    /// Whether it is not generalised: it may hold the identity of one machine, such as its private SSH host key. Such a version is
-    /// promoted to `production` only with `force`.
+    /// Whether it was not generalised, so that it may contain the identity of a machine, such as its private SSH host key.
+    /// `production` is
+    /// promoted to such a version only with `force`.
     #[serde(default)]
     pub keeps_identity: bool,
     /// The channels that point to it now.
@@ -42,20 +44,21 @@ pub struct ImageVersion {
     pub channels: Vec<Channel>,
 }
 
-/// A role that machines have, and the version that it boots.
+/// The role of a machine. A channel of an image points to the version that machines of this role boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Channel {
     /// The newest version that is not retired; cannot be set.
     Maintenance,
-    /// What is tried before everybody gets it.
+    /// The version to test before `production` points to it.
+    /// The version that machines boot if they name the image without a channel or version.
     Test,
     /// What everybody gets who asks for the image and no more.
     Production,
 }
 
 impl Channel {
-    /// As written.
+    /// The channel's name in requests.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Maintenance => "maintenance",
@@ -64,7 +67,7 @@ impl Channel {
         }
     }
 
-    /// Reads a channel.
+    /// Parses the output of [`Channel::name`].
     pub fn parse(text: &str) -> Result<Self, String> {
         [Self::Maintenance, Self::Test, Self::Production].into_iter().find(|it| it.name() == text).ok_or_else(
             || format!("'{}' is not a channel; there are maintenance, test, production", text.escape_debug()),
@@ -78,60 +81,60 @@ impl std::fmt::Display for Channel {
     }
 }
 
-/// Where a channel points, pointed, or will point.
+/// A past, present or scheduled position of a channel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ChannelPointer {
     /// The channel.
     pub channel: Channel,
     /// The version's number.
     pub version: u64,
-    /// Since when, or from when on.
+    /// When it began, or is scheduled to begin.
     pub at_ms: u64,
-    /// Who asked for it.
+    /// The caller that requested it.
     pub author: String,
 }
 
-/// What came of a promotion.
+/// The result of a promotion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Promoted {
     /// The channel.
     pub channel: Channel,
-    /// The version to which it points now, or will.
+    /// The version to which it points now, or will point at `at_ms`.
     pub version: u64,
-    /// Since when, or from when on.
+    /// When this begins.
     pub at_ms: u64,
-    /// Who asked for it.
+    /// The caller that requested it.
     pub author: String,
-    /// The scheduled promotion of the channel whose place it took, and that will not happen.
+    /// The scheduled promotion of the same channel that this one replaced; it will not happen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forgets: Option<ChannelPointer>,
 }
 
-/// What came of taking a promotion back.
+/// The result of reverting a promotion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Reverted {
     /// The channel.
     pub channel: Channel,
-    /// Where it points now. Absent: it is not set any more, as before its first promotion.
+    /// The version to which it points now. Absent: the channel is not set, as before its first promotion.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// Since when.
+    /// When this began.
     pub at_ms: u64,
-    /// Who asked for it.
+    /// The caller that requested it.
     pub author: String,
 }
 
-/// A version to promote: the one that the path names.
+/// The promotion of the version that the path names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PromoteRequest {
-    /// Where to.
+    /// The channel that will point to the version.
     pub channel: Channel,
-    /// When; absent: now. A scheduled promotion is carried out when the daemon's clock has reached that time,
-    /// or when the daemon starts after it.
+    /// When. Absent: now. A scheduled promotion takes place when the daemon's clock reaches this time,
+    /// or at the daemon's next start after it.
     #[serde(default)]
     pub at_ms: Option<u64>,
-    /// Whether a version that is not generalised may become `production`.
+    /// Whether to promote `production` to the version even if it was not generalised.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
@@ -140,23 +143,23 @@ pub struct PromoteRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChannelRequest {
-    /// It.
+    /// The channel.
     pub channel: Channel,
 }
 
-/// Whether a version is taken out of use, or brought back.
+/// The request to retire a version, or to bring it back into use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RetireRequest {
-    /// `false` brings it back.
+    /// `true` retires the version, `false` brings it back into use.
     pub retired: bool,
 }
 
-/// A note of the version that the path names.
+/// A note about the version that the path names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NoteRequest {
-    /// A line for people, at most 1024 bytes; an empty one takes the note away.
+    /// One line for people, at most 1024 bytes. An empty note removes the present one.
     pub note: String,
 }
 
@@ -167,13 +170,13 @@ pub struct Image {
     pub name: String,
     /// Its versions, oldest first.
     pub versions: Vec<ImageVersion>,
-    /// Where its channels pointed, oldest first; the last one of a channel is where it points.
+    /// The positions of its channels, oldest first. The last entry of a channel is its present position.
     #[serde(default)]
     pub pointers: Vec<ChannelPointer>,
-    /// Promotions to come.
+    /// Scheduled promotions.
     #[serde(default)]
     pub scheduled: Vec<ChannelPointer>,
-    /// Who edits it.
+    /// Its maintenance session, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub edit: Option<MaintenanceSession>,
 }
@@ -183,132 +186,141 @@ pub struct Image {
 pub struct ImageList {
     /// Ordered by name.
     pub images: Vec<Image>,
-    /// Why other images are missing here: their lists of versions are damaged or of a later release.
+    /// Why other images are missing from the list: their version lists are damaged, or were written by a later release.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreadable: Vec<Problem>,
 }
 
-/// What to import, and under which name.
+/// The request to import a disk as a version of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ImportRequest {
-    /// The image's name. An image that exists gets a new version.
+    /// The image's name. If the image exists, it gets a new version.
     pub name: String,
     /// An absolute path on the daemon's host (raw, qcow2, VHD, VHDX, VMDK), or an NBD URI such as
     /// `nbd+unix:///name?socket=/path` or `nbd://127.0.0.1:10809/name`.
     pub source: String,
-    /// The file's format; absent: what its bytes look like. The first bytes of a raw disk are its guest's, who can make it
-    /// look like a qcow2 image that is backed by a file of the host: say `raw` where the guest is not trusted.
+    /// The file's format. Absent: it is detected from the first bytes. The guest writes the first bytes of a raw disk, and
+    /// can make it look
+    /// like a qcow2 image with a backing file of the host: specify `raw` if the guest is not trusted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<SourceFormat>,
-    /// Whether a qcow2 image may have backing files outside of its own directory, and devices: who made it can have it
-    /// name whatever the daemon may read.
+    /// Whether a qcow2 image may have devices as backing files, or files outside of its own directory. The author of the
+    /// image chooses their
+    /// names, so this permits any file that the daemon can read.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub backing: bool,
-    /// What the source is called in the version and in errors, where that is something else.
+    /// The name of the source in the version and in errors, if it is not `source`.
     #[serde(default)]
     pub source_name: Option<String>,
-    /// The file that `source` must be: where the daemon finds another one there, the import is refused. For paths that can mean
-    /// something else to the daemon, such as `/proc/PID/fd/NUMBER` to one in another container.
+    /// The identity of the file that `source` must name. If the daemon finds another file there, the import is refused. For
+    /// paths whose meaning
+    /// depends on the process, such as `/proc/PID/fd/NUMBER` from another container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source_id: Option<FileId>,
-    /// Size of the disk's sectors: 512 or 4096. Absent: what its partition table says, or the file, device or server.
+    /// Size of the disk's sectors: 512 or 4096. Absent: it is taken from the partition table, or else from the file, device
+    /// or server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sector_bytes: Option<u32>,
-    /// A line for people about the version.
+    /// One line about the version, for people.
     #[serde(default)]
     pub note: String,
 }
 
-/// The store whose versions are to come here, and which of them.
+/// The request to copy versions from another store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PullRequest {
-    /// A directory of the daemon's host by its absolute path, `s3://BUCKET/PREFIX`, or `https://HOST[,https://HOST..]`. Servers are
-    /// shown the daemon's token only where all of them were named when it was started.
+    /// The store to copy from: an absolute path of a directory on the daemon's host, `s3://BUCKET/PREFIX`, or
+    /// `https://HOST[,https://HOST..]`.
+    /// Servers get the daemon's token only if all of them were named when the daemon was started.
     pub source: String,
-    /// Versions, each as `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH` of that store. Empty: all that it has, with the
-    /// channels, scheduled promotions, notes and what is retired.
+    /// Versions, each as `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH` of that store. Empty: all versions, with
+    /// the channels, scheduled
+    /// promotions, notes and retired marks.
     #[serde(default)]
     pub images: Vec<String>,
 }
 
-/// What a pull did.
+/// The result of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PullReport {
-    /// Versions that are new here.
+    /// The number of versions that are new in this store.
     pub versions: u32,
-    /// Versions that were here already.
+    /// The number of versions that this store already had.
     pub present: u32,
-    /// Data objects that were copied.
+    /// The number of data objects that were copied.
     pub objects: u32,
-    /// Their bytes.
+    /// Bytes of these data objects.
     pub bytes: u64,
-    /// Images whose channels, scheduled promotions, notes or retired versions are the source's now, and were not.
+    /// The number of images whose channels, scheduled promotions, notes or retired marks were changed to those of the
+    /// source.
     pub followed: u32,
-    /// The images that are not what they were.
+    /// The images that were changed.
     pub images: Vec<PulledImage>,
     /// Why other versions did not come: the source has lost or damaged some of them, or a list of versions cannot be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_copied: Vec<Problem>,
 }
 
-/// What a pull did to an image, itself: what others did to it meanwhile is not told.
+/// The changes that a pull made to one image. Changes by others at the same time are not included.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PulledImage {
     /// Its name.
     pub image: String,
-    /// The numbers of its versions that are new here.
+    /// The numbers of its versions that are new in this store.
     pub versions: Vec<u64>,
-    /// Whether one of these was the newest version of the image when it came.
+    /// Whether one of these was the newest version of the image when it was copied.
     pub newest: bool,
-    /// Whether its channels, scheduled promotions, notes or retired versions are the source's now, and were not.
+    /// Whether its channels, scheduled promotions, notes or retired marks were changed to those of the source.
     pub followed: bool,
-    /// Its channels that point elsewhere now.
+    /// The channels that were moved.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub channels: Vec<ChannelMove>,
-    /// Promotions to come that will not happen: the source has no such ones.
+    /// Scheduled promotions that were cancelled, because the source does not have them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub forgets: Vec<ChannelPointer>,
-    /// Promotions to come that came from the source.
+    /// Scheduled promotions that were copied from the source.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scheduled: Vec<ChannelPointer>,
-    /// Versions that were here and have another note now.
+    /// Versions that existed here and whose note was changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub noted: Vec<u64>,
-    /// Versions that were here and are taken out of use now.
+    /// Versions that existed here and were retired.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub retired: Vec<u64>,
-    /// Versions that were here and are in use again.
+    /// Versions that existed here and were brought back into use.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unretired: Vec<u64>,
-    /// The version that machines booted which name the image alone. Absent: there was none. The same as in `boots` where the pull did
-    /// not change that.
+    /// The version that machines booted before the pull if they name only the image. Absent: there was none. Equal to
+    /// `boots` if the pull did not
+    /// change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub booted: Option<u64>,
-    /// The one that they boot from their next boot on. Absent: there is none.
+    /// The version that these machines boot from their next start on. Absent: there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boots: Option<u64>,
-    /// The machine that edits the image, over an older version than the newest, which came now: what it does is sealed over that
-    /// only where the request says so.
+    /// The machine of the image's maintenance session, if the pull brought a version that is newer than the one below its
+    /// disk. To seal the
+    /// session, the request then needs `over_newer`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub edited_by: Option<String>,
 }
 
-/// A channel that points elsewhere now.
+/// The change of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ChannelMove {
     /// The channel.
     pub channel: Channel,
-    /// The version that it pointed to. Absent: it was not set.
+    /// The version to which it pointed before. Absent: it was not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<u64>,
-    /// The one that it points to. Absent: it is not set any more.
+    /// The version to which it points now. Absent: it is not set any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<u64>,
 }
 
-/// What tells a file of a host from all others, as `stat` gives it.
+/// The identity of a file on a host, as `stat` returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileId {
@@ -324,19 +336,19 @@ pub struct FileId {
 pub enum SourceFormat {
     /// The bytes of the file are the disk, whatever they look like.
     Raw,
-    /// QEMU's, with the backing files that it names.
+    /// QEMU's format, including the backing files that it names.
     Qcow2,
-    /// Virtual PC's and Hyper-V's older one; qemu-img calls it `vpc`.
+    /// The older format of Hyper-V, from Virtual PC; qemu-img calls it `vpc`.
     #[serde(alias = "vpc")]
     Vhd,
-    /// Hyper-V's.
+    /// The format of Hyper-V.
     Vhdx,
-    /// VMware's, in one file.
+    /// The format of VMware, in one file.
     Vmdk,
 }
 
 impl SourceFormat {
-    /// As written.
+    /// The format's name in requests.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -347,13 +359,13 @@ impl SourceFormat {
         }
     }
 
-    /// Reads a format.
+    /// Parses the output of [`SourceFormat::name`], or `vpc`.
     pub fn parse(text: &str) -> Result<Self, String> {
         let called = if text == "vpc" { "vhd" } else { text };
         [Self::Raw, Self::Qcow2, Self::Vhd, Self::Vhdx, Self::Vmdk]
             .into_iter()
             .find(|it| it.name() == called)
-            .ok_or_else(|| format!("'{text}' is not a format; there are raw, qcow2, vhd (vpc), vhdx, vmdk"))
+            .ok_or_else(|| format!("'{text}' is not a format of disks; write raw, qcow2, vhd (or vpc), vhdx or vmdk"))
     }
 }
 
@@ -361,28 +373,29 @@ impl SourceFormat {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ExportFormat {
-    /// The bytes of the disk, zeroes as holes.
+    /// The bytes of the disk in a sparse file.
     #[default]
     Raw,
-    /// QEMU's, not compressed.
+    /// QEMU's format, not compressed.
     Qcow2,
-    /// Virtual PC's and Hyper-V's older one, dynamic; written by qemu-img, which calls it `vpc`.
+    /// The older format of Hyper-V (VHD), dynamic; written by qemu-img, which calls it `vpc`.
     #[serde(alias = "vpc")]
     Vhd,
-    /// The same with a fixed size, which Azure needs: the disk in whole MiB and a footer.
+    /// VHD with a fixed size, as Azure needs it: the disk in whole MiB, then a footer.
     #[serde(rename = "vhd-fixed")]
     VhdFixed,
-    /// Hyper-V's; written by qemu-img.
+    /// The format of Hyper-V; written by qemu-img.
     Vhdx,
-    /// VMware's, in one sparse file; written by qemu-img.
+    /// The format of VMware, in one sparse file; written by qemu-img.
     Vmdk,
 }
 
-/// Extensions of formats that are not written. A raw disk of such a name would be taken for one of these.
+/// File extensions of formats that cannot be written. Other programs would take a raw disk with such a name for that
+/// format.
 const NOT_WRITTEN: [&str; 5] = ["vdi", "qed", "hdd", "dmg", "ova"];
 
 impl ExportFormat {
-    /// As written.
+    /// The format's name in requests.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -394,13 +407,14 @@ impl ExportFormat {
         }
     }
 
-    /// What a file's name says by its extension; raw where that is no format's. One that is not written is an error.
+    /// The format of a file name by its extension; raw if the extension is unknown. Fails for a format that cannot be
+    /// written.
     pub fn of_file_name(path: &std::path::Path) -> Result<Self, String> {
         let extension = path.extension().and_then(|text| text.to_str()).unwrap_or_default();
         let extension = extension.to_ascii_lowercase();
         if NOT_WRITTEN.contains(&extension.as_str()) {
             return Err(format!(
-                "'{}' is called like a format that is not written; there are raw, qcow2, vhd, vhd-fixed, vhdx, vmdk: give it another \
+                "'{}' has the extension of a format that cannot be written (only raw, qcow2, vhd, vhd-fixed, vhdx and vmdk can): give it another \
                  name, or say --format",
                 path.display()
             ));
@@ -408,68 +422,71 @@ impl ExportFormat {
         Ok(Self::parse(&extension).unwrap_or_default())
     }
 
-    /// Reads a format.
+    /// Parses the output of [`ExportFormat::name`], or `vpc`.
     pub fn parse(text: &str) -> Result<Self, String> {
         let called = if text == "vpc" { "vhd" } else { text };
         [Self::Raw, Self::Qcow2, Self::Vhd, Self::VhdFixed, Self::Vhdx, Self::Vmdk]
             .into_iter()
             .find(|it| it.name() == called)
             .ok_or_else(|| {
-                format!("'{text}' is not a format; there are raw, qcow2, vhd (vpc), vhd-fixed, vhdx, vmdk")
+                format!("'{text}' is not a format of disks; write raw, qcow2, vhd (or vpc), vhd-fixed, vhdx or vmdk")
             })
     }
 }
 
-/// Where to write a version, and how.
+/// The request to write a version to a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExportRequest {
-    /// An absolute path on the daemon's host. It must not exist yet.
+    /// An absolute path on the daemon's host. No file of that name may exist yet.
     pub target: String,
-    /// The format; raw where absent.
+    /// The format. Default: raw.
     #[serde(default)]
     pub format: ExportFormat,
 }
 
-/// What a verification found.
+/// The result of a verification.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VerifyReport {
     /// The version that was read.
     pub version: ImageVersion,
     /// Bytes that were read and compared with their hashes.
     pub checked_bytes: u64,
-    /// What is damaged still, one line each: where in the disk, and what is wrong. Empty: all is well.
+    /// Damage that remains, one line each: its position on the disk and what is wrong. Empty: there is none.
     pub damage: Vec<String>,
-    /// Chunks that are damaged still, more of them than have a line where there are very many. None where the manifest is.
+    /// The number of chunks that remain damaged. It can exceed the number of lines in `damage`. 0 if the manifest is
+    /// damaged.
     #[serde(default)]
     pub damaged_chunks: u64,
-    /// Chunks and data objects that were damaged and are right again.
+    /// The number of damaged chunks and data objects that were repaired.
     #[serde(default)]
     pub repaired: u64,
     /// Files that cannot be read because of the damage.
     #[serde(default)]
     pub files: Vec<String>,
-    /// Why there may be more of them: what could not be looked into, one line each.
+    /// What could not be examined, so that more files may be damaged; one line each.
     #[serde(default)]
     pub remarks: Vec<String>,
-    /// The versions that hold what is damaged: this one, and others that share it, as `IMAGE@NUMBER`.
+    /// The versions that contain the damaged data: this one and others that share it, as `IMAGE@NUMBER`.
     #[serde(default)]
     pub versions: Vec<String>,
-    /// Who uses these versions: machines, catalogs, channels, persistent disks. Where that cannot be told, why.
+    /// Machines, catalogs, channels and persistent disks that use these versions. If that could not be determined, the
+    /// reason.
     #[serde(default)]
     pub uses: Vec<String>,
 }
 
-/// How to verify a version.
+/// The options of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VerifyRequest {
-    /// Stores and servers that may have what is damaged here: directories of the daemon's host by their absolute paths,
-    /// `s3://BUCKET/PREFIX`, `https://HOST[,https://HOST..]`. The first one that has it is taken. Servers are shown the daemon's token
-    /// only where all of a list were named when it was started.
+    /// Stores and servers that may have intact copies of damaged data: absolute paths of directories on the daemon's host,
+    /// `s3://BUCKET/PREFIX`, `https://HOST[,https://HOST..]`. The first one that has a copy is used. Servers get the
+    /// daemon's token
+    /// only if all servers of a list were named when the daemon was started.
     #[serde(default)]
     pub repair_from: Vec<String>,
-    /// How many bytes of the store are read a second at most; absent: as many as it gives. Not 0.
+    /// The most bytes to read from the store per second, greater than 0. Absent: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_bytes_s: Option<u64>,
 }
@@ -478,7 +495,7 @@ pub struct VerifyRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiffRequest {
-    /// `IMAGE@NUMBER` or `IMAGE@HASH`, also of another image.
+    /// `IMAGE@NUMBER` or `IMAGE@HASH`; it may be a version of another image.
     pub with: String,
 }
 
@@ -486,13 +503,13 @@ pub struct DiffRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FileChange {
-    /// It is new.
+    /// It was added.
     Added,
-    /// It is gone.
+    /// It was removed.
     Removed,
-    /// Its content, type or link target is another.
+    /// Its content, type or link target was changed.
     Changed,
-    /// Owner, mode or time is another; the content is the same.
+    /// Its owner, mode or time was changed; its content was not.
     Attributes,
 }
 
@@ -507,29 +524,29 @@ pub struct ChangedFile {
     pub size_bytes: u64,
 }
 
-/// What changed in a partition.
+/// The changes in a partition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PartitionDifference {
     /// Its number, from 1; 0 is the whole disk.
     pub number: u32,
-    /// Where it starts.
+    /// Its first byte on the disk.
     pub offset_bytes: u64,
     /// Its length.
     pub len_bytes: u64,
     /// Bytes in it that changed, in blocks of 4 KiB.
     pub changed_bytes: u64,
-    /// Changed files by path; absent where nothing changed, or no file system could be read.
+    /// Changed files by path. Absent if nothing changed, or if no file system could be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files: Option<Vec<ChangedFile>>,
-    /// Why files are missing.
+    /// Why files are missing from the list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remark: Option<String>,
 }
 
-/// What changed between two versions.
+/// The differences between two versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiffReport {
-    /// The older one: that of the path.
+    /// The older version, which the path names.
     pub from: ImageVersion,
     /// The newer one.
     pub to: ImageVersion,
@@ -541,11 +558,11 @@ pub struct DiffReport {
     pub partitions: Vec<PartitionDifference>,
 }
 
-/// What was removed.
+/// The result of a removal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Removed {
-    /// The names of what is gone.
+    /// The names of what was removed.
     pub removed: Vec<String>,
-    /// Space that became free.
+    /// Space that was freed.
     pub freed_bytes: u64,
 }

@@ -1,62 +1,66 @@
-//! Maintenance of images: editing one on a machine, and making versions of disks.
+//! Maintenance sessions, in which a machine edits an image, and seals, which make versions of disks.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::image::ImageVersion;
 
-/// The machine that is to edit an image.
+/// The request to begin a maintenance session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MaintenanceRequest {
-    /// Its name.
+    /// The name of the machine that edits the image.
     pub machine: String,
 }
 
-/// An image that is being edited: one machine has a private disk over one of its versions.
+/// A maintenance session: one machine has a private disk over a version of the image, until the disk is sealed or
+/// discarded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MaintenanceSession {
     /// The image.
     pub image: String,
-    /// The number of the version below.
+    /// The number of the version below the private disk.
     pub version: u64,
     /// The machine.
     pub machine: String,
-    /// Since when.
+    /// When the session began.
     pub since_ms: u64,
-    /// Who began it.
+    /// The caller that began it.
     pub author: String,
-    /// Why the machine could not be started on its disk now for want of space, in the answer to `POST` of an edit.
+    /// Why the machine could not be started now for lack of disk space; only in the answer to the request that begins the
+    /// session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
 }
 
-/// What a version that is made of a disk is called.
+/// The options of a seal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SealRequest {
-    /// A line about the version, for people.
+    /// One line about the new version, for people.
     #[serde(default)]
     pub note: String,
-    /// Whether what was edited becomes a version also where the image has versions that are newer than the one it was edited
-    /// over: what they changed is not in it. What a machine that edits nothing has is sealed in any case.
-    // Daemons that do not know it refuse it: so only where it is asked for.
+    /// Whether a maintenance session may be sealed although the image has versions newer than the one below its disk; the
+    /// changes of those
+    /// versions are not in the new one. Other machines are sealed in any case.
+    // Older daemons refuse unknown fields, so clients send this field only if it is set.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub over_newer: bool,
-    /// Whether the version may hold the machine's identity: nothing is removed in its guest, and what is found on its disk
-    /// does not refuse the seal.
+    /// Whether the version may contain the machine's identity: nothing is removed in its guest, and an identity found on
+    /// its disk
+    /// does not make the seal fail.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keep_identity: bool,
 }
 
-/// How a running machine was stopped for the instant of which a version was made.
+/// How long a running machine was paused for the snapshot from which a version was made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Pause {
-    /// How long its disk answered nothing.
+    /// How long its disk did not answer requests.
     pub disk_us: u64,
-    /// How long its guest's file systems stood still at most, from the request to freeze them to the answer that they
-    /// go on, so that the version needs no repair; absent where the guest agent did not do that: then the version is
-    /// as after a power cut.
+    /// The longest time for which its guest's file systems were frozen, from the request to freeze them to the answer that
+    /// they are thawed. Absent if the guest agent could not freeze them: the version is then
+    /// as after a power cut, and its file systems may need a check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_ms: Option<u64>,
     /// Why the guest's file systems were not frozen.
@@ -67,20 +71,22 @@ pub struct Pause {
 /// A version that was made of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Sealed {
-    /// It.
+    /// The new version.
     pub version: ImageVersion,
     /// The version that it was made from, as `IMAGE@NUMBER`.
     pub parent: String,
-    /// The newest version there was, as `IMAGE@NUMBER`, where that is not the one that it was made from: what it changed is in this
-    /// one only where the machine did it, too.
+    /// The newest version at that time, as `IMAGE@NUMBER`, if it is not `parent`. Its changes are not in the new version,
+    /// unless the
+    /// machine made them too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub newer: Option<String>,
-    /// Bytes in chunks that the machine changed: so much was read.
+    /// Bytes of the chunks that the machine changed, all of which were read.
     pub changed_bytes: u64,
-    /// The version that `production` was set to before, as it was not set and machines would have booted this one.
+    /// The version to which `production` was set by this seal. It was not set before, and machines would have booted the
+    /// new version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub production: Option<u64>,
-    /// The pause, where the machine was on.
+    /// The pause, if the machine was on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause: Option<Pause>,
     /// The files and settings that were removed in the guest before the machine was switched off.
@@ -89,7 +95,7 @@ pub struct Sealed {
     /// The parts of the machine's identity that are in the version.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub identity: Vec<String>,
-    /// File systems that could not be looked into for that.
+    /// File systems that could not be searched for the machine's identity.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_looked_into: Vec<String>,
 }

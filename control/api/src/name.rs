@@ -10,7 +10,8 @@ use crate::problem::{Problem, ProblemKind};
 /// The longest name of a machine or an image.
 pub const MAX_NAME_BYTES: usize = 63;
 
-/// Checks the name of a machine: it is also a host name and a directory.
+/// Checks the name of a machine. It is also used as host name and directory name.
+/// Checks the name of something (`what`) to which the rules for names of machines apply.
 pub fn check_machine(name: &str) -> Result<(), Problem> {
     check_label("machine", name)
 }
@@ -32,7 +33,8 @@ pub fn check_label(what: &str, name: &str) -> Result<(), Problem> {
     )))
 }
 
-/// The names of machines that are made alike: text with one row of `#` signs, which stand for the digits of a number.
+/// A pattern for the names of machines that are made alike: text with one row of `#` signs, which stand for the digits of a
+/// number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameRule {
     before: String,
@@ -41,7 +43,7 @@ pub struct NameRule {
 }
 
 impl NameRule {
-    /// Reads `class-##`. Names of numbers with at most that many digits are names of machines.
+    /// Parses a rule such as `class-##`. Names with at most as many digits as `#` signs must be valid names of machines.
     pub fn parse(text: &str) -> Result<Self, Problem> {
         let before: String = text.chars().take_while(|c| *c != '#').collect();
         let rest = text.get(before.len()..).unwrap_or_default();
@@ -53,7 +55,7 @@ impl NameRule {
             Ok(()) if is_sound => Ok(rule),
             _ => Err(Problem::new(
                 ProblemKind::Invalid,
-                format!("'{}' is no rule for names of machines", text.escape_debug()),
+                format!("'{}' is not a pattern for names of machines", text.escape_debug()),
             )
             .advise(
                 "write a name with 1 to 9 '#' signs in a row for the digits of a number, such as class-##",
@@ -61,12 +63,12 @@ impl NameRule {
         }
     }
 
-    /// The name with a number. A longer number has all its digits.
+    /// The name of the machine with a number. A number with more digits than `#` signs is written in full.
     pub fn name(&self, number: u32) -> String {
         format!("{}{number:0digits$}{}", self.before, self.after, digits = self.digits)
     }
 
-    /// The number of a name that this rule made.
+    /// The number in a name that this rule made.
     pub fn number(&self, name: &str) -> Option<u32> {
         let number = name.strip_prefix(&self.before)?.strip_suffix(&self.after)?.parse().ok()?;
         (self.name(number) == name).then_some(number)
@@ -96,14 +98,14 @@ pub fn check_host_name(name: &str) -> Result<(), Problem> {
     )))
 }
 
-/// Checks the address of a network card, and gives it in lower case with colons.
+/// Checks a MAC address, and returns it in lower case with colons.
 pub fn check_mac(text: &str) -> Result<String, Problem> {
     let lower = text.to_ascii_lowercase().replace('-', ":");
     let pairs: Vec<&str> = lower.split(':').collect();
     let is_pair = |pair: &&str| pair.len() == 2 && pair.bytes().all(|b| b.is_ascii_hexdigit());
-    // The lowest bit of the first byte marks an address of a group of cards.
-    let is_of_one = lower.as_bytes().get(1).is_some_and(|digit| b"02468ace".contains(digit));
-    if pairs.len() == 6 && pairs.iter().all(is_pair) && is_of_one && lower != "00:00:00:00:00:00" {
+    // The lowest bit of the first byte marks a multicast address.
+    let is_unicast = lower.as_bytes().get(1).is_some_and(|digit| b"02468ace".contains(digit));
+    if pairs.len() == 6 && pairs.iter().all(is_pair) && is_unicast && lower != "00:00:00:00:00:00" {
         return Ok(lower);
     }
     let message = format!("'{}' is not the address of a network card", text.escape_debug());
@@ -133,9 +135,9 @@ pub fn check_image(name: &str) -> Result<(), Problem> {
 pub struct ImageRef {
     /// The image.
     pub image: String,
-    /// What follows the `@`: a number or the beginning of a hash.
+    /// The number, or first digits of the hash, after the `@`.
     pub version: Option<String>,
-    /// What follows the `:`. Without either: `production` where it is set, else the newest version.
+    /// The channel after the `:`. Without channel and version: `production` if it is set, else the newest version.
     pub channel: Option<Channel>,
 }
 
@@ -153,7 +155,7 @@ impl ImageRef {
         {
             let message = format!("'{}' is not a version of an image", text.escape_debug());
             return Err(Problem::new(ProblemKind::Invalid, message).advise(
-                "write IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH with the first digits of its hash",
+                "write IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH with at least eight digits of its hash",
             ));
         }
         let channel =
@@ -172,7 +174,7 @@ impl std::fmt::Display for ImageRef {
     }
 }
 
-/// The order in which people expect names: `pc-2` before `pc-10`.
+/// Natural order of names: `pc-2` before `pc-10`.
 pub fn natural(one: &str, other: &str) -> Ordering {
     let (mut a, mut b) = (one, other);
     loop {
@@ -180,7 +182,7 @@ pub fn natural(one: &str, other: &str) -> Ordering {
         if digits_a > 0 && digits_b > 0 {
             let ((x, rest_a), (y, rest_b)) = (a.split_at(digits_a), b.split_at(digits_b));
             let value = |digits: &str| digits.trim_start_matches('0').len();
-            // Of two numbers without zeroes before them the longer one is larger.
+            // Of two numbers without leading zeroes the longer one is larger.
             let by_number = value(x)
                 .cmp(&value(y))
                 .then_with(|| x.trim_start_matches('0').cmp(y.trim_start_matches('0')));
@@ -199,10 +201,11 @@ pub fn natural(one: &str, other: &str) -> Ordering {
     }
 }
 
-/// A text whose bytes have the order of [`natural`], for databases: two names are in the order of their keys.
+/// A key for databases: the byte order of the keys of two names is the [`natural`] order of the names.
 ///
-/// A row of digits becomes `0`, its length without zeroes before it, and its digits: of two numbers the longer one is larger. The name
-/// itself follows after a blank, which comes before all characters of names.
+/// A row of digits becomes `0`, its length without leading zeroes, and its digits, because of two numbers the longer one is
+/// larger. A blank, which
+/// sorts before all characters of names, and the name itself follow.
 pub fn natural_key(name: &str) -> String {
     let (mut key, mut rest) = (String::new(), name);
     while let Some(first) = rest.chars().next() {
@@ -229,7 +232,8 @@ fn leading_digits(text: &str) -> usize {
     text.bytes().take_while(u8::is_ascii_digit).count()
 }
 
-/// Makes a legal image name of a file name: `My Disk.qcow2` becomes `my-disk`. `None`: nothing in it can be in one.
+/// Makes an image name from a file name: `My Disk.qcow2` becomes `my-disk`. `None`: no character of it is permitted in an
+/// image name.
 pub fn image_name_of(file_name: &str) -> Option<String> {
     let stem = file_name.rsplit_once('.').map_or(file_name, |(stem, _)| stem);
     let mut name = String::new();
@@ -346,7 +350,7 @@ mod tests {
             assert!(check_image(name).is_ok());
         }
         assert!(check_image(&image_name_of(&"x".repeat(200)).unwrap()).is_ok());
-        // Two files that have nothing in common would become one image.
+        // These files would otherwise all become the same image.
         for file in ["...", ".hidden", "", "\u{65e5}\u{672c}.raw"] {
             assert_eq!(image_name_of(file), None, "{file}");
         }

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 /// The longest name of a network interface on Linux, in bytes.
 const MAX_INTERFACE_NAME_BYTES: usize = 15;
 
-/// What a virtual machine boots with.
+/// The firmware of a virtual machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Firmware {
@@ -23,7 +23,7 @@ impl Firmware {
     /// All kinds, as written.
     pub const NAMES: [&str; 2] = ["bios", "uefi"];
 
-    /// The kind as written.
+    /// The firmware's name in requests.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bios => "bios",
@@ -31,7 +31,7 @@ impl Firmware {
         }
     }
 
-    /// Reads what [`Firmware::name`] gave.
+    /// Parses the output of [`Firmware::name`].
     pub fn parse(text: &str) -> Result<Self, String> {
         let found = [Self::Bios, Self::Uefi].into_iter().find(|firmware| firmware.name() == text);
         found.ok_or_else(|| format!("'{text}' is not a firmware; write one of {}", Self::NAMES.join(", ")))
@@ -44,7 +44,7 @@ impl std::fmt::Display for Firmware {
     }
 }
 
-/// What shows a virtual machine's screen.
+/// The display of a virtual machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Display {
@@ -56,10 +56,10 @@ pub enum Display {
 }
 
 impl Display {
-    /// All displays, as written.
+    /// The names of all displays.
     pub const NAMES: [&str; 2] = ["none", "vnc"];
 
-    /// The display as written.
+    /// The display's name in requests.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -67,7 +67,7 @@ impl Display {
         }
     }
 
-    /// Reads what [`Display::name`] gave.
+    /// Parses the output of [`Display::name`].
     pub fn parse(text: &str) -> Result<Self, String> {
         let found = [Self::None, Self::Vnc].into_iter().find(|display| display.name() == text);
         found.ok_or_else(|| format!("'{text}' is not a display; write one of {}", Self::NAMES.join(", ")))
@@ -84,10 +84,10 @@ impl std::fmt::Display for Display {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Network {
-    /// Out through the host with address translation, nothing in.
+    /// QEMU's user network: outgoing connections through address translation; no incoming connections.
     #[default]
     User,
-    /// A port of this bridge of the host.
+    /// A port of this bridge on the host.
     Bridge(String),
 }
 
@@ -130,7 +130,8 @@ impl std::fmt::Display for Network {
     }
 }
 
-/// Linux allows more. A name that begins with a hyphen would be an option of `ip`.
+/// Whether the name consists of the permitted characters. Linux permits more; a name that begins with a hyphen would be an
+/// option of `ip`.
 fn is_interface_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     name.len() <= MAX_INTERFACE_NAME_BYTES
@@ -141,15 +142,15 @@ fn is_interface_name(name: &str) -> bool {
 /// Firmware, TPM, display, network and scratch disk of a virtual machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Platform {
-    /// What it boots with.
+    /// The firmware.
     pub firmware: Firmware,
-    /// Whether its firmware, which is UEFI, runs only loaders that are signed with Microsoft's keys.
+    /// Whether the firmware, which is then UEFI, runs only loaders that are signed with Microsoft's keys.
     pub secure_boot: bool,
     /// Whether it has a TPM 2.0.
     pub tpm: bool,
-    /// What shows its screen.
+    /// The display.
     pub display: Display,
-    /// How its network card is connected.
+    /// The connection of the network card.
     pub network: Network,
     /// Size of its scratch disk; 0: it has none.
     pub scratch_bytes: u64,
@@ -158,11 +159,11 @@ pub struct Platform {
 /// The sizes that a scratch disk can have.
 const SCRATCH_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=4 << 40;
 
-/// A scratch disk has a multiple of this.
+/// The size of a scratch disk is a multiple of this.
 const SCRATCH_UNIT_BYTES: u64 = 1 << 20;
 
 impl Platform {
-    /// Refuses a platform that no machine can have.
+    /// Fails if the combination is not possible.
     pub fn check(&self) -> Result<(), String> {
         if self.secure_boot && self.firmware != Firmware::Uefi {
             return Err("Secure Boot is a part of UEFI; give --firmware uefi as well".to_owned());

@@ -1,32 +1,33 @@
-//! How a failure is told: a kind for programs, a message with its causes for people.
+//! The error of a request or task: a kind for programs, and a message, causes and advice for people.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What a program needs to know about a failure. A kind exists only where a caller acts differently.
+/// The class of a failure. Kinds differ only if a caller would act differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProblemKind {
-    /// The request makes no sense as it stands: fix it and ask again.
+    /// The request is wrong in itself. The same request will fail again.
     Invalid,
-    /// The request does not say who sends it, or nobody who may: present the token.
+    /// The request has no credentials, or invalid ones: send a valid token.
     Unauthorized,
     /// The caller is known, and its role does not allow this.
     Forbidden,
-    /// What the request names does not exist.
+    /// The subject of the request does not exist.
+    /// The request conflicts with the present state: in use, already exists, running.
     NotFound,
     /// The request does not fit the present state: in use, already there, running.
     Conflict,
     /// There is not enough disk or memory.
     NoSpace,
-    /// Data was read that is not what was written, or a file is not what it claims to be.
+    /// Data differs from what was written, or a file is not in the format that it claims.
     Damaged,
-    /// Something that the request needs is missing on the host: QEMU, a daemon that is not stopping.
+    /// A requirement is missing on the host, such as QEMU, or the daemon is stopping.
     Unavailable,
     /// The work was stopped before it was done.
     Cancelled,
-    /// Everything else that failed.
-    // Also what a later daemon tells apart: its message and advice are shown all the same.
+    /// Any other failure.
+    // Clients also read the unknown kinds of newer daemons as this kind, and show their message and advice.
     #[serde(other)]
     Failed,
 }
@@ -68,7 +69,7 @@ impl ProblemKind {
     pub const fn title(self) -> &'static str {
         match self {
             Self::Invalid => "The request is invalid",
-            Self::Unauthorized => "The caller is not known",
+            Self::Unauthorized => "The caller is not authenticated",
             Self::Forbidden => "The caller's role does not allow this",
             Self::NotFound => "The subject does not exist",
             Self::Conflict => "The request conflicts with the present state",
@@ -80,7 +81,7 @@ impl ProblemKind {
         }
     }
 
-    /// The exit code of the command line (`docs/exit-codes.md`).
+    /// The exit code of the command `headwater` (`docs/exit-codes.md`).
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::Failed | Self::Unavailable | Self::Unauthorized | Self::Forbidden => 1,
@@ -97,23 +98,23 @@ impl ProblemKind {
 /// Why a task or a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// For programs.
+    /// The class of the failure, for programs.
     pub kind: ProblemKind,
-    /// What was tried, on what.
+    /// What was tried, and on what.
     pub message: String,
-    /// Why it failed, outermost first.
+    /// Why it failed. The first cause is the nearest to `message`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub causes: Vec<String>,
-    /// What to do about it.
+    /// What the user can do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
-    /// After how many seconds the same request may work; the answer has it as `Retry-After` too.
+    /// The number of seconds after which the same request may succeed. It is also the answer's `Retry-After`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_s: Option<u32>,
 }
 
 impl Problem {
-    /// A problem with no further causes.
+    /// A problem without causes.
     pub fn new(kind: ProblemKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), causes: Vec::new(), advice: None, retry_after_s: None }
     }
@@ -125,14 +126,14 @@ impl Problem {
         problem
     }
 
-    /// The same, with what to do.
+    /// Adds the advice.
     #[must_use]
     pub fn advise(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
         self
     }
 
-    /// The same, inside a wider attempt: `message` becomes the first line, what was the message a cause.
+    /// Wraps the problem: `message` becomes the first line, and the previous message the first cause.
     #[must_use]
     pub fn during(mut self, message: impl Into<String>) -> Self {
         let inner = std::mem::replace(&mut self.message, message.into());
@@ -140,7 +141,7 @@ impl Problem {
         self
     }
 
-    /// Appends a chain of sources, leaving out links that only repeat the one before.
+    /// Appends a chain of sources. A source with the same text as the one before is left out.
     pub fn push_causes(&mut self, mut source: Option<&(dyn std::error::Error + 'static)>) {
         while let Some(error) = source {
             let text = error.to_string();
@@ -153,13 +154,13 @@ impl Problem {
     }
 }
 
-/// The body of every failed request: the members of RFC 9457, and those of the problem.
+/// The body of every failed request: the members of RFC 9457, and the problem.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ProblemDetails {
     /// `tag:headwater,2026:problem/KIND`. An identifier: nothing can be loaded from there.
     #[serde(rename = "type")]
     pub type_uri: String,
-    /// The same for each problem of a kind.
+    /// A title; the same for each problem of a kind.
     pub title: &'static str,
     /// The status of the answer.
     pub status: u16,
@@ -171,10 +172,10 @@ pub struct ProblemDetails {
 }
 
 impl ProblemDetails {
-    /// Of a body that is a [`ProblemDetails`] (RFC 9457, section 3).
+    /// The media type of a [`ProblemDetails`] body (RFC 9457, section 3).
     pub const CONTENT_TYPE: &str = "application/problem+json";
 
-    /// The body of an answer with a status.
+    /// The body of an answer with this HTTP status.
     pub fn new(problem: Problem, status: u16) -> Self {
         let kind = problem.kind;
         Self {

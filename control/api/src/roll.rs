@@ -1,48 +1,49 @@
-//! Work on all machines of a catalog: how many there are, and which version they run.
+//! Operations on all machines of a catalog: `scale` changes their number, `roll` the version that they run.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use crate::hours::Hours;
 
-/// How many machines a catalog is to have.
+/// The request to change the number of machines of a catalog.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ScaleRequest {
-    /// So many.
+    /// The number of machines that the catalog is to have.
     pub count: u32,
-    /// Start those that are made.
+    /// Start the machines that are created.
     #[serde(default)]
     pub start: bool,
-    /// Also remove machines whose disk is kept, or that are pinned, if there are not enough others.
+    /// If there are not enough other machines, also remove machines with a persistent disk, and pinned machines. Claimed
+    /// machines always stay.
     #[serde(default)]
     pub force: bool,
 }
 
-/// What became of that.
+/// The result of scaling.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ScaleReport {
     /// The catalog.
     pub catalog: String,
-    /// The machines that were made.
+    /// The machines that were created.
     pub created: Vec<String>,
     /// The machines that were removed.
     pub removed: Vec<String>,
-    /// How many it has now.
+    /// The number of machines of the catalog after the change.
     pub count: u32,
 }
 
-/// How many machines of a roll are moved at once: a number, or a share of those that are on, as `10%`.
+/// How many machines a roll moves at once: a number, or a percentage of the machines that are on, such as `10%`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batch {
-    /// So many.
+    /// A number of machines.
     Machines(u32),
-    /// Such a share, in percent, at least one machine.
+    /// A percentage, of which at least one machine is moved.
     Percent(u32),
 }
 
 impl Batch {
-    /// Reads `5` or `10%`.
+    /// Parses `5` or `10%`.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (digits, is_share) = text.strip_suffix('%').map_or((text, false), |digits| (digits, true));
         match (digits.parse::<u32>(), is_share) {
@@ -52,7 +53,7 @@ impl Batch {
         }
     }
 
-    /// How many that is of so many machines.
+    /// The batch size for this number of machines.
     pub fn of(self, machines: usize) -> usize {
         let count = match self {
             Self::Machines(count) => usize::try_from(count).unwrap_or(usize::MAX),
@@ -98,48 +99,50 @@ impl utoipa::PartialSchema for Batch {
 
 impl ToSchema for Batch {}
 
-/// The version that a catalog's machines are to run, and how carefully they are moved to it.
+/// The version that a catalog's machines are to run, and how they are moved to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RollRequest {
-    /// `IMAGE@NUMBER`, or a channel, which means the version that it points to now.
+    /// `IMAGE@NUMBER`, or a channel, which is resolved once, now.
     pub to: String,
-    /// So many machines go first, and the others only if they are healthy. 0 for none.
+    /// The number of machines that are moved first. The roll continues only if they are healthy. 0: none.
     #[serde(default = "RollRequest::default_canary")]
     pub canary: u32,
-    /// How many of the others go at once.
+    /// How many of the other machines are moved at once.
     #[serde(default)]
     pub batch: Batch,
     /// How long to wait after a batch, in seconds.
     #[serde(default)]
     pub pause_s: u64,
-    /// A command of the guest's shell that ends with 0 if the machine is healthy. Without it, a machine that is up is healthy.
+    /// A shell command in the guest that exits with 0 if the machine is healthy. Absent: a machine that has booted is
+    /// healthy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<String>,
-    /// How long that may take, in seconds.
+    /// The timeout of the health command, in seconds.
     #[serde(default = "RollRequest::default_health_s")]
     pub health_s: u64,
-    /// How long a machine may take until it is up, in seconds.
+    /// The timeout of a machine's boot, in seconds.
     #[serde(default = "RollRequest::default_boot_s")]
     pub boot_s: u64,
-    /// So many machines besides the canaries may fail before all are taken back.
+    /// How many machines besides the canaries may fail before all machines are moved back.
     #[serde(default)]
     pub max_failures: u32,
     /// No machine is moved before this time, in milliseconds since 1970 UTC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_ms: Option<u64>,
-    /// Machines are moved in these hours only, as `sun 02:00-05:00 Europe/Berlin`. Without a time zone, that of the daemon's host.
+    /// The hours in which machines are moved, such as `sun 02:00-05:00 Europe/Berlin`. Without a time zone, that of the
+    /// daemon's host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<Hours>,
 }
 
 impl RollRequest {
-    /// One machine goes first.
+    /// One machine.
     pub const fn default_canary() -> u32 {
         1
     }
 
-    /// A minute.
+    /// One minute.
     pub const fn default_health_s() -> u64 {
         60
     }
@@ -159,22 +162,23 @@ pub struct LeftMachine {
     pub why: String,
 }
 
-/// What a roll did.
+/// The result of a roll.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RollReport {
     /// The catalog.
     pub catalog: String,
-    /// The version that its machines ran before.
+    /// The version that its machines ran before the roll.
     pub from: String,
     /// The version that they run now.
     pub to: String,
-    /// The machines that were moved, and are healthy.
+    /// The machines that were moved and are healthy.
     pub moved: Vec<String>,
-    /// Machines that are on the version and not healthy, as many as the request allows.
+    /// The machines that were moved and are not healthy. The request permits this number of failures.
     pub failed: Vec<LeftMachine>,
-    /// Machines that were left alone.
+    /// The machines that were not moved.
     pub left: Vec<LeftMachine>,
-    /// Whether the catalog is pinned to the version now. It is not if its image means that version anyway.
+    /// Whether the roll pinned the catalog to the version. It does not if the catalog's image already resolves to that
+    /// version.
     pub pinned: bool,
 }
 

@@ -12,7 +12,8 @@ use crate::problem::{Problem, ProblemKind};
 /// The most patterns of one kind.
 pub const SCOPES_MAX: usize = 32;
 
-/// The only catalogs and images that a caller sees and may act on, with what their role permits. In a pattern, `*` stands for any characters.
+/// The only catalogs and images that a caller sees and may act on, within the permissions of its role. In a pattern, `*`
+/// stands for any characters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Scopes {
@@ -25,11 +26,11 @@ pub struct Scopes {
 }
 
 impl Scopes {
-    /// Checks that each pattern can match a name, and that there is a pattern.
+    /// Checks that there is at least one pattern, and that each pattern can match a name.
     pub fn check(&self) -> Result<(), Problem> {
         let invalid = |message: String| Err(Problem::new(ProblemKind::Invalid, message));
         if self.catalogs.is_empty() && self.images.is_empty() {
-            return invalid("scopes without a catalog and an image permit nothing".to_owned());
+            return invalid("the list of scopes is empty, and would permit nothing: give at least one catalog or image".to_owned());
         }
         if self.catalogs.len() > SCOPES_MAX || self.images.len() > SCOPES_MAX {
             return invalid(format!("at most {SCOPES_MAX} catalogs and {SCOPES_MAX} images can be given"));
@@ -41,7 +42,7 @@ impl Scopes {
             !pattern.is_empty() && pattern.len() <= MAX_NAME_BYTES && pattern.bytes().all(known)
         };
         let odd = |what: &str, pattern: &String| {
-            let message = format!("'{}' is not the name or the pattern of {what}", pattern.escape_debug());
+            let message = format!("'{}' is not the name or a pattern of the names of {what}", pattern.escape_debug());
             let advice =
                 "use the name, or a part of it with '*', such as class-*; a scope has no version or channel";
             Err(Problem::new(ProblemKind::Invalid, message).advise(advice))
@@ -55,7 +56,7 @@ impl Scopes {
         Ok(())
     }
 
-    /// Reads what `Display` wrote: words such as `catalog:class-*` and `image:debian`.
+    /// Parses the output of `Display`: words such as `catalog:class-*` and `image:debian`.
     pub fn parse(text: &str) -> Result<Self, Problem> {
         let mut scopes = Self::default();
         for word in text.split_whitespace() {
@@ -72,24 +73,24 @@ impl Scopes {
         scopes.check().map(|()| scopes)
     }
 
-    /// Whether a catalog is in them.
+    /// Whether the scopes contain a catalog.
     pub fn has_catalog(&self, catalog: &str) -> bool {
         self.catalogs.iter().any(|pattern| is_like(pattern, catalog))
     }
 
-    /// Whether an image is in them, by its name or a reference to one of its versions.
+    /// Whether the scopes contain an image, given as a name or a reference to a version.
     pub fn has_image(&self, reference: &str) -> bool {
         let image = image_of(reference);
         self.images.iter().any(|pattern| is_like(pattern, image))
     }
 
-    /// Whether a machine is in them.
+    /// Whether the scopes contain a machine, given its catalog and image.
     pub fn has_machine(&self, catalog: Option<&str>, image: &str) -> bool {
         catalog.map_or_else(|| self.has_image(image), |catalog| self.has_catalog(catalog))
     }
 }
 
-/// The name of the image of a reference: `debian` of `debian:test` and `debian@3`.
+/// The name of the image in a reference: `debian` in `debian:test` and `debian@3`.
 pub fn image_of(reference: &str) -> &str {
     reference.split([':', '@']).next().unwrap_or_default()
 }

@@ -7,20 +7,20 @@ use crate::machine::{Machine, MachineState};
 use crate::name::natural;
 use crate::problem::{Problem, ProblemKind};
 
-/// An order of machines: the largest first, but names and states from a to z. Machines that are equal are in the order of names.
+/// An order of machines. Names and states ascend, numbers descend. Equal machines are ordered by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MachineSort {
-    /// As people count: `pc-2` before `pc-10`.
+    /// By name in natural order: `pc-2` before `pc-10`.
     #[default]
     Name,
-    /// By what they do.
+    /// By state.
     State,
     /// By the memory that their write caches take.
     Ram,
     /// By the overflow disk that their write caches take.
     Disk,
-    /// By both together.
+    /// By the sum of both.
     Cache,
     /// By reads and writes a second.
     Iops,
@@ -29,11 +29,11 @@ pub enum MachineSort {
 }
 
 impl MachineSort {
-    /// All of them.
+    /// All orders.
     pub const ALL: [Self; 7] =
         [Self::Name, Self::State, Self::Ram, Self::Disk, Self::Cache, Self::Iops, Self::Boot];
 
-    /// As written in requests.
+    /// The order's name in requests.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Name => "name",
@@ -46,20 +46,21 @@ impl MachineSort {
         }
     }
 
-    /// Reads what [`MachineSort::name`] gave.
+    /// Parses the output of [`MachineSort::name`].
     pub fn parse(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|sort| sort.name() == text);
         found.ok_or_else(|| {
-            format!("there is no order '{text}': name, state, ram, disk, cache, iops and boot are")
+            format!("'{text}' is not an order; write name, state, ram, disk, cache, iops or boot")
         })
     }
 
-    /// Whether it is an order by what machines use now, which no database knows.
+    /// Whether the order depends on present use, which no database knows.
     pub const fn is_live(self) -> bool {
         matches!(self, Self::Ram | Self::Disk | Self::Cache | Self::Iops)
     }
 
-    /// The position of a machine in this order: `after` of the next page. A live order has no pages.
+    /// The position of a machine in this order, from which the next page begins. `None`: an order by present use has no
+    /// pages.
     pub fn position(self, machine: &Machine) -> Option<Position> {
         let name = machine.name.clone();
         match self {
@@ -70,7 +71,7 @@ impl MachineSort {
         }
     }
 
-    /// Reads a position that an answer gave as `next`.
+    /// Parses a position that an answer returned as `next`.
     pub fn read_position(self, text: &str) -> Result<Position, Problem> {
         let parts = text.rsplit_once('/');
         let position = match self {
@@ -84,18 +85,18 @@ impl MachineSort {
             Self::Ram | Self::Disk | Self::Cache | Self::Iops => {
                 let message = format!("the order '{self}' has no pages, because it changes all the time");
                 return Err(
-                    Problem::new(ProblemKind::Invalid, message).advise("ask with limit and without after")
+                    Problem::new(ProblemKind::Invalid, message).advise("send the request with 'limit' and without 'after'")
                 );
             }
         };
         position.ok_or_else(|| {
             let shown: String = text.chars().take(100).collect();
-            let message = format!("'{}' is no position in the order '{self}'", shown.escape_debug());
-            Problem::new(ProblemKind::Invalid, message).advise("give what the answer before had as 'next'")
+            let message = format!("'{}' is not a position in the order '{self}'", shown.escape_debug());
+            Problem::new(ProblemKind::Invalid, message).advise("send the 'next' of the previous answer as 'after'")
         })
     }
 
-    /// Brings machines into this order.
+    /// Sorts machines in this order.
     pub fn sort(self, machines: &mut [Machine]) {
         machines.sort_by(|a, b| natural(&a.name, &b.name));
         let disk = |machine: &Machine| machine.disk.unwrap_or_default();
@@ -119,14 +120,14 @@ impl MachineSort {
 pub enum Position {
     /// After this name.
     Name(String),
-    /// After this name among those of the state, and all states before it.
+    /// After all machines of earlier states, and those of this state up to this name.
     State(MachineState, String),
-    /// After this name among those that took so many milliseconds to boot, and all that took longer.
+    /// After all machines whose boot took longer than this time in milliseconds, and those with this time up to this name.
     Boot(u64, String),
 }
 
 impl Position {
-    /// Whether this comes after another one of the same order.
+    /// Whether this position is after another one of the same order.
     pub fn is_after(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Name(one), Self::Name(other)) => natural(one, other).is_gt(),

@@ -1,4 +1,4 @@
-//! Tasks: work that outlives the client that asked for it.
+//! Tasks: long operations that continue if the client disconnects.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -9,27 +9,27 @@ use crate::task_event::{Progress, TaskResult};
 /// The most tasks of one answer.
 pub const MAX_TASKS: u32 = 1000;
 
-/// How far a task is.
+/// The state of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskState {
-    /// It has not begun: others run.
+    /// It has not begun, because other tasks run.
     Waiting,
     /// It runs.
     Running,
-    /// It ended well.
+    /// It succeeded.
     Done,
     /// It failed.
     Failed,
-    /// Somebody ended it, or the daemon stopped.
+    /// A user cancelled it, or the daemon stopped.
     Cancelled,
 }
 
 impl TaskState {
-    /// All of them.
+    /// All states.
     pub const ALL: [Self; 5] = [Self::Waiting, Self::Running, Self::Done, Self::Failed, Self::Cancelled];
 
-    /// As written in answers and in the database.
+    /// The state's name in answers and in the database.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -40,12 +40,12 @@ impl TaskState {
         }
     }
 
-    /// Reads what [`TaskState::name`] gave.
+    /// Parses the output of [`TaskState::name`].
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.name() == text)
     }
 
-    /// Whether nothing more comes of it.
+    /// Whether the task has ended.
     pub const fn has_ended(self) -> bool {
         matches!(self, Self::Done | Self::Failed | Self::Cancelled)
     }
@@ -62,31 +62,31 @@ impl std::fmt::Display for TaskState {
 pub struct Task {
     /// Its number; later tasks have higher ones.
     pub id: i64,
-    /// What it does: `import`, `pull`, `verify`, `compare`, `seal`, `export`, `scale` or `roll`.
+    /// The operation: `import`, `pull`, `verify`, `compare`, `seal`, `export`, `scale` or `roll`.
     pub kind: String,
-    /// On what: `image debian`, `catalog class`.
+    /// The subject: `image debian`, `catalog class`.
     pub subject: String,
-    /// Who asked for it.
+    /// The caller that requested it.
     pub caller: String,
-    /// How far it is.
+    /// The task's state.
     pub state: TaskState,
-    /// Somebody asked for its end.
+    /// Whether a user has requested to cancel it.
     pub cancelling: bool,
-    /// How far it is, in bytes or in words.
+    /// The progress in bytes or in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-    /// What it ended with, if it is done.
+    /// The result, if the task succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Box<TaskResult>>,
-    /// Why it failed or was ended.
+    /// Why the task failed or was cancelled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
-    /// When it was asked for.
+    /// When the task was requested.
     pub created_at_ms: u64,
-    /// When it began.
+    /// When the task began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at_ms: Option<u64>,
-    /// When it ended.
+    /// When the task ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at_ms: Option<u64>,
 }

@@ -1,8 +1,9 @@
-//! Long operations: one JSON object a line while they go on.
+//! The answer of a long operation: one JSON object per line while the operation runs.
 //!
-//! Import, pull, verify, seal, diff, export, scale, roll and drain are tasks ([`crate::task`]). Their answer is `application/x-ndjson`: any number
-//! of `waiting` lines while others run, then of `progress` lines, then exactly one `done` or `failed` line. The header
-//! `headwater-task` has the task's number. A client that hangs up leaves the task as it is.
+//! Import, pull, verify, seal, diff, export, scale, roll and drain are tasks ([`crate::task`]). The answer has the type
+//! `application/x-ndjson`: any number
+//! of `waiting` lines while other tasks run, then of `progress` lines, then exactly one `done` or `failed` line. The header
+//! `headwater-task` is the task's number. If the client disconnects, the task continues.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -13,43 +14,47 @@ use crate::maintenance::Sealed;
 use crate::problem::Problem;
 use crate::roll::{RollReport, ScaleReport};
 
-/// How far an operation is.
+/// The progress of a task.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Progress {
-    /// Bytes done.
+    /// Bytes that are done.
     pub done_bytes: u64,
-    /// Bytes in all; 0 while that is unknown.
+    /// The total of bytes; 0 if it is unknown.
     pub total_bytes: u64,
-    /// What it does now, for people, where these bytes do not say it: a verification that repairs, or looks for what the damage
-    /// touches, has read them all, and a comparison that looks at files has read all changes; a pull reads lists and manifests
-    /// before, and may wait for a server.
+    /// The present step, for people, if the bytes do not show it. Examples: a verification has read all bytes and repairs,
+    /// or searches for
+    /// the files that damage affects; a comparison has read all changes and compares files; a pull reads lists and
+    /// manifests
+    /// before it copies, or waits for a server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub doing: Option<String>,
 }
 
-/// What an operation ended with.
+/// The result of a task that succeeded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum TaskResult {
-    /// The version that the import made, or the one that already held the same bytes.
+    /// The version that the import made, or the existing version with the same bytes.
     Imported {
-        /// It.
+        /// The version.
         version: ImageVersion,
         /// Whether the import made it.
         created: bool,
-        /// Chunks that the store had, and that are damaged there. This version has sound ones in their place;
-        /// older versions that share them need a repair.
+        /// The number of chunks of this disk that the store already had, but damaged. The new version has intact copies;
+        /// older versions that share the damaged chunks need a repair.
         #[serde(default)]
         damaged_chunks: u64,
-        /// Remarks on the disk, a line each: machines cannot boot it, nothing on it is known, its sectors have 4,096 bytes.
+        /// Notes on the disk, one line each: machines cannot boot it, its contents are unknown, its sectors have 4,096
+        /// bytes.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         remarks: Vec<String>,
-        /// The machine that edits the image, over an older version: what it does is sealed over that version only where the
-        /// request says so.
+        /// The machine of the image's maintenance session, which has an older version below its disk. To seal the session,
+        /// the request
+        /// then needs `over_newer`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         edited_by: Option<String>,
     },
-    /// What came of another store.
+    /// The result of copying versions from another store.
     Pulled(Box<PullReport>),
     /// What the verification found.
     Verified(Box<VerifyReport>),
@@ -57,18 +62,18 @@ pub enum TaskResult {
     Compared(Box<DiffReport>),
     /// The version that was made of a disk.
     Sealed(Box<Sealed>),
-    /// The version that was written out.
+    /// A version was written to a file.
     Exported {
-        /// It.
+        /// The version.
         version: ImageVersion,
         /// The file's size.
         size_bytes: u64,
     },
-    /// The machines that a catalog was given, or that were removed.
+    /// The machines of a catalog that were created or removed.
     Scaled(Box<ScaleReport>),
-    /// The version that a catalog's machines were moved to.
+    /// The result of moving a catalog's machines to a version.
     Rolled(Box<RollReport>),
-    /// The machines that were moved from a host.
+    /// The result of moving all machines away from a host.
     Drained(Box<DrainReport>),
 }
 
@@ -76,21 +81,21 @@ pub enum TaskResult {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum TaskEvent {
-    /// It has not begun.
+    /// The task has not begun.
     Waiting {
-        /// How many others run, as many as may at once.
+        /// How many other tasks run, which is the most that may run at once.
         running: u64,
     },
-    /// It goes on.
+    /// The task makes progress.
     Progress(Progress),
-    /// It is over, and went well.
+    /// The task succeeded.
     Done {
-        /// What came of it.
+        /// The result.
         result: TaskResult,
     },
-    /// It is over, and failed.
+    /// The task failed.
     Failed {
-        /// Why.
+        /// Why it failed.
         problem: Problem,
     },
 }

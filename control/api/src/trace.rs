@@ -1,4 +1,5 @@
-//! Boot traces: what boots of a version read first.
+//! Boot traces: a boot trace lists the chunks that boots of a version read first, so that they can be fetched before the
+//! next boot.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -9,9 +10,9 @@ use crate::ImageVersion;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TracePlace {
-    /// In the store, with its version: all who read the version there have it.
+    /// In the store, with its version: every reader of the version gets it.
     Store,
-    /// In the chunk cache of the daemon's host, because the store is only read.
+    /// In the chunk cache of the daemon's host, because the store is read-only.
     Host,
 }
 
@@ -20,34 +21,34 @@ pub enum TracePlace {
 pub struct BootTrace {
     /// The version.
     pub version: ImageVersion,
-    /// Boots that it was made from.
+    /// The number of boots from which it was made.
     pub boots: u32,
-    /// Boots from which on nothing more is recorded.
+    /// The number of boots after which recording ends.
     pub boots_wanted: u32,
-    /// Chunks of the disk that they read.
+    /// The number of chunks of the disk that these boots read.
     pub chunks: u64,
-    /// What these are of the disk.
+    /// Uncompressed bytes of these chunks.
     pub image_bytes: u64,
-    /// What these take in the store: so much is fetched before a boot.
+    /// Bytes of these chunks in the store, which are fetched before a boot.
     pub stored_bytes: u64,
-    /// How long after the start the last of them was read, in milliseconds.
+    /// The time from the start of the machine to the last of these reads, in milliseconds.
     pub lasts_ms: u64,
     /// Where it is kept.
     pub place: TracePlace,
 }
 
-/// A file with a boot trace to take in.
+/// The request to merge a boot trace from a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MergeTraceRequest {
-    /// An absolute path on the daemon's host.
+    /// The file: an absolute path on the daemon's host.
     pub source: String,
 }
 
-/// Where to write a boot trace.
+/// The request to write a boot trace to a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SaveTraceRequest {
-    /// An absolute path on the daemon's host. It must not exist yet.
+    /// The file: an absolute path on the daemon's host. It must not exist yet.
     pub target: String,
 }

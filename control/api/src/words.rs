@@ -1,6 +1,6 @@
-//! Times and sizes in the words of messages and of the history.
+//! Text forms of times and sizes for messages and for the history.
 
-/// A time as `2026-11-20 11:34:29Z`.
+/// A UTC time, such as `2026-11-20 11:34:29Z`.
 pub fn time(ms: u64) -> String {
     let seconds = ms / 1000;
     let (days, in_day) = (seconds / 86_400, seconds % 86_400);
@@ -17,7 +17,7 @@ pub fn time(ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// A size in the largest binary unit of which it is a whole number: `512 MiB`.
+/// A size in the largest binary unit that divides it: `512 MiB`.
 pub fn size(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let fits = units.iter().find(|(shift, _)| bytes >> shift != 0 && bytes.is_multiple_of(1 << shift));
