@@ -1,6 +1,7 @@
-//! Connections that wait for the next unit of work, and the transactions on them.
+//! Connections to PostgreSQL: a pool of idle connections, and the transactions (units of work) on them.
 //!
-//! The pool of sqlx retries until a time is over, and then does not say why it failed. It also hands a broken connection to the next user.
+//! sqlx's own pool is not used: it retries until a timeout and then does not say why it failed, and it hands a broken
+//! connection to the next user.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,16 +17,16 @@ use crate::postgres::failure;
 use crate::postgres::place::Place;
 use crate::sql::{Row, Statement};
 
-/// How long a connection may take to be made.
+/// Timeout of a new connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long an answer may take. The server gives up before.
+/// Timeout of an answer. The server's own timeout is shorter.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(70);
 
-/// How long the first answer on a connection that was idle may take.
+/// Timeout of the first answer on a connection that was idle.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many readers work at once; others wait.
+/// The most concurrent readers; further readers wait.
 const MAX_READERS: usize = 8;
 
 /// The connections to a database.
@@ -33,11 +34,11 @@ pub(super) struct Connections {
     pub(super) place: Place,
     idle: Mutex<Vec<PgConnection>>,
     readers: Arc<Semaphore>,
-    /// Writers wait here rather than at the server, each with a connection.
+    /// Serialises writers, so that they wait here instead of at the server, each with a connection.
     writer: Arc<Semaphore>,
-    /// When it could not be reached last, and why.
+    /// The time and the cause of the last failure.
     away: Mutex<Option<(Instant, String)>>,
-    /// It was away when it was used last. The log says once that it is, and once that it is back.
+    /// The last use failed. The log then reports the failure once, and the recovery once.
     is_away: AtomicBool,
 }
 
@@ -70,8 +71,9 @@ impl Connections {
         DbError::Away { place: self.place.to_string(), why }
     }
 
-    /// Begins a transaction with some statements: as a writer, which waits for the others of this process, or as a reader. Gives the
-    /// number of rows that they returned.
+    /// Begins a transaction with some statements. A writer waits for the other writers of this process, a reader for a free
+    /// permit. Returns the
+    /// number of rows that the statements returned.
     pub(super) async fn begin(
         self: &Arc<Self>,
         is_writer: bool,
@@ -81,7 +83,7 @@ impl Connections {
         let places = if is_writer { &self.writer } else { &self.readers };
         let permit = Arc::clone(places).acquire_owned().await;
         let permit = permit.map_err(|_| self.is_away("the daemon ends".to_owned()))?;
-        // It went away during the wait: all that wait fail at once, not one after another.
+        // The connection failed during the wait: all waiting writers fail at once, not one after another.
         if let Some((at, why)) = &*self.away.lock().unwrap_or_else(PoisonError::into_inner)
             && *at > came
         {
@@ -109,7 +111,7 @@ impl Connections {
     ) -> Result<(PostgresUnit, usize), DbError> {
         let idle = self.idle().pop();
         let begun = match idle {
-            // The server may have ended it meanwhile, or a firewall may have forgotten it: then nothing answers.
+            // The server may have closed the idle connection, or a firewall may have dropped it: then there is no answer.
             Some(connection) => {
                 let begun = self.begin_on(connection, statements.clone());
                 match tokio::time::timeout(IDLE_TIMEOUT, begun).await {
@@ -140,7 +142,7 @@ impl Connections {
         Ok((unit, rows))
     }
 
-    /// Ends all connections; later units of work fail.
+    /// Closes all connections; later units of work fail.
     pub(super) async fn close(&self) {
         use sqlx::Connection as _;
 
@@ -155,16 +157,16 @@ impl Connections {
 
 /// A transaction.
 pub(crate) struct PostgresUnit {
-    /// There until it is dropped.
+    /// Is set until the unit is dropped.
     connection: Option<PgConnection>,
     connections: Arc<Connections>,
-    /// A statement failed, or was not waited for: nobody else uses the connection.
+    /// A statement failed, or its future was dropped: the connection is closed and not reused.
     is_broken: bool,
     permit: Option<OwnedSemaphorePermit>,
 }
 
 impl PostgresUnit {
-    /// Does something with the connection, whose answer may not come.
+    /// Uses the connection, with a timeout.
     async fn with<'a, T, F>(&'a mut self, act: impl FnOnce(&'a mut PgConnection) -> F) -> Result<T, DbError>
     where
         F: Future<Output = Result<T, sqlx::Error>>,
@@ -187,7 +189,7 @@ impl PostgresUnit {
 
     async fn begin(&mut self, statements: String) -> Result<usize, DbError> {
         self.with(|connection| async {
-            // They are this crate's; the only value in them is a number.
+            // The statements are constants of this crate, except for one number.
             Ok(sqlx::raw_sql(AssertSqlSafe(statements)).fetch_all(connection).await?.len())
         })
         .await
@@ -210,13 +212,13 @@ impl PostgresUnit {
                 self.give_back();
                 Ok(())
             }
-            // Nobody knows: the answer is lost, not always the change.
+            // The answer is lost, but the commit may have succeeded.
             Err(DbError::Away { place, why }) => Err(DbError::Unsure { place, why }),
             Err(e) => Err(e),
         }
     }
 
-    /// The transaction is over, and the connection is for the next one.
+    /// Returns the connection to the idle ones after the transaction has ended.
     fn give_back(&mut self) {
         if let Some(connection) = self.connection.take()
             && !self.connections.writer.is_closed()
@@ -228,7 +230,7 @@ impl PostgresUnit {
 
 impl Drop for PostgresUnit {
     fn drop(&mut self) {
-        // A connection that is dropped is closed, and the server rolls back.
+        // Dropping a connection closes it, and the server rolls back.
         if self.is_broken || self.connection.is_none() {
             return;
         }

@@ -1,4 +1,5 @@
-//! What an error of PostgreSQL means.
+//! Translates errors of PostgreSQL: can be retried ([`DbError::Away`]), needs a change ([`DbError::Refused`]), and the
+//! reason in words.
 
 use std::io::ErrorKind;
 
@@ -7,16 +8,16 @@ use sqlx::postgres::PgDatabaseError;
 use crate::error::DbError;
 use crate::postgres::place::Place;
 
-/// What a code of PostgreSQL means (appendix "PostgreSQL Error Codes" of its manual).
+/// The reason in words for a code of PostgreSQL (appendix "PostgreSQL Error Codes" of its manual).
 fn meaning(code: &str) -> Option<&'static str> {
     Some(match code {
         "53300" => "it has no connection left (its max_connections, or a limit of the user or the database)",
-        "57P03" => "it starts, or recovers",
+        "57P03" => "it is starting or recovering",
         "57P01" | "57P02" => "it was shut down",
         "57P05" | "25P03" => "it ended a connection that was idle for too long",
         "55P03" => "another program holds a lock",
         "57014" => "it took longer than a minute",
-        // A standby refuses to begin a unit that writes with the first of these.
+        // A standby fails to begin a writer's transaction with the first of these codes.
         "0A000" | "25006" => "it is read-only: a standby, or one whose settings say so",
         "53200" => "it has no memory left",
         "08000" | "08003" | "08006" => "the connection broke off",
@@ -24,7 +25,7 @@ fn meaning(code: &str) -> Option<&'static str> {
     })
 }
 
-/// What a failed statement means.
+/// The error of a failed statement.
 pub(super) fn of_statement(place: &Place, error: sqlx::Error) -> DbError {
     let away = |why: String| DbError::Away { place: place.to_string(), why };
     match &error {
@@ -44,7 +45,7 @@ pub(super) fn of_statement(place: &Place, error: sqlx::Error) -> DbError {
     }
 }
 
-/// The meaning of an error when a connection was to be made.
+/// The error of a failed connection.
 pub(super) fn of_connection(place: &Place, error: sqlx::Error) -> DbError {
     let away = |why: String| DbError::Away { place: place.to_string(), why };
     let refused = |why: &str| DbError::Refused { place: place.to_string(), why: why.to_owned() };
@@ -56,7 +57,7 @@ pub(super) fn of_connection(place: &Place, error: sqlx::Error) -> DbError {
                 "28P01" => refused("the password is wrong, or missing"),
                 "28000" => refused(&format!("it does not let this user in: {message}")),
                 "3D000" => refused("there is no such database: 'createdb' makes it"),
-                "42501" => refused(&format!("this user may not use it: {message}")),
+                "42501" => refused(&format!("this user has no permission for it: {message}")),
                 code => match meaning(code) {
                     Some(why) => away(why.to_owned()),
                     None => away(format!("it refused the connection: {message}")),
@@ -64,7 +65,7 @@ pub(super) fn of_connection(place: &Place, error: sqlx::Error) -> DbError {
             }
         }
         sqlx::Error::Io(io) => match io.kind() {
-            ErrorKind::ConnectionRefused | ErrorKind::NotFound => away("nothing listens there".to_owned()),
+            ErrorKind::ConnectionRefused | ErrorKind::NotFound => away("nothing listens at this address".to_owned()),
             ErrorKind::UnexpectedEof | ErrorKind::InvalidData => {
                 refused("what answers there is not PostgreSQL")
             }
@@ -80,7 +81,7 @@ pub(super) fn of_connection(place: &Place, error: sqlx::Error) -> DbError {
     }
 }
 
-/// The innermost reason.
+/// The innermost source of the error.
 fn cause(error: &sqlx::Error) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);

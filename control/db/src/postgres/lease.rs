@@ -1,13 +1,16 @@
-//! The lease on a database: one daemon changes it.
+//! The lease on a database, which ensures that one daemon changes it at a time.
 //!
 //! ```text
-//!   take:  under the writers' lock: another holder whose time is not over, or that did not end in order -> refused, by name
+//!   take:  under the writers' lock: if another holder's time is not over, or that holder did not end in order -> refused,
+//! with its name
 //!          else fence = fence + 1, until = the server's clock + LEASE_S
-//!   write: under the same lock, first: does the row have our fence? If not, another daemon has the database, and nothing is changed
-//!   renew: every RENEW_INTERVAL, until = the server's clock + LEASE_S, where the row has our fence
+//!   write: under the same lock, first: is `fence` still ours? If not, another daemon has the database, and nothing is
+//! changed
+//!   renew: every RENEW_INTERVAL, until = the server's clock + LEASE_S, if `fence` is ours
 //! ```
-//! The rights of a holder do not depend on its clock: as long as nobody took the lease, it may write, also after a time in which the
-//! database was away. `until` only says when somebody else may take it.
+//! A holder does not compare `until` with its own clock: until another daemon takes the lease, it may write, even after the
+//! database
+//! could not be reached for a while. `until` only says from when on another daemon may take the lease.
 
 use std::time::Duration;
 
@@ -31,29 +34,29 @@ pub const RENEW_INTERVAL: Duration = Duration::from_secs(1);
 /// A daemon that uses a database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The identity of its data directory: two daemons never use one at a time.
+    /// The identity of its data directory, which only one daemon uses at a time.
     pub id: String,
-    /// For people: the host, and the data directory.
+    /// Its host and data directory, for people.
     pub name: String,
 }
 
-/// How a lease is taken.
+/// When a lease may be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taking {
-    /// If nobody else has it, or the last holder ended in order.
+    /// If no other daemon has it, or the last holder ended in order.
     IfFree,
     /// Also if the last holder's time is over.
     IfOver,
 }
 
-/// Who has it, and for how long.
+/// Selects the holder and the remaining time.
 fn found() -> Statement {
     let found = "SELECT holder, name, is_ended, greatest(0, ceil(extract(epoch FROM until - clock_timestamp())))::bigint AS left_s
          FROM leases WHERE resource = $1";
     Statement::new(found).bind(RESOURCE)
 }
 
-/// Refuses what another daemon has.
+/// Fails if another daemon has the lease.
 fn is_free(place: &Place, row: Option<&Row>, holder: &Holder, taking: Taking) -> Result<(), DbError> {
     let Some(row) = row else { return Ok(()) };
     let (other, name): (String, String) = (row.get("holder")?, row.get("name")?);
@@ -66,7 +69,7 @@ fn is_free(place: &Place, row: Option<&Row>, holder: &Holder, taking: Taking) ->
     Err(DbError::Held { place: place.to_string(), name, left_s: u64::try_from(left_s).unwrap_or(0) })
 }
 
-/// The same before the tables are brought up to date: another daemon that uses them would not understand them any more.
+/// Fails if another daemon has the lease. Runs before migrations, after which an older daemon could not read the tables.
 pub(super) async fn look(
     place: &Place,
     connection: &mut PgConnection,
@@ -85,7 +88,7 @@ pub(super) async fn look(
     is_free(place, row.map(Row::Postgres).as_ref(), holder, taking)
 }
 
-/// Takes the lease, and gives its fence.
+/// Takes the lease and returns its fence (a number that grows with each holder).
 pub(super) async fn take(
     place: &Place,
     unit: &mut PostgresUnit,
@@ -105,25 +108,25 @@ pub(super) async fn take(
     rows.first().map_or(Err(DbError::Spoilt), |row| row.get("fence"))
 }
 
-/// The statement that a writer's unit begins with: it has a row if the fence is right.
+/// The first statement of a writer's transaction: it returns a row if the fence is still ours.
 pub(super) fn check(fence: i64) -> String {
     format!("SELECT 1 FROM leases WHERE resource = '{RESOURCE}' AND fence = {fence}")
 }
 
-/// Has it last for longer.
+/// Extends the lease.
 pub(super) async fn renew(unit: &mut PostgresUnit) -> Result<(), DbError> {
     let renew =
         format!("UPDATE leases SET until = clock_timestamp() + interval '{LEASE_S} s' WHERE resource = $1");
     unit.run(Statement::new(renew).bind(RESOURCE)).await.map(drop)
 }
 
-/// Ends it in order: another daemon may take it at once.
+/// Ends the lease in order: another daemon may take it at once.
 pub(super) async fn end(unit: &mut PostgresUnit) -> Result<(), DbError> {
     let end = "UPDATE leases SET until = clock_timestamp(), is_ended = TRUE WHERE resource = $1";
     unit.run(Statement::new(end).bind(RESOURCE)).await.map(drop)
 }
 
-/// Who has it.
+/// The name of the present holder.
 pub(super) async fn holder(unit: &mut PostgresUnit) -> Result<String, DbError> {
     let rows =
         unit.rows(Statement::new("SELECT name FROM leases WHERE resource = $1").bind(RESOURCE)).await?;

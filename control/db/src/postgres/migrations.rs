@@ -1,4 +1,4 @@
-//! The changes of the tables, in order, and their use.
+//! The migrations of PostgreSQL tables, in order.
 
 use std::borrow::Cow;
 
@@ -15,7 +15,7 @@ pub(super) fn all() -> Migrator {
     Migrator::with_migrations(all.into_iter().map(migration).collect())
 }
 
-/// The number of the last migration that a database went through.
+/// The number of the last migration that was applied to a database.
 pub(super) async fn last(connection: &mut PgConnection) -> Result<Option<i64>, sqlx::Error> {
     sqlx::query_scalar("SELECT max(version) FROM _sqlx_migrations").fetch_one(connection).await
 }

@@ -1,4 +1,4 @@
-//! The address of a PostgreSQL database: a URL without its password.
+//! The URL of a PostgreSQL database, without its password.
 
 use std::str::FromStr as _;
 
@@ -8,7 +8,8 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 const PARAMETERS: [&str; 9] =
     ["host", "port", "user", "dbname", "sslmode", "sslrootcert", "sslcert", "sslkey", "application_name"];
 
-/// How a connection behaves. A unit of work whose client is gone must not hold the writers' lock for long: the server ends it.
+/// Settings of each connection. If a client is gone, the server ends its transaction, so that the writers' lock is released
+/// soon.
 const SESSION: [(&str, &str); 8] = [
     ("idle_in_transaction_session_timeout", "60s"),
     ("statement_timeout", "60s"),
@@ -17,33 +18,33 @@ const SESSION: [(&str, &str); 8] = [
     ("tcp_keepalives_interval", "5"),
     ("tcp_keepalives_count", "3"),
     ("synchronous_commit", "on"),
-    // Each start would log that the tables exist.
+    // Without this, each start would log that the tables exist.
     ("client_min_messages", "warning"),
 ];
 
-/// Why the URL of a database is of no use.
+/// Why the URL of a database was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
-    /// It is another kind of URL.
+    /// It is not a URL of PostgreSQL.
     #[error(
-        "'{0}' is no URL of PostgreSQL: write postgres://USER@HOST/DATABASE, or postgres:///DATABASE?host=/run/postgresql for a socket"
+        "'{0}' is not a URL of PostgreSQL: write postgres://USER@HOST/DATABASE, or postgres:///DATABASE?host=/run/postgresql for a socket"
     )]
     NoUrl(String),
-    /// Everybody on the host can read the arguments of a process.
+    /// It has a password, although other users of the host can read the arguments of a process.
     #[error(
         "the URL of the database has a password, which other users of this host could read: put it into a file \
          (--database-password-file), or into the credential 'database-password' of the service"
     )]
     Password,
-    /// It does not say which database.
+    /// It names no database.
     #[error("the URL of the database does not name one: write postgres://USER@HOST/DATABASE")]
     NoDatabase,
-    /// It says something that is not understood.
+    /// It has an unknown parameter.
     #[error(
         "the URL of the database has the parameter '{0}'; known are host, port, user, dbname, sslmode, sslrootcert, sslcert, sslkey and application_name"
     )]
     Parameter(String),
-    /// It cannot be read.
+    /// It cannot be parsed.
     #[error("the URL of the database cannot be read")]
     Odd(#[source] sqlx::Error),
 }
@@ -56,14 +57,15 @@ pub struct Place {
 }
 
 impl Place {
-    /// Reads `postgres://USER@HOST[:PORT]/DATABASE[?PARAMETER=VALUE&..]`. A host that is not this one is reached over TLS with a verified
-    /// certificate unless `sslmode` says otherwise.
+    /// Parses `postgres://USER@HOST[:PORT]/DATABASE[?PARAMETER=VALUE&..]`. Other hosts than this one are reached over TLS
+    /// with a verified
+    /// certificate, unless `sslmode` says otherwise.
     pub fn parse(url: &str) -> Result<Self, PlaceError> {
         let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://"));
-        // What is no URL may be anything, also a password.
+        // The text is not repeated in the error: it may be a password.
         let rest =
             rest.ok_or_else(|| PlaceError::NoUrl(url.chars().take_while(|c| *c != ':').take(40).collect()))?;
-        // Also one with a '?' or a '/' in it, which no message may show.
+        // This includes passwords with a '?' or a '/'. No message may show them.
         if rest.rsplit_once('@').is_some_and(|(before, _)| before.contains(':')) {
             return Err(PlaceError::Password);
         }
@@ -81,7 +83,7 @@ impl Place {
                 return Err(PlaceError::Parameter(key.chars().take(40).collect()));
             }
         }
-        // As libpq reads it: a user, and no host. A general URL cannot have that.
+        // Like libpq: a user without a host. A general URL parser would refuse that.
         let socket = authority.strip_suffix('@').map(|user| {
             let database = before.get(authority.len()..).unwrap_or_default();
             format!("postgres://{database}?{query}{}user={user}", if query.is_empty() { "" } else { "&" })
@@ -102,7 +104,7 @@ impl Place {
         Ok(Self { options: options.options(SESSION), name })
     }
 
-    /// The same, with a password.
+    /// Adds a password.
     #[must_use]
     pub fn with_password(mut self, password: &str) -> Self {
         self.options = self.options.password(password);
@@ -122,7 +124,7 @@ fn is_here(options: &PgConnectOptions) -> bool {
     options.get_socket().is_some() || host.starts_with('/') || host == "localhost" || is_loopback
 }
 
-/// For messages: without what is secret, and without parameters.
+/// The name in messages: without secrets and parameters.
 fn name(options: &PgConnectOptions) -> String {
     let database = options.get_database().unwrap_or_default();
     let user = options.get_username();
@@ -160,8 +162,8 @@ mod tests {
             assert!(!format!("{place:?}").contains("secret"));
         }
         for (url, word) in [
-            ("mysql://anna@h/hw", "no URL of PostgreSQL"),
-            ("/var/lib/headwater.db", "no URL of PostgreSQL"),
+            ("mysql://anna@h/hw", "not a URL of PostgreSQL"),
+            ("/var/lib/headwater.db", "not a URL of PostgreSQL"),
             ("postgres://anna:secret@h/hw", "has a password"),
             ("postgres://anna@h/hw?password=secret", "has a password"),
             ("postgres://anna:se?cret@h/hw", "has a password"),

@@ -10,10 +10,10 @@ use crate::sql::Unit;
 use crate::sql::filter::{Condition, EVENTS};
 use crate::sql::statement::{Insert, Row, Statement};
 
-/// How often old events are removed: at every so many new ones.
+/// Old events are removed each time this many were added.
 const PRUNE_INTERVAL: i64 = 1_000;
 
-/// Old events: the daemon's own about machines, and the others where there are enough newer ones of these.
+/// Removes old events: those of the daemon about machines, and other events if there are enough newer ones.
 const PRUNE: &str = "DELETE FROM events WHERE id <= $1 AND (
         (caller = 'daemon' AND subject LIKE 'machine %') OR id <= (
             SELECT id FROM events WHERE NOT (caller = 'daemon' AND subject LIKE 'machine %')
@@ -41,7 +41,7 @@ impl EventRepository for Events<'_> {
             .set("subject", event.subject)
             .set("action", &*event.action)
             .set("detail", event.detail);
-        // Numbers are given in order and never twice.
+        // Numbers ascend and are never reused.
         let id = self.0.number(insert.statement("RETURNING id"), "id").await?;
         if id % PRUNE_INTERVAL == 0 {
             let prune = Statement::new(PRUNE).bind(id.saturating_sub(KEPT_EVENTS)).bind(KEPT_ACTIONS);
@@ -58,7 +58,7 @@ impl EventRepository for Events<'_> {
         limit: u32,
     ) -> Result<Vec<Event>, DbError> {
         let mut condition = Condition::of(filter, &EVENTS, 0);
-        // No text for both cases: PostgreSQL would not use the index of subjects.
+        // There are two texts, because PostgreSQL would not use the index of subjects for a combined one.
         if let Some(subject) = subject {
             condition = condition.and("subject = ?", vec![subject.into()]);
         }
@@ -76,7 +76,7 @@ impl EventRepository for Events<'_> {
     }
 
     async fn any(&mut self, prefix: &str) -> Result<bool, DbError> {
-        // From where the prefix is in the index on.
+        // The first entry of the index that is not before the prefix.
         let first = "SELECT subject FROM events WHERE subject >= $1 ORDER BY subject LIMIT 1";
         let first = self.0.row(Statement::new(first).bind(prefix)).await?;
         let subject: Option<String> = first.map(|row| row.get("subject")).transpose()?;

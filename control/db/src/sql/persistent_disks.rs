@@ -1,4 +1,4 @@
-//! Disks that are kept.
+//! The statements that read and change persistent disks, including those of maintenance sessions.
 
 use async_trait::async_trait;
 use uuid::Uuid;

@@ -1,4 +1,4 @@
-//! Sessions of the web console.
+//! [`SessionRepository`]: the statements that read and change sessions of the web console.
 
 use async_trait::async_trait;
 use headwater_api::Role;
@@ -31,7 +31,7 @@ impl SessionRepository for Sessions<'_> {
             .set("created_at_ms", session.created_at_ms)
             .set("used_at_ms", session.used_at_ms);
         self.0.add(insert, || "the session".to_owned()).await?;
-        // The new one stays, also among others of the same millisecond.
+        // Never delete the new session, even if older sessions have the same `used_at_ms`.
         let excess = "DELETE FROM sessions WHERE hash <> $1 AND hash NOT IN
             (SELECT hash FROM sessions WHERE hash <> $1 ORDER BY used_at_ms DESC, hash LIMIT $2)";
         self.0.run(Statement::new(excess).bind(&session.hash).bind(KEPT_SESSIONS - 1)).await.map(drop)

@@ -8,15 +8,16 @@ use sqlx::{ConnectOptions as _, Connection as _};
 use super::{cause, migrations};
 use crate::error::DbError;
 
-/// The number of the last change of the tables that this release knows.
+/// The number of the last migration that this release knows.
 pub fn known_format() -> i64 {
     migrations::all().iter().map(|migration| migration.version).max().unwrap_or(0)
 }
 
 /// Writes a copy of the database at `from` to `to`, which does not exist or is empty. Returns the format of the database.
 ///
-/// The copy is the state of one instant: all of a change is in it, or nothing. Nobody waits for it, and removed rows are not in it.
-/// The copy is checked, because a damaged one would be found when it is too late.
+/// The copy is the state of one instant: each change is in it completely or not at all. Other users of the database do not
+/// wait, and removed rows
+/// are not copied. The copy is checked, because damage would otherwise be noticed only when the copy is needed.
 pub async fn copy(from: &Path, to: &Path) -> Result<i64, DbError> {
     let failed =
         |source: sqlx::Error| DbError::Open { path: from.display().to_string(), source: cause(source) };
@@ -24,7 +25,7 @@ pub async fn copy(from: &Path, to: &Path) -> Result<i64, DbError> {
         path: to.display().to_string(),
         source: "its path is not UTF-8".into(),
     })?;
-    // A database that nobody has open makes the files of its log again: this reads them, and writes no row.
+    // If no process has the database open, this creates its log files again. It writes no row.
     let options = SqliteConnectOptions::new().filename(from).create_if_missing(false);
     let mut connection = options.connect().await.map_err(failed)?;
     let copied = sqlx::query("VACUUM INTO ?").bind(target).execute(&mut connection).await;
@@ -33,7 +34,7 @@ pub async fn copy(from: &Path, to: &Path) -> Result<i64, DbError> {
     check(to).await
 }
 
-/// Reads all of a database file, and changes nothing. Returns its format.
+/// Reads a database file completely, and changes nothing. Returns its format.
 pub async fn check(path: &Path) -> Result<i64, DbError> {
     let failed =
         |source: sqlx::Error| DbError::Open { path: path.display().to_string(), source: cause(source) };

@@ -1,7 +1,8 @@
-//! The changes of the tables, in order. What was released stays as it is: a file notes the hash of each change that it went
-//! through, and a change with another hash is refused.
+//! The migrations of SQLite tables, in order. A released migration never changes: a database stores the hash of each
+//! migration that
+//! was applied, and a different hash is an error.
 //!
-//! They are listed here rather than by sqlx's macro, which would compile SQLite a second time for the compiler.
+//! They are listed here instead of by sqlx's macro, which would compile SQLite a second time for the compiler.
 
 use std::borrow::Cow;
 
@@ -18,7 +19,7 @@ pub(super) fn all() -> Migrator {
     Migrator::with_migrations(all.into_iter().map(migration).collect())
 }
 
-/// The number of the last migration that a file went through.
+/// The number of the last migration that was applied to a file.
 pub(super) async fn last(pool: &SqlitePool) -> Result<Option<i64>, sqlx::Error> {
     sqlx::query_scalar("SELECT max(version) FROM _sqlx_migrations").fetch_one(pool).await
 }
