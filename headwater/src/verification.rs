@@ -73,7 +73,7 @@ pub fn how_to_repair(command: &str) -> String {
 
 /// What a remark means for who reads the list of files.
 pub fn not_named(remark: &str) -> String {
-    format!("files may be touched that are not named: {}", printable(remark))
+    format!("more files may be affected: {}", printable(remark))
 }
 
 /// What a check does, and how far that is.

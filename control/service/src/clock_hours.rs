@@ -1,4 +1,4 @@
-//! Hours of a week as instants: by the rules of time zones that the host knows, or else those that are part of the program.
+//! Converts hours of a week to instants, with the time zone rules of the host, or else with those in the program.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use headwater_api::{Problem, ProblemKind};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan as _};
 
-/// The name of the host's time zone. A host without any setting has UTC, as other programs see it.
+/// The name of the host's time zone. A host without a setting has UTC, as in other programs.
 fn zone_of_host() -> Result<String, Problem> {
     let is_set = std::env::var_os("TZ").is_some() || Path::new("/etc/localtime").exists();
     match TimeZone::try_system() {
@@ -16,7 +16,7 @@ fn zone_of_host() -> Result<String, Problem> {
     }
 }
 
-/// The name of a time zone. A zone that is known by its rules alone has none.
+/// The name of a time zone. A zone that is defined by rules only has none.
 fn name_of(zone: Option<&TimeZone>) -> Result<String, Problem> {
     let name = zone.and_then(TimeZone::iana_name).filter(|name| *name != "Etc/Unknown");
     name.map(str::to_owned).ok_or_else(|| {
@@ -25,7 +25,7 @@ fn name_of(zone: Option<&TimeZone>) -> Result<String, Problem> {
     })
 }
 
-/// The same hours with a time zone that is known: that of the host unless they name one.
+/// The hours with a time zone that is known: that of the host unless they name one.
 pub(crate) fn settled(hours: Hours) -> Result<Hours, Problem> {
     let zone = hours.zone().map_or_else(zone_of_host, |zone| Ok(zone.to_owned()))?;
     let hours = hours.in_zone(zone);
@@ -35,14 +35,14 @@ pub(crate) fn settled(hours: Hours) -> Result<Hours, Problem> {
 fn zone_of(hours: &Hours) -> Result<TimeZone, Problem> {
     let name = hours.zone().unwrap_or("UTC");
     TimeZone::get(name).map_err(|_| {
-        let message = format!("there is no time zone '{name}'");
+        let message = format!("this host does not know the time zone '{name}'");
         Problem::new(ProblemKind::Invalid, message).advise(
             "name it as Europe/Berlin, America/New_York or UTC; 'timedatectl list-timezones' lists all",
         )
     })
 }
 
-/// Whether an instant is in these hours.
+/// Whether an instant is within these hours.
 pub(crate) fn contain(hours: &Hours, now_ms: u64) -> Result<bool, Problem> {
     let now = instant(now_ms)?.to_zoned(zone_of(hours)?);
     let minute = u16::try_from(i32::from(now.hour()) * 60 + i32::from(now.minute())).unwrap_or(0);
@@ -50,7 +50,7 @@ pub(crate) fn contain(hours: &Hours, now_ms: u64) -> Result<bool, Problem> {
     Ok(hours.contain(day, minute))
 }
 
-/// When these hours begin next, after an instant that is not in them.
+/// When these hours begin next, after an instant that is not within them.
 pub(crate) fn next(hours: &Hours, now_ms: u64) -> Result<Option<u64>, Problem> {
     let zone = zone_of(hours)?;
     let now = instant(now_ms)?;
@@ -60,7 +60,7 @@ pub(crate) fn next(hours: &Hours, now_ms: u64) -> Result<Option<u64>, Problem> {
         let day = usize::try_from(date.weekday().to_monday_zero_offset()).unwrap_or(0);
         let Some(minute) = hours.begin_on(day) else { continue };
         let (hour, minute) = (i8::try_from(minute / 60).unwrap_or(0), i8::try_from(minute % 60).unwrap_or(0));
-        // A time that a change of the clock skips is as much later.
+        // If a change of the clock skips the time, they begin after the skipped hour.
         let Ok(begin) = date.at(hour, minute, 0, 0).to_zoned(zone.clone()) else { continue };
         if begin.timestamp() > now {
             return Ok(u64::try_from(begin.timestamp().as_millisecond()).ok());
@@ -72,7 +72,7 @@ pub(crate) fn next(hours: &Hours, now_ms: u64) -> Result<Option<u64>, Problem> {
 fn instant(ms: u64) -> Result<Timestamp, Problem> {
     let instant = i64::try_from(ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
     instant.ok_or_else(|| {
-        Problem::new(ProblemKind::Invalid, "the clock of this host shows no time that there is")
+        Problem::new(ProblemKind::Invalid, "the clock of this host shows an impossible time")
     })
 }
 

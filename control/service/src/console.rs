@@ -1,28 +1,29 @@
-//! What a client and a machine's console give each other.
+//! Copies bytes between a client and a machine's serial console.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// What the guest printed and the client has not taken yet, at most; what comes then is left out.
+/// The most output of the guest that is buffered for a slow client; further output is dropped.
 const BACKLOG_MAX_BYTES: usize = 1 << 20;
 
-/// How much is read at a time.
+/// The size of one read.
 const PIECE_BYTES: usize = 16 << 10;
 
-/// How long the client may take for what the guest printed last.
+/// How long the client may take to read the guest's last output after the guest has ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// Carries bytes both ways until either side hangs up. The guest's are always taken: what its serial port cannot get rid of,
-/// it waits for.
+/// Copies bytes in both directions until either side disconnects. The guest's output is always read at once, because a
+/// guest
+/// waits while its serial port is full.
 pub(crate) async fn relay(
     client: impl AsyncRead + AsyncWrite,
     console: impl AsyncRead + AsyncWrite,
 ) -> std::io::Result<()> {
     let (mut from_client, mut to_client) = tokio::io::split(client);
     let (mut from_guest, mut to_guest) = tokio::io::split(console);
-    // Apart from the output: a guest that takes no input is still listened to.
+    // Separate from the output: a guest that reads no input may still print.
     let input = tokio::io::copy(&mut from_client, &mut to_guest);
     tokio::select! {
         copied = input => copied.map(drop),
@@ -58,7 +59,7 @@ async fn show(
     tokio::time::timeout(LAST_WORDS, rest).await.unwrap_or(Ok(()))
 }
 
-/// What the client has not taken yet.
+/// Output that the client has not read yet.
 #[derive(Default)]
 struct Backlog {
     bytes: VecDeque<u8>,
@@ -80,7 +81,7 @@ impl Backlog {
 
     fn taken(&mut self, n: usize) {
         self.bytes.drain(..n.min(self.bytes.len()));
-        // What the client has is one piece up to the gap, and goes on behind it.
+        // The client has all output up to the gap; insert a note, and continue after the gap.
         if self.bytes.is_empty() && self.left_out > 0 {
             let gap =
                 format!("\r\n[headwater: {} bytes left out here; they are in the log]\r\n", self.left_out);
@@ -96,7 +97,7 @@ mod tests {
 
     use super::*;
 
-    /// For what would else be waited for for ever.
+    /// Timeout for waits that would otherwise never end.
     const SOON: Duration = Duration::from_secs(60);
 
     async fn expect(stream: &mut UnixStream, expected: &[u8]) {
@@ -114,7 +115,7 @@ mod tests {
         assert!(lines.len() > 10 * BACKLOG_MAX_BYTES);
         tokio::time::timeout(SOON, guest.write_all(&lines)).await.expect("it is held up").unwrap();
 
-        // All up to a gap that says how long it is.
+        // All output before the gap, and the note about its length.
         let (mut seen, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);
         let shown = loop {
             let n = tokio::time::timeout(SOON, client.read(&mut piece)).await.unwrap().unwrap();
@@ -130,7 +131,7 @@ mod tests {
         };
         assert!(shown >= BACKLOG_MAX_BYTES - PIECE_BYTES && seen[..shown] == lines[..shown]);
 
-        // And from there on, both ways.
+        // After the gap, copying works in both directions again.
         guest.write_all(b"login: ").await.unwrap();
         expect(&mut client, b"login: ").await;
         client.write_all(b"root\n").await.unwrap();
@@ -147,7 +148,7 @@ mod tests {
         let (mut guest, guests_end) = UnixStream::pair().unwrap();
         let relaying = tokio::spawn(relay(clients_end, guests_end));
         let keys = vec![b'k'; 64 << 10];
-        // More than fits into the sockets.
+        // More than the sockets can buffer.
         while tokio::time::timeout(Duration::from_millis(300), client.write_all(&keys)).await.is_ok() {}
         guest.write_all(b"busy").await.unwrap();
         expect(&mut client, b"busy").await;

@@ -1,4 +1,4 @@
-//! Reading requests: axum's extractors, with our errors instead of plain text.
+//! Axum extractors for requests, which report errors as [`Problem`] instead of plain text.
 
 use axum::Json;
 use axum::body::Bytes;
@@ -24,7 +24,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// A JSON body, where there is one.
+/// An optional JSON body.
 pub(crate) struct MaybeBody<T>(pub(crate) Option<T>);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for MaybeBody<T> {
@@ -43,7 +43,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for MaybeBody<T> {
     }
 }
 
-/// Parameters after the `?`.
+/// The query parameters.
 pub(crate) struct Parameters<T>(pub(crate) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> {

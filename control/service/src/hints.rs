@@ -1,21 +1,21 @@
-//! What makes a machine's write cache smaller, by what fills it.
+//! Suggests how to make a machine's write cache smaller, from what occupies it.
 
 use headwater_api::{CacheContents, CacheHint, ContentsKind, PathContents};
 
-/// Less than this is no hint.
+/// Smaller amounts give no hint.
 const LEAST_BYTES: u64 = 32 << 20;
-/// Less than so many percent of the write cache is no hint.
+/// Smaller percentages of the write cache give no hint.
 const LEAST_PERCENT: u64 = 5;
 /// The most hints.
 const HINTS_MAX: usize = 8;
 
-/// Paths of directories that often fill a write cache, from the root of a file system, in lower case, and the remedy.
+/// Directories that often fill a write cache (lower case, from the root of a file system), and what to do about each.
 const DIRECTORIES: [(&str, &str); 12] = [
     ("/var/log/journal", "set SystemMaxUse= in /etc/systemd/journald.conf of the image"),
     ("/var/log", "rotate logs earlier in the image, or send them to another computer"),
-    ("/var/cache/apt", "put 'apt-get clean' into the image, and install packages in a maintenance session"),
-    ("/var/cache/dnf", "set keepcache=0 in the image, and install packages in a maintenance session"),
-    ("/var/lib/docker", "put the images of containers into the image, or on another disk"),
+    ("/var/cache/apt", "run 'apt-get clean' before the seal, and install packages in a maintenance session"),
+    ("/var/cache/dnf", "run 'dnf clean all' before the seal and disable dnf-makecache.timer; install packages in a maintenance session"),
+    ("/var/lib/docker", "pull container images in a maintenance session, or keep them on another disk"),
     ("/tmp", "mount it as tmpfs in the image"),
     ("/var/tmp", "find the program that leaves files there"),
     (
@@ -28,26 +28,26 @@ const DIRECTORIES: [(&str, &str); 12] = [
     ("/system volume information", "switch shadow copies and restore points off in the image"),
 ];
 
-/// The same of a directory of this name, which each user has.
+/// A directory of this name exists for each user.
 const OF_USERS: (&str, &str) = (
     "/.cache",
     "make the caches of browsers and desktops smaller in the image, or put home directories on another disk",
 );
 
-/// The remedy for a directory, if there is one.
+/// What to do about a directory, if that is known.
 fn remedy(path: &str) -> Option<&'static str> {
     let path = path.to_ascii_lowercase();
     let rooted = DIRECTORIES.iter().find(|(rooted, _)| *rooted == path);
     rooted.or_else(|| path.ends_with(OF_USERS.0).then_some(&OF_USERS)).map(|(_, what)| *what)
 }
 
-/// Whether one directory contains the other, within one partition.
+/// Whether one directory contains the other, in the same partition.
 fn is_above(above: &PathContents, below: &PathContents) -> bool {
     let rest = below.path.strip_prefix(&above.path);
     above.partition == below.partition && rest.is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// What makes the write cache smaller, the largest gain first. Commands in the guest are given only while the machine is on.
+/// Suggestions, the largest gain first. Commands in the guest are suggested only while the machine is on.
 pub fn hints(contents: &CacheContents, machine: &str, is_on: bool) -> Vec<CacheHint> {
     let all = contents.held.total_bytes;
     let counts = |bytes: u64| bytes >= LEAST_BYTES && bytes >= all / 100 * LEAST_PERCENT;
@@ -68,7 +68,7 @@ pub fn hints(contents: &CacheContents, machine: &str, is_on: bool) -> Vec<CacheH
     ];
     for (bytes, trim, command) in trims {
         let message =
-            format!("{trim} in the guest gives back up to {}: files that were deleted", size(bytes));
+            format!("{trim} in the guest frees up to {} of deleted files", size(bytes));
         add(bytes, message, is_on.then_some(command));
     }
     for kind in &contents.kinds {
@@ -77,20 +77,20 @@ pub fn hints(contents: &CacheContents, machine: &str, is_on: bool) -> Vec<CacheH
         match kind.kind {
             ContentsKind::Swap => {
                 let message = format!(
-                    "swap or the page file takes {share}: put it on a disk without a write cache, make it smaller, or give the machine more memory"
+                    "swap or the page file occupies {share}: move it to a disk without a write cache, make it smaller, or give the machine more memory"
                 );
                 add(bytes, message, None);
             }
             ContentsKind::Journal => {
                 let message = format!(
-                    "the journal of the file system takes {share}: a smaller one in the image takes less"
+                    "the journal of the file system occupies {share}: make it smaller in the image"
                 );
                 add(bytes, message, None);
             }
             _ => {}
         }
     }
-    // The deepest directory that a rule names is what is to be done; those above it have its bytes, too.
+    // Only the deepest directory with a rule is named, because those above it include its bytes.
     let mut named: Vec<&PathContents> = Vec::new();
     for directory in contents.directories.iter().rev() {
         let Some(what) = remedy(&directory.path) else { continue };
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(linux[0].command.as_deref(), Some("headwater machine trim desk-1"));
         let windows = hints(&contents("NTFS", 1229, &kinds), "desk-1", true);
         assert_eq!(windows[0].command.as_deref(), Some("headwater machine exec desk-1 -- defrag /C /L"));
-        // No command runs in a machine that is off.
+        // In a machine that is off no command can run.
         assert_eq!(hints(&contents("ext4", 1229, &kinds), "desk-1", false)[0].command, None);
     }
 

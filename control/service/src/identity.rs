@@ -1,4 +1,4 @@
-//! What makes a machine itself: UUID, MAC, machine-id and SSH host key, made once when it is created.
+//! The identity of a machine: UUID, MAC address, machine-id and SSH host key. It is made when the machine is created.
 
 use headwater_api::Identity;
 use headwater_db::Secret;
@@ -23,12 +23,12 @@ pub enum IdentityError {
     /// No random numbers.
     #[error("cannot get random numbers from the system")]
     Random(#[source] std::io::Error),
-    /// The key could not be put into its file format.
+    /// The key could not be encoded.
     #[error("cannot write an SSH host key")]
     Key(#[source] ssh_key::Error),
 }
 
-/// Makes an identity of random bytes.
+/// Makes an identity from random bytes.
 pub(crate) fn make(
     random: &dyn Random,
     host_name: &str,
@@ -43,7 +43,8 @@ pub(crate) fn make(
         mac: mac_of(uuid),
         identity: Identity {
             host_name: host_name.to_owned(),
-            // What systemd makes of the UUID in a guest that has none yet: it does not change when the seed disk is read.
+            // The value that systemd would derive from the UUID in a guest without one, so it stays the same when the seed
+            // disk is read.
             machine_id: uuid.simple().to_string(),
             ssh_host_key_public,
             user_data,
@@ -52,7 +53,7 @@ pub(crate) fn make(
     })
 }
 
-/// Makes an SSH host key: both halves.
+/// Makes an SSH host key: public and private half.
 pub(crate) fn new_host_key(random: &dyn Random, host_name: &str) -> Result<(String, Secret), IdentityError> {
     let mut seed = [0; 32];
     random.fill(&mut seed).map_err(IdentityError::Random)?;
@@ -62,7 +63,7 @@ pub(crate) fn new_host_key(random: &dyn Random, host_name: &str) -> Result<(Stri
     Ok((key.public_key().to_openssh().map_err(IdentityError::Key)?, Secret::new(private)))
 }
 
-/// The MAC that belongs to a UUID: QEMU's prefix, then bytes of the UUID that are random in version 4.
+/// The MAC address that belongs to a UUID: QEMU's prefix, then bytes of the UUID that are random in version 4.
 pub(crate) fn mac_of(uuid: Uuid) -> String {
     let [.., a, b, c] = *uuid.as_bytes();
     format!("52:54:00:{a:02x}:{b:02x}:{c:02x}")

@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn the_history_names_machines_however_long_the_report_is() {
         let uses = ["a@1: channel test points to it", "a@1: machine 'lab' runs it"].map(str::to_owned);
-        let touched = "; it touches a@1: machine 'lab' runs it, a@1: channel test points to it";
+        let touched = "; it affects a@1: machine 'lab' runs it, a@1: channel test points to it";
         assert_eq!(damage_noted("a@1: bytes 0+65536", &uses), format!("a@1: bytes 0+65536{touched}"));
         let long = damage_noted(&"x".repeat(5000), &uses);
         assert_eq!(long, "x".repeat(NOTED_CHARS_MAX) + touched);

@@ -160,7 +160,7 @@ async fn connect(address: &Address, config: Arc<ClientConfig>) -> Result<TlsStre
     connected.map_err(|error| match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
         Some(tls) => explain(tls, &url),
         None if error.kind() == std::io::ErrorKind::ConnectionRefused => {
-            unreachable("nobody listens there".to_owned())
+            unreachable("nothing listens at this address".to_owned())
         }
         None => unreachable(error.to_string()),
     })

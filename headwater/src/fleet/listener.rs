@@ -75,7 +75,7 @@ impl NodePort {
 
     /// Serves it until `stop` says true.
     pub async fn serve(self, service: Service, mut stop: watch::Receiver<bool>) -> std::io::Result<()> {
-        service.has_nodes(self.authority);
+        service.accept_nodes(self.authority);
         let places = Places {
             unauthenticated: Arc::new(Semaphore::new(UNAUTHENTICATED_MAX)),
             nodes: Arc::new(Semaphore::new(NODES_MAX)),

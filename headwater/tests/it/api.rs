@@ -202,7 +202,7 @@ fn a_token_for_one_catalog_sees_and_changes_that_alone() {
     create(&["operator", "--catalog", "No Name"])
         .fails(2, &["'No Name' is not the name or the pattern of a catalog"]);
     create(&["operator", "--image", "tiny@1"]).fails(2, &["a scope has no version"]);
-    create(&["metrics", "--catalog", "class"]).fails(2, &["the role metrics is for the whole daemon"]);
+    create(&["metrics", "--catalog", "class"]).fails(2, &["the role metrics cannot be limited by scopes"]);
     let token = create(&["operator", "--catalog", "cl*"]).ok();
     assert!(daemon.cli(&["token", "list"]).ok().contains("catalog:cl*"));
 

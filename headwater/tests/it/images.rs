@@ -87,7 +87,7 @@ fn a_disk_that_is_said_to_be_raw_is_not_looked_into() {
     assert!(std::fs::read(&out).unwrap() == std::fs::read(&trap).unwrap(), "it was read as something else");
     daemon.cli(&["image", "import", &trap, "--format", "vmdk"]).fails(2, &["as VMDK", "another format"]);
     let unknown = daemon.cli(&["image", "import", &trap, "--format", "vdi"]);
-    assert!(unknown.code == 2 && unknown.err.contains("vhd (vpc)"), "{unknown:?}");
+    assert!(unknown.code == 2 && unknown.err.contains("vhd (or vpc)"), "{unknown:?}");
     daemon.cli(&["image", "import", "nbd://127.0.0.1:1/x", "--format", "raw"]).fails(2, &["NBD server"]);
     let url = "https://127.0.0.1:1/disk.qcow2";
     daemon.cli(&["image", "import", url]).fails(2, &[url, "curl URL |", "image pull STORE"]);
@@ -264,9 +264,9 @@ fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_t
     let alarms = status["alarms"].as_array().unwrap();
     assert_eq!(alarms.len(), 4, "{status}");
     for (version, says) in [
-        ("chunk@1", "1 chunk of it is damaged; it touches chunk@1: machine 'm-chunk' boots it"),
-        ("manifest@1", "it is damaged: the manifest"),
-        ("twin@1", "it touches manifest@1: machine 'm-manifest' boots it"),
+        ("chunk@1", "1 chunk of the version is damaged; it affects chunk@1: machine 'm-chunk' boots it"),
+        ("manifest@1", "the version is damaged: the manifest"),
+        ("twin@1", "it affects manifest@1: machine 'm-manifest' boots it"),
         ("files@1", "cannot be read because of that: the whole disk: /etc/large.conf"),
     ] {
         let of_it = |alarm: &&serde_json::Value| alarm["subject"] == format!("image {version}");
@@ -305,7 +305,7 @@ fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_t
         "{events}"
     );
     for image in ["chunk", "manifest"] {
-        let touched = format!("; it touches {image}@1: machine 'm-{image}' boots it");
+        let touched = format!("; it affects {image}@1: machine 'm-{image}' boots it");
         assert!(of(image).contains(&touched), "{events}");
     }
 }
@@ -678,7 +678,7 @@ fn an_export_to_other_formats_is_what_qemu_reads_as_the_disk() {
     // Nobody would take that for a raw disk.
     daemon
         .cli(&["image", "export", "disk", &path("a.vdi")])
-        .fails(2, &["a.vdi", "vhd, vhd-fixed, vhdx, vmdk", "--format"]);
+        .fails(2, &["a.vdi", "vhd, vhd-fixed, vhdx and vmdk", "--format"]);
     daemon.cli(&["image", "export", "disk", &path("a.VDI"), "--format", "raw"]).ok();
     assert_eq!(std::fs::read_dir(daemon.path().join("store/tmp")).unwrap().count(), 0);
     daemon

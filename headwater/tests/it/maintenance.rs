@@ -67,7 +67,7 @@ fn a_persistent_machine_keeps_its_disk_until_it_is_reset() {
     daemon.console("lab", "w", Some("W"));
     let daemon = Daemon::start_in(daemon.kill_all(), |_| {});
     let lost = daemon.machine("lab");
-    assert!(lost["reason"].as_str().unwrap().contains("its disk is kept"), "{lost}");
+    assert!(lost["reason"].as_str().unwrap().contains("its persistent disk"), "{lost}");
     let found = boot(&daemon, "lab");
     assert!(found == 2 || found == 3, "{found} writes");
     stop(&daemon, "lab");

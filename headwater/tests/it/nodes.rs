@@ -269,7 +269,7 @@ fn a_node_that_may_not_join_or_connect_is_told_why() {
     daemon.cli(&["node", "show", "b"]).fails(3, &["no host 'b'"]);
     assert_eq!(daemon.cli(&["node", "list"]).ok().lines().count(), 2);
     let own = own["hosts"][0]["name"].as_str().unwrap();
-    daemon.cli(&["node", "remove", own]).fails(4, &["that of the controller"]);
+    daemon.cli(&["node", "remove", own]).fails(4, &["the controller's own host"]);
 }
 
 #[test]

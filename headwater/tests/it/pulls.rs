@@ -131,7 +131,7 @@ fn what_cannot_be_pulled_is_told_with_its_reason() {
     let reader = Daemon::start_in(short_dir(), |command| {
         command.args(["--from", &server.url()]);
     });
-    let read_only = "the store of this daemon is only read here";
+    let read_only = "the store of this daemon is read-only";
     reader.cli(&["image", "pull", text(&source)]).fails(2, &[read_only]);
 }
 

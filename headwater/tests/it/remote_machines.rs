@@ -295,7 +295,7 @@ fn record_other(daemon: &Daemon) {
     let edit = ["image", "edit", "tiny", "--machine", "desk"];
     reader
         .cli(&edit)
-        .fails(2, &["cannot edit on machine 'desk'", "only reads its store", "has the store itself"]);
+        .fails(2, &["cannot edit on machine 'desk'", "reads its store from servers", "has the store itself"]);
     reader.cli(&["machine", "start", "desk", "--wait"]).ok();
-    reader.cli(&["machine", "seal", "desk"]).fails(2, &["only reads its store"]);
+    reader.cli(&["machine", "seal", "desk"]).fails(2, &["reads its store from servers"]);
 }

@@ -75,10 +75,10 @@ fn stands_still_until(daemon: &Daemon, raise: &[&str]) -> serde_json::Value {
         // `W` is printed when the write is done: not before there is room.
         let guest = scope.spawn(|| daemon.console("lab", "w", Some("W")));
         let mut seen = serde_json::Value::Null;
-        wait_until("the machine stands still and says so", || {
+        wait_until("the machine is paused and says so", || {
             seen = daemon.machine("lab");
-            // For a moment a segment that was on its way to the disk may make room, and it says only that it stands still.
-            let says = |text: &str| text.contains("stands still") && text.contains("in use");
+            // For a moment a segment that was on its way to the disk may make room, and its alarm says only that it is paused.
+            let says = |text: &str| text.contains("is paused") && text.contains("in use");
             seen["alarm"]["message"].as_str().is_some_and(says)
         });
         assert!(!guest.is_finished(), "the guest's write was done although there was no room");

@@ -344,7 +344,7 @@ fn damage_is_repaired_from_another_store_or_named() {
     let found = store(&["verify", text(&here)]);
     assert_eq!(found.code, 6, "{found:?}");
     for says in
-        ["bytes ", "disk@1: files may be touched that are not named: ", "disk@1 is damaged in 1 chunk: "]
+        ["bytes ", "disk@1: more files may be affected: ", "disk@1 is damaged in 1 chunk: "]
     {
         assert!(found.out.contains(says), "no '{says}' in {found:?}");
     }

@@ -1,4 +1,4 @@
-//! How a backend fails: a kind for control flow, a message, the source chain and advice for people.
+//! The error of a backend: a kind for control flow; a message, sources and advice for people.
 
 use headwater_api::ProblemKind;
 
@@ -20,21 +20,21 @@ impl BackendError {
         Self { kind, message: message.into(), advice: None, source: None, is_unknown: false }
     }
 
-    /// The same, with the error that caused it.
+    /// Adds the error that caused it.
     #[must_use]
     pub fn because(mut self, source: impl Into<Source>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// The same, with what to do.
+    /// Adds the advice.
     #[must_use]
     pub fn advise(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
         self
     }
 
-    /// The same, of a change of the store of which it is not known whether it was made, or may yet be.
+    /// Marks the error of a change to the store as unknown: the change may have been made, or may be made later.
     #[must_use]
     pub fn unknown(mut self) -> Self {
         self.is_unknown = true;
@@ -60,12 +60,12 @@ impl BackendError {
         self.kind
     }
 
-    /// Whether what was to be changed in the store may have been, or may yet be: then the history says that it was tried.
+    /// Whether the change may have been made, or may be made later. The history then says that it was tried.
     pub fn is_unknown(&self) -> bool {
         self.is_unknown
     }
 
-    /// What to do about it.
+    /// What the user can do.
     pub fn advice(&self) -> Option<&str> {
         self.advice.as_deref()
     }

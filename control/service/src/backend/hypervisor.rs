@@ -1,4 +1,4 @@
-//! Running machines, as the service needs it.
+//! The trait [`Hypervisor`], through which the service runs virtual machines.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::backend::BackendError;
 
-/// What is known of a machine before it is made.
+/// The settings of a machine that are known before it is created.
 #[derive(Clone, Copy, Debug)]
 pub struct VmPlan<'a> {
     /// Its name.
@@ -26,7 +26,7 @@ pub struct VmPlan<'a> {
     pub platform: &'a Platform,
     /// The guest's host name.
     pub host_name: &'a str,
-    /// What is to be done in the guest.
+    /// Its cloud-init user data.
     pub user_data: Option<&'a str>,
 }
 
@@ -39,7 +39,7 @@ pub struct VmRequest {
     pub uuid: Uuid,
     /// Its network address.
     pub mac: String,
-    /// Its directory: sockets, console log and seed disk go there.
+    /// Its directory, for sockets, console log and seed disk.
     pub run_dir: PathBuf,
     /// The guest's memory.
     pub memory_bytes: u64,
@@ -47,23 +47,25 @@ pub struct VmRequest {
     pub cpus: u32,
     /// Firmware, TPM, display, network and scratch disk.
     pub platform: Platform,
-    /// The file that keeps the variables of its firmware for its next start. Absent: it gets new ones, which go with its sockets.
+    /// The file that stores the firmware's variables for the next start. Absent: they start empty, and are removed with its
+    /// sockets.
     pub kept_variables: Option<PathBuf>,
-    /// The directory that keeps the state of its TPM for its next start. Absent: it gets a new TPM, which goes with its sockets.
+    /// The directory that stores the state of its TPM for the next start. Absent: it gets a new TPM, which is removed with
+    /// its sockets.
     pub kept_tpm: Option<PathBuf>,
-    /// Where its disk is served.
+    /// The socket that serves its disk.
     pub disk_socket: PathBuf,
-    /// What is spoken there.
+    /// The protocol of that socket.
     pub transport: DiskTransport,
     /// Size of the disk's sectors.
     pub sector_bytes: u32,
-    /// What the guest is told about itself.
+    /// The identity that the guest gets on the seed disk.
     pub identity: Identity,
     /// The private half of its SSH host key.
     pub ssh_host_key_private: Secret,
 }
 
-/// A virtual machine that may still run although the program that started it has ended.
+/// A virtual machine that may still run although the daemon that started it has ended.
 #[derive(Clone, Debug)]
 pub struct LeftVm {
     /// The machine's name.
@@ -72,7 +74,7 @@ pub struct LeftVm {
     pub run_dir: PathBuf,
     /// The guest's processors.
     pub cpus: u32,
-    /// How long its boot took, if it is known to be up.
+    /// How long its boot took, if it has booted.
     pub boot_ms: Option<u64>,
 }
 
@@ -81,18 +83,18 @@ pub struct LeftVm {
 pub enum VmExit {
     /// The guest switched itself off, or was asked to.
     PoweredOff,
-    /// The guest restarted itself; its next boot is to be given a pristine disk.
+    /// The guest restarted itself. Its next boot gets a pristine disk.
     Rebooted,
-    /// It was ended: on request, or because the guest did not switch itself off in time.
+    /// Its process was ended, on request or because the guest did not shut down in time.
     Killed,
     /// The process ended with an error or by a signal.
     Crashed {
-        /// Exit status and last words.
+        /// Exit status and last output.
         reason: String,
     },
 }
 
-/// What a command in a guest gave.
+/// The result of a command in a guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExecOutput {
     /// Its exit code, or 128 + the signal that ended it.
@@ -101,7 +103,7 @@ pub struct ExecOutput {
     pub stdout: Vec<u8>,
     /// Its standard error.
     pub stderr: Vec<u8>,
-    /// Whether output was cut off.
+    /// Whether the output was cut off.
     pub truncated: bool,
 }
 
@@ -111,88 +113,92 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// How machines run on this host (`KVM`, `TCG: reason`), or why they cannot.
     async fn describe(&self) -> Result<String, BackendError>;
 
-    /// Whether this host can run such a machine, and a guest understand what it is told.
+    /// Fails if this host cannot run such a machine, or if the user data is not valid.
     async fn check(&self, plan: VmPlan<'_>) -> Result<(), BackendError>;
 
-    /// Starts one. Returns when its process runs and answers.
+    /// Starts a machine. Returns when its process answers.
     async fn start(&self, request: VmRequest) -> Result<Arc<dyn Vm>, BackendError>;
 
-    /// Takes over a virtual machine that an earlier program started and left running. `None` if it has ended, or cannot be controlled:
-    /// then [`Hypervisor::sweep_orphans`] ends what is left of it.
+    /// Takes over a virtual machine that an earlier daemon left running. `None` if it has ended or cannot be controlled;
+    /// [`Hypervisor::sweep_orphans`] then ends its remaining processes.
     async fn adopt(&self, left: LeftVm) -> Result<Option<Arc<dyn Vm>>, BackendError> {
         let _ = left;
         Ok(None)
     }
 
-    /// Ends the processes that an earlier daemon left, after making sure that they are what they seem, except those of the machines
-    /// `adopted`. Returns the names of the machines concerned. Called once, before the first start.
+    /// Ends the processes that an earlier daemon left, except those of the machines `adopted`. Verifies first that each
+    /// process is what it seems to
+    /// be. Returns the names of their machines. Must be called once, before the first start.
     async fn sweep_orphans(&self, run_root: &Path, adopted: &[String]) -> Result<Vec<String>, BackendError>;
 
-    /// Where a machine's console log is, given its directory.
+    /// The path of a machine's console log in its directory.
     fn console_log(&self, run_dir: &Path) -> PathBuf;
 
-    /// Where a machine's console takes input while it is on, given its directory.
+    /// The path of the console's socket in a machine's directory; it exists while the machine is on.
     fn console_socket(&self, run_dir: &Path) -> PathBuf;
 
-    /// The socket of a machine's display while it is on, given its directory.
+    /// The path of the display's socket in a machine's directory; it exists while the machine is on.
     fn display_socket(&self, run_dir: &Path) -> PathBuf;
 }
 
 /// A virtual machine that was started.
 #[async_trait]
 pub trait Vm: Send + Sync + 'static {
-    /// Its process.
+    /// Its process id.
     fn pid(&self) -> u32;
 
-    /// How it is run: `kvm`, `tcg`.
+    /// The accelerator: `kvm` or `tcg`.
     fn accelerator(&self) -> String;
 
-    /// Whether it stands still because its disk has no room. It goes on by itself when there is some.
+    /// Whether it is paused because its disk has no space. It resumes by itself when there is space.
     fn is_out_of_space(&self) -> bool;
 
-    /// Waits until the guest says that it is up. Never returns where it does not.
+    /// Waits until the guest reports that it has booted. Never returns if it does not.
     async fn booted(&self);
 
-    /// Waits until the firmware says that it finds nothing to boot, and returns what it says. Never returns if it does not.
+    /// Waits until the firmware reports that it finds nothing to boot, and returns its message. Never returns if it does
+    /// not.
     async fn found_nothing_to_boot(&self) -> String {
         std::future::pending().await
     }
 
-    /// Waits for its end. May be called by several, and after it ended.
+    /// Waits for the end of its process. Several callers may wait; after the end it returns at once.
     async fn exited(&self) -> VmExit;
 
-    /// Asks the guest to switch itself off (ACPI) and waits; ends the process where it has not done so within
+    /// Asks the guest to shut down (ACPI) and waits for that; ends the process if the guest has not shut down within
     /// `grace`.
     async fn stop(&self, grace: Duration) -> Result<VmExit, BackendError>;
 
-    /// Ends the process at once, also while somebody waits in [`Vm::stop`], which then returns.
+    /// Ends the process at once. A concurrent [`Vm::stop`] then returns.
     async fn kill(&self) -> Result<(), BackendError>;
 
-    /// Has the guest write to its disk what it can while it goes on, through its agent, and waits a little for a moment in which it has a
-    /// processor to spare. Fails soon where none answers.
+    /// Asks the guest agent to sync file systems while the guest keeps running, and waits briefly for a moment in which the
+    /// guest has
+    /// an idle processor. Fails soon if no agent answers.
     async fn write_file_systems_out(&self) -> Result<(), BackendError>;
 
-    /// Has the guest write everything to its disk and write no more until it is thawed.
+    /// Asks the guest agent to sync and freeze all file systems: the guest writes nothing until it thaws them.
     async fn freeze_file_systems(&self) -> Result<(), BackendError>;
 
-    /// Ends that.
+    /// Thaws the file systems.
     async fn thaw_file_systems(&self) -> Result<(), BackendError>;
 
-    /// Has the guest remove its machine's identity and the files of `also`, paths with wildcards, through its agent. Returns what it
-    /// removed. It goes on without that, and is to be switched off. An error of kind `Conflict` where the guest has its own tool for
-    /// that, which somebody must run.
+    /// Asks the guest agent to remove the machine's identity and the files `also` (paths with wildcards). Returns what was
+    /// removed. The guest keeps running without an identity, and must be switched off. An error of kind `Conflict` means
+    /// that the guest has a tool
+    /// of its own for this, which the user must run.
     async fn generalise(&self, host_name: &str, also: &[String]) -> Result<Vec<String>, BackendError>;
 
-    /// What its display shows now, as a PNG.
+    /// A screenshot of its display, as a PNG.
     async fn screenshot(&self) -> Result<Vec<u8>, BackendError>;
 
-    /// The addresses by which others reach the guest, as its agent says.
+    /// The guest's addresses, as its agent reports them.
     async fn addresses(&self) -> Result<Vec<IpAddr>, BackendError>;
 
-    /// How many users are logged in, as its agent says.
+    /// The number of users who are logged in, as the guest agent reports.
     async fn users(&self) -> Result<usize, BackendError>;
 
-    /// Runs a command in the guest, through its agent, which reads `input`.
+    /// Runs a command in the guest through its agent. `input` is its standard input.
     async fn exec(
         &self,
         argv: &[String],

@@ -1,4 +1,4 @@
-//! Golden images, as the service needs them.
+//! The trait [`Images`], through which the service uses the store of golden images.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use crate::backend::{BackendError, TaskControl};
 
-/// What an import came to.
+/// The result of an import.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImportOutcome {
     /// The version that holds the source's bytes.
@@ -28,55 +28,55 @@ pub struct ImportOutcome {
     pub remarks: Vec<String>,
 }
 
-/// What to import, and as what.
+/// The options of an import.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImportOrder {
     /// The image.
     pub name: String,
     /// An absolute path, or an NBD URI.
     pub source: String,
-    /// The file's format; `None`: what its bytes look like.
+    /// The file's format; `None`: it is detected from the first bytes.
     pub format: Option<SourceFormat>,
-    /// Whether its backing files may be anywhere.
+    /// Whether its backing files may be outside of its directory.
     pub backing: bool,
-    /// What the version's source is called, where that is something else.
+    /// The name of the source in the version, if it is not `source`.
     pub source_name: Option<String>,
-    /// The file that the path must be, where whoever named it knows.
+    /// The identity of the file that the path must name, if the client knows it.
     pub source_id: Option<FileId>,
-    /// Size of the disk's sectors; `None`: what the disk says.
+    /// Size of the disk's sectors; `None`: it is detected.
     pub sector_bytes: Option<u32>,
-    /// A line for people.
+    /// A note for people.
     pub note: String,
-    /// Who wants it.
+    /// The caller.
     pub author: String,
 }
 
-/// What is to come from another store.
+/// The options of a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullOrder {
     /// The store: an absolute path, or a URL.
     pub source: String,
-    /// The versions. None: all that it has, with the channels.
+    /// The versions. Empty: all versions, with the channels.
     pub images: Vec<ImageRef>,
 }
 
-/// What a pull did to one image, told when it is done with that, also where the pull then ends.
+/// The changes that a pull made to one image. Reported after each image, even if the pull fails later.
 #[derive(Debug)]
 pub struct Pulled {
     /// What people call the store that it came from.
     pub source: String,
-    /// What it did. It does not yet say who edits the image; nothing may have been done of which it is known.
+    /// The changes; its `edited_by` is not set yet. If `tried` is set, there may be none.
     pub image: PulledImage,
-    /// The error of a change of which it is not known whether it was made.
+    /// The error of a change that may or may not have been made.
     pub tried: Option<BackendError>,
 }
 
-/// What a pull came to that has dealt with all images.
+/// The result of a pull that has handled all images.
 #[derive(Debug, Default)]
 pub struct PullOutcome {
-    /// What came. The images were told before, and what did not come is beside it.
+    /// The report; the images were reported before, and `not_copied` is separate.
     pub report: PullReport,
-    /// What did not come, and why.
+    /// Versions or images that were not copied, and why.
     pub not_copied: Vec<(String, BackendError)>,
 }
 
@@ -89,60 +89,61 @@ pub struct Promotion {
     pub version: u64,
     /// The channel.
     pub channel: Channel,
-    /// When.
+    /// When it takes effect.
     pub at_ms: u64,
-    /// Who asked for it.
+    /// The caller.
     pub author: String,
 }
 
 /// The images of the store.
 #[derive(Debug, Default)]
 pub struct Listed {
-    /// Those that can be read, by name.
+    /// The images that can be read, by name.
     pub images: Vec<Image>,
-    /// Why the others cannot be, one error each that names the image.
+    /// The errors of the other images. Each names its image.
     pub unreadable: Vec<BackendError>,
 }
 
-/// What came of the promotions that were due.
+/// The results of the promotions that were due.
 #[derive(Debug, Default)]
 pub struct Promoted {
-    /// Those that were carried out, each with where its channel pointed before.
+    /// The promotions that were made, each with the version to which its channel pointed before.
     pub done: Vec<(Promotion, Option<u64>)>,
-    /// The images of which that failed, and why. What was not carried out stays due.
+    /// The images whose promotions failed, and why. These promotions stay due.
     pub failed: Vec<(String, BackendError)>,
 }
 
-/// What a version is held for.
+/// Why a version or image is retained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetentionPurpose {
-    /// A disk over it is kept.
+    /// A persistent disk is based on it.
     Disk,
-    /// It is edited, on one machine of all daemons of the store.
+    /// It is the base of a maintenance session. All daemons of a store together have at most one for each image.
     MaintenanceSession,
-    /// A machine or a catalog names it.
+    /// A machine or a catalog names this version.
     Pin,
-    /// Machines or catalogs boot what the channels of the image say.
+    /// Machines or catalogs boot a channel of the image.
     Follow,
 }
 
-/// This daemon's need of a version or an image, also while no disk is open.
+/// A retention root: keeps other daemons from removing a version or an image that this daemon needs, even if no disk is
+/// open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetentionRoot {
-    /// What for.
+    /// The reason.
     pub purpose: RetentionPurpose,
-    /// What of this daemon's: letters, digits, `-` and `.`.
+    /// An identifier within this daemon: letters, digits, `-` and `.`.
     pub id: String,
     /// The image.
     pub image: String,
-    /// The hash of the version's manifest. `None`: of the image, whichever versions it has.
+    /// The hash of the version's manifest. `None`: the image is retained, not a version.
     pub hash: Option<String>,
-    /// Who: `machine 'lab'`. Not told of those that are there.
+    /// The user, for people: `machine 'lab'`. Empty in roots that were read from the store.
     pub holder: String,
 }
 
 impl RetentionRoot {
-    /// Whether both are the same need.
+    /// Whether both are the same root.
     pub fn is_same(&self, other: &Self) -> bool {
         let Self { purpose, id, image, hash, holder: _ } = self;
         (*purpose, id, image, hash) == (other.purpose, &other.id, &other.image, &other.hash)
@@ -153,36 +154,38 @@ impl RetentionRoot {
 ///
 /// # Contract
 /// - Names and references were checked by the caller.
-/// - A failed or cancelled import or export leaves nothing behind, a pull whole versions and no part of one.
-/// - The error of a change says where it is not known whether that was made ([`BackendError::is_unknown`]).
-/// - Whatever takes long runs on threads of its own and never on the caller's.
+/// - A failed or cancelled import or export leaves nothing behind. A failed pull leaves complete versions only.
+/// - The error of a change says if the change may or may not have been made ([`BackendError::is_unknown`]).
+/// - Long operations run on their own threads, not on the caller's.
 #[async_trait]
 pub trait Images: Send + Sync + 'static {
-    /// All images. One that is damaged does not hide the others.
+    /// All images. A damaged image does not hide the others.
     async fn list(&self) -> Result<Listed, BackendError>;
 
-    /// One image; `None` if there is none of that name.
+    /// One image; `None` if it does not exist.
     async fn image(&self, name: &str) -> Result<Option<Image>, BackendError>;
 
-    /// The version that a reference means now. An error of kind `NotFound` says which there are.
+    /// The version to which a reference resolves now. An error of kind `NotFound` lists the existing ones.
     async fn resolve(&self, reference: &ImageRef) -> Result<ImageVersion, BackendError>;
 
-    /// Refuses a version that a machine with this firmware cannot boot, as far as that can be seen: an error of kind `Invalid` that says
-    /// what was seen.
+    /// Fails if a machine with this firmware cannot boot the version, as far as the disk shows that: an error of kind
+    /// `Invalid` that says
+    /// what was found.
     async fn check_bootable(&self, version: &ImageVersion, firmware: Firmware) -> Result<(), BackendError> {
         let _ = (version, firmware);
         Ok(())
     }
 
-    /// Makes a version of what a source holds.
+    /// Makes a version from a disk.
     async fn import(
         &self,
         order: ImportOrder,
         control: Arc<TaskControl>,
     ) -> Result<ImportOutcome, BackendError>;
 
-    /// Brings versions of another store, each under its own number. What was done to an image is told when that is over, before the
-    /// next one is begun, and before an error that then ends the pull: versions that are here as a whole stay.
+    /// Copies versions from another store, each with its own number. The changes of an image are reported when they are
+    /// complete, before the
+    /// next image begins and before an error ends the pull: versions that were copied completely stay.
     async fn pull(
         &self,
         order: PullOrder,
@@ -190,32 +193,34 @@ pub trait Images: Send + Sync + 'static {
         told: mpsc::Sender<Pulled>,
     ) -> Result<PullOutcome, BackendError>;
 
-    /// Points a channel to a version now, and forgets the scheduled promotion of that channel. Returns where it pointed before, and what is
-    /// forgotten.
+    /// Points a channel to a version now, and cancels a scheduled promotion of that channel. Returns the previous version,
+    /// and the cancelled
+    /// promotion.
     async fn promote(&self, promotion: &Promotion) -> Result<(Option<u64>, Option<Promotion>), BackendError>;
 
-    /// Keeps a promotion for later, in the place of an earlier one to the same channel, which is returned.
+    /// Schedules a promotion. It replaces a scheduled promotion of the same channel, which is returned.
     async fn schedule(&self, promotion: &Promotion) -> Result<Option<Promotion>, BackendError>;
 
-    /// Forgets the scheduled promotion of a channel, and returns it.
+    /// Cancels the scheduled promotion of a channel, and returns it.
     async fn cancel_promotion(&self, image: &str, channel: Channel) -> Result<Promotion, BackendError>;
 
-    /// Carries out the promotions whose time has come; an image where that fails does not keep the others from theirs.
-    /// Cheap when there are none.
+    /// Makes the promotions that are due. A failure for one image does not affect others.
+    /// Cheap if none is due.
     async fn promote_due(&self, now_ms: u64) -> Result<Promoted, BackendError>;
 
-    /// Points a channel where it pointed before, nowhere where that was its first promotion. Returns from where and to where.
+    /// Points a channel to the previous version, or unsets it if there was none. Returns the versions before and after.
     async fn revert(&self, image: &str, channel: Channel) -> Result<(u64, Option<u64>), BackendError>;
 
-    /// Takes a version out of use, or brings it back.
+    /// Retires a version, or brings it back into use.
     async fn retire(&self, version: &ImageVersion, retired: bool) -> Result<(), BackendError>;
 
-    /// Changes the note of a version; an empty one takes it away. Returns the one that it had. One that is too long is an error of
+    /// Changes the note of a version; an empty note removes it. Returns the previous note. A note that is too long is an
+    /// error of
     /// kind `Invalid`.
     async fn set_note(&self, version: &ImageVersion, note: &str) -> Result<String, BackendError>;
 
-    /// Reads all of a version, at most at the rate asked for, and compares it with its hashes; repairs what is damaged from the
-    /// first of the stores named that has it. The report does not yet say who uses what is left.
+    /// Reads a version completely, at most at the given rate, and compares it with its hashes. Repairs damage from the
+    /// first of the given stores that has an intact copy. `uses` of the report is not set.
     async fn verify(
         &self,
         version: &ImageVersion,
@@ -223,7 +228,7 @@ pub trait Images: Send + Sync + 'static {
         control: Arc<TaskControl>,
     ) -> Result<VerifyReport, BackendError>;
 
-    /// Says what changed between two versions.
+    /// Compares two versions.
     async fn diff(
         &self,
         from: &ImageVersion,
@@ -231,7 +236,7 @@ pub trait Images: Send + Sync + 'static {
         control: Arc<TaskControl>,
     ) -> Result<DiffReport, BackendError>;
 
-    /// Writes a version to a new file in a format. Returns the file's size.
+    /// Writes a version to a new file, and returns the file's size.
     async fn export(
         &self,
         version: &ImageVersion,
@@ -240,80 +245,86 @@ pub trait Images: Send + Sync + 'static {
         control: Arc<TaskControl>,
     ) -> Result<u64, BackendError>;
 
-    /// Removes one version, or the whole image where the reference names none. The caller made sure that no machine and no pin uses
-    /// it; what a channel points to, or will, is an error of kind `Conflict`, but of a whole image `with_channels`.
+    /// Removes one version, or the whole image if the reference names no version. The caller has checked that no machine
+    /// and no pin uses
+    /// it. If a channel points to it, now or by schedule, that is an error of kind `Conflict`, unless a whole image is
+    /// removed `with_channels`.
     async fn remove(&self, reference: &ImageRef, with_channels: bool) -> Result<Removed, BackendError>;
 
-    /// Whether nothing can be changed in the store from here, as where it is read through servers.
+    /// Whether the store is read-only, like a store that is read from servers.
     fn is_read_only(&self) -> bool {
         false
     }
 
-    /// Why boots of its versions are not recorded, where they are not.
+    /// Why boots of its versions are not recorded. `None`: they are.
     fn boots_unrecorded(&self) -> Option<String> {
         None
     }
 
-    /// Whether other daemons remove versions from the store, too, and so are to be told by [`Images::root`] what this one needs.
+    /// Whether other daemons also remove versions from the store, so that this daemon must call [`Images::retain`] for
+    /// those that it needs.
     fn keeps_roots(&self) -> bool {
         false
     }
 
-    /// Keeps a version from being removed by other daemons until it is released. An image that another daemon edits is an error of
-    /// kind `Conflict`, a version that is gone of kind `NotFound`; after any other error it may be held.
+    /// Keeps other daemons from removing a version until it is released. If another daemon has a maintenance session of the
+    /// image, that is an error of
+    /// kind `Conflict`; a version that was removed is one of kind `NotFound`. After any other error, the root may or may
+    /// not exist.
     async fn retain(&self, root: &RetentionRoot) -> Result<(), BackendError> {
         let _ = root;
         Ok(())
     }
 
-    /// Lets go of it. What is not held is no error.
+    /// Removes the root. It need not exist.
     async fn release(&self, root: &RetentionRoot) -> Result<(), BackendError> {
         let _ = root;
         Ok(())
     }
 
-    /// What this daemon holds.
+    /// The roots of this daemon.
     async fn holds(&self) -> Result<Vec<RetentionRoot>, BackendError> {
         Ok(Vec::new())
     }
 
-    /// Frees what a removal had to leave because somebody used it, if nobody does any more. Asked every second; looks when it is time
-    /// to. Returns the bytes freed.
+    /// Frees the data of removed versions that was in use when they were removed, and is not any more. Called every second;
+    /// does nothing most of
+    /// the time. Returns the bytes freed.
     async fn reclaim_due(&self, now_ms: u64) -> Result<u64, BackendError> {
         let _ = now_ms;
         Ok(0)
     }
 
-    /// A version's boot trace. Where there is none: an error of kind `NotFound`.
+    /// The boot trace of a version. An error of kind `NotFound` if there is none.
     async fn trace(&self, version: &ImageVersion) -> Result<BootTrace, BackendError>;
 
-    /// Takes the boot trace of a file into that of the version. Returns what came of both.
+    /// Merges the boot trace of a file into that of the version. Returns the result.
     async fn merge_trace(&self, version: &ImageVersion, source: &Path) -> Result<BootTrace, BackendError>;
 
     /// Writes a version's boot trace to a new file.
     async fn save_trace(&self, version: &ImageVersion, target: &Path) -> Result<BootTrace, BackendError>;
 
-    /// Forgets a version's boot trace. Returns what it was.
+    /// Removes the boot trace of a version, and returns it.
     async fn remove_trace(&self, version: &ImageVersion) -> Result<BootTrace, BackendError>;
 
-    /// Bytes that the store's files take.
+    /// Bytes of the store's files.
     async fn stored_bytes(&self) -> Result<u64, BackendError>;
 
-    /// Which servers of the store are gone, while others are there. This does not block.
+    /// The servers of the store that cannot be reached, if others can. Does not block.
     fn servers_gone(&self) -> Option<ServersGone> {
         None
     }
 }
 
-/// Some servers of a store are gone, and others are there.
+/// Servers of a store that cannot be reached, although others can.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServersGone {
-    /// How many.
+    /// The number of servers that cannot be reached.
     pub gone: u64,
-    /// Of how many.
+    /// The number of all servers.
     pub servers: u64,
-    /// For how long the first of them is gone.
+    /// How long the first of them has not been reached.
     pub gone_for: Duration,
-    /// Which, and why, for people.
+    /// Their names and errors, for people.
     pub why: String,
 }

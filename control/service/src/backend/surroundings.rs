@@ -1,19 +1,19 @@
-//! The clock and the source of randomness, passed in so that tests can decide them.
+//! The clock and the source of random numbers, as traits, so that tests can replace them.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Tells the time.
+/// A clock.
 pub trait Clock: Send + Sync + 'static {
     /// Milliseconds since 1970 UTC.
     fn now_ms(&self) -> u64;
 
-    /// Milliseconds since the host was started, also those in which it was suspended. Nobody sets this clock.
+    /// Milliseconds since the host was booted, including those in which it was suspended. This clock cannot be set.
     fn since_boot_ms(&self) -> u64;
 }
 
-/// Gives random bytes.
+/// A source of random bytes.
 pub trait Random: Send + Sync + 'static {
-    /// Fills `bytes` with what nobody can guess.
+    /// Fills `bytes` with unpredictable bytes.
     fn fill(&self, bytes: &mut [u8]) -> std::io::Result<()>;
 }
 
@@ -23,7 +23,7 @@ pub struct SystemClock;
 
 impl Clock for SystemClock {
     fn now_ms(&self) -> u64 {
-        // tidy(no-clock): the one place that reads it; logic is given a `Clock`.
+        // tidy(no-clock): this is the only place that reads the host's clock; logic gets a `Clock`.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
     }

@@ -1,4 +1,4 @@
-//! How a long operation says how far it is, and learns that it should stop.
+//! The connection between a long operation and its task: progress in one direction, cancellation in the other.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use headwater_api::Progress;
 use tokio::sync::Notify;
 
-/// Shared between a long operation and whoever watches it.
+/// Shared between a long operation and the task that watches it.
 ///
 /// The operation calls [`TaskControl::report`] and asks [`TaskControl::is_cancelled`] at least every few
 /// mebibytes; when cancelled it cleans up and returns an error of kind `Cancelled`.
@@ -14,32 +14,32 @@ use tokio::sync::Notify;
 pub struct TaskControl {
     done_bytes: AtomicU64,
     total_bytes: AtomicU64,
-    /// What it does that the bytes do not say.
+    /// The present step, if the bytes do not show it.
     doing: Mutex<Option<String>>,
     begun: AtomicBool,
     cancelled: AtomicBool,
-    /// Wakes who waits for that.
+    /// Wakes [`TaskControl::cancelled`].
     cancelling: Notify,
     stopping: Arc<AtomicBool>,
 }
 
 impl TaskControl {
-    /// A control that is also cancelled by `stopping`, the daemon's flag.
+    /// A control that is also cancelled when `stopping` is set, which the daemon does when it ends.
     pub fn new(stopping: Arc<AtomicBool>) -> Self {
         Self { stopping, ..Self::default() }
     }
 
-    /// It was its turn.
+    /// Marks the operation as begun.
     pub(crate) fn begin(&self) {
         self.begun.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was its turn already.
+    /// Whether the operation has begun.
     pub(crate) fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Says how far the operation is.
+    /// Reports the progress in bytes.
     pub fn report(&self, done_bytes: u64, total_bytes: u64) {
         // The two are read together for people only; a mix of two reports does no harm.
         self.total_bytes.store(total_bytes, Ordering::Relaxed);
@@ -47,13 +47,14 @@ impl TaskControl {
         *self.doing() = None;
     }
 
-    /// Says what the operation does while the bytes stay what they are, and how far that is; until the next report of bytes.
+    /// Reports the present step in words, for the time in which the bytes do not change. The next report of bytes replaces
+    /// it.
     pub fn report_doing(&self, doing: String) {
         *self.doing() = Some(doing);
     }
 
     fn doing(&self) -> MutexGuard<'_, Option<String>> {
-        // It is whole between any two statements.
+        // No statement leaves the value inconsistent, so a poisoned lock is harmless.
         self.doing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -62,26 +63,26 @@ impl TaskControl {
         self.cancelled.load(Ordering::Relaxed) || self.stopping.load(Ordering::Relaxed)
     }
 
-    /// Whether somebody asked the operation to stop: the daemon's end does not count.
+    /// Whether a user has cancelled the operation. The daemon's end does not count.
     pub(crate) fn is_asked_to_stop(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Asks the operation to stop.
+    /// Cancels the operation.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
-        // Somebody who begins to wait after that is woken too.
+        // A caller that begins to wait after this is woken too.
         self.cancelling.notify_one();
     }
 
-    /// Waits until somebody asks the operation to stop. The daemon's end does not wake it. One at a time may wait.
+    /// Waits until a user cancels the operation. The daemon's end does not wake it. Only one caller may wait at a time.
     pub(crate) async fn cancelled(&self) {
         while !self.cancelled.load(Ordering::Relaxed) {
             self.cancelling.notified().await;
         }
     }
 
-    /// How far it is.
+    /// The last reported progress.
     pub fn progress(&self) -> Progress {
         Progress {
             done_bytes: self.done_bytes.load(Ordering::Relaxed),

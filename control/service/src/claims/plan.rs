@@ -1,23 +1,23 @@
-//! Which machines of a pool are started and switched off: pure.
+//! Decides which machines of a pool are started and switched off. A pure function.
 //!
 //! ```text
 //!   wanted = --keep-ready within the hours, else 0; plus a machine for each claim that waits.
 //!   fewer are ready  --> machines that are off are started, a few at a time.
 //!   more are ready   --> machines that are too many for longer than --stop-idle are switched off.
 //! ```
-//! A machine that somebody has, or has worked in, is never switched off here.
+//! A machine that is claimed, or that somebody has used, is never switched off here.
 
 use std::collections::HashMap;
 
 use uuid::Uuid;
 
-/// How many machines of one catalog are started, and how many are switched off, at a time.
+/// The most machines of one catalog that are being started, and that are being switched off, at the same time.
 pub(super) const AT_A_TIME: usize = 4;
 
-/// The state of a machine of a pool.
+/// The state of a machine of a pool, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MemberState {
-    /// It can be started. A machine that crashed last may do so again.
+    /// It can be started. A machine whose last run crashed may crash again, so others are preferred.
     Off { has_crashed: bool },
     /// It is being started.
     Starting,
@@ -25,7 +25,7 @@ pub(super) enum MemberState {
     Free,
     /// It is being switched off.
     Stopping,
-    /// Somebody has it or worked in it, or it cannot be started now.
+    /// It is claimed or was used, or it cannot be started now.
     Other,
 }
 
@@ -37,20 +37,20 @@ pub(super) struct Member {
     pub(super) state: MemberState,
 }
 
-/// A catalog that keeps machines ready, at one instant.
+/// A catalog with machines to keep ready, at one instant.
 #[derive(Clone, Debug)]
 pub(super) struct Pool {
-    /// How many are to be ready.
+    /// The number of machines that should be ready.
     pub(super) wanted: usize,
-    /// Why so many, in words.
+    /// The reason for this number, in words.
     pub(super) why: String,
-    /// How long a machine may be on that is too many. `None`: for ever.
+    /// How long a surplus machine stays on. `None`: forever.
     pub(super) stop_idle_ms: Option<u64>,
-    /// By name as people count.
+    /// The machines, in natural order of their names.
     pub(super) machines: Vec<Member>,
 }
 
-/// What is to be done with a machine.
+/// What to do with a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Start,
@@ -66,8 +66,9 @@ pub(super) struct Step {
     pub(super) why: String,
 }
 
-/// The steps of this instant. `excess_since` has the machines that were too many when it was looked last, and since when; it is brought up
-/// to date.
+/// The steps to take at this instant. `excess_since` maps each machine that was surplus at the last call to the time since
+/// when it is; the call
+/// updates it.
 pub(super) fn plan(pool: &Pool, now_ms: u64, excess_since: &mut HashMap<Uuid, u64>) -> Vec<Step> {
     let count = |is: fn(&MemberState) -> bool| pool.machines.iter().filter(|it| is(&it.state)).count();
     let starting = count(|state| *state == MemberState::Starting);
@@ -95,9 +96,9 @@ pub(super) fn plan(pool: &Pool, now_ms: u64, excess_since: &mut HashMap<Uuid, u6
     }
     let mut free: Vec<&Member> =
         pool.machines.iter().rev().filter(|member| member.state == MemberState::Free).collect();
-    // The same ones as before, else a machine would never be too many for long. Of others those with the highest numbers.
+    // Prefer machines that were surplus before, else none would be surplus for long; then those with the highest numbers.
     free.sort_by_key(|member| excess_since.get(&member.uuid).copied().unwrap_or(u64::MAX));
-    // A machine that is being started comes up first.
+    // Of surplus machines, those that are still starting are listed first.
     let excess: Vec<&Member> = free.into_iter().take(ready - pool.wanted).collect();
     let since: HashMap<Uuid, u64> = excess
         .iter()
@@ -140,7 +141,7 @@ mod tests {
 
     #[test]
     fn each_state_has_its_steps() {
-        // Wanted, idle time, states, and the steps at once and after the idle time.
+        // Wanted machines, idle time, states, and the expected steps now and after the idle time.
         type Row =
             (usize, Option<u64>, &'static [MemberState], &'static [&'static str], &'static [&'static str]);
         let table: &[Row] = &[
@@ -195,8 +196,9 @@ mod tests {
         assert_eq!(steps[0].why, "1 are ready and 0 are wanted: test");
     }
 
-    /// Random pools in which steps take their time, users come and go, and the number that is wanted changes: it never falls below the
-    /// wanted number by a stop, only free machines are switched off, and it comes to rest.
+    /// Random pools in which steps take their time, users come and go, and the wanted number changes: a stop never leaves
+    /// fewer than the
+    /// wanted number, only free machines are switched off, and the pool becomes stable.
     #[test]
     fn random_pools_come_to_rest_with_as_many_as_wanted() {
         let mut seed = 11u64;
@@ -210,7 +212,7 @@ mod tests {
             let mut wanted = draw(8);
             for step in 0..200 {
                 let now_ms = u64::try_from(step).unwrap() * 10;
-                // At first all changes at random, then nothing but what the steps do.
+                // First everything changes at random, later only the steps change anything.
                 let is_calm = step > 80;
                 if !is_calm && draw(10) == 0 {
                     wanted = draw(8);

@@ -1,4 +1,4 @@
-//! Pools: catalogs of which some machines are kept on, fresh and unclaimed.
+//! Pools: catalogs with some machines that are kept on, freshly booted and unclaimed, so that a claim gets one at once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,24 +15,24 @@ use crate::claims::plan::{Action, Member, MemberState, Pool, Step, plan};
 use crate::clock_hours;
 use crate::tasks::is_changing;
 
-/// After how long a machine that did not start is tried again.
-const TRY_AGAIN_MS: u64 = 30_000;
+/// When a failed start is retried.
+const RETRY_AFTER_MS: u64 = 30_000;
 
-/// What is under way.
+/// The machines that are being started or switched off, and the claims that wait.
 #[derive(Debug, Default)]
 pub(super) struct PoolState(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Claims that wait, by catalog.
+    /// The number of claims that wait, by catalog.
     demand: HashMap<String, u32>,
     /// Machines that are being started.
     starting: HashSet<Uuid>,
-    /// Machines that are being switched off, and are given to nobody.
+    /// Machines that are being switched off, so that no claim gets them.
     stopping: HashSet<Uuid>,
-    /// Machines that did not start, and when they are tried again.
+    /// Machines that failed to start, and when they are retried.
     failed: HashMap<Uuid, u64>,
-    /// Machines that are too many, and since when, by catalog.
+    /// By catalog: surplus machines, and since when they are.
     excess: HashMap<String, HashMap<Uuid, u64>>,
 }
 
@@ -41,19 +41,19 @@ impl PoolState {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many machines of a catalog are too many.
+    /// The number of surplus machines of a catalog.
     #[cfg(test)]
     pub(super) fn excess(&self, catalog: &str) -> usize {
         self.lock().excess.get(catalog).map_or(0, HashMap::len)
     }
 
-    /// Whether a machine is about to be switched off, so that nobody can have it.
+    /// Whether a machine is about to be switched off, so that no claim may get it.
     pub(super) fn is_stopping(&self, machine: Uuid) -> bool {
         self.lock().stopping.contains(&machine)
     }
 }
 
-/// A claim that waits; dropped when it does not any more.
+/// A claim that waits. Dropped when it no longer waits.
 pub(super) struct Demand(Service, String);
 
 impl Drop for Demand {
@@ -68,7 +68,7 @@ impl Drop for Demand {
     }
 }
 
-/// How many machines are to be ready, and why.
+/// How many machines should be ready, and why.
 #[derive(Debug)]
 struct WantedReady {
     count: usize,
@@ -76,7 +76,7 @@ struct WantedReady {
     stop_idle_ms: Option<u64>,
 }
 
-/// What a catalog asks for at an instant, and claims that wait for its machines.
+/// The number of machines that should be ready at an instant, from a catalog's settings and the number of claims that wait.
 fn wanted_of(pool: Option<&PoolRecord>, demand: u32, now_ms: u64) -> Result<WantedReady, Problem> {
     let mut reasons = Vec::new();
     let mut count = 0;
@@ -106,13 +106,13 @@ fn wanted_of(pool: Option<&PoolRecord>, demand: u32, now_ms: u64) -> Result<Want
 }
 
 impl Service {
-    /// Has one machine more be kept ready in a catalog.
+    /// Raises the number of machines to keep ready in a catalog by one, until the result is dropped.
     pub(super) fn demand(&self, catalog: &str) -> Demand {
         *self.claims_state().pool.lock().demand.entry(catalog.to_owned()).or_default() += 1;
         Demand(self.clone(), catalog.to_owned())
     }
 
-    /// Starts machines of catalogs that have too few ready, and switches those off that are too many for long.
+    /// Starts machines of catalogs with too few ready machines, and switches off machines that are surplus for too long.
     pub(crate) async fn keep_pools(&self) -> Result<(), DbError> {
         if self.is_stopping() {
             return Ok(());
@@ -120,7 +120,7 @@ impl Service {
         let pools = self.wanted_ready().await?;
         self.claims_state().pool.lock().excess.retain(|catalog, _| pools.contains_key(catalog));
         for (catalog, wanted) in pools {
-            // A roll or a change of the number of machines starts and stops them itself.
+            // A roll or a scaling starts and stops the machines itself.
             let mut repo = self.db().read().await?;
             if is_changing(&mut *repo, &catalog).await? {
                 continue;
@@ -130,7 +130,7 @@ impl Service {
             let members = lendable(self, &mut *repo, &catalog).await?;
             drop(repo);
             for machine in &members {
-                // A claim is not to wait for what the guest says.
+                // Ask for the addresses now, so that a claim need not wait for the guest.
                 if let Some(active) = self.active(machine.uuid).filter(|active| active.boot_time().is_some())
                 {
                     drop(self.learn_addresses(&active));
@@ -143,7 +143,7 @@ impl Service {
         Ok(())
     }
 
-    /// How many machines are to be ready now, by catalog.
+    /// How many machines should be ready now, by catalog.
     async fn wanted_ready(&self) -> Result<HashMap<String, WantedReady>, DbError> {
         let pools = self.db().read().await?.catalogs().pools().await?;
         let mut demand = self.claims_state().pool.lock().demand.clone();
@@ -157,8 +157,8 @@ impl Service {
         let known = wanted.into_iter().filter_map(|(catalog, wanted)| match wanted {
             Ok(wanted) => Some((catalog, wanted)),
             Err(why) => {
-                // The time zone was known when it was set.
-                tracing::error!(catalog, "its machines are left as they are: {why}");
+                // The time zone was valid when it was set.
+                tracing::error!(catalog, "cannot tell how many machines should be ready now, so none is started or switched off: {why}");
                 None
             }
         });
@@ -204,7 +204,7 @@ impl Service {
         Pool { wanted: count, why, stop_idle_ms, machines: members.iter().map(member).collect() }
     }
 
-    /// What is to be done with the machines of a catalog. From now on, each machine of a step counts as being started or switched off.
+    /// The steps for the machines of a catalog. They are marked as being started or switched off at once.
     fn pool_steps(
         &self,
         catalog: &str,
@@ -239,13 +239,13 @@ impl Service {
                     state.starting.remove(&machine);
                     if let Err(error) = started {
                         let why = problem(&error);
-                        tracing::warn!(machine = %name, "it was to be ready to be claimed, and does not start: {why}");
-                        state.failed.insert(machine, service.now_ms().saturating_add(TRY_AGAIN_MS));
+                        tracing::warn!(machine = %name, "cannot start a machine to keep it ready for claims; it is tried again: {why}");
+                        state.failed.insert(machine, service.now_ms().saturating_add(RETRY_AFTER_MS));
                     }
                 }
                 Action::Stop => {
                     if let Err(error) = service.stop_idle(machine, &name, &why).await {
-                        tracing::warn!(machine = %name, "it is not needed, and is not switched off: {error}");
+                        tracing::warn!(machine = %name, "cannot switch off an idle machine that is not needed; it is tried again: {error}");
                     }
                     service.claims_state().pool.lock().stopping.remove(&machine);
                 }
@@ -253,10 +253,11 @@ impl Service {
         });
     }
 
-    /// Switches a machine off that nobody has. It is among those that are being switched off, which no claim takes.
+    /// Switches off an unclaimed machine. It is marked as being switched off, so that no claim gets it.
     async fn stop_idle(&self, machine: Uuid, name: &str, why: &str) -> Result<(), Problem> {
         let claims = async {
-            // A unit of changes: a claim that looked at the machine before it was among those has been saved by now.
+            // Begin a writer's transaction: claims that read the machine's state before it was marked have been saved by
+            // now.
             let mut repo = self.db().write().await?;
             repo.claims().list().await
         };
@@ -266,11 +267,11 @@ impl Service {
             return Ok(());
         }
         tracing::info!(machine = %name, "switching it off: {why}");
-        // Its disk is pristine: nothing is lost.
+        // Its disk is pristine, so nothing is lost.
         self.stop(name, true, &Caller::daemon()).await.map(drop).map_err(|e| problem(&e))
     }
 
-    /// Whether a catalog would have too few machines ready if this one were switched off.
+    /// Whether a catalog would have too few ready machines if this machine was switched off.
     pub(super) async fn is_short(&self, machine: &MachineRecord) -> Result<bool, DbError> {
         let Some(catalog) = &machine.catalog else { return Ok(false) };
         let Some(wanted) = self.wanted_ready().await?.remove(catalog) else { return Ok(false) };

@@ -1,4 +1,4 @@
-//! The controller's side: nodes that join, and nodes that are connected.
+//! The controller's side of the connections to nodes: nodes join, connect, and are lost.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -24,26 +24,26 @@ use crate::fleet::protocol::{
 use crate::fleet::{BEAT, BEAT_TIMEOUT, LOST_AFTER, RETRY_PAUSE};
 use crate::token;
 
-/// How much of a refusal the log has.
+/// The most characters of a refusal in the log.
 const REFUSAL_CHARS: usize = 300;
 
-/// From which difference of the clocks on the log says so.
+/// A larger difference between the clocks of node and controller is logged.
 const CLOCKS_DIFFER_MS: u64 = 60_000;
 
-/// How long answers of nodes are waited for once the daemon stops, and how often it is looked whether there are any.
+/// How long the daemon waits for answers of nodes when it stops.
 const ANSWERS_GRACE: Duration = Duration::from_secs(40);
 const UNUSED_LOOK: Duration = Duration::from_millis(100);
 
 /// The other end of a connection of a node.
 #[derive(Clone, Debug)]
 pub struct NodePeer {
-    /// The fingerprint of the certificate that it has shown, which the fleet's authority has signed.
+    /// The fingerprint of the node's certificate, which the fleet's authority has signed.
     pub fingerprint: Option<String>,
-    /// Its address.
+    /// The node's address.
     pub address: String,
 }
 
-/// A certificate that was made for a node.
+/// A certificate that was issued to a node.
 #[derive(Clone, Debug)]
 pub struct Issued {
     /// In PEM.
@@ -52,9 +52,9 @@ pub struct Issued {
     pub fingerprint: String,
 }
 
-/// The authority of a fleet.
+/// The certificate authority of a fleet.
 pub trait Authority: Send + Sync + 'static {
-    /// Where nodes reach the controller.
+    /// The URL at which nodes reach the controller.
     fn url(&self) -> String;
 
     /// The SHA-256 of the authority's certificate, in hexadecimal digits.
@@ -63,11 +63,11 @@ pub trait Authority: Send + Sync + 'static {
     /// The authority's certificate, in PEM.
     fn certificate(&self) -> String;
 
-    /// Makes the certificate of a node. Its public key is in hexadecimal digits.
+    /// Issues the certificate of a node. `public_key` is in hexadecimal digits.
     fn issue(&self, host: &str, public_key: &str) -> Result<Issued, String>;
 }
 
-/// How often it is looked whether nodes are back.
+/// How often the controller checks whether the awaited nodes are connected.
 const LINK_INTERVAL: Duration = Duration::from_millis(200);
 
 fn refused(kind: ProblemKind, message: impl Into<String>) -> Problem {
@@ -75,9 +75,9 @@ fn refused(kind: ProblemKind, message: impl Into<String>) -> Problem {
 }
 
 impl Service {
-    /// From now on, nodes can join: `authority` signs their certificates.
-    pub fn has_nodes(&self, authority: Arc<dyn Authority>) {
-        // There is one port for nodes.
+    /// Accepts nodes from now on: `authority` signs their certificates.
+    pub fn accept_nodes(&self, authority: Arc<dyn Authority>) {
+        // There is one port for nodes, so this is called once.
         let _ = self.fleet().authority.set(authority);
     }
 
@@ -85,7 +85,8 @@ impl Service {
         self.fleet().authority.get()
     }
 
-    /// Serves the connection of a node until it ends: the roles are turned on it.
+    /// Serves the connection of a node until it ends. After the handshake the controller is the HTTP/2 client and the node
+    /// is the server, although the node opened the TCP connection.
     pub async fn serve_node<S>(&self, mut stream: S, peer: NodePeer, stop: watch::Receiver<bool>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -107,10 +108,10 @@ impl Service {
             Err(problem) => Err(problem),
         };
         if let Err(problem) = outcome {
-            // Strangers reach this too: their words are cut.
+            // Unauthenticated clients get here too, so their text is cut.
             let why: String = problem.to_string().chars().take(REFUSAL_CHARS).collect();
             tracing::warn!(address, "a node is refused: {why}");
-            // It may be gone.
+            // The node may be gone.
             let _ = write_line(&mut stream, &ToNode::Refused(problem)).await;
         }
     }
@@ -128,7 +129,7 @@ impl Service {
         Ok(ToNode::Joined { certificate, authority: authority.certificate() })
     }
 
-    /// Adds a host that has a token, and gives its certificate.
+    /// Adds a host that has a valid token, and returns its certificate.
     async fn add_host(
         &self,
         join: Join,
@@ -192,7 +193,7 @@ impl Service {
         Ok(issued.certificate)
     }
 
-    /// Lets a node in, or says why not. From then on it is the connected one.
+    /// Admits the connection of a node, or says why not. The host counts as connected from then on.
     async fn admit(&self, hello: Hello, peer: &NodePeer) -> Result<Admitted, Problem> {
         check_protocol(hello.protocol)?;
         let Some(fingerprint) = &peer.fingerprint else {
@@ -216,7 +217,7 @@ impl Service {
             return Err(refused(ProblemKind::Unauthorized, message)
                 .advise("each host joins with a token of its own: 'headwater node join'"));
         }
-        let place = self.take_place(&record, &peer.address)?;
+        let slot = self.take_connection_slot(&record, &peer.address)?;
         if hello.generation > record.generation {
             return Err(old_copy(record.generation, hello.generation));
         }
@@ -247,9 +248,9 @@ impl Service {
         Ok(Admitted { record, address: peer.address.clone(), release: hello.release, clock_ahead_ms, place })
     }
 
-    /// Takes the one place for a connection of a host.
-    fn take_place(&self, record: &HostRecord, address: &str) -> Result<Place, Problem> {
-        let mut places = self.fleet().places();
+    /// Reserves the connection of a host; each host has at most one.
+    fn take_connection_slot(&self, record: &HostRecord, address: &str) -> Result<ConnectionSlot, Problem> {
+        let mut places = self.fleet().connecting();
         if let Some(other) = places.get(&record.id) {
             let message = format!("a node of host '{}' is connected already, from {other}", record.name);
             return Err(refused(ProblemKind::Conflict, message).advise(
@@ -257,7 +258,7 @@ impl Service {
             ));
         }
         places.insert(record.id, address.to_owned());
-        Ok(Place { service: self.clone(), host: record.id })
+        Ok(ConnectionSlot { service: self.clone(), host: record.id })
     }
 
     async fn serve_admitted<S>(&self, mut stream: S, admitted: Admitted, mut stop: watch::Receiver<bool>)
@@ -280,7 +281,7 @@ impl Service {
                 .await
                 .map_err(|error| refused(ProblemKind::Unavailable, error.to_string()))
         };
-        // A connection that has ended because nothing was heard was silent for so long already.
+        // If the connection ended because of silence, that silence counts too.
         let mut silent = Duration::ZERO;
         let why = match turned.await {
             Err(problem) => problem.to_string(),
@@ -308,7 +309,7 @@ impl Service {
                             if error.is_timeout() {
                                 silent = BEAT + BEAT_TIMEOUT;
                             }
-                            words_of(&error)
+                            with_causes(&error)
                         }
                     },
                     () = self.follow_node(&link) => "the host was removed".to_owned(),
@@ -325,15 +326,15 @@ impl Service {
         drop(place);
         tracing::warn!(host = name, "a node is not connected any more: {why}");
         let service = self.clone();
-        // Only when it stays away for a while is that noted.
+        // The host is recorded as lost only if it stays away for a while.
         let left = LOST_AFTER.saturating_sub(silent);
         tokio::spawn(async move { service.lost_unless_back(host, generation, left, why).await });
     }
 
-    /// Notes that a host is lost, unless its node is back in time. `generation` is the number of the connection that it had.
+    /// Records that a host is lost, unless its node reconnects in time. `generation` is the number of its last connection.
     async fn lost_unless_back(&self, host: Uuid, generation: u64, left: Duration, why: String) {
         tokio::time::sleep(left).await;
-        while !self.is_stopping() && !self.fleet().places().contains_key(&host) {
+        while !self.is_stopping() && !self.fleet().connecting().contains_key(&host) {
             match self.note_lost(host, generation, &why).await {
                 Ok(()) => return,
                 Err(error) => {
@@ -347,10 +348,10 @@ impl Service {
     async fn note_lost(&self, host: Uuid, generation: u64, why: &str) -> Result<(), DbError> {
         let mut repo = self.db().write().await?;
         let Some(mut record) = repo.hosts().by_id(host).await? else { return Ok(()) };
-        // A later connection has a wait of its own.
+        // A later connection waits for itself.
         if record.state == HostState::Lost
             || record.generation != generation
-            || self.fleet().places().contains_key(&host)
+            || self.fleet().connecting().contains_key(&host)
         {
             return Ok(());
         }
@@ -361,8 +362,8 @@ impl Service {
         repo.save().await
     }
 
-    /// Waits until each node that was connected before is connected again, or its host is lost.
-    pub(crate) async fn nodes_are_back(&self) {
+    /// Waits until each node that was connected before the controller's restart is connected again, or its host is lost.
+    pub(crate) async fn wait_until_nodes_are_back(&self) {
         loop {
             let hosts = async { self.db().read().await?.hosts().list().await };
             match hosts.await {
@@ -385,8 +386,8 @@ impl Service {
         }
     }
 
-    /// Looks for hosts that do not come back after a start of the controller.
-    pub(crate) async fn wait_for_nodes(&self) -> Result<(), DbError> {
+    /// After a start of the controller, watches for hosts that do not reconnect.
+    pub(crate) async fn watch_for_missing_nodes(&self) -> Result<(), DbError> {
         let hosts = self.db().read().await?.hosts().list().await?;
         let nodes =
             hosts.into_iter().filter(|host| host.fingerprint.is_some() && host.state == HostState::Up);
@@ -400,12 +401,12 @@ impl Service {
         Ok(())
     }
 
-    /// Notes when nodes were seen last, of one that is connected.
+    /// Records the present time as when this host's node was last connected.
     pub(crate) async fn node_seen(&self, host: Uuid) -> Result<(), DbError> {
         let mut repo = self.db().write().await?;
         let Some(mut record) = repo.hosts().by_id(host).await? else { return Ok(()) };
         record.seen_at_ms = Some(self.now_ms());
-        // A lost host is up again when its node is let in.
+        // A lost host becomes `up` when its node is admitted.
         if record.state != HostState::Lost {
             record.state = HostState::Up;
         }
@@ -414,29 +415,29 @@ impl Service {
     }
 }
 
-/// A node that was let in.
+/// A node that was admitted.
 struct Admitted {
     record: HostRecord,
     address: String,
     release: String,
     clock_ahead_ms: i64,
-    place: Place,
+    place: ConnectionSlot,
 }
 
-/// The one place for a connection of a host.
-struct Place {
+/// The reservation of a host's only connection. Dropping it releases the reservation.
+struct ConnectionSlot {
     service: Service,
     host: Uuid,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        self.service.fleet().places().remove(&self.host);
+        self.service.fleet().connecting().remove(&self.host);
     }
 }
 
-/// An error with its causes.
-fn words_of(error: &dyn std::error::Error) -> String {
+/// The text of an error with its causes.
+fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -446,7 +447,7 @@ fn words_of(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The token that a node joins with: a secret, and the fingerprint of the authority that the controller has.
+/// The token with which a node joins: a secret, and the fingerprint of the controller's authority.
 pub struct JoinText {
     /// The secret.
     pub secret: String,
@@ -455,7 +456,7 @@ pub struct JoinText {
 }
 
 impl JoinText {
-    /// Reads what [`JoinText::text`] gave.
+    /// Parses the output of [`JoinText::text`].
     pub fn parse(text: &str) -> Result<Self, Problem> {
         let odd = || {
             refused(ProblemKind::Invalid, "that is not a join token")
@@ -470,17 +471,17 @@ impl JoinText {
         Ok(Self { secret: format!("{JOIN_PREFIX}{secret}"), authority: authority.to_owned() })
     }
 
-    /// As one word.
+    /// The token as one word.
     pub fn text(&self) -> String {
         format!("{}_{}", self.secret, self.authority)
     }
 }
 
-/// Waits until the daemon ends and no request is sent on any more, or takes too long.
+/// Waits until the daemon ends and no request is forwarded any more, or that takes too long.
 async fn unused_after(stop: &mut watch::Receiver<bool>, link: &Arc<Link>) {
     stopped(stop).await;
     let end = Instant::now() + ANSWERS_GRACE;
-    // Ours, and that of the list of connections.
+    // One reference is ours, one is in the list of connections.
     while Arc::strong_count(link) > 2 && Instant::now() < end {
         tokio::time::sleep(UNUSED_LOOK).await;
     }
@@ -488,7 +489,7 @@ async fn unused_after(stop: &mut watch::Receiver<bool>, link: &Arc<Link>) {
 
 /// Waits until the daemon ends.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // An error means that the sender is gone, which is an end too.
+    // An error means that the sender was dropped, which is an end too.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 

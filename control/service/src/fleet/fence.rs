@@ -1,6 +1,7 @@
-//! The fence of a node: when its lease is over, it ends the machines that another host may be given, and starts none of them.
+//! The fence of a node: when its lease is over, the node ends the machines that another host may start, and starts none of
+//! them.
 //!
-//! The end of the lease is also in a file, for the guard: a process of its own that ends these machines if the daemon is gone.
+//! The end of the lease is also in a file for the guard, a separate process that ends these machines if the daemon is gone.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -26,22 +27,22 @@ use crate::fleet::RETRY_PAUSE;
 use crate::fleet::lease::{NodeLease, Renewal};
 use crate::lifecycle::{FENCED, LifecycleError, StartReason};
 
-/// The path of renewals. Nobody but the controller reaches it.
+/// The path of renewals. Only the controller can reach it.
 pub(super) const LEASE: &str = "/node/v1/lease";
 
-/// The file with the lease has a multiple of this many bytes, so that its size seldom changes.
+/// The size of the lease file is a multiple of this, so that it seldom changes.
 const FILE_STEP_BYTES: usize = 4096;
 
-/// How often a node looks whether its lease is over.
-const LOOK: Duration = Duration::from_millis(250);
+/// How often a node checks whether its lease is over.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What a node knows of its lease.
+/// The lease, and the machines that end with it.
 #[derive(Default)]
 pub(crate) struct Fence {
     lease: Mutex<NodeLease>,
     /// The names of the machines that are fenced.
     machines: Mutex<HashMap<Uuid, String>>,
-    /// The right to write the file for the guard.
+    /// Serialises writes of the lease file.
     file: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -54,7 +55,7 @@ impl Fence {
         self.machines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// There is another connection to a controller.
+    /// A new connection to a controller begins.
     pub(super) fn connected(&self) {
         self.lease().connected();
     }
@@ -63,29 +64,30 @@ impl Fence {
 /// The file with the lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseFile {
-    /// Which boot of the host the time is of.
+    /// The boot of the host to which the time belongs.
     pub boot_id: String,
     /// When the lease ends, in milliseconds since that boot.
     pub ends_at_ms: u64,
-    /// The machines that are to be off then.
+    /// The machines to end then.
     pub machines: Vec<String>,
 }
 
 impl LeaseFile {
-    /// Reads it. `None`: there is none, or it is being written.
+    /// Reads the file. `None`: it does not exist, or is being written.
     pub fn read(path: &Path) -> Option<Self> {
         let bytes = std::fs::read(path).ok()?;
         let again = std::fs::read(path).ok()?;
         (bytes == again).then(|| serde_json::from_slice(&bytes).ok())?
     }
 
-    /// When the lease ends. `None`: the host has been started again since.
+    /// When the lease ends. `None`: the host was rebooted since.
     pub fn ends_at_ms(&self) -> Option<u64> {
         (self.boot_id == boot_id()).then_some(self.ends_at_ms)
     }
 
-    /// In place, so that a renewal needs no free space on a full disk. Not made durable: what it says counts only until the host is
-    /// started again.
+    /// Writes the file in place, so that a renewal needs no free space on a full disk. Does not sync it, because it counts
+    /// only until the host is
+    /// rebooted.
     fn write(&self, path: &Path) -> std::io::Result<()> {
         let mut bytes = serde_json::to_vec(self)?;
         bytes.resize(bytes.len().next_multiple_of(FILE_STEP_BYTES), b' ');
@@ -95,13 +97,13 @@ impl LeaseFile {
     }
 }
 
-/// Names the present boot of the host.
+/// The identity of the host's present boot.
 fn boot_id() -> String {
     let read = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     read.map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// `PUT /node/v1/lease`: the controller is there.
+/// `PUT /node/v1/lease`: the controller renews the lease.
 pub(super) async fn renew(
     State(service): State<Service>,
     Body(renewal): Body<Renewal>,
@@ -112,14 +114,15 @@ pub(super) async fn renew(
 }
 
 impl Service {
-    /// Begins with the lease that an earlier daemon of this node had.
+    /// Reads the lease that an earlier daemon of this node had.
     pub(super) fn read_lease(&self) {
         let Some(membership) = self.membership() else { return };
         let former = LeaseFile::read(&membership.lease_file).and_then(|file| file.ends_at_ms());
         *self.fleet().fence.lease() = NodeLease::until(former);
     }
 
-    /// Has the guard know the lease and the machines. A disk that does not answer stops this call, and not those that end machines.
+    /// Writes the lease and the machines to the file for the guard. If the disk does not answer, only this call waits, not
+    /// the ending of machines.
     async fn write_lease(&self) {
         let turn = self.fleet().fence.file.clone().lock_owned().await;
         let service = self.clone();
@@ -127,7 +130,7 @@ impl Service {
             service.write_lease_now();
             drop(turn);
         });
-        // A panic there was reported by its own thread.
+        // The thread itself has reported a panic.
         let _ = written.await;
     }
 
@@ -146,25 +149,25 @@ impl Service {
         if let Err(error) = written {
             let path = path.display();
             tracing::error!(
-                "cannot write {path}, and the guard ends machines when the lease in it is over: {error}"
+                "cannot renew the lease in {path}, so the guard will end machines when the old lease is over: {error}"
             );
         }
     }
 
-    /// Whether a machine must not run here now: another host may have it.
+    /// Whether a machine must not run here now, because another host may run it.
     pub(crate) fn is_fenced_off(&self, record: &MachineRecord) -> bool {
         record.fenced
             && self.membership().is_some()
             && self.fleet().fence.lease().is_over(self.since_boot_ms())
     }
 
-    /// Notes whether a machine of this node is fenced.
+    /// Records whether a machine of this node is fenced.
     pub(crate) async fn is_fenced(&self, uuid: Uuid, name: &str, fenced: bool) {
         {
             let mut machines = self.fleet().fence.machines();
             let changed = match fenced {
                 true => machines.insert(uuid, name.to_owned()).is_none(),
-                // The guard knows names only: an earlier machine of that name counts no more.
+                // The guard knows names only: an earlier machine of the same name is no longer fenced.
                 false => {
                     let before = machines.len();
                     machines.retain(|its, named| *its != uuid && named != name);
@@ -178,7 +181,7 @@ impl Service {
         self.write_lease().await;
     }
 
-    /// Ends machines while the lease is over, and starts them again when there is another lease, until `stop` says true.
+    /// Ends machines while the lease is over, and restarts them after a new lease, until `stop` is true.
     pub async fn keep_fence(&self, mut stop: watch::Receiver<bool>) -> std::io::Result<()> {
         while let Err(error) = self.load_fenced().await {
             tracing::error!("cannot list the machines that are fenced, and tries again: {error}");
@@ -194,7 +197,7 @@ impl Service {
             }
             was_over = is_over;
             tokio::select! {
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(CHECK_INTERVAL) => {}
                 () = stopped(&mut stop) => return Ok(()),
             }
         }
@@ -208,7 +211,7 @@ impl Service {
         Ok(())
     }
 
-    /// Ends all machines that are fenced and on.
+    /// Ends all fenced machines that are on.
     async fn fence_all(&self) {
         let machines = self.fleet().fence.machines().clone();
         let on: Vec<_> = self
@@ -220,7 +223,7 @@ impl Service {
         if on.is_empty() {
             return;
         }
-        // All at once and before anything is noted: another host may be about to start them.
+        // End all of them before anything is recorded: another host may be about to start them.
         let turns: Vec<_> = on.iter().map(|(uuid, _)| self.try_lock(*uuid)).collect();
         let ended = join_all(on.iter().map(|(_, active)| active.vm.kill())).await;
         for (((uuid, active), turn), ended) in on.into_iter().zip(turns).zip(ended) {
@@ -232,7 +235,7 @@ impl Service {
                 );
                 continue;
             }
-            // Whoever has its turn notes that it ended.
+            // If another operation has the machine's lock, it records the end.
             let Some(_turn) = turn else { continue };
             tracing::warn!(machine, "ended it: {FENCED}");
             if let Err(error) = self.note_fenced(uuid, machine).await {
@@ -250,8 +253,9 @@ impl Service {
         self.switched_off(&mut record, &Caller::daemon(), MachineState::Stopped, reason, FENCED).await
     }
 
-    /// Starts the machines again that were ended because the lease was over. They are this node's still: the controller has removed the
-    /// others before it gave another lease.
+    /// Restarts the machines that were ended because the lease was over. They still belong to this node: the controller has
+    /// removed the
+    /// others before it gave a new lease.
     async fn resume_fenced(&self) {
         let own = self.own_machines().await.unwrap_or_else(|error| {
             tracing::error!("cannot list the machines that were fenced, and starts none of them: {error}");
@@ -271,7 +275,7 @@ impl Service {
 
 /// Waits until the daemon ends.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // An error means that the sender is gone, which is an end too.
+    // An error means that the sender was dropped, which is an end too.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
@@ -298,7 +302,7 @@ mod tests {
             let metadata = std::fs::metadata(&path).unwrap();
             sizes.push((metadata.len(), metadata.ino()));
         }
-        // The same file with the same space, unless the list of machines is much longer.
+        // The same file with the same size, unless the list of machines is much longer.
         assert_eq!((sizes[0], sizes[0]), (sizes[1], sizes[3]));
         assert!(sizes[2].0 > sizes[0].0 && sizes[2].1 == sizes[0].1, "{sizes:?}");
     }

@@ -1,4 +1,4 @@
-//! Requests about machines of other hosts, which their nodes answer.
+//! Forwards requests about machines of other hosts to their nodes.
 
 use axum::RequestPartsExt;
 use axum::body::Body;
@@ -28,10 +28,10 @@ const FORWARDED: [(&str, &Method); 5] = [
 
 const SEAL: &str = "/api/v1/machines/{machine}/seal";
 
-/// The console, both ways.
+/// The path of the interactive console.
 const ATTACH: &str = "/api/v1/machines/{machine}/console/attach";
 
-/// Sends a request on to the node that has its machine, or lets it through. The caller was authorized.
+/// Forwards a request to the node that has its machine, or passes it on to the local handler. The caller was authorized.
 pub(crate) async fn forward(State(service): State<Service>, request: Request, next: Next) -> Response {
     let Some(path) = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned()) else {
         return next.run(request).await;
@@ -51,7 +51,7 @@ pub(crate) async fn forward(State(service): State<Service>, request: Request, ne
     });
     let request = Request::from_parts(parts, body);
     let Some(name) = name else { return next.run(request).await };
-    // The node knows nothing of scopes.
+    // The node knows no scopes.
     if path == SEAL
         && let Err(failure) = must_have_images(&service, &caller, &name).await
     {
@@ -84,7 +84,7 @@ async fn send(link: &Link, caller: &Caller, request: Request) -> Result<Response
     Ok(answer.map(Body::new).into_response())
 }
 
-/// Over HTTP/2 an upgrade is a `CONNECT` with the name of the protocol.
+/// Attaches to a console. An HTTP/1.1 upgrade becomes an HTTP/2 `CONNECT` with the name of the protocol.
 async fn attach(link: &Link, caller: &Caller, mut request: Request) -> Result<Response, Failure> {
     let asked = request.headers().get(header::UPGRADE).cloned();
     if asked != Some(HeaderValue::from_static(CONSOLE)) {
@@ -101,7 +101,7 @@ async fn attach(link: &Link, caller: &Caller, mut request: Request) -> Result<Re
     let there = hyper::upgrade::on(&mut answer);
     tokio::spawn(async move {
         match tokio::try_join!(here, there) {
-            // Either side hanging up ends it; there is nobody left to tell.
+            // If either side disconnects, the copy ends; nobody is left to be informed.
             Ok((here, there)) => {
                 let (mut here, mut there) = (TokioIo::new(here), TokioIo::new(there));
                 let _ = tokio::io::copy_bidirectional(&mut here, &mut there).await;

@@ -1,4 +1,5 @@
-//! Random histories of controllers, nodes and connections, with a model of time: no machine runs twice, and all run again at the end.
+//! A model test of leases: random histories of controllers, nodes and connections. No machine may run twice, and all must
+//! run at the end.
 
 use std::collections::BTreeMap;
 
@@ -12,31 +13,31 @@ const MACHINES: usize = 4;
 /// The real time of a step.
 const STEP_MS: u64 = 100;
 
-/// How long a node may take to notice the end of its lease, and to end its machines.
+/// The longest time that a node takes to notice the end of its lease and to end its machines.
 const FENCE_MS: u64 = 1_000;
 
-/// How many steps a history has before and after everything is whole again.
+/// The number of steps of a history before, and after, all faults are repaired.
 const STEPS: u64 = 250;
 const STEPS_HEALED: u64 = 250;
 
-/// What is broken on purpose, so that the model is known to notice.
+/// Rules that a test breaks on purpose, to prove that the model notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
     /// The controller does not wait for the end of the lease.
     Early,
-    /// A controller renews leases without looking whether it has the database.
+    /// The controller renews leases without checking that it has the database.
     Blind,
     /// A new controller does not count from its own start.
     Forgetful,
-    /// A node that is back gets a lease before it has removed the machines that are another host's.
+    /// A node that reconnects gets a lease before it has removed the machines that were given to other hosts.
     KeepsCopies,
 }
 
-/// Numbers that look random, the same ones for the same seed.
-struct Dice(u64);
+/// A pseudorandom generator; the same seed gives the same numbers.
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -49,7 +50,7 @@ impl Dice {
     }
 }
 
-/// A clock that runs up to 3 % too fast or too slow, and began at any time.
+/// A clock that runs up to 3 % too fast or too slow, and starts at a random time.
 #[derive(Clone, Copy)]
 struct Clock {
     began_ms: u64,
@@ -65,24 +66,24 @@ impl Clock {
 struct Node {
     clock: Clock,
     lease: NodeLease,
-    /// Since when the lease is over and machines were not ended yet, in real time.
+    /// The real time since which the lease has been over and machines are not ended yet.
     over_since_ms: Option<u64>,
-    /// The daemon is there. Machines go on without it, and its guard ends them in time.
+    /// Whether the daemon runs. Machines run without it, and its guard ends them in time.
     is_up: bool,
-    /// The highest number of a connection.
+    /// The highest generation (connection number) that the node has seen.
     generation: u64,
-    /// Which machines it has, and whether each is wanted to run.
+    /// The machines that the node has, and whether each should run.
     copies: BTreeMap<usize, bool>,
     runs: BTreeMap<usize, ()>,
 }
 
-/// A connection, as its controller has it.
+/// A connection, as its controller sees it.
 struct Link {
     generation: u64,
     renewals: Renewals,
-    /// The machines of other hosts are removed on the node, so that it gets leases.
+    /// Whether the node has removed the machines of other hosts, so that it may get leases.
     is_cleared: bool,
-    /// The last renewal was answered, or given up.
+    /// When the next renewal is sent, if the last one was answered or timed out.
     asks_at_ms: u64,
     asked: u64,
 }
@@ -93,7 +94,7 @@ struct Controller {
     started_at_ms: u64,
     heard_at_ms: [Option<u64>; NODES],
     links: [Option<Link>; NODES],
-    /// It reaches the database.
+    /// Whether it can reach the database.
     reaches_database: bool,
 }
 
@@ -102,7 +103,7 @@ struct Host {
     is_lost: bool,
 }
 
-/// What is on its way.
+/// A message in transit.
 enum Message {
     Renewal(Renewal),
     Answer(u64),
@@ -118,20 +119,20 @@ struct Packet {
 
 struct World {
     fault: Fault,
-    dice: Dice,
+    random: Random,
     now_ms: u64,
     nodes: Vec<Node>,
     controllers: Vec<Controller>,
-    /// Which controller has the database.
+    /// The index of the controller that has the database.
     owner: usize,
-    /// Since when the other one may take it.
+    /// Since when the other controller may take it.
     owner_silent_since_ms: Option<u64>,
     hosts: [Host; NODES],
     host_of: [usize; MACHINES],
     to_start: [bool; MACHINES],
     is_cut: [[bool; NODES]; CONTROLLERS],
     packets: Vec<Packet>,
-    /// Nothing is late or lost any more.
+    /// Whether messages are neither delayed nor lost any more.
     is_healed: bool,
     moves: u64,
     fences: u64,
@@ -139,11 +140,11 @@ struct World {
 
 impl World {
     fn new(seed: u64, fault: Fault) -> Self {
-        let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
         let clock =
-            |dice: &mut Dice| Clock { began_ms: dice.below(1_000_000), per_mille: 970 + dice.below(61) };
-        let node = |dice: &mut Dice| Node {
-            clock: clock(dice),
+            |random: &mut Random| Clock { began_ms: random.below(1_000_000), per_mille: 970 + random.below(61) };
+        let node = |random: &mut Random| Node {
+            clock: clock(random),
             lease: NodeLease::default(),
             over_since_ms: None,
             is_up: true,
@@ -151,9 +152,9 @@ impl World {
             copies: BTreeMap::new(),
             runs: BTreeMap::new(),
         };
-        let mut nodes: Vec<Node> = (0..NODES).map(|_| node(&mut dice)).collect();
-        let controller = |dice: &mut Dice| {
-            let clock = clock(dice);
+        let mut nodes: Vec<Node> = (0..NODES).map(|_| node(&mut random)).collect();
+        let controller = |random: &mut Random| {
+            let clock = clock(random);
             Controller {
                 clock,
                 is_up: true,
@@ -163,14 +164,14 @@ impl World {
                 reaches_database: true,
             }
         };
-        let controllers = (0..CONTROLLERS).map(|_| controller(&mut dice)).collect();
+        let controllers = (0..CONTROLLERS).map(|_| controller(&mut random)).collect();
         let host_of: [usize; MACHINES] = std::array::from_fn(|machine| machine % NODES);
         for (machine, host) in host_of.into_iter().enumerate() {
             nodes[host].copies.insert(machine, true);
         }
         Self {
             fault,
-            dice,
+            random,
             now_ms: 0,
             nodes,
             controllers,
@@ -195,17 +196,17 @@ impl World {
         self.controllers[controller].clock.at(self.now_ms)
     }
 
-    /// Something breaks, or is whole again.
+    /// Breaks or repairs something at random.
     fn disturb(&mut self) {
-        let controller = usize::try_from(self.dice.below(2)).unwrap();
-        let node = usize::try_from(self.dice.below(3)).unwrap();
-        match self.dice.below(40) {
+        let controller = usize::try_from(self.random.below(2)).unwrap();
+        let node = usize::try_from(self.random.below(3)).unwrap();
+        match self.random.below(40) {
             0 => self.is_cut[controller][node] = true,
             1 | 2 => self.is_cut[controller][node] = false,
             3 => self.nodes[node].is_up = false,
             4 | 5 => self.nodes[node].is_up = true,
-            // The computer restarts: its machines are gone, and the lease counts no more.
-            6 if self.dice.one_in(4) => {
+            // The host reboots: its machines end, and the lease no longer counts.
+            6 if self.random.one_in(4) => {
                 self.nodes[node].runs.clear();
                 self.nodes[node].lease = NodeLease::default();
             }
@@ -228,7 +229,7 @@ impl World {
         }
     }
 
-    /// The controller that does not have the database takes it over from one that is silent.
+    /// The other controller takes the database over from one that is silent.
     fn take_over(&mut self) {
         let is_silent = !self.controllers[self.owner].is_up || !self.has_database(self.owner);
         if !is_silent {
@@ -242,7 +243,7 @@ impl World {
             self.owner = other;
             self.owner_silent_since_ms = None;
             let now_ms = self.now_of(other);
-            // The former owner may go on without knowing it: its connections stay.
+            // The former owner may not know it yet: its connections stay.
             let it = &mut self.controllers[other];
             it.links = [const { None }; NODES];
             if self.fault != Fault::Forgetful {
@@ -261,13 +262,13 @@ impl World {
         let is_connected = self.controllers[controller].links[node]
             .as_ref()
             .is_some_and(|link| link.generation == self.nodes[node].generation);
-        // A node that is connected to the former owner notices only after a while.
+        // A node that is connected to the former owner reconnects only after a while.
         let follows_other = self.controllers[1 - controller].is_up
             && self.controllers[1 - controller].links[node]
                 .as_ref()
                 .is_some_and(|link| link.generation == self.nodes[node].generation)
             && !self.is_cut[1 - controller][node];
-        if !can || is_connected || (follows_other && !self.dice.one_in(30)) {
+        if !can || is_connected || (follows_other && !self.random.one_in(30)) {
             return;
         }
         let now_ms = self.now_of(controller);
@@ -287,12 +288,12 @@ impl World {
         self.controllers[controller].heard_at_ms[node] = Some(now_ms);
     }
 
-    /// Whether a connection carries something now.
+    /// Whether a connection carries messages now.
     fn carries(&self, controller: usize, node: usize) -> bool {
         self.controllers[controller].is_up && self.nodes[node].is_up && !self.is_cut[controller][node]
     }
 
-    /// A controller clears nodes, gives them their machines, and asks.
+    /// A controller has nodes remove moved machines, gives them their machines, and renews leases.
     fn work(&mut self, controller: usize) {
         for node in 0..NODES {
             if !self.carries(controller, node) {
@@ -303,11 +304,11 @@ impl World {
             let its_generation = self.nodes[node].generation;
             let Some(link) = &mut self.controllers[controller].links[node] else { continue };
             if link.generation != its_generation {
-                // The node has another connection, and refuses this one.
+                // The node has a newer connection, and refuses this one.
                 self.controllers[controller].links[node] = None;
                 continue;
             }
-            if has_database && self.dice.one_in(3) {
+            if has_database && self.random.one_in(3) {
                 let host_of = self.host_of;
                 self.nodes[node].copies.retain(|machine, _| host_of[*machine] == node);
                 let copies = &self.nodes[node].copies;
@@ -330,7 +331,7 @@ impl World {
         }
     }
 
-    /// A node gets the machines of its host, and is asked to start those that were moved.
+    /// A node gets the machines of its host, and starts those that were moved to it.
     fn give(&mut self, node: usize) {
         for machine in 0..MACHINES {
             if self.host_of[machine] == node {
@@ -344,10 +345,10 @@ impl World {
     }
 
     fn send(&mut self, controller: usize, node: usize, generation: u64, message: Message) {
-        let is_slow = !self.is_healed && self.dice.one_in(6);
-        let delay_ms = if is_slow { self.dice.below(2 * LEASE_MS) } else { self.dice.below(300) };
+        let is_slow = !self.is_healed && self.random.one_in(6);
+        let delay_ms = if is_slow { self.random.below(2 * LEASE_MS) } else { self.random.below(300) };
         let arrives_ms = self.now_ms + delay_ms;
-        if self.is_healed || !self.dice.one_in(10) {
+        if self.is_healed || !self.random.one_in(10) {
             self.packets.push(Packet { arrives_ms, controller, node, generation, message });
         }
     }
@@ -377,7 +378,7 @@ impl World {
                     else {
                         continue;
                     };
-                    // An answer that comes late is to a request that was given up.
+                    // A late answer belongs to a request that has timed out.
                     if number != link.asked {
                         continue;
                     }
@@ -394,7 +395,7 @@ impl World {
         }
     }
 
-    /// The controller gives machines of hosts whose lease is over to others.
+    /// The controller gives the machines of hosts whose lease is over to other hosts.
     fn move_lost(&mut self) {
         let controller = self.owner;
         if !self.controllers[controller].is_up || !self.has_database(controller) {
@@ -440,15 +441,15 @@ impl World {
                 continue;
             }
             let since_ms = *node.over_since_ms.get_or_insert(now_ms);
-            // At the latest then, and perhaps at once.
-            if now_ms + STEP_MS >= since_ms + FENCE_MS || self.dice.one_in(5) {
+            // The node ends them at the latest then, and at random before.
+            if now_ms + STEP_MS >= since_ms + FENCE_MS || self.random.one_in(5) {
                 self.fences += u64::try_from(node.runs.len()).unwrap();
                 node.runs.clear();
             }
         }
     }
 
-    /// The machine that runs twice, if there is one.
+    /// A machine that runs on two hosts, if there is one.
     fn twice(&self) -> Option<usize> {
         let runs = |machine: usize| self.nodes.iter().filter(|node| node.runs.contains_key(&machine)).count();
         (0..MACHINES).find(|machine| runs(*machine) > 1)
@@ -485,7 +486,7 @@ impl World {
     }
 }
 
-/// Runs a history, and gives how many machines were moved and fenced.
+/// Runs a history, and returns how many machines were moved and fenced.
 fn history(seed: u64, fault: Fault) -> Result<(u64, u64), String> {
     let mut world = World::new(seed, fault);
     for _ in 0..STEPS {

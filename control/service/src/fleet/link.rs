@@ -1,4 +1,4 @@
-//! A connection to a node, over which the controller asks.
+//! The connection to a node, over which the controller sends requests.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -16,28 +16,28 @@ use uuid::Uuid;
 
 use crate::caller::Caller;
 
-/// The headers of each request: who asks, what they may do, and over which connection.
+/// The headers of each request: the caller, its permissions, and the generation of the connection.
 pub(crate) const CALLER: &str = "headwater-caller";
 pub(crate) const ROLE: &str = "headwater-role";
 pub(crate) const GENERATION: &str = "headwater-generation";
 
-/// The longest answer that is taken as a whole.
+/// The largest body of an answer.
 const ANSWER_MAX_BYTES: usize = 64 << 20;
 
-/// How old a node's list of machines may be that is shown.
+/// A node's list of machines is requested again if it is older than this.
 const LIST_AGE: Duration = Duration::from_millis(500);
 
-/// How long a list may take before the last one has to do.
+/// Timeout of a new list, after which the last one is used.
 const LIST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How old that one may be.
+/// The oldest list that is used after a timeout.
 const LIST_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// How long a node may take to answer: a question, and a change. A machine that is stopped may take minutes.
+/// Timeout of a read request; changes have a longer one, because stopping a machine may take minutes.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(60);
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
-/// What HTTP/2 holds of one stream and of all of a connection before the other side has to wait. A console that nobody reads fills
+/// HTTP/2 flow control windows of a stream and of the connection. A console whose output nobody reads fills
 /// its own stream, and not the connection.
 pub(super) const STREAM_WINDOW_BYTES: u32 = 128 << 10;
 pub(super) const CONNECTION_WINDOW_BYTES: u32 = STREAM_WINDOW_BYTES * STREAMS_MAX;
@@ -55,25 +55,25 @@ pub(crate) struct Link {
     pub(crate) generation: u64,
     pub(crate) address: String,
     pub(crate) release: String,
-    /// How far its clock is ahead of ours.
+    /// How far its clock is ahead of ours, in milliseconds.
     pub(crate) clock_ahead_ms: i64,
     pub(crate) sender: SendRequest<Body>,
-    /// Told when a machine, an image reference or a pin has changed.
+    /// Notified when a machine, an image reference or a pin has changed.
     pub(crate) changed: Notify,
-    /// It has removed the machines that are another host's.
+    /// Whether the node has removed the machines that were moved to other hosts.
     pub(crate) is_cleared: AtomicBool,
-    /// The connection is to end.
+    /// Notified to end the connection.
     pub(crate) ending: Notify,
     pub(crate) lists: Lists,
 }
 
-/// What a node has answered to the question for its machines.
+/// The cached list of a node's machines.
 #[derive(Default)]
 pub(crate) struct Lists {
-    /// When it was asked last, whether it answered or not.
+    /// When the list was last requested, even if the node did not answer.
     asked: Mutex<Option<Instant>>,
     last: std::sync::Mutex<Option<(Instant, Arc<Vec<Machine>>)>>,
-    /// The last answer is older than a change.
+    /// Whether a change was made since the last answer.
     is_stale: AtomicBool,
 }
 
@@ -84,7 +84,7 @@ impl Lists {
 }
 
 impl Link {
-    /// Sends a request and gives the answer's head.
+    /// Sends a request and returns the head of the answer.
     pub(crate) async fn send(
         &self,
         caller: &Caller,
@@ -95,16 +95,16 @@ impl Link {
         self.send_request(caller, self.request(method, path, body)?).await
     }
 
-    /// A request for this node.
+    /// Builds a request for this node.
     pub(crate) fn request(&self, method: Method, path: &str, body: Body) -> Result<Request<Body>, Problem> {
         let request = Request::builder().method(method).uri(format!("http://node{path}"));
         request
             .header(header::CONTENT_TYPE, "application/json")
             .body(body)
-            .map_err(|error| Problem::new(ProblemKind::Invalid, format!("'{path}' is no path: {error}")))
+            .map_err(|error| Problem::new(ProblemKind::Invalid, format!("'{path}' is not a valid path: {error}")))
     }
 
-    /// Sends a request in the name of a caller.
+    /// Sends a request on behalf of a caller.
     pub(crate) async fn send_request(
         &self,
         caller: &Caller,
@@ -120,7 +120,7 @@ impl Link {
         sent.map_err(|error| self.broken(&error))
     }
 
-    /// Sends a request and takes the answer, or the problem of the node.
+    /// Sends a request, and returns the body of the answer, or the node's problem.
     pub(crate) async fn ask<T: DeserializeOwned>(
         &self,
         caller: &Caller,
@@ -140,24 +140,24 @@ impl Link {
         let (status, bytes) = answered.map_err(|_| self.late(limit))??;
         let odd = |error: serde_json::Error| {
             let message =
-                format!("the node of host '{}' answers {status} with something else: {error}", self.name);
+                format!("the node of host '{}' sent an answer ({status}) that cannot be read: {error}", self.name);
             Problem::new(ProblemKind::Failed, message)
         };
         if status.is_success() {
-            // An answer without a body is nothing.
+            // An empty body means `null`.
             let text = if bytes.is_empty() { &b"null"[..] } else { &bytes[..] };
             return serde_json::from_slice(text).map_err(odd);
         }
         Err(serde_json::from_slice(&bytes).unwrap_or_else(odd))
     }
 
-    /// The machines of the node as it shows them, at most [`LIST_AGE`] old if it answers.
+    /// The node's list of machines, at most [`LIST_AGE`] old if the node answers.
     pub(crate) async fn machines(&self) -> Option<Arc<Vec<Machine>>> {
         let mut asked = self.lists.asked.lock().await;
         let is_stale = self.lists.is_stale.swap(false, Ordering::AcqRel);
         if is_stale || asked.is_none_or(|at| at.elapsed() >= LIST_AGE) {
             let answer = tokio::time::timeout(LIST_TIMEOUT, self.list()).await;
-            // Also if there was no answer: those who wait here do not wait again, one after the other.
+            // Set even without an answer, so that callers that wait for the lock do not each wait for a timeout.
             *asked = Some(Instant::now());
             if let Ok(Ok(list)) = answer {
                 *self.lists.last() = Some((Instant::now(), Arc::new(list)));
@@ -199,7 +199,7 @@ impl Link {
         tokio::time::timeout(LIST_TIMEOUT, asked).await.ok()?.ok()
     }
 
-    /// The same, asked now.
+    /// The present list, from the node.
     pub(crate) async fn list(&self) -> Result<Vec<Machine>, Problem> {
         let mut path = "/api/v1/machines".to_owned();
         let mut machines = Vec::new();
@@ -207,12 +207,12 @@ impl Link {
             let page: MachineList = self.ask(&Caller::daemon(), Method::GET, &path, None).await?;
             machines.extend(page.machines);
             let Some(next) = page.next else { return Ok(machines) };
-            // A name, which has no characters that a path cannot have.
+            // The name of a machine, whose characters are all valid in a path.
             path = format!("/api/v1/machines?after={next}");
         }
     }
 
-    /// Has the next list asked from the node.
+    /// Has the list requested again at its next use.
     pub(crate) fn forget_list(&self) {
         self.lists.is_stale.store(true, Ordering::Release);
     }
@@ -221,7 +221,7 @@ impl Link {
         let message =
             format!("the node of host '{}' has not answered within {} s", self.name, limit.as_secs());
         Problem::new(ProblemKind::Unavailable, message)
-            .advise("it may still be done: look again ('headwater machine list')")
+            .advise("the node may still do it: check with 'headwater machine list'")
     }
 
     fn broken(&self, error: &dyn std::error::Error) -> Problem {
@@ -230,6 +230,6 @@ impl Link {
             format!("the connection to the node of host '{}' broke", self.name),
         );
         problem.causes.push(error.to_string());
-        problem.advise("it may have been done: look when the node is connected again ('headwater node list')")
+        problem.advise("the node may have done it: check when it is connected again ('headwater node list')")
     }
 }

@@ -1,14 +1,16 @@
-//! Which host a machine goes to: a pure function of hosts and their machines.
+//! Chooses the host of a machine. A pure function of hosts and their machines.
 //!
-//! A host has room for a machine if its memory suffices for all its machines that are on or are wanted, and for this one, each with its
-//! write cache in RAM. Of the hosts with room, the machine goes to the host that has most memory left if all its machines are on. So machines
-//! of a catalog are spread also while they are off.
+//! A host has room for a machine if its memory suffices for all its machines that are on or wanted, and for this one, each
+//! with its
+//! write cache in RAM. Of the hosts with room, the one is chosen that would have most memory left if all its machines were
+//! on. So machines
+//! of a catalog are spread even while they are off.
 
 use headwater_api::BootFrom;
 use headwater_db::{HostRecord, MachineRecord};
 use uuid::Uuid;
 
-/// Why a host gets no machine.
+/// Why a host is not chosen.
 const IS_CORDONED: &str = "is cordoned";
 const IS_AWAY: &str = "is not connected";
 
@@ -21,14 +23,14 @@ pub(crate) struct Candidate {
     pub(crate) name: String,
     why_not: Option<&'static str>,
     memory_bytes: u64,
-    /// The memory that machines leave that are on or wanted. Negative: they have more than there is.
+    /// The memory that is left by machines that are on or wanted. Negative if they use more than there is.
     left_bytes: i128,
-    /// The same if all its machines are on.
+    /// The memory that would be left if all its machines were on.
     left_of_all_bytes: i128,
 }
 
 impl Candidate {
-    /// A host among all machines of the fleet.
+    /// A host, with the memory that its machines among those of the fleet need.
     pub(crate) fn new(host: &HostRecord, is_there: bool, machines: &[MachineRecord]) -> Self {
         let why_not = match (host.cordoned, is_there) {
             (true, _) => Some(IS_CORDONED),
@@ -47,8 +49,8 @@ impl Candidate {
         }
     }
 
-    /// It gets no machine, because its node is not there or not ready.
-    pub(crate) fn is_away(&mut self) {
+    /// Excludes the host, because its node is not connected or not ready.
+    pub(crate) fn exclude(&mut self) {
         self.why_not.get_or_insert(IS_AWAY);
     }
 
@@ -57,7 +59,7 @@ impl Candidate {
     }
 }
 
-/// The memory of a host that is left if all its machines are on; negative if there is not enough for all.
+/// The memory that would be left if all machines of the host were on; negative if there is not enough for all.
 pub(crate) fn free_memory(host: &HostRecord, machines: &[MachineRecord]) -> i128 {
     let of_host = machines.iter().filter(|it| it.host == host.id && it.boot == BootFrom::Vm);
     let taken: i128 = of_host.map(|it| i128::from(need_of(it))).sum();
@@ -68,7 +70,7 @@ fn is_wanted(machine: &MachineRecord) -> bool {
     machine.is_to_be_on() || machine.state.is_active()
 }
 
-/// The memory that a machine takes of its host while it is on.
+/// The memory that a machine uses on its host while it is on.
 pub(crate) fn need_of(machine: &MachineRecord) -> u64 {
     machine.memory_bytes.saturating_add(machine.cache.ram_bytes)
 }
@@ -78,14 +80,14 @@ pub(crate) fn need_of(machine: &MachineRecord) -> u64 {
 #[error("no host has room for {}: {}", mib(*.need_bytes), .hosts.join("; "))]
 pub(crate) struct NoRoom {
     need_bytes: u64,
-    /// Each host, and why it has none.
+    /// Each host, and why it has no room.
     hosts: Vec<String>,
 }
 
-/// Chooses the host of a machine that needs so much memory, and counts the machine there.
+/// Chooses a host for a machine that needs this memory, and counts the machine there.
 pub(crate) fn place(candidates: &mut [Candidate], need_bytes: u64) -> Result<Uuid, NoRoom> {
     let with_room = candidates.iter_mut().filter(|it| it.has_room(need_bytes));
-    // The last of several with the same memory, so the order of hosts counts.
+    // `max_by_key` takes the last of several equal hosts, so the order of hosts counts.
     if let Some(chosen) = with_room.max_by_key(|it| it.left_of_all_bytes) {
         chosen.left_bytes -= i128::from(need_bytes);
         chosen.left_of_all_bytes -= i128::from(need_bytes);
@@ -140,7 +142,7 @@ mod tests {
 
     #[test]
     fn machines_that_are_off_count_for_the_spread_and_not_for_room() {
-        // All its machines would need more than there is, and few of them are on.
+        // All its machines together would need more than there is, but few of them are on.
         let mut full = candidate(1, None, 800);
         full.left_of_all_bytes = -1;
         let mut hosts = [full, candidate(2, None, 200)];

@@ -1,4 +1,4 @@
-//! Machines' disks as those see them who read them from outside, and the history of who did.
+//! Disks of machines for external readers (`disk export` and others), and the record of readers in the history.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::caller::Caller;
 use crate::lifecycle::LifecycleError;
 use crate::lifecycle::boot::{files_of, session_cache};
 
-/// How many notes of readers wait at most to be written.
+/// The most records of readers that wait to be written.
 pub(crate) const MAX_NOTES: usize = 256;
 
-/// A machine, and what there is of its disk.
+/// The disk of a machine, for a reader.
 #[derive(Clone, Debug)]
 pub struct ReadableDisk {
     /// The machine.
@@ -25,12 +25,12 @@ pub struct ReadableDisk {
     pub disk: OfflineDisk,
 }
 
-/// What there is of a machine's disk.
+/// The disk of a machine, depending on its state.
 #[derive(Clone, Debug)]
 pub enum OfflineDisk {
     /// The machine is on; this is the version below, as `IMAGE@NUMBER`.
     On(String),
-    /// The machine is off, and its disk is kept.
+    /// The machine is off and has a persistent disk.
     PersistentDiskRef(Box<PersistentDiskRequest>),
     /// The machine is off, and has no disk.
     None,
@@ -43,9 +43,9 @@ impl Service {
         let mut disks = Vec::new();
         for record in records {
             let (machine, state) = (record.name.clone(), record.state);
-            // One version that cannot be found does not hide the other machines.
+            // A version that cannot be found does not hide the other machines.
             let disk = self.residue(record).await.unwrap_or_else(|e| {
-                tracing::warn!(%machine, "cannot tell what its disk is: {e}");
+                tracing::warn!(%machine, "cannot determine the disk of the machine: {e}");
                 OfflineDisk::None
             });
             disks.push(ReadableDisk { machine, state, disk });
@@ -61,11 +61,11 @@ impl Service {
         Ok(Some(ReadableDisk { machine, state, disk: self.residue(record).await? }))
     }
 
-    /// Notes in the history who reads a machine's disk. It is written behind the caller's back: a reader does not wait for the
-    /// database's disk. Call it within a runtime.
+    /// Records in the history who reads a machine's disk. It is written in the background: a reader does not wait for the
+    /// database. Must be called within a Tokio runtime.
     pub fn note_reading(&self, machine: &str, who: &str, detail: &str) {
         let Ok(place) = self.note_places().try_acquire_owned() else {
-            tracing::error!(machine, who, "not noted that its disk is read: {MAX_NOTES} notes wait already");
+            tracing::error!(machine, who, "the history misses that the disk of a machine is read, because {MAX_NOTES} such events already wait to be written");
             return;
         };
         let caller = Caller::admin(who);
@@ -73,13 +73,13 @@ impl Service {
         let (service, machine) = (self.clone(), machine.to_owned());
         tokio::spawn(async move {
             if let Err(error) = service.append(event).await {
-                tracing::error!(machine, "cannot note who reads its disk: {error}");
+                tracing::error!(machine, "cannot write to the history who reads the disk of a machine: {error}");
             }
             drop(place);
         });
     }
 
-    /// Waits until all that was noted is written, at most `limit`. Returns whether it is.
+    /// Waits until all records are written, at most `limit`. Returns whether they are.
     pub async fn notes_written(&self, limit: Duration) -> bool {
         let all = u32::try_from(MAX_NOTES).unwrap_or(u32::MAX);
         let written = async {
@@ -101,8 +101,10 @@ impl Service {
             _ => return Ok(OfflineDisk::None),
         };
         let version = self.version_of("read the disk of", &record, &kept.below()).await?;
-        // Last, as a store takes its time. A version of a machine that was on is still made when that is off, and of blocks that
-        // the disk no longer names: whoever opened it for a reader would give up their places, and the version would fail as damaged.
+        // Checked last, because a store may be slow. A version of a machine that was on may still be made while it is off,
+        // from blocks that
+        // the disk no longer refers to. Opening the disk for a reader would free these blocks, and the version would fail
+        // as damaged.
         if self.is_sealing(kept.id) {
             return Err(LifecycleError::BeingSealed { what: "read the disk of", machine: record.name });
         }

@@ -1,4 +1,4 @@
-//! Why a machine's state could not be changed.
+//! The error of a change of a machine's state.
 
 use headwater_api::{Problem, ProblemKind};
 use headwater_db::DbError;
@@ -13,7 +13,7 @@ pub enum LifecycleError {
     /// No machine of that name.
     #[error("there is no machine '{0}'")]
     Unknown(String),
-    /// Its image reference is no longer legal.
+    /// Its image reference is not valid any more.
     #[error("cannot start machine '{machine}'")]
     Reference {
         /// The machine.
@@ -22,7 +22,7 @@ pub enum LifecycleError {
         #[source]
         source: Problem,
     },
-    /// It is not the daemon that switches it on.
+    /// It boots from the network, so the daemon cannot do that to it.
     #[error("cannot {what} machine '{machine}': it boots from the network")]
     Target {
         /// What was to be done.
@@ -42,9 +42,9 @@ pub enum LifecycleError {
         /// Since when.
         since: String,
     },
-    /// It is a machine of another host, where that is not done.
+    /// It belongs to another host, and only the controller's own host can do that.
     #[error(
-        "cannot {what} machine '{machine}': it is on host '{host}', and that is done on the controller's own host only"
+        "cannot {what} machine '{machine}': it is on host '{host}', and this works only for machines of the controller's own host"
     )]
     Elsewhere {
         /// What was to be done.
@@ -54,12 +54,12 @@ pub enum LifecycleError {
         /// Its host.
         host: String,
     },
-    /// Another host may run it.
+    /// The lease of this node is over, so another host may run the machine.
     #[error(
         "cannot start machine '{0}': this node has not heard its controller for the time of its lease, and another host may run the machine"
     )]
     FencedOff(String),
-    /// The node of its host did not do it.
+    /// The node of its host failed.
     #[error("cannot {what} machine '{machine}' on host '{host}'")]
     Remote {
         /// What was to be done.
@@ -72,7 +72,7 @@ pub enum LifecycleError {
         #[source]
         source: Box<Problem>,
     },
-    /// It must be off for that.
+    /// It must be off to be removed.
     #[error("cannot remove machine '{machine}': it is {state}")]
     NotOff {
         /// The machine.
@@ -80,7 +80,7 @@ pub enum LifecycleError {
         /// What it does.
         state: &'static str,
     },
-    /// It must be on for that.
+    /// It must be on.
     #[error("cannot {what} machine '{machine}': it is {state}")]
     NotOn {
         /// What was to be done.
@@ -90,7 +90,7 @@ pub enum LifecycleError {
         /// What it does.
         state: &'static str,
     },
-    /// It must be off for that.
+    /// It must be off.
     #[error("cannot {what}: machine '{machine}' is {state}")]
     StillOn {
         /// What was to be done: `seal image 'debian'`.
@@ -100,7 +100,7 @@ pub enum LifecycleError {
         /// What it does.
         state: &'static str,
     },
-    /// It edits an image, which stands in the way.
+    /// It is in a maintenance session.
     #[error("cannot {what} machine '{machine}': it edits image '{image}'")]
     Edits {
         /// What was to be done.
@@ -110,8 +110,8 @@ pub enum LifecycleError {
         /// The image.
         image: String,
     },
-    /// Its persistent disk has its keys.
-    #[error("cannot rotate the keys of machine '{machine}': its persistent disk has them")]
+    /// Its persistent disk contains its keys.
+    #[error("cannot rotate the keys of machine '{machine}': its persistent disk contains them")]
     KeepsKeys {
         /// The machine.
         machine: String,
@@ -125,17 +125,17 @@ pub enum LifecycleError {
         #[source]
         source: IdentityError,
     },
-    /// Another machine edits the image.
+    /// Another machine has the maintenance session of the image.
     #[error("cannot edit image '{image}' on machine '{machine}': machine '{holder}' edits it already")]
     Held {
         /// The image.
         image: String,
-        /// Who was to edit it.
+        /// The machine that was to edit it.
         machine: String,
-        /// Who does.
+        /// The machine that edits it.
         holder: String,
     },
-    /// Nobody edits the image.
+    /// The image has no maintenance session.
     #[error("cannot {what}: no machine edits image '{image}'")]
     NoEdit {
         /// What was to be done.
@@ -143,9 +143,9 @@ pub enum LifecycleError {
         /// The image.
         image: String,
     },
-    /// What it did is over a version that is not the newest any more.
+    /// Its session's version is not the newest any more.
     #[error(
-        "cannot seal {what} over {parent}: {newer} is newer, and what it changed would not be in the new version"
+        "cannot seal {what} over {parent}: {newer} is newer, and its changes would not be in the new version"
     )]
     Newer {
         /// What was to be sealed: `image 'debian'`.
@@ -154,7 +154,7 @@ pub enum LifecycleError {
         image: String,
         /// The version below, as `IMAGE@NUMBER`.
         parent: String,
-        /// The newest one.
+        /// The newest version.
         newer: String,
     },
     /// Its machine's identity could not be removed in the guest.
@@ -168,9 +168,9 @@ pub enum LifecycleError {
         #[source]
         source: BackendError,
     },
-    /// Its guest did not switch itself off after that.
+    /// Its guest did not shut down after the removal.
     #[error(
-        "cannot seal image '{image}': machine '{machine}' did not switch itself off, and was ended: {how}"
+        "cannot seal image '{image}': machine '{machine}' did not shut down, and was ended: {how}"
     )]
     NotInOrder {
         /// The image.
@@ -185,14 +185,14 @@ pub enum LifecycleError {
     KeepsIdentity {
         /// What was to be sealed: `image 'debian'`.
         what: String,
-        /// The image, where it is edited.
+        /// The image, if it has a maintenance session.
         image: Option<String>,
         /// The machine.
         machine: String,
         /// What was found.
         found: Vec<String>,
     },
-    /// Its requests were to be recorded.
+    /// Its requests cannot be recorded, because it is on.
     #[error(
         "cannot record the requests of machine '{0}': it is on, and a recording begins when a machine starts"
     )]
@@ -205,8 +205,8 @@ pub enum LifecycleError {
         /// The machine.
         machine: String,
     },
-    /// The version was made, and the edit is still noted.
-    #[error("sealed as {version}, but the edit could not be ended")]
+    /// The version was made, but the maintenance session is still recorded.
+    #[error("sealed as {version}, but the maintenance session could not be ended")]
     EditStays {
         /// The version, as `IMAGE@NUMBER`.
         version: String,
@@ -214,8 +214,8 @@ pub enum LifecycleError {
         #[source]
         source: Box<LifecycleError>,
     },
-    /// Its edit was sealed, and ended only now.
-    #[error("cannot start machine '{machine}' on the private disk of its edit: that was sealed as {version}")]
+    /// Its session was sealed before, and was ended only now.
+    #[error("cannot start machine '{machine}' on the private disk of its maintenance session: the disk was sealed as {version}")]
     EditOver {
         /// The machine.
         machine: String,
@@ -224,7 +224,7 @@ pub enum LifecycleError {
         /// The version, as `IMAGE@NUMBER`.
         version: String,
     },
-    /// The daemon stops and starts nothing any more.
+    /// The daemon is stopping.
     #[error("cannot start machine '{0}': the daemon is stopping")]
     Stopping(String),
     /// A disk, an image or the hypervisor failed.
@@ -238,19 +238,19 @@ pub enum LifecycleError {
         #[source]
         source: BackendError,
     },
-    /// What an earlier daemon left could not be cleaned up.
+    /// The remains of an earlier daemon could not be cleaned up.
     #[error("cannot {0}")]
     Orphans(&'static str, #[source] BackendError),
-    /// The database is new, or another one: to sweep would destroy what machines wrote.
+    /// The database is new or another one: cleaning up would destroy data of machines.
     #[error(
-        "the database knows no machine, and persistent disks are there, {count} in number, the first with the key {first} \
+        "the database has no machines, but there are {count} persistent disks, the first with the key {first} \
          (restore the database from its backup, or move cache/disk-* and keys/disk-* of the data \
          directory away)"
     )]
     Forgotten {
-        /// How many.
+        /// The number of persistent disks.
         count: usize,
-        /// The key of one.
+        /// The key file of one of them.
         first: String,
     },
     /// The database failed before the machine was on.
@@ -262,8 +262,8 @@ pub enum LifecycleError {
         #[source]
         source: DbError,
     },
-    /// The database failed when the machine was on.
-    #[error("machine '{machine}' is on, but that could not be noted")]
+    /// The machine is on, but the database could not record that.
+    #[error("machine '{machine}' is on, but the database could not record that")]
     OnNotNoted {
         /// The machine.
         machine: String,
@@ -271,8 +271,8 @@ pub enum LifecycleError {
         #[source]
         source: DbError,
     },
-    /// The database failed when the machine was off.
-    #[error("machine '{machine}' is off, but that could not be noted")]
+    /// The machine is off, but the database could not record that.
+    #[error("machine '{machine}' is off, but the database could not record that")]
     OffNotNoted {
         /// The machine.
         machine: String,
@@ -280,8 +280,8 @@ pub enum LifecycleError {
         #[source]
         source: DbError,
     },
-    /// The database failed in the middle of a reset, when the machine was off.
-    #[error("machine '{machine}' is off, and its reset did not come to its end")]
+    /// The database failed during a reset, after the machine was off.
+    #[error("machine '{machine}' is off, but its reset was not completed")]
     OffNotReset {
         /// The machine.
         machine: String,
@@ -289,8 +289,8 @@ pub enum LifecycleError {
         #[source]
         source: DbError,
     },
-    /// The database failed, and the machine's disk has the limits all the same.
-    #[error("machine '{machine}' has the new limits until it is off, but that could not be noted")]
+    /// The machine's disk has new limits, but the database could not record them.
+    #[error("machine '{machine}' has the new limits until it is off, but the database could not record them")]
     LimitsNotNoted {
         /// The machine.
         machine: String,
@@ -366,13 +366,13 @@ impl Explain for LifecycleError {
             ),
             Self::Remote { source, .. } => source.advice.clone(),
             Self::FencedOff(_) => Some(
-                "it can be started when the controller is heard again; 'headwater catalog set CATALOG --on-host-loss wait' lets machines go on \
+                "start it when the controller is connected again; 'headwater catalog set CATALOG --on-host-loss wait' lets machines keep running \
                  without it"
                     .to_owned(),
             ),
             Self::Unknown(_) => Some("'headwater machine list' shows all".to_owned()),
             Self::Target { .. } => Some(
-                "switch it on where it stands; each time it boots, what it wrote before is forgotten".to_owned(),
+                "switch the computer itself on; each time it boots, it starts with a fresh disk".to_owned(),
             ),
             Self::NotOff { machine, .. } => {
                 Some(format!("stop it first ('headwater machine stop {machine}'), or use --force"))
@@ -381,21 +381,21 @@ impl Explain for LifecycleError {
                 Some(format!("stop it first: 'headwater machine stop {machine}'"))
             }
             Self::KeepsKeys { machine } => Some(format!(
-                "a machine without a persistent disk can have others; 'headwater machine remove {machine} --force' removes it and the disk"
+                "only a machine without a persistent disk can get new keys; 'headwater machine remove {machine} --force' removes it and the disk"
             )),
             Self::Edits { image, .. } => Some(format!(
-                "'headwater image seal {image}' makes a version of what it did, 'headwater image discard {image}' \
+                "'headwater image seal {image}' makes a version of its disk, 'headwater image discard {image}' \
                  forgets it"
             )),
             Self::Held { image, holder, .. } => Some(format!(
-                "seal or discard what '{holder}' did first: 'headwater image seal {image}', 'headwater image discard \
+                "seal or discard the session of '{holder}' first: 'headwater image seal {image}', 'headwater image discard \
                  {image}'"
             )),
             Self::NoEdit { image, .. } => {
-                Some(format!("'headwater image edit {image} --machine MACHINE' begins an edit"))
+                Some(format!("'headwater image edit {image} --machine MACHINE' begins a maintenance session"))
             }
             Self::Newer { image, newer, .. } => Some(format!(
-                "discard the edit ('headwater image discard {image}') and edit {newer}, or seal it all the same with \
+                "discard the session ('headwater image discard {image}') and edit {newer}, or seal it anyway with \
                  --over-newer"
             )),
             Self::NotGeneralised { image, machine, source } => {
@@ -406,7 +406,7 @@ impl Explain for LifecycleError {
                 ))
             }
             Self::NotInOrder { image, machine, .. } => Some(format!(
-                "'headwater image seal {image}' seals its disk as it is; or start it, see that all is there, and seal again: 'headwater machine \
+                "'headwater image seal {image}' seals its disk as it is; or start it, check that nothing is missing, and seal again: 'headwater machine \
                  start {machine}'"
             )),
             Self::KeepsIdentity { image: Some(image), machine, .. } => Some(format!(
@@ -419,34 +419,34 @@ impl Explain for LifecycleError {
             Self::OnAndNotRecorded(machine) => Some(format!("stop it first: 'headwater machine stop {machine}'")),
             Self::BeingSealed { .. } => Some("try again when it is made".to_owned()),
             Self::EditStays { .. } => Some(
-                "it is ended by the next seal of the image, the next start of its machine or the next start of the daemon"
+                "the session ends with the next seal of the image, the next start of its machine or the next start of the daemon"
                     .to_owned(),
             ),
             Self::EditOver { machine, image, .. } => Some(format!(
-                "the edit is over now: 'headwater image edit {image} --machine {machine}' begins another, 'headwater \
+                "the session is over: 'headwater image edit {image} --machine {machine}' begins a new one, 'headwater \
                  machine start {machine}' starts without one"
             )),
             Self::NotOn { machine, .. } => Some(format!("start it: 'headwater machine start {machine}'")),
             Self::Backend { source, .. } | Self::Orphans(_, source) => source.advice().map(str::to_owned),
             Self::NotNoted { source: source @ (DbError::NoSpace(_) | DbError::Away { .. } | DbError::Unsure { .. }), .. } => source.advice(),
             Self::NotNoted { machine, .. } => Some(format!(
-                "'headwater machine show {machine}' tells how it is; start it again when no other process holds the \
+                "'headwater machine show {machine}' shows its state; start it again when no other process holds the \
                  database"
             )),
             Self::OnNotNoted { machine, .. } => Some(format!(
-                "it goes on, and is noted when the database can be written: 'headwater machine show {machine}'"
+                "the machine keeps running, and this is recorded when the database can be written: 'headwater machine show {machine}'"
             )),
             Self::OffNotNoted { .. } => {
-                Some("it is noted as lost when the database can be written, and can be started then".to_owned())
+                Some("it is recorded as lost when the database can be written, and can then be started".to_owned())
             }
             Self::OffNotReset { machine, source } => {
                 let again = format!(
-                    "'headwater machine reset {machine}' forgets what it wrote, 'headwater machine start {machine}' starts it"
+                    "'headwater machine reset {machine}' discards its disk, 'headwater machine start {machine}' starts it"
                 );
                 Some(source.advice().map_or_else(|| again.clone(), |advice| format!("{advice}; then {again}")))
             }
             Self::LimitsNotNoted { source, .. } => {
-                let again = "give them again when the database can be written, for its later starts";
+                let again = "set them again when the database can be written, so that later starts have them";
                 Some(source.advice().map_or_else(|| again.to_owned(), |advice| format!("{advice}, and {again}")))
             }
             Self::Db(source) => source.advice(),
@@ -457,7 +457,7 @@ impl Explain for LifecycleError {
     fn retry_after_s(&self) -> Option<u32> {
         match self {
             Self::Db(source) | Self::NotNoted { source, .. } => source.retry_after_s(),
-            // The change was made, and must not be made again.
+            // The change was made, so the client must not repeat it.
             _ => None,
         }
     }

@@ -1,12 +1,13 @@
-//! Keeping the identity of a machine out of versions that others boot: its SSH host key, machine-id and host name.
+//! Keeps the identity of a machine out of versions that others boot: its SSH host key, machine-id and host name.
 //!
 //! ```text
-//!   image seal, machine on    removed in the guest -> switched off -> searched: found -> refused
-//!   image seal, machine off                                           searched: found -> refused
-//!   machine seal of one that runs                                     searched: found -> the version is marked
+//!   image seal, machine on    removed in the guest -> switched off -> searched: found -> error
+//!   image seal, machine off                                           searched: found -> error
+//!   machine seal, machine on                                          searched: found -> the version is marked
 //! ```
-//! A version is marked, too, if the guest removed nothing and either file systems could not be looked into, or the version below is
-//! marked. With `keep_identity` nothing is removed, looked for or refused, and the version is marked.
+//! A version is also marked as not generalised if the guest removed nothing, and either file systems could not be searched,
+//! or the parent version is
+//! marked. With `keep_identity` nothing is removed or searched, and the version is marked.
 
 use std::sync::Arc;
 
@@ -21,21 +22,23 @@ use crate::catalogs::CatalogError;
 use crate::lifecycle::seal::{cancelled, given_up};
 use crate::lifecycle::{Active, LifecycleError};
 
-/// Whether a version says of itself that it may hold a machine's identity. The search knows the identity of the sealed machine, and
-/// not that of the machine that its version was made of. So a version over a marked one is marked, too, unless the guest removed all
+/// Whether a version is marked because it may contain a machine's identity. The search knows the identity of the sealed
+/// machine, but
+/// not that of the machine from which the parent version was made. So the child of a marked version is marked too, unless
+/// the guest removed all
 /// identities.
 pub(super) fn keeps_identity(left: &IdentityLeft, parent: &ImageVersion, is_generalised: bool) -> bool {
     let may_be_elsewhere = !left.unread.is_empty() || parent.keeps_identity;
     !left.found.is_empty() || (may_be_elsewhere && !is_generalised)
 }
 
-/// What a catalog says could not be read.
+/// The error if a catalog's setting could not be read.
 fn of_catalog(error: CatalogError) -> BackendError {
-    BackendError::new(error.kind(), "cannot read what a seal removes for its catalog").because(error)
+    BackendError::new(error.kind(), "cannot read the catalog's list of files that a seal removes").because(error)
 }
 
 impl Service {
-    /// Has the guest of a machine that edits an image remove the machine's identity. The caller has its turn.
+    /// Asks the guest of a maintenance session to remove the machine's identity. The caller holds the machine's lock.
     pub(super) async fn generalise(
         &self,
         edit: &PersistentDisk,
@@ -63,7 +66,7 @@ impl Service {
             removed = active.vm.generalise(&record.identity.host_name, &also) => removed,
             () = given_up(control) => return Err(failed(cancelled())),
             _ = active.vm.exited() => {
-                Err(BackendError::new(ProblemKind::Conflict, "it ended meanwhile"))
+                Err(BackendError::new(ProblemKind::Conflict, "the machine was switched off meanwhile"))
             }
         };
         removed.map_err(|source| {
@@ -72,8 +75,9 @@ impl Service {
         })
     }
 
-    /// Switches a machine off whose guest has removed that. One that does not go off in order is not sealed in the same breath: what it had
-    /// still to write is not on its disk. The caller has its turn.
+    /// Switches off a machine whose guest has removed its identity. If the guest does not shut down, the seal fails,
+    /// because writes of the guest
+    /// may be missing on its disk. The caller holds the machine's lock.
     pub(super) async fn switch_off_generalised(
         &self,
         edit: &PersistentDisk,
@@ -90,14 +94,14 @@ impl Service {
         }
     }
 
-    /// Looks on a disk for its machine's identity.
+    /// Searches a disk for its machine's identity.
     pub(super) async fn identity_left(
         &self,
         disk: &dyn FrozenDisk,
         record: &MachineRecord,
         control: &Arc<TaskControl>,
     ) -> Result<IdentityLeft, LifecycleError> {
-        control.report_doing(format!("looking for the identity of {} on its disk", record.name));
+        control.report_doing(format!("searching the disk of {} for its identity", record.name));
         let given = Given {
             host_name: record.identity.host_name.clone(),
             machine_id: record.identity.machine_id.clone(),

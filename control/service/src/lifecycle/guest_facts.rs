@@ -1,24 +1,24 @@
-//! The answers of the guest of a machine that is on, and when the guest was asked.
+//! The latest answers of a guest agent (addresses, users), and when the agent may be asked again.
 
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long nobody asks again after a guest gave no address. Each time it is twice as long.
-const AGAIN_FIRST: Duration = Duration::from_secs(5);
+/// The pause after the agent reported no address. It doubles each time.
+const FIRST_PAUSE: Duration = Duration::from_secs(5);
 const AGAIN_LONGEST: Duration = Duration::from_secs(300);
 
-/// How often it is looked whether users have logged off.
-const USERS_EVERY: Duration = Duration::from_secs(5);
+/// How often the agent is asked whether users have logged off.
+const USERS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The answers of a guest.
+/// The latest answers of a guest agent.
 #[derive(Debug, Default)]
 pub(crate) struct GuestFacts(Mutex<Facts>);
 
 #[derive(Debug, Default)]
 struct Facts {
     addresses: Option<Vec<IpAddr>>,
-    /// When it may be asked again.
+    /// When the agent may be asked for addresses again.
     next_ask: Option<Instant>,
     pause: Option<Duration>,
     next_users: Option<Instant>,
@@ -32,32 +32,32 @@ impl GuestFacts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its addresses, if it has said any.
+    /// The guest's addresses, if the agent has reported any.
     pub(crate) fn addresses(&self) -> Option<Vec<IpAddr>> {
         self.lock().addresses.clone()
     }
 
-    /// Whether to ask for its addresses now. A caller that gets true asks.
+    /// Whether to ask for addresses now. After `true`, the caller must ask.
     pub(crate) fn may_ask_addresses(&self) -> bool {
         let mut facts = self.lock();
         let now = Instant::now();
         if facts.addresses.is_some() || facts.next_ask.is_some_and(|next| next > now) {
             return false;
         }
-        let pause = facts.pause.map_or(AGAIN_FIRST, |pause| (pause * 2).min(AGAIN_LONGEST));
+        let pause = facts.pause.map_or(FIRST_PAUSE, |pause| (pause * 2).min(AGAIN_LONGEST));
         facts.pause = Some(pause);
         facts.next_ask = Some(now + pause);
         true
     }
 
-    /// It said these. None yet: it is asked again.
+    /// Records the reported addresses. If there are none, the agent is asked again later.
     pub(crate) fn set_addresses(&self, addresses: Vec<IpAddr>) {
         if !addresses.is_empty() {
             self.lock().addresses = Some(addresses);
         }
     }
 
-    /// It said nothing.
+    /// Records that the agent did not answer.
     pub(crate) fn no_answer(&self) {
         self.lock().addresses = None;
     }
@@ -69,11 +69,12 @@ impl GuestFacts {
         if facts.next_users.is_some_and(|next| next > now) {
             return false;
         }
-        facts.next_users = Some(now + USERS_EVERY);
+        facts.next_users = Some(now + USERS_INTERVAL);
         true
     }
 
-    /// So many users are logged in. Returns whether the last one has logged off since: two answers in a row say so.
+    /// Records the number of users who are logged in. Returns whether the last one has logged off, which needs two such
+    /// answers in a row.
     pub(crate) fn saw_users(&self, count: usize) -> bool {
         let mut facts = self.lock();
         let has_left = facts.was_logged_in && facts.saw_nobody && count == 0;

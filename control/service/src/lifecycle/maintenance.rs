@@ -1,14 +1,16 @@
-//! Editing an image: one machine gets a private disk over its newest version, until that is sealed or discarded.
+//! Maintenance sessions: a machine gets a private disk over an image's newest version, until the disk is sealed or
+//! discarded.
 //!
 //! ```text
-//!   edit     noted in the database: from its next start on, the machine boots the private disk
-//!   seal     machine off -> version made of the disk -> forgotten in the database -> files removed
-//!   discard  machine off ->                             forgotten in the database -> files removed
+//!   edit     recorded in the database: from its next start on, the machine boots the private disk
+//!   seal     machine off -> version made of the disk -> session removed from the database -> files removed
+//!   discard  machine off ->                             session removed from the database -> files removed
 //! ```
-//! A daemon that dies between the second and the third step of a seal, or whose database fails there, leaves a version
-//! *and* an edit. The version's source names the disk and the last start before it: the next daemon, seal or start knows, and
-//! goes on. The disk is not booted again, as what it would take from then on is in no version. Where that happened all the
-//! same, since a store showed the version only later, the edit is not over: what came after is sealed as another version.
+//! If the daemon dies between the second and the third step of a seal, or its database fails there, the version *and* the
+//! session
+//! exist. The version's source names the disk and its last start: the next daemon, seal or start recognises it and ends the
+//! session. The disk is not booted again, because its later writes would be in no version. If that happened anyway,
+//! because a store showed the version only later, the session stays, and a seal makes another version.
 
 use std::time::Duration;
 
@@ -23,11 +25,11 @@ use crate::backend::BackendError;
 use crate::caller::Caller;
 use crate::lifecycle::LifecycleError;
 
-/// How long a start waits for the store to tell which edits were sealed.
-const EDITS_WAIT: Duration = Duration::from_secs(10);
+/// How long a daemon waits at its start for the store to report which sessions were sealed.
+const SESSIONS_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Service {
-    /// Begins an edit on a machine that is off.
+    /// Begins a maintenance session on a machine that is off.
     pub(crate) async fn edit_image(
         &self,
         image: &str,
@@ -43,7 +45,7 @@ impl Service {
             let (what, machine) = (format!("edit image '{image}' on it"), record.name);
             return Err(LifecycleError::StillOn { what, machine, state });
         }
-        self.not_in_maintenance("begin an edit on", &record).await?;
+        self.not_in_maintenance("begin a maintenance session on", &record).await?;
         let _using =
             self.using_versions_for(uuid).await.map_err(LifecycleError::backend("edit on", machine))?;
         let newest = ImageRef { image: image.to_owned(), version: None, channel: Some(Channel::Maintenance) };
@@ -69,59 +71,59 @@ impl Service {
         }
         let detail = format!("machine {machine}, over {}", disk.below());
         repo.events().append(self.event(caller, format!("image {image}"), "edit", detail)).await?;
-        let detail = format!("it edits {} from its next start on", disk.below());
+        let detail = format!("edits {} from its next start on", disk.below());
         repo.events().append(self.event(caller, format!("machine {machine}"), "edit", detail)).await?;
         repo.save().await?;
-        tracing::info!(image, machine, caller = %caller.principal, "an edit begins");
+        tracing::info!(image, machine, caller = %caller.principal, "a maintenance session begins");
         Ok((disk, record))
     }
 
-    /// Refuses a store that takes no version, before anybody works for one.
+    /// Fails if the store is read-only, before anybody works for a seal.
     pub(crate) fn can_seal(&self, what: &'static str, machine: &str) -> Result<(), LifecycleError> {
         if !self.images().is_read_only() {
             return Ok(());
         }
         let error =
-            BackendError::new(ProblemKind::Invalid, "this daemon only reads its store, through servers")
+            BackendError::new(ProblemKind::Invalid, "this daemon reads its store from servers, and cannot write to it")
                 .advise("do it on a daemon that has the store itself: a directory, or s3://..");
         Err(LifecycleError::backend(what, machine)(error))
     }
 
-    /// Gives up what was edited.
+    /// Discards a maintenance session.
     pub(crate) async fn discard_session(
         &self,
         image: &str,
         caller: &Caller,
     ) -> Result<PersistentDisk, LifecycleError> {
-        let what = "discard what was edited";
+        let what = "discard the maintenance session";
         let (edit, record) = self.session_of(what, image).await?;
         let _turn = self.lock(record.uuid).await;
         self.still_session_of(what, &edit).await?;
-        self.off_for_maintenance("discard the edit of", &edit, &record)?;
+        self.off_for_maintenance("discard the maintenance session of", &edit, &record)?;
         if self.is_sealing(edit.id) {
             return Err(LifecycleError::BeingSealed {
-                what: "discard what was edited on",
+                what: "discard the maintenance session on",
                 machine: record.name,
             });
         }
-        let detail = format!("what machine {} did over {}", record.name, edit.below());
+        let detail = format!("the session of machine {} over {}", record.name, edit.below());
         let event = self.event(caller, format!("image {image}"), "discarded", detail);
         let may_have_run = self.may_have_run(&record, &edit).await.unwrap_or(true);
         self.forget_persistent(&edit, Some(event)).await?;
         if may_have_run {
-            // What was done is in the console's log, too.
+            // The console log also shows what was done in the session.
             self.remove_logs(&record.name).await;
         }
-        tracing::info!(image, machine = %record.name, caller = %caller.principal, "an edit was discarded");
+        tracing::info!(image, machine = %record.name, caller = %caller.principal, "a maintenance session was discarded");
         Ok(edit)
     }
 
-    /// The machine that edits an image.
+    /// The machine of an image's maintenance session, if there is one.
     pub(crate) async fn maintainer_of(&self, image: &str) -> Result<Option<String>, LifecycleError> {
         Ok(editor(&mut *self.db().read().await?, image).await?)
     }
 
-    /// The edit of an image, and its machine.
+    /// The maintenance session of an image, and its machine.
     pub(crate) async fn session_of(
         &self,
         what: &'static str,
@@ -134,7 +136,7 @@ impl Service {
         Ok((edit, record))
     }
 
-    /// Refuses an edit that is over by now, also where another one has taken its place. Else its machine as it is now. The
+    /// Fails if the session has ended, even if another one has begun. Otherwise returns its machine as it is now. The
     /// caller holds the machine's lock.
     pub(crate) async fn still_session_of(
         &self,
@@ -148,7 +150,7 @@ impl Service {
         Ok(record)
     }
 
-    /// Refuses a machine that is on. The caller holds its lock.
+    /// Fails if the machine is on. The caller holds its lock.
     pub(crate) fn off_for_maintenance(
         &self,
         what: &str,
@@ -162,7 +164,7 @@ impl Service {
         Err(LifecycleError::StillOn { what, machine, state: "on, and writes to its disk" })
     }
 
-    /// Refuses a machine that edits an image.
+    /// Fails if the machine has a maintenance session.
     pub(crate) async fn not_in_maintenance(
         &self,
         what: &'static str,
@@ -176,7 +178,7 @@ impl Service {
         }
     }
 
-    /// The last step of a seal: the edit is over.
+    /// The last step of a seal: ends the session.
     pub(crate) async fn end_session(
         &self,
         edit: &PersistentDisk,
@@ -184,43 +186,45 @@ impl Service {
         version: &ImageVersion,
         caller: &Caller,
     ) -> Result<(), LifecycleError> {
-        // Also where the edit cannot be ended.
+        // Needed even if the session cannot be ended.
         self.store_changed();
         let detail =
-            format!("version {} of what machine {machine} did over {}", version.number, edit.below());
+            format!("version {} from the session of machine {machine} over {}", version.number, edit.below());
         let event = self.event(caller, format!("image {}", edit.image), "sealed", detail);
         self.forget_persistent(edit, Some(event)).await
     }
 
-    /// Ends the edits whose version was made by a daemon that died before it could. One that cannot be looked at now, or not
-    /// in time, stays: its next start or seal looks again.
+    /// Ends the sessions that were sealed by a daemon that died before it could end them. If a session cannot be checked
+    /// now, or not
+    /// in time, it stays: its next start or seal checks again.
     pub(crate) async fn end_sealed_sessions(&self) -> Result<(), LifecycleError> {
         let disks = self.db().read().await?.persistent_disks().list().await?;
-        let end = Instant::now() + EDITS_WAIT;
+        let end = Instant::now() + SESSIONS_TIMEOUT;
         for edit in disks.into_iter().filter(|disk| disk.purpose == Purpose::MaintenanceSession) {
             let record = self.db().read().await?.machines().by_uuid(edit.machine).await?;
             let started_at_ms = record.as_ref().and_then(|record| record.started_at_ms);
             let look = self.sealed_from(&edit, started_at_ms);
             let Ok(sealed) = tokio::time::timeout_at(end, look).await else {
-                let seconds = EDITS_WAIT.as_secs();
-                tracing::warn!(image = %edit.image, "the store did not tell within {seconds} s whether its edit was sealed");
+                let seconds = SESSIONS_TIMEOUT.as_secs();
+                tracing::warn!(image = %edit.image, "the store did not answer within {seconds} s whether the maintenance session was sealed");
                 return Ok(());
             };
             let sealed = sealed.unwrap_or_else(|e| {
-                tracing::error!(image = %edit.image, "cannot tell whether its edit was sealed: {}", problem(&e));
+                tracing::error!(image = %edit.image, "cannot determine whether the maintenance session was sealed: {}", problem(&e));
                 None
             });
             if let Some(version) = sealed {
                 let machine = record.map_or_else(|| edit.machine.to_string(), |record| record.name);
-                tracing::warn!(image = %edit.image, version = version.number, "an edit was sealed, and is over");
+                tracing::warn!(image = %edit.image, version = version.number, "a maintenance session was sealed before, and is ended now");
                 self.end_session(&edit, &machine, &version, &Caller::daemon()).await?;
             }
         }
         Ok(())
     }
 
-    /// The version that was made of an edit since its machine's last start, if there is one: what the machine did after an
-    /// earlier one is in no version.
+    /// The version that was made of a session since its machine's last start, if there is one. After an earlier version,
+    /// the machine's later
+    /// changes are in no version.
     pub(crate) async fn sealed_from(
         &self,
         edit: &PersistentDisk,
@@ -228,7 +232,7 @@ impl Service {
     ) -> Result<Option<ImageVersion>, LifecycleError> {
         let failed = |e| LifecycleError::Orphans("look for sealed versions", e);
         let image = self.unless_given_up(edit.machine, self.images().image(&edit.image)).await;
-        // An edit holds its image: that there is none says nothing of its versions.
+        // A session retains its image: if the store shows no such image, that proves nothing about its versions.
         let image = image.and_then(|image| image.ok_or_else(|| no_image(edit))).map_err(failed)?;
         Ok(image.versions.into_iter().find(|it| ends_session(it, edit, started_at_ms)))
     }
@@ -241,44 +245,45 @@ async fn editor(repo: &mut dyn Repository, image: &str) -> Result<Option<String>
 
 fn no_image(edit: &PersistentDisk) -> BackendError {
     let image = &edit.image;
-    let message = format!("the store says that there is no image '{image}', which is being edited");
+    let message = format!("the store has no image '{image}', although it has a maintenance session");
     BackendError::new(ProblemKind::NotFound, message).advise(format!(
-        "try again when the store has it; 'headwater image discard {image}' gives up what was edited"
+        "try again when the store has it; 'headwater image discard {image}' discards the session"
     ))
 }
 
-/// Whether a version was made of an edit since its machine's last start.
+/// Whether a version was made of a session since its machine's last start.
 fn ends_session(version: &ImageVersion, edit: &PersistentDisk, started_at_ms: Option<u64>) -> bool {
-    // An earlier release did not name the start. Versions have whole seconds: one of the second of the start may be from
-    // before it, and is not taken. That costs one more version, the other way round work would be lost.
+    // Earlier releases did not name the start. Versions have whole seconds: a version of the same second may be from
+    // before the start, and does not count. A mistake costs one more version; the opposite mistake would lose work.
     let is_since = started_at_ms.is_none_or(|ms| version.created_at_ms > ms);
     version.source.ends_with(&mark(edit, started_at_ms))
         || (is_since && version.source.ends_with(&mark_of_disk(edit)))
 }
 
-/// Where a version comes from that is made of an edit.
+/// The source text of a version that is made of a session.
 pub(crate) fn source(edit: &PersistentDisk, machine: &MachineRecord) -> String {
     let mark = mark(edit, machine.started_at_ms);
     format!("{} edited by machine {}{mark}", edit.below(), machine.name)
 }
 
-/// Where a version comes from that is made of a machine's disk, and the edit goes on if it is that.
+/// The source text of a version that is made of a machine's disk without ending its session.
 pub(crate) fn source_of_copy(parent: &str, machine: &str, edit: Option<&PersistentDisk>) -> String {
     format!("{parent} as machine {machine} had it{}", edit.map(mark_of_copy).unwrap_or_default())
 }
 
-/// Whether a version was made of an edit that went on: what is sealed of that edit has what it changed.
+/// Whether a version was made of a session that continued: a later seal of the session includes its changes.
 pub(crate) fn is_copy(version: &ImageVersion, edit: &PersistentDisk) -> bool {
     version.source.ends_with(&mark_of_copy(edit)) || version.source.contains(&mark_of_disk(edit))
 }
 
-/// Has no [`mark`]: it does not end the edit.
+/// This text does not contain [`mark`], so it does not end the session.
 fn mark_of_copy(edit: &PersistentDisk) -> String {
     format!(", so far on disk {}", edit.id)
 }
 
-/// The start tells what the disk had then from what it took later. Starts are told apart and not ordered, as a clock may be
-/// set; only for versions of an earlier release there is nothing but the time.
+/// The text that identifies a start, which separates the disk's contents from later changes. Starts are compared for
+/// equality and not ordered, because a clock may be
+/// set. Only versions of earlier releases have nothing but the time.
 fn mark(edit: &PersistentDisk, started_at_ms: Option<u64>) -> String {
     let since = started_at_ms.map(|ms| format!(" since its start at {ms} ms")).unwrap_or_default();
     mark_of_disk(edit) + &since

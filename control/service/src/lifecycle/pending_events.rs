@@ -1,7 +1,8 @@
-//! Events of what is done already, while the history cannot be written: they wait in memory, and follow as soon as it can be.
+//! Events of changes that were made while the history could not be written. They wait in memory until it can be written.
 //!
-//! A full disk, which alarms are often about, may be the database's too; and what was changed in the store, or run in a guest,
-//! is no failure because it could not be noted.
+//! When a disk is full, which alarms report, the database may be unable to write too. A change of the store, or a command
+//! that ran in a guest,
+//! must not fail because its event could not be written.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,10 +12,10 @@ use headwater_db::{DbError, NewEvent};
 use crate::Service;
 use crate::answer::problem;
 
-/// Most events that wait.
+/// The most events that wait.
 const MAX_PENDING_EVENTS: usize = 256;
 
-/// Events that are still to be written to the history, the oldest first.
+/// Events that wait to be written to the history, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct PendingEvents(Mutex<VecDeque<NewEvent>>);
 
@@ -30,18 +31,18 @@ impl PendingEvents {
         } else {
             let NewEvent { subject, action, .. } = event;
             tracing::error!(
-                "not noted in the history, where {MAX_PENDING_EVENTS} events wait already: {subject}: {action}"
+                "an event is lost, because {MAX_PENDING_EVENTS} events already wait to be written to the history: {subject}: {action}"
             );
         }
     }
 
-    /// Takes all, so that nobody else writes them too.
+    /// Takes all events, so that no other caller writes them too.
     fn take(&self) -> Taken<'_> {
         Taken { from: self, events: std::mem::take(&mut *self.queue()) }
     }
 }
 
-/// Events that are being written: what is left here goes back.
+/// Events that are being written. On drop, the remaining ones go back to the queue.
 struct Taken<'a> {
     from: &'a PendingEvents,
     events: VecDeque<NewEvent>,
@@ -54,7 +55,7 @@ impl Drop for Taken<'_> {
         let too_many = self.events.len().saturating_sub(MAX_PENDING_EVENTS);
         if too_many > 0 {
             tracing::error!(
-                "{too_many} events are not noted in the history, where {MAX_PENDING_EVENTS} wait already"
+                "{too_many} events are lost, because {MAX_PENDING_EVENTS} events already wait to be written to the history"
             );
             self.events.truncate(MAX_PENDING_EVENTS);
         }
@@ -63,13 +64,13 @@ impl Drop for Taken<'_> {
 }
 
 impl Service {
-    /// Notes what is done already: later, where the history cannot be written now.
+    /// Records an event of a change that was made. If the history cannot be written now, the event waits.
     pub(crate) async fn note(&self, event: NewEvent) {
         if let Err(e) = self.append(event.clone()).await {
             tracing::error!(
-                "cannot note now, and notes when the database can be written: {}: {} by {}: {}",
-                event.subject,
+                "cannot write event '{}' of {} by {} to the history; it is written when the database works again: {}",
                 event.action,
+                event.subject,
                 event.caller,
                 problem(&e)
             );
@@ -77,7 +78,7 @@ impl Service {
         }
     }
 
-    /// Writes what waits.
+    /// Writes the events that wait.
     pub(crate) async fn write_pending_events(&self) -> Result<(), DbError> {
         let mut taken = self.pending_events().take();
         if taken.events.is_empty() {

@@ -1,4 +1,4 @@
-//! Starting a guest again that restarts: at once, and ever later where it does nothing else.
+//! Restarts a machine whose guest has rebooted: at once, or after a growing pause if the guest keeps rebooting.
 
 use std::time::Duration;
 
@@ -14,11 +14,12 @@ use crate::lifecycle::LifecycleError;
 /// The longest pause before a start, in seconds.
 const LONGEST_PAUSE_S: u64 = 60;
 
-/// How often a pause looks whether the daemon stops, or the version of the machine's disk is made.
-const LOOK: Duration = Duration::from_millis(200);
+/// How often a pause checks whether the daemon stops, or a version of the machine's disk is complete.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long a guest waits for its next start after so many quick boots in a row: the first restart is that of an
-/// installer or an update.
+/// The pause before the next start, after this number of quick boots in a row. The first restart has none, because
+/// installers and
+/// updates reboot too.
 pub(super) fn pause(quick_boots: u32) -> Duration {
     let seconds = match quick_boots.checked_sub(2) {
         None => 0,
@@ -27,22 +28,23 @@ pub(super) fn pause(quick_boots: u32) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Why a machine is off that was on, or was to be started again, when the daemon ended in order. It stays wanted.
-pub(super) const DAEMON_ENDED: &str = "the daemon ended while it was wanted; start it, or have 'headwater serve --resume' start all such machines";
-/// Why a machine of a node is off that another host may run. It stays wanted.
+/// The reason of a machine that was on, or about to be restarted, when the daemon ended in order. It stays wanted.
+pub(super) const DAEMON_ENDED: &str = "the daemon ended while the machine was wanted; start it, or use 'headwater serve --resume', which starts all such machines";
+/// The reason of a node's machine that another host may run. It stays wanted.
 pub(crate) const FENCED: &str =
     "its host had not heard the controller for the time of its lease, so another host may run it";
-/// Why a machine stays off that was to be started again.
-pub(super) const BROKE_OFF: &str = "it was to be started again, and that broke off; start it";
+/// The reason of a machine whose restart was interrupted.
+pub(super) const BROKE_OFF: &str = "its restart was interrupted; start it";
 
-/// Whether a machine is off because a daemon or a lease ended, and is to be on: `serve --resume` or the next lease starts it.
+/// Whether a machine is off because a daemon or a lease ended, and is wanted: `serve --resume` or the next lease starts it.
 fn is_left_wanted(record: &MachineRecord) -> bool {
     let says_so = record.reason.as_ref().is_some_and(|it| it.contains(DAEMON_ENDED) || it.contains(FENCED));
     says_so && record.wanted == Wanted::Running && record.state == MachineState::Stopped
 }
 
 impl Service {
-    /// Notes of a machine that is off, and was to be started again, why nobody does so any more. If the daemon ends, it stays wanted. The caller has its turn.
+    /// Records why a machine that was to be restarted is not restarted. If the daemon ends, the machine stays wanted. The
+    /// caller holds the machine's lock.
     pub(super) async fn not_started_again(
         &self,
         mut record: MachineRecord,
@@ -60,30 +62,32 @@ impl Service {
         self.save(&record, &Caller::daemon(), "state", why).await
     }
 
-    /// Whether a machine is noted as off until it is started again, and nobody does that: who was to could note no more than
-    /// that it is off. What the end of the daemon leaves so, it notes itself.
+    /// Whether a machine is recorded as off until its restart, although no task restarts it: the task could only record
+    /// that it is off.
+    /// If the daemon ends, it records the reason itself.
     pub(super) fn is_left_off(&self, record: &MachineRecord) -> bool {
         let is_waiting = record.wanted == Wanted::Running && record.state == MachineState::Stopped;
         let is_cared_for = self.active(record.uuid).is_some() || self.is_restarting(record.uuid);
         is_waiting && !is_cared_for && !self.is_stopping() && !is_left_wanted(record)
     }
 
-    /// What a machine that is not off does. One whose guest restarted is off only for a while.
+    /// The state of a machine that is not off, in words. If its guest rebooted, it is off only until its restart.
     pub(super) fn not_off(&self, record: &MachineRecord) -> Option<&'static str> {
         if self.active(record.uuid).is_some() {
             return Some(record.state.name());
         }
         let restarts = record.wanted == Wanted::Running && self.is_restarting(record.uuid);
-        restarts.then_some("off only until it is started again, as its guest restarted")
+        restarts.then_some("off only until its restart, because its guest rebooted")
     }
 
     pub(super) fn is_any_sealing(&self, kept: &[PersistentDisk]) -> bool {
         kept.iter().any(|disk| self.is_sealing(disk.id))
     }
 
-    /// Waits for the end of the pause, and while a version is made of one of its disks. Without the machine's turn, so that
-    /// it can be stopped meanwhile. Returns the turn and the record as it is by then; `None` where somebody else decided
-    /// about the machine, or the daemon stops.
+    /// Waits for the end of the pause, and while a version is made of one of its disks. Does not hold the machine's lock
+    /// meanwhile, so that
+    /// the machine can be stopped. Returns the lock and the record after that; `None` if the machine was changed
+    /// meanwhile, or the daemon stops.
     pub(super) async fn pause_restart(
         &self,
         pause: Duration,
@@ -98,11 +102,11 @@ impl Service {
         loop {
             drop(turn);
             while (Instant::now() < end || self.is_any_sealing(kept)) && !self.is_stopping() {
-                let next = Instant::now() + LOOK;
+                let next = Instant::now() + POLL_INTERVAL;
                 tokio::time::sleep_until(if Instant::now() < end { end.min(next) } else { next }).await;
             }
             turn = self.lock(before.uuid).await;
-            // Whoever had it meanwhile may have begun another version.
+            // Another task that held the lock meanwhile may have begun to make another version.
             if !self.is_any_sealing(kept) || self.is_stopping() {
                 break;
             }

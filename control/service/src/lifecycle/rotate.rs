@@ -1,4 +1,4 @@
-//! New keys for a machine: its SSH host key, which its guest gets at its next boot.
+//! Gives a machine a new SSH host key, which its guest gets at its next boot.
 //!
 //! Somebody asks for that, or the catalog of the machine says how old a key may be: then the machine gets another one before it boots.
 //!
@@ -15,11 +15,11 @@ use crate::caller::Caller;
 use crate::identity;
 use crate::lifecycle::LifecycleError;
 
-/// What is done, for messages.
+/// The name of the operation in messages.
 const WHAT: &str = "rotate the keys of";
 
 impl Service {
-    /// Gives a machine that is off another SSH host key.
+    /// Gives a machine that is off a new SSH host key.
     pub(crate) async fn rotate(&self, name: &str, caller: &Caller) -> Result<MachineRecord, LifecycleError> {
         let (_turn, record) = self.turn_of(name).await?;
         Self::is_vm(WHAT, &record)?;

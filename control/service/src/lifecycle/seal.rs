@@ -1,11 +1,11 @@
-//! Making versions of disks: of an edit whose machine is off, and of a machine that runs.
+//! Seals: makes versions of disks, of a maintenance session whose machine is off, or of a machine that runs.
 //!
 //! ```text
-//!   a machine that runs:  guest writes out (where its agent answers), and the machine can be stopped and changed meanwhile
+//!   a machine that runs:  guest syncs (if its agent answers); the machine can be stopped and changed meanwhile
 //!                           -> guest freezes its file systems
-//!                           -> disk frozen: one instant, and the machine goes on writing beside it
-//!                           -> guest thaws -> in the background: what changed is read, packed, stored
-//!   an edit on a machine that is on: the machine's identity is removed in the guest -> switched off
+//!                           -> snapshot of the disk: one instant, after which the machine continues to write
+//!                           -> guest thaws -> in the background: changed blocks are read, compressed, stored
+//!   a maintenance session of a machine that is on: the machine's identity is removed in the guest -> switched off
 //! ```
 //! Before a version is made, the disk is searched for its machine's identity (`generalise.rs`).
 
@@ -30,22 +30,22 @@ use crate::lifecycle::generalise::keeps_identity;
 use crate::lifecycle::maintenance::{is_copy, source, source_of_copy};
 use crate::lifecycle::{Active, LifecycleError, alarm};
 
-/// How often it is looked whether somebody still waits for a version.
+/// How often a seal checks whether its client still waits.
 const CANCEL_POLL: Duration = Duration::from_millis(100);
 
-/// What something is sealed over.
+/// The parent version of a seal, and newer versions.
 struct Over {
     image: String,
-    /// As `IMAGE@NUMBER`.
+    /// The parent, as `IMAGE@NUMBER`.
     parent: String,
-    /// The newest version that is newer than that, and was not made of the same edit.
+    /// The newest version that is newer than the parent, unless it was made of the same session.
     newer: Option<String>,
     /// The highest number of a version that is not retired.
     newest: u64,
 }
 
 impl Over {
-    /// Refuses to leave out what newer versions changed, unless that is wanted.
+    /// Fails if the changes of newer versions would be missing, unless the caller permits that.
     fn allowed(&self, what: &str, over_newer: bool) -> Result<(), LifecycleError> {
         match &self.newer {
             Some(newer) if !over_newer => Err(LifecycleError::Newer {
@@ -60,7 +60,7 @@ impl Over {
 }
 
 impl Service {
-    /// Makes a version of what was edited, and ends the edit.
+    /// Makes a version of a maintenance session, and ends the session.
     pub(crate) async fn seal_session(
         &self,
         image: &str,
@@ -70,7 +70,7 @@ impl Service {
     ) -> Result<Sealed, LifecycleError> {
         let (edit, record) = self.session_of("seal", image).await?;
         let sealing =
-            || LifecycleError::BeingSealed { what: "seal what was edited on", machine: record.name.clone() };
+            || LifecycleError::BeingSealed { what: "seal the maintenance session of", machine: record.name.clone() };
         let what = format!("image '{image}'");
         let mut removed = None;
         let (guard, record) = {
@@ -79,7 +79,7 @@ impl Service {
                 self.off_for_maintenance("seal", &edit, &record)?;
             }
             let guard = self.begin_sealing(edit.id).ok_or_else(sealing)?;
-            // Now that nobody else ends it.
+            // Check again, now that no other task can end the session.
             let mut record = self.still_session_of("seal", &edit).await?;
             if let Some(active) = self.active(record.uuid) {
                 let over = self.over(&record, &edit.image, edit.version, Some(&edit)).await?;
@@ -99,7 +99,7 @@ impl Service {
                 over.allowed(&what, request.over_newer)?;
                 let parent = self.version_of("seal", &record, &edit.below()).await?;
                 let frozen = self.open_persistent(&record, &edit).await?;
-                // Who keeps the identity needs no search, and it must not stand in the way.
+                // If the identity is kept, no search is needed, and a failing search must not prevent the seal.
                 if !request.keep_identity {
                     left = self.identity_left(&*frozen, &record, &control).await?;
                 }
@@ -117,7 +117,7 @@ impl Service {
                         || keeps_identity(&left, &parent, removed.is_some()),
                 };
                 let sealed = frozen.seal(order, control).await;
-                let tried = format!("a version of what machine {} did over {}", record.name, edit.below());
+                let tried = format!("a version from the session of machine {} over {}", record.name, edit.below());
                 let outcome = match self.or_tried(caller, image, ("seal tried", &tried), sealed).await {
                     Ok(outcome) => outcome,
                     Err(e) => return Err(self.not_sealed(e, &what, &record, &edit).await),
@@ -159,8 +159,9 @@ impl Service {
         self.disks().open_persistent(request).await.map_err(LifecycleError::backend("seal", &record.name))
     }
 
-    /// Makes a version of a machine's disk: of one that runs as it is at this moment, of one that is off and whose
-    /// disk is kept as it was left. The machine goes on as it did.
+    /// Makes a version of a machine's disk. If the machine is on, of the disk as it is now; if it is off, of its persistent
+    /// disk.
+    /// The machine's state does not change.
     pub(crate) async fn seal_machine(
         &self,
         name: &str,
@@ -170,7 +171,7 @@ impl Service {
     ) -> Result<Sealed, LifecycleError> {
         let (turn, record) = self.turn_of(name).await?;
         self.can_seal("seal", name)?;
-        // The store refuses it, too, but only when the guest has been frozen.
+        // The store checks this too, but only after the guest was frozen.
         check_note(&request.note).map_err(LifecycleError::backend("seal", name))?;
         let uuid = record.uuid;
         let kept = match self.persistent_disk(uuid, Purpose::MaintenanceSession).await? {
@@ -178,8 +179,9 @@ impl Service {
             None if record.cache.persistent => self.persistent_disk(uuid, Purpose::Persistent).await?,
             None => None,
         };
-        // A persistent disk is not opened again before the version is made of what it was. And none is frozen twice: who comes second is told
-        // before the guest does anything for it.
+        // The lock keeps others from opening a persistent disk before its version is made, and from a second seal, which
+        // must fail
+        // before the guest is frozen for it.
         let sealing = || LifecycleError::BeingSealed { what: "seal", machine: name.to_owned() };
         let disk = kept.as_ref().map_or(uuid, |kept| kept.id);
         let guard = self.begin_sealing(disk).ok_or_else(sealing)?;
@@ -259,7 +261,7 @@ impl Service {
         })
     }
 
-    /// What there is above a version that something is sealed over.
+    /// The versions above the version from which a disk was made.
     async fn over(
         &self,
         machine: &MachineRecord,
@@ -285,15 +287,16 @@ impl Service {
         Ok(over)
     }
 
-    /// Notes that `production` was set with a seal.
+    /// Records that a seal also set `production`.
     async fn production_kept(&self, outcome: &SealOutcome, caller: &Caller) {
         let Some(production) = outcome.production else { return };
         let ImageVersion { image, number, .. } = &outcome.version;
-        let detail = format!("production to version {production}, as version {number} was sealed");
+        let detail = format!("production to version {production}, when version {number} was sealed");
         self.image_changed(caller, image, "promoted", detail).await;
     }
 
-    /// Why an edit was not sealed: a version that came in this moment is told of like one that was there before.
+    /// The error of a failed seal. If a newer version was made at the same moment, the error is the same as if it had
+    /// existed before.
     async fn not_sealed(
         &self,
         error: BackendError,
@@ -315,21 +318,23 @@ impl Service {
         record: &MachineRecord,
         active: &Active,
     ) -> Result<ImageVersion, LifecycleError> {
-        // By its number: that tells what came later, and other numbers may have its hash.
+        // Compare the number: it tells which versions are later, and other numbers may have the same hash.
         let running = record.version.as_deref().unwrap_or_default();
         match self.version_of("seal", record, running).await {
             Ok(version) if version.hash == active.version_hash => return Ok(version),
             Err(e) if e.kind() != ProblemKind::NotFound => return Err(e),
             _ => {}
         }
-        // Another daemon has removed that number, which it may where another one has the same hash.
+        // Another daemon has removed that number, which is permitted if another number has the same hash.
         let image = ImageRef::parse(running).map(|reference| reference.image).unwrap_or_default();
         self.version_of("seal", record, &format!("{image}@{}", active.version_hash)).await
     }
 
-    /// Freezes a machine's disk, and its guest's file systems for so long, where its agent does that. The machine's turn is let go of while
-    /// the guest writes out: that takes long where its write cache is full, and who gives that more room, or stops the machine, waits for
-    /// the turn.
+    /// Freezes a machine's disk, and during that its guest's file systems if the agent can do that. The machine's lock is
+    /// released while
+    /// the guest syncs: that takes long if its write cache is full, and the caller that gives the cache more space, or
+    /// stops the machine, needs
+    /// the lock.
     async fn freeze(
         &self,
         turn: OwnedMutexGuard<()>,
@@ -348,21 +353,21 @@ impl Service {
         } else {
             (Ok(()), turn)
         };
-        // A slow guest, or who had the turn, takes minutes, and who asked may be gone: no guest is frozen for nothing.
+        // The sync, or the lock, may have taken minutes, and the client may be gone: do not freeze a guest for nothing.
         if control.is_cancelled() {
             return Err(failed()(cancelled()));
         }
-        // Somebody may have begun to read it meanwhile.
+        // A reader may have begun to read the disk meanwhile.
         can_freeze()?;
         let mut remark = match written {
             Err(error) => Some(problem(&error).to_string()),
-            Ok(()) if !running => Some(format!("the guest is not up: the machine is {}", record.state)),
-            // What it writes out waits for room, and who gives it some waits for the turn.
+            Ok(()) if !running => Some(format!("the guest has not booted: the machine is {}", record.state)),
+            // The sync would wait for space, and whoever provides space waits for the lock.
             Ok(()) => alarm::cause(active)
-                .map(|shortage| format!("the guest was not asked to, as {}", shortage.message)),
+                .map(|shortage| format!("the guest was not asked to freeze, because {}", shortage.message)),
         };
-        // The guest's writers stand still from the moment when the first of its file systems is being frozen, which is
-        // before the answer: what is still dirty is written out meanwhile.
+        // Writers in the guest pause from the moment at which its first file system is being frozen, which is
+        // before the answer: dirty data is written meanwhile.
         let asked_at = Instant::now();
         if remark.is_none()
             && let Err(error) = active.vm.freeze_file_systems().await
@@ -372,7 +377,7 @@ impl Service {
         let refused = if control.is_cancelled() {
             Some(cancelled())
         } else {
-            // Who notes that it ended waits for the turn, and until then it counts as on.
+            // The task that records the machine's end waits for the lock; until then the machine counts as on.
             active.vm.exited().now_or_never().map(|_| gone())
         };
         let since = Instant::now();
@@ -380,7 +385,7 @@ impl Service {
         let disk_us = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
         let mut guest_ms = None;
         if remark.is_none() {
-            // Whatever became of the disk. A guest that stays frozen is worse than a version that is not made.
+            // Thaw in every case: a guest that stays frozen is worse than a seal that fails.
             let thawed = active.vm.thaw_file_systems().await;
             guest_ms = Some(u64::try_from(asked_at.elapsed().as_millis()).unwrap_or(u64::MAX));
             thawed.map_err(LifecycleError::backend("thaw the file systems of", &record.name))?;
@@ -388,8 +393,9 @@ impl Service {
         Ok((frozen.map_err(failed())?, Pause { disk_us, guest_ms, remark }))
     }
 
-    /// The turn of a machine that is to be sealed once more. Refused where the machine was off meanwhile, also where it is on again: its
-    /// disk is another one, or begins anew.
+    /// Takes the lock of a machine again during a seal. Fails if the machine was off meanwhile, even if it is on again,
+    /// because its
+    /// disk is another one, or was reopened.
     async fn turn_again(
         &self,
         record: &MachineRecord,
@@ -398,8 +404,9 @@ impl Service {
     ) -> Result<OwnedMutexGuard<()>, BackendError> {
         let turn = tokio::select! {
             biased;
-            // Before the turn: a machine that was removed has none any more. And at once: its disk is not to be there, with its RAM, beside
-            // that of its next start.
+            // Waits for the end before the lock: a machine that was removed has no lock any more. Returns at once, because
+            // the old disk, with its RAM,
+            // must not exist beside that of the next start.
             _ = active.vm.exited() => return Err(gone()),
             () = given_up(control) => return Err(cancelled()),
             turn = self.lock(record.uuid) => turn,
@@ -408,18 +415,18 @@ impl Service {
     }
 }
 
-/// Nobody waits for the version any more.
+/// The error if no client waits for the version any more.
 pub(super) fn cancelled() -> BackendError {
-    BackendError::new(ProblemKind::Cancelled, "it was stopped before its disk was frozen")
+    BackendError::new(ProblemKind::Cancelled, "the seal was cancelled before the disk was frozen")
 }
 
-/// The machine that was to be sealed has ended.
+/// The error if the machine to be sealed has ended.
 fn gone() -> BackendError {
-    let why = "it was stopped, or started anew, before its disk was frozen";
+    let why = "the machine was stopped or restarted before its disk was frozen";
     BackendError::new(ProblemKind::Conflict, why).advise("seal it again once it is on")
 }
 
-/// Waits until nobody waits for the version, or the daemon stops.
+/// Waits until no client waits for the version any more, or the daemon stops.
 pub(super) async fn given_up(control: &TaskControl) {
     while !control.is_cancelled() {
         tokio::time::sleep(CANCEL_POLL).await;
@@ -435,15 +442,15 @@ fn check_note(note: &str) -> Result<(), BackendError> {
     Err(BackendError::new(ProblemKind::Invalid, message))
 }
 
-/// Has a guest write out what it can, for as long as it is on, somebody waits for the version and the daemon does not stop.
+/// Lets a guest sync, until the machine is off, no client waits for the version any more, or the daemon stops.
 async fn write_out(active: &Active, control: &TaskControl) -> Result<(), BackendError> {
     tokio::select! {
         biased;
         written = active.vm.write_file_systems_out() => written,
-        // The shell is ended in the guest. A `sync` that it started goes on to its end, which harms nobody. Who asked is told by
-        // the caller.
+        // The shell in the guest is killed. A `sync` that it started runs to its end, which is harmless. The caller reports
+        // the cancellation.
         () = given_up(control) => Ok(()),
-        // So is who asked for a machine that is off.
+        // The caller reports that the machine is off.
         _ = active.vm.exited() => Ok(()),
     }
 }

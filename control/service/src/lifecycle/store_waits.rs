@@ -1,7 +1,8 @@
-//! How long whoever has a machine's turn waits for the store. One that hangs answers nobody, and who stops the machine waits for its
-//! turn: it is given up some time after the daemon began to stop, and at once where somebody ends the machine by force.
+//! Limits how long the holder of a machine's lock waits for the store. While a store hangs, a stop of the machine waits for
+//! its
+//! lock. So the wait ends some time after the daemon began to stop, and at once if somebody ends the machine by force.
 //!
-//! What is given up only looks something up, or waits for others, and so leaves nothing half done.
+//! Only look-ups and waits are cancelled in this way, so nothing is left half done.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -14,22 +15,22 @@ use uuid::Uuid;
 use crate::Service;
 use crate::backend::BackendError;
 
-/// How long after the daemon began to stop the store may still answer.
+/// The timeout of the store after the daemon began to stop.
 const STORE_GRACE: Duration = Duration::from_secs(10);
 
-/// How many wait for a machine's turn to end it by force.
+/// By machine: the number of forced stops that wait for its lock.
 #[derive(Default)]
 pub(crate) struct ForcedStops(watch::Sender<HashMap<Uuid, usize>>);
 
 impl Service {
-    /// Waits for the machine's turn to end it by force: whoever has it gives the store up.
+    /// Waits for the machine's lock for a forced stop: the present holder stops waiting for the store.
     pub(super) async fn lock_by_force(&self, machine: Uuid) -> OwnedMutexGuard<()> {
         self.forced().0.send_modify(|forced| *forced.entry(machine).or_default() += 1);
         let _waiting = Waiting { service: self, machine };
         self.lock(machine).await
     }
 
-    /// See [`Service::using_versions`]: who is alone with the versions asks the store.
+    /// See [`Service::using_versions`], whose holder asks the store.
     pub(super) async fn using_versions_for(
         &self,
         machine: Uuid,
@@ -37,7 +38,7 @@ impl Service {
         self.unless_given_up(machine, async { Ok(self.using_versions().await) }).await
     }
 
-    /// What a look at the store finds for a machine, unless that is given up.
+    /// The result of a look-up in the store for a machine, unless the wait is cancelled.
     pub(super) async fn unless_given_up<T>(
         &self,
         machine: Uuid,
@@ -45,20 +46,20 @@ impl Service {
     ) -> Result<T, BackendError> {
         let by_force = async {
             let mut forced = self.forced().0.subscribe();
-            // Its sender is there for as long as the service is.
+            // The sender exists as long as the service.
             let _ = forced.wait_for(|forced| forced.contains_key(&machine)).await;
         };
         let why = tokio::select! {
             biased;
             found = look => return found,
-            () = by_force => "the machine is ended by force",
+            () = by_force => "the machine is being stopped by force",
             () = self.stopping_for(STORE_GRACE) => "the daemon is stopping",
         };
-        Err(BackendError::new(ProblemKind::Unavailable, format!("the store has not answered, and {why}")))
+        Err(BackendError::new(ProblemKind::Unavailable, format!("the store has not answered yet, and {why}")))
     }
 }
 
-/// One who waits.
+/// A forced stop that waits.
 struct Waiting<'a> {
     service: &'a Service,
     machine: Uuid,

@@ -1,4 +1,4 @@
-//! `GET /api/v1/machines/{machine}/cache/contents`: who fills a machine's write cache.
+//! `GET /api/v1/machines/{machine}/cache/contents`: the report of what occupies a machine's write cache.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::extract::Name;
 use crate::hints::hints;
 use crate::lifecycle::{LifecycleError, OfflineDisk, ReadableDisk};
 
-/// Cancels a scan whose client has hung up.
+/// Cancels a scan whose client has disconnected.
 struct CancelOnDrop(Arc<TaskControl>);
 
 impl Drop for CancelOnDrop {
@@ -23,9 +23,11 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// Who fills a machine's write cache: scans the file systems on its disk as it is at this moment, while the machine goes on. File names
-/// are private, so that each scan is in the history. Of a machine that is off, only a persistent disk is left to be scanned. A version that
-/// is made of the disk, and a reader of it, end the scan.
+/// Reports what occupies a machine's write cache: scans the file systems on a snapshot of its disk while the machine runs.
+/// File names
+/// are private, so each scan is recorded in the history. If the machine is off, only a persistent disk can be scanned.
+/// Sealing or
+/// reading the disk ends the scan.
 #[utoipa::path(
     get,
     path = "/api/v1/machines/{machine}/cache/contents",
@@ -37,7 +39,7 @@ impl Drop for CancelOnDrop {
         (status = 404, description = "No such machine", body = Problem),
         (
             status = 409,
-            description = "It is off and keeps no disk, its disk is read or sealed or scanned already, or the scan was ended for that",
+            description = "The machine is off and has no persistent disk, or its disk is being read, sealed or scanned, or the scan was ended by a seal or a reader",
             body = Problem,
         ),
     ),

@@ -1,4 +1,4 @@
-//! `DELETE /api/v1/images/{image}/promotion?channel=`: forget a scheduled promotion.
+//! `DELETE /api/v1/images/{image}/promotion?channel=`: cancel a scheduled promotion.
 
 use axum::Json;
 use axum::extract::State;
@@ -14,16 +14,16 @@ use crate::caller::Caller;
 use crate::extract::{Name, Parameters};
 use crate::promotions::{named_image, pointer};
 
-/// Which one.
+/// The query parameters.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Query {
-    /// The channel that it is for.
+    /// The channel of the promotion.
     channel: Channel,
 }
 
-/// Forgets the scheduled promotion of a channel.
+/// Cancels the scheduled promotion of a channel.
 #[utoipa::path(
     delete,
     path = "/api/v1/images/{image}/promotion",
@@ -31,8 +31,8 @@ pub(super) struct Query {
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`"), Query),
     responses(
-        (status = 200, description = "What will not happen", body = ChannelPointer),
-        (status = 404, description = "No such image, or nothing to come", body = Problem),
+        (status = 200, description = "The cancelled promotion", body = ChannelPointer),
+        (status = 404, description = "No such image, or no promotion of the channel is scheduled", body = Problem),
     ),
 )]
 pub(super) async fn cancel_promotion(

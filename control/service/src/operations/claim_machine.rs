@@ -1,4 +1,4 @@
-//! `POST /api/v1/catalogs/{catalog}/claims`: give a machine to somebody.
+//! `POST /api/v1/catalogs/{catalog}/claims`: claim a machine.
 
 use axum::Json;
 use axum::extract::State;
@@ -10,7 +10,7 @@ use crate::answer::Failure;
 use crate::caller::Caller;
 use crate::extract::{Body, Name};
 
-/// Claims a machine of a catalog that is on, up, and was not used since its boot. Nobody else gets it before it was reset.
+/// Claims a machine of a catalog that has booted and was not used since. Nobody else gets the machine until it was reset.
 #[utoipa::path(
     post,
     path = "/api/v1/catalogs/{catalog}/claims",
@@ -20,9 +20,9 @@ use crate::extract::{Body, Name};
     request_body = ClaimRequest,
     responses(
         (status = 201, body = Claim),
-        (status = 400, description = "Odd name, key or time, or machines that keep their disks", body = Problem),
+        (status = 400, description = "The holder, key or time is not valid, or the catalog's machines have persistent disks", body = Problem),
         (status = 404, description = "No such catalog", body = Problem),
-        (status = 409, description = "No machine is ready, or the claim of this key has ended", body = Problem),
+        (status = 409, description = "No machine is ready, or the claim with this key has ended", body = Problem),
         (status = 503, description = "The daemon is stopping", body = Problem),
     ),
 )]

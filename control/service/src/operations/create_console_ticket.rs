@@ -11,7 +11,7 @@ use crate::caller::Caller;
 use crate::extract::Body;
 use crate::web::TicketError;
 
-/// Makes a link to the web console. It opens one session with the role, and is valid for 60 seconds.
+/// Creates a link to the web console. It opens one session with the role, and is valid for 60 seconds.
 #[utoipa::path(
     post,
     path = "/api/v1/console/tickets",
@@ -20,7 +20,7 @@ use crate::web::TicketError;
     request_body = CreateConsoleTicket,
     responses(
         (status = 201, body = ConsoleLink),
-        (status = 400, description = "The role sees no machines", body = Problem),
+        (status = 400, description = "The role may not see machines", body = Problem),
         (status = 409, description = "The daemon serves no console", body = Problem),
         (status = 503, description = "Too many links wait to be opened", body = Problem),
     ),

@@ -14,10 +14,10 @@ use crate::fleet::controller::JoinText;
 use crate::fleet::protocol::JOIN_PREFIX;
 use crate::token;
 
-/// How long ended tokens are kept, so that a refusal can name the reason.
+/// How long expired tokens are stored, so that an error can name the reason.
 const KEPT_MS: u64 = 7 * 24 * 3_600_000;
 
-/// The longest time that a token may be valid: a day.
+/// The longest validity of a token: one day.
 const VALID_MAX_S: u64 = 24 * 3600;
 
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +26,7 @@ enum Error {
     NoPort,
     #[error("cannot make a join token that is valid for {0} s: 1 to {VALID_MAX_S} is allowed")]
     Valid(u64),
-    #[error("cannot make a join token: there are no random numbers")]
+    #[error("cannot make a join token: the system gave no random numbers")]
     Random(#[source] std::io::Error),
     #[error("cannot make a join token")]
     Db(#[from] DbError),
@@ -51,7 +51,7 @@ impl Explain for Error {
     }
 }
 
-/// Makes a token with which one node joins. It is in this answer only: the daemon keeps a hash of it.
+/// Creates a token with which one node joins. Only this answer contains it: the daemon stores a hash.
 #[utoipa::path(
     post,
     path = "/api/v1/join-tokens",
@@ -60,7 +60,7 @@ impl Explain for Error {
     request_body = CreateJoinToken,
     responses(
         (status = 201, body = JoinToken),
-        (status = 400, description = "No time to be valid, or too much", body = Problem),
+        (status = 400, description = "The validity is 0 or too long", body = Problem),
         (status = 409, description = "The daemon has no port for nodes", body = Problem),
     ),
 )]

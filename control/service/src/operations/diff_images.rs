@@ -1,4 +1,4 @@
-//! `POST /api/v1/images/{image}/diff`: what changed between two versions.
+//! `POST /api/v1/images/{image}/diff`: compare two versions.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -17,11 +17,11 @@ use crate::tasks::{self, Work};
     path = "/api/v1/images/{image}/diff",
     security(("token" = ["operator"])),
     tag = "images",
-    params(("image" = String, Path, description = "The older one: `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
+    params(("image" = String, Path, description = "The older version: `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body = DiffRequest,
     responses(
         (status = 200, description = "Progress, then the report", body = TaskEvent, content_type = "application/x-ndjson"),
-        (status = 400, description = "No reference to an image or version", body = Problem),
+        (status = 400, description = "Not a reference to an image or version", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
     ),
 )]

@@ -1,4 +1,4 @@
-//! `DELETE /api/v1/images/{image}/edit`: give up what was edited.
+//! `DELETE /api/v1/images/{image}/edit`: discard a maintenance session.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -10,7 +10,8 @@ use crate::caller::Caller;
 use crate::extract::Name;
 use crate::promotions::named_image;
 
-/// Forgets what a machine did to an image since the edit began. The machine boots as before from its next start on.
+/// Discards the maintenance session of an image, with all changes on its private disk. From its next start on the machine
+/// boots as before the session.
 #[utoipa::path(
     delete,
     path = "/api/v1/images/{image}/edit",
@@ -18,10 +19,10 @@ use crate::promotions::named_image;
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`")),
     responses(
-        (status = 204, description = "It is forgotten"),
-        (status = 400, description = "A version or a channel is named, and no image", body = Problem),
-        (status = 404, description = "Nobody edits the image", body = Problem),
-        (status = 409, description = "The machine is on, or a version is being made", body = Problem),
+        (status = 204, description = "The session is discarded"),
+        (status = 400, description = "The reference names a version or a channel", body = Problem),
+        (status = 404, description = "The image has no maintenance session", body = Problem),
+        (status = 409, description = "The machine is on, or a version of its disk is being made", body = Problem),
     ),
 )]
 pub(super) async fn discard_session(

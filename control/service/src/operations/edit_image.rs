@@ -1,4 +1,4 @@
-//! `POST /api/v1/images/{image}/edit`: have a machine edit an image.
+//! `POST /api/v1/images/{image}/edit`: begin a maintenance session.
 
 use axum::Json;
 use axum::extract::State;
@@ -11,8 +11,10 @@ use crate::caller::Caller;
 use crate::extract::{Body, Name};
 use crate::promotions::named_image;
 
-/// Gives one machine a private disk over the newest version of an image, which it boots from its next start on, and
-/// which is kept until it is sealed into a new version or discarded. Its own disk, where it has one, waits meanwhile.
+/// Begins a maintenance session: gives one machine a private disk over the newest version of an image. From its next start
+/// on the machine boots
+/// that disk, until the disk is sealed into a new version or discarded. A persistent disk of the machine is not used
+/// meanwhile.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/edit",
@@ -22,9 +24,9 @@ use crate::promotions::named_image;
     request_body = MaintenanceRequest,
     responses(
         (status = 201, body = MaintenanceSession),
-        (status = 400, description = "A version or a channel is named, and no image", body = Problem),
+        (status = 400, description = "The reference names a version or a channel", body = Problem),
         (status = 404, description = "No such image or machine", body = Problem),
-        (status = 409, description = "The machine is on, about to be started again, or edits something else, or another machine edits the image", body = Problem),
+        (status = 409, description = "The machine is on or about to be restarted, or has a maintenance session, or another machine edits the image", body = Problem),
     ),
 )]
 pub(super) async fn edit_image(

@@ -1,4 +1,4 @@
-//! `POST /api/v1/images/{image}/export`: write a version out as a disk.
+//! `POST /api/v1/images/{image}/export`: write a version to a file.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ use crate::tasks::{self, Work};
 enum Error {
     #[error("cannot export to '{0}': it is not an absolute path")]
     Relative(String),
-    #[error("cannot export to '{0}': that is a directory's name")]
+    #[error("cannot export to '{0}': that is the name of a directory")]
     Directory(String),
     #[error("cannot export to '{0}': it exists already")]
     Exists(String),
@@ -36,7 +36,8 @@ impl Explain for Error {
     }
 }
 
-/// Writes a version to a new file, byte for byte the disk that was imported; zeroes become holes. Other formats than raw and qcow2 are written by qemu-img.
+/// Writes a version to a new file, byte for byte the disk that was imported, with zeroes as holes. Formats other than raw
+/// and qcow2 are written by qemu-img.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/export",
@@ -49,7 +50,7 @@ impl Explain for Error {
         (status = 400, description = "Not an absolute path", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
         (status = 409, description = "The file exists", body = Problem),
-        (status = 503, description = "qemu-img is needed for the format and not installed", body = Problem),
+        (status = 503, description = "The format needs qemu-img, which is not installed", body = Problem),
         (status = 507, description = "The target's disk is full", body = Problem),
     ),
 )]
@@ -67,7 +68,7 @@ pub(super) async fn export_image(
     if request.target.ends_with('/') {
         return Err(Error::Directory(request.target).into());
     }
-    // It may be on a file server that hangs.
+    // `tokio`, because the path may be on a file server that hangs.
     if tokio::fs::symlink_metadata(&target).await.is_ok() {
         return Err(Error::Exists(request.target).into());
     }

@@ -12,16 +12,16 @@ use crate::answer::{Explain, Failure};
 use crate::caller::Caller;
 use crate::extract::{Body, Name, Parameters};
 
-/// How many connections of a node an old copy of the database may have missed: more than there ever are.
+/// How many connections of a node an old copy of the database may have missed: more than a node ever makes.
 const ACCEPTED_CONNECTIONS: u64 = 1 << 32;
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("there is no host '{0}'")]
     Unknown(String),
-    #[error("cannot accept host '{0}': it is that of the controller, which has no node")]
+    #[error("cannot accept host '{0}': it is the controller's own host, which has no node")]
     OwnAccepted(String),
-    #[error("cannot remove host '{0}': it is that of the controller")]
+    #[error("cannot remove host '{0}': it is the controller's own host")]
     Own(String),
     #[error("cannot remove host '{host}': it has {} machine(s): {}", .machines.len(), .machines.join(", "))]
     HasMachines { host: String, machines: Vec<String> },
@@ -43,7 +43,7 @@ impl Explain for Error {
             Self::Unknown(_) => Some("'headwater node list' shows all".to_owned()),
             Self::Own(_) | Self::OwnAccepted(_) => None,
             Self::HasMachines { .. } => Some(
-                "remove them first; --force forgets them here, and leaves them as they are on that host"
+                "remove them first; --force removes them from the database and leaves them as they are on that host"
                     .to_owned(),
             ),
             Self::Db(source) => source.advice(),
@@ -82,7 +82,7 @@ pub(super) async fn show_host(
     Ok(Json(shown(&service, &name).await?))
 }
 
-/// Has new machines go to other hosts, or to this one again.
+/// Cordons a host, so that new machines go to other hosts, or uncordons it.
 #[utoipa::path(
     patch,
     path = "/api/v1/hosts/{host}",
@@ -117,7 +117,8 @@ pub(super) async fn set_host(
     Ok(Json(shown(&service, &name).await?))
 }
 
-/// Lets the node of a host in although the database here is older than the node's last connection.
+/// Accepts the node of a host although the node has seen newer connections than the database here, which may be an old
+/// copy.
 #[utoipa::path(
     post,
     path = "/api/v1/hosts/{host}/accept",
@@ -145,7 +146,7 @@ pub(crate) async fn accept_host(
         }
         host.generation = host.generation.saturating_add(ACCEPTED_CONNECTIONS);
         repo.hosts().update(&host).await?;
-        let detail = "its node is let in although the database may be an old copy";
+        let detail = "its node is accepted although the database may be an old copy";
         repo.events().append(handle.event(&caller, format!("host {named}"), "accepted", detail)).await?;
         repo.save().await?;
         Ok(())
@@ -154,17 +155,17 @@ pub(crate) async fn accept_host(
     Ok(Json(shown(&service, &name).await?))
 }
 
-/// How a host is removed.
+/// The query parameters.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Query {
-    /// Also forget its machines. They stay as they are on the host.
+    /// Also remove its machines from the database. They stay as they are on the host.
     #[serde(default)]
     force: bool,
 }
 
-/// Removes a host from the fleet: its certificate is worth nothing from then on.
+/// Removes a host from the fleet. Its certificate is not accepted any more.
 #[utoipa::path(
     delete,
     path = "/api/v1/hosts/{host}",
@@ -172,7 +173,7 @@ pub(super) struct Query {
     tag = "hosts",
     params(("host" = String, Path, description = "Its name"), Query),
     responses(
-        (status = 200, description = "It is gone"),
+        (status = 200, description = "The host was removed"),
         (status = 404, description = "No such host", body = Problem),
         (status = 409, description = "It has machines, or is the controller's own", body = Problem),
     ),
@@ -203,7 +204,7 @@ async fn remove(service: &Service, caller: &Caller, name: &str, force: bool) -> 
     }
     for machine in &machines {
         repo.machines().remove(machine.uuid).await?;
-        let detail = format!("host '{name}' was removed by force; the machine is left there as it is");
+        let detail = format!("host '{name}' was removed by force; the machine stays there as it is");
         let event = service.event(caller, format!("machine {}", machine.name), "removed", detail);
         repo.events().append(event).await?;
     }

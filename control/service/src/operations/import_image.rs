@@ -11,15 +11,16 @@ use crate::caller::Caller;
 use crate::extract::Body;
 use crate::tasks::{self, Work};
 
-/// How the URIs of NBD servers begin, also those that are refused by name. Anything else that is no absolute path would be read from the
-/// daemon's working directory.
+/// The schemes of URIs of NBD servers, including those that are refused with a reason. Any other source must be an absolute
+/// path, because
+/// it would otherwise be relative to the daemon's working directory.
 const NBD_SCHEMES: [&str; 6] = ["nbd:", "nbds:", "nbd+unix:", "nbds+unix:", "nbd+vsock:", "nbds+vsock:"];
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("cannot import '{0}': the source is neither an absolute path nor an NBD URI")]
     Source(String),
-    #[error("cannot import '{0}' as {format}: what an NBD server serves has no format", format = .1.name())]
+    #[error("cannot import '{0}' as {format}: an NBD server serves the bytes of a disk, without a format", format = .1.name())]
     NoFile(String, SourceFormat),
 }
 
@@ -33,13 +34,13 @@ impl Explain for Error {
             Self::Source(_) => {
                 "write /path/to/disk.qcow2, nbd://127.0.0.1:10809/name or nbd+unix:///name?socket=/path"
             }
-            Self::NoFile(..) => "leave the format out, and tell the server which one its file has",
+            Self::NoFile(..) => "leave the format out, and give it to the NBD server instead",
         };
         Some(advice.to_owned())
     }
 }
 
-/// Imports a disk as the next version of an image. The same bytes as the newest version make no new one.
+/// Imports a disk as the next version of an image. If the newest version has the same bytes, no version is made.
 #[utoipa::path(
     post,
     path = "/api/v1/images",
@@ -48,9 +49,9 @@ impl Explain for Error {
     request_body = ImportRequest,
     responses(
         (status = 200, description = "Progress, then the version", body = TaskEvent, content_type = "application/x-ndjson"),
-        (status = 400, description = "Not an image name, not a source, or not a file where a format is said", body = Problem),
+        (status = 400, description = "The image name or source is not valid, or a format is given for a source that is not a file", body = Problem),
         (status = 404, description = "No such source", body = Problem),
-        (status = 422, description = "The source is damaged or is no disk image", body = Problem),
+        (status = 422, description = "The source is damaged or not a disk image", body = Problem),
         (status = 507, description = "The store's disk is full", body = Problem),
     ),
 )]
@@ -92,9 +93,9 @@ pub(super) async fn import_image(
             let detail = format!("version {} of {}, {}", version.number, version.source, version.hash);
             let event = handle.event(&caller, format!("image {}", version.image), "imported", detail);
             handle.note(event).await;
-            // A remark, for which a version that was made is not called a failure.
+            // The machine is only a remark: without it, the import does not fail, because the version was made.
             edited_by = handle.maintainer_of(&version.image).await.unwrap_or_else(|e| {
-                tracing::error!(image = %version.image, "cannot tell who edits it: {}", problem(&e));
+                tracing::error!(image = %version.image, "cannot determine the maintenance session of the image: {}", problem(&e));
                 None
             });
         }

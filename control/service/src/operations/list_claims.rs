@@ -1,4 +1,4 @@
-//! `GET /api/v1/claims`: who has which machine.
+//! `GET /api/v1/claims`: all claims.
 
 use axum::Json;
 use axum::extract::State;
@@ -15,7 +15,7 @@ use crate::extract::Parameters;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Which {
-    /// Only those of this catalog.
+    /// Only the claims of this catalog.
     catalog: Option<String>,
 }
 

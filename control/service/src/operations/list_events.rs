@@ -14,22 +14,22 @@ use crate::caller::Caller;
 use crate::extract::Parameters;
 use crate::operations::page;
 
-/// How many are given to who does not say.
+/// The limit if the client gives none.
 const DEFAULT_EVENTS: u32 = 100;
 
 /// The longest wait for an event, in seconds.
 const WAIT_MAX_S: u64 = 60;
 
-/// How often the history is looked at while somebody waits.
-const LOOK: Duration = Duration::from_millis(500);
+/// How often the history is read while a client waits.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("cannot give {0} events in one answer: the most are {MAX_EVENTS}")]
+    #[error("cannot list {0} events in one answer: the maximum is {MAX_EVENTS}")]
     TooMany(u32),
-    #[error("cannot give events before one and after one in the same answer")]
+    #[error("cannot list events with both 'before' and 'after'")]
     BothWays,
-    #[error("cannot wait for events that come before one, or for {0} s: the most are {WAIT_MAX_S}")]
+    #[error("cannot wait {0} s for events: waiting works without 'before', and for at most {WAIT_MAX_S} s")]
     Wait(u64),
 }
 
@@ -41,36 +41,39 @@ impl Explain for Error {
     fn advice(&self) -> Option<String> {
         match self {
             Self::TooMany(_) => {
-                Some("ask for the others with before=ID, the id of the last one of the answer before".into())
+                Some("request the next page with before=ID, where ID is the id of the last event of this answer".into())
             }
             Self::BothWays | Self::Wait(_) => None,
         }
     }
 }
 
-/// Which events.
+/// The query parameters.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Query {
-    /// Only those of one subject, for instance `machine web-1` or `image debian`.
+    /// Only the events of one subject, for instance `machine web-1` or `image debian`.
     subject: Option<String>,
-    /// Only those that match, for instance `action:created,removed -caller:daemon`. A word alone is looked for in subject and detail.
+    /// Only events that match this filter, for instance `action:created,removed -caller:daemon`. A word alone is searched
+    /// in subject and detail.
     #[serde(default)]
     filter: String,
-    /// Only those older than the event with this id: the next page, with the id of the last event of a page.
+    /// Only events older than the event with this id. For the next page, the id of the last event of a page.
     before: Option<i64>,
-    /// Only those newer than the event with this id, oldest first: with the id of the last one as the next `after`, each event is seen
+    /// Only events newer than the event with this id, oldest first. A client that gives the id of the last event as the
+    /// next `after` sees each event
     /// once.
     after: Option<i64>,
-    /// With `after`: wait so many seconds for an event if there is none, at most 60.
+    /// With `after`: if there is no event, wait for one for this number of seconds, at most 60.
     wait_s: Option<u64>,
-    /// At most so many; 100 where absent, and no more than 1000.
+    /// The most events of the answer; default 100, at most 1000.
     limit: Option<u32>,
 }
 
-/// The newest events, or the newest of those before one, newest first; or those after one, oldest first. An answer has at most 200 KB: ask on
-/// until one is empty.
+/// The newest events, newest first; with `before`, older ones; with `after`, newer ones, oldest first. An answer has at
+/// most 200 KB: request
+/// pages until one is empty.
 #[utoipa::path(
     get,
     path = "/api/v1/events",
@@ -123,6 +126,6 @@ pub(super) async fn list_events(
                 return Ok(Json(EventList { events }));
             }
         }
-        tokio::time::sleep_until(end.min(Instant::now() + LOOK)).await;
+        tokio::time::sleep_until(end.min(Instant::now() + POLL_INTERVAL)).await;
     }
 }

@@ -10,7 +10,7 @@ use crate::answer::{Failure, problem};
 use crate::backend::Listed;
 use crate::caller::Caller;
 
-/// All images with their versions, by name. Those whose list of versions cannot be read are left out, and told apart.
+/// All images with their versions, by name. Images whose version lists cannot be read are in `unreadable` instead.
 #[utoipa::path(
     get,
     path = "/api/v1/images",
@@ -25,7 +25,7 @@ pub(super) async fn list_images(
     let Listed { mut images, unreadable } = service.images().list().await?;
     images.retain(|image| caller.must_have_image(&image.name).is_ok());
     images.sort_by(|a, b| natural(&a.name, &b.name));
-    // Which images they are is in words only.
+    // The errors name the images only in their text, so they cannot be filtered by scopes.
     let is_told = caller.scopes.is_none();
     let unreadable = unreadable.iter().filter(|_| is_told).map(problem).collect();
     Ok(Json(ImageList { images, unreadable }))

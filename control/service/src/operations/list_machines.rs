@@ -1,7 +1,9 @@
 //! `GET /api/v1/machines`: a page of the machines that match a filter.
 //!
-//! The database filters, sorts and cuts by what it stores. A filter or an order by what machines use now (`ram`, `disk`, `iops`, their alarm,
-//! `version:old`) is applied to the machines that the rest of the filter leaves. The same goes for states while a host is lost.
+//! The database filters, sorts and pages by the columns that it stores. Terms and orders that depend on present use (`ram`,
+//! `disk`, `iops`, alarms,
+//! `version:old`) are applied afterwards to the machines that the other terms leave. The same applies to states while a
+//! host is lost.
 
 use axum::Json;
 use axum::extract::State;
@@ -16,27 +18,29 @@ use crate::caller::Caller;
 use crate::extract::Parameters;
 use crate::operations::page;
 
-/// How many machines are looked at for one answer. More do not fit.
+/// The most machines that are read for one answer. More do not fit into an answer.
 const PAGE_MAX: u32 = 300;
 
-/// Which machines.
+/// The query parameters.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Query {
-    /// Only those that match, for instance `state:running catalog:class ram>80%`.
+    /// Only machines that match this filter, for instance `state:running catalog:class ram>80%`.
     #[serde(default)]
     filter: String,
-    /// In this order; the largest first, but names and states from a to z.
+    /// The order: the largest first, but names and states from a to z.
     #[serde(default)]
     sort: MachineSort,
-    /// At most so many.
+    /// The most machines of the answer.
     limit: Option<u32>,
-    /// After this one: what the answer before had as `next`. The orders `ram`, `disk`, `cache` and `iops` have no pages.
+    /// The position after which the page begins: `next` of the previous answer. The orders `ram`, `disk`, `cache` and
+    /// `iops` have no pages.
     after: Option<String>,
 }
 
-/// Machines with their state and counters, by name unless `sort` says otherwise. An answer has at most 200 KB; `next` leads to the others.
+/// Machines with their state and counters, by name unless `sort` is given. An answer has at most 200 KB; `next` leads to
+/// the next page.
 #[utoipa::path(
     get,
     path = "/api/v1/machines",
@@ -45,7 +49,7 @@ pub(super) struct Query {
     params(Query),
     responses(
         (status = 200, body = MachineList),
-        (status = 400, description = "A filter or a position that cannot be read", body = Problem),
+        (status = 400, description = "The filter or position is not valid", body = Problem),
         (status = 500, description = "The database failed", body = Problem),
         (status = 503, description = "The database cannot be used now", body = Problem),
     ),
@@ -67,7 +71,7 @@ pub(super) async fn list_machines(
     let (total, matching, mut machines) = if is_of_shown_state {
         live_page(&service, &own, &own, &filter, sort, after.as_ref()).await?
     } else if filter.live().is_empty() && !sort.is_live() {
-        // One more says whether there is a next page.
+        // One more than the limit shows whether there is a next page.
         stored_page(&service, &own, &filter, sort, after.as_ref(), limit + 1).await?
     } else {
         live_page(&service, &own, &filter.stored(), &filter.live(), sort, after.as_ref()).await?
@@ -80,7 +84,7 @@ pub(super) async fn list_machines(
     Ok(Json(MachineList { total, matching, machines, next }))
 }
 
-/// A page of what the database finds. `own` is all that the caller may see.
+/// A page of the machines that the database finds. `own` restricts them to those that the caller may see.
 async fn stored_page(
     service: &Service,
     own: &Filter,
@@ -97,13 +101,13 @@ async fn stored_page(
     Ok((total, matching, service.views(records).await?))
 }
 
-/// Whether there are machines that are shown with another state than the stored one: those of a lost host.
+/// Whether a host is lost: its machines are shown with another state than the stored one.
 async fn is_a_host_lost(service: &Service) -> Result<bool, DbError> {
     let hosts = service.db().read().await?.hosts().list().await?;
     Ok(hosts.iter().any(|host| host.state == HostState::Lost))
 }
 
-/// All that match as they are now, in order, after a position.
+/// All machines that match now, in order, after a position.
 async fn live_page(
     service: &Service,
     own: &Filter,

@@ -1,4 +1,4 @@
-//! `POST /api/v1/images/{image}/trace/merge` and `/trace/save`: boot traces of other hosts, and for them.
+//! `POST /api/v1/images/{image}/trace/merge` and `/trace/save`: exchange boot traces with other hosts through files.
 
 use std::path::PathBuf;
 
@@ -38,7 +38,7 @@ fn absolute(text: String) -> Result<PathBuf, Error> {
     if path.is_absolute() { Ok(path) } else { Err(Error::Relative(text)) }
 }
 
-/// Takes a boot trace that was saved on another host into that of the version.
+/// Merges a boot trace that was saved on another host into that of the version.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/trace/merge",
@@ -47,10 +47,10 @@ fn absolute(text: String) -> Result<PathBuf, Error> {
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body = MergeTraceRequest,
     responses(
-        (status = 200, description = "What came of both", body = BootTrace),
+        (status = 200, description = "The merged boot trace", body = BootTrace),
         (status = 400, description = "Not an absolute path, or the trace of another version", body = Problem),
         (status = 404, description = "No such image, version or file", body = Problem),
-        (status = 422, description = "The file is damaged, or no boot trace", body = Problem),
+        (status = 422, description = "The file is damaged, or not a boot trace", body = Problem),
     ),
 )]
 pub(super) async fn merge_trace(
@@ -72,7 +72,7 @@ pub(super) async fn merge_trace(
     service.to_the_end(work).await
 }
 
-/// Writes a version's boot trace to a new file, for another host to take in.
+/// Writes a version's boot trace to a new file, which another host can merge.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/trace/save",
@@ -94,7 +94,7 @@ pub(super) async fn save_trace(
 ) -> Result<Json<BootTrace>, Failure> {
     let reference = ImageRef::parse(&name).map_err(Failure)?;
     let target = absolute(request.target)?;
-    // It may be on a file server that hangs.
+    // `tokio`, because the path may be on a file server that hangs.
     if tokio::fs::symlink_metadata(&target).await.is_ok() {
         return Err(Error::Exists(target.display().to_string()).into());
     }

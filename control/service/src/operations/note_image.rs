@@ -1,4 +1,4 @@
-//! `POST /api/v1/images/{image}/note`: change what people read about a version.
+//! `POST /api/v1/images/{image}/note`: change the note of a version.
 
 use axum::Json;
 use axum::extract::State;
@@ -10,7 +10,8 @@ use crate::caller::Caller;
 use crate::extract::{Body, Name};
 use crate::promotions::named_version;
 
-/// Changes the note of a version, also of one that is retired; an empty one takes it away. The version stays what it is, and so do its hash and the machines that run it.
+/// Changes the note of a version, which may be retired. An empty note removes it. The version's data, its hash and the
+/// machines that run it do not change.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/note",
@@ -20,7 +21,7 @@ use crate::promotions::named_version;
     request_body = NoteRequest,
     responses(
         (status = 200, body = ImageVersion),
-        (status = 400, description = "No version is named, or the note is too long", body = Problem),
+        (status = 400, description = "The reference names no version, or the note is too long", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
     ),
 )]
@@ -35,11 +36,11 @@ pub(super) async fn note_image(
     let work = async move {
         let NoteRequest { note } = request;
         let changed = handle.images().set_note(&version, &note).await;
-        let what = format!("version {}, {}, to {}", version.number, version.hash, told(&note));
+        let what = format!("version {}, {}, to {}", version.number, version.hash, quoted(&note));
         let before = handle.or_tried(&caller, &version.image, ("note change tried", &what), changed).await?;
-        // The note that it had already is no change, and the store has written nothing.
+        // If the note was the same, nothing was changed, and the store has written nothing.
         if before != note {
-            let (before, after) = (told(&before), told(&note));
+            let (before, after) = (quoted(&before), quoted(&note));
             let detail = format!("version {}, {}, from {before} to {after}", version.number, version.hash);
             handle.image_changed(&caller, &version.image, "note changed", detail).await;
         }
@@ -49,8 +50,8 @@ pub(super) async fn note_image(
     service.to_the_end(work).await
 }
 
-/// A note within a line of the history and of the log, where a line break of its own would begin another one.
-fn told(note: &str) -> String {
+/// Quotes a note for a line of the history or the log, so that a line break in it does not begin another line.
+fn quoted(note: &str) -> String {
     if note.is_empty() {
         return "none".to_owned();
     }

@@ -1,15 +1,15 @@
-//! How much of a list an answer has.
+//! Limits the size of the answers of lists.
 
 use serde::Serialize;
 
-/// The most bytes that the rows of an answer have as JSON.
+/// The most bytes of the rows of an answer as JSON.
 const ANSWER_MAX_BYTES: usize = 200_000;
 
-/// Leaves the first rows that fit into an answer, and at least one.
+/// Keeps the first rows that fit into an answer, at least one.
 pub(super) fn cut<T: Serialize>(rows: &mut Vec<T>) {
     let mut bytes = 0_usize;
     let does_not_fit = |row: &T| {
-        // A row that cannot be written fails when the answer is.
+        // A row that cannot be serialised makes the answer itself fail.
         let len = serde_json::to_vec(row).map_or(0, |text| text.len());
         bytes = bytes.saturating_add(len).saturating_add(1);
         bytes > ANSWER_MAX_BYTES

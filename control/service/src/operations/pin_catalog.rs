@@ -14,8 +14,9 @@ use crate::extract::{Body, Name};
 use crate::promotions::named_version;
 use crate::retention::{ReferenceKind, Referrer};
 
-/// Pins a catalog to a version of its image: its machines boot that from their next boot on, but for those with a pin of
-/// their own. While it is pinned the version is not removed.
+/// Pins a catalog to a version of its image: from their next boot on its machines boot the version, except machines with a
+/// pin of
+/// their own. While it is pinned, the version is not removed.
 #[utoipa::path(
     put,
     path = "/api/v1/catalogs/{catalog}/pin",
@@ -25,7 +26,7 @@ use crate::retention::{ReferenceKind, Referrer};
     request_body = PinRequest,
     responses(
         (status = 200, body = Catalog),
-        (status = 400, description = "No version, or one of another image", body = Problem),
+        (status = 400, description = "Not a version, or a version of another image", body = Problem),
         (status = 404, description = "No such catalog, image or version", body = Problem),
     ),
 )]
@@ -52,20 +53,20 @@ async fn pin(
     let version = named_version(service, &request.version).await;
     let version = version.map_err(|e| Failure(e.during(tried())))?;
     let pinned = ImageRef::parse(&request.version).map_err(Failure)?;
-    boots(&service.catalog(&name).await?, &pinned, &request.version)?;
+    check_image(&service.catalog(&name).await?, &pinned, &request.version)?;
     let held = service.retain_named(Referrer::Catalog(&name), ReferenceKind::Pin, &pinned, &version).await;
     held.map_err(|e| Failure(problem(&e).during(tried())))?;
     let pin = format!("{}@{}", version.image, version.number);
     let mut repo = service.db().write().await?;
     let found = repo.catalogs().by_name(&name).await?;
     let record = found.ok_or(CatalogError::Unknown(name))?;
-    // Again: it may have been set to another image while the store was told.
-    boots(&record, &pinned, &request.version)?;
+    // Check again: the catalog's image may have been changed while the store was asked.
+    check_image(&record, &pinned, &request.version)?;
     set_pin(service, repo, caller, record, Some(pin)).await
 }
 
-/// Refuses a version of another image than the catalog's machines boot.
-fn boots(record: &CatalogRecord, pinned: &ImageRef, version: &str) -> Result<(), Failure> {
+/// Fails for a version of another image than that of the catalog.
+fn check_image(record: &CatalogRecord, pinned: &ImageRef, version: &str) -> Result<(), Failure> {
     let image = ImageRef::parse(&record.image).map_err(Failure)?.image;
     if image == pinned.image {
         return Ok(());
@@ -74,7 +75,7 @@ fn boots(record: &CatalogRecord, pinned: &ImageRef, version: &str) -> Result<(),
     Err(CatalogError::OtherImage { catalog, version, image }.into())
 }
 
-/// Takes a catalog's pin away: from their next boot on its machines boot what its image says.
+/// Removes a catalog's pin: from their next boot on its machines boot the version to which its image resolves.
 #[utoipa::path(
     delete,
     path = "/api/v1/catalogs/{catalog}/pin",

@@ -31,7 +31,8 @@ impl Explain for Error {
     }
 }
 
-/// Pins a machine to a version of its image. It boots that version from its next boot on, and while it is pinned the version is not removed.
+/// Pins a machine to a version of its image. It boots that version from its next boot on. While it is pinned, the version
+/// is not removed.
 #[utoipa::path(
     put,
     path = "/api/v1/machines/{machine}/pin",
@@ -41,7 +42,7 @@ impl Explain for Error {
     request_body = PinRequest,
     responses(
         (status = 200, body = Machine),
-        (status = 400, description = "No version, or one of another image", body = Problem),
+        (status = 400, description = "Not a version, or a version of another image", body = Problem),
         (status = 404, description = "No such machine, image or version", body = Problem),
     ),
 )]

@@ -14,10 +14,10 @@ use crate::promotions::{can_be_set, forgotten, moved, pointer, version_to_promot
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("cannot promote '{name}' at {}: that is {ago_s} s ago", time(*at_ms))]
+    #[error("cannot promote '{name}' at {}: that time was {ago_s} s ago", time(*at_ms))]
     Past { name: String, at_ms: u64, ago_s: u64 },
     #[error(
-        "cannot promote '{0}' to production: it is not generalised, and may hold the private SSH host key of the machine that it was made of"
+        "cannot promote '{0}' to production: it is not generalised, so it may contain the private SSH host key of the machine from which it was made"
     )]
     KeepsIdentity(String),
 }
@@ -34,7 +34,7 @@ impl Explain for Error {
         let advice = match self {
             Self::Past { .. } => "leave the time out to promote it now",
             Self::KeepsIdentity(_) => {
-                "'headwater image edit' and 'headwater image seal' make one that is; or use --force if whoever reads the store may \
+                "'headwater image edit' and 'headwater image seal' make a generalised version; or use --force if everybody who reads the store may \
                  have that"
             }
         };
@@ -42,7 +42,8 @@ impl Explain for Error {
     }
 }
 
-/// Points a channel to a version, now or at a time to come. Machines that run are left alone: they boot the version at their next boot.
+/// Points a channel to a version, now or at a later time. Running machines do not change: they boot the version at their
+/// next boot.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/promotion",
@@ -51,8 +52,8 @@ impl Explain for Error {
     params(("image" = String, Path, description = "`IMAGE@NUMBER` or `IMAGE@HASH`")),
     request_body = PromoteRequest,
     responses(
-        (status = 200, description = "Where the channel points, or from when on it will", body = Promoted),
-        (status = 400, description = "No version, a channel that cannot be set, or a time in the past", body = Problem),
+        (status = 200, description = "The new position of the channel, and since or from when", body = Promoted),
+        (status = 400, description = "Not a version, a channel that cannot be set, or a time in the past", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
         (status = 409, description = "The version is not generalised, and was to become production without `force`", body = Problem),
     ),
@@ -83,7 +84,7 @@ async fn promote(
     if at_ms < now_ms {
         return Err(Error::Past { name, at_ms, ago_s: (now_ms - at_ms).div_ceil(1000) }.into());
     }
-    // In whole seconds, as it is kept, and never earlier than asked for.
+    // Rounded up to whole seconds, which the store keeps, so that it is never earlier than requested.
     let at_ms = at_ms.div_ceil(1000).saturating_mul(1000);
     let promotion = Promotion {
         image: version.image,

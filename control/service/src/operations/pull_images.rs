@@ -1,4 +1,4 @@
-//! `POST /api/v1/pull`: bring versions of another store here.
+//! `POST /api/v1/pull`: copy versions from another store.
 
 use std::sync::Arc;
 
@@ -19,17 +19,17 @@ use crate::extract::Body;
 use crate::operations::is_store;
 use crate::tasks::{self, Work};
 
-/// The history names so many versions of an image at most, of one pull.
+/// The most version numbers of an image that an event about a pull names.
 const NUMBERS_MAX: usize = 20;
 
-/// Most images of a pull that are done and wait to be noted. It goes on when there is room.
-const WAIT_TO_BE_NOTED: usize = 16;
+/// The most images of a pull whose events wait to be written. The pull waits while there are more.
+const PENDING_MAX: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("cannot pull from '{0}': it is neither an absolute path nor a URL")]
     Source(String),
-    #[error("cannot pull from '{0}': the store of this daemon is only read here")]
+    #[error("cannot pull from '{0}': the store of this daemon is read-only")]
     ReadOnly(String),
 }
 
@@ -43,15 +43,17 @@ impl Explain for Error {
             Self::Source(_) => {
                 "name a directory of the daemon's host, beginning with '/', s3://BUCKET/PREFIX or https://HOST"
             }
-            Self::ReadOnly(_) => "bring versions to where that store is written",
+            Self::ReadOnly(_) => "pull to the server that writes this store",
         };
         Some(advice.to_owned())
     }
 }
 
-/// Brings versions of another store here, each under its own number; what is here already is not sent again. Without names all that
-/// it has come, and the channels, scheduled promotions, notes and what is retired are that store's from then on. A pull that ends
-/// early leaves the versions that are here as a whole, and the next one goes on from there.
+/// Copies versions from another store, each with its own number. Data that is here already is not copied again. If no
+/// versions are named, all
+/// are copied, and the channels, scheduled promotions, notes and retired marks are set to those of that store. A pull that
+/// is
+/// interrupted leaves complete versions, and the next pull continues there.
 #[utoipa::path(
     post,
     path = "/api/v1/pull",
@@ -59,10 +61,10 @@ impl Explain for Error {
     tag = "images",
     request_body = PullRequest,
     responses(
-        (status = 200, description = "Progress, then what came", body = TaskEvent, content_type = "application/x-ndjson"),
+        (status = 200, description = "Progress, then the report", body = TaskEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "Not a store, the daemon's own one, no reference to an image or version, another chunk size, or the daemon only reads its own store", body = Problem),
         (status = 404, description = "No such store, image or version", body = Problem),
-        (status = 409, description = "Both stores have made a version of their own under one number", body = Problem),
+        (status = 409, description = "The two stores have different versions with the same number", body = Problem),
         (status = 422, description = "The other store, or an image's list of versions, is damaged", body = Problem),
         (status = 507, description = "The disk of the daemon's store is full", body = Problem),
     ),
@@ -98,10 +100,10 @@ async fn pull(
 ) -> Result<PullReport, Problem> {
     let what = format!("cannot pull from '{}'", order.source);
     let failed = |e: BackendError| problem(&e).during(what.as_str());
-    let (tell, mut told) = mpsc::channel(WAIT_TO_BE_NOTED);
+    let (tell, mut told) = mpsc::channel(PENDING_MAX);
     let noting = async {
         let mut images = Vec::new();
-        // Until the pull has ended, and with it who tells.
+        // The channel ends when the pull ends, which drops the sender.
         while let Some(pulled) = told.recv().await {
             images.extend(note(service, caller, pulled).await);
         }
@@ -113,7 +115,7 @@ async fn pull(
     Ok(PullReport { images, not_copied, ..report })
 }
 
-/// Notes what was done to an image. Returns that, where anything was.
+/// Writes an event about the changes to an image. Returns the changes, if there are any.
 async fn note(service: &Service, caller: &Caller, pulled: Pulled) -> Option<PulledImage> {
     let Pulled { source, mut image, tried } = pulled;
     let name = image.image.clone();
@@ -126,49 +128,50 @@ async fn note(service: &Service, caller: &Caller, pulled: Pulled) -> Option<Pull
         service.image_change_tried(caller, &name, ("pull tried", &what), &e).await;
     }
     if image.newest {
-        // A remark, for which what was done is not called a failure.
+        // The machine is only a remark: without it, the pull does not fail, because the versions were copied.
         image.edited_by = service.maintainer_of(&name).await.unwrap_or_else(|e| {
-            tracing::error!(image = %name, "cannot tell who edits it: {}", problem(&e));
+            tracing::error!(image = %name, "cannot determine the maintenance session of the image: {}", problem(&e));
             None
         });
     }
     is_changed.then_some(image)
 }
 
-/// What a pull did to an image, in words.
+/// The changes of an image by a pull, in words.
 fn in_words(image: &PulledImage, source: &str) -> String {
     let PulledImage { versions, followed, noted, retired, unretired, booted, boots, .. } = image;
-    let mut told = match (versions.is_empty(), followed) {
+    let mut text = match (versions.is_empty(), followed) {
         (false, true) => {
-            format!("{} from {source}, with channels, notes and what is retired", numbers(versions))
+            format!("{} from {source}, with channels, notes and retired marks", numbers(versions))
         }
         (false, false) => format!("{} from {source}", numbers(versions)),
-        (true, _) => format!("channels, notes and what is retired from {source}"),
+        (true, _) => format!("channels, notes and retired marks from {source}"),
     };
     for ChannelMove { channel, from, to } in &image.channels {
         let from = from.map(|from| format!(" from version {from}")).unwrap_or_default();
         let to = to.map_or_else(|| "not being set".to_owned(), |to| format!("version {to}"));
-        told.push_str(&format!("; {channel}{from} to {to}"));
+        text.push_str(&format!("; {channel}{from} to {to}"));
     }
     for it in &image.scheduled {
-        told.push_str(&format!("; {} to version {} at {}", it.channel, it.version, time(it.at_ms)));
+        text.push_str(&format!("; {} to version {} at {}", it.channel, it.version, time(it.at_ms)));
     }
     for it in &image.forgets {
-        told.push_str(&format!("; {} forgets version {} at {}", it.channel, it.version, time(it.at_ms)));
+        let at = time(it.at_ms);
+        text.push_str(&format!("; cancels the promotion of {} to version {} at {at}", it.channel, it.version));
     }
     for (what, versions) in
-        [("another note of", noted), ("out of use:", retired), ("in use again:", unretired)]
+        [("changed note of", noted), ("retired:", retired), ("in use again:", unretired)]
     {
         if !versions.is_empty() {
-            told.push_str(&format!("; {what} {}", numbers(versions)));
+            text.push_str(&format!("; {what} {}", numbers(versions)));
         }
     }
-    // Where there was none to boot nothing was taken from anybody.
+    // If no version was booted before, none was replaced.
     if let Some(booted) = booted.filter(|_| booted != boots) {
         let boots = boots.map_or_else(|| "none".to_owned(), |boots| format!("version {boots}"));
-        told.push_str(&format!("; machines boot {boots} from now on, and no more version {booted}"));
+        text.push_str(&format!("; machines now boot {boots} instead of version {booted}"));
     }
-    told
+    text
 }
 
 fn numbers(versions: &[u64]) -> String {
@@ -201,12 +204,12 @@ mod tests {
         assert_eq!(says(image(&[3, 4], false, Some(2), Some(2))), "versions 3, 4 from /srv");
         assert_eq!(
             says(image(&[3, 4], true, Some(2), Some(4))),
-            "versions 3, 4 from /srv, with channels, notes and what is retired; machines boot version 4 from now on, and no more \
+            "versions 3, 4 from /srv, with channels, notes and retired marks; machines now boot version 4 instead of \
              version 2"
         );
         assert_eq!(
             says(image(&[], true, Some(2), None)),
-            "channels, notes and what is retired from /srv; machines boot none from now on, and no more version 2"
+            "channels, notes and retired marks from /srv; machines now boot none instead of version 2"
         );
         let many: Vec<u64> = (1..=1000).collect();
         let told = says(image(&many, false, None, None));
@@ -235,9 +238,9 @@ mod tests {
         };
         assert_eq!(
             in_words(&image, "/srv"),
-            "channels, notes and what is retired from /srv; production from version 2 to version 4; test to version 5; test from \
-             version 3 to not being set; test to version 6 at 1970-01-01 00:00:00Z; production forgets version 3 at 1970-01-01 \
-             00:00:00Z; another note of versions 1, 2; out of use: version 2; in use again: version 7"
+            "channels, notes and retired marks from /srv; production from version 2 to version 4; test to version 5; test from \
+             version 3 to not being set; test to version 6 at 1970-01-01 00:00:00Z; cancels the promotion of production to version 3 at 1970-01-01 \
+             00:00:00Z; changed note of versions 1, 2; retired: version 2; in use again: version 7"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! `GET /api/v1/machines/{machine}/console`: what a machine printed on its console.
+//! `GET /api/v1/machines/{machine}/console`: the log of a machine's console.
 
 use std::io::SeekFrom;
 use std::time::Duration;
@@ -20,23 +20,23 @@ use crate::answer::Failure;
 use crate::backend::BackendError;
 use crate::extract::{Name, Parameters};
 
-/// How often a log that is followed is looked at.
+/// How often a log is read while a client follows it.
 const FOLLOW_INTERVAL_MS: u64 = 200;
 
-/// How much is read at a time.
+/// The size of one read.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// How.
+/// The query parameters.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Query {
-    /// Go on with what is printed from now on, until the machine is off.
+    /// Continue with new output until the machine is off.
     #[serde(default)]
     follow: bool,
 }
 
-/// What the machine printed on its serial console since it was started last.
+/// The output of the machine on its serial console since its last start.
 #[utoipa::path(
     get,
     path = "/api/v1/machines/{machine}/console",
@@ -58,7 +58,7 @@ pub(super) async fn read_console(
     let content = [(header::CONTENT_TYPE, "application/octet-stream")];
     let file = match File::open(&path).await {
         Ok(file) => file,
-        // Never started: nothing was printed.
+        // Never started, so there is no output.
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(content.into_response()),
         Err(e) => return Err(BackendError::from_io(format!("cannot read {}", path.display()), e).into()),
     };
@@ -78,7 +78,7 @@ impl Tail {
     async fn next(mut self) -> Option<(std::io::Result<Bytes>, Self)> {
         let mut piece = vec![0; PIECE_BYTES];
         loop {
-            // Asked before reading: what was printed before the end is still given.
+            // Check this before reading, so that the last output before the end is included.
             let goes_on =
                 self.follow && self.service.active(self.uuid).is_some() && !self.service.is_stopping();
             match self.read(&mut piece).await {
@@ -97,7 +97,7 @@ impl Tail {
         let n = self.file.read(piece).await?;
         self.position = self.position.saturating_add(u64::try_from(n).unwrap_or(u64::MAX));
         if n == 0 && self.file.metadata().await?.len() < self.position {
-            // A long log is cut off now and then; it goes on from its beginning.
+            // A long log is truncated from time to time; then continue at its beginning.
             self.position = self.file.seek(SeekFrom::Start(0)).await?;
         }
         Ok(n)

@@ -9,7 +9,7 @@ use crate::answer::Failure;
 use crate::caller::Caller;
 use crate::extract::Name;
 
-/// Ends a claim. Its machine is reset, or switched off if enough others are ready, and can be claimed after that.
+/// Ends a claim. Its machine is reset, or switched off if enough others are ready; then it can be claimed again.
 #[utoipa::path(
     delete,
     path = "/api/v1/claims/{claim}",

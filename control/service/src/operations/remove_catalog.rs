@@ -18,7 +18,7 @@ use crate::extract::Name;
     tag = "catalogs",
     params(("catalog" = String, Path, description = "Its name")),
     responses(
-        (status = 204, description = "It is gone"),
+        (status = 204, description = "The catalog was removed"),
         (status = 404, description = "No such catalog", body = Problem),
         (status = 409, description = "It has machines", body = Problem),
     ),

@@ -17,7 +17,7 @@ use crate::uses;
 enum Error {
     #[error("cannot remove '{what}': {}", .uses.join("; "))]
     InUse { what: String, uses: Vec<String> },
-    #[error("cannot remove '{what}' with channels: it names a version, and those are of the image")]
+    #[error("cannot remove '{what}' with channels: '--force' removes an image with its channels, but this names one version")]
     OfVersion { what: String },
 }
 
@@ -35,24 +35,26 @@ impl Explain for Error {
                 "promote another version, unpin, reset or remove the machines; 'headwater machine list' shows them"
             }
             Self::OfVersion { .. } => {
-                "promote another version and remove this one without --force, or name the image alone"
+                "promote another version and remove this one without --force, or name the whole image"
             }
         };
         Some(advice.to_owned())
     }
 }
 
-/// How.
+/// The query parameters.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Query {
-    /// Of a whole image: also where a channel points to one of its versions, or will; the channels go with it.
+    /// For a whole image: remove it even if channels point to its versions, now or by schedule; the channels are removed
+    /// with it.
     #[serde(default)]
     force: bool,
 }
 
-/// Removes an image with all its versions, or one version. What a machine, a pin or a channel uses stays, and the answer says who that is; `force` has an image go with its channels.
+/// Removes an image with all its versions, or one version. It fails if a machine, a pin or a channel uses the version, and
+/// names the user; `force` removes an image together with its channels.
 #[utoipa::path(
     delete,
     path = "/api/v1/images/{image}",
@@ -61,7 +63,7 @@ pub(super) struct Query {
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`"), Query),
     responses(
         (status = 200, body = Removed),
-        (status = 400, description = "`force`, and a version is named", body = Problem),
+        (status = 400, description = "`force` for a single version", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
         (status = 409, description = "A machine, a pin or a channel uses it", body = Problem),
     ),
@@ -86,11 +88,11 @@ async fn remove(
     if with_channels && (reference.version.is_some() || reference.channel.is_some()) {
         return Err(Error::OfVersion { what: name }.into());
     }
-    // Before its uses are looked for, so that none begins until it is gone.
+    // Before the check of uses, so that no new use begins until the version is removed.
     let _removing = service.removing_versions().await;
     let version = if reference.version.is_some() || reference.channel.is_some() {
         let version = service.images().resolve(&reference).await?;
-        // What a channel or the beginning of a hash means must not change between the check and the removal.
+        // Fix the number, because a channel or the beginning of a hash could mean another version after the check.
         reference.version = Some(version.number.to_string());
         reference.channel = None;
         Some(version)
@@ -101,7 +103,7 @@ async fn remove(
     if !uses.is_empty() {
         return Err(Error::InUse { what: name, uses }.into());
     }
-    // What this daemon does not need any more is not to stand in its own way.
+    // Release roots that this daemon does not need any more, so that they do not prevent the removal.
     service.match_roots().await;
     let removed = match service.images().remove(&reference, with_channels).await {
         Ok(removed) => removed,
@@ -118,8 +120,9 @@ async fn remove(
     Ok(removed)
 }
 
-/// Whether something may be gone after such an error. The others come before anything is removed. A removal has several steps, and so
-/// this is more than that its answer was lost.
+/// Whether data may have been removed although the operation failed with this kind. Errors of other kinds come before
+/// anything is removed. The
+/// removal has several steps, so this is more than a lost answer.
 fn may_have_removed(kind: ProblemKind) -> bool {
     !matches!(kind, ProblemKind::Invalid | ProblemKind::NotFound | ProblemKind::Conflict)
 }

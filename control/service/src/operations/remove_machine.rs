@@ -11,17 +11,17 @@ use crate::answer::Failure;
 use crate::caller::Caller;
 use crate::extract::{Name, Parameters};
 
-/// How.
+/// The query parameters.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Query {
-    /// End it first where it is on.
+    /// Stop it first if it is on.
     #[serde(default)]
     force: bool,
 }
 
-/// Removes a machine that is off, with its identity and its console log. Its image stays.
+/// Removes a machine that is off, with its identity, its disk and its console log. Its image stays.
 #[utoipa::path(
     delete,
     path = "/api/v1/machines/{machine}",
@@ -29,9 +29,9 @@ pub(super) struct Query {
     tag = "machines",
     params(("machine" = String, Path, description = "Its name"), Query),
     responses(
-        (status = 204, description = "It is gone"),
+        (status = 204, description = "The machine was removed"),
         (status = 404, description = "No such machine", body = Problem),
-        (status = 409, description = "It is on or about to be started again, edits an image, or a version is being made of its disk", body = Problem),
+        (status = 409, description = "It is on or about to be restarted, has a maintenance session, or a version is being made of its disk", body = Problem),
     ),
 )]
 pub(super) async fn remove_machine(

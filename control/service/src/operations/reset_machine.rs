@@ -9,7 +9,8 @@ use crate::answer::Failure;
 use crate::caller::Caller;
 use crate::extract::Name;
 
-/// Forgets what a machine wrote, also where its disk is kept. One that is on is switched off at once and started again.
+/// Discards what a machine wrote, even on a persistent disk. If the machine is on, it is switched off at once and
+/// restarted.
 #[utoipa::path(
     post,
     path = "/api/v1/machines/{machine}/reset",
@@ -19,9 +20,9 @@ use crate::extract::Name;
     responses(
         (status = 200, body = Machine),
         (status = 404, description = "No such machine, image or version", body = Problem),
-        (status = 409, description = "It edits an image, or a version is being made of its disk", body = Problem),
+        (status = 409, description = "It has a maintenance session, or a version is being made of its disk", body = Problem),
         (status = 422, description = "Its version is damaged", body = Problem),
-        (status = 500, description = "It could not be started again, or it is on or off and that could not be noted", body = Problem),
+        (status = 500, description = "It could not be restarted, or the database could not record that it is on or off", body = Problem),
         (status = 503, description = "QEMU is not installed, or the daemon is stopping", body = Problem),
         (status = 507, description = "Not enough memory or disk, or no space to note it", body = Problem),
     ),

@@ -102,7 +102,7 @@ async fn what_cannot_be_pulled_is_refused_before_anything_is_done() {
     refused(r#"{"source":"/srv/images","images":["Image"]}"#, "is not an image name").await;
     refused(r#"{"source":"/srv/images","image":["image"]}"#, "unknown field").await;
     fixture.host.is_read_only.store(true, Ordering::SeqCst);
-    refused(r#"{"source":"/srv/images"}"#, "the store of this daemon is only read here").await;
+    refused(r#"{"source":"/srv/images"}"#, "the store of this daemon is read-only").await;
     assert!(fixture.host.pulls.lock().unwrap().is_empty());
     assert_eq!(fixture.pulled().await, []);
 }

@@ -94,7 +94,7 @@ async fn an_image_goes_with_its_channels_where_that_is_asked_for_and_no_machine_
     }
     // Channels are of the image.
     let (status, answer) = api.ask("DELETE", "images/image@1?force=true", "").await;
-    assert!(status == 400 && answer.contains("it names a version"), "{answer}");
+    assert!(status == 400 && answer.contains("names one version"), "{answer}");
     assert_eq!(fixture.host.versions.lock().unwrap().len(), 1);
     let (status, answer) = api.ask("DELETE", "images/image?force=true", "").await;
     assert_eq!(status, 200, "{answer}");

@@ -11,7 +11,7 @@ use crate::answer::problem;
 const AT_ONCE: Duration = Duration::from_secs(60);
 
 /// Why a seal of a machine that ended is refused.
-const ENDED: &str = "it was stopped, or started anew, before";
+const ENDED: &str = "the machine was stopped or restarted before";
 
 impl Fixture {
     /// Its machine's guest is up.

@@ -185,7 +185,7 @@ async fn a_machine_is_stopped_by_force_while_the_store_hangs() {
     let stopped = tokio::time::timeout(Duration::from_secs(600), stop).await.unwrap().unwrap();
     assert_eq!((stopped.state, stopped.wanted), (MachineState::Stopped, Wanted::Stopped));
     let given_up = crate::answer::problem(&reset.await.unwrap().unwrap_err());
-    assert!(given_up.to_string().contains("the machine is ended by force"), "{given_up}");
+    assert!(given_up.to_string().contains("the machine is being stopped by force"), "{given_up}");
     // Nobody waits for its turn any more, and it is started like any other.
     fixture.host.away.store(false, Ordering::SeqCst);
     fixture.start().await.unwrap();
