@@ -1,4 +1,4 @@
-//! How the database fails.
+//! The errors of the database.
 
 use sqlx::error::DatabaseError as _;
 use sqlx::sqlite::SqliteError;
@@ -6,21 +6,21 @@ use sqlx::sqlite::SqliteError;
 /// A failed operation on the database.
 #[derive(Debug, thiserror::Error)]
 pub enum DbError {
-    /// Something with that name, MAC or UUID exists already.
+    /// A row with the same unique value (name, MAC address or UUID) exists.
     #[error("{what} exists already")]
     Taken {
         /// What was to be added.
         what: String,
     },
-    /// A row holds something that this version does not understand.
-    #[error("the database holds {found:?} as {column} of a machine, which this version does not know")]
+    /// A column has a value that this release does not know.
+    #[error("the database has the value {found:?} in column {column}, which this release of headwater does not know")]
     Unreadable {
         /// The column.
         column: &'static str,
-        /// What it holds.
+        /// The value found.
         found: String,
     },
-    /// The database could not be opened or brought up to date.
+    /// The database could not be opened, or its tables could not be updated.
     #[error("cannot open the database {path}")]
     Open {
         /// The file, or the URL without secrets.
@@ -37,25 +37,26 @@ pub enum DbError {
     Newer {
         /// The file, or the URL without secrets.
         path: String,
-        /// The number of the last change of its tables.
+        /// The number of the last migration that was applied.
         format: i64,
-        /// The number of the last one that this release knows.
+        /// The number of the last migration that this release knows.
         known: i64,
     },
-    /// Its tables went through a change that this release does not have, or has another one of that number.
+    /// A migration was applied that this release does not have, or has with another content.
     #[error(
-        "the database {path} went through change {change} of its tables, which is another one in this release: use the release that \
+        "migration {change} of the database {path} differs from that of this release: use the release that \
          made it"
     )]
     Foreign {
         /// The file, or the URL without secrets.
         path: String,
-        /// The number of the change.
+        /// The number of the migration.
         change: i64,
     },
-    /// The file is damaged, or no database, or a table of PostgreSQL is damaged. Without it a daemon has no use for the disks that are kept.
+    /// The file is damaged or not a database, or a table of PostgreSQL is damaged. Without the database, persistent disks
+    /// cannot be opened.
     #[error(
-        "the database is damaged: {0} (restore it from its backup; persistent disks are of no use without it)"
+        "the database is damaged: {0} (restore it from its backup; persistent disks cannot be opened without it)"
     )]
     Damaged(String),
     /// Its secrets are encrypted, and their key was not given.
@@ -73,7 +74,7 @@ pub enum DbError {
     /// Its file system is full.
     #[error("the database cannot be written")]
     NoSpace(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// It cannot be used now, and may be later. Nothing was changed.
+    /// The database cannot be used now; retry later. Nothing was changed.
     #[error("the database {place} cannot be used now: {why}")]
     Away {
         /// Its URL without secrets.
@@ -81,15 +82,15 @@ pub enum DbError {
         /// Why.
         why: String,
     },
-    /// It went away while a change was saved.
-    #[error("the database {place} went away ({why}); whether the change was saved is not known")]
+    /// The connection failed while a change was committed.
+    #[error("the connection to the database {place} failed ({why}); the change may or may not have been saved")]
     Unsure {
         /// Its URL without secrets.
         place: String,
         /// Why.
         why: String,
     },
-    /// It is there, and will not be of use before somebody changes something.
+    /// The database answers, but cannot be used until somebody changes its configuration.
     #[error("the database {place} cannot be used: {why}")]
     Refused {
         /// Its URL without secrets.
@@ -97,20 +98,20 @@ pub enum DbError {
         /// Why.
         why: String,
     },
-    /// A daemon of another host uses it, or did and has not ended in order.
+    /// The daemon of another host has the lease on the database, or had it and did not end in order.
     #[error(
         "the database {place} is used by the daemon of {name}{}",
-        match .left_s { 0 => ", which ended without giving it up".to_owned(), left => format!(", for {left} s more at least") }
+        match .left_s { 0 => ", which ended without giving it up".to_owned(), left => format!(", for at least {left} s more") }
     )]
     Held {
         /// Its URL without secrets.
         place: String,
         /// The host and data directory of that daemon.
         name: String,
-        /// How many seconds its lease lasts.
+        /// The remaining time of its lease, in seconds.
         left_s: u64,
     },
-    /// Another daemon has taken it over from this one.
+    /// Another daemon has taken the lease from this one.
     #[error("the database {place} was taken over by the daemon of {name}: this one changes nothing any more")]
     Lost {
         /// Its URL without secrets.
@@ -118,7 +119,7 @@ pub enum DbError {
         /// The host and data directory of that daemon.
         name: String,
     },
-    /// A statement of this unit of work failed before, so that nothing of it is saved.
+    /// A statement of this unit of work failed before, so its changes were not saved.
     #[error("the database saved nothing of this change, because a part of it failed")]
     Spoilt,
     /// A statement failed.
@@ -126,10 +127,10 @@ pub enum DbError {
     Failed(#[source] sqlx::Error),
 }
 
-/// What SQLite says of a full file system: `SQLITE_FULL`.
+/// SQLite's code for a full file system: `SQLITE_FULL`.
 const FULL: u32 = 13;
 
-/// What it says of a damaged file: `SQLITE_CORRUPT`, `SQLITE_NOTADB`.
+/// SQLite's codes for a damaged file: `SQLITE_CORRUPT`, `SQLITE_NOTADB`.
 const DAMAGED: [u32; 2] = [11, 26];
 
 impl From<sqlx::Error> for DbError {
@@ -142,7 +143,7 @@ impl From<sqlx::Error> for DbError {
     }
 }
 
-/// What SQLite says, without the details that its extended codes have above the lowest byte.
+/// SQLite's primary result code: the lowest byte of the extended code.
 fn primary_code(error: &sqlx::Error) -> Option<u32> {
     let code = error.as_database_error()?.try_downcast_ref::<SqliteError>()?.code()?;
     code.parse::<u32>().ok().map(|code| code & 0xff)

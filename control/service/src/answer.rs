@@ -1,4 +1,4 @@
-//! How operations fail towards the client: one trait on their errors, one answer.
+//! Converts the errors of operations to the answer that the client gets ([`Problem`]).
 
 use axum::Json;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -8,12 +8,12 @@ use headwater_db::DbError;
 
 use crate::backend::BackendError;
 
-/// An error of an operation, as a client needs it.
+/// What a client needs to know about the error of an operation.
 pub(crate) trait Explain: std::error::Error {
-    /// What a program may do about it.
+    /// The kind, for programs.
     fn kind(&self) -> ProblemKind;
 
-    /// What a person may do about it.
+    /// What the user can do.
     fn advice(&self) -> Option<String> {
         None
     }
@@ -24,14 +24,14 @@ pub(crate) trait Explain: std::error::Error {
     }
 }
 
-/// When a request may be sent again that found the database away.
+/// When a client may repeat a request that failed because the database could not be reached.
 const RETRY_AFTER_S: u32 = 5;
 
 /// The answer to a request that failed.
 #[derive(Debug)]
 pub(crate) struct Failure(pub(crate) Problem);
 
-/// The problem that an error is.
+/// Converts an error to a problem.
 pub(crate) fn problem(error: &(impl Explain + 'static)) -> Problem {
     let mut problem = Problem::from_error(error.kind(), error);
     problem.advice = error.advice();
@@ -46,7 +46,7 @@ impl<E: Explain + 'static> From<E> for Failure {
 }
 
 impl Failure {
-    /// The answer with a status that is not the one of the problem's kind.
+    /// The answer with another HTTP status than that of the problem's kind.
     pub(crate) fn with_status(self, status: StatusCode) -> Response {
         let Self(problem) = self;
         if problem.kind == ProblemKind::Failed {
@@ -108,9 +108,9 @@ impl Explain for DbError {
                     .to_owned(),
             ),
             DbError::Away { .. } => {
-                Some("try again in a moment; machines that are on go on meanwhile".to_owned())
+                Some("try again in a moment; machines that are on keep running".to_owned())
             }
-            DbError::Unsure { .. } => Some("look whether it was done before you try again".to_owned()),
+            DbError::Unsure { .. } => Some("check whether the change was made before you try again".to_owned()),
             _ => None,
         }
     }

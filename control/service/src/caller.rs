@@ -1,8 +1,11 @@
-//! Who asks, and what they may do.
+//! Identifies the caller of a request, and checks its permissions.
 //!
-//! A request through the unix socket is its owner's, who may do everything. One over TCP carries a token: that of the data
-//! directory, which may do everything too, a named token with a role, or the secret of a session of the web console. The role that an operation needs stands beside its
-//! route, as the scope of its security requirement: what the OpenAPI description says is what is enforced.
+//! A request through the unix socket comes from the daemon's owner, who has all permissions. A request over TCP carries a
+//! token: that of the data
+//! directory, which has all permissions too, a named token with a role, or the secret of a session of the web console. The
+//! role that an operation
+//! needs is declared with its route, as the scope of its security requirement: what the OpenAPI description says is
+//! enforced.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -33,40 +36,41 @@ pub(crate) const SCHEME: &str = "token";
 pub(crate) enum Peer {
     /// A process on this host, through the socket.
     Unix {
-        /// Its user, where the kernel said so.
+        /// The user id of the process, if the kernel reported it.
         uid: Option<u32>,
     },
     /// A client of the TCP port.
     Tcp(SocketAddr),
 }
 
-/// The token that a request over TCP presented.
+/// The token of a request over TCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Presented {
-    /// That of the data directory.
+    /// The token of the data directory.
     OfDirectory,
-    /// A named one.
+    /// A named token.
     Named {
         /// Its name.
         name: String,
-        /// The role of its holder.
+        /// Its role.
         role: Role,
-        /// The catalogs and images that it is for.
+        /// The catalogs and images to which it is limited.
         scopes: Option<Scopes>,
     },
     /// The secret of a session of the web console.
     Session {
-        /// Who opened it.
+        /// The caller that opened it.
         principal: String,
         /// Its role.
         role: Role,
     },
 }
 
-/// Users of this host. Those of a directory service are known by number alone, because asking for the name may take long.
+/// The file with the users of this host. Users of a directory service appear by number only, because looking up their names
+/// may take long.
 const USERS: &str = "/etc/passwd";
 
-/// The longest name of a user that is shown: with the number it is to fit where a store keeps authors (256 bytes).
+/// The longest user name that is shown. With the number, it must fit into the author field of a store (256 bytes).
 const NAME_MAX_BYTES: usize = 200;
 
 /// The name of a user in the text of `passwd(5)`.
@@ -80,19 +84,19 @@ fn name_of(uid: u32, users: &str) -> Option<&str> {
     })
 }
 
-/// Who asks, as the history names them, and what they may do.
+/// The caller of a request: its name in the history, and its permissions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
     /// `uid 1000 (anna)`, `token grafana`, `console of uid 1000 (anna)`, `tcp 127.0.0.1:5000` or `daemon`.
     pub(crate) principal: String,
-    /// Their role.
+    /// The caller's role.
     pub(crate) role: Role,
-    /// The catalogs and images that they may see. `None`: all, and the daemon itself.
+    /// The catalogs and images to which the caller is limited. `None`: no limit.
     pub(crate) scopes: Option<Scopes>,
 }
 
 impl Caller {
-    /// Somebody who may do everything.
+    /// A caller with all permissions.
     pub(crate) fn admin(principal: impl Into<String>) -> Self {
         Self { principal: principal.into(), role: Role::Admin, scopes: None }
     }
@@ -102,7 +106,7 @@ impl Caller {
         Self::admin("daemon")
     }
 
-    /// Whether they may see user data, which may hold passwords.
+    /// Whether the caller may see user data, which may contain passwords.
     pub(crate) fn sees_user_data(&self) -> bool {
         self.role >= Role::Operator
     }
@@ -129,7 +133,7 @@ impl Caller {
             (Some(ConnectInfo(Peer::Tcp(address))), Some(Presented::OfDirectory)) => {
                 Self::admin(format!("tcp {address}"))
             }
-            // Servers let no such request through.
+            // Cannot happen: servers refuse such requests.
             _ => Self { principal: "unknown".to_owned(), role: Role::Metrics, scopes: None },
         }
     }
@@ -146,13 +150,13 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     }
 }
 
-/// How often the refusals of one operation to one caller are noted.
+/// Repeated refusals of one operation to one caller are recorded at most this often.
 const NOTE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Refusals that are remembered at most.
+/// The most refusals that are remembered.
 const REFUSALS_MAX: usize = 1000;
 
-/// The role and the scope that each operation needs, by path and method, and what was refused lately.
+/// The role and the scope that each operation needs, by path and method, and the latest refusals.
 #[derive(Clone, Debug)]
 pub(crate) struct Needs {
     operations: Arc<HashMap<(String, Method), (Role, ScopeRule)>>,
@@ -160,7 +164,8 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Reads the security requirements of a description. An operation without one, or with an unknown role, has no entry.
+    /// Reads the security requirements of an OpenAPI description. Operations without one, or with an unknown role, get no
+    /// entry.
     pub(crate) fn of(described: &OpenApi) -> Self {
         let mut needs = HashMap::new();
         for (path, item) in &described.paths.paths {
@@ -187,7 +192,7 @@ impl Needs {
         Self { operations: Arc::new(needs), refused: Arc::default() }
     }
 
-    /// Whether a refusal is noted: the first one of a minute.
+    /// Whether a refusal is recorded: the first one of an interval is.
     fn is_to_be_noted(&self, principal: &str, asked: &str) -> bool {
         let now = Instant::now();
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
@@ -203,25 +208,25 @@ impl Needs {
     }
 
     fn of_operation(&self, path: &str, method: &Method) -> Option<(Role, ScopeRule)> {
-        // Axum answers HEAD by the handler of GET.
+        // Axum routes HEAD to the handler of GET.
         let method = if method == Method::HEAD { Method::GET } else { method.clone() };
         self.operations.get(&(path.to_owned(), method)).copied()
     }
 }
 
-/// Lets a request through if the role and the scopes of its caller are enough. A refusal is noted in the history.
+/// Lets a request through if its caller has the role and the scopes that it needs. A refusal is recorded in the history.
 pub(crate) async fn authorize(
     State((service, needs)): State<(Service, Needs)>,
     request: Request,
     next: Next,
 ) -> Response {
     let Some(path) = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned()) else {
-        // There is nothing at this path: everybody may know that.
+        // The path does not exist, which is no secret.
         return next.run(request).await;
     };
     let (mut parts, body) = request.into_parts();
     let caller = Caller::of(&parts).await;
-    // Without an entry, the router refuses the method.
+    // Without an entry, only an admin passes, and the router then refuses the method.
     let needed = needs.of_operation(&path, &parts.method).unwrap_or((Role::Admin, ScopeRule::Everything));
     let asked = format!("{} {path}", parts.method);
     if let Err(problem) = permit(&service, &caller, needed, &mut parts).await {
@@ -236,14 +241,14 @@ pub(crate) async fn authorize(
             &needs,
             &caller,
             &asked,
-            "what the request names is not in the scope of the caller",
+            "the subject of the request is not within the caller's scopes",
         )
         .await;
     }
     response
 }
 
-/// Refuses a caller whose role is too low, or whose scopes do not have what the path names.
+/// Fails if the caller's role is too low, or if its scopes do not contain the subject that the path names.
 async fn permit(
     service: &Service,
     caller: &Caller,
@@ -266,7 +271,7 @@ async fn permit(
     service.must_have_path(caller, parameters.iter()).await
 }
 
-/// Notes a refusal in the history. A program that asks again and again must not push out what others did.
+/// Records a refusal in the history. Repetitions are not recorded, because they would push out other events.
 async fn note_refusal(service: &Service, needs: &Needs, caller: &Caller, asked: &str, why: &str) {
     if needs.is_to_be_noted(&caller.principal, asked) {
         tracing::warn!(caller = %caller.principal, role = %caller.role, "refused: {asked}");

@@ -1,13 +1,15 @@
-//! Versions that are known to be damaged: an alarm each, from the check that finds it to the one that finds it whole.
+//! Damaged versions: each has an alarm, from the check that finds the damage to a later check that finds none.
 //!
 //! ```text
 //!   no alarm --a check finds damage that it cannot repair--> alarm
-//!   alarm    --a later check ends and finds all right, or has repaired it; the version is removed--> no alarm
+//!   alarm    --a later check finds none, or has repaired it; or the version is removed--> no alarm
 //! ```
-//! An alarm stands while a check is under way: only its end changes anything. A check that began before the damage was seen
-//! may have read the same chunks while they were right, and so ends no alarm unless it repaired something; one that began before a
-//! repair may have read them while they were wrong, and raises none. A version that is not in the store any more has none; where its
-//! image is not there as a whole, that must be seen twice, as a server's wrong answer looks like that, too.
+//! Only the end of a check changes an alarm. A check that began before the damage was found
+//! may have read the same chunks while they were intact, so it ends no alarm unless it repaired something. A check that
+//! began before a
+//! repair may have read chunks while they were damaged, so it raises no alarm. A version that was removed from the store
+//! has no alarm. If its
+//! whole image is missing, this must be seen twice, because a wrong answer of a server looks the same.
 //!
 //! Nothing of this is in the database. A [file](crate::alarms) remembers it across restarts of the daemon.
 
@@ -21,41 +23,41 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Service, uses};
 
-/// Most versions that are known to be damaged at a time; the log has all.
+/// The most damaged versions that are remembered; the log has all.
 const KNOWN_MAX: usize = 1_000;
 
-/// Most of them that have an alarm each; the others share one.
+/// The most damaged versions with an alarm each; further ones share an alarm.
 const ALARMS_MAX: usize = 100;
 
-/// Most repairs that are remembered.
+/// The most repairs that are remembered.
 const REPAIRS_MAX: usize = 100;
 
-/// Most users of what is damaged that are named, and most files.
+/// The most users, and the most files, that an alarm names.
 const NAMED_MAX: usize = 8;
 
-/// How much of each of them is shown, and of what is wrong, in characters.
+/// The most characters of a name, and of a description of damage.
 const NAMED_CHARS_MAX: usize = 160;
 
-/// What a check found of one version.
+/// The result of checking one version.
 #[derive(Clone, Copy, Debug)]
 pub struct Findings<'a> {
-    /// The hash of its manifest.
+    /// The hash of the version's manifest.
     pub hash: &'a str,
-    /// Its names, as `IMAGE@NUMBER`: several versions may have the same contents.
+    /// The version's names, as `IMAGE@NUMBER`: several versions may have the same contents.
     pub names: &'a [String],
-    /// When the check began, or the first of the checks that share what they find right.
+    /// When the check began. If several checks share their results, when the first of them began.
     pub began: Instant,
-    /// Chunks and data objects that were damaged and are right again.
+    /// The number of chunks and data objects that were repaired.
     pub repaired: u64,
-    /// Chunks that are damaged still.
+    /// The number of chunks that remain damaged.
     pub damaged_chunks: u64,
-    /// What is damaged still, a line each. Empty: all is well.
+    /// The damage that remains, one line each. Empty: there is none.
     pub damage: &'a [String],
-    /// Files that cannot be read because of it.
+    /// Files that cannot be read because of the damage.
     pub files: &'a [String],
-    /// Why there may be more of them.
+    /// Why more files may be affected.
     pub remarks: &'a [String],
-    /// Who uses versions that hold it, as [`Service::users_of`] says it.
+    /// Users of the damaged versions, as [`Service::users_of`] returns them.
     pub uses: &'a [String],
 }
 
@@ -68,9 +70,9 @@ impl Findings<'_> {
     /// The same with these words for who is touched.
     fn message_to(&self, touches: String) -> String {
         let what = match (self.damaged_chunks, self.damage.first()) {
-            (0, first) => format!("it is damaged: {}", cut(first.map_or("", String::as_str))),
-            (1, _) => "1 chunk of it is damaged".to_owned(),
-            (chunks, _) => format!("{chunks} chunks of it are damaged"),
+            (0, first) => format!("the version is damaged: {}", cut(first.map_or("", String::as_str))),
+            (1, _) => "1 chunk of the version is damaged".to_owned(),
+            (chunks, _) => format!("{chunks} chunks of the version are damaged"),
         };
         let files = told("cannot be read because of that", self.files);
         let remarks = told("files may be touched that are not named", self.remarks);
@@ -79,25 +81,26 @@ impl Findings<'_> {
 
     fn alarm(&self, name: &str, since_ms: u64) -> Alarm {
         let advice = format!(
-            "'headwater image verify {name} --repair-from STORE' repairs it from a store or server that has it"
+            "'headwater image verify {name} --repair-from STORE' repairs it from a store or server with an intact copy"
         );
         Alarm { subject: format!("image {name}"), since_ms, message: self.message(), advice }
     }
 }
 
-/// Who is touched by damage, after what is damaged: `; it touches ..`, machines first, and not more than fits a line. Empty where
-/// nobody is.
+/// The users of damaged versions, to append to a description of the damage: `; it affects ..`, machines first, cut to the
+/// length of a line. Empty if
+/// there are none.
 pub fn touches(uses: &[String]) -> String {
     let is_machine = |how: &&str| how.contains(": machine '");
     let (machines, others): (Vec<&str>, Vec<&str>) = uses.iter().map(String::as_str).partition(is_machine);
     match uses.is_empty() {
         true => String::new(),
-        false => format!("; it touches {}", brief(&[machines, others].concat())),
+        false => format!("; it affects {}", brief(&[machines, others].concat())),
     }
 }
 
-/// The first of these, after what they are. Empty where there are none.
-fn told(what: &str, texts: &[String]) -> String {
+/// The first of these texts, after a description of what they are. Empty if there are none.
+fn named(what: &str, texts: &[String]) -> String {
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     match texts.is_empty() {
         true => String::new(),
@@ -105,7 +108,7 @@ fn told(what: &str, texts: &[String]) -> String {
     }
 }
 
-/// The first of these, and how many more there are.
+/// The first of these texts, and the number of others.
 fn brief(what: &[&str]) -> String {
     let named: Vec<String> = what.iter().take(NAMED_MAX).map(|text| cut(text)).collect();
     let named = named.join(", ");
@@ -115,32 +118,32 @@ fn brief(what: &[&str]) -> String {
     }
 }
 
-/// Names of files may hold anything, also what would look like another line of the log.
+/// Cuts and escapes a name, because file names may contain anything, even text that looks like another line of the log.
 fn cut(text: &str) -> String {
     text.chars().take(NAMED_CHARS_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// An image whose list of versions cannot be read.
+/// An image whose version list cannot be read.
 #[derive(Clone, Debug)]
 pub struct UnreadableList {
     /// The image.
     pub image: String,
     /// Why it cannot be read.
     pub why: String,
-    /// A later release has written it: it is not damaged.
+    /// Whether a later release wrote it, so that it is not damaged.
     pub is_of_later_release: bool,
 }
 
-/// A version, or a list of versions, that is damaged.
+/// A damaged version, or a damaged version list.
 #[derive(Debug)]
 struct KnownDamage {
-    /// The hash of the version's manifest; `None`: it is the list of an image.
+    /// The hash of the version's manifest; `None`: the version list of an image.
     hash: Option<String>,
-    /// Chunks of it that are damaged.
+    /// The number of damaged chunks.
     chunks: u64,
-    /// When a check last found it damaged. No time of day, which may be set back.
+    /// When a check last found the damage. Not the time of day, which may be set back.
     seen: Instant,
-    /// The image was not there when it was last looked for.
+    /// The image was missing at the last listing.
     was_missed: bool,
     alarm: Alarm,
     /// The message of the alarm for callers who may not see all machines and images: without who is touched.
@@ -156,7 +159,7 @@ pub(crate) struct SavedDamage {
     alarm: Alarm,
 }
 
-/// How much is known to be damaged.
+/// The numbers of damaged versions and chunks, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DamageFigures {
     pub(crate) alarms: u64,
@@ -164,17 +167,17 @@ pub(crate) struct DamageFigures {
     pub(crate) chunks: u64,
 }
 
-/// What is known to be damaged: by `IMAGE@NUMBER`, or by `IMAGE` where its list is.
+/// All known damage: by `IMAGE@NUMBER`, or by `IMAGE` for a version list.
 #[derive(Debug, Default)]
 pub(crate) struct Damage {
     known: Mutex<BTreeMap<String, KnownDamage>>,
-    /// Manifests of versions that were repaired to the end, and when, the last ones.
+    /// The latest complete repairs: hashes of manifests, and when.
     repairs: Mutex<VecDeque<(String, Instant)>>,
 }
 
 impl Damage {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, KnownDamage>> {
-        // It is whole between any two statements.
+        // No statement leaves the value inconsistent, so a poisoned lock is harmless.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -219,7 +222,7 @@ impl Damage {
             alarms.push(Alarm {
                 subject: "images".to_owned(),
                 since_ms,
-                message: format!("{} versions more are damaged", more().count()),
+                message: format!("{} more versions are damaged", more().count()),
                 advice: "the log names them; with --repair-from, 'image verify' repairs one of them and 'serve --scrub' all"
                     .to_owned(),
             });
@@ -237,12 +240,12 @@ impl Damage {
         }
     }
 
-    /// These are in the store no more.
+    /// Ends the alarms of versions that were removed from the store.
     pub(crate) fn removed(&self, names: &[String]) {
         self.end(|name, _| names.contains(name), "it was removed");
     }
 
-    /// Takes up what a check found.
+    /// Updates the alarms after a check.
     fn checked(&self, found: &Findings<'_>, now_ms: u64, now: Instant) {
         if found.damage.is_empty() {
             if found.repaired > 0 {
@@ -254,7 +257,7 @@ impl Damage {
                 let is_it = known.hash.as_deref() == Some(found.hash) || found.names.contains(name);
                 is_it && (found.repaired > 0 || known.seen <= found.began)
             };
-            return self.end(is_over, "it was read and is whole");
+            return self.end(is_over, "it was read and is intact");
         }
         if self.repairs().iter().any(|(hash, at)| hash == found.hash && *at > found.began) {
             return;
@@ -267,12 +270,12 @@ impl Damage {
         }
     }
 
-    /// Takes up which versions there were at a moment, and for which images that cannot be told.
+    /// Updates the alarms after a listing: the existing versions, and images whose version lists cannot be read.
     fn listed(&self, there: &HashSet<&str>, unreadable: &[UnreadableList], at: Instant) {
         let is_unreadable = |image: &str| unreadable.iter().any(|list| list.image == image);
         let images: HashSet<&str> = there.iter().filter_map(|name| Some(name.split_once('@')?.0)).collect();
         let is_over = |name: &String, known: &mut KnownDamage| match name.split_once('@') {
-            // One that was made, and found damaged, since is not there yet.
+            // A version that was made and found damaged after the listing began is not in it.
             Some((image, _)) if there.contains(name.as_str()) || known.seen > at || is_unreadable(image) => {
                 known.was_missed = false;
                 false
@@ -280,10 +283,10 @@ impl Damage {
             Some((image, _)) => images.contains(image) || std::mem::replace(&mut known.was_missed, true),
             None => !is_unreadable(name),
         };
-        self.end(is_over, "it was removed, or mended");
+        self.end(is_over, "it was removed or repaired");
     }
 
-    /// The list of versions of an image is damaged.
+    /// Raises the alarm of a damaged version list.
     fn list_is_damaged(&self, list: &UnreadableList, uses: &[String], (now_ms, now): (u64, Instant)) {
         let UnreadableList { image, why, is_of_later_release } = list;
         let advice = if *is_of_later_release {
@@ -305,7 +308,7 @@ impl Damage {
         );
     }
 
-    /// Raises an alarm, or brings one up to date that has stood since earlier.
+    /// Raises an alarm, or updates an existing one.
     fn put(&self, name: &str, mut new: KnownDamage) {
         let text = new.alarm.to_string();
         let (is_new, has_room) = {
@@ -319,7 +322,7 @@ impl Damage {
             (earlier.is_none(), has_room)
         };
         if !has_room {
-            tracing::error!(image = name, "damaged, and in no alarm, as {KNOWN_MAX} others are: {text}");
+            tracing::error!(image = name, "damaged, but without an alarm, because {KNOWN_MAX} other versions are damaged: {text}");
         } else if is_new {
             tracing::warn!(image = name, "alarm: {text}");
         }
@@ -342,14 +345,16 @@ impl Damage {
 }
 
 impl Service {
-    /// Takes up what a check found of a version, at its end: damage is an alarm until a later check finds none, or the version
+    /// Updates the alarms at the end of the check of a version. The alarm of a damaged version stays until a later check
+    /// finds no damage, or the version
     /// is removed.
     pub async fn version_checked(&self, found: Findings<'_>) {
         self.damage().checked(&found, self.now_ms(), Instant::now());
         if found.damage.is_empty() {
             return;
         }
-        // One that was removed while it was checked had no alarm to be ended then. One that is removed from now on has.
+        // If the version was removed during the check, there was no alarm to end then. A removal from now on finds the
+        // alarm.
         for name in found.names {
             if self.is_gone(name, found.hash).await {
                 self.damage().removed(std::slice::from_ref(name));
@@ -357,10 +362,10 @@ impl Service {
         }
     }
 
-    /// The same of a version that somebody had verified.
+    /// Like [`Service::version_checked`], after a user had a version verified.
     pub(crate) async fn version_verified(&self, report: &VerifyReport, began: Instant) {
         let mut names = vec![format!("{}@{}", report.version.image, report.version.number)];
-        // Others may have the same contents.
+        // Other versions may have the same contents.
         for name in &report.versions {
             if !names.contains(name) && !self.is_gone(name, &report.version.hash).await {
                 names.push(name.clone());
@@ -380,13 +385,14 @@ impl Service {
         self.version_checked(found).await;
     }
 
-    /// Takes up that versions were removed, or are seen not to be there.
+    /// Ends the alarms of versions that were removed.
     pub fn versions_removed(&self, names: &[String]) {
         self.damage().removed(names);
     }
 
-    /// Takes up which versions, `IMAGE@NUMBER`, the store had at a moment, and the images whose lists of versions cannot be read,
-    /// with why not.
+    /// Updates the alarms after a listing of the store: the versions (`IMAGE@NUMBER`) that it had at a moment, and the
+    /// images whose version lists
+    /// cannot be read.
     pub async fn versions_listed(&self, there: &HashSet<&str>, unreadable: &[UnreadableList], at: Instant) {
         self.damage().listed(there, unreadable, at);
         for list in unreadable {
@@ -395,7 +401,7 @@ impl Service {
         }
     }
 
-    /// Whether there is no such version any more. A store that cannot tell says nothing.
+    /// Whether a version does not exist any more. If the store fails, the answer is no.
     async fn is_gone(&self, name: &str, hash: &str) -> bool {
         let Ok(reference) = ImageRef::parse(name) else { return false };
         let found = uses::resolve(self, &reference).await;
@@ -409,7 +415,7 @@ mod tests {
 
     use super::*;
 
-    /// When a test's clock, which began at `start`, says so many seconds.
+    /// The instant at so many seconds of a test's clock, which began at `start`.
     fn at(start: Instant, s: u64) -> Instant {
         start + Duration::from_secs(s)
     }
@@ -418,7 +424,7 @@ mod tests {
         texts.iter().map(|&text| text.to_owned()).collect()
     }
 
-    /// Checks of versions, and what is known after them.
+    /// Checks of versions, and the alarms after them.
     struct Checks {
         damage: Damage,
         start: Instant,
@@ -429,7 +435,7 @@ mod tests {
             Self { damage: Damage::default(), start: Instant::now() }
         }
 
-        /// A check of a version, under these names, ends. It finds so many chunks damaged, and has repaired so many.
+        /// Ends a check of a version with these names, that found and repaired so many chunks.
         fn end(&self, hash: &str, names: &[&str], chunks: u64, repaired: u64, (began, ended): (u64, u64)) {
             let names = texts(names);
             let damage = if chunks > 0 { texts(&["bytes 0+65536 of the image"]) } else { Vec::new() };
@@ -461,12 +467,12 @@ mod tests {
     fn damage_is_an_alarm_until_a_later_check_finds_the_version_whole() {
         let checks = Checks::new();
         checks.end("aa", &["a@1"], 3, 0, (1, 5));
-        assert_eq!(checks.alarms(), ["image a@1 since 5000: 3 chunks of it are damaged"]);
+        assert_eq!(checks.alarms(), ["image a@1 since 5000: 3 chunks of the version are damaged"]);
         assert_eq!(checks.damage.figures(), DamageFigures { alarms: 1, versions: 1, chunks: 3 });
-        // Found again: it stands since it was found first, and says what there is now.
+        // Found again: the alarm keeps its first time, and describes the present damage.
         checks.end("aa", &["a@1"], 1, 0, (6, 9));
-        assert_eq!(checks.alarms(), ["image a@1 since 5000: 1 chunk of it is damaged"]);
-        // One that may have read all of it while it was right, and one of another version.
+        assert_eq!(checks.alarms(), ["image a@1 since 5000: 1 chunk of the version is damaged"]);
+        // A check that may have read the chunks while they were intact, and the check of another version.
         checks.end("aa", &["a@1"], 0, 0, (8, 10));
         checks.end("bb", &["b@1"], 0, 0, (10, 11));
         assert_eq!(checks.subjects(), ["image a@1"]);
@@ -479,12 +485,12 @@ mod tests {
     fn a_repair_ends_an_alarm_whenever_its_check_began() {
         let checks = Checks::new();
         checks.end("aa", &["a@1"], 3, 0, (2, 5));
-        // Not all of it was repaired.
+        // Some damage was not repaired.
         checks.end("aa", &["a@1"], 2, 1, (1, 6));
         assert_eq!(checks.damage.figures().chunks, 2);
         checks.end("aa", &["a@1"], 0, 2, (1, 7));
         assert!(checks.alarms().is_empty());
-        // What was read before the repair raises none, what was read after it does.
+        // A check from before the repair raises no alarm, one from after it does.
         checks.end("aa", &["a@1"], 1, 0, (3, 8));
         assert!(checks.alarms().is_empty());
         checks.end("aa", &["a@1"], 1, 0, (8, 9));
@@ -496,7 +502,7 @@ mod tests {
         let checks = Checks::new();
         checks.end("aa", &["a@1", "b@7"], 2, 0, (0, 1));
         assert_eq!(checks.damage.figures(), DamageFigures { alarms: 2, versions: 2, chunks: 4 });
-        // One of them is checked by its name.
+        // One of the names is checked.
         checks.end("aa", &["b@7"], 0, 0, (2, 3));
         assert!(checks.alarms().is_empty());
     }
@@ -512,7 +518,7 @@ mod tests {
         let (damage, start) = (&checks.damage, checks.start);
         damage.removed(&texts(&["a@1", "z@1"]));
         assert_eq!(checks.subjects(), ["image a@2", "image lost@1", "image new@1"]);
-        // Nobody knows what the image has whose list cannot be read; the last one came after the store was asked.
+        // The versions of an image with an unreadable list are unknown; the last version was made after the listing.
         let list = UnreadableList {
             image: "lost".to_owned(),
             why: "it is cut".to_owned(),
@@ -522,15 +528,15 @@ mod tests {
         damage.listed(&HashSet::from(["b@1"]), &unreadable, at(start, 5));
         let uses = texts(&["lost: machine 'lab' boots it"]);
         damage.list_is_damaged(&list, &uses, (6, at(start, 6)));
-        // An image that is not there at all is looked for once more.
+        // A missing image is looked for once more.
         assert_eq!(checks.subjects(), ["image a@2", "image lost", "image lost@1", "image new@1"]);
         damage.listed(&HashSet::from(["b@1"]), &unreadable, at(start, 5));
         assert_eq!(checks.subjects(), ["image lost", "image lost@1", "image new@1"]);
-        let says = "its list of versions cannot be read: it is cut; it touches lost: machine 'lab' boots it";
+        let says = "its list of versions cannot be read: it is cut; it affects lost: machine 'lab' boots it";
         assert_eq!(checks.alarms().first(), Some(&format!("image lost since 6: {says}")));
         damage.listed(&HashSet::from(["lost@1", "new@1"]), &[], at(start, 10));
         assert_eq!(checks.subjects(), ["image lost@1", "image new@1"]);
-        // Another one has the name now, and is whole.
+        // Another version has the name now, and is intact.
         checks.end("ee", &["lost@1"], 0, 0, (11, 12));
         assert_eq!(checks.subjects(), ["image new@1"]);
     }
@@ -552,17 +558,17 @@ mod tests {
             uses: &uses,
         };
         let message = found.message();
-        let (start, rest) = message.split_once("; it touches a@1: machine 'm0' boots it, ").unwrap();
-        assert_eq!(start, "it is damaged: the manifest aa is damaged");
+        let (start, rest) = message.split_once("; it affects a@1: machine 'm0' boots it, ").unwrap();
+        assert_eq!(start, "the version is damaged: the manifest aa is damaged");
         let (users, files) = rest.split_once("; cannot be read because of that: ").unwrap();
         assert!(users.ends_with("a@1: machine 'm7' boots it and 13 more"), "{message}");
         assert!(files.starts_with("partition 0: /etc/large.conf, xxx") && files.len() < 200, "{message}");
-        // What could not be looked into is no file.
+        // A part that could not be examined is not a file.
         let remarks = texts(&["partition 1 is too damaged to be looked into"]);
         let none = Findings { damaged_chunks: 2, files: &[], remarks: &remarks, uses: &[], ..found };
         assert_eq!(
             none.message(),
-            "2 chunks of it are damaged; files may be touched that are not named: partition 1 is too damaged to be looked into"
+            "2 chunks of the version are damaged; more files may be affected: partition 1 is too damaged to be looked into"
         );
         assert!(found.alarm("a@1", 0).advice.contains("image verify a@1 --repair-from"));
         assert_eq!(touches(&[]), "");

@@ -1,9 +1,9 @@
-//! The control plane of one host: who boots what, as an HTTP API over a database and three backends.
+//! The control plane: the HTTP API for images, machines, catalogs and hosts, over a database and three backends.
 //!
 //! ```text
 //!   client --HTTP, unix socket--> server --> operations/  (one file each: errors, OpenAPI text, handler)
 //!                                               |
-//!                                life/  start, stop, reset, watch, reconcile
+//!                                lifecycle/  start, stop, reset, watch, recover
 //!                                 |            |            |            |
 //!                              Database      Images       Disks     Hypervisor       (backend/: traits)
 //! ```
@@ -11,33 +11,37 @@
 //! # How to add an operation
 //! 1. A file in `operations/`: its errors with [`answer::Explain`], a handler of a dozen lines with its
 //!    `#[utoipa::path]`.
-//! 2. One line in [`operations::router`].
-//! 3. `HEADWATER_BLESS=1 cargo test -p headwater-service --test openapi` writes `docs/openapi.json` anew.
+//! 2. Its `mod` line and its entry in `routes()` in `operations/mod.rs`.
+//! 3. `HEADWATER_BLESS=1 cargo test -p headwater-service --test openapi` updates `docs/openapi.json`.
 //!
 //! # Guarantees
-//! - What is wanted of a machine and every change of its state are in the database, together with an event
+//! - The wanted state of a machine, and every change of its state, are in the database together with an event
 //!   that says who, what and when, before the change is answered.
-//! - One machine's changes happen one after the other; a client that hangs up does not leave one half done.
-//! - A machine changes its image version only when it starts, and one whose disk is kept when it is reset.
-//! - One machine at a time edits an image; what it did becomes a version or leaves no trace, also where the daemon
+//! - Changes of one machine are serialised; a client that disconnects does not leave a change half done.
+//! - A machine changes its image version only when it starts; with a persistent disk, only when it is reset.
+//! - One machine at a time has a maintenance session of an image. Its changes become a version or leave no trace, even if
+//!   the daemon
 //!   dies in between.
-//! - A scheduled promotion is carried out once, when the clock has reached its time, also after a restart and
-//!   whatever the clock does.
-//! - After a daemon that died, [`Service::recover`] ends what it left, and says `lost` of what ran.
-//! - A machine that was claimed is given to somebody else only after it was reset.
-//! - A long operation is a task: it goes on if its client is gone. One that is cancelled leaves nothing behind, a pull whole versions.
+//! - A scheduled promotion happens once, when the clock has reached its time, also after a restart and
+//!   if the clock is set.
+//! - If a daemon died, [`Service::recover`] of the next one ends what it left behind, and records machines that ended as
+//!   `lost`.
+//! - A machine that was claimed goes to another holder only after it was reset.
+//! - A long operation is a task: it continues if its client disconnects. A cancelled task leaves nothing behind; a
+//!   cancelled pull leaves complete versions.
 //!
 //! # Limits
-//! - [`tasks::MAX_TASKS`] long operations at once, [`lifecycle::STOP_GRACE_MS`] for a guest to switch itself off,
+//! - [`tasks::MAX_TASKS`] concurrent long operations, [`lifecycle::STOP_GRACE_MS`] for a guest to shut down,
 //!   [`server::MAX_SOCKET_PATH_BYTES`] for a socket's path.
 //!
 //! # Errors
-//! Every failure is a [`headwater_api::Problem`]; operations keep enums of their own and map them once.
+//! Every failure is a [`headwater_api::Problem`]; operations have their own enums, which are converted once.
 //!
 //! # Not here
-//! No disk request passes through this crate, and it knows neither the data path nor QEMU. No accounts of people: the
-//! socket belongs to its owner, and TCP takes the directory's [`token::Token`], a named token with a role, or a session of the [`web`]
-//! console. TCP beyond the loopback interface needs TLS, whose certificates the caller of [`server::Port::bind`] has.
+//! No disk request passes through this crate, and it knows neither the data plane nor QEMU. There are no user accounts: the
+//! unix socket belongs to its owner, and TCP accepts the directory's [`token::Token`], a named token with a role, or a
+//! session of the [`web`]
+//! console. TCP beyond the loopback interface needs TLS; the caller of [`server::Port::bind`] provides the certificates.
 //!
 //! Start reading at [`lifecycle`].
 

@@ -534,7 +534,7 @@ impl Client {
         let unreachable = |e: std::io::Error| {
             let reason = match e.kind() {
                 std::io::ErrorKind::NotFound => "there is no such socket".to_owned(),
-                std::io::ErrorKind::ConnectionRefused => "nobody listens there".to_owned(),
+                std::io::ErrorKind::ConnectionRefused => "nothing listens at this address".to_owned(),
                 _ => e.to_string(),
             };
             let advice = if e.kind() == std::io::ErrorKind::PermissionDenied {

@@ -140,7 +140,7 @@ fn late() -> std::io::Error {
 /// The error of a connection that failed.
 fn unreachable(error: &std::io::Error, address: &Address) -> anyhow::Error {
     let reason = match error.kind() {
-        std::io::ErrorKind::ConnectionRefused => "nobody listens there".to_owned(),
+        std::io::ErrorKind::ConnectionRefused => "nothing listens at this address".to_owned(),
         _ => error.to_string(),
     };
     let advice = "see whether the server runs with 'serve --listen', and whether a firewall is in between";

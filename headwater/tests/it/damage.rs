@@ -133,11 +133,11 @@ fn what_the_scrub_finds_damaged_is_an_alarm_until_a_later_round_finds_it_whole()
     assert_eq!((raised.len(), &raised[0]["subject"]), (1, &Value::from("image d@1")));
     let message = raised[0]["message"].as_str().unwrap();
     assert!(
-        message.starts_with("1 chunk of it is damaged; it touches d@1: machine 'desk' boots it"),
+        message.starts_with("1 chunk of the version is damaged; it affects d@1: machine 'desk' boots it"),
         "{message}"
     );
     // The damage is where a partition table would be: that none can be looked for is no file.
-    let remark = "; files may be touched that are not named: the partition table cannot be read: ";
+    let remark = "; more files may be affected: the partition table cannot be read: ";
     assert!(message.contains(remark), "{message}");
     assert!(!message.contains("cannot be read because of that"), "{message}");
     let advice = raised[0]["advice"].as_str().unwrap();

@@ -34,7 +34,7 @@ fn machines_go_on_while_the_database_is_away_and_all_catches_up() {
     for change in
         [&["machine", "start", "idle"][..], &["machine", "stop", "ran"], &["catalog", "create", "c", "tiny"]]
     {
-        daemon.cli(change).fails(1, &["cannot be used now: nothing listens there", "try again"]);
+        daemon.cli(change).fails(1, &["cannot be used now: nothing listens at this address", "try again"]);
     }
     let (_, answer) = begin(&daemon.socket(), "GET", "/api/v1/machines", "");
     let answer = answer.to_lowercase();
@@ -110,9 +110,9 @@ fn a_database_that_cannot_be_meant_is_refused() {
     let refused = serve(&["--database", secret]);
     assert!(!refused.err.contains("very-secret"), "{refused:?}");
     refused.fails(2, &["has a password", "--database-password-file"]);
-    serve(&["--database", "mysql://h/hw"]).fails(2, &["no URL of PostgreSQL"]);
+    serve(&["--database", "mysql://h/hw"]).fails(2, &["not a URL of PostgreSQL"]);
     serve(&["--database", "postgres:///hw?host=/nowhere"])
-        .fails(1, &["cannot be used now: nothing listens there"]);
+        .fails(1, &["cannot be used now: nothing listens at this address"]);
     let file = dir.path().join("password");
     std::fs::write(&file, "\n").unwrap();
     let file = file.to_str().unwrap();

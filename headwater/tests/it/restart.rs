@@ -397,7 +397,7 @@ fn a_database_that_was_lost_leaves_the_persistent_disks_alone() {
     // Also the second time, with the database that the first one made.
     for _ in 0..2 {
         run(headwater().args(["serve", "--data-dir"]).arg(dir.path()))
-            .fails(1, &["knows no machine", disk, "restore the database"]);
+            .fails(1, &["has no machines", disk, "restore the database"]);
         assert!(map.exists() && key.exists());
     }
     std::fs::remove_file(key).unwrap();

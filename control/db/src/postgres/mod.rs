@@ -1,13 +1,17 @@
 //! PostgreSQL: a server that several hosts can reach.
 //!
 //! # Units of work
-//! - A writer begins with a lock that all writers of the database take ([`WRITE`]), before it reads anything. Until it ends, what it read
-//!   stays true, as with SQLite. With `REPEATABLE READ`, it would read what was there before it got the lock.
-//! - Because of that lock, the numbers of events are in the order of the commits: a reader that goes on after the last number that it saw
-//!   misses none.
+//! - A writer first takes an advisory lock that all writers of the database take ([`WRITE`]), before it reads anything.
+//!   What it reads
+//!   then stays true until it ends, as with SQLite. With `REPEATABLE READ`, its snapshot would be older than the lock.
+//! - Because of that lock, the numbers of events are in the order of the commits: a reader that continues after the last
+//!   number that it saw
+//!   misses no event.
 //! - A reader sees one state of the database.
-//! - With a lease ([`PostgresDatabase::open_for`]), a writer's unit begins only while it is not another daemon's.
-//! - A unit in which a statement failed is not saved, and says so ([`DbError::Spoilt`]): PostgreSQL answers its `COMMIT` as if all was well.
+//! - With a lease ([`PostgresDatabase::open_for`]), a writer's transaction begins only if no other daemon has taken the
+//!   lease.
+//! - A unit in which a statement failed is not saved, and returns [`DbError::Spoilt`]: PostgreSQL reports success for the
+//!   `COMMIT` of such a unit.
 
 mod connections;
 mod failure;
@@ -32,36 +36,37 @@ use crate::repository::{Database, Repository};
 use crate::secrets::{KeySlot, Secrets, SecretsKey};
 use crate::sql::{Transaction, Unit};
 
-/// How a writer begins. The number of the lock is `headwate` in ASCII.
+/// The first statements of a writer. The number of the lock is `headwate` in ASCII.
 const WRITE: &str =
     "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT pg_advisory_xact_lock(7522525836719780965)";
 
-/// How a reader begins.
+/// The first statement of a reader.
 const READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
-/// How long one renewal of the lease may take.
+/// Timeout of one renewal of the lease.
 const RENEW_LIMIT: Duration = Duration::from_secs(10);
 
-/// The oldest release of PostgreSQL that is used: 13.
+/// The oldest release of PostgreSQL that is supported: 13.
 const OLDEST: i64 = 130_000;
 
 /// A PostgreSQL database.
 #[derive(Clone)]
 pub struct PostgresDatabase {
     connections: Arc<Connections>,
-    /// That of the lease, if it was taken.
+    /// The fence of the lease, if it was taken.
     fence: Arc<Mutex<Option<i64>>>,
     key: KeySlot,
     saved: Arc<AtomicU64>,
 }
 
 impl PostgresDatabase {
-    /// Connects and brings the tables up to date. Changes nothing in a database that it cannot use.
+    /// Connects and applies missing migrations. If the database cannot be used, nothing in it is changed.
     pub async fn open(place: Place) -> Result<Self, DbError> {
         Self::connect(place, None).await
     }
 
-    /// The same for one daemon, which changes nothing once another one has the database. Refuses a database that another one has.
+    /// Like [`PostgresDatabase::open`], but takes the lease. Fails if another daemon has it. Later writes fail if another
+    /// daemon takes it.
     pub async fn open_for(place: Place, holder: &Holder, taking: Taking) -> Result<Self, DbError> {
         let opened = Self::connect(place, Some((holder, taking))).await?;
         let (mut unit, _) = opened.connections.begin(true, WRITE.to_owned()).await?;
@@ -83,10 +88,11 @@ impl PostgresDatabase {
         Ok(Self { connections, fence: Arc::default(), key: KeySlot::default(), saved: Arc::default() })
     }
 
-    /// Renews the lease until another daemon has it. The database may be away meanwhile, but not for longer than `limit`.
+    /// Renews the lease until another daemon has it, or until the database could not be reached for `limit`. Returns the
+    /// reason.
     pub async fn keep_lease(&self, limit: Option<Duration>) -> DbError {
         let mut renewed_at = Instant::now();
-        let mut told = None;
+        let mut logged = None;
         loop {
             tokio::time::sleep(RENEW_INTERVAL).await;
             let renewed = async {
@@ -101,7 +107,7 @@ impl PostgresDatabase {
             });
             let error = match renewed {
                 Ok(()) => {
-                    (renewed_at, told) = (Instant::now(), None);
+                    (renewed_at, logged) = (Instant::now(), None);
                     continue;
                 }
                 Err(error @ DbError::Lost { .. }) => return error,
@@ -111,15 +117,15 @@ impl PostgresDatabase {
                 return error;
             }
             let text = error.to_string();
-            // The same again and again is in the log once.
-            if told.as_ref() != Some(&text) {
-                tracing::warn!("the lease on the database is not renewed now: {text}");
-                told = Some(text);
+            // A failure that repeats is logged once.
+            if logged.as_ref() != Some(&text) {
+                tracing::warn!("cannot renew the lease on the database now (it is tried again): {text}");
+                logged = Some(text);
             }
         }
     }
 
-    /// Gives the lease up: a daemon of another host may take it at once.
+    /// Ends the lease: a daemon of another host may take it at once.
     pub async fn end_lease(&self) -> Result<(), DbError> {
         if self.fence().is_none() {
             return Ok(());
@@ -133,13 +139,13 @@ impl PostgresDatabase {
         self.fence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to write, if the lease is still ours.
+    /// Begins a writer's transaction, if the lease is still ours.
     async fn begin_write(&self) -> Result<PostgresUnit, DbError> {
         let fence = *self.fence();
         let Some(fence) = fence else { return Ok(self.connections.begin(true, WRITE.to_owned()).await?.0) };
         let begin = format!("{WRITE}; {}", lease::check(fence));
         let (mut unit, rows) = self.connections.begin(true, begin).await?;
-        // One is that of the lock.
+        // One row is that of the lock, one that of the fence.
         if rows == 2 {
             return Ok(unit);
         }
@@ -154,7 +160,7 @@ impl std::fmt::Debug for PostgresDatabase {
     }
 }
 
-/// Refuses a server that would not do.
+/// Fails if the server is too old, read-only, or has another encoding than UTF-8.
 async fn is_usable(place: &Place, connection: &mut PgConnection) -> Result<(), DbError> {
     let refused = |why: String| Err(DbError::Refused { place: place.to_string(), why });
     let found: (i64, bool, String) = sqlx::query_as(
@@ -184,7 +190,7 @@ async fn is_usable(place: &Place, connection: &mut PgConnection) -> Result<(), D
     Ok(())
 }
 
-/// Brings the tables up to date.
+/// Applies missing migrations.
 async fn migrate(place: &Place, connection: &mut PgConnection) -> Result<(), DbError> {
     let all = migrations::all();
     // Not `run`: the compiler does not see that its future can be sent to another thread.

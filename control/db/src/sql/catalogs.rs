@@ -36,7 +36,7 @@ const SCHEME_USER_DATA: &str = "schemes.user_data";
 
 fn record(row: &Row, key: &KeySlot) -> Result<CatalogRecord, DbError> {
     let Hardware { cache, transport, memory_bytes, cpus, platform } = Hardware::of(row)?;
-    // A line each.
+    // One path per line.
     let seal_removes: String = row.get("seal_removes")?;
     let name: String = row.get("name")?;
     let user_data: Option<Vec<u8>> = row.get("user_data")?;

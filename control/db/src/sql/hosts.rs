@@ -11,7 +11,7 @@ use crate::repository::HostRepository;
 use crate::sql::Unit;
 use crate::sql::statement::{Insert, Row, Statement};
 
-/// What the authority signs.
+/// What the authority is for: it signs certificates of nodes.
 const NODES: &str = "nodes";
 
 /// The column of its key.

@@ -41,13 +41,14 @@ pub(crate) enum Transaction {
     Postgres(Box<PostgresUnit>),
 }
 
-/// A unit of work. Each statement goes through [`Unit::run`] or [`Unit::rows`]: once one fails, the unit is not saved. PostgreSQL rolls such a
-/// transaction back and reports success.
+/// A unit of work. Each statement runs through [`Unit::run`] or [`Unit::rows`]. Once a statement has failed, the unit is
+/// not saved: PostgreSQL would
+/// roll the transaction back, but report success.
 pub(crate) struct Unit {
     transaction: Transaction,
-    /// A statement failed, or was not waited for.
+    /// A statement failed, or its future was dropped.
     has_failed: bool,
-    /// Something was removed that may be secret.
+    /// Data was removed that may be secret.
     has_removed: bool,
     /// The key of the secrets.
     key: KeySlot,
@@ -61,7 +62,7 @@ impl Unit {
         Self { transaction, has_failed: false, has_removed: false, key, saved }
     }
 
-    /// Runs a statement, and says how many rows it changed.
+    /// Runs a statement, and returns the number of rows that it changed.
     async fn run(&mut self, statement: Statement) -> Result<u64, DbError> {
         let was_failed = std::mem::replace(&mut self.has_failed, true);
         let changed = match &mut self.transaction {
@@ -72,7 +73,7 @@ impl Unit {
         Ok(changed)
     }
 
-    /// The rows that answer a statement.
+    /// Returns the rows of a statement.
     async fn rows(&mut self, statement: Statement) -> Result<Vec<Row>, DbError> {
         let was_failed = std::mem::replace(&mut self.has_failed, true);
         let rows = match &mut self.transaction {
@@ -83,7 +84,7 @@ impl Unit {
         Ok(rows)
     }
 
-    /// What each row of the answer means.
+    /// Returns the rows of a statement, each converted.
     async fn all<T>(
         &mut self,
         statement: Statement,
@@ -92,7 +93,7 @@ impl Unit {
         self.rows(statement).await?.iter().map(record).collect()
     }
 
-    /// The only row, or the first one.
+    /// The first row, if there is one.
     async fn row(&mut self, statement: Statement) -> Result<Option<Row>, DbError> {
         Ok(self.rows(statement).await?.into_iter().next())
     }
@@ -108,7 +109,7 @@ impl Unit {
         Ok(self.run(statement).await? == 1)
     }
 
-    /// Adds a row whose keys must be new. The unit can go on after `Taken`: an error of PostgreSQL would end it.
+    /// Adds a row whose keys must be new. The unit can continue after `Taken` (an error in PostgreSQL would end it).
     async fn add(&mut self, insert: Insert, what: impl FnOnce() -> String) -> Result<(), DbError> {
         match self.run(insert.statement("ON CONFLICT DO NOTHING")).await? {
             0 => Err(DbError::Taken { what: what() }),
@@ -172,7 +173,7 @@ impl Repository for Unit {
             Transaction::Sqlite(unit) => unit.save(has_removed).await,
             Transaction::Postgres(unit) => unit.save().await,
         };
-        // Also if it failed: whether it was saved may not be known.
+        // This includes failures, because the commit may have succeeded.
         saved.fetch_add(1, Ordering::SeqCst);
         outcome
     }

@@ -25,19 +25,20 @@ pub use self::copy::{check, copy, known_format};
 /// How long a statement waits for a lock that another process holds (a backup, a shell).
 pub const BUSY_TIMEOUT_MS: u64 = 10_000;
 
-/// How long a writer waits for its turn. The ones before it wait for the disk, and there may be hundreds of them: one that gave up
-/// sooner would only leave unsaid what was done.
-pub const TURN_TIMEOUT_MS: u64 = 3_600_000;
+/// How long a writer waits for the writers before it. There may be hundreds, each of which waits for the disk. A shorter
+/// timeout would
+/// lose records of operations that were done.
+pub const WRITER_TIMEOUT_MS: u64 = 3_600_000;
 
-/// How many readers work at once; further ones wait.
+/// The most concurrent readers; further readers wait.
 pub const MAX_READERS: u32 = 4;
 
 /// A SQLite database file.
 ///
-/// Writers take turns on one connection and begin with `BEGIN IMMEDIATE`: a transaction that reads first and
-/// writes later would otherwise fail with `SQLITE_BUSY` where another one wrote in between.
+/// Writers use one connection in turn, and begin with `BEGIN IMMEDIATE`: a transaction that reads first and
+/// writes later would otherwise fail with `SQLITE_BUSY` if another one wrote in between.
 ///
-/// What is removed is overwritten: machines have keys, and user data may hold passwords.
+/// Removed data is overwritten, because machines have keys, and user data may contain passwords.
 #[derive(Clone, Debug)]
 pub struct SqliteDatabase {
     readers: SqlitePool,
@@ -48,7 +49,7 @@ pub struct SqliteDatabase {
 }
 
 impl SqliteDatabase {
-    /// Opens or creates the file and brings its tables up to date.
+    /// Opens or creates the file and applies missing migrations.
     pub async fn open(path: &Path) -> Result<Self, DbError> {
         let failed = |source: Box<dyn std::error::Error + Send + Sync>| DbError::Open {
             path: path.display().to_string(),
@@ -58,12 +59,12 @@ impl SqliteDatabase {
             .filename(path)
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
-            // A machine's state must survive a power cut once an operation was answered.
+            // A machine's state must survive a power cut after an operation was answered.
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
             .pragma("secure_delete", "ON")
             .busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS));
-        let turns = pool(1).acquire_timeout(Duration::from_millis(TURN_TIMEOUT_MS));
+        let turns = pool(1).acquire_timeout(Duration::from_millis(WRITER_TIMEOUT_MS));
         let writer = turns.connect_with(options.clone()).await.map_err(|e| failed(cause(e)))?;
         let all = migrations::all();
         if let Err(e) = all.run(&writer).await {
@@ -95,8 +96,9 @@ impl SqliteDatabase {
     }
 }
 
-/// Empties the write-ahead log, which has what was removed as it was before. Nobody waits for that: where somebody reads or writes
-/// just now, that stays there until the log is written over, or the database is closed.
+/// Truncates the write-ahead log, which still contains removed data. Does not wait: while another connection reads or
+/// writes, the data
+/// stays until the log is overwritten, or the database is closed.
 async fn empty_log(options: &SqliteConnectOptions) {
     let at_once = options.clone().busy_timeout(Duration::ZERO);
     let Ok(mut connection) = at_once.connect().await else { return };
@@ -104,7 +106,7 @@ async fn empty_log(options: &SqliteConnectOptions) {
     let _ = connection.close().await;
 }
 
-/// Why a file could not be opened.
+/// The reason why a file could not be opened.
 fn cause(error: sqlx::Error) -> Box<dyn std::error::Error + Send + Sync> {
     match DbError::from(error) {
         DbError::Failed(error) => Box::new(error),
@@ -112,12 +114,15 @@ fn cause(error: sqlx::Error) -> Box<dyn std::error::Error + Send + Sync> {
     }
 }
 
-/// Where the disk is full or fails, SQLite ends a transaction by itself. sqlx then fails to roll it back, and counts it as
-/// open for good: such a connection begins no other one, and is replaced. Looked at when it is taken, as the rollback of a
-/// dropped transaction is only queued when it is given back.
+/// If the disk is full or fails, SQLite ends a transaction by itself. sqlx then fails to roll it back, and counts the
+/// transaction as
+/// open forever: such a connection cannot begin another transaction, and is replaced. This is checked when a connection is
+/// taken from the
+/// pool, because the rollback of a dropped transaction is only queued when the connection is returned.
 ///
-/// None is closed for its age: with the last one SQLite removes the files that the next one needs room for, and a disk may be full
-/// for as long as that is to be read which says what makes room.
+/// No connection is closed for its age: with the last one SQLite removes files that the next connection needs disk space to
+/// create. On a full
+/// disk, reads must still work, so that users find out how to free space.
 fn pool(max_connections: u32) -> SqlitePoolOptions {
     let pool =
         SqlitePoolOptions::new().max_connections(max_connections).idle_timeout(None).max_lifetime(None);
@@ -225,16 +230,16 @@ mod tests {
         sqlx::query("DELETE FROM _sqlx_migrations WHERE version >= 1000").execute(&pool).await.unwrap();
         pool.close().await;
         let foreign = refused("UPDATE _sqlx_migrations SET checksum = x'00' WHERE version = 1").await;
-        assert!(foreign.to_string().contains("went through change 1 of its tables"), "{foreign}");
+        assert!(foreign.to_string().contains("migration 1 of the database"), "{foreign}");
     }
 
     #[tokio::test]
     async fn a_writer_waits_for_its_turn_however_slow_the_disk_is() {
         let dir = tempfile::tempdir().unwrap();
         let db = SqliteDatabase::open(&dir.path().join("headwater.db")).await.unwrap();
-        let patience = db.writer.options().get_acquire_timeout();
-        // Two synced writes for each of hundreds of machines that are stopped at once.
-        assert!(patience >= Duration::from_secs(600), "{patience:?}");
+        let timeout = db.writer.options().get_acquire_timeout();
+        // Hundreds of machines that stop at once need two synced writes each.
+        assert!(timeout >= Duration::from_secs(600), "{timeout:?}");
     }
 
     #[tokio::test]
@@ -248,7 +253,7 @@ mod tests {
         }
         repo.save().await.unwrap();
         db.close().await;
-        // The pages before say which tables there are.
+        // The pages before contain the list of tables.
         let mut bytes = std::fs::read(&path).unwrap();
         let half = bytes.len() / 2;
         bytes[half..].fill(0xa5);
@@ -263,7 +268,7 @@ mod tests {
     async fn a_full_disk_is_got_over_when_there_is_space_again() {
         let dir = tempfile::tempdir().unwrap();
         let db = SqliteDatabase::open(&dir.path().join("headwater.db")).await.unwrap();
-        // No page more than there are.
+        // The database may not grow.
         sqlx::query("PRAGMA max_page_count = 1").execute(&db.writer).await.unwrap();
         let mut repo = db.write().await.unwrap();
         let full = repo.events().append(event(&"x".repeat(1 << 20))).await.unwrap_err();

@@ -1,4 +1,5 @@
-//! What the service needs from the other plane, as traits: images, disks, a hypervisor, a clock, randomness.
+//! Traits through which the control plane uses the data plane and the host: images, disks, a hypervisor, a clock, random
+//! numbers.
 //!
 //! The adapters that implement them with the real crates live in `headwater/`, the only crate that sees both
 //! planes.

@@ -304,7 +304,7 @@ impl Service {
         let own = self.own_host();
         let is_heard = |host: Uuid| host == own || heard.get(&host).is_some_and(|at_ms| *at_ms >= least_ms);
         for candidate in candidates.iter_mut().filter(|it| !is_heard(it.id)) {
-            candidate.is_away();
+            candidate.exclude();
         }
     }
 
@@ -314,7 +314,7 @@ impl Service {
         let is_cleared =
             |host: Uuid| self.link(host).is_some_and(|link| link.is_cleared.load(Ordering::Acquire));
         for candidate in candidates.iter_mut().filter(|it| it.id != own && !is_cleared(it.id)) {
-            candidate.is_away();
+            candidate.exclude();
         }
     }
 

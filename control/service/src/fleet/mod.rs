@@ -1,4 +1,4 @@
-//! Several hosts: a controller keeps what is wanted, and a node on each host runs the machines of that host.
+//! Several hosts: a controller stores what should run where, and a node on each host runs the machines of that host.
 //!
 //! ```text
 //!   node                                                   controller
@@ -7,21 +7,23 @@
 //!    | --- FromNode::Hello -------------------------------->  |   (lines of JSON: protocol.rs)
 //!    | <-- ToNode::Welcome {generation} --------------------  |
 //!    | <== HTTP/2 requests: the API of the node ============  |   the roles are turned here
-//! ```
+//!    | <== HTTP/2 requests to the API of the node ==========  |   from here on the controller is the client
 //!
-//! A node is a daemon like every other: its database has the machines of its host, and it starts and watches them by itself. The
-//! controller asks it by the API that everybody uses, over the connection that the node has opened. Nothing of a machine that runs
-//! depends on that connection.
+//! A node is a complete daemon: its database has the machines of its host, and it starts and watches them by itself. The
+//! controller uses the same API as other clients, over the connection that the node has opened. Running machines do not
+//! depend on that connection.
 //!
 //! # Guarantees
-//! - What a node does to a machine is the node's to say. The controller has a copy, which it takes from the node's history and list.
+//! - The node decides the state of a machine. The controller stores a copy, which it takes from the node's history and
+//!   list.
 //! - A node refuses requests of an older connection than its newest one.
-//! - One connection a host: a second node with the same identity is refused while the first one is connected.
-//! - A controller changes nothing of a machine whose node is not connected, except that it gives machines of a lost host to others if
-//!   their catalog says so: no two hosts run one machine ([`lease`]).
+//! - A host has one connection: a second node with the same identity is refused while the first one is connected.
+//! - A controller changes no machine whose node is not connected. The exception are machines of a lost host, which it gives
+//!   to other hosts if
+//!   their catalog says so; no two hosts run one machine ([`lease`]).
 //!
 //! # Not here
-//! Sockets, TLS and certificates are the program's (`headwater/src/fleet`). A disk that is kept is not moved to another host.
+//! Sockets, TLS and certificates: they are in `headwater/src/fleet`. Persistent disks are never moved to another host.
 //!
 //! Start reading at [`controller`].
 
@@ -57,20 +59,20 @@ use crate::fleet::loss::Leases;
 pub use node::Membership;
 pub(crate) use placement::free_memory;
 
-/// How often each side looks whether the other one is there, and how long that may take to answer.
+/// The interval of keep-alive pings from each side, and their timeout.
 pub(crate) const BEAT: Duration = Duration::from_secs(5);
 pub(crate) const BEAT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long nothing is heard of a node before its host is lost.
+/// A host is lost if nothing was heard from its node for this time.
 pub(crate) const LOST_AFTER: Duration = Duration::from_secs(15);
 
-/// The pause after something failed that is tried again.
+/// The pause before a retry.
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_secs(2);
 
 /// The host of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnHost {
-    /// Its identity, unless the database knows another one.
+    /// Its identity. A different one in the database has priority.
     pub id: Uuid,
     /// Its name.
     pub name: String,
@@ -78,31 +80,32 @@ pub struct OwnHost {
     pub memory_bytes: u64,
     /// Its processors.
     pub cpus: u32,
-    /// Whether no other daemon uses the same database in turn. Then the host without a certificate in it is this one, whatever its
-    /// identity was.
+    /// Whether this daemon is the only user of its database. The host without a certificate in the database is then this
+    /// one, even if its
+    /// identity changed.
     pub owns_database: bool,
 }
 
-/// What a service knows of hosts.
+/// The state of the service that concerns other hosts.
 #[derive(Default)]
 pub(crate) struct FleetState {
     own: OnceLock<Uuid>,
-    /// Who signs the certificates of nodes, if this daemon takes any.
+    /// The certificate authority, if this daemon accepts nodes.
     authority: OnceLock<Arc<dyn Authority>>,
-    /// Whose node this daemon is, if it is one.
+    /// The fleet of which this daemon is a node, if it is one.
     membership: OnceLock<Membership>,
-    /// Which hosts have a connection, or are getting one, and from where.
-    places: Mutex<HashMap<Uuid, String>>,
+    /// The hosts whose connections exist or are being made, with the address of each.
+    connecting: Mutex<HashMap<Uuid, String>>,
     links: Mutex<HashMap<Uuid, Arc<Link>>>,
-    /// The leases of nodes, if this daemon takes any.
+    /// The leases of nodes, if this daemon accepts nodes.
     leases: Leases,
     /// Its own lease, if this daemon is a node.
     fence: Fence,
 }
 
 impl FleetState {
-    fn places(&self) -> MutexGuard<'_, HashMap<Uuid, String>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    fn connecting(&self) -> MutexGuard<'_, HashMap<Uuid, String>> {
+        self.connecting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn links(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Link>>> {
@@ -127,7 +130,7 @@ impl Service {
         self.db().read().await?.machines().of_host(self.own_host()).await
     }
 
-    /// Writes the host of this daemon to the database, before anything else is looked at.
+    /// Writes the host of this daemon to the database. Runs before everything else.
     pub(crate) async fn note_own_host(&self) -> Result<(), DbError> {
         let host = self.host_parts().clone();
         let mut repo = self.db().write().await?;
@@ -153,7 +156,7 @@ impl Service {
                     name,
                     fingerprint: None,
                     state: HostState::Up,
-                    // Machines are to go on while controllers change, so they belong on nodes.
+                    // With a shared database, machines belong on nodes, so that they keep running while controllers change.
                     cordoned: !host.owns_database,
                     memory_bytes: host.memory_bytes,
                     cpus: host.cpus,
@@ -171,14 +174,14 @@ impl Service {
         if !host.owns_database {
             self.note_other_controllers(id, &known).await?;
         }
-        // Nobody has asked before.
+        // Nothing has read it before.
         let _ = self.fleet().own.set(id);
         Ok(())
     }
 }
 
 impl Service {
-    /// Notes that the hosts of other controllers are lost: one controller runs at a time.
+    /// Records that the hosts of other controllers are lost, because only one controller runs at a time.
     async fn note_other_controllers(&self, own: Uuid, known: &[HostRecord]) -> Result<(), DbError> {
         let is_other = |host: &&HostRecord| {
             host.id != own && host.fingerprint.is_none() && host.state != HostState::Lost
@@ -193,14 +196,14 @@ impl Service {
     }
 }
 
-/// The host of this daemon under an earlier identity: with a database of its own, the only host that is no node.
+/// The host of this daemon under an earlier identity: in a database of its own, the only host that is not a node.
 fn former_self<'a>(own: &OwnHost, known: &'a [HostRecord]) -> Option<&'a HostRecord> {
     let mut without_node = known.iter().filter(|host| host.fingerprint.is_none());
     let first = without_node.next().filter(|_| own.owns_database)?;
     without_node.next().is_none().then_some(first)
 }
 
-/// The name, or one with a number if another host has it.
+/// The name, with a number appended if another host has it.
 fn free_name(name: &str, known: &[HostRecord]) -> String {
     let is_free = |name: &String| known.iter().all(|host| host.name != *name);
     let numbered = (2u32..).map(|number| format!("{name}-{number}"));

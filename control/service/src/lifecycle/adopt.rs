@@ -1,4 +1,4 @@
-//! Taking over machines that went on while no daemon ran.
+//! Takes over machines that kept running while no daemon ran.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use crate::backend::{Disk, LeftVm, OpenDisk};
 use crate::caller::Caller;
 use crate::lifecycle::{Active, LifecycleError};
 
-/// How often it is tried to take a machine over whose process does not answer, and the pause between two attempts.
+/// How often the takeover of a machine whose process does not answer is tried, and the pause between attempts.
 const ATTEMPTS: u32 = 3;
 const ATTEMPTS_PAUSE: Duration = Duration::from_secs(1);
 
-/// What an earlier daemon left open, and who goes on with it.
+/// The result of taking over disks that an earlier daemon left open.
 #[derive(Default)]
 pub(super) struct Adopted {
     /// The names of the machines that go on.
@@ -25,7 +25,7 @@ pub(super) struct Adopted {
 }
 
 impl Service {
-    /// Takes over every machine whose disk is open and whose process runs. Nothing is on yet.
+    /// Takes over every machine whose disk is open and whose process runs. Must be called before any machine is started.
     pub(super) async fn adopt_machines(&self) -> Result<Adopted, LifecycleError> {
         let failed = |e| LifecycleError::Orphans("take over the disks that it left", e);
         let mut adopted = Adopted::default();
@@ -45,7 +45,7 @@ impl Service {
         Ok(adopted)
     }
 
-    /// Whether the machine goes on. If its process has ended, or cannot be controlled, it does not.
+    /// Takes over a machine, and returns whether it runs. It does not if its process has ended or cannot be controlled.
     async fn adopt_machine(
         &self,
         mut record: MachineRecord,
@@ -62,7 +62,7 @@ impl Service {
         let mut adopted = self.hypervisor().adopt(left.clone()).await;
         for _ in 1..ATTEMPTS {
             if let Err(error) = &adopted {
-                tracing::warn!(machine = record.name, "it cannot be taken over yet: {error}");
+                tracing::warn!(machine = record.name, "cannot take the machine over yet; trying again: {error}");
                 tokio::time::sleep(ATTEMPTS_PAUSE).await;
                 adopted = self.hypervisor().adopt(left.clone()).await;
             }
@@ -71,7 +71,7 @@ impl Service {
             Ok(Some(vm)) => vm,
             Ok(None) => return Ok(false),
             Err(error) => {
-                tracing::error!(machine = record.name, "it cannot be taken over, and is ended: {error}");
+                tracing::error!(machine = record.name, "cannot take the machine over, so it is ended: {error}");
                 return Ok(false);
             }
         };
@@ -86,18 +86,18 @@ impl Service {
         if record.state == MachineState::Starting {
             record.state = MachineState::Booting;
         }
-        let detail = format!("taken over: {} went on while no daemon ran", active.in_words());
+        let detail = format!("taken over: {} kept running while no daemon ran", active.in_words());
         self.save(&record, &Caller::daemon(), "state", detail).await?;
         self.watch(record.uuid, record.name, active);
         Ok(true)
     }
 
-    /// Closes disks whose machines do not go on.
+    /// Closes disks whose machines have ended.
     pub(super) async fn close_left(&self, left: Vec<(OpenDisk, Arc<dyn Disk>)>) {
         for (open, disk) in left {
-            tracing::warn!(machine = open.machine, "closing its disk: its process has ended");
+            tracing::warn!(machine = open.machine, "closing the disk of a machine whose process has ended");
             if let Err(error) = disk.close().await {
-                tracing::error!(machine = open.machine, "its disk was not closed in order: {error}");
+                tracing::error!(machine = open.machine, "the disk of a machine was not closed in order: {error}");
             }
         }
     }

@@ -1,13 +1,14 @@
-//! What stands in a machine's way: looked for at every tick, shown with the machine, and noted in the history.
+//! Alarms of machines: checked at every tick, shown with the machine, and recorded in the history.
 //!
 //! ```text
-//!   no alarm --its disk has no room or is not made durable, or no server of its image answers--> alarm, event "alarm"
-//!   alarm    --none of it for ALARM_LINGER--> no alarm, event "alarm over"
+//!   no alarm --its disk has no space or is not made durable, or no server of its image answers--> alarm, event "alarm"
+//!   alarm    --none of these for ALARM_LINGER--> no alarm, event "alarm over"
 //! ```
-//! A machine that stands still tries again every few seconds, and looks well for a moment whenever it does: an
+//! A paused machine retries every few seconds, and its disk seems well for a moment at each retry: an
 //! alarm ends only when nothing was wrong for a while.
 //!
-//! A machine that is off because its guest restarted and its start fails has an alarm too, until it is on or is wanted no more.
+//! A machine that is off because its guest restarted and its start fails has an alarm too, until it is on or is not wanted
+//! any more.
 //! The history has that as its state.
 
 use std::sync::Arc;
@@ -22,19 +23,19 @@ use crate::backend::Shortage;
 use crate::caller::Caller;
 use crate::lifecycle::Active;
 
-/// How long all must be well before an alarm ends.
+/// How long nothing must be wrong before an alarm ends.
 const ALARM_LINGER: Duration = Duration::from_secs(4);
 
-/// An alarm, and when its cause was seen last.
+/// An alarm, and when its cause was last seen.
 #[derive(Clone, Debug)]
 pub(crate) struct RaisedAlarm {
     pub(crate) alarm: Alarm,
-    /// No time of day: a clock that is set back would keep an alarm that is over.
+    /// An [`Instant`], because the time of day can be set back, which would keep an alarm that is over.
     began: Instant,
     seen: Instant,
 }
 
-/// What a look changed.
+/// The change that a check made.
 #[derive(Debug, PartialEq, Eq)]
 enum Change {
     None,
@@ -42,8 +43,8 @@ enum Change {
     Over { lasted: Duration },
 }
 
-/// Updates what is raised after a look that found `cause`.
-fn look(
+/// Updates the alarm after a check that found `cause`.
+fn update_alarm(
     raised: &mut Option<RaisedAlarm>,
     subject: impl FnOnce() -> String,
     cause: Option<Shortage>,
@@ -71,18 +72,18 @@ fn look(
     }
 }
 
-/// Why a machine's disk takes no writes, is not made durable, or its reads wait.
+/// Why a machine's disk accepts no writes, is not made durable, or its reads wait.
 pub(super) fn cause(active: &Active) -> Option<Shortage> {
     let stands_still = active.vm.is_out_of_space();
     let shortage = active.disk.shortage().or_else(|| {
-        // It is about to try again, and will be told why not.
+        // QEMU retries soon, and then gets the reason.
         stands_still.then(|| Shortage {
-            message: "its disk had no room for a write".to_owned(),
-            advice: "it tries again by itself".to_owned(),
+            message: "the machine's disk had no space for a write".to_owned(),
+            advice: "the machine tries again by itself".to_owned(),
         })
     })?;
     let message = if stands_still {
-        format!("it stands still, and goes on by itself when there is room: {}", shortage.message)
+        format!("the machine is paused, and continues by itself when there is space: {}", shortage.message)
     } else {
         shortage.message
     };
@@ -90,7 +91,7 @@ pub(super) fn cause(active: &Active) -> Option<Shortage> {
 }
 
 impl Service {
-    /// What stands in a machine's way, or keeps one off whose guest restarted.
+    /// The alarm of a machine that is on, or that is off because its guest restarted and its start fails.
     pub(crate) fn alarm_of(&self, machine: &MachineRecord) -> Option<Alarm> {
         match self.active(machine.uuid) {
             Some(active) => active.alarm().as_ref().map(|raised| raised.alarm.clone()),
@@ -99,13 +100,13 @@ impl Service {
         }
     }
 
-    /// What stands in the way of machines, in the order of their names.
+    /// The alarms of all machines, ordered by the names of machines.
     pub(crate) async fn alarms_of_machines(&self, repo: &mut dyn Repository) -> Result<Vec<Alarm>, DbError> {
         let raised = |active: &Arc<Active>| active.alarm().as_ref().map(|raised| raised.alarm.clone());
         let mut alarms: Vec<Alarm> = self.active_map().values().filter_map(raised).collect();
         for machine in self.failing_restarts() {
             let record = repo.machines().by_uuid(machine).await?;
-            // A machine that is on by now has none, or its own.
+            // A machine that was started meanwhile has no alarm, or another one.
             let is_off = self.active(machine).is_none();
             alarms.extend(record.filter(|_| is_off).and_then(|record| self.alarm_of(&record)));
         }
@@ -113,26 +114,26 @@ impl Service {
         Ok(alarms)
     }
 
-    /// Looks at all machines that are on. The history follows as soon as it can be written.
-    pub(crate) async fn look_for_alarms(&self) {
+    /// Checks all machines that are on. The history is updated as soon as it can be written.
+    pub(crate) async fn check_alarms(&self) {
         let machines: Vec<_> = self.active_map().values().cloned().collect();
         let mut is_news = false;
         for active in machines {
-            is_news |= self.look_for_alarm(&active);
+            is_news |= self.check_alarm(&active);
         }
         if let Err(e) = self.write_pending_events().await
             && is_news
         {
-            tracing::error!("cannot note an alarm in the history now: {e}");
+            tracing::error!("cannot write an alarm to the history now; it is tried again: {e}");
         }
     }
 
-    /// Whether an alarm began or is over.
-    fn look_for_alarm(&self, active: &Active) -> bool {
+    /// Whether an alarm began or ended.
+    fn check_alarm(&self, active: &Active) -> bool {
         let subject = format!("machine {}", active.name);
         let found = cause(active);
         if found.is_some() {
-            // The machine comes before those who read its disk.
+            // The machine has priority over readers of its disk.
             active.disk.relieve();
         }
         let (change, alarm) = {
@@ -175,9 +176,9 @@ mod tests {
         let full = |message: &str| Some(Shortage { message: message.to_owned(), advice: "more".to_owned() });
         let subject = || "machine a".to_owned();
         let (mut raised, start) = (None, Instant::now());
-        // The clock that is shown says something else.
+        // The clock that is shown differs.
         let mut look_at = |clock_ms: u64, cause, at_ms: u64| {
-            let change = look(&mut raised, subject, cause, clock_ms, start + Duration::from_millis(at_ms));
+            let change = update_alarm(&mut raised, subject, cause, clock_ms, start + Duration::from_millis(at_ms));
             (change, raised.as_ref().map(|raised| raised.alarm.clone()))
         };
         assert_eq!(look_at(90_000, None, 0).0, Change::None);
@@ -187,7 +188,7 @@ mod tests {
         let alarm = alarm.unwrap();
         assert_eq!(change, Change::None);
         assert_eq!((alarm.since_ms, alarm.to_string().as_str()), (91_000, "disk; more"));
-        // It is set back.
+        // The clock is set back.
         assert_eq!(look_at(6_999, None, 6_999).0, Change::None);
         let lasted = Duration::from_secs(2);
         assert_eq!(look_at(7_000, None, 7_000), (Change::Over { lasted }, None));

@@ -1,10 +1,10 @@
-//! What a machine boots: a version and a disk over it.
+//! Decides what a machine boots: a version, and the disk over it.
 //!
 //! | the machine | version | disk |
 //! |---|---|---|
-//! | edits an image | that of the edit | the edit's, kept until it is sealed or discarded |
-//! | has a persistent write cache | where it began, until a reset | its own, kept |
-//! | any other | its pin, that of its catalog, or what its image means now | a fresh one at each start |
+//! | in a maintenance session | the session's version | the session's private disk, until it is sealed or discarded |
+//! | with a persistent write cache | the version of its first start, until a reset | its own persistent disk |
+//! | any other | its pin, its catalog's pin, or the version to which its image resolves now | a fresh disk at each start |
 
 use std::path::PathBuf;
 
@@ -19,20 +19,20 @@ use crate::backend::{BackendError, PersistentDiskRef};
 use crate::caller::Caller;
 use crate::lifecycle::LifecycleError;
 
-/// What a machine is started with.
+/// What a machine boots.
 pub(crate) struct Boot {
     pub(crate) version: ImageVersion,
     pub(crate) cache: CacheSettings,
-    /// The disk, where it is kept.
+    /// The disk, if it is persistent.
     pub(crate) kept: Option<PersistentDisk>,
-    /// Whether that was begun for this start.
+    /// Whether the disk was created for this start.
     pub(crate) begun: bool,
 }
 
-/// How the names of files with the variables of a firmware end that are kept together with a disk.
+/// The ending of names of files with firmware variables that belong to a persistent disk.
 pub(crate) const KEPT_VARIABLES_END: &str = ".kept-vars";
 
-/// How the names of directories with the state of a TPM end that are kept together with a disk.
+/// The ending of names of directories with TPM state that belong to a persistent disk.
 pub(crate) const KEPT_TPM_END: &str = ".kept-tpm";
 
 /// The disk with which a file or directory of this name is kept.
@@ -47,18 +47,18 @@ pub(crate) fn files_of(disk: &PersistentDisk) -> PersistentDiskRef {
 }
 
 impl Boot {
-    /// What is to be said of its disk.
+    /// The disk in words, for the history.
     pub(crate) fn in_words(&self) -> &'static str {
         match &self.kept {
             None => "",
-            Some(_) if self.begun => ", on a disk that is kept from now on",
-            Some(kept) if kept.purpose == Purpose::MaintenanceSession => ", on the private disk of an edit",
-            Some(_) => ", on its disk as it was left",
+            Some(_) if self.begun => ", on a new persistent disk",
+            Some(kept) if kept.purpose == Purpose::MaintenanceSession => ", on the private disk of its maintenance session",
+            Some(_) => ", on its persistent disk",
         }
     }
 }
 
-/// The write cache of an edit: always kept, and so never without a disk.
+/// The write cache of a maintenance session: always persistent, so never without a disk.
 pub(crate) fn session_cache(cache: CacheSettings) -> CacheSettings {
     let mode = if cache.mode == CacheMode::Ram { CacheMode::RamDisk } else { cache.mode };
     let disk_bytes =
@@ -67,13 +67,13 @@ pub(crate) fn session_cache(cache: CacheSettings) -> CacheSettings {
 }
 
 impl Service {
-    /// The write cache of the disk that a machine has now: that of its edit is not always as it was given.
+    /// The write cache of the machine's present disk: that of a maintenance session may differ from the machine's settings.
     pub(crate) async fn cache_in_use(&self, record: &MachineRecord) -> Result<CacheSettings, LifecycleError> {
         let edit = self.persistent_disk(record.uuid, Purpose::MaintenanceSession).await?;
         Ok(if edit.is_some() { session_cache(record.cache) } else { record.cache })
     }
 
-    /// What a machine boots now. Begins its persistent disk, where it is to have one and has none.
+    /// Decides what a machine boots now. Creates its persistent disk if it should have one and does not.
     pub(crate) async fn what_to_boot(
         &self,
         record: &MachineRecord,
@@ -94,7 +94,7 @@ impl Service {
             if self.is_sealing(kept.id) || self.may_have_run(record, &kept).await? {
                 return self.boot_persistent(record, kept, record.cache).await;
             }
-            // A start that broke off left it.
+            // A start that failed left it.
             self.forget_persistent(&kept, None).await?;
         }
         let using = self.using_versions_for(record.uuid).await;
@@ -110,8 +110,8 @@ impl Service {
         Ok(Boot { version, cache: record.cache, kept: Some(kept), begun: true })
     }
 
-    /// Refuses the disk of an edit that a version was made of, and ends the edit: what the machine would write to it from
-    /// now on is in no version. The caller holds the machine's lock.
+    /// Fails if a version was made of a session's disk, and ends the session: what the machine would write from
+    /// now on would be in no version. The caller holds the machine's lock.
     async fn not_sealed_yet(
         &self,
         record: &MachineRecord,
@@ -127,7 +127,8 @@ impl Service {
         Err(LifecycleError::EditOver { machine: record.name.clone(), image: edit.image.clone(), version })
     }
 
-    /// Whether a machine may have had a persistent disk open. That it did is noted after the fact, so a disk that is there counts.
+    /// Whether a machine may have had a persistent disk open. This is recorded afterwards, so a disk that exists counts
+    /// too.
     pub(super) async fn may_have_run(
         &self,
         record: &MachineRecord,
@@ -152,7 +153,7 @@ impl Service {
         Ok(Boot { version, cache, kept: Some(kept), begun: false })
     }
 
-    /// What a reference means now. The caller may have the machine's turn.
+    /// The version to which a reference resolves now. The caller may hold the machine's lock.
     pub(crate) async fn version_of(
         &self,
         what: &'static str,
@@ -165,7 +166,7 @@ impl Service {
         resolved.map_err(LifecycleError::backend(what, &record.name))
     }
 
-    /// A disk to keep, not noted yet.
+    /// A new persistent disk that is not in the database yet.
     pub(crate) fn new_disk(
         &self,
         machine: Uuid,
@@ -190,20 +191,21 @@ impl Service {
         })
     }
 
-    /// Forgets the disk that a start began and that no machine ran on: it would tie the machine to a version that it never ran.
+    /// Removes the disk that a start created and on which no machine ran: it would tie the machine to a version that it
+    /// never ran.
     pub(crate) async fn forget_begun(&self, boot: &Boot, machine: &str) {
         let Some(kept) = boot.kept.as_ref().filter(|_| boot.begun) else { return };
         if let Err(stays) = self.forget_persistent(kept, None).await {
             tracing::warn!(
                 machine,
-                "the disk that its start began may stay until a reset: {}",
+                "cannot remove the disk that a failed start created; it may stay until a reset: {}",
                 problem(&stays)
             );
         }
     }
 
-    /// Forgets a persistent disk whose machine is off: first in the database, together with the event that says why, then
-    /// its files. What of those a crash leaves, the next daemon removes.
+    /// Removes a persistent disk whose machine is off: first from the database, together with the event that says why, then
+    /// its files. If the daemon dies in between, the next one removes them.
     pub(crate) async fn forget_persistent(
         &self,
         disk: &PersistentDisk,
@@ -220,13 +222,13 @@ impl Service {
         Ok(())
     }
 
-    /// The file with the variables of a machine's firmware that go with a disk that is kept: its boot entries name loaders on that disk.
+    /// The file with the firmware variables that belong to a persistent disk: its boot entries name loaders on that disk.
     pub(crate) fn kept_variables(&self, machine: &str, disk: &PersistentDisk) -> PathBuf {
         self.run_dir(machine).join(format!("{}{KEPT_VARIABLES_END}", disk.id))
     }
 
-    /// The directory with the state of a machine's TPM that goes with a disk that is kept: the disk's contents may be encrypted with keys
-    /// in that.
+    /// The directory with the TPM state that belongs to a persistent disk: the disk's contents may be encrypted with keys
+    /// in the TPM.
     pub(crate) fn kept_tpm(&self, machine: &str, disk: &PersistentDisk) -> PathBuf {
         self.run_dir(machine).join(format!("{}{KEPT_TPM_END}", disk.id))
     }
@@ -267,21 +269,21 @@ impl Service {
     async fn remove_kept(&self, disk: &PersistentDisk) {
         let machine = async { self.db().read().await?.machines().by_uuid(disk.machine).await };
         if let Ok(Some(machine)) = machine.await {
-            // No other disk ever has this name, so a file that stays behind is never used.
+            // No other disk ever has this name, so a file that could not be removed is never used.
             let _ = tokio::fs::remove_file(self.kept_variables(&machine.name, disk)).await;
             let _ = tokio::fs::remove_dir_all(self.kept_tpm(&machine.name, disk)).await;
         }
     }
 
-    /// Removes the files of a disk that the database has forgotten.
+    /// Removes the files of a disk that is no longer in the database.
     pub(crate) async fn discard_files(&self, disk: &PersistentDisk) {
         self.remove_kept(disk).await;
         if let Err(e) = self.disks().discard(disk.id).await {
-            tracing::error!(disk = %disk.id, "cannot remove a disk that nobody needs; the next daemon tries again: {e}");
+            tracing::error!(disk = %disk.id, "cannot remove the files of a disk that is not needed any more; the daemon tries again at its next start: {e}");
         }
     }
 
-    /// The persistent disk of a machine for a purpose.
+    /// The persistent disk of a machine for a purpose, if there is one.
     pub(crate) async fn persistent_disk(
         &self,
         machine: Uuid,

@@ -1,4 +1,4 @@
-//! Comparing what the database says with what is there: after a daemon that died, and now and then.
+//! Compares the database with reality: once after an earlier daemon has ended, then at every tick.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,24 +16,24 @@ use crate::lifecycle::start::StartReason;
 use crate::lifecycle::watch::is_behind;
 use crate::lifecycle::{LifecycleError, TICK_MS};
 
-/// How long a start waits for the store to be told which versions are needed.
-const ROOTS_WAIT: Duration = Duration::from_secs(10);
+/// How long a start waits until the store knows which versions are needed.
+const ROOTS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many machines are started at a time that were on when the last daemon ended.
+/// How many of the machines that were on when the last daemon ended are started at the same time.
 const RESUMED_AT_A_TIME: usize = 4;
 
-/// What to do about a machine.
+/// What must be done about a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing: the database and the facts agree.
+    /// Nothing: the database and reality agree.
     Fine,
-    /// The database says that it is on, and it is not: its disk is gone, so it is not restarted silently.
+    /// The database says that it is on, but it is not. Its disk is lost, so it is not restarted silently.
     Lost,
-    /// It is on although it should be off: a stop did not come to its end.
+    /// It is on although it should be off: a stop was not completed.
     StopIt,
 }
 
-/// Compares what is wanted and what was noted last with whether the machine is on.
+/// Compares the wanted state and the last recorded state with reality.
 pub const fn verdict(wanted: Wanted, state: MachineState, is_on: bool) -> Verdict {
     match (state.is_active(), is_on, wanted) {
         (true, false, _) => Verdict::Lost,
@@ -43,14 +43,15 @@ pub const fn verdict(wanted: Wanted, state: MachineState, is_on: bool) -> Verdic
 }
 
 impl Service {
-    /// Tells the truth after an earlier daemon: takes over the machines that went on without it, ends the other VMs that it left,
-    /// cleans its overflow files and run directories, and marks machines that have ended as lost. A machine that was about to be
-    /// started again stays off, and its reason says so. Call it before serving; nothing is on yet.
+    /// Restores a consistent state after an earlier daemon: takes over the machines that kept running, ends the other VMs,
+    /// removes overflow files and run directories, and marks machines that have ended as lost. A machine that was about to
+    /// be
+    /// restarted stays off, with a reason. Must be called once, before requests are served.
     pub async fn recover(&self) -> Result<(), LifecycleError> {
         self.note_own_host().await?;
         self.recall_alarms().await;
         self.persistent_disks_are_known().await?;
-        tracing::info!("looking for what an earlier daemon left");
+        tracing::info!("cleaning up after an earlier daemon");
         let run_root = self.run_root();
         let adopted = self.adopt_machines().await?;
         let orphans = self
@@ -68,7 +69,7 @@ impl Service {
             .await
             .map_err(|e| LifecycleError::Orphans("remove the overflow files that it left", e))?
         {
-            tracing::warn!("removed what an earlier daemon left: {name}");
+            tracing::warn!("removed remains of an earlier daemon: {name}");
         }
         self.sweep_kept(&kept_ids).await;
         let orphans: BTreeSet<String> = orphans.into_iter().collect();
@@ -80,7 +81,7 @@ impl Service {
             self.remove_sockets(&record.name).await;
             if verdict(record.wanted, record.state, false) == Verdict::Lost {
                 let process = if orphans.contains(&record.name) {
-                    "its process was still there and was ended"
+                    "its process still ran and was ended"
                 } else {
                     "its process was gone"
                 };
@@ -90,21 +91,21 @@ impl Service {
                 self.not_started_again(record, DAEMON_ENDED).await?;
             }
         }
-        self.wait_for_nodes().await?;
+        self.watch_for_missing_nodes().await?;
         self.end_claims_of_former().await?;
-        // What a crash left in the store, and what an earlier release did not tell it.
+        // Removes roots that a crash left in the store, and adds roots that an earlier release did not write.
         self.roots_changed();
-        if tokio::time::timeout(ROOTS_WAIT, self.roots_due()).await.is_err() {
-            // A store that does not answer is told later; a machine that starts waits for that itself.
+        if tokio::time::timeout(ROOTS_TIMEOUT, self.roots_due()).await.is_err() {
+            // A store that does not answer gets the roots later; machines that start wait for that themselves.
             self.roots_changed();
         }
         Ok(())
     }
 
-    /// Refuses a database that was lost and made anew: for that one, every disk that is kept is a leftover.
+    /// Fails if the database was lost and created anew: with it, all persistent disks would be removed as orphans.
     async fn persistent_disks_are_known(&self) -> Result<(), LifecycleError> {
         let mut repo = self.db().read().await?;
-        // Where the last machine was removed there is a history, and what a crash left of its disk is swept.
+        // If only the last machine was removed, there is a history; an orphaned disk is then removed later.
         if !repo.machines().list().await?.is_empty() || !repo.events().newest(None, 1).await?.is_empty() {
             return Ok(());
         }
@@ -122,11 +123,12 @@ impl Service {
         }
     }
 
-    /// Starts the machines that were on, or were to be, when the last daemon ended, in order or not: a few at a time, each until that works
-    /// or nobody wants it any more. Writes to a disk that is not kept are gone all the same.
+    /// Restarts the machines that were on, or about to be, when the last daemon ended. Several at a time, each with retries
+    /// until it is on
+    /// or nobody wants it any more. Data of disks that are not persistent is lost anyway.
     pub async fn resume(&self) {
         let machines = self.own_machines().await.unwrap_or_else(|e| {
-            tracing::error!("cannot list the machines that were on, and starts none of them: {e}");
+            tracing::error!("cannot list the machines that were on, so none of them is restarted: {e}");
             Vec::new()
         });
         let was_on = |record: &MachineRecord| {
@@ -136,7 +138,8 @@ impl Service {
         self.start_until_on(machines.into_iter().filter(was_on), StartReason::Resume);
     }
 
-    /// Starts machines that are off and wanted, a few at a time, each until that works or nobody wants it any more.
+    /// Starts machines that are off and wanted. Several at a time, each with retries until it is on or nobody wants it any
+    /// more.
     pub(crate) fn start_until_on(
         &self,
         machines: impl Iterator<Item = MachineRecord>,
@@ -144,14 +147,14 @@ impl Service {
     ) {
         let places = Arc::new(Semaphore::new(RESUMED_AT_A_TIME));
         for MachineRecord { uuid, name, .. } in machines {
-            // From now on: nobody is to take it for one whose restart broke off.
+            // Mark it now, so that no other task takes the machine for one whose restart was interrupted.
             let restart = self.begin_restart(uuid);
             let (service, places) = (self.clone(), Arc::clone(&places));
             tokio::spawn(async move {
                 let _restart = restart;
                 let started = {
-                    // It is never closed.
-                    let _place = places.acquire_owned().await;
+                    // The semaphore is never closed.
+                    let _permit = places.acquire_owned().await;
                     service.start_if_wanted(uuid, &name, occasion).await
                 };
                 if let Err(e) = started {
@@ -164,30 +167,31 @@ impl Service {
     async fn mark_lost(&self, mut record: MachineRecord, how: &str) -> Result<(), LifecycleError> {
         let kept = self.db().read().await?.persistent_disks().of_machine(record.uuid).await?;
         let reason = match kept.is_empty() {
-            true => format!("{how}; what it wrote is gone; start it to boot it afresh"),
-            false => format!("{how}; its disk is kept, as after a power cut; start it to boot it again"),
+            true => format!("{how}; what it wrote is lost; start it to boot a fresh disk"),
+            false => format!("{how}; its persistent disk is as after a power cut; start it to boot the disk again"),
         };
         record.state = MachineState::Lost;
         record.reason = Some(reason.clone());
         self.save(&record, &Caller::daemon(), "state", reason).await
     }
 
-    /// Finds out how machines run on this host, and logs it. The hypervisor remembers the answer.
+    /// Asks the hypervisor how machines run on this host, and logs it. The hypervisor caches the answer.
     pub async fn look_at_hypervisor(&self) {
         match self.hypervisor().describe().await {
             Ok(how) => tracing::info!("machines are run by {how}"),
-            Err(e) => tracing::warn!("machines cannot be run: {e}"),
+            Err(e) => tracing::warn!("this host cannot run machines: {e}"),
         }
     }
 
-    /// Compares wanted and actual state, and samples counters, until the service is dropped by all others.
+    /// Runs every tick: compares wanted and actual state, and samples counters. Ends when all other handles of the service
+    /// are dropped.
     pub async fn keep_reconciling(&self) {
-        // Whoever looks first then has something to see, also where the store goes away in between.
+        // The first read of the status then has an answer, even if the store fails in the meantime.
         let service = self.clone();
         tokio::spawn(async move { service.store_figures().await });
         let mut tick = tokio::time::interval(Duration::from_millis(TICK_MS));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        // Beside the rest: a store across a network may take its time, and machines are not to wait for it.
+        // In a task of its own: a remote store may be slow, and machines must not wait for it.
         let mut promoting: Option<tokio::task::JoinHandle<()>> = None;
         loop {
             tick.tick().await;
@@ -197,17 +201,17 @@ impl Service {
                 let (service, under_way) = (self.clone(), self.begin_operation());
                 promoting = Some(tokio::spawn(async move {
                     service.promote_due().await;
-                    // What follows is in no history, and an orderly end need not wait for it.
+                    // What follows is not recorded in the history, so an orderly end need not wait for it.
                     drop(under_way);
                     service.roots_due().await;
                     service.reclaim_due().await;
                 }));
             }
-            self.look_for_alarms().await;
-            tell("look after claims", self.look_after_claims().await);
-            tell("keep machines ready", self.keep_pools().await);
-            tell("look after lost hosts", self.look_after_lost_hosts().await);
-            tell("compare wanted and actual state", self.reconcile().await);
+            self.check_alarms().await;
+            log_failure("look after claims", self.look_after_claims().await);
+            log_failure("keep machines ready", self.keep_pools().await);
+            log_failure("look after lost hosts", self.look_after_lost_hosts().await);
+            log_failure("compare wanted and actual state", self.reconcile().await);
         }
     }
 
@@ -223,7 +227,7 @@ impl Service {
                 continue;
             }
             is_well = false;
-            // Somebody who holds the lock is changing the machine right now: look again at the next tick.
+            // Another task holds the lock and changes the machine now: check again at the next tick.
             let Some(turn) = self.try_lock(seen.uuid) else { continue };
             let Ok(record) = self.record_of(seen.uuid, &seen.name).await else { continue };
             let active = self.active(record.uuid);
@@ -231,22 +235,22 @@ impl Service {
                 Verdict::Fine => match active {
                     Some(active) => self.catch_up(record, &active).await?,
                     None if self.is_left_off(&record) => {
-                        // One that has a reason may be off for that alone.
+                        // A machine with a reason may be off because of it.
                         let why = record.reason.clone().unwrap_or_else(|| BROKE_OFF.to_owned());
                         self.not_started_again(record, &why).await?;
                     }
                     None => {}
                 },
-                // Noted when it is started again.
+                // This is recorded when the machine is restarted.
                 Verdict::Lost if self.is_unrecorded_restart(&record) => {}
                 Verdict::Lost => {
-                    tracing::error!(machine = %record.name, "it is noted as {} and is not on", record.state);
-                    let how = format!("it ended while it was {}, and that could not be noted", record.state);
+                    tracing::error!(machine = %record.name, "the machine is recorded as {}, but is not on", record.state);
+                    let how = format!("it ended while it was {}, which could not be recorded then", record.state);
                     self.mark_lost(record, &how).await?;
                 }
                 Verdict::StopIt => {
                     drop(turn);
-                    tracing::warn!(machine = %record.name, "it is on and should be off; stopping it");
+                    tracing::warn!(machine = %record.name, "the machine is on but should be off; stopping it");
                     self.stop_record(record, true, &Caller::daemon()).await?;
                 }
             }
@@ -256,8 +260,8 @@ impl Service {
     }
 }
 
-/// Logs why something did not work that is tried again at each tick. That the database is away is in the log already.
-fn tell(what: &str, outcome: Result<(), impl Explain>) {
+/// Logs the failure of something that is retried at each tick. A database that cannot be reached is already in the log.
+fn log_failure(what: &str, outcome: Result<(), impl Explain>) {
     if let Err(error) = outcome
         && error.retry_after_s().is_none()
     {
@@ -279,7 +283,7 @@ mod tests {
             assert_eq!(verdict(Wanted::Stopped, state, true), Verdict::StopIt);
         }
         for state in [Created, Stopped, Crashed, Lost] {
-            // Wanted and not on: said, and never restarted silently.
+            // Wanted and not on: reported, and never restarted silently.
             assert_eq!(verdict(Wanted::Running, state, false), Verdict::Fine);
             assert_eq!(verdict(Wanted::Stopped, state, false), Verdict::Fine);
             assert_eq!(verdict(Wanted::Stopped, state, true), Verdict::StopIt);

@@ -714,7 +714,7 @@ async fn a_machine_that_ends_while_the_database_fails_is_not_on_for_ever() {
     fixture.db.fails.store(true, Ordering::SeqCst);
     fixture.vm().end(VmExit::PoweredOff);
     until("its disk is closed", async || fixture.open_disks() == 0).await;
-    until("that could not be noted", async || fixture.db.failures.load(Ordering::SeqCst) > 0).await;
+    until("the database has failed", async || fixture.db.failures.load(Ordering::SeqCst) > 0).await;
     fixture.db.fails.store(false, Ordering::SeqCst);
     let reconciling = tokio::spawn({
         let service = fixture.service.clone();
@@ -723,7 +723,7 @@ async fn a_machine_that_ends_while_the_database_fails_is_not_on_for_ever() {
     until("it is lost", async || fixture.record().await.state == MachineState::Lost).await;
     reconciling.abort();
     let reason = fixture.record().await.reason.unwrap();
-    assert!(reason.contains("could not be noted"), "{reason}");
+    assert!(reason.contains("could not be recorded"), "{reason}");
     fixture.start().await.unwrap();
     assert_eq!((fixture.record().await.state, fixture.open_disks()), (MachineState::Booting, 1));
 }

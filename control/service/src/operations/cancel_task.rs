@@ -1,4 +1,4 @@
-//! `POST /api/v1/tasks/{task}/cancel`: ask a task to end.
+//! `POST /api/v1/tasks/{task}/cancel`: cancel a task.
 
 use axum::Json;
 use axum::extract::State;
@@ -23,7 +23,8 @@ impl Explain for HasEnded {
     }
 }
 
-/// Asks a task to end. It cleans up first: a roll takes its machines back to the version that they ran. Answered at once.
+/// Requests the cancellation of a task, and answers at once. The task cleans up first: a roll moves its machines back to
+/// the version that they ran.
 #[utoipa::path(
     post,
     path = "/api/v1/tasks/{task}/cancel",

@@ -16,11 +16,11 @@ use crate::token;
 enum Error {
     #[error("cannot create token '{0}': there is one already")]
     Exists(String),
-    #[error("cannot create token '{0}': the role metrics is for the whole daemon")]
+    #[error("cannot create token '{0}': the role metrics cannot be limited by scopes")]
     MetricsScopes(String),
-    #[error("cannot create token '{0}': it would end at once")]
+    #[error("cannot create token '{0}': it would expire at once")]
     NoTime(String),
-    #[error("cannot create token '{token}': there are no random numbers")]
+    #[error("cannot create token '{token}': the system gave no random numbers")]
     Random {
         token: String,
         #[source]
@@ -50,7 +50,7 @@ impl Explain for Error {
                 Some(format!("'headwater token revoke {name}' first, or choose another name"))
             }
             Self::MetricsScopes(_) => Some("leave the scopes out, or choose the role viewer".to_owned()),
-            Self::NoTime(_) => Some("leave 'valid_s' out for a token without an end".to_owned()),
+            Self::NoTime(_) => Some("leave 'valid_s' out for a token that never expires".to_owned()),
             Self::Random { .. } => None,
             Self::Db { source, .. } => source.advice(),
         }
@@ -64,7 +64,7 @@ impl Explain for Error {
     }
 }
 
-/// Makes a named token with a role. Its secret is in this answer only: the daemon keeps a hash of it.
+/// Creates a named token with a role. Only this answer contains its secret: the daemon stores a hash.
 #[utoipa::path(
     post,
     path = "/api/v1/tokens",
@@ -73,7 +73,7 @@ impl Explain for Error {
     request_body = CreateToken,
     responses(
         (status = 201, body = NewToken),
-        (status = 400, description = "Odd name or scope, or no time to be valid", body = Problem),
+        (status = 400, description = "The name or a scope is not valid, or the validity is 0", body = Problem),
         (status = 409, description = "There is a token of that name", body = Problem),
     ),
 )]

@@ -15,24 +15,24 @@ use crate::caller::Caller;
 use crate::extract::{Body, Name};
 use crate::lifecycle::LifecycleError;
 
-/// How long after the daemon began to stop a command may still run: machines are stopped once all requests have ended.
+/// How long a command may still run after the daemon began to stop. Machines are stopped after all requests have ended.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("cannot run a command in machine '{0}': no command was given")]
     Empty(String),
-    #[error("cannot run a command in machine '{0}': its standard input is no base64")]
+    #[error("cannot run a command in machine '{0}': its standard input is not valid base64")]
     NoBase64(String),
     #[error(
         "cannot run a command in machine '{0}': its standard input has more than {MAX_STDIN_BYTES} bytes"
     )]
     Long(String),
-    #[error("cannot run a command in machine '{machine}': it is not up after {waited_s} s")]
+    #[error("cannot run a command in machine '{machine}': it has not booted within {waited_s} s")]
     NotUp { machine: String, waited_s: u64 },
-    #[error("cannot run a command in machine '{0}': it ended before it was up")]
+    #[error("cannot run a command in machine '{0}': it ended before it had booted")]
     Ended(String),
-    #[error("cannot run a command in machine '{0}' to its end: the daemon is stopping")]
+    #[error("the command in machine '{0}' was ended: the daemon is stopping")]
     Stopping(String),
 }
 
@@ -47,7 +47,8 @@ impl Explain for Error {
     }
 }
 
-/// Runs a command in the guest through its agent and waits for it, first until the guest is up where it still boots. A command that fails is a result with its
+/// Runs a command in the guest through its agent and waits for its end. If the guest is booting, waits for that first. A
+/// command that fails is a result with an
 /// exit code, not a failed request.
 #[utoipa::path(
     post,
@@ -60,7 +61,7 @@ impl Explain for Error {
         (status = 200, body = ExecResult),
         (status = 400, description = "No command, or a standard input that is too long", body = Problem),
         (status = 404, description = "No such machine", body = Problem),
-        (status = 409, description = "It is off, or ends meanwhile", body = Problem),
+        (status = 409, description = "The machine is off, or was switched off meanwhile", body = Problem),
         (status = 500, description = "The guest agent does not answer", body = Problem),
         (status = 503, description = "The daemon is stopping; a command that ran was ended", body = Problem),
     ),
@@ -80,7 +81,7 @@ pub(super) async fn exec_machine(
     // Arguments may hold secrets: the history names the program only.
     let program = request.argv.first().cloned().unwrap_or_default();
     let event = service.event(&caller, format!("machine {name}"), "exec", program);
-    // On a full disk it may be what makes room.
+    // Not an error if it cannot be written now: on a full disk the command may free space.
     service.note(event).await;
     let timeout = Duration::from_millis(request.timeout_ms);
     let run = async {
@@ -91,7 +92,7 @@ pub(super) async fn exec_machine(
     let output = tokio::select! {
         biased;
         output = run => output?,
-        // As where its client hangs up, the command is ended.
+        // As when its client disconnects, the command is killed.
         () = service.stopping_for(STOP_GRACE) => return Err(Error::Stopping(name.clone()).into()),
     };
     Ok(Json(ExecResult {
@@ -108,7 +109,7 @@ fn input(name: &str, request: &ExecRequest) -> Result<Vec<u8>, Error> {
     if input.len() > MAX_STDIN_BYTES { Err(Error::Long(name.to_owned())) } else { Ok(input) }
 }
 
-/// A guest that still boots has not applied its identity: no command is to find it half made.
+/// Waits until the guest has booted. Before that its identity is not applied completely.
 async fn wait_until_up(vm: &dyn Vm, name: &str, limit: Duration) -> Result<(), Error> {
     tokio::select! {
         biased;

@@ -19,16 +19,16 @@ use crate::lifecycle::Active;
 /// The media type of Prometheus' text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Which metrics.
+/// The query parameters.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Query {
-    /// Only those of this machine; without it, those of the host and of all machines.
+    /// Only the metrics of this machine. Without it, those of the host and of all its machines.
     machine: Option<String>,
 }
 
-/// All metrics of this host and of its machines that are on, or of one machine of any host. docs/metrics.md says what they mean.
+/// All metrics of this host and of its machines that are on, or of one machine on any host. docs/metrics.md explains them.
 #[utoipa::path(
     get,
     path = "/api/v1/stats",
@@ -71,7 +71,7 @@ pub(super) async fn get_stats(
     Ok(Json(Stats::new(service.now_ms(), samples)))
 }
 
-/// The same as text for Prometheus.
+/// All metrics as text for Prometheus.
 #[utoipa::path(
     get,
     path = "/metrics",

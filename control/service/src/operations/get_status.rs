@@ -13,7 +13,8 @@ use crate::answer::{Failure, problem};
 use crate::backend::BackendError;
 use crate::caller::Caller;
 
-/// What the daemon, its store and its machines do, in one object. A caller with scopes sees the sums and alarms of the machines and images in them, and
+/// The state of the daemon, its store and its machines. A caller with scopes sees only the sums and alarms of machines and
+/// images within them, and
 /// no number of images.
 #[utoipa::path(
     get,
@@ -81,10 +82,10 @@ pub(super) async fn get_status(
     }))
 }
 
-/// The machines of a caller with scopes.
+/// The machines within a caller's scopes.
 struct OwnMachines {
     ids: HashSet<Uuid>,
-    /// As alarms name them.
+    /// The machines as subjects of alarms.
     subjects: HashSet<String>,
 }
 
@@ -99,7 +100,7 @@ async fn own_machines(caller: &Caller, repo: &mut dyn Repository) -> Result<Opti
     Ok(Some(OwnMachines { ids: machines.iter().map(|machine| machine.uuid).collect(), subjects }))
 }
 
-/// Whether a caller sees the alarm of an image. The alarm of all other images is for callers without scopes.
+/// Whether a caller sees the alarm of an image. The alarm that stands for all further images is for callers without scopes.
 fn is_of_own_image(caller: &Caller, alarm: &Alarm) -> bool {
     match alarm.subject.strip_prefix("image ") {
         Some(image) => caller.must_have_image(image).is_ok(),

@@ -1,4 +1,4 @@
-//! `GET /api/v1/tasks`: what was done, and what goes on.
+//! `GET /api/v1/tasks`: running and ended tasks.
 
 use axum::Json;
 use axum::extract::State;
@@ -12,11 +12,11 @@ use crate::caller::Caller;
 use crate::extract::Parameters;
 use crate::operations::page;
 
-/// How many are given to a client that does not say.
+/// The limit if the client gives none.
 const DEFAULT_TASKS: u32 = 100;
 
 #[derive(Debug, thiserror::Error)]
-#[error("cannot give {0} tasks in one answer: the most are {MAX_TASKS}")]
+#[error("cannot list {0} tasks in one answer: the maximum is {MAX_TASKS}")]
 struct TooMany(u32);
 
 impl Explain for TooMany {
@@ -25,28 +25,29 @@ impl Explain for TooMany {
     }
 
     fn advice(&self) -> Option<String> {
-        Some("ask for the others with before=ID, the id of the last task of the answer before".to_owned())
+        Some("request the next page with before=ID, where ID is the id of the last task of this answer".to_owned())
     }
 }
 
-/// Which tasks.
+/// The query parameters.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Query {
-    /// Only those that have not ended.
+    /// Only tasks that have not ended.
     #[serde(default)]
     unended: bool,
-    /// Only those that match, for instance `state:failed kind:roll`. A word alone is looked for in the subject.
+    /// Only tasks that match this filter, for instance `state:failed kind:roll`. A word alone is searched in the subject.
     #[serde(default)]
     filter: String,
-    /// Only those with smaller numbers: the next page.
+    /// Only tasks with smaller numbers: the next page.
     before: Option<i64>,
-    /// At most so many; 100 where absent, and no more than 1000.
+    /// The most tasks of the answer; default 100, at most 1000.
     limit: Option<u32>,
 }
 
-/// The newest tasks, newest first. The daemon keeps the newest 10,000. An answer has at most 200 KB: ask on with `before` until one is empty.
+/// The newest tasks, newest first. The daemon stores the newest 10,000. An answer has at most 200 KB: request pages with
+/// `before` until one is empty.
 #[utoipa::path(
     get,
     path = "/api/v1/tasks",

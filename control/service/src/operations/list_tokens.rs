@@ -10,7 +10,7 @@ use crate::Service;
 use crate::answer::Failure;
 use crate::token::hash_of;
 
-/// All named tokens with their roles, without their secrets. Expired ones are among them until they are revoked.
+/// All named tokens with their roles, without their secrets. Expired tokens are listed until they are revoked.
 #[utoipa::path(
     get,
     path = "/api/v1/tokens",
@@ -24,7 +24,7 @@ pub(super) async fn list_tokens(State(service): State<Service>) -> Result<Json<T
 }
 
 impl Service {
-    /// The token that has this secret.
+    /// The token with this secret, if there is one.
     pub(crate) async fn token_of(&self, secret: &str) -> Result<Option<TokenRecord>, DbError> {
         self.db().read().await?.tokens().by_hash(&hash_of(secret)).await
     }

@@ -207,7 +207,7 @@ fn text_of(value: &impl Serialize) -> Option<String> {
 
 /// Begins work when the nodes that an earlier daemon had are back: without them, it would fail.
 async fn after_nodes(service: Service, work: impl Future<Output = Outcome>) -> Outcome {
-    service.nodes_are_back().await;
+    service.wait_until_nodes_are_back().await;
     work.await
 }
 

@@ -44,7 +44,7 @@ async fn a_version_that_is_verified_has_an_alarm_until_it_is_verified_and_whole(
     let (_, status) = api.ask("GET", "status", "").await;
     for says in [
         r#""subject":"image image@1""#,
-        "1 chunk of it is damaged; it touches image@1: machine 'lab' boots it",
+        "1 chunk of the version is damaged; it affects image@1: machine 'lab' boots it",
         "image verify image@1 --repair-from STORE",
     ] {
         assert!(status.contains(says), "no {says} in {status}");
@@ -119,7 +119,7 @@ async fn a_list_that_cannot_be_read_is_an_alarm_with_the_machines_of_the_image()
     assert_eq!(fixture.damaged(), ["image image"]);
     assert!(alarms.iter().all(|alarm| alarm.advice.contains("keep the list until that is certain")));
     let says =
-        "its list of versions cannot be read: the list is cut; it touches image: machine 'lab' boots it";
+        "its list of versions cannot be read: the list is cut; it affects image: machine 'lab' boots it";
     assert_eq!(alarms.first().map(|alarm| alarm.message.as_str()), Some(says));
     fixture.service.versions_listed(&HashSet::from(["image@1"]), &[], Instant::now()).await;
     assert!(fixture.damaged().is_empty());

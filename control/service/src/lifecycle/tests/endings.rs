@@ -131,8 +131,8 @@ async fn a_machine_that_is_not_started_again_says_so() {
 async fn a_machine_that_a_reset_could_not_start_again_is_not_said_to_be_about_to_start() {
     let fixture = Fixture::new().await;
     fixture.start().await.unwrap();
-    let stopped = (MachineState::Stopped, "broke off; start it");
-    let lost = (MachineState::Lost, "could not be noted");
+    let stopped = (MachineState::Stopped, "was interrupted; start it");
+    let lost = (MachineState::Lost, "could not be recorded");
     // It is noted that it is reset, and that it is off; or only the first.
     for (room, noted, (found, told)) in
         [(2, MachineState::Stopped, stopped), (1, MachineState::Booting, lost)]

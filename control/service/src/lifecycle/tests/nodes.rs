@@ -58,7 +58,7 @@ impl Pair {
         for fixture in [&controller, &node] {
             fixture.service.note_own_host().await.unwrap();
         }
-        controller.service.has_nodes(Arc::new(PlainAuthority));
+        controller.service.accept_nodes(Arc::new(PlainAuthority));
         let pair = Self { controller, node, stop: watch::Sender::new(false) };
         let secret = pair.token().await;
         let answer = pair.join(&secret, "b", Uuid::from_u128(2), "key-b").await;
