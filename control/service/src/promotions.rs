@@ -1,4 +1,4 @@
-//! Carrying out promotions whose time has come.
+//! Makes scheduled promotions when they are due, and records changes of images in the history.
 
 use headwater_api::words::time;
 use headwater_api::{Channel, ChannelPointer, ImageVersion, Problem, ProblemKind};
@@ -9,19 +9,19 @@ use crate::backend::{BackendError, Promoted, Promotion};
 use crate::caller::Caller;
 
 impl Service {
-    /// Carries out the promotions whose time has come, by the clock as it is now: one whose time passed while
-    /// no daemon ran is made up for, and a clock that is set back undoes nothing.
+    /// Makes the promotions that are due by the present clock. A promotion whose time passed while
+    /// no daemon ran is made now; if the clock is set back, nothing is undone.
     pub(crate) async fn promote_due(&self) {
         let Promoted { done, failed } = match self.images().promote_due(self.now_ms()).await {
             Ok(promoted) => promoted,
             Err(e) => {
-                tracing::error!("cannot carry out the promotions that are due: {}", problem(&e));
+                tracing::error!("cannot make the scheduled promotions that are due: {}", problem(&e));
                 return;
             }
         };
         let daemon = Caller::daemon();
         for (image, e) in failed {
-            tracing::error!(image, "cannot carry out the promotions that are due: {}", problem(&e));
+            tracing::error!(image, "cannot make the scheduled promotions that are due: {}", problem(&e));
             if e.is_unknown() {
                 self.image_change_tried(&daemon, &image, ("promotion tried", "what was due"), &e).await;
             }
@@ -34,18 +34,18 @@ impl Service {
 }
 
 impl Service {
-    /// Frees what removals had to leave, once nobody uses it.
+    /// Frees the data of removed versions that was in use when they were removed, and is not any more.
     pub(crate) async fn reclaim_due(&self) {
         match self.images().reclaim_due(self.now_ms()).await {
             Ok(0) => {}
             Ok(bytes) => {
-                tracing::info!(bytes, "removed versions are not in use any more, and their space is free")
+                tracing::info!(bytes, "freed the space of removed versions, which are not in use any more")
             }
             Err(e) => tracing::warn!("cannot free the space of removed versions now: {}", problem(&e)),
         }
     }
 
-    /// Notes a change of an image that was made in the store, which a history that cannot be written does not undo.
+    /// Writes an event about a change that was made in the store. If the history cannot be written now, the event waits.
     pub(crate) async fn image_changed(
         &self,
         caller: &Caller,
@@ -58,7 +58,7 @@ impl Service {
         self.note(self.event(caller, format!("image {image}"), action, detail)).await;
     }
 
-    /// What came of a change of an image in the store. Where its answer was lost, the history says that it was tried, and what it was.
+    /// The result of a change of an image in the store. If the answer was lost, an event says that the change was tried.
     pub(crate) async fn or_tried<T>(
         &self,
         caller: &Caller,
@@ -74,7 +74,7 @@ impl Service {
         outcome
     }
 
-    /// Notes a change of an image that failed, and may have been made all the same.
+    /// Writes an event about a change of an image that failed, and may have been made anyway.
     pub(crate) async fn image_change_tried(
         &self,
         caller: &Caller,
@@ -82,12 +82,12 @@ impl Service {
         (action, what): (&'static str, &str),
         error: &BackendError,
     ) {
-        let detail = format!("{what}, and whether that was done is not known: {}", problem(error));
+        let detail = format!("{what}; it may or may not have been done: {}", problem(error));
         self.image_changed(caller, image, action, detail).await;
     }
 }
 
-/// What a promotion did, in words.
+/// The effect of a promotion, in words.
 pub(crate) fn moved(promotion: &Promotion, before: Option<u64>) -> String {
     let Promotion { channel, version, .. } = promotion;
     match before {
@@ -103,15 +103,16 @@ pub(crate) fn pointer(promotion: Promotion) -> ChannelPointer {
     ChannelPointer { channel, version, at_ms, author }
 }
 
-/// What a promotion did beside, in words: the one to come that it took the place of will not happen.
-pub(crate) fn forgotten(forgets: Option<&Promotion>) -> String {
+/// The scheduled promotion that a promotion replaced, in words.
+pub(crate) fn cancelled_promotion(forgets: Option<&Promotion>) -> String {
     let told = |Promotion { version, at_ms, .. }: &Promotion| {
-        format!("; forgets version {version} at {}", time(*at_ms))
+        format!("; cancels the promotion to version {version} at {}", time(*at_ms))
     };
     forgets.map(told).unwrap_or_default()
 }
 
-/// The version that a reference must name by number or hash: what a channel means may change meanwhile.
+/// The version that a reference names by number or hash. Channels are refused, because what they point to may change
+/// meanwhile.
 pub(crate) async fn named_version(service: &Service, text: &str) -> Result<ImageVersion, Problem> {
     let reference = headwater_api::name::ImageRef::parse(text)?;
     if reference.version.is_none() {
@@ -121,8 +122,9 @@ pub(crate) async fn named_version(service: &Service, text: &str) -> Result<Image
     service.images().resolve(&reference).await.map_err(|e| problem(&e))
 }
 
-/// The version to promote, named in the same way. Numbers may share a hash, and one that is retired would be refused: then the newest of
-/// the others is meant.
+/// The version to promote, named by number or hash. If several numbers have the same hash, the newest one that is not
+/// retired is
+/// meant.
 pub(crate) async fn version_to_promote(service: &Service, text: &str) -> Result<ImageVersion, Problem> {
     let version = named_version(service, text).await?;
     let is_number = |name: &str| name.parse() == Ok(version.number);
@@ -139,13 +141,13 @@ pub(crate) async fn version_to_promote(service: &Service, text: &str) -> Result<
 pub(crate) fn named_image(text: &str) -> Result<String, Problem> {
     let reference = headwater_api::name::ImageRef::parse(text)?;
     if reference.version.is_some() || reference.channel.is_some() {
-        let message = format!("'{text}' names a version, and the whole image is meant");
+        let message = format!("'{text}' names a version, but this operation applies to the whole image");
         return Err(Problem::new(ProblemKind::Invalid, message).advise("write IMAGE"));
     }
     Ok(reference.image)
 }
 
-/// Refuses the channel that nobody sets.
+/// Fails for the channel that cannot be set.
 pub(crate) fn can_be_set(channel: Channel) -> Result<(), Problem> {
     if channel != Channel::Maintenance {
         return Ok(());

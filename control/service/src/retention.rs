@@ -1,13 +1,16 @@
-//! What the store is told of the versions that this daemon needs also while no disk is open: below persistent disks and edits, and
-//! those that machines and catalogs name; and of the images whose channels they follow. Other daemons of the same store do not remove them.
+//! Keeps retention roots in the store: the versions and images that this daemon needs even if no disk is open, so that
+//! other daemons of
+//! the same store do not remove them. These are versions below persistent disks and maintenance sessions, versions that
+//! machines and catalogs name, and images whose channels they follow.
 //!
 //! ```text
-//!   begin   hold in the store -> noted in the database
-//!   end     forgotten in the database -> hold released
+//!   begin   root added in the store -> use recorded in the database
+//!   end     use removed from the database -> root removed from the store
 //! ```
-//! What a crash or a store that is away leaves in between is made good later: the database decides, and
-//! what the store holds is compared with it after each change, at the start and before a removal. That is done alone with
-//! who is about to use a version ([`Service::using_versions`]), whose hold is there before its row.
+//! A crash or an unavailable store in between leaves a difference, which is removed later: the database decides, and
+//! the store's roots are compared with it after each change, at the start and before a removal. The comparison excludes
+//! callers
+//! that are about to use a version ([`Service::using_versions`]), because their root exists before their row.
 
 use std::collections::HashSet;
 use std::collections::hash_map::{Entry, HashMap};
@@ -24,41 +27,41 @@ use crate::answer::problem;
 use crate::backend::{BackendError, RetentionPurpose, RetentionRoot};
 use crate::lifecycle::LifecycleError;
 
-/// The time between two attempts to make the store's holds what the database says.
-const RETRY_EVERY_MS: u64 = 60_000;
+/// The time between two attempts to make the store's roots match the database.
+const RETRY_INTERVAL_MS: u64 = 60_000;
 
-/// The same at most, where the store does not find something again and again: it may be gone for good.
-const RETRY_AT_LEAST_EVERY_MS: u64 = 3_600_000;
+/// The longest such time, if the store repeatedly misses a version: it may be lost.
+const RETRY_INTERVAL_MAX_MS: u64 = 3_600_000;
 
-/// How long an operation that is done waits for the store to let go of what it held.
-const RELEASE_WAIT: Duration = Duration::from_secs(2);
+/// How long a completed operation waits for the store to remove a root.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Whether the store may hold something else than the database says.
+/// Whether the roots in the store may differ from the database.
 #[derive(Default)]
 pub(crate) struct RetentionState {
     may_differ: AtomicBool,
-    /// After an attempt that failed.
+    /// When the next attempt after a failed one is made, at the earliest.
     not_before_ms: AtomicU64,
-    /// How long that one made the next wait. 0: something has changed since, or nothing is left to do.
+    /// The pause after the last failed attempt. 0: something has changed since, or the roots match.
     pause_ms: AtomicU64,
-    /// The images of which something is not held, and what was logged about that.
-    lacking: Mutex<HashSet<(String, String)>>,
+    /// The roots that could not be added: their images, and the message that was logged.
+    missing: Mutex<HashSet<(String, String)>>,
 }
 
 impl RetentionState {
-    fn lacking(&self) -> MutexGuard<'_, HashSet<(String, String)>> {
-        self.lacking.lock().unwrap_or_else(PoisonError::into_inner)
+    fn missing(&self) -> MutexGuard<'_, HashSet<(String, String)>> {
+        self.missing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Who names a version.
+/// The user of a version.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Referrer<'a> {
     Machine(&'a str),
     Catalog(&'a str),
 }
 
-/// Where it is named.
+/// How a version is named.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ReferenceKind {
     Pin,
@@ -66,7 +69,8 @@ pub(crate) enum ReferenceKind {
 }
 
 impl Service {
-    /// Holds the version below a disk that is about to be kept. The caller uses versions, and has no transaction.
+    /// Adds the root of a version below a new persistent disk. The caller holds [`Service::using_versions`], and has no
+    /// transaction.
     pub(crate) async fn retain_disk(&self, disk: &PersistentDisk, machine: &str) -> Result<(), BackendError> {
         self.roots_changed();
         for root in of_disk(disk, machine) {
@@ -75,23 +79,25 @@ impl Service {
         Ok(())
     }
 
-    /// Lets go of the version below a disk that is not kept any more. What is left is found later, also where the store takes
-    /// its time: nobody waits for that who has done all else.
+    /// Removes the root of a version below a disk that was removed. If the store is slow or fails, a later comparison
+    /// removes
+    /// the root: the operation itself is complete.
     pub(crate) async fn release_disk(&self, disk: &PersistentDisk) {
         self.roots_changed();
         let releasing = async {
             for root in of_disk(disk, "") {
                 if let Err(e) = self.images().release(&root).await {
-                    tracing::warn!("the store holds {} for a disk that is gone, for now: {e}", disk.below());
+                    tracing::warn!("cannot remove the retention root of {} now, whose disk was removed; it is tried again: {e}", disk.below());
                 }
             }
         };
-        if tokio::time::timeout(RELEASE_WAIT, releasing).await.is_err() {
-            tracing::warn!("the store does not answer, and holds {} for a disk that is gone", disk.below());
+        if tokio::time::timeout(RELEASE_TIMEOUT, releasing).await.is_err() {
+            tracing::warn!("the store does not answer, so the retention root of {}, whose disk was removed, stays for now", disk.below());
         }
     }
 
-    /// Holds the version that a machine or a catalog is about to boot, where its reference names one, else the image. As
+    /// Adds the root of the version that a machine or a catalog is about to boot, if its reference names a version; else
+    /// that of the image. As in
     /// [`Service::retain_disk`].
     pub(crate) async fn retain_named(
         &self,
@@ -108,7 +114,7 @@ impl Service {
         self.images().retain(&root).await
     }
 
-    /// The database says something else than before of what machines boot.
+    /// The database has changed what machines boot.
     pub(crate) fn roots_changed(&self) {
         let state = self.hold_state();
         state.pause_ms.store(0, Ordering::SeqCst);
@@ -116,12 +122,12 @@ impl Service {
         self.boots_changed();
     }
 
-    /// Makes the store's holds what the database says, where they may differ.
+    /// Makes the store's roots match the database, if they may differ and an attempt is due.
     pub(crate) async fn roots_due(&self) {
         let state = self.hold_state();
         let (now_ms, not_before_ms) = (self.now_ms(), state.not_before_ms.load(Ordering::SeqCst));
-        let pause_ms = state.pause_ms.load(Ordering::SeqCst).max(RETRY_EVERY_MS);
-        // One that is further away was set before the clock was set back, or before something changed.
+        let pause_ms = state.pause_ms.load(Ordering::SeqCst).max(RETRY_INTERVAL_MS);
+        // A time that is further away was set before the clock was set back, or before something changed.
         let is_early = now_ms < not_before_ms && not_before_ms <= now_ms.saturating_add(pause_ms);
         if is_early || !state.may_differ.load(Ordering::SeqCst) {
             return;
@@ -133,7 +139,7 @@ impl Service {
         self.match_roots().await;
     }
 
-    /// The same in any case. The caller is alone with the versions.
+    /// Makes the store's roots match the database now. The caller excludes users of versions.
     pub(crate) async fn match_roots(&self) {
         let state = self.hold_state();
         state.may_differ.store(false, Ordering::SeqCst);
@@ -147,55 +153,56 @@ impl Service {
                 state.pause_ms.store(0, Ordering::SeqCst);
                 return state.not_before_ms.store(0, Ordering::SeqCst);
             }
-            // Removals look too, however often somebody asks for one.
+            // Removals also get here, however often somebody requests one.
             Ok(false) if self.now_ms() < state.not_before_ms.load(Ordering::SeqCst) => {
-                paused_ms.max(RETRY_EVERY_MS)
+                paused_ms.max(RETRY_INTERVAL_MS)
             }
-            Ok(false) => paused_ms.saturating_mul(2).clamp(RETRY_EVERY_MS, RETRY_AT_LEAST_EVERY_MS),
+            Ok(false) => paused_ms.saturating_mul(2).clamp(RETRY_INTERVAL_MS, RETRY_INTERVAL_MAX_MS),
             Err(e) => {
-                tracing::warn!("cannot tell the store now which versions are needed here: {}", problem(&e));
-                RETRY_EVERY_MS
+                tracing::warn!("cannot write retention roots to the store now; it is tried again: {}", problem(&e));
+                RETRY_INTERVAL_MS
             }
         };
         state.not_before_ms.store(self.now_ms().saturating_add(pause_ms), Ordering::SeqCst);
-        // Where something changes in this moment it is 0, and stays so: that is not waited for long.
+        // If something changes at this moment the value is 0 and stays 0, so the next attempt is soon.
         let _ = state.pause_ms.compare_exchange(paused_ms, pause_ms, Ordering::SeqCst, Ordering::SeqCst);
         state.may_differ.store(true, Ordering::SeqCst);
     }
 
-    /// Whether the store holds all that the database names now. What it did not find it may have at another time.
+    /// Adds and removes roots. Returns whether the store has all roots that the database needs. A version that was not
+    /// found may be found later.
     async fn set_and_release(&self) -> Result<bool, LifecycleError> {
         let failed = |e| LifecycleError::Orphans("tell the store which versions are needed", e);
         let there = self.images().holds().await.map_err(failed)?;
         let (wanted, unknown, mut first) = self.wanted_roots().await?;
-        let (mut is_settled, mut lacking) = (unknown.is_empty(), HashSet::new());
+        let (mut is_settled, mut missing) = (unknown.is_empty(), HashSet::new());
         for root in wanted.iter().filter(|root| !there.iter().any(|it| it.is_same(root))) {
             match self.images().retain(root).await {
                 Ok(()) => {}
-                // The image is gone: who follows it is told when it starts.
+                // The image was removed: the start of a machine that follows it reports that.
                 Err(e) if root.purpose == RetentionPurpose::Follow && e.kind() == ProblemKind::NotFound => {
-                    tracing::debug!(image = %root.image, "what machines follow is not in the store: {e}");
+                    tracing::debug!(image = %root.image, "the store does not have an image that machines follow: {e}");
                     is_settled = false;
                 }
-                // It is so already, and to say so is all that can be done now.
+                // Repeating it would fail in the same way, so report it once.
                 Err(e) if matches!(e.kind(), ProblemKind::Conflict | ProblemKind::NotFound) => {
-                    let message = format!("what {} needs is not held in the store: {e}", root.holder);
+                    let message = format!("cannot retain the version that {} needs: {e}", root.holder);
                     let lack = (root.image.clone(), message.clone());
-                    if self.hold_state().lacking().insert(lack.clone()) {
+                    if self.hold_state().missing().insert(lack.clone()) {
                         tracing::error!(image = %root.image, "{message}");
                     } else {
                         tracing::debug!(image = %root.image, "{message}");
                     }
-                    lacking.insert(lack);
+                    missing.insert(lack);
                     is_settled &= e.kind() == ProblemKind::Conflict;
                 }
-                // The others would be waited for as long, alone with the versions.
+                // The other roots would take just as long, while all users of versions are excluded.
                 Err(e) if e.kind() == ProblemKind::Unavailable => return Err(failed(e)),
                 Err(e) => first = first.or(Some(e)),
             }
         }
-        // What is held by now, and lacks again later, is an error again.
-        *self.hold_state().lacking() = lacking;
+        // A root that was added now and fails again later is reported again.
+        *self.hold_state().missing() = missing;
         for root in there {
             if unknown.contains(&root.id) || wanted.iter().any(|it| it.is_same(&root)) {
                 continue;
@@ -208,8 +215,10 @@ impl Service {
         first.map_or(Ok(is_settled), |e| Err(failed(e)))
     }
 
-    /// What is to be held; which references the store could not be asked for, or does not find, and why the first of those that
-    /// it could not be asked for. What is held for them stays: a version that is held cannot be gone, so who says that is wrong.
+    /// The roots that the database needs, the references that the store could not resolve or does not find, and the first
+    /// error
+    /// of the former. Existing roots for them stay: a retained version cannot be removed, so a store that does not find it
+    /// is wrong.
     async fn wanted_roots(
         &self,
     ) -> Result<(Vec<RetentionRoot>, HashSet<String>, Option<BackendError>), LifecycleError> {
@@ -228,7 +237,7 @@ impl Service {
         for machine in &machines {
             let namer = Referrer::Machine(&machine.name);
             named.extend(machine.pin.as_deref().map(|pin| (namer, ReferenceKind::Pin, pin)));
-            // That of a catalog is the catalog's.
+            // A reference of the catalog counts for the catalog.
             let own = machine.catalog.is_none().then_some(&*machine.image);
             named.extend(own.map(|image| (namer, ReferenceKind::Image, image)));
         }
@@ -238,7 +247,7 @@ impl Service {
             named.push((namer, ReferenceKind::Image, &*catalog.image));
         }
         let (mut unknown, mut first, mut followed) = (HashSet::new(), None, HashSet::new());
-        // Many machines have one version: each is asked of the store once.
+        // Many machines name the same version: ask the store once for each.
         let mut known: HashMap<&str, Option<ImageVersion>> = HashMap::new();
         for (namer, place, text) in named {
             let Ok(reference) = ImageRef::parse(text) else { continue };
@@ -267,7 +276,7 @@ impl Service {
     }
 }
 
-/// The version is held for the disk in any case, and for the edit where that is the only one.
+/// A root for the disk itself; for a maintenance session also one that makes it the only session of the image.
 fn of_disk(disk: &PersistentDisk, machine: &str) -> Vec<RetentionRoot> {
     let root = |purpose| RetentionRoot {
         purpose,
@@ -292,7 +301,7 @@ fn of_name(namer: Referrer<'_>, place: ReferenceKind, version: &ImageVersion) ->
     RetentionRoot { purpose: RetentionPurpose::Pin, id: id_of(namer, place), image, hash, holder }
 }
 
-/// One for all of them: there may be hundreds.
+/// One root for all machines that follow the image: there may be hundreds.
 fn of_followers(image: &str) -> RetentionRoot {
     RetentionRoot {
         purpose: RetentionPurpose::Follow,
@@ -303,7 +312,7 @@ fn of_followers(image: &str) -> RetentionRoot {
     }
 }
 
-/// Machines and catalogs share their names.
+/// Machines and catalogs do not share names, so a name is unique.
 fn id_of(namer: Referrer<'_>, place: ReferenceKind) -> String {
     let (Referrer::Machine(name) | Referrer::Catalog(name)) = namer;
     let place = match place {

@@ -1,15 +1,16 @@
-//! The scopes of callers: which catalogs and images a request is about, and whether its caller may see them.
+//! The scopes of callers: finds the catalogs and images that a request concerns, and checks that its caller may see them.
 //!
 //! ```text
 //!   path names a catalog, image, machine, task or claim   checked before the handler
-//!   operation with the mark `scoped`                      the handler leaves out or refuses what the caller may not see
+//!   operation with the mark `scoped`                      the handler filters or refuses
 //!   operation with the mark `everything`, and any other   refused for a caller with scopes
 //! ```
 //!
-//! A mark stands beside the role of the operation, in its security requirement. An operation without a mark and without such a path is
-//! refused, so that a new operation is closed until somebody has thought about it.
+//! The mark is declared with the role of the operation, in its security requirement. An operation without a mark and
+//! without such a path is
+//! refused, so that a new operation is closed until its author has decided.
 //!
-//! Not here: which rows a list has. The database leaves them out (`Filter::within`).
+//! This module does not filter lists: the database does (`Filter::within`).
 
 use headwater_api::scopes::image_of;
 use headwater_api::{Problem, ProblemKind, TaskResult};
@@ -20,21 +21,21 @@ use crate::Service;
 use crate::answer::problem;
 use crate::caller::Caller;
 
-/// The mark of an operation whose handler looks at the scopes.
+/// The mark of an operation whose handler checks the scopes.
 pub(crate) const SCOPED: &str = "scoped";
 
-/// What an operation needs beside a role.
+/// What an operation needs in addition to a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScopeRule {
-    /// The scope of what the path names.
+    /// The subject that the path names must be within the scopes.
     OfPath,
-    /// The handler decides.
+    /// The handler checks the scopes.
     OfHandler,
-    /// No scopes.
+    /// The caller must have no scopes.
     Everything,
 }
 
-/// The parameters of paths that belong to a catalog or an image.
+/// The parameters of paths whose subjects belong to a catalog or an image.
 const OWNED: [&str; 5] = ["catalog", "image", "machine", "task", "claim"];
 
 impl ScopeRule {
@@ -50,7 +51,7 @@ impl ScopeRule {
 }
 
 impl Caller {
-    /// Refuses a caller who may not see a catalog.
+    /// Fails if the caller may not see a catalog.
     pub(crate) fn must_have_catalog(&self, catalog: &str) -> Result<(), Problem> {
         match &self.scopes {
             Some(scopes) if !scopes.has_catalog(catalog) => Err(self.lacks(&format!("catalog:{catalog}"))),
@@ -58,7 +59,7 @@ impl Caller {
         }
     }
 
-    /// Refuses a caller who may not see an image, which is given by its name or by a reference.
+    /// Fails if the caller may not see an image, given by its name or by a reference.
     pub(crate) fn must_have_image(&self, reference: &str) -> Result<(), Problem> {
         match &self.scopes {
             Some(scopes) if !scopes.has_image(reference) => {
@@ -68,7 +69,7 @@ impl Caller {
         }
     }
 
-    /// Refuses a caller who may not see a machine.
+    /// Fails if the caller may not see a machine.
     pub(crate) fn must_have_machine(&self, machine: &MachineRecord) -> Result<(), Problem> {
         match &machine.catalog {
             Some(catalog) => self.must_have_catalog(catalog),
@@ -92,7 +93,7 @@ impl Caller {
     pub(crate) fn must_have_everything(&self) -> Result<(), Problem> {
         match &self.scopes {
             Some(scopes) => {
-                let message = format!("{} has the scope {scopes}, and this needs everything", self.principal);
+                let message = format!("{} has the scope {scopes}, but this operation needs a caller without scopes", self.principal);
                 let problem = Problem::new(ProblemKind::Forbidden, message);
                 Err(problem.advise("ask for a token without '--catalog' and '--image'"))
             }
@@ -102,7 +103,7 @@ impl Caller {
 
     fn lacks(&self, needed: &str) -> Problem {
         let scopes = self.scopes.as_ref().map(ToString::to_string).unwrap_or_default();
-        let message = format!("{} has the scope {scopes}, and this needs {needed}", self.principal);
+        let message = format!("{} has the scope {scopes}, but this operation needs {needed}", self.principal);
         let flag = needed.replacen(':', " ", 1);
         Problem::new(ProblemKind::Forbidden, message)
             .advise(format!("ask for a token with that scope: 'headwater token create .. --{flag}'"))
@@ -110,13 +111,14 @@ impl Caller {
 }
 
 impl Service {
-    /// Refuses a caller who may not see the things that a path names. The handler refuses names of things that do not exist.
+    /// Fails if the caller may not see the subjects that a path names. Names of subjects that do not exist pass; the
+    /// handler refuses them.
     pub(crate) async fn must_have_path<'p>(
         &self,
         caller: &Caller,
         parameters: impl Iterator<Item = (&'p str, &'p str)>,
     ) -> Result<(), Problem> {
-        let failed = |error: DbError| problem(&error).during("cannot look up what the caller may do");
+        let failed = |error: DbError| problem(&error).during("cannot look up the subject to check the caller's scopes");
         for (name, value) in parameters {
             match name {
                 "catalog" => caller.must_have_catalog(value)?,
@@ -143,9 +145,9 @@ impl Service {
         Ok(())
     }
 
-    /// Refuses a caller who may not see the subject of a task or an event of that time.
+    /// Fails if the caller may not see the subject of a task or an event of that time.
     async fn must_have_subject(&self, caller: &Caller, subject: &str, at_ms: u64) -> Result<(), Problem> {
-        let failed = |error: DbError| problem(&error).during("cannot look up what the caller may do");
+        let failed = |error: DbError| problem(&error).during("cannot look up the subject to check the caller's scopes");
         match subject.split_once(' ') {
             Some(("catalog", name)) => caller.must_have_catalog(name),
             Some(("image", reference)) => caller.must_have_image(reference),
@@ -153,7 +155,7 @@ impl Service {
                 let found = self.db().read().await.map_err(failed)?.machines().by_name(name).await;
                 match found.map_err(failed)? {
                     Some(machine) if machine.created_at_ms <= at_ms => caller.must_have_machine(&machine),
-                    // Nobody knows to what a machine belonged that is gone.
+                    // The owner of a machine that was removed is unknown.
                     _ => caller.must_have_everything(),
                 }
             }
@@ -161,9 +163,9 @@ impl Service {
         }
     }
 
-    /// The same of a machine that is there now, by its name.
+    /// Fails if the caller may not see the machine that has this name now.
     pub(crate) async fn must_have_named_machine(&self, caller: &Caller, name: &str) -> Result<(), Problem> {
-        let failed = |error: DbError| problem(&error).during("cannot look up what the caller may do");
+        let failed = |error: DbError| problem(&error).during("cannot look up the subject to check the caller's scopes");
         let found = self.db().read().await.map_err(failed)?.machines().by_name(name).await;
         match found.map_err(failed)? {
             Some(machine) => caller.must_have_machine(&machine),

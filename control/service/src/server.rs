@@ -1,4 +1,4 @@
-//! Listening: the unix socket, and TCP on request.
+//! Listens on the unix socket, and on TCP if requested; checks the tokens of TCP clients.
 
 use std::io;
 use std::net::SocketAddr;
@@ -35,31 +35,33 @@ use crate::token::{self, Token};
 /// The longest path of a unix socket on Linux, without its closing zero.
 pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 
-/// The most connections over TCP at a time; more wait to be accepted, or make strangers leave.
+/// The most concurrent TCP connections. Further clients wait to be accepted, or displace connections that are not
+/// authenticated.
 pub const TCP_CONNECTIONS_MAX: usize = 512;
 
-/// Where all connections are taken, and so many of them have had no request with the token, a new one ends the oldest of these at once,
+/// If all connections are in use, a new client displaces the oldest one without a valid token: at once if there are this
+/// many of those,
 pub const TCP_UNAUTHENTICATED_MANY: usize = 128;
-/// and where they are fewer when it has been there for so long.
+/// and otherwise if that connection is older than this.
 pub const TCP_UNAUTHENTICATED_GRACE: Duration = Duration::from_secs(2);
 
-/// How long a client over TCP may take for the head of a request, also of the next one.
+/// Timeout of the head of a request over TCP, including the wait for the next request of a connection.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a connection over TCP holds of a request that is not taken yet: the longest head.
+/// The read buffer of a TCP connection, which is the longest head of a request.
 const BUFFER_MAX_BYTES: usize = 64 << 10;
 
-/// After how much silence a TCP connection is checked, and how often that may fail.
+/// TCP keep-alive: idle time before the first probe.
 const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEP_ALIVE_TRIES: u32 = 4;
 
-/// The pause after a connection could not be accepted: there are too many open files.
+/// The pause after accepting a connection failed, which happens if there are too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why the daemon cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The path does not fit into a socket address.
+    /// The path is too long for a socket address.
     #[error(
         "cannot listen on {path}: the path has {len} bytes, and a socket's path has at most \
          {MAX_SOCKET_PATH_BYTES} (choose a data directory with a shorter path)"
@@ -70,7 +72,7 @@ pub enum ListenError {
         /// Its length.
         len: usize,
     },
-    /// Somebody answers on the socket.
+    /// Another process listens on the socket.
     #[error(
         "cannot listen on {path}: another process listens there (stop it, or choose another data directory)"
     )]
@@ -78,14 +80,14 @@ pub enum ListenError {
         /// The path.
         path: PathBuf,
     },
-    /// Something else lies at the path.
-    #[error("cannot listen on {path}: something that is not a socket is in the way (move it away)")]
+    /// The path exists and is not a socket.
+    #[error("cannot listen on {path}: a file that is not a socket has this name (move it away)")]
     NotASocket {
         /// The path.
         path: PathBuf,
     },
-    /// A TCP address that others can reach, without TLS.
-    #[error("cannot listen on {address} without TLS: only loopback addresses are allowed then")]
+    /// A TCP address outside of the loopback interface, without TLS.
+    #[error("cannot listen on {address} without TLS: without TLS only loopback addresses are allowed")]
     NotLoopback {
         /// The address.
         address: SocketAddr,
@@ -108,7 +110,7 @@ impl ListenError {
     }
 }
 
-/// Binds the unix socket, for its owner only. A stale socket of a process that died is replaced.
+/// Binds the unix socket, with access for its owner only. A stale socket of a dead process is replaced.
 pub async fn bind_unix(path: &Path) -> Result<UnixListener, ListenError> {
     let len = path.as_os_str().len();
     if len > MAX_SOCKET_PATH_BYTES {
@@ -140,7 +142,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Binds an address. Without TLS it must be one of the loopback interface.
+    /// Binds an address. Without TLS it must be a loopback address.
     pub async fn bind(address: SocketAddr, tls: Option<Arc<ServerConfig>>) -> Result<Self, ListenError> {
         if tls.is_none() && !address.ip().is_loopback() {
             return Err(ListenError::NotLoopback { address });
@@ -160,7 +162,7 @@ impl Port {
     }
 }
 
-/// Serves the unix socket until `stop` says true and the requests in flight are answered.
+/// Serves the unix socket until `stop` is true and the requests in flight are answered.
 pub async fn serve_unix(
     listener: UnixListener,
     router: Router,
@@ -170,18 +172,19 @@ pub async fn serve_unix(
     axum::serve(listener, service).with_graceful_shutdown(stopped(stop)).await
 }
 
-/// The tokens that are let in over TCP.
+/// The tokens that are accepted over TCP.
 #[derive(Clone, Debug)]
 pub struct Tokens {
-    /// That of the data directory.
+    /// The token of the data directory.
     pub own: Token,
-    /// The service that knows the named tokens.
+    /// The service, which knows the named tokens.
     pub named: crate::Service,
 }
 
-/// Serves a TCP port, likewise. Requests without a token, and those that a web page could have caused, are
-/// refused: every process of every user of this host can connect. So it is bounded what those without the token take: so
-/// many connections, each for one refusal or for as long as a head may take, and no longer than others leave it its place.
+/// Serves a TCP port in the same way. Requests without a token, and those that a web page could have caused, are
+/// refused. Every process of every user of this host can connect, so the resources of connections without a token are
+/// limited:
+/// their number, their time (one refusal, or the timeout of a head), and they are displaced if others need a connection.
 pub async fn serve_tcp(
     port: Port,
     router: Router,
@@ -195,7 +198,7 @@ pub async fn serve_tcp(
     Ok(())
 }
 
-/// What clients over TCP may take.
+/// Limits of TCP clients.
 #[derive(Clone, Copy)]
 pub(crate) struct Limits {
     connections: usize,
@@ -205,7 +208,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Those of each TCP port.
+    /// The limits of each TCP port.
     pub(crate) const TCP: Self = Self {
         connections: TCP_CONNECTIONS_MAX,
         unauthenticated_many: TCP_UNAUTHENTICATED_MANY,
@@ -220,7 +223,7 @@ pub(crate) async fn serve_bounded(
     limits: Limits,
     mut stop: watch::Receiver<bool>,
 ) {
-    let places =
+    let permits =
         Admission::new(limits.connections, limits.unauthenticated_many, limits.unauthenticated_grace);
     let mut connections = JoinSet::new();
     let Port { listener, tls } = port;
@@ -228,17 +231,18 @@ pub(crate) async fn serve_bounded(
         while connections.try_join_next().is_some() {}
         let accepted = tokio::select! {
             _ = stop.wait_for(|stop| *stop) => break,
-            accepted = accept(&listener, &places) => accepted,
+            accepted = accept(&listener, &permits) => accepted,
         };
         let Some((stream, address, place)) = accepted else { continue };
         let (router, tls, stop) = (router.clone(), tls.clone(), stop.clone());
         connections.spawn(async move {
             tokio::select! {
-                // First: a request that is there already is answered, if only that it must be asked again.
+                // First the request: a request that has arrived is answered, even if only with an error that says to repeat
+                // it.
                 biased;
                 () = serve_stream(stream, tls, (address, place.entry()), router, limits, stop) => {}
                 () = place.must_go() => {
-                    tracing::debug!(client = %address, "a connection without the token made room for another one");
+                    tracing::debug!(client = %address, "closed a connection without a token, because a new client needed it");
                 }
             }
         });
@@ -247,10 +251,10 @@ pub(crate) async fn serve_bounded(
     while connections.join_next().await.is_some() {}
 }
 
-/// Who is accepted while all places are taken waits for one; those behind wait to be accepted.
-async fn accept(listener: &TcpListener, places: &Arc<Admission>) -> Option<(TcpStream, SocketAddr, Permit)> {
+/// Accepts a client. If all permits are in use it waits for one; further clients wait in the kernel's queue.
+async fn accept(listener: &TcpListener, permits: &Arc<Admission>) -> Option<(TcpStream, SocketAddr, Permit)> {
     match listener.accept().await {
-        Ok((stream, address)) => Some((stream, address, places.take().await?)),
+        Ok((stream, address)) => Some((stream, address, permits.take().await?)),
         Err(e) => {
             tracing::warn!(error = %e, "cannot accept a connection");
             tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -267,14 +271,14 @@ async fn serve_stream(
     limits: Limits,
     stop: watch::Receiver<bool>,
 ) {
-    // What a guest echoes at a console is not held back until what came before is acknowledged. Failing costs only that.
+    // Without Nagle's algorithm, the echo of a console is not delayed. A failure only costs speed.
     let _ = stream.set_nodelay(true);
-    // A client whose computer sleeps would keep a console for ever. Failing costs only that.
+    // Without keep-alive, a client whose computer sleeps would keep a console forever. A failure is harmless otherwise.
     let _ = keep_alive(&stream);
     let Some(tls) = tls else { return serve_connection(stream, client, router, limits, stop).await };
     let accepted = tokio::select! {
         accepted = tokio::time::timeout(limits.head, tls.accept(stream)) => accepted,
-        // A client that says nothing does not hold up the end of the daemon.
+        // A client that sends nothing must not delay the end of the daemon.
         () = stopped(stop.clone()) => return,
     };
     match accepted {
@@ -284,7 +288,7 @@ async fn serve_stream(
     }
 }
 
-/// Has the kernel end a connection whose other end is gone.
+/// Enables TCP keep-alive, so that the kernel closes a connection whose peer is gone.
 pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, KEEP_ALIVE_IDLE)?;
@@ -311,7 +315,7 @@ async fn serve_connection(
         .header_read_timeout(limits.head)
         .max_buf_size(BUFFER_MAX_BYTES)
         .serve_connection(TokioIo::new(stream), service)
-        // Consoles.
+        // For consoles.
         .with_upgrades();
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
@@ -327,26 +331,27 @@ async fn serve_connection(
 }
 
 async fn stopped(mut stop: watch::Receiver<bool>) {
-    // An error means that the sender is gone, which is a stop too.
+    // An error means that the sender was dropped, which is a stop too.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// Under which names clients reach a port.
+/// The host names under which clients reach a port.
 #[derive(Clone, Copy)]
 struct Reached {
-    /// With TLS, the certificate says whether a name is right.
+    /// Any name, because with TLS the certificate proves the name.
     by_any_name: bool,
 }
 
-/// A page from anywhere can make a browser talk to loopback ports, and can point a name of its own at them.
+/// Refuses requests of web pages: a page can make a browser connect to loopback ports, and can point a DNS name of its own
+/// at them.
 async fn refuse_browsers(State(reached): State<Reached>, request: Request, next: Next) -> Response {
     if is_foreign(request.headers(), reached) {
         let (message, advice) = if reached.by_any_name {
-            ("the request comes from a web page", "use no browser: the web console has a port of its own")
+            ("the request comes from a web page", "do not use a browser here: the web console has a separate port")
         } else {
             (
                 "the request comes from a web page or another host",
-                "use the name localhost or 127.0.0.1, and no browser",
+                "use the name localhost or 127.0.0.1, and not a browser",
             )
         };
         return refusal(Problem::new(ProblemKind::Invalid, message).advise(advice));
@@ -365,7 +370,7 @@ async fn require_token(State(tokens): State<Tokens>, request: Request, next: Nex
     let_in(request, presented, next).await
 }
 
-/// Answers a request that presented what lets it in, unless its connection already makes room for another.
+/// Answers an authenticated request, unless its connection was already chosen to be displaced.
 pub(crate) async fn let_in(mut request: Request, presented: Presented, next: Next) -> Response {
     if let Err(problem) = admit(request.extensions().get()) {
         return refusal(problem);
@@ -374,24 +379,24 @@ pub(crate) async fn let_in(mut request: Request, presented: Presented, next: Nex
     next.run(request).await
 }
 
-/// Takes the connection of a request that may be answered for an authenticated one, unless it already makes room for another.
+/// Marks the connection of a request as authenticated. Fails if the connection was already chosen to be displaced.
 pub(crate) fn admit(entry: Option<&Entry>) -> Result<(), Problem> {
     if entry.is_none_or(Entry::let_in) {
         return Ok(());
     }
-    // The request would end with its connection, perhaps in the middle.
-    let message = "all places for connections are taken, and this one makes room for another";
+    // The connection is about to be closed, perhaps in the middle of the request.
+    let message = "all connections are in use, and this one is being closed for another client";
     let problem = Problem::new(ProblemKind::Unavailable, message);
-    Err(problem.advise("connect and ask again: nothing was begun"))
+    Err(problem.advise("connect again and repeat the request: nothing was begun"))
 }
 
-/// Which token a request presents, or why it is refused.
+/// The token of a request, or why it is refused.
 async fn presented(tokens: &Tokens, headers: &HeaderMap) -> Result<Presented, Problem> {
     if tokens.own.is_in(headers) {
         return Ok(Presented::OfDirectory);
     }
     let Some(secret) = token::bearer(headers) else {
-        let message = "requests over TCP must present a token, and this one has none";
+        let message = "requests over TCP must have a token, and this one has none";
         return Err(Problem::new(ProblemKind::Unauthorized, message).advise(
             "send 'Authorization: Bearer TOKEN'; 'headwater token create' makes a token, and the file api.token of the data \
              directory holds one that may do everything",
@@ -400,7 +405,7 @@ async fn presented(tokens: &Tokens, headers: &HeaderMap) -> Result<Presented, Pr
     named(&tokens.named, secret).await
 }
 
-/// The named token with this secret, or why it lets nobody in.
+/// The named token with this secret, or why it is not accepted.
 pub(crate) async fn named(service: &crate::Service, secret: &str) -> Result<Presented, Problem> {
     let unauthorized = |message: String| {
         Problem::new(ProblemKind::Unauthorized, message)
@@ -414,13 +419,13 @@ pub(crate) async fn named(service: &crate::Service, secret: &str) -> Result<Pres
         return Err(unauthorized("there is no such token, or it was revoked".to_owned()));
     };
     if let Some(end) = found.expires_at_ms.filter(|end| *end <= service.now_ms()) {
-        let message = format!("the token '{}' ended at {}", found.name, words::time(end));
+        let message = format!("the token '{}' expired at {}", found.name, words::time(end));
         return Err(unauthorized(message));
     }
     Ok(Presented::Named { name: found.name, role: found.role, scopes: found.scopes })
 }
 
-/// The last answer of a connection: who may not ask does not keep its place.
+/// The last answer of a connection: an unauthenticated client does not keep its connection.
 pub(crate) fn refusal(problem: Problem) -> Response {
     ([(header::CONNECTION, "close")], Failure(problem)).into_response()
 }
@@ -430,7 +435,7 @@ fn is_foreign(headers: &HeaderMap, reached: Reached) -> bool {
         return true;
     }
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    // Without a port, colons are those of an address.
+    // Without a port, the last colon belongs to an IPv6 address.
     let port = host.rsplit_once(':').filter(|(_, port)| !port.ends_with(']'));
     let name = port.map_or(host, |(name, _)| name);
     !reached.by_any_name && !matches!(name, "localhost" | "127.0.0.1" | "[::1]")
@@ -454,15 +459,15 @@ mod tests {
 
     const LOOPBACK: Reached = Reached { by_any_name: false };
 
-    /// For what would else be waited for for ever.
+    /// Timeout for waits that would otherwise never end.
     const SOON: Duration = Duration::from_secs(60);
 
-    /// So many places, all of which may be taken by strangers.
-    fn places(connections: usize) -> Limits {
+    /// Limits with this many connections, all of which may be unauthenticated.
+    fn permits(connections: usize) -> Limits {
         Limits { connections, unauthenticated_many: usize::MAX, unauthenticated_grace: SOON * 60, head: SOON }
     }
 
-    /// The tokens of a service, which lives as long as the fixture.
+    /// The tokens of a service that lives as long as the fixture.
     async fn tokens() -> (Tokens, Fixture) {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("token"), "ab".repeat(32)).unwrap();
@@ -471,7 +476,7 @@ mod tests {
         (Tokens { own, named: fixture.service.clone() }, fixture)
     }
 
-    /// A server of one path, how many it answered at once at most, and its address.
+    /// A server with one path, the highest number of concurrent requests, and its address.
     async fn served(limits: Limits) -> (SocketAddr, Arc<AtomicUsize>, watch::Sender<bool>) {
         let port = Port::bind("127.0.0.1:0".parse().unwrap(), None).await.unwrap();
         let address = port.address().unwrap();
@@ -496,7 +501,7 @@ mod tests {
         (address, seen, stop)
     }
 
-    /// All that comes back.
+    /// The whole answer.
     async fn ask(address: SocketAddr, headers: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(format!("GET / HTTP/1.1\r\n{headers}\r\n").as_bytes()).await.unwrap();
@@ -511,11 +516,11 @@ mod tests {
 
     #[tokio::test]
     async fn who_says_nothing_does_not_keep_others_out() {
-        let (address, _, stop) = served(Limits { head: Duration::from_millis(200), ..places(4) }).await;
+        let (address, _, stop) = served(Limits { head: Duration::from_millis(200), ..permits(4) }).await;
         let mut silent = Vec::new();
         for n in 0..12 {
             let mut stream = TcpStream::connect(address).await.unwrap();
-            // Some begin a request.
+            // Every second client begins a request.
             stream.write_all(if n % 2 == 0 { b"" } else { b"GET / HT" }).await.unwrap();
             silent.push(stream);
         }
@@ -530,7 +535,7 @@ mod tests {
 
     #[tokio::test]
     async fn where_all_places_are_taken_who_has_no_token_gives_way() {
-        let (address, _, _stop) = served(Limits { unauthenticated_many: 2, ..places(4) }).await;
+        let (address, _, _stop) = served(Limits { unauthenticated_many: 2, ..permits(4) }).await;
         let mut guest = TcpStream::connect(address).await.unwrap();
         let request = with_token().replace("close", "keep-alive");
         let answered = async |guest: &mut TcpStream| {
@@ -546,12 +551,12 @@ mod tests {
         let mut silent = Vec::new();
         for n in 0..12 {
             let mut stream = TcpStream::connect(address).await.unwrap();
-            // Those that are ended take no more.
+            // Connections that were closed fail here.
             let _ = stream.write_all(if n % 2 == 0 { b"" } else { b"GET / HT" }).await;
             silent.push(stream);
         }
         assert!(ask(address, &with_token()).await.starts_with("HTTP/1.1 200"));
-        // The last two have places beside the guest, and there is one more now.
+        // The last two clients have connections beside the guest, and one more is free now.
         for mut stream in silent.into_iter().take(10) {
             let mut rest = Vec::new();
             let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut rest)).await.unwrap();
@@ -590,9 +595,9 @@ mod tests {
             let (_stop, stopped) = watch::channel(false);
             let serving = tokio::spawn(async move {
                 let (stream, client) = listener.accept().await.unwrap();
-                serve_connection(stream, (client, place.entry()), router, places(1), stopped).await;
+                serve_connection(stream, (client, place.entry()), router, permits(1), stopped).await;
             });
-            // It ends the connection by itself.
+            // The client itself ends the connection.
             let answer = ask(address, &with_token().replace("close", connection)).await;
             assert!(answer.starts_with(expected), "{answer}");
             assert_eq!(ran.load(Ordering::SeqCst), runs);
@@ -602,7 +607,7 @@ mod tests {
 
     #[tokio::test]
     async fn so_many_connections_are_served_at_a_time_and_one_that_was_refused_ends() {
-        let (address, most, _stop) = served(places(3)).await;
+        let (address, most, _stop) = served(permits(3)).await;
         let headers = with_token();
         let asking: Vec<_> = (0..12)
             .map(|_| {
@@ -614,7 +619,7 @@ mod tests {
             assert!(answer.await.unwrap().starts_with("HTTP/1.1 200"));
         }
         assert!((1..=3).contains(&most.load(Ordering::SeqCst)));
-        // These do not ask for the end of the connection.
+        // These requests do not ask for the end of the connection.
         assert!(ask(address, "host: localhost\r\n").await.starts_with("HTTP/1.1 401"));
         assert!(ask(address, "host: evil.example\r\n").await.starts_with("HTTP/1.1 4"));
     }

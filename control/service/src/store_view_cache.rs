@@ -1,17 +1,20 @@
-//! What the store said last, for whoever only looks: a store across a network may take minutes to answer, and that must
-//! not hide the rest.
+//! Caches the last answers of the store for requests that only show them: a remote store may take minutes to answer, which
+//! must
+//! not delay the rest of a page or list.
 //!
 //! ```text
-//!   look --> the last answer is young --> it
-//!        --> else one question is asked, by a task of its own --> answered within PATIENCE --> the new answer
-//!                                                             --> not yet, or failed -------> the last one, with its age
+//!   view --> the last answer is recent --> that answer
+//!        --> else one query runs in a task of its own --> answered within TIMEOUT --> the new answer
+//!                                                     --> not yet, or failed -------> the last answer, with its age
 //! ```
-//! For what a reference means it is waited longer where the daemon itself changed that, or does not know it yet: whoever has just
-//! changed something looks for what came of it.
+//! For what a reference resolves to, the wait is longer if this daemon changed that, or does not know it yet, because a
+//! user who has just
+//! changed something wants to see the result.
 //!
-//! Where that is older than what the daemon changed since, or the store does not answer, it is said to be outdated.
-//! What decides anything waits for the store itself. Where one across a network cannot be reached, what a reference means is as it was
-//! when its image was last looked up (`StoredImages::resolve` of the program), so that machines start; all else fails then.
+//! An answer is marked as outdated if this daemon changed the store since, or if the store does not answer.
+//! Operations that decide something do not use the cache. If a remote store cannot be reached, a reference resolves as
+//! when its image was last looked up (`StoredImages::resolve` of the program), so that machines start; all other operations
+//! fail.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -26,65 +29,65 @@ use tokio::time::Instant;
 use crate::Service;
 use crate::backend::{BackendError, Listed, ServersGone};
 
-/// How long whoever looks waits for an answer, counted from the question's beginning.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a view waits for an answer, from the beginning of the query.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The same for an answer that is not known, or that the daemon changed, of a store that answered so far.
-const PATIENCE_CHANGED: Duration = Duration::from_secs(10);
+/// The longer wait for an answer that is unknown or that this daemon changed, if the store has answered so far.
+const TIMEOUT_CHANGED: Duration = Duration::from_secs(10);
 
-/// For so long the number of images is not asked for again, unless this daemon changes it.
+/// The number of images is queried again after this time, or when this daemon changes it.
 const IMAGES_MAX_AGE: Duration = Duration::from_secs(10);
 
-/// The same for the store's size, for which a store may list all that it has.
+/// The same for the store's size. A store may have to list all its files for it.
 const BYTES_MAX_AGE: Duration = Duration::from_secs(60);
 
-/// After so long without an answer to it, a store is said not to answer.
+/// A store counts as not answering if a query has taken this long.
 const SILENT_AFTER: Duration = Duration::from_secs(10);
 
-/// References that are remembered; with more of them, all are forgotten.
+/// The most references that are cached; beyond that the cache is emptied.
 const MAX_REFERENCES: usize = 4_096;
 
-/// Questions for versions that the store is asked at once: each takes a thread for as long as it does.
+/// The most concurrent queries for versions. Each occupies a thread.
 const MAX_QUESTIONS: usize = 8;
 
-/// An answer, and how old it is.
+/// An answer and its age.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Answer<T> {
     pub(crate) value: T,
     pub(crate) age: Duration,
-    /// Whether the daemon changed since what it is about.
+    /// Whether the daemon changed its subject since.
     pub(crate) outdated: bool,
 }
 
-/// That a store does not answer.
+/// The store does not answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Silence {
-    /// How long ago the first question began that it did not answer.
+    /// How long ago the first unanswered query began.
     pub(crate) age: Duration,
-    /// What came instead, where something did.
+    /// The error, if there was one.
     pub(crate) why: Option<String>,
 }
 
-/// One question and its last answer. Cloning is cheap; all clones are one.
+/// A query and its last answer. Clones share their state.
 #[derive(Clone)]
 struct StoreView<T>(Arc<Mutex<State<T>>>);
 
 struct State<T> {
-    /// The answer, and when it was asked for.
+    /// The answer, and when its query began.
     last: Option<(T, Instant)>,
-    /// When the question that was asked last began; what ends with it.
+    /// When the latest query began; the channel closes when it ends.
     question: Option<(Instant, watch::Receiver<()>)>,
-    /// When the daemon itself changed what the answer is about.
+    /// When the daemon itself changed the subject of the answer.
     changed: Option<Instant>,
-    /// When the first of the questions began that failed since the last answer, and how the last one did.
+    /// When the first failed query since the last answer began, and the error of the last one.
     failing: Option<(Instant, String)>,
 }
 
 impl<T> State<T> {
-    /// How long whoever looks waits, at most.
-    fn patience(&self, when_changed: Option<Duration>) -> Duration {
+    /// How long a view waits at most.
+    fn timeout(&self, when_changed: Option<Duration>) -> Duration {
         let is_known = self.last.is_some() && !self.is_outdated();
-        when_changed.filter(|_| !is_known && self.failing.is_none()).unwrap_or(PATIENCE)
+        when_changed.filter(|_| !is_known && self.failing.is_none()).unwrap_or(TIMEOUT)
     }
 
     fn is_outdated(&self) -> bool {
@@ -102,18 +105,18 @@ impl<T> Default for StoreView<T> {
 
 impl<T: Clone + Send + 'static> StoreView<T> {
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        // It is whole between any two statements.
+        // No statement leaves the value inconsistent, so a poisoned lock is harmless.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last answer is old from now on.
+    /// Marks the last answer as outdated.
     fn changed(&self) {
         self.lock().changed = Some(Instant::now());
     }
 
-    /// The last answer, where it is younger than `max_age`; else the question is asked, unless that is under way, before
-    /// this returns, and the future waits for it. With `when_changed` it waits for so long where the answer is not known, or the
-    /// daemon changed it, and for no question from before that.
+    /// Returns the last answer if it is younger than `max_age`. Otherwise begins a query, unless one runs, before
+    /// this returns; the future waits for it. With `when_changed` it waits for this time if the answer is unknown, or the
+    /// daemon changed its subject, and ignores queries from before the change.
     fn ask<F>(
         self,
         max_age: Duration,
@@ -126,9 +129,9 @@ impl<T: Clone + Send + 'static> StoreView<T> {
         let waits_for = (!self.is_young(max_age)).then(|| self.begin(when_changed.is_some(), question));
         async move {
             if let Some((since, mut ended)) = waits_for {
-                // Both ends mean the same: what there is now is what is known.
-                let patience = self.lock().patience(when_changed);
-                let _ = tokio::time::timeout_at(since + patience, ended.changed()).await;
+                // Answered or timed out: in both cases return what is known now.
+                let timeout = self.lock().timeout(when_changed);
+                let _ = tokio::time::timeout_at(since + timeout, ended.changed()).await;
             }
             let state = self.lock();
             let outdated = state.is_outdated();
@@ -147,13 +150,13 @@ impl<T: Clone + Send + 'static> StoreView<T> {
             .is_some_and(|store_view_cache| store_view_cache.elapsed() < max_age && !state.is_outdated())
     }
 
-    /// Whether there was no answer yet, and a question is under way.
+    /// Whether there was no answer yet, and a query runs.
     fn is_awaited(&self) -> bool {
         let state = self.lock();
         state.last.is_none() && state.question.as_ref().is_some_and(|(_, ended)| ended.has_changed().is_ok())
     }
 
-    /// That the store does not answer, where the last question failed, or has been waited for too long.
+    /// Whether the store does not answer: the last query failed, or takes too long.
     fn silence(&self) -> Option<Silence> {
         let state = self.lock();
         let begun = state.question.as_ref().filter(|(_, ended)| ended.has_changed().is_ok());
@@ -171,7 +174,7 @@ impl<T: Clone + Send + 'static> StoreView<T> {
     {
         let mut state = self.lock();
         let changed = state.changed.filter(|_| after_changes);
-        // The sender is dropped when the question ends, however it does.
+        // The sender is dropped when the query ends in any way.
         if let Some((since, ended)) = state.question.clone()
             && ended.has_changed().is_ok()
             && changed.is_none_or(|changed| since > changed)
@@ -186,15 +189,15 @@ impl<T: Clone + Send + 'static> StoreView<T> {
             let answer = question.await;
             let mut state = this.lock();
             match answer {
-                // A later question was answered before this one.
+                // A later query was answered first.
                 _ if state.last.as_ref().is_some_and(|(_, store_view_cache)| *store_view_cache > since) => {}
                 Ok(value) => (state.last, state.failing) = (Some((value, since)), None),
-                // One that fails leaves what was known: a store that is away has the images that it had.
+                // A failure leaves the last answer: the images of a store that cannot be reached still exist.
                 Err(e) if e.kind() == ProblemKind::Failed => {
                     let since = state.failing.take().map_or(since, |(first, _)| first);
                     state.failing = Some((since, e.to_string()));
                 }
-                // Such as a store that does not tell: that is an answer, too.
+                // For instance a store that cannot tell: that is an answer too.
                 Err(_) => state.failing = None,
             }
             drop(state);
@@ -204,11 +207,11 @@ impl<T: Clone + Send + 'static> StoreView<T> {
     }
 }
 
-/// All that the store is asked for by those who only look.
+/// The cached answers of the store.
 pub(crate) struct StoreViews {
     images: StoreView<u64>,
     bytes: StoreView<u64>,
-    /// By reference. `None`: the store has none.
+    /// By reference. `None`: the store has no such version.
     versions: Mutex<HashMap<String, StoreView<Option<ImageVersion>>>>,
     question_places: Arc<Semaphore>,
 }
@@ -235,23 +238,24 @@ impl StoreViews {
     }
 }
 
-/// What there is in the store, as far as it is known.
+/// The size of the store, as far as it is known.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StoreFigures {
-    /// How many images.
+    /// The number of images.
     pub(crate) images: Option<u64>,
-    /// What they take.
+    /// The bytes of its files.
     pub(crate) bytes: Option<u64>,
-    /// How old the older one of the two is.
+    /// The age of the older of the two answers.
     pub(crate) age: Option<Duration>,
-    /// Whether they may be others by now: this daemon changed the store since, or that does not answer.
+    /// Whether they may be outdated: this daemon changed the store since, or the store does not answer.
     pub(crate) outdated: bool,
-    /// That the store does not answer.
+    /// Whether the store does not answer.
     pub(crate) silence: Option<Silence>,
 }
 
 impl Service {
-    /// How many images there are and what they take, where the store tells: one that is read from servers does not tell
+    /// The number of images and the size of the store, as far as the store can tell: a store that is read from servers does
+    /// not know
     /// its size, a plain web server not its images.
     pub(crate) async fn store_figures(&self) -> StoreFigures {
         let (lister, measurer) = (Arc::clone(self.images()), Arc::clone(self.images()));
@@ -273,7 +277,7 @@ impl Service {
         }
     }
 
-    /// The alarm that the store does not answer.
+    /// The alarm if the store does not answer.
     pub(crate) fn store_alarm(&self, figures: &StoreFigures) -> Option<Alarm> {
         let Silence { age, why } = figures.silence.as_ref()?;
         let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
@@ -282,12 +286,12 @@ impl Service {
             subject: "store".to_owned(),
             since_ms: self.now_ms().saturating_sub(age_ms),
             message: format!("the store does not answer{why}"),
-            advice: "bring it back: until then no image can be changed, and machines may not start"
+            advice: "check the store and the network: until it answers no image can be changed, and machines may not start"
                 .to_owned(),
         })
     }
 
-    /// The alarm that some of the store's servers are gone, while others are there.
+    /// The alarm if some servers of the store cannot be reached, although others can.
     pub(crate) fn servers_alarm(&self) -> Option<Alarm> {
         let ServersGone { gone, servers, gone_for, why } = self.images().servers_gone()?;
         let gone_ms = u64::try_from(gone_for.as_millis()).unwrap_or(u64::MAX);
@@ -295,14 +299,14 @@ impl Service {
         Some(Alarm {
             subject: "store".to_owned(),
             since_ms: self.now_ms().saturating_sub(gone_ms),
-            message: format!("{gone} of {servers} servers of the store {are} gone: {why}"),
+            message: format!("{gone} of {servers} servers of the store cannot be reached: {why}"),
             advice:
-                "bring it back: machines go on with the others, and wait for their disks if these go, too"
+                "check these servers: machines continue with the others, and would wait if those fail too"
                     .to_owned(),
         })
     }
 
-    /// What the store has was changed here: the figures are asked for anew.
+    /// This daemon changed the store: its size and number of images are queried again.
     pub(crate) fn store_changed(&self) {
         self.answers().images.changed();
         self.answers().bytes.changed();
@@ -310,16 +314,17 @@ impl Service {
         versions.values().for_each(StoreView::changed);
     }
 
-    /// What a reference means now, or meant when the store answered last; `None` where it means nothing. It is asked
-    /// for before this returns, so that several are asked for at the same time.
+    /// The version to which a reference resolves now, or did when the store last answered; `None` if it resolves to
+    /// nothing. The query begins
+    /// before this returns, so that several run at the same time.
     pub(crate) fn version_to_show(
         &self,
         reference: &str,
     ) -> impl Future<Output = Option<ImageVersion>> + Send + use<> {
-        // What cannot be resolved is told when a machine is started.
+        // The start of the machine reports a reference that cannot be resolved.
         let store_view_cache = ImageRef::parse(reference).ok().map(|parsed| {
             let (images, places) = (Arc::clone(self.images()), self.answers().question_places.clone());
-            self.answers().version(&parsed).ask(Duration::ZERO, Some(PATIENCE_CHANGED), || async move {
+            self.answers().version(&parsed).ask(Duration::ZERO, Some(TIMEOUT_CHANGED), || async move {
                 let _place = places.acquire_owned().await;
                 match images.resolve(&parsed).await {
                     Err(e) if e.kind() == ProblemKind::NotFound => Ok(None),
@@ -337,7 +342,7 @@ mod tests {
 
     use super::*;
 
-    /// A store that answers with how often it was asked, when it is let to.
+    /// A store that answers with its number of queries, when the test allows it.
     struct Slow {
         store_view_cache: AtomicU64,
         answers: Semaphore,
@@ -365,19 +370,19 @@ mod tests {
             assert_eq!(ask(&store_view_cache, &store, any).await, None);
         }
         assert_eq!(times(), 1);
-        // It is back: who comes next sees the answer, and nothing is asked while that is young.
+        // The store answers again: the next view has the new answer, and makes no query while that is recent.
         let mut ended = store_view_cache.lock().question.clone().unwrap().1;
         store.answers.add_permits(1);
         assert!(ended.changed().await.is_err());
         assert_eq!((ask(&store_view_cache, &store, any).await, times()), (Some(1), 1));
-        // Old, and the store is away again: the last answer.
+        // The answer is old and the store fails again: the last answer.
         assert_eq!((ask(&store_view_cache, &store, none).await, times()), (Some(1), 2));
         assert_eq!((ask(&store_view_cache, &store, none).await, times()), (Some(1), 2));
         let mut ended = store_view_cache.lock().question.clone().unwrap().1;
         store.answers.add_permits(1);
         assert!(ended.changed().await.is_err());
         assert_eq!((ask(&store_view_cache, &store, any).await, times()), (Some(2), 2));
-        // Young, and not what there is any more.
+        // Recent, but outdated.
         store_view_cache.changed();
         store.answers.add_permits(1);
         assert_eq!((ask(&store_view_cache, &store, any).await, times()), (Some(3), 3));
@@ -392,25 +397,25 @@ mod tests {
             Ok(1)
         });
         let minute = Some(Duration::from_secs(60));
-        assert_eq!(store_view_cache.lock().patience(minute), Duration::from_secs(60), "nothing is known");
+        assert_eq!(store_view_cache.lock().timeout(minute), Duration::from_secs(60), "nothing is known");
         store_view_cache.changed();
         let answer = store_view_cache.clone().ask(Duration::ZERO, minute, || async { Ok(2) }).await;
         assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((2, false)));
-        assert_eq!(store_view_cache.lock().patience(minute), PATIENCE);
-        // The one that was asked first is answered last, and tells nothing new.
+        assert_eq!(store_view_cache.lock().timeout(minute), TIMEOUT);
+        // The first query is answered last, and its answer is ignored.
         drop(goes_on);
         let mut ended = slow.1;
         assert!(ended.changed().await.is_err());
         assert_eq!(store_view_cache.lock().last.map(|(value, _)| value), Some(2));
         store_view_cache.changed();
-        assert_eq!(store_view_cache.lock().patience(minute), Duration::from_secs(60));
+        assert_eq!(store_view_cache.lock().timeout(minute), Duration::from_secs(60));
         let away = || BackendError::new(ProblemKind::Failed, "away");
         let failed =
             store_view_cache.clone().ask(Duration::ZERO, minute, || async move { Err(away()) }).await;
         assert!(failed.is_some_and(|answer| answer.outdated));
         assert_eq!(
-            store_view_cache.lock().patience(minute),
-            PATIENCE,
+            store_view_cache.lock().timeout(minute),
+            TIMEOUT,
             "a store that is away is not waited for so long"
         );
     }
@@ -428,11 +433,11 @@ mod tests {
                 .silence()
                 .is_some_and(|silence| silence.why.is_some_and(|why| why.contains("away")))
         );
-        // Changed since: it is not what there is.
+        // Changed since, so outdated.
         store_view_cache.changed();
         let answer = store_view_cache.clone().ask(Duration::MAX, None, || async move { Err(failed()) }).await;
         assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((7, true)));
-        // A store that does not tell does answer.
+        // A store that cannot tell does answer.
         let untold = || BackendError::new(ProblemKind::Invalid, "it does not tell");
         store_view_cache.clone().ask(Duration::ZERO, None, || async move { Err(untold()) }).await;
         assert_eq!(store_view_cache.silence(), None);

@@ -1,4 +1,4 @@
-//! Machines that boot from the network: looked up by their card when their firmware asks.
+//! Targets: machines that boot from the network. They are looked up by their MAC address when their firmware asks.
 
 use headwater_api::{BootFrom, Identity, ImageVersion, Problem};
 use headwater_db::MachineRecord;
@@ -43,7 +43,7 @@ impl Service {
         boot.await.map_err(|e: LifecycleError| problem(&e))
     }
 
-    /// Notes that the machine with this card boots a version.
+    /// Records that the machine with this card boots a version.
     pub async fn target_boots(&self, mac: &str, version: &str) -> Result<(), Problem> {
         let note = async {
             let Some(found) = self.target_record(mac).await? else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Tokens that clients over TCP present: that of the data directory, whose file's readers may do everything, and the secrets of named
+//! Tokens of TCP clients: the token of the data directory, with all permissions, and the secrets of named
 //! tokens, which are stored as hashes.
 
 use std::io::{self, Write};
@@ -9,10 +9,10 @@ use axum::http::{HeaderMap, header};
 
 use crate::backend::Random;
 
-/// Random bytes of a token; its file holds them as twice as many hexadecimal digits.
+/// The random bytes of a token. Its file has them in hexadecimal digits.
 const TOKEN_BYTES: usize = 32;
 
-/// A secret that its file's readers and the daemon share. Its `Debug` says nothing.
+/// A secret that the daemon shares with everybody who can read its file. Its `Debug` output hides it.
 #[derive(Clone)]
 pub struct Token(String);
 
@@ -30,8 +30,8 @@ pub enum TokenError {
         #[source]
         source: io::Error,
     },
-    /// It holds something else.
-    #[error("{path} does not hold a token of 64 hexadecimal digits (remove it, and a new one is made)")]
+    /// The file has another content.
+    #[error("{path} does not contain a token of 64 hexadecimal digits (remove the file, and the daemon makes a new one)")]
     Odd {
         /// The file.
         path: PathBuf,
@@ -48,8 +48,9 @@ pub enum TokenError {
 }
 
 impl Token {
-    /// The token of a file, which is made with a random one where it is missing. Only its owner may read it: an
-    /// existing file is made so too. Callers hold the lock of the directory.
+    /// Reads the token of a file. If the file is missing, it is created with a random token. Restricts the file to its
+    /// owner. Callers hold the
+    /// lock of the directory.
     pub fn load_or_make(path: &Path, random: &dyn Random) -> Result<Self, TokenError> {
         let failed = |what| move |source| TokenError::File { what, path: path.to_owned(), source };
         match std::fs::read_to_string(path) {
@@ -79,7 +80,7 @@ impl Token {
         }
     }
 
-    /// Under another name first, so that the file is whole or not there.
+    /// Writes under another name first, so that the file is complete or does not exist.
     fn write(&self, path: &Path) -> io::Result<()> {
         let unfinished = path.with_extension("token.new");
         match std::fs::remove_file(&unfinished) {
@@ -91,32 +92,32 @@ impl Token {
         writeln!(file, "{}", self.0)?;
         file.sync_all()?;
         std::fs::rename(&unfinished, path)?;
-        // Clients keep the token: after a power cut it is to be the same.
+        // Clients store the token, so it must survive a power cut.
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         std::fs::File::open(dir)?.sync_all()
     }
 
-    /// Whether a request presents it.
+    /// Whether a request has this token.
     pub(crate) fn is_in(&self, headers: &HeaderMap) -> bool {
         let Some(given) = bearer(headers) else { return false };
         let (given, own) = (given.as_bytes(), self.0.as_bytes());
-        // All bytes are compared, so that the time taken does not tell how many were right.
+        // All bytes are compared, so that the time does not reveal how many are right.
         let difference = given.iter().zip(own).fold(0, |all, (a, b)| all | (a ^ b));
         given.len() == own.len() && difference == 0
     }
 }
 
-/// The secret that a request presents, as `Authorization: Bearer SECRET`.
+/// The secret of a request with `Authorization: Bearer SECRET`.
 pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
     let given = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, secret) = given.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
 }
 
-/// How the secret of a named token begins: programs that look for leaked secrets know it by that.
+/// The prefix of the secrets of named tokens, by which tools that search for leaked secrets find them.
 pub(crate) const NAMED_PREFIX: &str = "hwt_";
 
-/// How the secrets of the console's sessions and of the links to them begin.
+/// The prefix of the secrets of console sessions and of links to them.
 pub(crate) const SESSION_PREFIX: &str = "hws_";
 
 /// A new secret that begins with `prefix`.
@@ -126,7 +127,7 @@ pub(crate) fn new_secret(random: &dyn Random, prefix: &str) -> io::Result<String
     Ok(format!("{prefix}{}", hex(&bytes)))
 }
 
-/// What is stored of the secret of a named token. It has 256 random bits, so the hash need not be slow.
+/// The stored hash of a secret. The secret has 256 random bits, so the hash need not be slow.
 pub(crate) fn hash_of(secret: &str) -> String {
     blake3::hash(secret.as_bytes()).to_hex().to_string()
 }

@@ -1,4 +1,4 @@
-//! Who uses an image, or one version of it: machines, catalogs, channels, persistent disks.
+//! Finds the users of an image or a version: machines, catalogs, channels, persistent disks.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,8 @@ use crate::answer::Failure;
 use crate::backend::BackendError;
 use crate::caller::Caller;
 
-/// All uses of a version, or of the whole image where there is none, in words: `machine 'x' runs it`. The database is left alone
+/// All uses of a version, or of the whole image if there is no version, in words: `machine 'x' runs it`. No transaction is
+/// open
 /// while the store is asked.
 pub(crate) async fn of(
     service: &Service,
@@ -20,7 +21,7 @@ pub(crate) async fn of(
 ) -> Result<Vec<String>, Failure> {
     let mut uses = match version {
         Some(version) => channels_of(service, version).await?,
-        // Those of a whole image the store looks at in the step that removes it, in which none can be set.
+        // The channels of a whole image are checked by the store itself when it removes the image.
         None => Vec::new(),
     };
     let mut repo = service.db().read().await?;
@@ -55,25 +56,27 @@ pub(crate) async fn of(
 }
 
 impl Service {
-    /// Who uses a version, given as `IMAGE@NUMBER`: lines such as `debian@3: machine 'x' runs it`. Nobody where it was removed
-    /// meanwhile. Where that cannot be told, the error is a line that says why: it goes with a report of damage, which is not lost for it.
+    /// The users of a version, given as `IMAGE@NUMBER`: lines such as `debian@3: machine 'x' runs it`. Empty if the version
+    /// was removed
+    /// meanwhile. If the users cannot be determined, the error is a line that says why, for the report of damage.
     pub async fn users_of(&self, version: &str) -> Result<Vec<String>, String> {
         let uses = self.uses_of(version).await;
-        uses.map_err(|why| format!("{version}: cannot tell who uses it: {why}"))
+        uses.map_err(|why| format!("{version}: cannot determine who uses it: {why}"))
     }
 
-    /// The same of all versions of an image, whose list need not be readable for that: lines such as `debian: machine 'x' boots it`.
+    /// The users of all versions of an image, whose version list need not be readable: lines such as `debian: machine 'x'
+    /// boots it`.
     pub(crate) async fn users_of_image(&self, image: &str) -> Vec<String> {
         let uses = self.uses_of_image(image).await;
-        uses.unwrap_or_else(|why| vec![format!("{image}: cannot tell who uses it: {why}")])
+        uses.unwrap_or_else(|why| vec![format!("{image}: cannot determine who uses it: {why}")])
     }
 
-    /// Notes in the history that data of an image is damaged, which the scrub has found.
+    /// Records in the history that the scrub found damage in an image.
     pub async fn note_damage(&self, image: &str, detail: String) {
         self.note(self.event(&Caller::daemon(), format!("image {image}"), "damaged", detail)).await;
     }
 
-    /// Notes in the history that data of an image was damaged, and that the scrub has repaired it.
+    /// Records in the history that the scrub repaired damage in an image.
     pub async fn note_repair(&self, image: &str, detail: String) {
         self.note(self.event(&Caller::daemon(), format!("image {image}"), "repaired", detail)).await;
     }
@@ -104,22 +107,23 @@ async fn channels_of(service: &Service, version: &ImageVersion) -> Result<Vec<St
     Ok(now.chain(later).collect())
 }
 
-/// What references mean, each asked of the store once.
+/// The versions to which references resolve; the store is asked once for each.
 struct ResolvedReferences<'a> {
     service: &'a Service,
-    /// The image whose uses are looked for.
+    /// The image whose users are searched.
     reference: &'a ImageRef,
-    /// The version of it, unless the whole image is meant.
+    /// The version whose users are searched. `None`: those of the whole image.
     version: Option<&'a ImageVersion>,
-    /// The numbers of the versions that references mean.
+    /// The numbers of the versions to which references resolve.
     found: HashMap<String, Option<u64>>,
 }
 
 impl ResolvedReferences<'_> {
-    /// How a machine uses the version, or the image, if it does.
+    /// How a machine uses the version or image. `None`: it does not.
     async fn use_of(&mut self, machine: &MachineRecord) -> Result<Option<&'static str>, BackendError> {
         if let Some(active) = self.service.active(machine.uuid) {
-            // What it runs is not always what it boots next, and other images may have versions of the same bytes.
+            // The version that a machine runs may differ from the one that it boots next, and other images may have
+            // versions with the same hash.
             let running = machine.version.as_deref().and_then(|text| ImageRef::parse(text).ok());
             if running.is_none_or(|running| running.image == self.reference.image)
                 && self.version.is_none_or(|version| version.hash == active.version_hash)
@@ -128,7 +132,7 @@ impl ResolvedReferences<'_> {
             }
         }
         if !self.service.is_own(machine) {
-            // Its node may be away: what the node said last counts.
+            // Its node may not be connected, so use the last known state.
             let on = machine.version.as_deref().filter(|_| machine.state.is_active());
             for (text, how) in [(on, "runs it"), (machine.kept.as_deref(), "has a persistent disk over it")] {
                 if self.follows("", text).await?.is_some() {
@@ -136,12 +140,12 @@ impl ResolvedReferences<'_> {
                 }
             }
         }
-        // What its catalog says is told of that.
+        // A reference of the catalog counts for the catalog.
         let image = if machine.catalog.is_some() { "" } else { &machine.image };
         self.follows(image, machine.pin.as_deref()).await
     }
 
-    /// How an image and a pin mean the version, or the image, if they do.
+    /// How an image reference and a pin use the version or image. `None`: they do not.
     async fn follows(
         &mut self,
         image: &str,
@@ -159,7 +163,7 @@ impl ResolvedReferences<'_> {
         {
             return Ok(Some("is pinned to it"));
         }
-        // What it boots when the pin is taken away can move on to another version, unless it is a number.
+        // When the pin is removed, the image resolves to its present version; that counts only if it names a number.
         let Some(boots) = follows.filter(|boots| pinned.is_none() || boots.version.is_some()) else {
             return Ok(None);
         };
@@ -177,8 +181,9 @@ impl ResolvedReferences<'_> {
     }
 }
 
-/// The version that a reference means, if it means one. A store that cannot say is an error: it would let a version go that is
-/// in use.
+/// The version to which a reference resolves, if there is one. A failing store is an error, because otherwise a version in
+/// use
+/// could be removed.
 pub(crate) async fn resolve(
     service: &Service,
     reference: &ImageRef,

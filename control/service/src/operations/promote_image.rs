@@ -10,7 +10,7 @@ use crate::answer::{Explain, Failure};
 use crate::backend::Promotion;
 use crate::caller::Caller;
 use crate::extract::{Body, Name};
-use crate::promotions::{can_be_set, forgotten, moved, pointer, version_to_promote};
+use crate::promotions::{can_be_set, cancelled_promotion, moved, pointer, version_to_promote};
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -107,7 +107,7 @@ async fn promote(
         what = moved(&promotion, before);
         ("promoted", forgets)
     };
-    let detail = what + &forgotten(forgets.as_ref());
+    let detail = what + &cancelled_promotion(forgets.as_ref());
     service.image_changed(&caller, &promotion.image, action, detail).await;
     let Promotion { channel, version, at_ms, author, .. } = promotion;
     Ok(Promoted { channel, version, at_ms, author, forgets: forgets.map(pointer) })

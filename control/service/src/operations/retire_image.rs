@@ -1,4 +1,4 @@
-//! `POST /api/v1/images/{image}/retire`: take a version out of use, or bring it back.
+//! `POST /api/v1/images/{image}/retire`: retire a version, or bring it back.
 
 use axum::Json;
 use axum::extract::State;
@@ -10,7 +10,8 @@ use crate::caller::Caller;
 use crate::extract::{Body, Name};
 use crate::promotions::named_version;
 
-/// Takes a version out of use: it is not the newest any more, and no channel can point to it. Machines that name it by number still boot it. Nothing is removed.
+/// Retires a version: it does not count as the newest any more, and no channel can point to it. Machines that name it by
+/// number still boot it. Nothing is removed.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/retire",
@@ -20,9 +21,9 @@ use crate::promotions::named_version;
     request_body = RetireRequest,
     responses(
         (status = 200, body = ImageVersion),
-        (status = 400, description = "No version is named", body = Problem),
+        (status = 400, description = "The reference names no version", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
-        (status = 409, description = "A channel points to it, or will", body = Problem),
+        (status = 409, description = "A channel points to it, now or by schedule", body = Problem),
     ),
 )]
 pub(super) async fn retire_image(

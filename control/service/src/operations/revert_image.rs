@@ -1,4 +1,4 @@
-//! `POST /api/v1/images/{image}/revert`: point a channel where it pointed before.
+//! `POST /api/v1/images/{image}/revert`: revert the last promotion of a channel.
 
 use axum::Json;
 use axum::extract::State;
@@ -10,7 +10,8 @@ use crate::caller::Caller;
 use crate::extract::{Body, Name};
 use crate::promotions::{can_be_set, named_image};
 
-/// Points a channel where it pointed before its last promotion, step by step. Versions that are removed or retired meanwhile are left out. Without an earlier promotion it is not set any more.
+/// Points a channel to the version before its last promotion; repeated calls go further back. Versions that were removed or
+/// retired since are skipped. If there was no earlier promotion, the channel is unset.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/revert",
@@ -19,8 +20,8 @@ use crate::promotions::{can_be_set, named_image};
     params(("image" = String, Path, description = "`IMAGE`")),
     request_body = ChannelRequest,
     responses(
-        (status = 200, description = "Where the channel points now", body = Reverted),
-        (status = 400, description = "There is nothing to go back to", body = Problem),
+        (status = 200, description = "The new position of the channel", body = Reverted),
+        (status = 400, description = "There is no earlier position", body = Problem),
         (status = 404, description = "No such image, or the channel is not set", body = Problem),
     ),
 )]

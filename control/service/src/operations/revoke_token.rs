@@ -1,4 +1,4 @@
-//! `DELETE /api/v1/tokens/{token}`: end a named token.
+//! `DELETE /api/v1/tokens/{token}`: revoke a named token.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -23,7 +23,7 @@ impl Explain for Unknown {
     }
 }
 
-/// Ends a token: requests that present it are refused from now on. Requests that were let in before go on.
+/// Revokes a token: later requests with it are refused. Requests that were accepted before continue.
 #[utoipa::path(
     delete,
     path = "/api/v1/tokens/{token}",

@@ -10,9 +10,11 @@ use crate::caller::Caller;
 use crate::extract::{Body, Name};
 use crate::tasks;
 
-/// Moves the machines of a catalog that are on to a version: some first, as canaries, and if they are healthy the others in batches.
-/// If too many fail, all are taken back to the version that they ran. Machines that are off boot the version when they are started,
-/// once the roll is done.
+/// Moves the machines of a catalog that are on to a version: first some canaries, and if these are healthy the others in
+/// batches.
+/// If too many fail, all are moved back to the version that they ran. Machines that are off boot the version when they are
+/// started
+/// after the roll.
 #[utoipa::path(
     post,
     path = "/api/v1/catalogs/{catalog}/roll",

@@ -1,4 +1,4 @@
-//! `POST /api/v1/machines/{machine}/rotate`: another SSH host key for a machine.
+//! `POST /api/v1/machines/{machine}/rotate`: give a machine a new SSH host key.
 
 use axum::Json;
 use axum::extract::State;
@@ -9,7 +9,7 @@ use crate::answer::Failure;
 use crate::caller::Caller;
 use crate::extract::Name;
 
-/// Makes another SSH host key for a machine that is off. Its guest has the key from its next boot on.
+/// Makes a new SSH host key for a machine that is off. Its guest gets the key at its next boot.
 #[utoipa::path(
     post,
     path = "/api/v1/machines/{machine}/rotate",
@@ -19,7 +19,7 @@ use crate::extract::Name;
     responses(
         (status = 200, body = Machine),
         (status = 404, description = "No such machine", body = Problem),
-        (status = 409, description = "It is on, keeps its disk, edits an image, boots from the network or is on another host", body = Problem),
+        (status = 409, description = "It is on, has a persistent disk or a maintenance session, boots from the network or is on another host", body = Problem),
     ),
 )]
 pub(super) async fn rotate_machine(

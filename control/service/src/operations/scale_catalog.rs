@@ -1,4 +1,4 @@
-//! `POST /api/v1/catalogs/{catalog}/scale`: give a catalog so many machines.
+//! `POST /api/v1/catalogs/{catalog}/scale`: change the number of machines of a catalog.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -10,8 +10,10 @@ use crate::caller::Caller;
 use crate::extract::{Body, Name};
 use crate::tasks;
 
-/// Makes machines by the catalog's rule for names, or removes some: first those that are off, with the highest numbers. Machines
-/// that keep their disk, that edit an image or that are pinned are removed only with `force`.
+/// Creates machines with names by the catalog's pattern, or removes machines: first those that are off, with the highest
+/// numbers. Machines
+/// with a persistent disk and pinned machines are removed only with `force`; claimed machines and those with a maintenance
+/// session always stay.
 #[utoipa::path(
     post,
     path = "/api/v1/catalogs/{catalog}/scale",

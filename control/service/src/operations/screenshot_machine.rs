@@ -1,4 +1,4 @@
-//! `GET /api/v1/machines/{machine}/screenshot`: what a machine's display shows.
+//! `GET /api/v1/machines/{machine}/screenshot`: a screenshot of a machine's display.
 
 use axum::extract::State;
 use axum::http::header;
@@ -29,7 +29,7 @@ impl Explain for NoDisplay {
     }
 }
 
-/// What the machine's display shows now, as a PNG.
+/// A screenshot of the machine's display, as a PNG.
 #[utoipa::path(
     get,
     path = "/api/v1/machines/{machine}/screenshot",
@@ -57,7 +57,7 @@ pub(super) async fn screenshot_machine(
     Ok(([(header::CONTENT_TYPE, "image/png")], png).into_response())
 }
 
-/// Refuses a machine without a display. `what` is what was tried.
+/// Fails for a machine without a display. `what` is the operation, for the error.
 pub(super) fn must_have_display(what: &'static str, record: &MachineRecord) -> Result<(), Failure> {
     if record.platform.display == Display::None {
         return Err(NoDisplay { what, machine: record.name.clone() }.into());

@@ -1,4 +1,4 @@
-//! `POST /api/v1/images/{image}/seal`: make a version of what was edited.
+//! `POST /api/v1/images/{image}/seal`: seal a maintenance session.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -11,10 +11,13 @@ use crate::extract::{Body, Name};
 use crate::promotions::named_image;
 use crate::tasks::{self, Work};
 
-/// Makes a version of what a machine did to an image, and ends the edit. Only what was changed is read and stored. The
-/// version is the newest one, and so in the channel maintenance. Where versions came since the edit began, whose changes it would lack, it is
-/// refused unless `over_newer` is true. If the machine is on, its identity (SSH host key, machine-id, host name) is removed in its guest, and
-/// it is switched off. If something of that is on its disk then, the seal is refused unless `keep_identity` is true.
+/// Makes a version of the private disk of an image's maintenance session, and ends the session. Only changed chunks are
+/// read and stored. The
+/// version is the newest of the image, to which the channel maintenance points. If other versions were made since the
+/// session began, their changes would be missing,
+/// so the seal fails unless `over_newer` is true. If the machine is on, its identity (SSH host key, machine-id, host name)
+/// is removed in its guest, and
+/// it is switched off. If a part of the identity is still on its disk, the seal fails unless `keep_identity` is true.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/seal",
@@ -25,8 +28,8 @@ use crate::tasks::{self, Work};
     responses(
         (status = 200, description = "Progress, then the version", body = TaskEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "Nothing was changed", body = Problem),
-        (status = 404, description = "Nobody edits the image", body = Problem),
-        (status = 409, description = "The machine is on and its guest is not up, or removes nothing; its identity is on its disk; or the image has newer versions than the one that was edited", body = Problem),
+        (status = 404, description = "The image has no maintenance session", body = Problem),
+        (status = 409, description = "The machine is on, and its guest has not booted or could not remove the identity; its identity is on its disk; or the image has newer versions than the one that was edited", body = Problem),
         (status = 507, description = "The store's disk is full", body = Problem),
     ),
 )]

@@ -10,11 +10,14 @@ use crate::caller::Caller;
 use crate::extract::{Body, Name};
 use crate::tasks::{self, Work};
 
-/// Makes a version of a machine's disk as it is at this moment, and the machine goes on. Its guest's file systems are
-/// frozen for that moment where the guest agent does so. Of a machine that is off, its persistent disk is taken. The version
-/// is the newest one of its image, and so in the channel maintenance; `newer` of the answer names the newest one that there was, where
-/// the machine does not run that. Of a machine that edits an image that is refused unless `over_newer` is true. If the machine's identity is on its disk, the version of a machine that is on is marked as not
-/// generalised (`keeps_identity`). That of a machine that is off is refused unless `keep_identity` is true.
+/// Makes a version of a machine's disk as it is now, while the machine runs. Its guest's file systems are
+/// frozen for a moment if the guest agent can do that. If the machine is off, the version is made of its persistent disk.
+/// The version
+/// is the newest of its image, to which the channel maintenance points. If the machine does not run the version that was
+/// newest before, `newer` of
+/// the answer names that version. A machine with a maintenance session is sealed only if `over_newer` is true. If the
+/// machine's identity is on its disk: with the machine on, the version is marked as not
+/// generalised (`keeps_identity`); with the machine off, the seal fails unless `keep_identity` is true.
 #[utoipa::path(
     post,
     path = "/api/v1/machines/{machine}/seal",
@@ -26,7 +29,7 @@ use crate::tasks::{self, Work};
         (status = 200, description = "Progress, then the version", body = TaskEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "Nothing was changed", body = Problem),
         (status = 404, description = "No such machine", body = Problem),
-        (status = 409, description = "It is off and its disk is not kept, a version is being made of it, somebody reads its disk, it was stopped before that was frozen, or it edits an image that has newer versions", body = Problem),
+        (status = 409, description = "It is off and has no persistent disk, a version is being made of it, somebody reads its disk, it was stopped before that was frozen, or it edits an image that has newer versions", body = Problem),
         (status = 507, description = "The store's disk is full", body = Problem),
     ),
 )]
@@ -46,7 +49,8 @@ pub(super) async fn seal_machine(
     Ok(tasks::run(&service, what, work).await)
 }
 
-/// Fails unless a caller with scopes has the images that a seal of a machine may make a version of: those that the machine boots, runs
+/// Fails unless a caller with scopes has the images of which a seal of a machine may make a version: those that the machine
+/// boots, runs
 /// or edits.
 pub(crate) async fn must_have_images(service: &Service, caller: &Caller, name: &str) -> Result<(), Failure> {
     if caller.scopes.is_none() {

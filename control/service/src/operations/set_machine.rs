@@ -13,7 +13,7 @@ use crate::extract::{Body, Name};
 enum Error {
     #[error("cannot change machine '{0}': nothing to change was given")]
     Nothing(String),
-    #[error("cannot change machine '{machine}': its cache mode '{mode}' has no limit of its own for {what}")]
+    #[error("cannot change machine '{machine}': its cache mode '{mode}' has no limit for {what}")]
     NoSuchLimit { machine: String, mode: CacheMode, what: &'static str },
 }
 
@@ -23,10 +23,11 @@ impl Explain for Error {
     }
 }
 
-/// Changes the limits of a machine's write cache, at once where it is on, and for its later starts. A write
-/// cache that holds more than a lower limit shrinks as fast as its disk takes what it must spill. A higher limit of disk for which there
-/// is no space now is refused where the machine is on, and a warning in the answer where it is off. Memory and processors of the guest
-/// are changed while it is off; its disk stays, also where that is kept.
+/// Changes the limits of a machine's write cache: at once if the machine is on, and for its later starts. A write
+/// cache that is above its new limit of memory shrinks as fast as its disk accepts spilled segments. If there is no space
+/// now for a higher limit of disk,
+/// the request fails if the machine is on, and the answer has a warning if it is off. Memory and processors of the guest
+/// can be changed while the machine is off; a persistent disk stays.
 #[utoipa::path(
     patch,
     path = "/api/v1/machines/{machine}",
@@ -38,8 +39,8 @@ impl Explain for Error {
         (status = 200, body = Machine),
         (status = 400, description = "Limits that this host or its cache mode cannot have", body = Problem),
         (status = 404, description = "No such machine", body = Problem),
-        (status = 409, description = "It is on, and memory or processors were given", body = Problem),
-        (status = 507, description = "It is on, and there is no space for a higher limit of disk", body = Problem),
+        (status = 409, description = "The machine is on, and memory or processors were given", body = Problem),
+        (status = 507, description = "The machine is on, and there is no space for the higher limit of disk", body = Problem),
     ),
 )]
 pub(super) async fn set_machine(

@@ -1,11 +1,11 @@
-//! `GET /api/v1/caller`: who asks.
+//! `GET /api/v1/caller`: the caller itself.
 
 use axum::Json;
 use headwater_api::CallerInfo;
 
 use crate::caller::Caller;
 
-/// Who the daemon takes the caller for, and what they may do.
+/// The caller as the daemon identifies it, and its permissions.
 #[utoipa::path(
     get,
     path = "/api/v1/caller",

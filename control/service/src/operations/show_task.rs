@@ -13,7 +13,7 @@ use crate::tasks;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
-    #[error("'{0}' is no number of a task")]
+    #[error("'{0}' is not the number of a task")]
     NoNumber(String),
     #[error("there is no task {0}")]
     Unknown(i64),
@@ -60,7 +60,7 @@ pub(super) async fn show_task(
     Ok(Json(task(&service, number(id)?, &caller).await?))
 }
 
-/// A task's progress until it ends, as the request that began it was answered: one JSON object a line.
+/// A task's progress until it ends, in the format of the answer to the request that began it: one JSON object per line.
 #[utoipa::path(
     get,
     path = "/api/v1/tasks/{task}/follow",

@@ -1,4 +1,4 @@
-//! `GET`, `DELETE /api/v1/images/{image}/trace`: what boots of a version read first; forget it.
+//! `GET`, `DELETE /api/v1/images/{image}/trace`: show or remove the boot trace of a version.
 
 use axum::Json;
 use axum::extract::State;
@@ -10,7 +10,8 @@ use crate::answer::Failure;
 use crate::caller::Caller;
 use crate::extract::Name;
 
-/// Tells of a version's boot trace: what its first boots read, which later ones have fetched ahead where the image is on another host.
+/// Shows a version's boot trace: the chunks that its first boots read. Later boots prefetch them if the image is on another
+/// host.
 #[utoipa::path(
     get,
     path = "/api/v1/images/{image}/trace",
@@ -31,7 +32,7 @@ pub(super) async fn show_trace(
     Ok(Json(service.images().trace(&version).await?))
 }
 
-/// Forgets a version's boot trace; its next boots are recorded anew.
+/// Removes a version's boot trace. Its next boots are recorded again.
 #[utoipa::path(
     delete,
     path = "/api/v1/images/{image}/trace",
@@ -39,9 +40,9 @@ pub(super) async fn show_trace(
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
     responses(
-        (status = 200, description = "What it was", body = BootTrace),
+        (status = 200, description = "The removed boot trace", body = BootTrace),
         (status = 404, description = "No such image or version, or no boot of it was recorded", body = Problem),
-        (status = 409, description = "It is kept by servers that are only read", body = Problem),
+        (status = 409, description = "It is stored on servers that are read-only", body = Problem),
     ),
 )]
 pub(super) async fn remove_trace(

@@ -11,18 +11,19 @@ use crate::answer::Failure;
 use crate::caller::Caller;
 use crate::extract::{Name, Parameters};
 
-/// How.
+/// The query parameters.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Query {
-    /// End it at once instead of asking the guest first.
+    /// End it at once instead of asking the guest to shut down.
     #[serde(default)]
     force: bool,
 }
 
-/// Asks the guest to switch itself off, ends it after 30 seconds, and forgets what it wrote, unless its disk is kept. Returns when it
-/// is off; a machine that is off stays off.
+/// Asks the guest to shut down, ends the machine after 30 seconds if it has not, and discards its disk unless that is
+/// persistent. Returns when the machine
+/// is off. A machine that is off stays off.
 #[utoipa::path(
     post,
     path = "/api/v1/machines/{machine}/stop",
@@ -32,8 +33,8 @@ pub(super) struct Query {
     responses(
         (status = 200, body = Machine),
         (status = 404, description = "No such machine", body = Problem),
-        (status = 500, description = "It could not be ended, or it is off and that could not be noted", body = Problem),
-        (status = 507, description = "It is off, and there is no space to note that", body = Problem),
+        (status = 500, description = "It could not be ended, or it is off but the database could not record that", body = Problem),
+        (status = 507, description = "It is off, and there is no space to record that in the database", body = Problem),
     ),
 )]
 pub(super) async fn stop_machine(

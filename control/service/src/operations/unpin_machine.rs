@@ -1,4 +1,4 @@
-//! `DELETE /api/v1/machines/{machine}/pin`: let a machine follow its image again.
+//! `DELETE /api/v1/machines/{machine}/pin`: remove the pin of a machine.
 
 use axum::Json;
 use axum::extract::State;
@@ -11,7 +11,8 @@ use crate::caller::Caller;
 use crate::extract::Name;
 use crate::lifecycle::LifecycleError;
 
-/// Takes a machine's pin away: from its next boot on it boots what its image says. One without a pin stays as it is.
+/// Removes a machine's pin: from its next boot on it boots the version to which its image resolves. A machine without a pin
+/// stays as it is.
 #[utoipa::path(
     delete,
     path = "/api/v1/machines/{machine}/pin",

@@ -1,4 +1,4 @@
-//! `POST /api/v1/images/{image}/verify`: read all of a version and compare it with its hashes.
+//! `POST /api/v1/images/{image}/verify`: read a version completely and compare it with its hashes.
 
 use std::time::Instant;
 
@@ -15,8 +15,9 @@ use crate::extract::{MaybeBody, Name};
 use crate::operations::is_store;
 use crate::tasks::{self, Work};
 
-/// Reads every byte of a version, repairs what another store has, and names what is damaged with the files, machines and
-/// catalogs that it touches. Damage is a result, not a failed request.
+/// Reads every byte of a version, repairs damage of which another store has an intact copy, and lists the remaining damage
+/// with the affected files, machines and
+/// catalogs. Damage is a result, not a failed request.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/verify",
@@ -26,7 +27,7 @@ use crate::tasks::{self, Work};
     request_body(content = Option<VerifyRequest>, description = "Nothing: verify only"),
     responses(
         (status = 200, description = "Progress, then the report", body = TaskEvent, content_type = "application/x-ndjson"),
-        (status = 400, description = "No reference to an image or version, a rate of 0, or a directory to repair from that is no absolute path", body = Problem),
+        (status = 400, description = "Not a reference to an image or version, a rate of 0, or a directory to repair from that is not an absolute path", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
     ),
 )]
@@ -39,13 +40,13 @@ pub(super) async fn verify_image(
     let request = request.unwrap_or_default();
     check(&name, &request).map_err(Failure)?;
     if !request.repair_from.is_empty() {
-        // The daemon opens directories and URLs for it.
+        // The daemon opens the directories and URLs with its own permissions.
         caller.must_have_everything().map_err(Failure)?;
     }
     let reference = ImageRef::parse(&name).map_err(Failure)?;
     let found = service.images().resolve(&reference).await;
     if found.as_ref().is_err_and(|e| e.kind() == ProblemKind::NotFound) {
-        // Another daemon of the same bucket may have removed it.
+        // Another daemon that uses the same bucket may have removed it.
         service.versions_removed(std::slice::from_ref(&name));
     }
     let version = found?;

@@ -1,4 +1,4 @@
-//! Tasks: work that outlives the client that asked for it.
+//! Tasks: long operations that continue if their client disconnects.
 //!
 //! ```text
 //!   handler --run()--> task in the background --ends--> row in the database
@@ -6,8 +6,10 @@
 //!      +--NDJSON lines----+                                     +--> GET /tasks
 //! ```
 //!
-//! A task has a row, unless the database cannot be written: a check or a copy must work on a full disk too. Tasks that change machines
-//! (`scale`, `roll`, `drain`) keep a plan in their row and go on after a restart of the daemon. The others end with it, and their row says so.
+//! A task has a row, unless the database cannot be written, because a check or a copy must work even on a full disk. Tasks
+//! that change machines
+//! (`scale`, `roll`, `drain`) store a plan in their row and continue after a restart of the daemon. Other tasks end with
+//! the daemon, and their row says so.
 
 mod drain;
 mod roll;
@@ -40,7 +42,7 @@ pub(crate) use self::drain::begin as begin_drain;
 pub(crate) use self::roll::begin as begin_roll;
 pub(crate) use self::scale::begin as begin_scale;
 
-/// Whether a task changes the machines of a catalog now. A roll that waits for its hours does not.
+/// Whether a task changes the machines of a catalog now. A roll that waits for its window does not.
 pub(crate) async fn is_changing(repo: &mut dyn Repository, catalog: &str) -> Result<bool, DbError> {
     let Some(id) = scale::changing(repo, catalog).await? else { return Ok(false) };
     let task = repo.tasks().by_id(id).await?.filter(|task| task.kind == roll::KIND);
@@ -48,16 +50,16 @@ pub(crate) async fn is_changing(repo: &mut dyn Repository, catalog: &str) -> Res
     Ok(plan.is_none_or(|plan| plan.waits_until_ms.is_none() || plan.back.is_some()))
 }
 
-/// How many long operations run at once; further ones wait their turn. Tasks with a plan mostly wait for machines, and do not count.
+/// The most concurrent tasks; further tasks wait. Tasks with a plan mostly wait for machines, and do not count.
 pub const MAX_TASKS: usize = 4;
 
 /// How often a progress line is sent.
 pub const PROGRESS_INTERVAL_MS: u64 = 200;
 
-/// An operation that ends this soon is answered like any other request: with a status of its own.
+/// An operation that ends within this time is answered like any other request, with its own HTTP status.
 const PROMPT_MS: u64 = 100;
 
-/// The pause before a database that failed is asked again.
+/// The pause before a failed write to the database is retried.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The header with a task's number.
@@ -65,29 +67,29 @@ const HEADER: HeaderName = HeaderName::from_static("headwater-task");
 
 type Outcome = Result<TaskResult, Problem>;
 
-/// What a task does, on what, and who asked for it.
+/// The kind and subject of a task, and its caller.
 pub(crate) struct Work {
-    /// `import`, `roll`.
+    /// The kind: `import`, `roll`.
     pub(crate) kind: &'static str,
-    /// `image debian`, `catalog class`.
+    /// The subject: `image debian`, `catalog class`.
     pub(crate) subject: String,
-    /// Who asked for it.
+    /// The caller.
     pub(crate) caller: Caller,
 }
 
 /// A task that has not ended.
-struct Live {
+struct RunningTask {
     control: Arc<TaskControl>,
     end: watch::Receiver<Option<Outcome>>,
 }
 
 /// The tasks that have not ended, by number.
 #[derive(Default)]
-pub(crate) struct Tasks(Mutex<HashMap<i64, Arc<Live>>>);
+pub(crate) struct Tasks(Mutex<HashMap<i64, Arc<RunningTask>>>);
 
 impl Tasks {
-    fn map(&self) -> MutexGuard<'_, HashMap<i64, Arc<Live>>> {
-        // The map is whole between any two statements.
+    fn map(&self) -> MutexGuard<'_, HashMap<i64, Arc<RunningTask>>> {
+        // No statement leaves the map inconsistent, so a poisoned lock is harmless.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -104,7 +106,7 @@ where
     let id = match service.add_task(&what, None).await {
         Ok(id) => Some(id),
         Err(error) => {
-            tracing::warn!(kind = what.kind, subject = what.subject, "a task has no row: {error}");
+            tracing::warn!(kind = what.kind, subject = what.subject, "cannot write a task to the database, so 'task list' does not show it: {error}");
             None
         }
     };
@@ -130,9 +132,9 @@ where
     answer(id, live, caller).await
 }
 
-/// Why a task with a plan ends when the daemon stops.
+/// The problem with which a task with a plan ends when the daemon stops.
 fn stopped() -> Problem {
-    Problem::new(ProblemKind::Cancelled, "the daemon is stopping; the task goes on at its next start")
+    Problem::new(ProblemKind::Cancelled, "the daemon is stopping; the task continues at its next start")
 }
 
 fn not_begun() -> Problem {
@@ -165,7 +167,7 @@ async fn ended(end: &mut watch::Receiver<Option<Outcome>>) -> Outcome {
 fn panicked() -> Problem {
     Problem::new(
         ProblemKind::Failed,
-        "the operation broke off: this is a mistake of the daemon, and its log has more",
+        "the operation crashed: this is a bug in the daemon, whose log has the details",
     )
 }
 
@@ -196,7 +198,7 @@ fn ndjson(body: Body) -> Response {
     ([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response()
 }
 
-/// What a row holds as JSON. A row of a later release may hold something else.
+/// Parses JSON from a row. A row of a later release may contain something else.
 fn stored<T: DeserializeOwned>(text: Option<&str>) -> Option<T> {
     serde_json::from_str(text?).ok()
 }
@@ -205,14 +207,14 @@ fn text_of(value: &impl Serialize) -> Option<String> {
     serde_json::to_string(value).ok()
 }
 
-/// Begins work when the nodes that an earlier daemon had are back: without them, it would fail.
+/// Begins work after the nodes of an earlier daemon have reconnected. Without them, it would fail.
 async fn after_nodes(service: Service, work: impl Future<Output = Outcome>) -> Outcome {
     service.wait_until_nodes_are_back().await;
     work.await
 }
 
 impl Service {
-    /// Notes a task, and returns its number.
+    /// Adds a task to the database, and returns its number.
     async fn add_task(&self, what: &Work, plan: Option<String>) -> Result<i64, DbError> {
         let mut repo = self.db().write().await?;
         let id = repo.tasks().add(&self.new_task(what, plan)).await?;
@@ -225,15 +227,15 @@ impl Service {
         NewTask { kind, subject, caller, plan, created_at_ms: self.now_ms() }
     }
 
-    /// Runs a task to its end, whoever follows it.
+    /// Runs a task to its end, whether or not a client follows it.
     fn spawn_task(
         &self,
         id: Option<i64>,
         control: Arc<TaskControl>,
         work: impl Future<Output = Outcome> + Send + 'static,
-    ) -> Arc<Live> {
+    ) -> Arc<RunningTask> {
         let (told, end) = watch::channel(None);
-        let live = Arc::new(Live { control: control.clone(), end });
+        let live = Arc::new(RunningTask { control: control.clone(), end });
         if let Some(id) = id {
             self.tasks().map().insert(id, live.clone());
         }
@@ -251,9 +253,10 @@ impl Service {
             let progress = control.progress();
             let mut noted = service.note_end(id, &outcome, &progress).await;
             told.send_replace(Some(outcome.clone()));
-            // Its client is answered, whatever the database does. A task that looks unended would keep others out.
+            // The client has its answer, even if the database fails. Retry, because a task that looks unended would block
+            // others.
             while let Err(error) = noted {
-                tracing::error!(id, "cannot note that a task ended: {error}");
+                tracing::error!(id, "cannot record that a task ended; it is tried again: {error}");
                 if service.is_stopping() {
                     break;
                 }
@@ -273,13 +276,13 @@ impl Service {
             task.started_at_ms.get_or_insert(now);
         });
         if let Err(error) = began.await {
-            tracing::warn!(id, "cannot note that a task began: {error}");
+            tracing::warn!(id, "cannot record that a task began: {error}");
         }
     }
 
-    /// Notes a task's end.
+    /// Records a task's end.
     async fn note_end(&self, id: i64, outcome: &Outcome, progress: &Progress) -> Result<(), DbError> {
-        // A daemon that stops leaves a task with a plan as it is: it goes on at the next start.
+        // If the daemon stops, a task with a plan stays unended and continues at the next start.
         let is_left = self.is_stopping() && outcome.is_err();
         let now = self.now_ms();
         let ended = self.change_task(id, |task| {
@@ -309,7 +312,8 @@ impl Service {
         repo.save().await
     }
 
-    /// Stores a task's plan, so that it goes on from there after a restart. Waits for a database that fails; an error means that the
+    /// Stores a task's plan, so that the task continues from it after a restart. Retries while the database fails; an error
+    /// means that the
     /// daemon stops.
     async fn save_plan(&self, id: i64, plan: &impl Serialize, control: &TaskControl) -> Result<(), Problem> {
         let (plan, progress) = (text_of(plan), text_of(&control.progress()));
@@ -323,13 +327,13 @@ impl Service {
         self.until_saved("the plan of a task", save).await
     }
 
-    /// Repeats what is to be saved until it is. An error means that the daemon stops.
+    /// Repeats a write until it succeeds. An error means that the daemon stops.
     async fn until_saved<F>(&self, what: &str, save: impl Fn() -> F) -> Result<(), Problem>
     where
         F: Future<Output = Result<(), DbError>>,
     {
         while let Err(error) = save().await {
-            tracing::error!("cannot save {what}, and tries again: {error}");
+            tracing::error!("cannot save {what}; it is tried again: {error}");
             if self.is_stopping() {
                 return Err(stopped());
             }
@@ -338,16 +342,16 @@ impl Service {
         Ok(())
     }
 
-    /// The tasks that an earlier daemon left. Call it before anybody can begin one.
+    /// The unended tasks of an earlier daemon. Must be called before any task begins.
     pub async fn left_tasks(&self) -> Result<Vec<i64>, DbError> {
         let unended = self.db().read().await?.tasks().unended().await?;
         Ok(unended.into_iter().map(|task| task.id).collect())
     }
 
-    /// Goes on with tasks that an earlier daemon left, and ends those that cannot go on.
+    /// Continues the tasks of an earlier daemon that have a plan, and ends the others.
     pub async fn recover_tasks(&self, left: Vec<i64>) -> Result<(), DbError> {
         for id in left {
-            // Read again: somebody may have cancelled it meanwhile.
+            // Read it again, because it may have been cancelled meanwhile.
             let found = self.db().read().await?.tasks().by_id(id).await?;
             let Some(task) = found.filter(|task| task.ended_at_ms.is_none()) else { continue };
             let caller = Caller::admin(task.caller.clone());
@@ -371,7 +375,7 @@ impl Service {
                     self.spawn_task(Some(id), control, after_nodes(service, work));
                 }
                 _ => {
-                    let why = "the daemon ended while it ran, and it does not go on by itself";
+                    let why = "the daemon ended while the task ran, and such tasks do not continue after a restart";
                     let problem = Problem::new(ProblemKind::Failed, why).advise("start it again");
                     let progress = stored(task.progress.as_deref()).unwrap_or_default();
                     self.note_end(id, &Err(problem), &progress).await?;
@@ -419,7 +423,7 @@ impl Service {
         Some(answer(Some(id), live, caller).await)
     }
 
-    /// Asks a task to end. It has noted that before it ends.
+    /// Cancels a task. The task itself records that before it ends.
     pub(crate) fn cancel_live(&self, id: i64) {
         if let Some(live) = self.tasks().map().get(&id) {
             live.control.cancel();
@@ -433,7 +437,7 @@ pub(crate) fn ended_lines(task: Task) -> Response {
         (Some(result), _) => TaskEvent::Done { result: *result },
         (None, Some(problem)) => TaskEvent::Failed { problem },
         (None, None) => {
-            TaskEvent::Failed { problem: Problem::new(ProblemKind::Failed, "its outcome was not noted") }
+            TaskEvent::Failed { problem: Problem::new(ProblemKind::Failed, "the outcome of the task was not recorded") }
         }
     };
     ndjson(Body::from(line(&event)))

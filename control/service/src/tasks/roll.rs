@@ -1,8 +1,10 @@
-//! `roll`: moves the machines of a catalog to a version, canaries first, and takes them back if they are not healthy.
+//! `roll`: moves the machines of a catalog to a version, canaries first, and moves them back if they are not healthy.
 //!
-//! While a roll goes on, the catalog is pinned to the version from before, and each machine that was moved is pinned to the new one. So a
-//! machine that restarts meanwhile boots the version that the roll knows of. At the end the catalog's pin changes, and those of its
-//! machines are taken away, in one transaction.
+//! During a roll the catalog is pinned to the previous version, and each machine that was moved is pinned to the new one.
+//! So a
+//! machine that restarts meanwhile boots the version that the roll expects. At the end the catalog's pin is changed and
+//! those of its
+//! machines are removed, in one transaction.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -27,22 +29,22 @@ use crate::clock_hours;
 use crate::lifecycle::LifecycleError;
 use crate::retention::{ReferenceKind, Referrer};
 
-/// Its kind.
+/// The kind of the task.
 pub(super) const KIND: &str = "roll";
 
-/// How often it looks whether somebody cancelled it while it waits.
+/// How often a waiting roll checks whether it was cancelled.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
-/// How much of what a health command printed is logged.
+/// The most characters of a health command's output in the log.
 const OUTPUT_CHARS: usize = 1000;
 
-/// The longest times of a request, in seconds.
+/// The longest wait until a roll begins, in seconds.
 const WAIT_MAX_S: u64 = 366 * 86_400;
 const PAUSE_MAX_S: u64 = 7 * 86_400;
 const BOOT_MAX_S: u64 = 86_400;
 const HEALTH_MAX_S: u64 = 3_600;
 
-/// How often a machine that boots another version than its pin says is started again.
+/// How often a machine that boots another version than its pin is restarted.
 const STARTS_MAX: u32 = 3;
 
 #[derive(Debug, thiserror::Error)]
@@ -51,15 +53,15 @@ enum Error {
     Busy { catalog: String, task: i64 },
     #[error("cannot roll catalog '{catalog}' to '{to}': it boots image '{image}'")]
     OtherImage { catalog: String, to: String, image: String },
-    #[error("cannot roll catalog '{catalog}' to '{to}': that version is retired")]
+    #[error("cannot roll catalog '{catalog}' to '{to}': the version is retired")]
     Retired { catalog: String, to: String },
     #[error(
-        "cannot roll catalog '{catalog}' to '{to}': its machines run that version, and so do those that are started"
+        "cannot roll catalog '{catalog}' to '{to}': its machines already run that version, and machines that are started boot it"
     )]
     Runs { catalog: String, to: String },
     #[error("cannot roll catalog '{catalog}': {what} is longer than {limit_s} s")]
     Long { catalog: String, what: &'static str, limit_s: u64 },
-    #[error("cannot roll catalog '{catalog}' at {at}: that time is over")]
+    #[error("cannot roll catalog '{catalog}' at {at}: that time is in the past")]
     Over { catalog: String, at: String },
     #[error(transparent)]
     Db(#[from] DbError),
@@ -122,7 +124,7 @@ pub(crate) async fn begin(
     let (handle, asking) = (service.clone(), caller.clone());
     // To the end: a client that hangs up must not leave a row without its task.
     let begun = service.to_the_end(async move {
-        // Until the database says what the roll needs, nobody removes it.
+        // Until the database records the versions of the roll, nobody may remove them.
         let _using = handle.using_versions().await;
         let plan = plan(&handle, catalog, request).await?;
         let subject = format!("catalog {}", plan.catalog);
@@ -137,7 +139,7 @@ pub(crate) async fn begin(
     Ok(answer(Some(id), live, asking).await)
 }
 
-/// The plan of a roll, or why there is none.
+/// Makes the plan of a roll.
 async fn plan(service: &Service, catalog: String, request: RollRequest) -> Result<Plan, Failure> {
     let record = service.catalog(&catalog).await?;
     if let Some(task) = service.task_that_changes(&catalog).await? {
@@ -160,7 +162,7 @@ async fn plan(service: &Service, catalog: String, request: RollRequest) -> Resul
         Some(pin) => pin.clone(),
         None => match service.images().resolve(&its).await {
             Ok(version) => number_of(&version),
-            // Nothing boots from it any more: the roll gives it something to boot.
+            // The present version cannot be resolved any more, so machines cannot boot it.
             Err(_) => to.clone(),
         },
     };
@@ -168,7 +170,7 @@ async fn plan(service: &Service, catalog: String, request: RollRequest) -> Resul
     if means == to && !stages.contains(&Stage::Pending) {
         return Err(Error::Runs { catalog, to }.into());
     }
-    // If the catalog means the new version already, machines go back to what most of them run.
+    // If the catalog already resolves to the new version, the previous version is that of most machines.
     let pending = machines.iter().zip(&stages).filter(|(_, stage)| **stage == Stage::Pending);
     let run = pending.filter_map(|(machine, _)| machine.version.clone()).filter(|it| is_of(it, &its.image));
     let from = if means == to { most_common(run.collect()).unwrap_or(means) } else { means };
@@ -179,7 +181,7 @@ async fn plan(service: &Service, catalog: String, request: RollRequest) -> Resul
         catalog,
         request,
         from,
-        // A pin to the version that is to be rolled out is nothing to go back to.
+        // A pin to the new version cannot be restored.
         pin_before: record.pin.filter(|pin| *pin != to),
         to,
         members: named.map(member).collect(),
@@ -204,7 +206,7 @@ fn most_common(versions: Vec<String>) -> Option<String> {
     versions.iter().max_by_key(|version| count(version)).cloned()
 }
 
-/// Whether it is the time of a roll.
+/// Whether the roll may move machines now.
 fn gate(request: &RollRequest, now_ms: u64) -> Result<Gate, Problem> {
     if let Some(at_ms) = request.at_ms.filter(|at_ms| *at_ms > now_ms) {
         return Ok(Gate::Closed(at_ms));
@@ -217,7 +219,7 @@ fn gate(request: &RollRequest, now_ms: u64) -> Result<Gate, Problem> {
     }
 }
 
-/// Does what is left.
+/// Runs the rest of a plan.
 pub(super) async fn go_on(
     service: Service,
     caller: Caller,
@@ -240,13 +242,13 @@ pub(super) async fn go_on(
         let is_cancelled = control.is_asked_to_stop();
         let now_ms = service.now_ms();
         let gate = gate(&plan.request, now_ms).unwrap_or_else(|error| {
-            tracing::error!(catalog = plan.catalog, "a roll cannot tell its hours, and looks again: {error}");
+            tracing::error!(catalog = plan.catalog, "a roll cannot determine whether its window is open; it is tried again: {error}");
             Gate::Closed(plan.waits_until_ms.unwrap_or(now_ms))
         });
         let looked = if gate == Gate::Open && plan.waits_until_ms.is_some() {
             let looked = match plan.has_begun() || is_cancelled {
                 true => Ok(()),
-                // Days may have passed: machines were made, removed, stopped and started.
+                // Days may have passed: machines were created, removed, stopped and started.
                 false => service.look_again(&mut plan).await,
             };
             if looked.is_ok() {
@@ -261,7 +263,7 @@ pub(super) async fn go_on(
         if let Err(error) = looked {
             tracing::error!(
                 catalog = plan.catalog,
-                "a roll cannot look at its machines, and tries again: {error}"
+                "a roll cannot read the states of its machines; it is tried again: {error}"
             );
             tokio::time::sleep(LOOK).await;
             continue;
@@ -276,7 +278,7 @@ pub(super) async fn go_on(
                     members.iter().map(|member| service.move_machine(member, &plan, &caller, &control));
                 let stages = join_all(moves).await;
                 if service.is_stopping() {
-                    // Their VMs were ended with the daemon, which says nothing about their health.
+                    // The VMs ended together with the daemon, which says nothing about their health.
                     return Err(super::stopped());
                 }
                 for (member, stage) in members.iter().zip(stages) {
@@ -320,7 +322,7 @@ pub(super) async fn go_on(
 }
 
 impl Service {
-    /// Takes machines back. A machine that cannot be taken back now keeps its stage, and is tried again.
+    /// Moves machines back. A machine that cannot be moved back now keeps its stage, and is retried.
     async fn return_machines(&self, members: &[Member], plan: &mut Plan, caller: &Caller) {
         let returns = members.iter().map(|member| self.return_machine(member, plan, caller));
         let mut has_failed = false;
@@ -331,7 +333,7 @@ impl Service {
                     let machine = &member.machine;
                     tracing::error!(
                         machine,
-                        "a roll cannot take it back, and tries again: {}",
+                        "a roll cannot move a machine back; it is tried again: {}",
                         problem(&error)
                     );
                     has_failed = true;
@@ -343,29 +345,29 @@ impl Service {
         }
     }
 
-    /// Whether a machine is moved, and else why not.
+    /// Whether a roll moves a machine, or why not.
     fn stage_of(&self, machine: &MachineRecord, to: &str, editing: &HashSet<Uuid>) -> Stage {
         let left = |why: &str| Stage::Left { why: why.to_owned() };
         if machine.boot == BootFrom::Network {
-            left("boots from the network: it takes the version when it is switched on again")
+            left("boots from the network: it boots the new version when it is switched on again")
         } else if !self.is_own(machine) && self.link(machine.host).is_none() {
-            left("is on a host that is not connected: it takes the version when it is reset")
+            left("is on a host that is not connected: it boots the new version after 'headwater machine reset'")
         } else if editing.contains(&machine.uuid) {
-            left("edits an image")
+            left("has a maintenance session")
         } else if machine.pin.is_some() {
             left("is pinned to a version")
         } else if machine.cache.persistent {
-            left("keeps its disk: it takes the version when it is reset")
+            left("has a persistent disk: it boots the new version after 'headwater machine reset'")
         } else if !self.is_on(machine) {
             left(IS_OFF)
         } else if machine.version.as_deref() == Some(to) {
-            left("runs that version")
+            left("already runs that version")
         } else {
             Stage::Pending
         }
     }
 
-    /// Looks again which machines a roll moves that has moved none.
+    /// Decides again which machines a roll moves, if it has moved none yet.
     async fn look_again(&self, plan: &mut Plan) -> Result<(), DbError> {
         let machines = self.members(&plan.catalog).await?;
         let stages = self.stages_of(&machines, &plan.to).await?;
@@ -412,7 +414,7 @@ impl Service {
         Ok(())
     }
 
-    /// Which of these machines a roll to a version moves.
+    /// For each of these machines, whether a roll to a version moves it.
     async fn stages_of(&self, machines: &[MachineRecord], to: &str) -> Result<Vec<Stage>, DbError> {
         let disks = self.db().read().await?.persistent_disks().list().await?;
         let editing = disks.iter().filter(|disk| disk.purpose == Purpose::MaintenanceSession);
@@ -427,7 +429,7 @@ impl Service {
         Ok(machines.iter().map(stage).collect())
     }
 
-    /// Both versions stay in the store while the roll begins; from then on the database says who needs them.
+    /// Retains both versions in the store while the roll begins. From then on the database records who needs them.
     async fn retain_for_roll(&self, plan: &Plan) -> Result<(), Problem> {
         for reference in [&plan.to, &plan.from] {
             let parsed = ImageRef::parse(reference)?;
@@ -439,7 +441,7 @@ impl Service {
         Ok(())
     }
 
-    /// Notes the task, and holds the catalog at the version from before, in one transaction.
+    /// Adds the task, and pins the catalog to the previous version, in one transaction.
     async fn begin_roll(&self, what: &Work, plan: &Plan) -> Result<i64, Error> {
         let mut repo = self.db().write().await?;
         if let Some(task) = changing(&mut *repo, &plan.catalog).await? {
@@ -454,7 +456,7 @@ impl Service {
         Ok(id)
     }
 
-    /// Pins a machine to the version, if nobody else has pinned it.
+    /// Pins a machine to the new version, unless somebody else has pinned it.
     async fn pin_for_roll(&self, member: &Member, plan: &Plan) -> Result<Pinned, DbError> {
         let mut repo = self.db().write().await?;
         let found = repo.machines().by_uuid(member.uuid).await?;
@@ -472,7 +474,7 @@ impl Service {
         Ok(Pinned::Here(Box::new(record)))
     }
 
-    /// Takes the roll's pin away. `None`: the machine is gone.
+    /// Removes the roll's pin. `None`: the machine was removed.
     async fn unpin_after_roll(&self, member: &Member, plan: &Plan) -> Result<Option<MachineRecord>, DbError> {
         let mut repo = self.db().write().await?;
         let Some(mut record) = unpin(&mut *repo, member, plan).await? else { return Ok(None) };
@@ -482,7 +484,7 @@ impl Service {
         Ok(Some(record))
     }
 
-    /// Moves a machine to the version, and waits until it is healthy or not.
+    /// Moves a machine to the new version, and waits until it is healthy or has failed.
     async fn move_machine(
         &self,
         member: &Member,
@@ -500,7 +502,7 @@ impl Service {
                 Ok(Pinned::ByOther) => return Stage::Left { why: "was pinned to a version".to_owned() },
                 Ok(Pinned::Claimed) => return Stage::Left { why: IS_CLAIMED.to_owned() },
                 Err(error @ DbError::Away { .. }) if may_wait(end, control) => {
-                    tracing::warn!(machine = member.machine, "a roll waits: {error}");
+                    tracing::warn!(machine = member.machine, "a roll waits until the database or a node can be reached: {error}");
                     tokio::time::sleep(LOOK).await;
                     continue;
                 }
@@ -511,7 +513,7 @@ impl Service {
             let name = &record.name;
             let moved = if self.is_on(&record) {
                 if record.version.as_deref() == Some(&*plan.to) {
-                    // An earlier daemon moved it, or its guest restarted after it was pinned.
+                    // An earlier daemon moved it, or its guest rebooted after it was pinned.
                     return self.wait_wherever(&record, (member, plan), caller, control).await;
                 }
                 self.reset(name, caller).await
@@ -525,10 +527,10 @@ impl Service {
                 Ok(record) if record.version.as_deref() == Some(&*plan.to) => {
                     return self.wait_wherever(&record, (member, plan), caller, control).await;
                 }
-                // Somebody started it at the same time, before it was pinned.
+                // Another caller started it at the same time, before it was pinned.
                 Ok(_) => starts += 1,
                 Err(error) if passes(&error) && may_wait(end, control) => {
-                    tracing::warn!(machine = member.machine, "a roll waits: {}", problem(&error));
+                    tracing::warn!(machine = member.machine, "a roll waits until the database or a node can be reached: {}", problem(&error));
                     tokio::time::sleep(LOOK).await;
                 }
                 Err(LifecycleError::Unknown(_)) => return Stage::Left { why: "was removed".to_owned() },
@@ -538,7 +540,7 @@ impl Service {
         failed(format!("does not boot {}", plan.to))
     }
 
-    /// Waits until a machine is up, on whatever host, and checks it.
+    /// Waits until a machine has booted, on any host, and runs the health command.
     async fn wait_wherever(
         &self,
         record: &MachineRecord,
@@ -553,7 +555,7 @@ impl Service {
         }
     }
 
-    /// Somebody stopped a machine: it is not the roll's to start it.
+    /// Leaves a machine that somebody stopped: the roll must not start it.
     pub(super) async fn leave_off(&self, member: &Member, plan: &Plan) -> Stage {
         match self.unpin_after_roll(member, plan).await {
             Ok(_) => Stage::Left { why: IS_OFF.to_owned() },
@@ -561,7 +563,7 @@ impl Service {
         }
     }
 
-    /// Waits until a machine is up, also if its guest restarts, and checks it.
+    /// Waits until a machine has booted, even if its guest reboots, and runs the health command.
     async fn wait_until_healthy(&self, member: &Member, plan: &Plan, control: &TaskControl) -> Stage {
         let failed = |why: String| Stage::Failed { why };
         let end = Instant::now() + Duration::from_secs(plan.request.boot_s);
@@ -584,7 +586,7 @@ impl Service {
                 _ => {}
             }
             if Instant::now() >= end {
-                return failed(format!("was not up within {} s", plan.request.boot_s));
+                return failed(format!("has not booted within {} s", plan.request.boot_s));
             }
             let Some(active) = self.active(member.uuid) else {
                 tokio::time::sleep(LOOK / 2).await;
@@ -597,36 +599,36 @@ impl Service {
                 }
                 _ = active.vm.exited() => tokio::time::sleep(LOOK / 2).await,
                 () = tokio::time::sleep_until(end) => {}
-                () = ended(control) => return failed("was not waited for".to_owned()),
+                () = ended(control) => return failed("was not checked, because the roll ended".to_owned()),
             }
         };
         let Some(command) = &plan.request.health else { return Stage::Healthy };
         let limit = Duration::from_secs(plan.request.health_s);
         let argv = ["/bin/sh", "-c", command].map(str::to_owned);
         let checked = tokio::select! {
-            // The agent ends a command that takes longer. This limit is for an agent that does not answer.
+            // The agent kills a command that takes longer. This timeout is for an agent that does not answer.
             checked = tokio::time::timeout(limit + LOOK * 30, active.vm.exec(&argv, Vec::new(), limit)) => checked,
-            () = ended(control) => return failed("was not waited for".to_owned()),
+            () = ended(control) => return failed("was not checked, because the roll ended".to_owned()),
         };
         match checked {
             Ok(Ok(output)) if output.exit_code == 0 => Stage::Healthy,
             Ok(Ok(output)) => {
-                // What a guest prints is not for everybody who may see tasks.
+                // The output goes to the log only, because it may not be for everybody who may see tasks.
                 let said = if output.stderr.is_empty() { output.stdout } else { output.stderr };
                 let said: String = String::from_utf8_lossy(&said).trim().chars().take(OUTPUT_CHARS).collect();
                 tracing::warn!(
                     machine = member.machine,
-                    "the health command ended with {}: {said}",
+                    "the health command failed with exit code {}: {said}",
                     output.exit_code
                 );
-                failed(format!("is not healthy: the command ended with {}", output.exit_code))
+                failed(format!("is not healthy: the health command failed with exit code {}", output.exit_code))
             }
             Ok(Err(error)) => failed(format!("cannot be checked: {}", problem(&error))),
             Err(_) => failed(format!("did not answer its check within {} s", limit.as_secs())),
         }
     }
 
-    /// Takes a machine back to the version that its catalog means.
+    /// Moves a machine back to the version of its catalog.
     async fn return_machine(
         &self,
         member: &Member,
@@ -635,7 +637,7 @@ impl Service {
     ) -> Result<(), LifecycleError> {
         let Some(record) = self.unpin_after_roll(member, plan).await? else { return Ok(()) };
         if is_claimed(&mut *self.db().read().await?, record.uuid).await? {
-            // It is reset when its holder releases it, and boots the version from before then.
+            // When its holder releases it, it is reset, and boots the previous version.
             return Ok(());
         }
         let returned = if self.is_on(&record) {
@@ -649,7 +651,7 @@ impl Service {
             Err(LifecycleError::Unknown(_)) => Ok(()),
             Err(error @ LifecycleError::Away { .. }) if self.is_lost(record.host).await? => {
                 tracing::error!(
-                    "a roll does not take a machine back, because its host is lost; reset it later: {error}"
+                    "a roll cannot move a machine back, because its host is lost; use 'headwater machine reset' later: {error}"
                 );
                 Ok(())
             }
@@ -657,14 +659,15 @@ impl Service {
         }
     }
 
-    /// Has the catalog follow its machines. The pin stays only if the catalog's image means another version.
+    /// Points the catalog to the new version. Its pin stays only if the catalog's image resolves to another version.
     async fn finish_roll(&self, plan: &Plan, caller: &Caller) -> Outcome {
         let pin = self.pin_after(plan, &plan.to).await;
         self.set_pins_after(plan, pin.as_deref(), caller, "rolled").await?;
         Ok(TaskResult::Rolled(Box::new(plan.report(pin.is_some()))))
     }
 
-    /// All machines are back, and the catalog is as it was, unless its image means the version that failed.
+    /// Ends a roll whose machines are all moved back. The catalog is as before, unless its image resolves to the version
+    /// that failed.
     async fn end_returned_roll(&self, plan: &Plan, caller: &Caller, why: String) -> Outcome {
         let pin = match &plan.pin_before {
             Some(pin) => Some(pin.clone()),
@@ -677,13 +680,13 @@ impl Service {
         let mut problem = Problem::new(kind, message);
         if pin.is_some() && plan.pin_before.is_none() {
             problem.advice = Some(format!(
-                "the catalog stays pinned to {from}, because its image means {to}: 'headwater image unpin {catalog}' ends that"
+                "the catalog stays pinned to {from}, because its image resolves to {to}: 'headwater image unpin {catalog}' removes the pin"
             ));
         }
         Err(problem)
     }
 
-    /// The pin with which a catalog means a version: none if its image means that version by itself.
+    /// The pin with which a catalog boots a version: none if its image resolves to that version anyway.
     async fn pin_after(&self, plan: &Plan, version: &str) -> Option<String> {
         let record = self.catalog(&plan.catalog).await.ok();
         let image = record.and_then(|record| ImageRef::parse(&record.image).ok());
@@ -718,7 +721,7 @@ impl Service {
     }
 }
 
-/// What became of a machine that was to be pinned.
+/// The result of pinning a machine.
 enum Pinned {
     Here(Box<MachineRecord>),
     Gone,
@@ -726,18 +729,18 @@ enum Pinned {
     Claimed,
 }
 
-/// Why a machine is left alone that somebody has claimed.
-const IS_CLAIMED: &str = "is claimed: it takes the version when it is reset after that";
+/// Why a claimed machine is left.
+const IS_CLAIMED: &str = "is claimed: it boots the new version when it is reset after the claim";
 
-/// Whether somebody has a machine, or what they did is still on it.
+/// Whether a machine is claimed, or was used and not reset yet.
 async fn is_claimed(repo: &mut dyn Repository, machine: Uuid) -> Result<bool, DbError> {
     Ok(repo.claims().list().await?.iter().any(|claim| claim.machine == machine))
 }
 
-/// Why a machine is left alone that is off.
-const IS_OFF: &str = "is off: it takes the version when it is started";
+/// Why a machine that is off is left.
+const IS_OFF: &str = "is off: it boots the new version when it is started";
 
-/// Takes the roll's pin from a machine, and returns its record from before.
+/// Removes the roll's pin from a machine, and returns its record from before.
 async fn unpin(
     repo: &mut dyn Repository,
     member: &Member,
@@ -750,7 +753,7 @@ async fn unpin(
     Ok(found)
 }
 
-/// Whether an error may be over soon: the database, or a node, is away.
+/// Whether an error may be temporary: the database or a node cannot be reached.
 fn passes(error: &LifecycleError) -> bool {
     let is_unavailable = error.kind() == ProblemKind::Unavailable;
     match error {
@@ -760,12 +763,12 @@ fn passes(error: &LifecycleError) -> bool {
     }
 }
 
-/// Whether there is time to wait for what is away.
+/// Whether there is time left to wait for the database or a node.
 fn may_wait(end: Instant, control: &TaskControl) -> bool {
     Instant::now() < end && !control.is_cancelled()
 }
 
-/// Waits until somebody cancels the roll, or the daemon stops.
+/// Waits until the roll is cancelled, or the daemon stops.
 pub(super) async fn ended(control: &TaskControl) {
     while !control.is_cancelled() {
         tokio::time::sleep(LOOK).await;

@@ -1,4 +1,4 @@
-//! The next step of a roll: a pure function of its plan and the time.
+//! Decides the next step of a roll. A pure function of its plan and the time.
 //!
 //! ```text
 //!   Pending --move--> Moving --healthy--> Healthy --take back--> Returning --> Returned
@@ -10,27 +10,27 @@ use headwater_api::{LeftMachine, RollReport, RollRequest};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// Why a roll is taken back that somebody cancelled.
+/// Why a roll that was cancelled is moved back.
 pub(super) const CANCELLED: &str = "it was cancelled";
 
-/// How far one machine is.
+/// The stage of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub(super) enum Stage {
-    /// It runs the version from before.
+    /// It runs the previous version.
     Pending,
-    /// It is on its way to the version.
+    /// It is being moved to the new version.
     Moving,
-    /// It is on the version, up and healthy.
+    /// It runs the new version and is healthy.
     Healthy,
-    /// It is on the version, and not healthy.
+    /// It runs the new version and is not healthy.
     Failed {
         /// Why.
         why: String,
     },
-    /// It is on its way back.
+    /// It is being moved back.
     Returning,
-    /// It runs the version from before again.
+    /// It runs the previous version again.
     Returned,
     /// It is not moved.
     Left {
@@ -42,63 +42,63 @@ pub(super) enum Stage {
 /// A machine of a roll.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Member {
-    /// Its identity: another machine may be given its name.
+    /// Its UUID, because another machine may get its name.
     pub(super) uuid: Uuid,
     /// Its name.
     pub(super) machine: String,
-    /// How far it is.
+    /// Its stage.
     pub(super) stage: Stage,
 }
 
-/// All that a roll needs to go on.
+/// All data that a roll needs to continue after a restart.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Plan {
     /// The catalog.
     pub(super) catalog: String,
-    /// What was asked for.
+    /// The request.
     pub(super) request: RollRequest,
-    /// The version that its machines run before, as `IMAGE@NUMBER`.
+    /// The version that its machines ran before, as `IMAGE@NUMBER`.
     pub(super) from: String,
-    /// The version that they are to run.
+    /// The new version.
     pub(super) to: String,
-    /// The catalog's pin before the roll. While the roll goes on the catalog is pinned to `from`.
+    /// The catalog's pin before the roll. During the roll the catalog is pinned to `from`.
     pub(super) pin_before: Option<String>,
     /// Its machines, in the order in which they are moved.
     pub(super) members: Vec<Member>,
-    /// Nothing is moved before that time.
+    /// The end of the pause after a batch: nothing is moved before this time.
     pub(super) pause_until_ms: u64,
-    /// Why all are taken back, once that is decided.
+    /// Why all machines are moved back, once that is decided.
     pub(super) back: Option<String>,
-    /// It moves no machine before this time, because its hours have not come. `None` while it may move some.
+    /// The begin of its window, if no machine may be moved before that. `None` while machines may be moved.
     #[serde(default)]
     pub(super) waits_until_ms: Option<u64>,
 }
 
-/// Whether it is the time of a roll.
+/// Whether machines may be moved now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gate {
     /// Machines may be moved.
     Open,
-    /// Not before this time.
+    /// Not before this time, in milliseconds.
     Closed(u64),
 }
 
-/// What is next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Move these machines to the version, together.
     Move(Vec<Member>),
     /// Wait until that time.
     Wait(u64),
-    /// Move no machine before that time: the hours of the roll come then.
+    /// Move no machine before that time, at which the window of the roll begins.
     Hold(u64),
-    /// Decide that all are taken back.
+    /// Decide to move all machines back.
     TakeBack(String),
-    /// Take these machines back, together.
+    /// Move these machines back, together.
     Return(Vec<Member>),
-    /// All are on the version: the catalog follows.
+    /// All machines run the new version: update the catalog.
     Finish,
-    /// All are back.
+    /// All machines are moved back.
     Back(String),
 }
 
@@ -115,14 +115,14 @@ impl Plan {
         self.members.iter().filter(|it| wanted(&it.stage)).count()
     }
 
-    /// Notes how far a machine is.
+    /// Sets the stage of a machine.
     pub(super) fn set(&mut self, machine: &str, stage: Stage) {
         if let Some(member) = self.members.iter_mut().find(|it| it.machine == machine) {
             member.stage = stage;
         }
     }
 
-    /// What is next at a time.
+    /// The next step at a time.
     pub(super) fn next(&self, now_ms: u64, cancelled: bool, gate: Gate) -> Next {
         let in_work = |stage: &Stage| {
             matches!(stage, Stage::Moving | Stage::Healthy | Stage::Failed { .. } | Stage::Returning)
@@ -135,7 +135,7 @@ impl Plan {
                 false => Next::Return(left.into_iter().take(size).collect()),
             };
         }
-        // What a daemon that ended left in the middle.
+        // Machines that a previous daemon was moving when it ended.
         let moving = self.find(|stage| *stage == Stage::Moving);
         if cancelled {
             return Next::TakeBack(CANCELLED.to_owned());
@@ -169,7 +169,7 @@ impl Plan {
                 _ => Next::Finish,
             };
         }
-        // Machines on their way go on, and machines that are not healthy go back, at any time.
+        // Outside of the window, machines that are being moved continue, and machines that are not healthy are moved back.
         if let Gate::Closed(until_ms) = gate {
             return Next::Hold(until_ms);
         }
@@ -180,12 +180,12 @@ impl Plan {
         Next::Move(pending.into_iter().take(size).collect())
     }
 
-    /// Whether it has moved a machine.
+    /// Whether a machine was moved.
     pub(super) fn has_begun(&self) -> bool {
         self.members.iter().any(|it| !matches!(it.stage, Stage::Pending | Stage::Left { .. }))
     }
 
-    /// How many machines are or were to be moved.
+    /// The number of machines that are or were to be moved.
     fn movable(&self) -> usize {
         self.count(|stage| !matches!(stage, Stage::Left { .. }))
     }
@@ -198,7 +198,7 @@ impl Plan {
         }
     }
 
-    /// How far it is, for people.
+    /// The progress, for people.
     pub(super) fn in_words(&self) -> String {
         let on = self.count(|stage| matches!(stage, Stage::Healthy | Stage::Failed { .. }));
         let moving = self.names(|stage| *stage == Stage::Moving);
@@ -216,7 +216,7 @@ impl Plan {
         format!("{on} of {} machines on {}{waits}", self.movable(), self.to)
     }
 
-    /// What it did.
+    /// The report of the roll.
     pub(super) fn report(&self, pinned: bool) -> RollReport {
         let with_why = |wanted: &dyn Fn(&Stage) -> Option<String>| {
             let found = self.members.iter().filter_map(|it| {
@@ -281,7 +281,7 @@ mod tests {
         members.iter().map(|member| member.machine.clone()).collect()
     }
 
-    /// Plays a roll: `fails` says which machines are not healthy on the new version. Returns each step in words.
+    /// Plays a roll: `fails` lists the machines that are not healthy on the new version. Returns each step in words.
     fn play(mut plan: Plan, fails: &[&str]) -> Vec<String> {
         let mut script = Vec::new();
         for _ in 0..1000 {
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_canary_that_fails_goes_back_and_no_other_was_touched() {
-        // Even if the others might fail.
+        // Even if the others could fail too.
         let script = play(plan(6, request(1, "3", 5)), &["pc-1"]);
         let why = "the canary pc-1 is ill";
         assert_eq!(
@@ -374,12 +374,12 @@ mod tests {
         let mut roll = plan(3, request(1, "1", 0));
         assert_eq!(roll.next(0, false, Gate::Closed(9)), Next::Hold(9));
         assert!(!roll.has_begun());
-        // A roll that has no machine to move yet waits too: machines are looked at again at that time.
+        // A roll without a machine to move waits too: machines are checked again at that time.
         let mut idle = plan(1, request(1, "1", 0));
         idle.set("pc-1", Stage::Left { why: "is off".to_owned() });
         assert_eq!(idle.next(0, false, Gate::Closed(9)), Next::Hold(9));
         assert_eq!(idle.next(9, false, Gate::Open), Next::Finish);
-        // A machine that is on its way arrives, and the next one waits.
+        // A machine that is being moved arrives, and the next one waits.
         roll.set("pc-1", Stage::Moving);
         assert_eq!(roll.next(0, false, Gate::Closed(9)), Next::Move(vec![roll.members[0].clone()]));
         roll.set("pc-1", Stage::Healthy);
@@ -387,21 +387,22 @@ mod tests {
         assert!(roll.has_begun());
         roll.waits_until_ms = Some(0);
         assert_eq!(roll.in_words(), "waits until 1970-01-01 00:00:00Z; 1 of 3 machines on debian@2");
-        // A canary that is ill does not wait for a week.
+        // A failed canary is moved back at once, and not in the next window.
         roll.set("pc-1", Stage::Failed { why: "is ill".to_owned() });
         let back = Next::TakeBack("the canary pc-1 is ill".to_owned());
         assert_eq!(roll.next(0, false, Gate::Closed(9)), back);
         roll.back = Some("it is ill".to_owned());
         assert_eq!(roll.next(0, false, Gate::Closed(9)), Next::Return(vec![roll.members[0].clone()]));
-        // The end needs no hours.
+        // The end needs no window.
         let mut roll = plan(1, request(0, "1", 0));
         roll.set("pc-1", Stage::Healthy);
         assert_eq!(roll.next(0, false, Gate::Closed(9)), Next::Finish);
         assert_eq!(roll.next(0, true, Gate::Closed(9)), Next::TakeBack(CANCELLED.to_owned()));
     }
 
-    /// Random rolls, with daemons that end at any step: each machine is on one of both versions at the end, all of them on the same
-    /// unless failures are allowed, and never more at once than a batch.
+    /// Random rolls, with daemons that end at any step: at the end each machine runs one of the two versions, all of them
+    /// the same
+    /// unless failures are allowed, and never more than a batch were moved at once.
     #[test]
     fn random_rolls_end_with_all_machines_on_one_version() {
         let mut seed = 7u64;
@@ -419,10 +420,10 @@ mod tests {
             let end = loop {
                 steps += 1;
                 assert!(steps < 500, "round {round} does not end: {roll:?}");
-                // Its hours come and go at any step.
+                // The window opens and closes at any step.
                 let gate = if draw(4) == 0 { Gate::Closed(1) } else { Gate::Open };
                 let next = roll.next(0, draw(60) == 0 && roll.back.is_none(), gate);
-                // The daemon ends before or after it noted a step, and goes on from the row.
+                // The daemon ends before or after it recorded a step, and continues from the row.
                 let ends = draw(10) == 0;
                 match next {
                     Next::Move(list) => {

@@ -1,6 +1,7 @@
-//! `scale`: gives a catalog so many machines.
+//! `scale`: changes the number of machines of a catalog.
 //!
-//! Each step is decided by what the database says at that moment, so a task that goes on after a restart does nothing twice.
+//! Each step is decided from the state in the database at that moment, so a task that continues after a restart repeats
+//! nothing.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,16 +21,16 @@ use crate::fleet::placement::{NoRoom, place};
 use crate::lifecycle::LifecycleError;
 use crate::operations::create_machine;
 
-/// Its kind.
+/// The kind of the task.
 pub(super) const KIND: &str = "scale";
 
-/// The most machines of one catalog that are made at once: a mistyped number is not to fill the database.
+/// The most machines of one catalog that `scale` makes, so that a mistyped number does not fill the database.
 const COUNT_MAX: u32 = 10_000;
 
-/// How often a name may be taken by somebody else while machines are made.
+/// How often the name of a new machine may be taken by somebody else before the task fails.
 const CONFLICTS_MAX: u32 = 100;
 
-/// What it needs to go on.
+/// The data that the task needs to continue after a restart.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Plan {
     request: ScaleRequest,
@@ -41,11 +42,11 @@ enum Error {
     #[error("cannot give catalog '{catalog}' {count} machines: the most are {COUNT_MAX}")]
     TooMany { catalog: String, count: u32 },
     #[error(
-        "cannot reduce catalog '{catalog}' to {count} machines: it has {has}, and these keep a disk, edit an image or are pinned: {}",
+        "cannot reduce catalog '{catalog}' to {count} machines: it has {has}, and these are claimed, pinned, or have a persistent disk or a maintenance session: {}",
         .kept.join(", ")
     )]
     Kept { catalog: String, count: u32, has: usize, kept: Vec<String> },
-    #[error("cannot change how many machines catalog '{catalog}' has: task {task} changes it")]
+    #[error("cannot change the number of machines of catalog '{catalog}': task {task} changes it")]
     Busy { catalog: String, task: i64 },
     #[error("cannot give catalog '{catalog}' {count} machines: there is room for {more} more")]
     NoRoom {
@@ -72,7 +73,7 @@ impl Explain for Error {
         match self {
             Self::TooMany { .. } => None,
             Self::Kept { .. } => Some(
-                "--force removes those too, with what they keep, but not machines that edit an image"
+                "--force also removes pinned machines and machines with a persistent disk, together with the disk; claimed machines and those with a maintenance session always stay"
                     .to_owned(),
             ),
             Self::NoRoom { .. } => Some("stop machines, or add a host ('headwater node token')".to_owned()),
@@ -129,11 +130,11 @@ pub(crate) async fn begin(
     Ok(answer(Some(id), live, asking).await)
 }
 
-/// Refuses machines that are to be started, and of which hosts have no room for all.
+/// Fails if machines are to be started, and the hosts do not have room for all of them.
 async fn have_room(service: &Service, catalog: &str, has: usize, count: u32) -> Result<(), Failure> {
     let record = service.catalog(catalog).await?;
     let hosts = service.db().read().await?.hosts().list().await?;
-    // A pool's machines are this host's, and one host alone is not asked.
+    // Machines of a pool are always on this host, and a single host is not checked.
     if record.keep_ready > 0 || hosts.len() < 2 {
         return Ok(());
     }
@@ -151,7 +152,7 @@ async fn have_room(service: &Service, catalog: &str, has: usize, count: u32) -> 
     Ok(())
 }
 
-/// Does what is left.
+/// Runs the rest of a plan.
 pub(super) async fn go_on(
     service: Service,
     caller: Caller,
@@ -176,7 +177,7 @@ pub(super) async fn go_on(
         if members.len() < target {
             let name = match add(&service, &caller, &catalog, &mut from).await {
                 Ok(name) => name,
-                // Somebody has made a machine of that name meanwhile.
+                // Somebody else has created a machine of that name meanwhile.
                 Err(Added::NameTaken(_)) if conflicts < CONFLICTS_MAX => {
                     conflicts += 1;
                     continue;
@@ -189,7 +190,7 @@ pub(super) async fn go_on(
                 removable(&service, &catalog, &members, &plan.request).await.map_err(|e| problem(&e))?;
             let Some(next) = free.into_iter().next() else { continue };
             match service.remove(&next, true, &caller).await {
-                // Somebody was faster.
+                // Somebody else has removed it.
                 Err(LifecycleError::Unknown(_)) => continue,
                 removed => removed.map_err(|e| problem(&e))?,
             }
@@ -210,7 +211,7 @@ pub(super) async fn go_on(
 
 /// Why no machine was added.
 enum Added {
-    /// Somebody else has made a machine of that name meanwhile.
+    /// Somebody else has created a machine of that name meanwhile.
     NameTaken(Problem),
     Failed(Problem),
 }
@@ -253,7 +254,7 @@ async fn add(service: &Service, caller: &Caller, catalog: &str, from: &mut u32) 
     Err(if is_taken(&name).await? { Added::NameTaken(failure.0) } else { Added::Failed(failure.0) })
 }
 
-/// The machines that may go, those that go first first. Refused if these are too few.
+/// The machines that may be removed, in this order. Fails if these are too few.
 async fn removable(
     service: &Service,
     catalog: &str,
@@ -270,7 +271,7 @@ async fn removable(
     let editing: HashSet<_> = of(Purpose::MaintenanceSession).collect();
     let claimed = service.holders().await?;
     let is_kept = |machine: &&MachineRecord| {
-        // Whether a machine of another host has its persistent disk already is known to its node alone.
+        // Whether a machine of another host already has its persistent disk is known only to its node.
         let is_kept_there = !service.is_own(machine) && machine.cache.persistent;
         keeping.contains(&machine.uuid)
             || is_kept_there
@@ -287,14 +288,15 @@ async fn removable(
         return Err(Error::Kept { catalog, count, has, kept });
     }
     let is_away = |machine: &MachineRecord| !service.is_own(machine) && service.link(machine.host).is_none();
-    // Members are in the order of their numbers. A stable sort: free before kept, those whose node can be asked first, off before on.
+    // Members are ordered by their numbers. Stable sort: machines without a disk first, then those whose node is connected,
+    // then those that are off.
     free.reverse();
     free.sort_by_key(|machine| (is_kept(machine), is_away(machine), machine.state.is_active()));
     Ok(free.into_iter().take(excess).map(|machine| machine.name.clone()).collect())
 }
 
 impl Service {
-    /// The machines of a catalog, by name as people count.
+    /// The machines of a catalog, in natural order of their names.
     pub(super) async fn members(&self, catalog: &str) -> Result<Vec<MachineRecord>, DbError> {
         self.db().read().await?.machines().of_catalog(catalog).await
     }
@@ -311,7 +313,7 @@ impl Service {
     }
 }
 
-/// The same, as one unit of work sees it.
+/// The task that changes the machines of a catalog, read in the given transaction.
 pub(super) async fn changing(repo: &mut dyn Repository, catalog: &str) -> Result<Option<i64>, DbError> {
     let subject = format!("catalog {catalog}");
     let unended = repo.tasks().unended().await?;

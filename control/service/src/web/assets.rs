@@ -1,4 +1,4 @@
-//! The static files of the console, as `make console` built them: they are in the program.
+//! The static files of the console as `make console` built them, embedded in the program.
 
 use std::sync::LazyLock;
 
@@ -11,7 +11,7 @@ pub(super) struct Asset {
     pub(super) path: &'static str,
     media_type: &'static str,
     bytes: &'static [u8],
-    /// Its hash in quotes: a browser asks with it whether its copy is current.
+    /// Its hash in quotes: the ETag with which a browser asks whether its copy is current.
     tag: LazyLock<String>,
 }
 
@@ -40,11 +40,11 @@ pub(super) static ALL: [Asset; 6] = [
 ];
 
 impl Asset {
-    /// The file, or that the browser's copy is current.
+    /// Answers with the file, or with 304 if the browser's copy is current.
     pub(super) fn answer(&self, headers: &HeaderMap) -> Response {
         let known = headers.get(header::IF_NONE_MATCH).and_then(|tags| tags.to_str().ok());
         let is_current = known.is_some_and(|tags| tags.split(',').any(|tag| tag.trim() == *self.tag));
-        // Another release has other files under the same names.
+        // Another release has other contents under the same names.
         let about = [(header::CACHE_CONTROL, "no-cache"), (header::ETAG, self.tag.as_str())];
         if is_current {
             return (StatusCode::NOT_MODIFIED, about).into_response();

@@ -1,10 +1,11 @@
 //! Tickets and sessions of the console.
 //!
 //! ```text
-//!   ticket: made --take, within 60 s--> session --used--> session        (only hashes are kept)
-//!                --60 s, or the daemon ends--> gone       --30 min without use, 12 h, signed out--> gone
+//!   ticket: issued --used within 60 s--> session --used--> session        (only hashes are stored)
+//!                  --60 s, or the daemon ends--> gone      --30 min without use, 12 h, signed out--> gone
 //! ```
-//! Sessions are in the database, so that an open page goes on after a restart of the daemon. Tickets are in memory.
+//! Sessions are in the database, so that an open page continues to work after a restart of the daemon. Tickets are in
+//! memory.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -26,13 +27,13 @@ const TICKETS_MAX: usize = 64;
 /// How long a session lasts without a request.
 const SESSION_IDLE_MS: u64 = 30 * 60_000;
 
-/// How long a session lasts.
+/// The longest duration of a session.
 const SESSION_MS: u64 = 12 * 3_600_000;
 
-/// How exactly it is noted when a session was used: not each request writes.
+/// The precision of the recorded last use of a session, so that not each request writes to the database.
 const USED_EXACT_MS: u64 = 60_000;
 
-/// The right to do something once.
+/// The right to do one thing, once.
 #[derive(Debug)]
 struct Ticket<T> {
     hash: String,
@@ -47,7 +48,7 @@ pub(crate) struct SessionRight {
     role: Role,
 }
 
-/// The tickets that were not used yet.
+/// The tickets that are not used yet.
 #[derive(Debug)]
 pub(crate) struct Tickets<T>(Mutex<Vec<Ticket<T>>>);
 
@@ -58,7 +59,7 @@ impl<T> Default for Tickets<T> {
 }
 
 impl<T> Tickets<T> {
-    /// Makes a ticket. Returns its secret and when it ends.
+    /// Issues a ticket. Returns its secret, and when it expires.
     pub(super) fn issue(
         &self,
         right: T,
@@ -83,7 +84,7 @@ impl<T> Tickets<T> {
         has_space
     }
 
-    /// Takes the ticket with this secret, if it is still valid.
+    /// Removes and returns the ticket with this secret, if it is still valid.
     pub(super) fn take(&self, secret: &str, now_ms: u64) -> Option<T> {
         let hash = hash_of(secret);
         let mut tickets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -93,16 +94,16 @@ impl<T> Tickets<T> {
     }
 }
 
-/// Why there is no ticket, or no session.
+/// Why a ticket or a session could not be created.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TicketError {
-    #[error("cannot open the console: this daemon serves none")]
+    #[error("cannot open the console: this daemon serves no web console")]
     NoConsole,
     #[error("cannot open the console: {TICKETS_MAX} tickets wait to be used")]
     TooMany,
-    #[error("cannot open the console with the role metrics: it sees no machines")]
+    #[error("cannot open the console with the role metrics: this role may not see machines")]
     Role,
-    #[error("cannot open the console: there are no random numbers")]
+    #[error("cannot open the console: the system gave no random numbers")]
     Random(#[source] std::io::Error),
     #[error("cannot open the console")]
     Db(#[from] DbError),
@@ -122,7 +123,7 @@ impl Explain for TicketError {
     fn advice(&self) -> Option<String> {
         match self {
             Self::NoConsole => Some("start it with 'headwater serve --console 127.0.0.1:9471'".to_owned()),
-            Self::TooMany => Some("use one of them, or wait a minute".to_owned()),
+            Self::TooMany => Some("open one of the links, or wait a minute".to_owned()),
             Self::Role => Some("choose viewer, operator or admin".to_owned()),
             Self::Random(_) => None,
             Self::Db(error) => error.advice(),
@@ -138,7 +139,7 @@ impl Explain for TicketError {
 }
 
 impl Service {
-    /// Makes a ticket for the console. Returns its secret and when it ends.
+    /// Makes a ticket for the console. Returns its secret, and when it expires.
     pub(crate) fn make_ticket(&self, caller: &Caller, role: Role) -> Result<(String, u64), TicketError> {
         if role == Role::Metrics {
             return Err(TicketError::Role);
@@ -147,7 +148,7 @@ impl Service {
         self.web().tickets.issue(right, token::SESSION_PREFIX, self.random(), self.now_ms())
     }
 
-    /// Opens a session for a ticket. Returns its secret too.
+    /// Opens a session for a ticket. Returns the session's secret too.
     pub(super) async fn open_session(
         &self,
         right: SessionRight,
@@ -173,7 +174,7 @@ impl Service {
         Ok((secret, session))
     }
 
-    /// The session with this secret, if it has not ended. Notes that it is used.
+    /// The session with this secret, if it has not ended. Records that it is used.
     pub(super) async fn session(&self, secret: &str) -> Result<Option<SessionRecord>, DbError> {
         let hash = hash_of(secret);
         let Some(session) = self.db().read().await?.sessions().by_hash(&hash).await? else { return Ok(None) };
@@ -185,8 +186,8 @@ impl Service {
         if unused_ms >= USED_EXACT_MS
             && let Err(error) = self.note_use(&hash, now_ms).await
         {
-            // The request is answered all the same; the session may end early.
-            tracing::warn!(%error, "cannot note that a session of the console is used");
+            // The request succeeds anyway; the session may end early.
+            tracing::warn!(%error, "cannot record the use of a session of the console; it may end early");
         }
         Ok(Some(session))
     }

@@ -103,7 +103,7 @@ fn a_machine_is_started_in_the_browser_and_seen_to_run() {
 #[test]
 fn a_link_needs_a_console_and_a_role_that_sees_something() {
     let daemon = Daemon::start();
-    daemon.cli(&["console"]).fails(4, &["this daemon serves none", "--console 127.0.0.1:9471"]);
+    daemon.cli(&["console"]).fails(4, &["this daemon serves no web console", "--console 127.0.0.1:9471"]);
     let daemon = with_console(short_dir(), "127.0.0.1:0");
     daemon.cli(&["console", "--role", "metrics"]).fails(2, &["role metrics"]);
     let told: serde_json::Value = serde_json::from_str(&daemon.cli(&["--json", "console"]).ok()).unwrap();
