@@ -1,4 +1,4 @@
-//! `headwater-agent`: what runs in the initramfs of a machine that boots from the network.
+//! `headwater-agent`: the program in the initramfs of a machine that boots from the network.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,5 @@
-//! The flags of write caches: of one, and what all of a host have in common.
+//! Command line flags of write caches: the limits of one write cache, and settings that all write caches of a host
+//! share.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use headwater_writecache::{LEAST_RAM_BYTES, MIN_RAM_BYTES};
 
 use crate::adapters::disks::host_memory_bytes;
 
-/// The write cache of a machine or an export.
+/// The limits of the write cache of a machine or an export.
 #[derive(Args, Clone, Debug)]
 pub struct LimitArgs {
     /// Where writes go: ram, ram+disk or disk [default: ram+disk]
@@ -25,12 +26,13 @@ pub struct LimitArgs {
 }
 
 impl LimitArgs {
-    /// Where writes go unless another base than the defaults says so.
+    /// The mode, by default ram+disk.
     pub fn mode(&self) -> CacheMode {
         self.cache.unwrap_or(CacheSettings::default_mode())
     }
 
-    /// The write cache as the API has it: what is not given is as in `base`. A limit that the mode does not have is refused.
+    /// The settings for the API: values that were not given are taken from `base`. Fails for a limit that the mode
+    /// does not have.
     pub fn settings(&self, base: CacheSettings) -> Result<CacheSettings, Problem> {
         let mode = self.cache.unwrap_or(base.mode);
         if let Some((limit, why)) = unfit_limit(mode, self.ram, self.disk) {
@@ -47,21 +49,21 @@ impl LimitArgs {
     }
 }
 
-/// Other limits of a write cache that there is already. The command has a group `limits`, of which something must be given.
+/// New limits of an existing write cache. The command has a group `limits`, of which at least one must be given.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct NewLimits {
-    /// The most memory of the write cache, 16M or more; not where it was made with --cache disk
+    /// The most memory of the write cache, 16M or more; not if it was created with --cache disk
     #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "limits")]
     pub ram: Option<u64>,
-    /// The most disk space of the write cache, 16M or more; not where it was made with --cache ram
+    /// The most disk space of the write cache, 16M or more; not if it was created with --cache ram
     #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "limits")]
     pub disk: Option<u64>,
 }
 
-/// How write caches take what is written.
+/// How write caches handle writes.
 #[derive(Args, Clone, Debug)]
 pub struct WritingArgs {
-    /// How long a write waits for room in its write cache before it is refused
+    /// How long a write waits for space in its write cache before it fails
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_PAUSE_LIMIT.as_secs())]
     pub pause: u64,
     /// How overflow is written: direct (past the page cache), buffered, or auto (measured once)
@@ -76,25 +78,25 @@ impl Default for WritingArgs {
 }
 
 impl WritingArgs {
-    /// How long a write waits for room.
+    /// How long a write waits for space.
     pub fn pause_limit(&self) -> Duration {
         Duration::from_secs(self.pause)
     }
 }
 
-/// What the write caches of all machines, or of all volumes of an export, have in common.
+/// Settings that all machines, or all volumes of an export, share.
 #[derive(Args, Clone, Debug, Default)]
 pub struct CacheArgs {
-    /// How they take what is written
+    /// How write caches handle writes
     #[command(flatten)]
     pub writing: WritingArgs,
-    /// Memory that the write caches of all machines together may take, 16M or more [default: all that this host has]
+    /// Memory that the write caches of all machines together may use, 16M or more [default: all memory of this host]
     #[arg(long, value_name = "SIZE", value_parser = cache_ram)]
     pub cache_ram: Option<u64>,
 }
 
 impl CacheArgs {
-    /// What all write caches together may take. More than there is, is refused.
+    /// The memory for all write caches together. Fails if it is more than the host has.
     pub fn ram_bytes(&self) -> Result<u64, String> {
         let most = host_memory_bytes();
         let ram_bytes = self.cache_ram.unwrap_or(most);
@@ -104,27 +106,28 @@ impl CacheArgs {
         Ok(ram_bytes)
     }
 
-    /// Refuses limits of an export's write caches: one that is larger than what all may take, and, where nobody said how much that is,
-    /// more in all than this host has.
+    /// Fails for limits of an export's write caches that cannot be met: a limit above the limit for all together or,
+    /// if that was not given,
+    /// a sum above the memory of this host.
     pub fn check_limits(&self, each_bytes: impl IntoIterator<Item = u64>) -> Result<(), String> {
         let Some(ram_bytes) = self.cache_ram else {
             return check_host_memory(each_bytes.into_iter().fold(0, u64::saturating_add));
         };
         each_bytes.into_iter().max().filter(|bytes| *bytes > ram_bytes).map_or(Ok(()), |bytes| {
             Err(format!(
-                "a write cache of {} of memory (--ram) is larger than the {} that all together may take (--cache-ram): give a smaller --ram or a larger --cache-ram",
+                "a write cache of {} of memory (--ram) is larger than the limit of {} for all together (--cache-ram): give a smaller --ram or a larger --cache-ram",
                 size::format(bytes),
                 size::format(ram_bytes)
             ))
         })
     }
 
-    /// Refuses more write caches than can keep to what all together may take.
+    /// Fails if there are more write caches than the limit for all together permits.
     pub fn check_count(&self, caches: usize) -> Result<(), String> {
         let least_bytes = LEAST_RAM_BYTES.saturating_mul(caches as u64);
         self.cache_ram.filter(|ram_bytes| *ram_bytes < least_bytes).map_or(Ok(()), |ram_bytes| {
             Err(format!(
-                "{caches} write caches take {} of memory at least, and {} is what all together may take: give a larger --cache-ram",
+                "{caches} write caches need at least {} of memory, but the limit for all together is {}: give a larger --cache-ram",
                 size::format(least_bytes),
                 size::format(ram_bytes)
             ))
@@ -132,7 +135,7 @@ impl CacheArgs {
     }
 }
 
-/// A limit that was given and that the mode does not have, and why not.
+/// A limit that was given although the mode does not have it, and why not.
 pub fn unfit_limit(
     mode: CacheMode,
     ram: Option<u64>,
@@ -145,7 +148,7 @@ pub fn unfit_limit(
     }
 }
 
-/// Refuses a write cache of more memory than all together may take.
+/// Fails for a write cache with more memory than all together may use.
 pub fn check_share(wanted_bytes: u64, ram_bytes: u64) -> Result<(), String> {
     if wanted_bytes <= ram_bytes {
         return Ok(());
@@ -157,14 +160,14 @@ pub fn check_share(wanted_bytes: u64, ram_bytes: u64) -> Result<(), String> {
     ))
 }
 
-/// Refuses write caches of more memory in all than this host has.
+/// Fails for write caches that together need more memory than this host has.
 fn check_host_memory(wanted_bytes: u64) -> Result<(), String> {
     let total = host_memory_bytes();
     if wanted_bytes <= total {
         return Ok(());
     }
     Err(format!(
-        "write caches of {} of memory in all were asked for, and this machine has {}: give a smaller --ram",
+        "write caches with a sum of {} of memory were requested, but this host has {}: give a smaller --ram",
         size::format(wanted_bytes),
         size::format(total)
     ))

@@ -1,4 +1,4 @@
-//! Boot traces as the API tells of them, and as files for other hosts.
+//! Operations on the boot traces of versions: show, merge from a file, save to a file, remove.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,17 +15,17 @@ use crate::adapters::sources;
 use crate::failure::image_kind;
 use crate::traces::{BOOTS_RECORDED, Place};
 
-/// A version's trace.
+/// The boot trace of a version, for the API.
 pub fn show(
     store: &dyn Store,
     traces: &dyn BootTraces,
     version: &ImageVersion,
 ) -> Result<BootTrace, BackendError> {
     let (trace, place) = find(traces, version)?;
-    Ok(told(&manifest_of(store, version)?, version, &trace, place))
+    Ok(boot_trace(&manifest_of(store, version)?, version, &trace, place))
 }
 
-/// Takes the trace of a file in.
+/// Merges the boot trace of a file.
 pub fn merge(
     store: &dyn Store,
     traces: &dyn BootTraces,
@@ -47,10 +47,10 @@ pub fn merge(
         );
         return Err(BackendError::new(ProblemKind::Invalid, why));
     }
-    // Before that: a failure must not have been counted, for whoever is told of one does it again.
+    // Read the manifest before the merge: after an error the user repeats the command, which would count the boots twice.
     let manifest = manifest_of(store, version)?;
     let (merged, place) = traces.merge(boots)?;
-    Ok(told(&manifest, version, &merged, place))
+    Ok(boot_trace(&manifest, version, &merged, place))
 }
 
 /// Writes the trace to a new file.
@@ -61,26 +61,27 @@ pub fn save(
     target: &Path,
 ) -> Result<BootTrace, BackendError> {
     let (trace, place) = find(traces, version)?;
-    // Before that: a failure leaves no file, which would be in the way of the next one.
+    // Read the manifest before the file is created: a failure must not leave a file, because the next attempt would fail on
+    // it.
     let manifest = manifest_of(store, version)?;
     let written = File::create_new(target).and_then(|mut file| {
         file.write_all(&trace.encode()).and_then(|()| file.sync_all()).inspect_err(|_| {
-            // What is half a trace is of no use to anybody.
+            // A partial trace is useless.
             let _ = std::fs::remove_file(target);
         })
     });
     written.map_err(|e| BackendError::from_io(format!("cannot write {}", target.display()), e))?;
-    Ok(told(&manifest, version, &trace, place))
+    Ok(boot_trace(&manifest, version, &trace, place))
 }
 
-/// Forgets the trace.
+/// Removes the boot trace.
 pub fn remove(
     store: &dyn Store,
     traces: &dyn BootTraces,
     version: &ImageVersion,
 ) -> Result<BootTrace, BackendError> {
     let (trace, place) = find(traces, version)?;
-    let gone = told(&manifest_of(store, version)?, version, &trace, place);
+    let gone = boot_trace(&manifest_of(store, version)?, version, &trace, place);
     traces.remove(trace.manifest)?;
     Ok(gone)
 }
@@ -93,14 +94,14 @@ fn find(traces: &dyn BootTraces, version: &ImageVersion) -> Result<(Trace, Place
     })
 }
 
-/// Never more than a trace may have.
+/// Reads a file, up to the largest size of a trace.
 fn read(source: &Path) -> Result<Vec<u8>, BackendError> {
     let mut bytes = Vec::new();
-    // To open anything else may wait for ever: a pipe waits for who writes to it.
+    // Opening anything else may block forever, for instance a pipe without a writer.
     let is_file = std::fs::metadata(source).and_then(|found| {
-        if found.is_file() { Ok(()) } else { Err(std::io::Error::other("it is no regular file")) }
+        if found.is_file() { Ok(()) } else { Err(std::io::Error::other("it is not a regular file")) }
     });
-    // One byte more, so that what is too long is refused, not cut.
+    // Read one byte more than permitted, so that a file that is too long is refused, not cut.
     let read = is_file.and_then(|()| File::open(source)?.take(TRACE_MAX_BYTES + 1).read_to_end(&mut bytes));
     read.map_err(|e| BackendError::from_io(format!("cannot read {}", source.display()), e))?;
     Ok(bytes)
@@ -111,7 +112,7 @@ fn manifest_of(store: &dyn Store, version: &ImageVersion) -> Result<Manifest, Ba
     Manifest::decode(&manifest).map_err(image_failed)
 }
 
-fn told(manifest: &Manifest, version: &ImageVersion, trace: &Trace, place: Place) -> BootTrace {
+fn boot_trace(manifest: &Manifest, version: &ImageVersion, trace: &Trace, place: Place) -> BootTrace {
     let chunks = u64::try_from(trace.chunks.len()).unwrap_or(u64::MAX);
     BootTrace {
         version: version.clone(),
@@ -164,7 +165,7 @@ mod tests {
         std::fs::write(&theirs, Trace::of_boot(manifest, &[(1, 0), (2, 5)]).encode()).unwrap();
         assert_eq!(merge(&store, &traces, &version, &theirs).unwrap().boots, 1);
 
-        // The store has lost the manifest, or does not answer when it is asked for it.
+        // The store has lost the manifest, or does not answer.
         let kept = dir.path().join("store/manifests").join(manifest.to_string());
         let away = dir.path().join("away");
         std::fs::rename(&kept, &away).unwrap();

@@ -1,12 +1,13 @@
-//! Who fills a write cache: a scan of a disk's file systems in a frozen view of the disk.
+//! Reports what occupies a write cache: scans the file systems in a snapshot of a disk.
 //!
 //! ```text
-//!   frozen view --places--> Changed                        (RAM only)
-//!   file systems --read_at--> changed? --yes--> the view: RAM, packed, the overflow disk
-//!                                     \--no---> the image below, which needs no view
+//!   snapshot --changed ranges--> Changed                   (RAM only)
+//!   file systems --read_at--> changed? --yes--> the snapshot: RAM, packed, the overflow disk
+//!                                      \--no---> the image below, which needs no snapshot
 //! ```
-//! A seal, a reader outside and a machine that needs the space end the view, and the scan with it. So none of them waits for longer than a
-//! read from this host takes: reads of the image, which may wait for a store, do not hold the view.
+//! A seal, an external reader, and a machine that needs the space end the snapshot and with it the scan. None of them waits
+//! longer than a
+//! read from this host takes, because reads of the image, which may wait for a store, do not hold the snapshot.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,31 +27,32 @@ use headwater_volume::Residence;
 
 use crate::adapters::snapshot_leases::Reader;
 
-/// Scans that run at a time, of all machines of this process. Each takes a core. If its disk has very many files, a scan takes up to about
-/// 1 GiB on NTFS, and some hundred MiB on ext4.
+/// The most concurrent scans of this process. Each occupies a processor. On a disk with very many files, a scan needs up to
+/// about
+/// 1 GiB of memory on NTFS, and some hundred MiB on ext4.
 const SCANS_MAX: usize = 1;
-/// How long a scan may take. The write cache keeps what its machine overwrites meanwhile.
+/// Timeout of a scan. During the scan the write cache keeps the blocks that its machine overwrites.
 const SCAN_LIMIT: Duration = Duration::from_secs(120);
-/// How often a read that waits looks whether the scan is to end.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// After how many runs of changed blocks the scan looks whether it is to end.
-const LOOK_RUNS: u64 = 4096;
+/// How often a read that waits checks whether the scan must end.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// The number of runs of changed blocks after which the scan checks whether it must end.
+const POLL_RUNS: u64 = 4096;
 
-/// How many scans run now.
+/// The number of running scans.
 #[derive(Default)]
 pub struct Scans(AtomicUsize);
 
-/// Permission to scan.
+/// The permit of a scan.
 pub struct ScanPermit(Arc<Scans>);
 
 impl ScanPermit {
-    /// Refused while as many scans as may run do.
+    /// Takes a permit. Fails if all are in use.
     pub fn take(scans: &Arc<Scans>) -> Result<Self, BackendError> {
         let more = |running: usize| (running < SCANS_MAX).then_some(running + 1);
         match scans.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more) {
             Ok(_) => Ok(Self(Arc::clone(scans))),
             Err(_) => {
-                let message = "another scan of a write cache is under way on this host";
+                let message = "another scan of a write cache is running on this host";
                 Err(BackendError::new(ProblemKind::Conflict, message).advise("try again when that is done"))
             }
         }
@@ -63,10 +65,10 @@ impl Drop for ScanPermit {
     }
 }
 
-/// A frozen disk while it is scanned.
+/// The snapshot of a disk while it is scanned.
 struct ScanDisk {
     reader: Reader,
-    /// What lies below the write cache.
+    /// The device below the write cache.
     base: Arc<dyn Device>,
     geometry: Geometry,
     control: Arc<TaskControl>,
@@ -75,19 +77,19 @@ struct ScanDisk {
 }
 
 impl ScanDisk {
-    /// Why the scan is to end, if it is.
+    /// Why the scan must end, if it must.
     fn end(&self) -> Option<BackendError> {
         if self.control.is_cancelled() {
             return Some(BackendError::new(ProblemKind::Cancelled, "the scan was cancelled"));
         }
         if self.reader.has_ended() {
-            let why = "the scan was ended: its disk was needed to make a version of it or to read it, or its machine was stopped or had no room left";
+            let why = "the scan was ended, because the disk is being sealed or read, or the machine was stopped or had no space left";
             return Some(BackendError::new(ProblemKind::Conflict, why).advise("try again"));
         }
         (self.begun.elapsed() >= self.limit).then(|| {
-            let message = format!("the scan took more than {} s, and was given up", self.limit.as_secs());
+            let message = format!("the scan was ended, because it took more than {} s", self.limit.as_secs());
             BackendError::new(ProblemKind::Failed, message)
-                .advise("see whether the store and the overflow disk answer in time")
+                .advise("check whether the store and the overflow disk are slow")
         })
     }
 
@@ -97,13 +99,13 @@ impl ScanDisk {
         }
         let (sender, ended) = mpsc::channel();
         let completion = Completion::new(move |outcome| {
-            // Nobody waits for it any more if the scan has ended.
+            // If the scan has ended, nobody receives the result.
             let _ = sender.send(outcome);
         });
         device.submit(Request::Read { range, buffer: vec![0; into.len()] }, completion);
         let closed = |why: &str| IoError::new(IoErrorKind::Closed, why);
         loop {
-            match ended.recv_timeout(LOOK_INTERVAL) {
+            match ended.recv_timeout(POLL_INTERVAL) {
                 Ok(outcome) => {
                     outcome.result?;
                     into.copy_from_slice(
@@ -131,7 +133,7 @@ impl ReadAt for ScanDisk {
     }
 
     fn read_at(&self, at: u64, into: &mut [u8]) -> Result<(), IoError> {
-        // A disk that answers at once, with metadata that go on for ever, is given up here.
+        // Ends the scan even if a damaged file system refers to its metadata in a circle and the disk answers at once.
         if self.end().is_some() {
             return Err(IoError::new(IoErrorKind::Closed, "the scan ends"));
         }
@@ -168,7 +170,7 @@ pub fn scan(
     scan_for(SCAN_LIMIT, reader, permit, control)
 }
 
-/// The same for so long at most.
+/// Like [`scan`], with a timeout.
 pub(super) fn scan_for(
     limit: Duration,
     reader: Reader,
@@ -182,8 +184,8 @@ pub(super) fn scan_for(
     let (mut changed, mut runs) = (Changed::default(), 0_u64);
     let found = view.places(&mut |first, blocks, residence| {
         runs += 1;
-        // A seal that ended the view waits until the walk lets go of the view.
-        if runs.is_multiple_of(LOOK_RUNS) && disk.end().is_some() {
+        // A seal that ended the snapshot waits until this walk releases it.
+        if runs.is_multiple_of(POLL_RUNS) && disk.end().is_some() {
             return Err(fault("the scan ends"));
         }
         let place = match residence {
@@ -201,7 +203,7 @@ pub(super) fn scan_for(
     let sector_bytes = geometry.logical_block_bytes.into();
     let contents =
         found.and_then(|()| headwater_attribution::scan(&as_disk, sector_bytes, &changed, &is_cancelled));
-    // Damage that was found while the view ended is none.
+    // Errors of reads after the snapshot ended are not damage.
     if let Some(end) = disk.end() {
         return Err(end);
     }

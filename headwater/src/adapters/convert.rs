@@ -1,9 +1,10 @@
-//! Exports to formats of other programs: qemu-img writes them, and reads the version over NBD.
+//! Exports to other formats than raw: qemu-img reads the version over NBD and writes the file.
 //!
-//! The version is served on a socket in a temporary directory that no other user can enter, so no raw copy is needed. What
-//! qemu-img writes gets its name when it is whole and durable. Until then it has one that no other export has: of two to one
-//! name at the same time, the first that is ready makes the file, and the other one is told so. It is handed to qemu-img open: in a
-//! directory that others can write to, its name may lead elsewhere by then.
+//! The version is served on a socket in a temporary directory that no other user can enter, so no raw copy is needed. The
+//! file gets its name when it is complete and durable. Until then it has a unique temporary name: if two exports have the
+//! same target
+//! at the same time, the first to finish creates the file, and the other fails. qemu-img gets the file open, because in a
+//! directory that others can write to, its name could later lead to another file.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
@@ -24,13 +25,13 @@ use headwater_store::{Hash, Store};
 
 use crate::adapters::images::image_failed;
 
-/// Memory for chunks during one export.
+/// Memory for chunks of one export.
 const CHUNKS_BYTES: u64 = 32 << 20;
-/// How often qemu-img is looked after.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// What qemu-img is to write to: what it is given as its standard input, whatever name that has.
+/// How often the state of qemu-img is checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The target for qemu-img: the open file is its standard input, so the file's name does not matter.
 const GIVEN: &str = "/dev/stdin";
-/// The most of qemu-img's complaints that is told.
+/// The most bytes of qemu-img's errors in a message.
 const COMPLAINT_MAX_BYTES: u64 = 4096;
 
 /// Writes a version to `target` in a format. Returns the file's size.
@@ -78,7 +79,7 @@ pub fn export(
     Ok(size_bytes)
 }
 
-/// A directory of an export's own, for its socket: nobody else can guess its name, look into it, or connect.
+/// The directory of an export with its socket. Other users can neither guess its name nor enter it.
 struct Private(PathBuf);
 
 impl Private {
@@ -98,7 +99,7 @@ impl Drop for Private {
     }
 }
 
-/// Ended with the export, however that ends.
+/// The qemu-img process. Killed when dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -116,7 +117,7 @@ fn convert(
     format: ExportFormat,
     control: &TaskControl,
 ) -> Result<(), BackendError> {
-    // Without the option a VHD's size is rounded up to cylinders, heads and sectors.
+    // Without the option, the size of a VHD is rounded up to cylinders, heads and sectors.
     let (driver, options): (_, &[&str]) = match format {
         ExportFormat::Vhd => ("vpc", &["-o", "subformat=dynamic,force_size=on"]),
         _ => (format.name(), &[]),
@@ -140,7 +141,7 @@ fn convert(
     let follow = std::thread::spawn(move || progress.into_iter().for_each(|out| follow(out, &shown)));
     let listen = std::thread::spawn(move || {
         let mut text = String::new();
-        // What is no text is not told.
+        // Output that is not UTF-8 is ignored.
         let _ = complaints.map(|pipe| pipe.take(COMPLAINT_MAX_BYTES).read_to_string(&mut text));
         text
     });
@@ -151,11 +152,11 @@ fn convert(
         control.report(size_bytes / 1000 * permille.load(Ordering::Relaxed), size_bytes);
         match running.0.try_wait() {
             Ok(Some(status)) => break status,
-            Ok(None) => std::thread::sleep(LOOK_INTERVAL),
+            Ok(None) => std::thread::sleep(POLL_INTERVAL),
             Err(e) => return Err(BackendError::from_io("cannot wait for qemu-img", e)),
         }
     };
-    // Both end with the process, and a panic there was reported by its own thread.
+    // Both threads end with the process. A thread that panicked has reported that itself.
     let _ = follow.join();
     let complaint = listen.join().unwrap_or_default();
     if status.success() {
@@ -165,10 +166,10 @@ fn convert(
     let full = complaint.contains("No space left") || complaint.contains("File too large");
     let kind = if full { ProblemKind::NoSpace } else { ProblemKind::Failed };
     let why = complaint.trim().replace('\n', "; ");
-    Err(BackendError::new(kind, format!("qemu-img could not write it ({status}): {why}")))
+    Err(BackendError::new(kind, format!("qemu-img could not write the file ({status}): {why}")))
 }
 
-/// Reads `    (12.34/100%)` again and again.
+/// Reads the progress lines `    (12.34/100%)` of qemu-img.
 fn follow(mut out: impl Read, permille: &AtomicU64) {
     let mut piece = [0; 256];
     while let Ok(len @ 1..) = out.read(&mut piece) {

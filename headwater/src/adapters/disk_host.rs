@@ -1,5 +1,6 @@
-//! What a daemon needs of the disks of its host besides [`Disks`]: reading them from outside, boot traces, and what is known of the
-//! store. The disks are in this process ([`super::disks::Volumes`]) or in a process of their own ([`crate::disk_process`]).
+//! What a daemon needs from the disks of its host in addition to [`Disks`]: external readers, boot traces, and the last
+//! known state of the
+//! store. The disks are in this process ([`super::disks::Volumes`]) or in a separate one ([`crate::disk_process`]).
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -14,11 +15,11 @@ use crate::adapters::disks::Volumes;
 use crate::adapters::images::image_failed;
 use crate::traces::{Place, Traces};
 
-/// A frozen disk that a client outside reads.
+/// A snapshot of a disk for an external reader.
 pub struct OpenReader {
     /// The disk, read-only.
     pub device: Arc<dyn Device>,
-    /// Whether the disk was frozen for this reader.
+    /// Whether the snapshot was made for this reader, and not for an earlier one.
     pub is_first: bool,
 }
 
@@ -27,16 +28,17 @@ pub trait DiskHost: Disks {
     /// Size and sectors of the disk of a machine that is on, for a reader outside. `None`: the machine is off.
     fn geometry_of(&self, machine: &str) -> Result<Option<Geometry>, BackendError>;
 
-    /// Size and sectors of a disk over a version, for a reader outside.
+    /// Size and sectors of a disk over a version, for an external reader.
     fn geometry_over(&self, version: &ImageVersion) -> Result<Geometry, BackendError>;
 
-    /// Whether there is anything to read of a persistent disk.
+    /// Whether a persistent disk has any data.
     fn is_begun(&self, kept: PersistentDiskRef) -> bool;
 
-    /// Opens the disk of a machine that is on, as it is now or as others read it already. `None`: the machine is off.
+    /// Opens a snapshot of the disk of a machine that is on: a new one, or that of present readers. `None`: the machine is
+    /// off.
     fn open_reader(&self, machine: &str) -> Result<Option<OpenReader>, BackendError>;
 
-    /// Opens a persistent disk whose machine is off, as it was left.
+    /// Opens a persistent disk whose machine is off.
     fn read_persistent(&self, request: &PersistentDiskRequest) -> Result<OpenReader, BackendError>;
 
     /// The boot traces of the store's versions.
@@ -45,7 +47,7 @@ pub trait DiskHost: Disks {
     /// Why reads of images wait, if they do.
     fn reads_wait(&self) -> Option<String>;
 
-    /// Fails reads that wait for the store, and later ones.
+    /// Makes reads that wait for the store fail, and later reads too.
     fn close_store(&self);
 }
 
@@ -54,31 +56,31 @@ pub trait BootTraces: Send + Sync {
     /// Why boots are not recorded, if that is known.
     fn unrecorded(&self) -> Option<String>;
 
-    /// The trace of a version, and where it is kept.
+    /// The trace of a version, and its location.
     fn find(&self, manifest: Hash) -> Result<Option<(Trace, Place)>, BackendError>;
 
-    /// Adds boots to what is kept. Returns all that is kept then.
+    /// Merges boots with the stored trace. Returns the result.
     fn merge(&self, boots: Trace) -> Result<(Trace, Place), BackendError>;
 
-    /// Forgets the trace of a version.
+    /// Removes the trace of a version.
     fn remove(&self, manifest: Hash) -> Result<(), BackendError>;
 }
 
-/// The last known state of a store across a network, kept for the next process.
+/// Stores the last known state of a remote store for the next process.
 pub trait KnownStore: Send + Sync {
-    /// Keeps the chunk size of a store.
+    /// Stores the chunk size of a store.
     fn keep_store(&self, store: &str, chunk_bytes: u32);
 
-    /// The chunk size of a store, and when it was kept.
+    /// The chunk size of a store, and when it was stored.
     fn kept_store(&self, store: &str) -> Option<(u32, SystemTime)>;
 
-    /// Keeps the versions of an image.
+    /// Stores the versions of an image.
     fn keep_image(&self, store: &str, image: &Image);
 
-    /// The versions of an image, and when they were kept.
+    /// The versions of an image, and when they were stored.
     fn kept_image(&self, store: &str, name: &ImageName) -> Option<(Image, SystemTime)>;
 
-    /// Forgets an image that the store does not have any more.
+    /// Removes an image that the store does not have any more.
     fn forget_image(&self, store: &str, name: &ImageName);
 }
 

@@ -1,4 +1,4 @@
-//! Versions of disks: a frozen view of a volume, imported as a version whose parent lies below the volume.
+//! Makes versions of disks: the snapshot of a volume is imported as a version whose parent is the version below the volume.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -19,22 +19,22 @@ use crate::adapters::images::{
     cancel_of, end_of, forward, hash_of, image_failed, made, number_of, store_failed,
 };
 
-// The service refuses longer ones before a guest is asked for anything.
+// The service refuses longer notes before it asks a guest for anything.
 const _: () = assert!(NOTE_MAX_BYTES == headwater_store::NOTE_MAX_BYTES);
 
-/// A frozen disk.
+/// The snapshot of a disk.
 pub struct FrozenVolume {
     store: Arc<dyn Store>,
     below: ImageVersion,
     view: Arc<FrozenView>,
-    /// The version below stays as long as this.
+    /// Keeps the version below from being removed.
     pin: Arc<Pin>,
-    /// Opened for this, and closed with it.
+    /// The volume, if it was opened only for this and must be closed with it.
     opened: Option<Arc<Volume>>,
 }
 
 impl FrozenVolume {
-    /// Freezes a volume that a machine uses, and that `pin` holds the version of. No store is asked.
+    /// A snapshot of a volume that a machine uses. `pin` holds the volume's version. Does not use the store.
     pub fn of_machine(
         store: &Arc<dyn Store>,
         below: &ImageVersion,
@@ -45,7 +45,7 @@ impl FrozenVolume {
         Ok(Self { store: store.clone(), below: below.clone(), view, pin, opened: None })
     }
 
-    /// Freezes a volume that was opened for this.
+    /// A snapshot of a volume that was opened only for this.
     pub fn of_nobody(
         store: &Arc<dyn Store>,
         below: ImageVersion,
@@ -56,17 +56,17 @@ impl FrozenVolume {
         Ok(Self { store: store.clone(), below, view, pin: Arc::new(pin), opened: Some(volume) })
     }
 
-    /// Ends it, but for what holds its version: to let go of that can take as long as the store does.
+    /// Ends the snapshot. Returns the pin of its version, because dropping that can take as long as the store takes.
     pub fn end(self) -> Arc<Pin> {
         Arc::clone(&self.pin)
     }
 
-    /// What it is as a device.
+    /// The snapshot as a device.
     pub fn view(&self) -> &Arc<FrozenView> {
         &self.view
     }
 
-    /// The version below it.
+    /// The version below the snapshot.
     pub fn below(&self) -> &ImageVersion {
         &self.below
     }
@@ -81,7 +81,7 @@ impl FrozenVolume {
     }
 }
 
-/// Makes a version of what `source` holds, whose parent is `below`. `changes` names all parts that differ from it.
+/// Makes a version of `source` with the parent `below`. `changes` contains all ranges that differ from the parent.
 pub fn seal(
     store: &dyn Store,
     below: &ImageVersion,
@@ -140,13 +140,14 @@ impl Drop for FrozenVolume {
     }
 }
 
-/// What to do first where there is nothing to make a version of. What is no edit is not given up: the image's edit, if it has one, is
-/// another machine's work.
+/// The advice if there is nothing to seal. Discarding is suggested only for the machine's own session: the image's session
+/// may be
+/// the work of another machine.
 pub fn or_discard(first: &str, image: &str, is_edit: bool) -> String {
     if !is_edit {
         return first.to_owned();
     }
-    format!("{first}; 'headwater image discard {image}' ends an edit that is to change nothing")
+    format!("{first}; 'headwater image discard {image}' ends a maintenance session without changes")
 }
 
 fn in_use(error: IoError) -> BackendError {

@@ -1,4 +1,4 @@
-//! Machines under QEMU.
+//! Runs machines with QEMU: implements [`Hypervisor`] with `headwater_qemu`.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -19,35 +19,35 @@ use headwater_service::backend::{
 
 use crate::adapters::disks::{host_memory_bytes, scratch};
 
-/// A guest that still boots misses the power button, so it is pressed again this often.
+/// How often the power button is pressed: a guest that is still booting ignores it.
 const POWER_BUTTON_INTERVAL: Duration = Duration::from_secs(3);
 
-/// How long an agent that is to freeze file systems may take to say that it is there.
-const AGENT_PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout of the guest agent's first answer, before file systems are frozen.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The same of a guest that an earlier daemon may have left frozen.
-const ADOPTED_AGENT_PATIENCE: Duration = Duration::from_secs(60);
+/// The same for a guest that an earlier daemon may have left frozen.
+const ADOPTED_AGENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a guest that has written out what it could may take to leave a processor to its agent, so that it is frozen then.
-const QUIET_SOON: Duration = Duration::from_millis(100);
-/// How long a guest that does not do so is waited for: one that is always busy is frozen all the same.
-const QUIET_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a guest may take after a sync until it has an idle processor for its agent.
+const IDLE_SOON: Duration = Duration::from_millis(100);
+/// The longest wait for an idle processor; a guest that is always busy is then frozen anyway.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 const NO_AGENT: &str = "install qemu-guest-agent in the image; 'headwater machine console' works without, and shows whether the guest \
                         stands still";
 
-/// What generalises a Windows, and switches it off.
+/// The advice for a Windows guest: sysprep generalises it and switches it off.
 const SYSPREP: &str = "run 'headwater machine exec NAME -- \"C:\\Windows\\System32\\Sysprep\\sysprep.exe\" /generalize /oobe /shutdown', and seal once the machine is off";
 
-/// How long one wait for the end of a boot lasts; waits follow each other until the guest is up or gone.
-const BOOT_PATIENCE: Duration = Duration::from_secs(3600);
+/// The duration of one wait for the end of a boot. Waits are repeated until the guest has booted or ended.
+const BOOT_WAIT: Duration = Duration::from_secs(3600);
 
-/// QEMU on this host.
+/// Runs machines with the QEMU of this host.
 #[derive(Debug, Default)]
 pub struct Qemu {
-    /// Files that are removed in a guest besides the usual ones when it is generalised: absolute paths, which may have wildcards.
+    /// Additional files that generalisation removes in a guest: absolute paths, which may have wildcards.
     pub also_removed: Arc<[String]>,
-    /// Whether machines go on when this process ends, because their disks are in another one.
+    /// Whether machines keep running when this process ends, because their disks are in another process.
     pub outlives: bool,
 }
 
@@ -146,13 +146,13 @@ impl Hypervisor for Qemu {
         let boot = left.boot_ms.map(|ms| Boot { seconds: ms as f64 / 1000.0, sign: BootSign::Agent });
         let guest = Guest::adopt(&left.name, &left.run_dir, left.cpus, boot).await.map_err(failed)?;
         let Some(guest) = guest else { return Ok(None) };
-        // A daemon that was killed may have left the guest frozen. A guest whose agent does not answer was not.
+        // A daemon that was killed may have left the guest frozen. If the agent does not answer, the guest was not frozen.
         let frozen = guest.clone();
         tokio::spawn(async move {
-            if frozen.agent().ping(ADOPTED_AGENT_PATIENCE).await.is_ok()
+            if frozen.agent().ping(ADOPTED_AGENT_TIMEOUT).await.is_ok()
                 && let Err(error) = frozen.agent().thaw_file_systems().await
             {
-                tracing::warn!(machine = frozen.name(), %error, "file systems of the guest may be frozen");
+                tracing::warn!(machine = frozen.name(), %error, "cannot thaw the file systems of the guest, which an earlier daemon may have frozen");
             }
         });
         let accelerator = if guest.has_kvm().await.map_err(failed)? { "kvm" } else { "tcg" };
@@ -183,7 +183,7 @@ impl Hypervisor for Qemu {
     }
 }
 
-/// Whether this host has what a machine's firmware, TPM and network need.
+/// Checks that this host has the programs and devices for a machine's firmware, TPM and network.
 async fn has(platform: &Platform) -> Result<(), Error> {
     if platform.firmware == platform::Firmware::Uefi {
         firmware::find(platform.secure_boot)?;
@@ -246,10 +246,10 @@ impl Vm for QemuVm {
 
     async fn booted(&self) {
         loop {
-            match self.guest.wait_booted(BOOT_PATIENCE).await {
+            match self.guest.wait_booted(BOOT_WAIT).await {
                 Ok(_) => return,
                 Err(Error::Timeout { .. }) => {}
-                // It ended, and never will have booted.
+                // The guest has ended, and will never have booted.
                 Err(_) => std::future::pending().await,
             }
         }
@@ -273,7 +273,7 @@ impl Vm for QemuVm {
         let again = async {
             loop {
                 tokio::time::sleep(POWER_BUTTON_INTERVAL).await;
-                // Where QEMU is gone there is no button to press, and the other branch knows.
+                // If QEMU has ended, this fails, and the other branch returns.
                 let _ = self.guest.monitor().execute("system_powerdown", serde_json::json!({})).await;
             }
         };
@@ -289,14 +289,14 @@ impl Vm for QemuVm {
 
     async fn write_file_systems_out(&self) -> Result<(), BackendError> {
         let agent = self.guest.agent();
-        agent.write_file_systems_out(AGENT_PATIENCE).await.map_err(failed)?;
-        // What comes next is a freeze, and a guest whose processors are busy takes long to answer and to thaw. Who has to be waited for
-        // may have written much meanwhile, which is not to be left to the freeze.
-        if self.guest.was_busy(QUIET_SOON).await {
-            self.guest.was_busy(QUIET_PATIENCE).await;
-            if let Err(error) = agent.write_file_systems_out(AGENT_PATIENCE).await {
-                // It was there a moment ago, and is busy: what it has to freeze tells whether it answers.
-                tracing::debug!(%error, "a busy guest did not write out once more before it is frozen");
+        agent.write_file_systems_out(AGENT_TIMEOUT).await.map_err(failed)?;
+        // A freeze follows. A guest with busy processors answers and thaws slowly. During a wait for an idle processor it
+        // may have written much, so sync again.
+        if self.guest.was_busy(IDLE_SOON).await {
+            self.guest.was_busy(IDLE_TIMEOUT).await;
+            if let Err(error) = agent.write_file_systems_out(AGENT_TIMEOUT).await {
+                // The agent answered a moment ago and is busy now; the freeze shows whether it answers.
+                tracing::debug!(%error, "a busy guest did not sync again before its freeze");
             }
         }
         Ok(())
@@ -312,11 +312,11 @@ impl Vm for QemuVm {
 
     async fn generalise(&self, host_name: &str, also: &[String]) -> Result<Vec<String>, BackendError> {
         let also = [&self.also_removed, also].concat();
-        let done = self.guest.agent().generalise(host_name, &also, AGENT_PATIENCE).await.map_err(failed)?;
+        let done = self.guest.agent().generalise(host_name, &also, AGENT_TIMEOUT).await.map_err(failed)?;
         match done {
             Generalised::Removed(removed) => Ok(removed),
             Generalised::Windows => {
-                Err(BackendError::new(ProblemKind::Conflict, "its guest is a Windows").advise(SYSPREP))
+                Err(BackendError::new(ProblemKind::Conflict, "the guest is Windows").advise(SYSPREP))
             }
         }
     }
@@ -326,11 +326,11 @@ impl Vm for QemuVm {
     }
 
     async fn addresses(&self) -> Result<Vec<IpAddr>, BackendError> {
-        self.guest.agent().addresses(AGENT_PATIENCE).await.map_err(failed)
+        self.guest.agent().addresses(AGENT_TIMEOUT).await.map_err(failed)
     }
 
     async fn users(&self) -> Result<usize, BackendError> {
-        self.guest.agent().users(AGENT_PATIENCE).await.map_err(failed)
+        self.guest.agent().users(AGENT_TIMEOUT).await.map_err(failed)
     }
 
     async fn exec(
@@ -366,7 +366,7 @@ fn vm_exit(exit: &Exit) -> VmExit {
 fn failed(error: Error) -> BackendError {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     let kind = match &error {
-        // A retry does not help: the host has to get the package.
+        // A retry does not help: the package must be installed.
         Error::NotInstalled { .. } => ProblemKind::Failed,
         Error::Spec { .. } | Error::Bridge { .. } => ProblemKind::Invalid,
         Error::Io { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded | FileTooLarge) => {
@@ -382,7 +382,7 @@ fn failed(error: Error) -> BackendError {
         | Error::Timeout { .. }
         | Error::NoAgent { .. } => ProblemKind::Failed,
     };
-    // Its message holds its causes already.
+    // Its message already contains its causes.
     let failed = BackendError::new(kind, error.to_string());
     match error {
         Error::NoAgent { .. } => failed.advise(NO_AGENT),

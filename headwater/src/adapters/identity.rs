@@ -1,10 +1,11 @@
-//! Looking for a machine's identity on its disk, before others boot a version of it.
+//! Searches a machine's disk for the machine's identity, before others boot a version of it.
 //!
 //! ```text
 //!   file systems that can be read   SSH host keys, machine-id, host name, a Windows that sysprep has not generalised
 //!   all blocks that were written    the private SSH host key: in file systems that cannot be read, and in blocks of removed files
 //! ```
-//! File systems are read by [`small_files`] alone, the readers of `image diff`: what replaces them is put in here.
+//! Files are read with [`small_files`] only, the file system readers of `image diff`. If they are replaced, only calls of
+//! it change.
 
 use std::sync::Arc;
 
@@ -20,30 +21,31 @@ use crate::adapters::images::{cancel_of, image_failed};
 const HOST_KEYS: &str = "/etc/ssh/ssh_host_*_key";
 const MACHINE_IDS: [&str; 2] = ["/etc/machine-id", "/var/lib/dbus/machine-id"];
 const HOST_NAME: &str = "/etc/hostname";
-/// Every Windows has it.
+/// A file that every Windows has.
 const WINDOWS: &str = "/Windows/System32/ntoskrnl.exe";
-/// What setup and sysprep did last.
+/// The file with the last action of Windows setup and sysprep.
 const WINDOWS_STATE: &str = "/Windows/Setup/State/State.ini";
-/// What that says once sysprep has generalised it.
+/// Its content after sysprep has generalised Windows.
 const WINDOWS_GENERALISED: &[u8] = b"IMAGE_STATE_GENERALIZE_RESEAL_TO_OOBE";
 
-/// The host name of a system that has none.
+/// The host name of a system without a host name.
 const NO_HOST_NAME: &str = "localhost";
 
-/// How much is searched at a time.
+/// The size of a piece that is searched.
 const SEARCH_BYTES: usize = 1 << 20;
-/// How much of that is searched once more with what follows it: no line of a key is longer.
+/// The overlap of two pieces, which is longer than a line of a key.
 const OVERLAP_BYTES: usize = 128;
-/// Runs of changed blocks that are looked up at a time.
+/// The number of runs of changed blocks that are looked up at once.
 const RUNS: usize = 1024;
 
-/// Lines of a private key file before the first one that holds something of the secret: the opening one, and three with the format's bytes
-/// and, twice, the public key.
+/// The number of lines of a private key file before the first line with secret data: the header line, and three lines with
+/// bytes of the
+/// format and, twice, the public key.
 const OPEN_LINES: usize = 4;
-/// A line that is shorter may be by chance in other bytes.
+/// A shorter line could occur by chance in other data.
 const LINE_CHARS_MIN: usize = 40;
 
-/// What of a machine's identity is on its disk.
+/// The parts of a machine's identity that are on its disk.
 pub fn left_on(
     disk: &Arc<FrozenView>,
     given: &Given,
@@ -65,7 +67,7 @@ pub fn left_on(
         }
         left.unread.extend(in_one.unread.map(|why| format!("{} ({why})", in_one.place)));
     }
-    // Where it is in a file, that is what is to be told.
+    // If the key was found in a file, the file is more useful than an offset.
     if !has_key && let Some(offset) = search(disk, &key, &cancel)? {
         left.found.push(format!(
             "its private SSH host key at byte {offset} of the disk (of a removed file, or in a file system that is not looked into)"
@@ -74,7 +76,7 @@ pub fn left_on(
     Ok(left)
 }
 
-/// What a file is of the identity.
+/// The part of the identity that a file contains, if it contains any.
 fn what_is(file: &SmallFile, key: &PrivateKey, given: &Given) -> Option<String> {
     let SmallFile { path, contents } = file;
     let text = contents.trim_ascii();
@@ -91,24 +93,24 @@ fn what_is(file: &SmallFile, key: &PrivateKey, given: &Given) -> Option<String> 
     what.map(|what| format!("{path} ({what})"))
 }
 
-/// A guest may use the first part of a name with dots.
+/// A guest may use only the first label of a host name with dots.
 fn is_host_name(text: &[u8], given: &str) -> bool {
     let first = given.split('.').next().unwrap_or(given);
     text != NO_HOST_NAME.as_bytes()
         && [given, first].iter().any(|name| text.eq_ignore_ascii_case(name.as_bytes()))
 }
 
-/// Whether sysprep has generalised a Windows that has these files. A state that cannot be read does not say so.
+/// Whether sysprep has generalised the Windows with these files. If its state cannot be read, the answer is no.
 fn is_generalised_windows(files: &[SmallFile]) -> bool {
     let state = files.iter().find(|file| file.path.eq_ignore_ascii_case(WINDOWS_STATE));
     state.is_some_and(|state| {
-        // It is in UTF-16.
+        // The file is in UTF-16.
         let text: Vec<u8> = state.contents.iter().copied().filter(|byte| *byte != 0).collect();
         Finder::new(WINDOWS_GENERALISED).find(&text).is_some()
     })
 }
 
-/// The lines of a private key that nothing else has.
+/// The lines of a private key that occur only in this key.
 struct PrivateKey(Vec<Finder<'static>>);
 
 impl PrivateKey {
@@ -131,11 +133,11 @@ fn io_failed(error: IoError) -> BackendError {
     BackendError::new(ProblemKind::Failed, "cannot read the machine's disk").because(error)
 }
 
-/// Where on a disk the machine wrote its private key, if it did.
+/// The offset of the machine's private key on the disk, if the machine wrote it there.
 fn search(disk: &FrozenView, key: &PrivateKey, cancel: &Cancel) -> Result<Option<u64>, BackendError> {
     let mut found = None;
     let mut buffer = vec![0; OVERLAP_BYTES + SEARCH_BYTES];
-    // What lies before the next piece in the buffer, and where that ended on the disk.
+    // The overlap from the previous piece in the buffer, and where that piece ended on the disk.
     let (mut kept, mut end) = (0, 0);
     written(disk, cancel, &mut |offset, len| {
         if offset != end {
@@ -157,7 +159,8 @@ fn search(disk: &FrozenView, key: &PrivateKey, cancel: &Cancel) -> Result<Option
     Ok(found)
 }
 
-/// Shows the pieces of a disk that its machine wrote, in order, until `next` wants no more. What reads as zeroes is left out.
+/// Calls `next` with the pieces of a disk that its machine wrote, in order, until `next` returns false. Zeroes are left
+/// out.
 fn written(
     disk: &FrozenView,
     cancel: &Cancel,
@@ -232,7 +235,7 @@ mod tests {
             assert!(!is_told("/etc/machine-id", other), "{other}");
         }
         assert!(told("/etc/ssh/ssh_host_ed25519_key", KEY).unwrap().ends_with("(its private SSH host key)"));
-        // One that the guest made itself is a secret of one machine, too.
+        // A key that the guest made itself identifies the machine too.
         assert!(told("/etc/ssh/ssh_host_rsa_key", "KEY").unwrap().ends_with("(a private SSH host key)"));
         assert!(!is_told("/etc/ssh/ssh_host_rsa_key", ""));
     }
@@ -243,7 +246,7 @@ mod tests {
         assert!(key.is_in(KEY.replace('\n', "\\n").as_bytes()));
         let public: String = KEY.lines().take(OPEN_LINES).collect();
         assert!(!key.is_in(public.as_bytes()));
-        // The key's own bytes are in the lines that are searched for.
+        // The lines that are searched contain the secret bytes.
         assert!(key.0.len() >= 2 && key.is_in(KEY.lines().nth(4).unwrap().as_bytes()));
     }
 

@@ -1,4 +1,4 @@
-//! Images in the store.
+//! The images of a store: implements [`Images`] with `headwater_store` and `headwater_image`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -42,38 +42,42 @@ use crate::verification::{self, Checked, Doing};
 pub struct StoredImages {
     store: Arc<dyn Store>,
     traces: Arc<dyn BootTraces>,
-    /// What servers are shown that requests name.
+    /// The credentials for servers that requests name.
     servers: NamedServers,
     promotions: Arc<Promotions>,
     last_known: Arc<LastKnown>,
-    /// Who needs versions.
+    /// The name of this daemon, under which it retains versions.
     daemon: DaemonName,
-    /// When it was last looked whether removals left something, in seconds since 1970.
+    /// When removed versions were last checked for data that can be freed, in seconds since 1970.
     reclaimed_at_s: AtomicU64,
-    /// Of operations that the store is asked for.
-    places: Arc<Semaphore>,
+    /// Limits concurrent operations on the store.
+    permits: Arc<Semaphore>,
 }
 
-/// Most operations that the store is asked for at once, each on a thread of its own. Who goes away while a store hangs leaves its
-/// thread there, and the disks need theirs.
+/// The most concurrent operations on the store, each on its own thread. If a store hangs, threads of cancelled requests
+/// remain,
+/// and the disks need threads too.
 const MAX_OPERATIONS: usize = 64;
 
-/// The time between two looks at whether what removals left is in use, for a store on this host; it reads little there.
-const RECLAIM_EVERY_S: u64 = 60;
-/// The same for a store across a network: while something is in use, a look lists the store.
-const RECLAIM_EVERY_REMOTE_S: u64 = 600;
+/// How often removed versions are checked for data that is not in use any more, for a store on this host; a check reads
+/// little.
+const RECLAIM_INTERVAL_S: u64 = 60;
+/// The same for a remote store: while data is in use, a check lists the store.
+const RECLAIM_INTERVAL_REMOTE_S: u64 = 600;
 
-/// How long the removal of a version waits until the space of what others do not need is given back; that goes on behind it. For each gigabyte
-/// that goes it is read, which takes a second or several.
-const TRIM_WAIT: Duration = Duration::from_secs(5);
+/// How long the removal of a version waits until its space is freed; freeing continues in the background after that.
+/// Freeing one
+/// gigabyte reads it, which takes one or more seconds.
+const TRIM_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a server of the store does not answer before somebody has to see to it: one that starts again is soon back.
-const GONE_AFTER: Duration = Duration::from_secs(10);
+/// A server of the store that does not answer for this time raises an alarm. A server that restarts is back sooner.
+const UNREACHABLE_AFTER: Duration = Duration::from_secs(10);
 
 impl StoredImages {
-    /// The images of `store`, of which `daemon` needs some, and what boots of them read; where they are repaired from servers, or come
-    /// from some, `servers` says what these are shown. Only disks wait for a store that is away: who asks for one of these operations
-    /// has an error soon.
+    /// The images of `store`. `daemon` is the name under which versions are retained. `traces` has the boot traces.
+    /// `servers` has the credentials for servers
+    /// from which images are pulled or repaired. Only disks wait for a store that does not answer: these operations
+    /// return an error soon.
     pub fn new(
         store: Arc<dyn Store>,
         traces: Arc<dyn BootTraces>,
@@ -84,43 +88,45 @@ impl StoredImages {
         let store = store.fail_fast().unwrap_or(store);
         let promotions = Arc::new(Promotions::new(Arc::clone(&store)));
         let reclaimed_at_s = AtomicU64::new(0);
-        let places = Arc::new(Semaphore::new(MAX_OPERATIONS));
-        Self { store, traces, servers, promotions, last_known, daemon, reclaimed_at_s, places }
+        let permits = Arc::new(Semaphore::new(MAX_OPERATIONS));
+        Self { store, traces, servers, promotions, last_known, daemon, reclaimed_at_s, permits }
     }
 
-    /// Runs what blocks on a thread of its own, once there is a place for it. Whoever goes away before that is not waited for.
+    /// Runs a blocking operation on its own thread, after a permit for it is free. If the caller is dropped before that,
+    /// the operation does not run.
     async fn blocking<T: Send + 'static>(
         &self,
         what: &'static str,
         work: impl FnOnce() -> Result<T, BackendError> + Send + 'static,
     ) -> Result<T, BackendError> {
-        // It is never closed.
-        let place = Arc::clone(&self.places).acquire_owned().await;
+        // The semaphore is never closed.
+        let permit = Arc::clone(&self.permits).acquire_owned().await;
         blocking(what, move || {
-            let _place = place;
+            let _place = permit;
             work()
         })
         .await
     }
 
-    /// Gives back what no version needs of data objects that others need, on a thread of its own, which ends also where nobody waits. Where that is under way
-    /// already, nothing is done.
+    /// Frees the parts of data objects that no version needs, on its own thread, which continues if nobody waits. Does
+    /// nothing if
+    /// that already runs.
     fn trim(&self) -> JoinHandle<u64> {
         let store = Arc::clone(&self.store);
         tokio::task::spawn_blocking(move || {
             let freed_bytes = store.trim(&Manifests).unwrap_or_else(|error| {
-                tracing::warn!(%error, "space of removed versions is not given back now; it will be later");
+                tracing::warn!(%error, "cannot free the space of removed versions now; it is tried again later");
                 0
             });
             if freed_bytes > 0 {
-                tracing::info!(bytes = freed_bytes, "space that no version needs is given back");
+                tracing::info!(bytes = freed_bytes, "freed space that no version needs");
             }
             freed_bytes
         })
     }
 }
 
-/// Refuses a version that a machine with this firmware cannot boot.
+/// Fails if a machine with this firmware cannot boot the version.
 pub fn check_bootable(
     version: &ImageVersion,
     outline: &Outline,
@@ -128,7 +134,7 @@ pub fn check_bootable(
 ) -> Result<(), BackendError> {
     let why = match firmware {
         Firmware::Bios => outline.why_bios_cannot_boot(),
-        // Nobody has tried larger ones.
+        // UEFI with larger sectors is untested.
         Firmware::Uefi if outline.sector_bytes() != SECTOR_BYTES => Some(format!(
             "its sectors have {} bytes, and machines boot from sectors of 512 only",
             outline.sector_bytes()
@@ -146,13 +152,13 @@ pub fn check_bootable(
     Err(BackendError::new(ProblemKind::Invalid, message).advise(advice))
 }
 
-/// Refuses a version whose boot loader has no signature, for a machine with Secure Boot.
+/// Fails if the version's boot loader has no signature, for a machine with Secure Boot.
 pub fn check_signed(version: &ImageVersion, reader: &Arc<VersionReader>) -> Result<(), BackendError> {
     let sector_bytes = reader.outline().sector_bytes().into();
     let disk: Arc<dyn Device> = reader.clone();
-    // These reads are not those of a boot.
+    // These reads are not recorded in the boot trace.
     let disk: Arc<dyn ReadAt> = Arc::new(Arc::clone(&disk).unrecorded().unwrap_or(disk));
-    // The firmware says what else is wrong with it.
+    // Other faults of the loader are reported by the firmware.
     if efi::is_loader_signed(&disk, sector_bytes) != Some(false) {
         return Ok(());
     }
@@ -168,11 +174,12 @@ pub fn check_signed(version: &ImageVersion, reader: &Arc<VersionReader>) -> Resu
     ))
 }
 
-/// The sectors that all firmware boots from.
+/// The sector size from which all firmware boots.
 const SECTOR_BYTES: u32 = 512;
 
-/// Why the images cannot be listed. Where one of a store's servers is up, the store is there and only does not tell: a plain web
-/// server has no list, whatever others would say that are away.
+/// The error of a failed list of images. If a server of the store answers, the store works but cannot list its images: a
+/// plain web
+/// server has no list, and the errors of other servers do not matter.
 fn list_failed(store: &dyn Store, error: StoreError) -> BackendError {
     let is_up = store.is_read_only() && store.traffic().is_some_and(|traffic| traffic.servers_up > 0);
     match store_failed(error) {
@@ -234,9 +241,9 @@ impl Images for StoredImages {
         let (store, hash, version) = (self.store.clone(), hash_of(version)?, version.clone());
         self.blocking("look up what boots an image", move || match outline_of(&*store, hash) {
             Ok(outline) => check_bootable(&version, &outline, firmware),
-            // The start checks it again.
+            // Not an error here, because the start checks it again.
             Err(error) => {
-                tracing::debug!(image = %version.image, number = version.number, %error, "cannot look up what boots it");
+                tracing::debug!(image = %version.image, number = version.number, %error, "cannot determine the boot loaders of a version");
                 Ok(())
             }
         })
@@ -269,7 +276,7 @@ impl Images for StoredImages {
                 if told.blocking_send(pulled).is_err() {
                     tracing::error!(
                         image,
-                        "not noted in the history, as nobody waits for it: what a pull did"
+                        "the history misses what a pull did, because its request has ended"
                     );
                 }
             })
@@ -302,13 +309,13 @@ impl Images for StoredImages {
             return Ok(Promoted::default());
         }
         let promotions = Arc::clone(&self.promotions);
-        self.blocking("carry out promotions", move || promotions.carry_out(now_s)).await
+        self.blocking("make scheduled promotions", move || promotions.carry_out(now_s)).await
     }
 
     async fn reclaim_due(&self, now_ms: u64) -> Result<u64, BackendError> {
         let (now_s, last_s) = (now_ms / 1000, self.reclaimed_at_s.load(Ordering::Relaxed));
-        let every_s = if self.store.is_remote() { RECLAIM_EVERY_REMOTE_S } else { RECLAIM_EVERY_S };
-        // A clock that was set back counts as it is now.
+        let every_s = if self.store.is_remote() { RECLAIM_INTERVAL_REMOTE_S } else { RECLAIM_INTERVAL_S };
+        // `abs_diff`: if the clock was set back, its present time counts.
         if self.store.is_read_only() || now_s.abs_diff(last_s) < every_s {
             return Ok(0);
         }
@@ -317,7 +324,7 @@ impl Images for StoredImages {
         let freed = self
             .blocking("free what removals left", move || store.reclaim_left().map_err(store_failed))
             .await;
-        // What that kept is needed no more. Promotions that are due do not wait for it.
+        // Frees data that the removed versions kept. Promotions that are due do not wait for it.
         drop(self.trim());
         freed
     }
@@ -346,7 +353,7 @@ impl Images for StoredImages {
         let (store, version) = (self.store.clone(), version.clone());
         let (VerifyRequest { repair_from, rate_bytes_s }, servers) = (request.clone(), self.servers.clone());
         self.blocking("verify an image", move || {
-            // First, so that a name that is wrong is told before hours of reading.
+            // Resolve the name first, so that a wrong name fails before hours of reading.
             let opened =
                 repair_from.iter().map(|name| sources::open_store(name, &servers, WhileBusy::default()));
             let sources = verification::not_waited_for(opened.collect::<Result<Vec<_>, _>>()?);
@@ -411,8 +418,8 @@ impl Images for StoredImages {
             Ok(Removed { removed: names.collect(), freed_bytes: removed.freed_bytes })
         });
         let mut removed = removed.await?;
-        // The versions are gone, whatever becomes of their space.
-        if let Ok(Ok(freed_bytes)) = tokio::time::timeout(TRIM_WAIT, self.trim()).await {
+        // The versions are removed, whether or not their space is freed in time.
+        if let Ok(Ok(freed_bytes)) = tokio::time::timeout(TRIM_TIMEOUT, self.trim()).await {
             removed.freed_bytes = removed.freed_bytes.saturating_add(freed_bytes);
         }
         Ok(removed)
@@ -424,7 +431,7 @@ impl Images for StoredImages {
 
     async fn retain(&self, root: &RetentionRoot) -> Result<(), BackendError> {
         let (store, root) = (self.store.clone(), self.daemon.to_store(root)?);
-        self.blocking("hold a version", move || store.retain(&root).map_err(hold_failed)).await
+        self.blocking("retain a version", move || store.retain(&root).map_err(hold_failed)).await
     }
 
     async fn release(&self, root: &RetentionRoot) -> Result<(), BackendError> {
@@ -473,7 +480,7 @@ impl Images for StoredImages {
         let gone = traffic.servers.saturating_sub(traffic.servers_up);
         let gone_for = Duration::from_millis(traffic.longest_away_ms);
         let is_part = gone > 0 && traffic.servers_up > 0;
-        (is_part && gone_for >= GONE_AFTER).then_some(ServersGone {
+        (is_part && gone_for >= UNREACHABLE_AFTER).then_some(ServersGone {
             gone,
             servers: traffic.servers,
             gone_for,
@@ -504,7 +511,7 @@ impl StoredImages {
     }
 }
 
-/// Somebody else removed it in this moment.
+/// Another caller has just removed the image.
 pub(super) fn gone() -> StoreError {
     StoreError::new(StoreErrorKind::NotFound, "the image was removed meanwhile")
 }
@@ -578,7 +585,7 @@ fn verify(
     let checked = checked.map_err(image_failed)?.ok_or_else(|| store_failed(gone()))?;
     let Checked { chunks, repaired, damaged_chunks, damage, files, remarks, versions } = checked;
     let checked_bytes = chunks.saturating_mul(u64::from(store.chunk_bytes()));
-    // Who uses these versions is for the service to say.
+    // The service adds the users of these versions.
     let uses = Vec::new();
     Ok(VerifyReport {
         version,
@@ -593,13 +600,13 @@ fn verify(
     })
 }
 
-/// The task's cancellation, for an operation: also where that tells no progress.
+/// The cancellation of the task, for an operation that may report no progress.
 pub(super) fn cancel_of(control: &Arc<TaskControl>) -> Cancel {
     let control = Arc::clone(control);
     Cancel::when(move || control.is_cancelled())
 }
 
-/// Passes progress on to the task.
+/// Forwards progress to the task.
 pub(super) fn forward(control: &TaskControl) -> impl FnMut(headwater_image::Progress) + '_ {
     move |progress| control.report(progress.done_bytes, progress.total_bytes)
 }
@@ -609,7 +616,7 @@ pub(super) fn parse(reference: &ImageRef) -> Result<ImageReference, BackendError
 }
 
 pub(super) fn hash_of(version: &ImageVersion) -> Result<Hash, BackendError> {
-    let odd = || BackendError::new(ProblemKind::Failed, format!("'{}' is no hash", version.hash));
+    let odd = || BackendError::new(ProblemKind::Failed, format!("'{}' is not a hash", version.hash));
     version.hash.parse().map_err(|_| odd())
 }
 
@@ -632,7 +639,8 @@ fn image_of(image: &headwater_store::Image) -> Image {
     }
 }
 
-/// A version that was made. Its channels are looked up, and where that fails it has been made all the same: it is told without.
+/// The view of a version that was made. If its channels cannot be read, the view has none, because the version exists
+/// anyway.
 pub(super) fn made(store: &dyn Store, name: ImageName, version: &Version) -> ImageVersion {
     let image = store.image(&name).unwrap_or_else(|error| {
         tracing::warn!(image = %name, version = version.number, %error, "cannot read the list with a version that was made");
@@ -687,7 +695,7 @@ fn pointer_of(promotion: &Promotion) -> Result<Pointer, BackendError> {
     Ok(Pointer {
         channel: stored_channel(promotion.channel),
         version: number_of(promotion.version)?,
-        // Never earlier than asked for.
+        // Rounded up, so that it is never earlier than requested.
         at_s: promotion.at_ms.div_ceil(1000),
         author: promotion.author.clone(),
     })
@@ -703,7 +711,7 @@ pub(super) fn promotion_of(image: &str, pointer: Pointer) -> Promotion {
     }
 }
 
-/// A source's name: its end, where it is longer than one may be.
+/// The name of a source; if it is too long, its end.
 pub(super) fn end_of(source: &str) -> String {
     let mut start = source.len().saturating_sub(headwater_store::NOTE_MAX_BYTES);
     while !source.is_char_boundary(start) {
@@ -712,13 +720,14 @@ pub(super) fn end_of(source: &str) -> String {
     source.get(start..).unwrap_or_default().to_owned()
 }
 
-/// A failure of the store, in the service's words.
+/// Converts an error of the store.
 pub fn store_failed(error: StoreError) -> BackendError {
     let failed = BackendError::new(store_kind(error.kind()), error.to_string());
     if error.kind() == StoreErrorKind::Unknown { failed.unknown() } else { failed }
 }
 
-/// The same of a hold: where somebody removes for long, that says nothing about the version.
+/// Converts an error of a retention root. A timeout because another caller removes versions says nothing about this
+/// version.
 fn hold_failed(error: StoreError) -> BackendError {
     match error.kind() {
         StoreErrorKind::Locked => BackendError::new(ProblemKind::Unavailable, error.to_string()),
@@ -726,7 +735,7 @@ fn hold_failed(error: StoreError) -> BackendError {
     }
 }
 
-/// A failure of an image, in the service's words.
+/// Converts an error of an image.
 pub fn image_failed(error: ImageError) -> BackendError {
     let failed = BackendError::new(image_kind(error.kind()), error.to_string());
     if error.kind() == ImageErrorKind::Unknown { failed.unknown() } else { failed }

@@ -1,4 +1,4 @@
-//! The data path's counters as metrics.
+//! Converts the counters of the data plane to metrics.
 
 use headwater_api::CacheMode;
 use headwater_api::metrics::Sample;
@@ -8,7 +8,7 @@ use headwater_writecache::{HostSnapshot, Snapshot};
 
 use crate::streaming::StreamCounters;
 
-/// Those of a volume. The machine is not named yet.
+/// The metrics of a volume, without the label of the machine.
 pub fn volume(counters: &VolumeCounters) -> Vec<Sample> {
     let mut samples = requests(counters);
     samples.extend(cache(counters));
@@ -30,9 +30,9 @@ pub fn volume(counters: &VolumeCounters) -> Vec<Sample> {
     samples
 }
 
-/// What of a volume's write cache is no number.
+/// The properties of a volume's write cache that are not numbers.
 pub fn cache_info(mode: CacheMode, cache: &Snapshot) -> Sample {
-    // Without what was measured, which differs from one start to the next.
+    // Without the measured value in parentheses, which differs at each start.
     let buffering = cache.buffering.split(" (").next().unwrap_or_default();
     Sample::new("headwater_cache_info", 1)
         .with("mode", mode.to_string())
@@ -40,7 +40,7 @@ pub fn cache_info(mode: CacheMode, cache: &Snapshot) -> Sample {
         .with("key_memory", cache.key_memory.as_str())
 }
 
-/// That of the copy of a volume's image to this host; zeroes where there is none.
+/// The progress of copying a volume's image to this host; zeroes if it is not copied.
 pub fn hydration(copied: BackgroundProgress) -> [Sample; 2] {
     [
         Sample::new("headwater_hydration_whole_bytes", copied.total_bytes),
@@ -113,7 +113,7 @@ fn cache(counters: &VolumeCounters) -> Vec<Sample> {
     ]
 }
 
-/// Without quantiles where nothing was counted: there is no such time.
+/// A summary. Without quantiles if nothing was counted.
 fn summary(latency: &Latency) -> Vec<Sample> {
     let name = "headwater_latency_seconds";
     let quantile = |q: &str, ns| Sample::real(name, seconds(ns)).with("quantile", q);
@@ -132,7 +132,7 @@ fn summary(latency: &Latency) -> Vec<Sample> {
     samples
 }
 
-/// Those of the host.
+/// The metrics of the host.
 pub fn host(host: &HostSnapshot, chunks: &ChunkCacheCounters) -> Vec<Sample> {
     vec![
         Sample::new("headwater_host_ram_configured_bytes", host.configured_limit_bytes),
@@ -149,7 +149,7 @@ pub fn host(host: &HostSnapshot, chunks: &ChunkCacheCounters) -> Vec<Sample> {
     ]
 }
 
-/// What the volumes of an export may use together, as each of them has it.
+/// The limits that the volumes of an export share, taken from any of its volumes.
 pub fn limit(any: &VolumeCounters) -> [Sample; 2] {
     [
         Sample::new("headwater_host_ram_limit_bytes", any.cache.host_limit_bytes),
@@ -157,7 +157,7 @@ pub fn limit(any: &VolumeCounters) -> [Sample; 2] {
     ]
 }
 
-/// Those of an export's chunk cache, which the daemon has one of for all its machines.
+/// The metrics of an export's chunk cache. (The daemon has one chunk cache for all machines.)
 pub fn chunk_cache(image: &StreamCounters) -> [Sample; 4] {
     [
         Sample::new("headwater_chunk_cache_hits_total", image.ram_hits),
@@ -167,7 +167,7 @@ pub fn chunk_cache(image: &StreamCounters) -> [Sample; 4] {
     ]
 }
 
-/// Those of images that are read from other hosts.
+/// The metrics of images that are read from other hosts.
 pub fn streaming(image: &StreamCounters) -> Vec<Sample> {
     vec![
         Sample::new("headwater_chunk_cache_ahead_total", image.ahead),
@@ -198,7 +198,7 @@ mod tests {
 
     use super::*;
 
-    /// Gives each number its own value, and returns them with their names.
+    /// Gives each number a unique value, and returns the values with their names.
     fn number_all(name: &str, value: &mut Value, found: &mut Vec<(String, u64)>) {
         match value {
             Value::Object(fields) => {
@@ -207,7 +207,7 @@ mod tests {
                 }
             }
             Value::Number(_) => {
-                // A number that stays itself as nanoseconds, in seconds.
+                // The values are distinct, and stay distinct when nanoseconds are converted to seconds.
                 let own = (found.len() as u64 + 1) * 1_000_000_007;
                 *value = own.into();
                 found.push((name.to_owned(), own));
@@ -227,7 +227,7 @@ mod tests {
         WORDS.iter().find(|(form, _)| *form == word).map_or(word, |(_, plain)| *plain)
     }
 
-    /// Forms of words, and what is called otherwise in metrics.
+    /// Inflected words, and words for which metrics use another one.
     const WORDS: [(&str, &str); 9] = [
         ("0.5", "p50"),
         ("0.99", "p99"),
@@ -240,7 +240,7 @@ mod tests {
         ("overflow", "disk"),
     ];
 
-    /// Each counter stands in a metric that is called as it is. `path`: its place, `read_ram.p50_ns` for instance.
+    /// Asserts that each counter is in a metric with a matching name. `path` is the field, for instance `read_ram.p50_ns`.
     fn assert_told(path: &str, number: u64, samples: &[Sample]) {
         let wanted = if path.ends_with("_ns") { seconds(number) } else { number as f64 };
         let told = samples.iter().find(|sample| sample.value == wanted);
@@ -257,7 +257,7 @@ mod tests {
         let mut numbers = Vec::new();
         number_all("", &mut counters, &mut numbers);
         let counters = serde_json::from_value(counters).unwrap();
-        // What is the host's is no machine's.
+        // Without the host's metrics, which belong to no machine.
         let samples: Vec<_> = volume(&counters).into_iter().chain(limit(&counters)).collect();
         assert!(numbers.len() > 60, "{numbers:?}");
         for (path, number) in &numbers {

@@ -1,4 +1,4 @@
-//! The service's traits, implemented with the crates of the data path and of hosting.
+//! Adapters: the service's traits, implemented with the crates of the data plane and of hosting.
 
 mod boot_traces;
 pub mod contents;

@@ -1,4 +1,4 @@
-//! The files of disks that are kept: a persistent write cache in `cache/disk-UUID`, and its key in `keys/disk-UUID`.
+//! The files of persistent disks: the write cache in `cache/disk-UUID`, and its key in `keys/disk-UUID`.
 //!
 //! ```text
 //!   keys/disk-UUID.new -> cache/disk-UUID with its map -> keys/disk-UUID
@@ -41,15 +41,15 @@ pub struct PersistentDiskFiles {
     unrecorded: Arc<Mutex<HashSet<Uuid>>>,
 }
 
-/// What the directory of a disk's write cache is called.
+/// The name of the directory of a disk's write cache.
 pub fn name(id: Uuid) -> String {
     format!("disk-{id}")
 }
 
-/// The end of the name of a key whose cache is not there yet.
+/// The ending of the name of a key whose cache does not exist yet.
 const NEW: &str = ".new";
 
-/// The end of the name of a file that says: the last writes are missing, or the disk is being removed.
+/// The ending of the name of a file that marks a disk: the last writes are missing, or the disk is being removed.
 const INCOMPLETE: &str = ".incomplete";
 
 /// The disk that a file or directory belongs to.
@@ -167,11 +167,11 @@ impl PersistentDiskFiles {
         }
         if !exists && (is_begun || key_file.exists()) {
             let message = format!(
-                "what the machine wrote is gone: its persistent disk {} is not there",
+                "the machine's data is lost: its persistent disk {} does not exist",
                 self.cache_dir.join(&name).display()
             );
             return Err(BackendError::new(ProblemKind::Damaged, message).advise(
-                "bring that directory back, or give up what was written: 'headwater image discard' where the machine edits \
+                "restore that directory, or discard the data: 'headwater image discard' if the machine edits \
                  an image, and 'headwater machine reset' otherwise",
             ));
         }
@@ -184,7 +184,7 @@ impl PersistentDiskFiles {
         Ok(PersistentOptions { name, key, base_id: manifest.0 })
     }
 
-    /// Removes a disk: its key first.
+    /// Removes a disk, first its key.
     pub fn discard(&self, id: Uuid) -> Result<(), BackendError> {
         let failed = |path: &Path, e| BackendError::from_io(format!("cannot remove {}", path.display()), e);
         let cache = self.cache_dir.join(name(id));
@@ -204,7 +204,7 @@ impl PersistentDiskFiles {
         self.set_incomplete(id, false).map_err(|e| failed(&self.incomplete(id), e))
     }
 
-    /// The keys of all disks that something was written to.
+    /// The keys of all disks with data.
     pub fn settled_keys(&self) -> Result<Vec<PathBuf>, BackendError> {
         let failed = |e| BackendError::from_io(format!("cannot read {}", self.keys_dir.display()), e);
         let mut keys = Vec::new();
@@ -220,7 +220,7 @@ impl PersistentDiskFiles {
         Ok(keys)
     }
 
-    /// Removes all disks of this daemon but some. Returns what was removed.
+    /// Removes all disks of this daemon except `keep`. Returns what was removed.
     pub fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError> {
         let mut removed = Vec::new();
         // A disk may have a key and a mark.
@@ -268,7 +268,7 @@ mod tests {
         files
     }
 
-    /// A disk that no machine is known to have had open.
+    /// A disk that no machine has opened yet.
     fn kept(id: Uuid) -> PersistentDiskRef {
         PersistentDiskRef { id, is_begun: false }
     }
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(error.kind(), ProblemKind::Damaged);
         let advice = error.advice().unwrap();
         assert!(advice.contains("machine reset") && advice.contains("image discard"), "{advice}");
-        // Nor where its key went with it, once a machine had it open.
+        // The same if its key was removed with it, after a machine had it open.
         let lost = PersistentDiskRef { id: Uuid::from_u128(8), is_begun: true };
         let opened = files.open::<()>(lost, Hash([1; 32]), |_| panic!("it is not there"));
         assert_eq!(opened.unwrap_err().kind(), ProblemKind::Damaged);
@@ -339,7 +339,7 @@ mod tests {
         };
         let dies = std::panic::AssertUnwindSafe(|| files.open(kept(id), version, die));
         assert!(std::panic::catch_unwind(dies).is_err());
-        // This one has a map, and opens with the key that it was made with.
+        // This disk has a map, and opens with the key that it was made with.
         assert!(files.is_begun(id));
         let key = files.open(kept(id), version, |options| Ok(options.key)).unwrap();
         assert!(std::fs::read(dir.path().join("key")).unwrap() == key);
@@ -356,13 +356,13 @@ mod tests {
         let fails = || files.open::<()>(kept(id), version, |_| Err(failed())).unwrap_err().kind();
         assert_eq!((fails(), fails()), (ProblemKind::Failed, ProblemKind::Failed));
         let key = files.open(kept(id), version, |options| Ok(options.key)).unwrap();
-        // It was opened once, so that it is not there means that it is lost, however often one tries.
+        // The disk was opened before, so a missing cache always means that it is lost.
         assert_eq!((fails(), fails()), (ProblemKind::Damaged, ProblemKind::Damaged));
-        // One that is there keeps its key.
+        // A cache that exists keeps its key.
         make_cache(&files, &name(id));
         assert_eq!(fails(), ProblemKind::Failed);
         assert_eq!(files.open(kept(id), version, |options| Ok(options.key)).unwrap(), key);
-        // It failed after the cache was made.
+        // The open failed after the cache was created.
         let other = Uuid::from_u128(8);
         let failed = files.open::<()>(kept(other), version, |options| {
             make_cache(&files, &options.name);
@@ -379,7 +379,7 @@ mod tests {
         let (kept, gone) = (Uuid::from_u128(1), Uuid::from_u128(2));
         make(&files, kept);
         make(&files, gone);
-        // A key whose cache went first, and those of `headwater export --persistent`.
+        // A key whose cache was removed first, and the keys of `headwater export --persistent`.
         std::fs::write(files.keys_dir.join(name(Uuid::from_u128(3))), "").unwrap();
         std::fs::write(files.keys_dir.join("mine"), "").unwrap();
         std::fs::write(files.keys_dir.join(name(Uuid::from_u128(4)) + NEW), "").unwrap();

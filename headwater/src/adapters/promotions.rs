@@ -1,7 +1,8 @@
-//! Promotions of one store whose time has come.
+//! Scheduled promotions of a store: decides when to check for due promotions, and makes them.
 //!
-//! Other daemons may schedule promotions in the same store, and end before they carry them out. So it is looked at again every
-//! [`LOOK_EVERY_S`] seconds at the latest, whatever this daemon knows; a store that can only be read is not looked at.
+//! Another daemon may schedule promotions in the same store, and end before it makes them. So the store is checked at least
+//! every
+//! [`CHECK_INTERVAL_S`] seconds, whatever this daemon knows. A read-only store is not checked.
 
 use std::sync::Arc;
 
@@ -11,41 +12,41 @@ use parking_lot::Mutex;
 
 use crate::adapters::images::{promotion_of, store_failed};
 
-/// The longest time between two looks. Each reads the lists of versions of all images.
-pub const LOOK_EVERY_S: u64 = 60;
+/// The longest time between two checks. Each reads the version lists of all images.
+pub const CHECK_INTERVAL_S: u64 = 60;
 
-/// When to look at a store.
+/// Decides when to check a store.
 pub struct Promotions {
     store: Arc<dyn Store>,
-    /// In seconds since 1970. Until then nobody looks.
-    next_look_s: Mutex<u64>,
+    /// The time of the next check, in seconds since 1970.
+    next_check_s: Mutex<u64>,
 }
 
 impl Promotions {
-    /// Those of `store`, which is looked at soon.
+    /// The promotions of `store`, which is checked soon.
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, next_look_s: Mutex::new(0) }
+        Self { store, next_check_s: Mutex::new(0) }
     }
 
-    /// One was scheduled for this time.
+    /// A promotion was scheduled for this time.
     pub fn expect(&self, at_s: u64) {
-        let mut next_look_s = self.next_look_s.lock();
-        *next_look_s = at_s.min(*next_look_s);
+        let mut next_check_s = self.next_check_s.lock();
+        *next_check_s = at_s.min(*next_check_s);
     }
 
-    /// Whether it is time to look. Also where the next look is further away than any is planned: then the clock was set back,
-    /// and what it says now counts.
+    /// Whether to check now. Also true if the next check is further away than any is planned, which means that the clock
+    /// was set back.
     pub fn is_time(&self, now_s: u64) -> bool {
-        let next_look_s = *self.next_look_s.lock();
-        let is_planned = now_s < next_look_s && next_look_s <= now_s.saturating_add(LOOK_EVERY_S);
+        let next_check_s = *self.next_check_s.lock();
+        let is_planned = now_s < next_check_s && next_check_s <= now_s.saturating_add(CHECK_INTERVAL_S);
         !self.store.is_read_only() && !is_planned
     }
 
-    /// Looks at the store, and carries out what is due.
+    /// Checks the store, and makes the promotions that are due.
     pub fn carry_out(&self, now_s: u64) -> Result<Promoted, BackendError> {
-        // Before looking, so that what is scheduled meanwhile is not overlooked. A store that cannot be read or written
-        // is not asked each second either.
-        *self.next_look_s.lock() = now_s.saturating_add(LOOK_EVERY_S);
+        // Set before the check, so that a promotion that is scheduled meanwhile is not missed, and a store that fails
+        // is not asked every second.
+        *self.next_check_s.lock() = now_s.saturating_add(CHECK_INTERVAL_S);
         let listed = self.store.listed().map_err(store_failed)?;
         let mut promoted = Promoted::default();
         let unreadable = listed.unreadable.into_iter();
@@ -109,12 +110,12 @@ mod tests {
                 .collect()
         };
         assert!(versions(1000).is_empty());
-        // By another daemon, which is gone before its time.
+        // Scheduled by another daemon, which ended before the time.
         schedule(1010);
         assert!((1001..1060).all(|now_s| !promotions.is_time(now_s)), "each look costs");
-        assert_eq!(versions(1000 + LOOK_EVERY_S), [1]);
+        assert_eq!(versions(1000 + CHECK_INTERVAL_S), [1]);
         assert!(versions(1061).is_empty());
-        // One that is known is carried out in time.
+        // A known promotion is made in time.
         schedule(1070);
         promotions.expect(1070);
         assert!(versions(1069).is_empty());
@@ -123,7 +124,7 @@ mod tests {
         assert!(versions(1080 + 3600).is_empty());
         schedule(1085);
         assert!(versions(1080).is_empty());
-        assert_eq!(versions(1080 + LOOK_EVERY_S), [1]);
+        assert_eq!(versions(1080 + CHECK_INTERVAL_S), [1]);
     }
 
     #[test]

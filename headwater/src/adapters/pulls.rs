@@ -1,7 +1,8 @@
-//! Versions that come from another store into that of the daemon.
+//! Pulls: copies versions from another store into the daemon's store.
 //!
-//! The copy tells of each image what it did to it, when it is done: what others do to the store meanwhile is no part of that, and what
-//! was done is known also where the pull then ends.
+//! The changes of each image are reported when they are complete. Changes by others at the same time are not included, and
+//! changes that were
+//! made are known even if the pull fails later.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -18,11 +19,12 @@ use crate::adapters::sources;
 use crate::copying::{Chosen, progress_of, stopped};
 use crate::stores::NamedServers;
 
-/// How often it is looked whether a pull is to end, or reads wait, while it may tell no progress.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How often a pull that makes no progress checks whether it is cancelled, or its reads wait.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Copies what is missing of another store, and says what was done to each image. As with a copy, reads of servers wait while none
-/// answers; that is told.
+/// Copies missing versions from another store, and reports the changes to each image. If no server answers, reads wait, and
+/// the
+/// progress says so.
 pub fn pull(
     target: &dyn Store,
     order: &PullOrder,
@@ -43,16 +45,16 @@ pub fn pull(
     outcome.map_err(|e| ended(store_failed(e)))
 }
 
-/// A pull waits for busy servers as long as it takes, and says so.
+/// A pull waits for busy servers without a timeout; the progress says so.
 fn while_busy(order: &PullOrder, control: &Arc<TaskControl>) -> WhileBusy {
     let (source, control) = (order.source.clone(), Arc::clone(control));
     WhileBusy::as_long_as(move |why| {
-        control.report_doing(format!("waits for {source}: {why}"));
+        control.report_doing(format!("waiting for {source}: {why}"));
         !control.is_cancelled()
     })
 }
 
-/// Copies the versions that are named, or with `None` all with the channels.
+/// Copies the named versions, or with `None` all versions and the channels.
 fn copy(
     source: &dyn Store,
     target: &dyn Store,
@@ -77,7 +79,7 @@ fn copy(
     Ok(PullOutcome { report, not_copied: not_copied.map(|(what, e)| (what, store_failed(e))).collect() })
 }
 
-/// Refuses to pull from the store itself: what is not there cannot come from there.
+/// Fails if the source is the store itself.
 fn must_be_another(source: &dyn Store, target: &dyn Store) -> Result<(), BackendError> {
     let is_same = match (source.directory(), target.directory()) {
         (Some(source), Some(target)) => is_same_directory(source, target)
@@ -87,8 +89,8 @@ fn must_be_another(source: &dyn Store, target: &dyn Store) -> Result<(), Backend
     if !is_same {
         return Ok(());
     }
-    let own = BackendError::new(ProblemKind::Invalid, "it is the daemon's own store");
-    Err(own.advise("name the store that has what is to come"))
+    let own = BackendError::new(ProblemKind::Invalid, "the source is the daemon's own store");
+    Err(own.advise("name the store from which to copy"))
 }
 
 fn is_same_directory(one: &Path, other: &Path) -> std::io::Result<bool> {
@@ -96,7 +98,7 @@ fn is_same_directory(one: &Path, other: &Path) -> std::io::Result<bool> {
     Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
 }
 
-/// Reads from the source, which is looked after meanwhile.
+/// Reads from the source while a thread watches it.
 fn watched<T>(
     source: &dyn Store,
     control: &TaskControl,
@@ -107,25 +109,25 @@ fn watched<T>(
         let watching = std::thread::Builder::new().name("pull".to_owned());
         watching
             .spawn_scoped(scope, move || watch(source, control, &is_over))
-            .map_err(|e| StoreError::from_os("cannot start a thread that looks after a pull", e))?;
+            .map_err(|e| StoreError::from_os("cannot start the thread that watches a pull", e))?;
         let outcome = work();
         drop(over);
         outcome
     })
 }
 
-/// Says that reads of the source wait, and ends them where the task is cancelled, until the pull is over.
+/// Until the pull is over: reports that reads of the source wait, and makes them fail if the task is cancelled.
 fn watch(source: &dyn Store, control: &TaskControl, is_over: &Receiver<()>) {
-    while is_over.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+    while is_over.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
         if control.is_cancelled() {
-            // What is written to, as a bucket is where it is said that a version is in use, ends in order.
+            // A source that the pull writes to, such as a bucket where it records that a version is in use, ends in order.
             if source.is_read_only() {
                 source.close();
             }
             return;
         }
         if let Some(traffic) = source.traffic().filter(|traffic| traffic.waiting > 0) {
-            control.report_doing(format!("waits for {}: {}", source.shown(), traffic.reasons));
+            control.report_doing(format!("waiting for {}: {}", source.shown(), traffic.reasons));
         }
     }
 }
@@ -137,7 +139,7 @@ fn tell(control: &TaskControl, Progress { done_bytes, total_bytes, doing }: Prog
     }
 }
 
-/// What was done to an image, in the service's words.
+/// Converts the changes of an image.
 fn pulled(source: &str, did: CopiedImage) -> Pulled {
     let numbers = |versions: Vec<u32>| versions.into_iter().map(u64::from).collect();
     let moved = |moved: &headwater_store::ChannelMove| ChannelMove {
@@ -170,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    /// A version of an image that has these bytes.
+    /// Adds a version with these bytes to an image.
     fn add(store: &LocalDir, image: &str, byte: u8) {
         let dir = tempfile::tempdir().unwrap();
         let raw = dir.path().join("disk.raw");
@@ -185,7 +187,7 @@ mod tests {
         store.change(&"disk".parse().unwrap(), &mut |image| image.promote(to.clone()).map(drop)).unwrap();
     }
 
-    /// What came of a pull, and what was told of it.
+    /// The report of a pull, and what was reported before.
     fn pull_from(
         source: &Path,
         target: &LocalDir,
@@ -235,7 +237,7 @@ mod tests {
         assert_eq!(came(&["disk"]).1, [image(&[1], false, None, Some(1))]);
         add(&there, "disk", 2);
         add(&there, "disk", 3);
-        // Production is not set, so machines boot the newest one; a pull of names leaves it so.
+        // `production` is not set, so machines boot the newest version; a pull of named versions does not set it.
         promote(&there, 2);
         assert_eq!(came(&["disk@3"]).1, [image(&[3], false, Some(1), Some(3))]);
         let (report, told) = came(&[]);
@@ -314,7 +316,7 @@ mod tests {
         assert_eq!(refused(&nowhere).kind(), ProblemKind::NotFound);
         assert!(!nowhere.exists());
         assert_eq!(refused(Path::new("/proc/self/cwd")).kind(), ProblemKind::Invalid);
-        // Under another name, too.
+        // The same directory under another name.
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path().join("here"), &link).unwrap();
         for own in [dir.path().join("here"), link] {

@@ -1,31 +1,31 @@
-//! Letting go of versions in a store that perhaps does not answer.
+//! Releases pins of versions, without waiting for a store that does not answer.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use headwater_store::Pin;
 
-/// How long the end of a disk waits until its version is let go of.
-const RELEASED_WITHIN: Duration = Duration::from_secs(5);
-/// The same of who has something else to do: long enough for a store that answers.
-const RELEASED_SOON: Duration = Duration::from_millis(100);
+/// How long the end of a disk waits for the release of its version.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The wait of a caller that is in a hurry: long enough for a store that answers.
+const RELEASE_TIMEOUT_SHORT: Duration = Duration::from_millis(100);
 
-/// A pin that is given back by [`release`], whoever is the last to hold it: a disk that could not be opened, a reader
-/// outside, who makes a version.
+/// A pin that is released with [`release`] when its last owner drops it: a failed open, an external reader, or
+/// a seal.
 pub struct Released {
     pin: Option<Pin>,
     within: Duration,
 }
 
 impl Released {
-    /// Holds a pin.
+    /// Wraps a pin.
     pub fn new(pin: Pin) -> Self {
-        Self { pin: Some(pin), within: RELEASED_WITHIN }
+        Self { pin: Some(pin), within: RELEASE_TIMEOUT }
     }
 
-    /// The same where it may be let go of by a thread that others wait for.
+    /// Like [`Released::new`], for a pin that a thread may drop on which others wait.
     pub fn soon(pin: Pin) -> Self {
-        Self { pin: Some(pin), within: RELEASED_SOON }
+        Self { pin: Some(pin), within: RELEASE_TIMEOUT_SHORT }
     }
 }
 
@@ -37,10 +37,12 @@ impl Drop for Released {
     }
 }
 
-/// Drops what holds a version, on a thread of its own, and waits for that a while: who comes next finds the version free.
-/// A store that does not answer keeps neither a machine's stop nor the daemon's end: the runtime waits for its own threads.
+/// Drops the owner of a version on a new thread, and waits for that for a while, so that the version is usually free
+/// afterwards.
+/// If the store does not answer, neither a machine's stop nor the daemon's end waits for it (the runtime waits only for its
+/// own threads).
 pub fn release(held: impl Send + 'static) {
-    release_within(held, RELEASED_WITHIN);
+    release_within(held, RELEASE_TIMEOUT);
 }
 
 fn release_within(held: impl Send + 'static, within: Duration) {
@@ -51,10 +53,10 @@ fn release_within(held: impl Send + 'static, within: Duration) {
     };
     match std::thread::Builder::new().name("release".into()).spawn(run) {
         Ok(_) if released.recv_timeout(within) == Err(RecvTimeoutError::Timeout) => {
-            tracing::warn!("a disk is closed, and its store takes its time to let go of the version");
+            tracing::warn!("a disk is closed, but its store has not released the version yet");
         }
         Ok(_) => {}
-        // What could not be moved there was dropped here.
-        Err(e) => tracing::error!("cannot start a thread that lets go of a version: {e}"),
+        // If no thread could be started, it was dropped here.
+        Err(e) => tracing::error!("cannot start the thread that releases a version: {e}"),
     }
 }

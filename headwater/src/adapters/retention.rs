@@ -1,14 +1,14 @@
-//! Which versions this daemon needs, as its store is told.
+//! Converts retention roots between the service and the store, and names the daemon that owns them.
 
 use headwater_service::backend::{BackendError, RetentionPurpose, RetentionRoot};
 use headwater_store::retention::{ANY_VERSION, RetentionPurpose as StorePurpose};
 
 use crate::adapters::images::store_failed;
 
-/// A daemon, as others that share its store know it.
+/// The name of a daemon, for others that share its store.
 #[derive(Clone, Debug)]
 pub struct DaemonName {
-    /// The same after a restart, and that of no other.
+    /// Its identity, which is unique and survives restarts.
     pub id: String,
     /// Where it is, for people.
     pub place: String,
@@ -22,7 +22,7 @@ impl DaemonName {
         Self { id, place: format!("of host {host} ({})", data_dir.display()) }
     }
 
-    /// A need of its own in the store's words.
+    /// Converts a root of this daemon for the store.
     pub fn to_store(&self, root: &RetentionRoot) -> Result<headwater_store::RetentionRoot, BackendError> {
         Ok(headwater_store::RetentionRoot {
             image: root.image.parse().map_err(store_failed)?,
@@ -43,7 +43,7 @@ impl DaemonName {
     }
 }
 
-/// What the store holds, in the service's words.
+/// Converts a root from the store.
 pub fn from_store(root: headwater_store::RetentionRoot) -> RetentionRoot {
     RetentionRoot {
         purpose: match root.purpose {

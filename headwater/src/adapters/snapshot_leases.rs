@@ -1,16 +1,18 @@
-//! Frozen views of disks, lent to readers outside, and taken back when the machine needs its disk.
+//! Snapshots of disks for external readers. A snapshot is revoked when the machine needs its disk.
 //!
 //! ```text
-//!   nobody reads --first reader--> frozen, a View --further readers--> the same View
-//!        ^                                               |
-//!        +--------- the last one goes, or taken back ----+      a reader that still holds it gets errors
+//!   no reader --first reader--> a snapshot (View) --further readers--> the same View
+//!        ^                                              |
+//!        +--------- the last reader ends, or revoked ---+      a reader that still holds it gets errors
 //! ```
 //!
-//! The view of a scan of the write cache is nobody else's, and ends as soon as somebody wants to read or to seal the disk. A scan begins only
+//! A scan of the write cache has its own snapshot, which ends as soon as somebody wants to read or seal the disk. A scan
+//! begins only
 //! if nobody reads.
 //!
-//! All who read at the same time see the same moment, so a client may open several connections. What the view alone needs is given
-//! back when the last of them goes.
+//! All concurrent readers see the same instant, so a client may open several connections. Blocks that only the snapshot
+//! needs are freed
+//! when the last reader ends.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,14 +29,14 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::adapters::frozen::FrozenVolume;
 
-/// The view of one disk. Cloning is cheap; all clones lend the same.
+/// The snapshot of one disk for readers. Clones share their state.
 #[derive(Clone, Default)]
 pub struct SnapshotLeases(Arc<Mutex<Option<SnapshotLease>>>);
 
 struct SnapshotLease {
     view: Arc<View>,
     readers: usize,
-    /// Of a scan, which ends when anybody else needs the disk.
+    /// Whether it belongs to a scan, which ends when anybody else needs the disk.
     is_scan: bool,
 }
 
@@ -52,17 +54,17 @@ impl SnapshotLease {
     }
 }
 
-/// How long it is waited for the last read of a scan that was ended: it reads from this host.
+/// Timeout of the last read of a scan that was ended. That read is from this host.
 const SCAN_END_LIMIT: Duration = Duration::from_secs(5);
 const SCAN_END_POLL: Duration = Duration::from_millis(1);
 
 struct View {
     geometry: Geometry,
-    /// Gone once it was taken back.
+    /// `None` after it was revoked.
     frozen: RwLock<Option<FrozenVolume>>,
 }
 
-/// What one reader holds.
+/// A reader of the snapshot.
 pub struct Reader {
     snapshot_leases: SnapshotLeases,
     view: Arc<View>,
@@ -70,7 +72,7 @@ pub struct Reader {
 }
 
 impl SnapshotLeases {
-    /// The view that others read, or else a new one by `freeze`. A scan is ended.
+    /// The snapshot of the present readers, or a new one from `freeze`. Ends a scan.
     pub fn borrow(
         &self,
         freeze: impl Fn() -> Result<FrozenVolume, BackendError>,
@@ -93,7 +95,7 @@ impl SnapshotLeases {
         Reader { snapshot_leases: self.clone(), view: Arc::clone(&held.view), is_first }
     }
 
-    /// A new view by `freeze` for a scan. Refused while somebody reads, or scans.
+    /// A new snapshot from `freeze` for a scan. Fails while there is a reader or a scan.
     pub fn borrow_for_scan(
         &self,
         freeze: impl FnOnce() -> Result<FrozenVolume, BackendError>,
@@ -109,7 +111,7 @@ impl SnapshotLeases {
         }
     }
 
-    /// Freezes the disk for somebody who does not share it, as a seal. A scan is ended; refused while somebody reads.
+    /// A snapshot that is not shared, for a seal. Ends a scan; fails while there is a reader.
     pub fn freeze_alone(
         &self,
         freeze: impl Fn() -> Result<FrozenVolume, BackendError>,
@@ -118,7 +120,7 @@ impl SnapshotLeases {
         let ended = end_scan(&mut lease);
         let frozen = match &*lease {
             Some(held) => Err(being_read(held.readers)),
-            // With the lock held, or another scan could come first.
+            // The lock stays held, because otherwise another scan could begin first.
             None => freeze_after(&ended, &freeze),
         };
         drop(lease);
@@ -126,19 +128,19 @@ impl SnapshotLeases {
         frozen
     }
 
-    /// Ends a scan, if there is one, before somebody freezes the disk.
+    /// Ends a scan, if there is one, before somebody makes a snapshot of the disk.
     pub fn end_scan(&self) {
         let ended = end_scan(&mut self.0.lock());
         drop(ended);
     }
 
-    /// How many read now. A scan does not count.
+    /// The number of readers. A scan does not count.
     pub fn readers(&self) -> usize {
         self.0.lock().as_ref().map_or(0, SnapshotLease::outside_readers)
     }
 
-    /// Keeps others from beginning to read while the answer lives. Refused while somebody reads: who seals can do so later, and a
-    /// backup that breaks is worse. A scan is ended.
+    /// Keeps readers out while the result lives. Fails while there is a reader: a seal can be repeated later, but a
+    /// backup that breaks is worse. Ends a scan.
     pub fn keep_unread(&self) -> Result<RevokedLease<'_>, BackendError> {
         let mut lease = self.0.lock();
         let pin = end_scan(&mut lease).flatten();
@@ -148,7 +150,7 @@ impl SnapshotLeases {
         }
     }
 
-    /// Takes the view away from all who read it. Nobody gets another one while the answer lives.
+    /// Revokes the snapshot of all readers. Nobody gets another one while the result lives.
     pub fn take_back(&self) -> RevokedLease<'_> {
         let mut lease = self.0.lock();
         let (readers, pin) =
@@ -157,13 +159,13 @@ impl SnapshotLeases {
     }
 }
 
-/// Ends the view of a scan, if there is one. The answer holds its version; it may take its time to let go of that.
+/// Ends the snapshot of a scan, if there is one. Returns the pin of its version, whose release may take long.
 fn end_scan(lease: &mut Option<SnapshotLease>) -> Option<Option<Arc<Pin>>> {
     let scan = lease.take_if(|held| held.is_scan)?;
     Some(scan.view.end())
 }
 
-/// Freezes a disk. If a scan was ended for that, its last read may still be under way.
+/// Makes a snapshot. If a scan was ended before, its last read may still run.
 fn freeze_after<E>(
     ended: &Option<E>,
     freeze: &impl Fn() -> Result<FrozenVolume, BackendError>,
@@ -180,7 +182,7 @@ fn freeze_after<E>(
     }
 }
 
-/// Keeps no other task of the runtime waiting, if there is one.
+/// Sleeps. Within a runtime, other tasks can run meanwhile.
 fn wait(duration: Duration) {
     let sleep = || std::thread::sleep(duration);
     let flavor = Handle::try_current().map(|handle| handle.runtime_flavor());
@@ -193,35 +195,36 @@ fn wait(duration: Duration) {
 
 /// See [`SnapshotLeases::take_back`].
 pub struct RevokedLease<'a> {
-    /// How many had it.
+    /// The number of readers that had it.
     pub readers: usize,
     _lease: MutexGuard<'a, Option<SnapshotLease>>,
-    /// Dropped after the guard.
+    /// A field after the guard, so that it is dropped after it.
     _pin: Option<Arc<Pin>>,
 }
 
 impl View {
-    /// Requests that are under way end as they would have. What is left holds the version; whoever opens the disk again must not wait
-    /// until a store has let go of that.
+    /// Ends the snapshot; running requests complete. Returns the pin of the version: a caller that opens the disk again
+    /// must not wait
+    /// for its release.
     fn end(&self) -> Option<Arc<Pin>> {
-        // Closing it may take its time: not with the lock held.
+        // Closing it may take long, so the lock is released first.
         let frozen = self.frozen.write().take();
         frozen.map(FrozenVolume::end)
     }
 }
 
 impl Reader {
-    /// Whether the view began with this reader.
+    /// Whether the snapshot was made for this reader.
     pub fn is_first(&self) -> bool {
         self.is_first
     }
 
-    /// Whether the view was taken back.
+    /// Whether the snapshot was revoked.
     pub fn has_ended(&self) -> bool {
         self.view.frozen.read().is_none()
     }
 
-    /// The view, for one request: no lock is held while it is carried out, and who takes the view back waits for none.
+    /// The snapshot, for one request: no lock is held during the request, so a revocation does not wait for it.
     pub fn frozen(&self) -> Result<Arc<FrozenView>, IoError> {
         let frozen = self.view.frozen.read();
         frozen.as_ref().map(|frozen| Arc::clone(frozen.view())).ok_or_else(taken)
@@ -231,12 +234,12 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         let mut lease = self.snapshot_leases.0.lock();
-        // Another view has taken the place of one that was taken back.
+        // After a revocation there may be another snapshot.
         let Some(held) = lease.as_mut().filter(|held| Arc::ptr_eq(&held.view, &self.view)) else { return };
         held.readers = held.readers.saturating_sub(1);
         if held.readers == 0 {
             *lease = None;
-            // With the lock held: who comes now finds the disk thawed, and can freeze it again.
+            // With the lock held: the next reader finds no snapshot, and can make a new one.
             let pin = self.view.end();
             drop(lease);
             drop(pin);
@@ -244,22 +247,22 @@ impl Drop for Reader {
     }
 }
 
-/// Why a disk is not frozen once more.
+/// The error of a second snapshot.
 pub fn being_read(readers: usize) -> BackendError {
     let message = format!(
-        "its disk is being read over NBD, by {readers} connection(s), and can be frozen once at a time"
+        "its disk is being read over NBD by {readers} connection(s), and can have one snapshot at a time"
     );
     BackendError::new(ProblemKind::Conflict, message).advise("try again when that is done")
 }
 
-/// Why a second scan of a disk does not begin.
+/// The error of a second scan of a disk.
 pub fn being_scanned() -> BackendError {
-    BackendError::new(ProblemKind::Conflict, "another scan of its write cache is under way")
+    BackendError::new(ProblemKind::Conflict, "another scan of its write cache is running")
         .advise("try again when that is done")
 }
 
 fn taken() -> IoError {
-    let why = "the machine needed its disk, was stopped or has no room left, so this view of it has ended; open it again";
+    let why = "this snapshot has ended, because the machine needed its disk, was stopped or has no space left; open the disk again";
     IoError::new(IoErrorKind::Closed, why)
 }
 

@@ -1,4 +1,4 @@
-//! What is imported: files, and what NBD servers serve.
+//! Sources of imports: files and NBD servers.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -18,16 +18,16 @@ use crate::adapters::images::{cancel_of, end_of, forward, image_failed, made, st
 use crate::own_files;
 use crate::stores::{self, NamedServers};
 
-/// What an image is made of, and the connection that brings it, where there is one to cut.
+/// The disk to import, and its NBD connection, which can be cut.
 pub type Source = (Arc<dyn Device>, Option<Arc<Client>>);
 
-/// Opens what is to be imported. Any device is a source: a file, or what an NBD server serves, then with its connection.
+/// Opens the source of an import.
 pub fn open(order: &ImportOrder) -> Result<Source, BackendError> {
     let source = order.source.as_str();
     if NbdUri::is_uri(source) {
         let mut uri: NbdUri =
             source.parse().map_err(|e| BackendError::new(ProblemKind::Invalid, format!("{e}")))?;
-        // Whoever asks has another working directory, and so would mean another server.
+        // The client may have another working directory, so a relative path could mean another server.
         if let Some(path) = uri.paths_mut().find(|path| !path.is_absolute()) {
             let why = format!("'{source}' names '{}', which is not an absolute path", path.display());
             return Err(BackendError::new(ProblemKind::Invalid, why));
@@ -40,7 +40,7 @@ pub fn open(order: &ImportOrder) -> Result<Source, BackendError> {
     }
     let path = Path::new(source);
     if !path.is_absolute() {
-        // As above: it would be another file.
+        // For the same reason, it could be another file.
         let why = format!("'{source}' is neither an absolute path nor an NBD URI");
         return Err(BackendError::new(ProblemKind::Invalid, why));
     }
@@ -61,7 +61,7 @@ pub fn open_store(
     whole_host(Path::new(name))?;
     let credentials = servers.credentials_for(name);
     stores::open_waiting(name, Access::Read, &credentials, while_busy).map_err(|e| {
-        // Who refuses access, or has a certificate that is not trusted, is as good as away.
+        // A server that refuses access or whose certificate is not trusted counts as unreachable too.
         let advice = servers.advice_for(name).filter(|_| e.kind() == StoreErrorKind::Unreachable);
         let failed = store_failed(e);
         match advice {
@@ -71,7 +71,7 @@ pub fn open_store(
     })
 }
 
-/// Makes a version of it.
+/// Imports a source as a version.
 pub fn import(
     store: &dyn Store,
     order: &ImportOrder,
@@ -84,14 +84,14 @@ pub fn import(
     options.source = end_of(order.source_name.as_ref().unwrap_or(&order.source));
     options.note.clone_from(&order.note);
     options.author.clone_from(&order.author);
-    // The same bytes: a second version would only be a second name for the first.
+    // With the same bytes, a second version would only be a second name for the first.
     options.unless_newest = true;
     options.sector_bytes = order.sector_bytes;
     options.cancel = cancel_of(control);
     let mut forward = forward(control);
     let mut progress = |progress| {
         forward(progress);
-        // A server that hangs would hold the import's readers, and so its end, up.
+        // A server that hangs would delay the end of the import's readers, so cut the connection.
         if let (true, Some(connection)) = (control.is_cancelled(), &connection) {
             connection.close();
         }
@@ -102,14 +102,14 @@ pub fn import(
     Ok(ImportOutcome { version: made(store, name, &imported.version), created, damaged_chunks, remarks })
 }
 
-/// Refuses a path that is a file of this process to us, and was one of its own to whoever named it.
+/// Fails for a path below `/proc` that means another file for this process than for the client.
 pub fn whole_host(path: &Path) -> Result<(), BackendError> {
     own_files::refuse(path).map_err(|problem| {
         BackendError::new(problem.kind, problem.message).advise(problem.advice.unwrap_or_default())
     })
 }
 
-/// A format of the API as the images know it.
+/// Converts a format of the API.
 pub fn file_format(format: SourceFormat) -> FileFormat {
     match format {
         SourceFormat::Raw => FileFormat::Raw,
@@ -120,11 +120,11 @@ pub fn file_format(format: SourceFormat) -> FileFormat {
     }
 }
 
-/// Refuses a path that means another file here than to whoever named it.
+/// Fails if a path means another file for the daemon than for the client.
 fn check(path: &Path, id: FileId) -> Result<(), BackendError> {
     let refused = BackendError::new(
         ProblemKind::Invalid,
-        format!("{} is not the file to the daemon that it is to who asks for the import", path.display()),
+        format!("{} means another file for the daemon than for the command that imports it", path.display()),
     );
     let refused = match std::fs::metadata(path) {
         Ok(found) if (found.dev(), found.ino()) == (id.device, id.inode) => return Ok(()),
@@ -132,7 +132,7 @@ fn check(path: &Path, id: FileId) -> Result<(), BackendError> {
         Err(e) if e.kind() == ErrorKind::PermissionDenied => {
             let user = rustix::process::geteuid().as_raw();
             let message = format!(
-                "the daemon runs as user {user} and may not open {}, which another user's command has",
+                "the daemon runs as user {user} and may not open {}, the open file of a command of another user",
                 path.display()
             );
             return Err(BackendError::from_io(message, e).advise(format!(
@@ -142,7 +142,7 @@ fn check(path: &Path, id: FileId) -> Result<(), BackendError> {
         Err(e) => refused.because(e),
     };
     Err(refused.advise(
-        "run the command where it sees the same processes as the daemon, not in a container of its own, or import a file by a \
+        "run the command where it sees the same processes as the daemon, not in another container, or import a file by a \
          path that both can open",
     ))
 }
@@ -164,7 +164,7 @@ mod tests {
             note: String::new(),
             author: String::new(),
         };
-        // Where tests run there is such a file.
+        // The first names exist in the working directory of tests.
         for source in ["Cargo.toml", "./Cargo.toml", "nbd-disk.img"] {
             let refused = open(&order(source)).err().unwrap();
             assert_eq!(refused.kind(), ProblemKind::Invalid, "{refused}");

@@ -1,4 +1,5 @@
-//! Machines that boot from the network: the boot server's questions, answered from the database, the store and the data directory.
+//! Answers the boot server's questions about machines that boot from the network, from the database, the store and the data
+//! directory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use parking_lot::Mutex;
 
 use crate::replace::replace;
 
-/// Unpacked chunks of a version, while its kernel is taken out of it.
+/// Cache of uncompressed chunks of a version while its kernel is extracted.
 const CHUNKS_BYTES: u64 = 64 << 20;
 /// Random bytes of a token for the store.
 const TOKEN_BYTES: usize = 32;
@@ -32,20 +33,20 @@ pub struct NetworkTargets {
     pub issued: IssuedTokens,
     /// The URL at which the machines read their images.
     pub servers: String,
-    /// The authorities of the certificates there, in PEM.
+    /// The certificate authorities of these servers, in PEM.
     pub ca: Vec<u8>,
     /// Why machines did not boot, the last time that they asked.
     pub refusals: Mutex<BTreeMap<Mac, String>>,
 }
 
-/// Tokens for the store, one for each machine that booted: its line is replaced when it boots again.
+/// The store tokens that were issued, one for each machine that has booted. A new boot replaces the machine's token.
 pub struct IssuedTokens {
     path: PathBuf,
     lines: Mutex<BTreeMap<String, String>>,
 }
 
 impl IssuedTokens {
-    /// Those of earlier runs: machines go on with them.
+    /// Reads the tokens of earlier runs, which running machines still use.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let failed = || format!("cannot use {}", path.display());
         let text = match std::fs::read_to_string(path) {
@@ -65,7 +66,7 @@ impl IssuedTokens {
         &self.path
     }
 
-    /// Forgets those of machines that are not registered any more.
+    /// Removes the tokens of machines that are not registered any more.
     pub async fn forget_unknown_targets(&self, service: &Service) -> anyhow::Result<()> {
         let names: Vec<String> = self.lines.lock().keys().cloned().collect();
         let mut is_changed = false;
@@ -77,10 +78,10 @@ impl IssuedTokens {
         if is_changed { self.write().context("cannot write the tokens of machines") } else { Ok(()) }
     }
 
-    /// A new token of a machine; its earlier one is void.
+    /// Issues a token to a machine; its earlier token becomes invalid.
     fn issue(&self, mac: Mac) -> Result<String, String> {
         let mut bytes = [0; TOKEN_BYTES];
-        SystemRandom.fill(&mut bytes).map_err(|e| format!("there are no random numbers: {e}"))?;
+        SystemRandom.fill(&mut bytes).map_err(|e| format!("the system gave no random numbers: {e}"))?;
         let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let line = token_line(&mac.dashed(), &token).map_err(|e| e.to_string())?;
         self.lines.lock().insert(mac.dashed(), line);
@@ -142,7 +143,7 @@ impl Targets for NetworkTargets {
         self.refusals.lock().remove(&boot.mac);
         // It boots whether or not that can be noted.
         if let Err(error) = self.service.target_boots(&mac, &boot.version).await {
-            tracing::error!(machine = boot.machine, %error, "it cannot be noted that a machine boots");
+            tracing::error!(machine = boot.machine, %error, "cannot record that a machine boots");
         }
         Ok(cpio::archive(DIRECTORY, &files))
     }
@@ -166,19 +167,19 @@ impl Targets for NetworkTargets {
 }
 
 impl NetworkTargets {
-    /// Kernel and initramfs of a version, made ready unless they are.
+    /// Kernel and initramfs of a version; extracts them unless that was done before.
     async fn artefacts(&self, manifest: &str) -> Result<Artefacts, String> {
         if let Some(found) = self.kept.find(manifest) {
             return Ok(found);
         }
         let (store, kept, manifest) = (Arc::clone(&self.store), Arc::clone(&self.kept), manifest.to_owned());
         let taking = tokio::task::spawn_blocking(move || {
-            let hash: Hash = manifest.parse().map_err(|_| "its hash is none".to_owned())?;
+            let hash: Hash = manifest.parse().map_err(|_| "its hash is not valid".to_owned())?;
             let reader = VersionReader::open(&*store, hash, ChunkCache::new(CHUNKS_BYTES));
             let reader: Arc<dyn Device> = reader.map_err(|e| e.to_string())?;
             kept.take(&manifest, &reader).map_err(|e| e.to_string())
         });
-        taking.await.map_err(|_| "its kernel cannot be taken out of it, by a bug".to_owned())?
+        taking.await.map_err(|_| "a bug prevented the extraction of its kernel".to_owned())?
     }
 }
 

@@ -1,4 +1,4 @@
-//! What all machines' disks counted since the daemon started, those that are off by now included.
+//! Sums the counters of all machines' disks since the daemon started, including machines that are off now.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -8,32 +8,32 @@ use headwater_api::metrics::{Kind, family};
 use headwater_volume::Volume;
 use parking_lot::Mutex;
 
-/// Beginning of every metric's name.
+/// The prefix of every metric's name.
 const PREFIX: &str = "headwater_";
 
-/// Beginning of those of the host.
+/// The prefix of the metrics of the host.
 const HOST_PREFIX: &str = "headwater_host_";
 
 type Sums = BTreeMap<(String, BTreeMap<String, String>), f64>;
 
-/// See the file's head.
+/// Sums the counters of all machines' disks since the daemon started, including machines that are off now.
 #[derive(Default)]
 pub struct Totals(Mutex<State>);
 
 #[derive(Default)]
 struct State {
     open: Vec<Weak<Volume>>,
-    /// What those counted that are closed.
+    /// The sums of the volumes that are closed.
     closed: Sums,
 }
 
 impl Totals {
-    /// From now on this volume counts.
+    /// Adds a volume that was opened.
     pub fn opened(&self, volume: &Arc<Volume>) {
         self.0.lock().open.push(Arc::downgrade(volume));
     }
 
-    /// What it counted stays in the sums. Only the first call for a volume has an effect.
+    /// Adds the final counters of a volume to the sums. Only the first call for a volume has an effect.
     pub fn closed(&self, volume: &Arc<Volume>) {
         let mut state = self.0.lock();
         let before = state.open.len();
@@ -47,7 +47,7 @@ impl Totals {
     pub fn samples(&self) -> Vec<Sample> {
         let state = self.0.lock();
         let mut sums = state.closed.clone();
-        // So that each is there from the beginning: a counter that appears late looks as if it had jumped.
+        // So that each metric exists from the beginning: a counter that appears later looks like a jump.
         add(&mut sums, super::metrics::volume(&headwater_volume::VolumeCounters::default()));
         for volume in state.open.iter().filter_map(Weak::upgrade) {
             add(&mut sums, super::metrics::volume(&volume.counters()));
@@ -57,7 +57,7 @@ impl Totals {
     }
 }
 
-/// Adds what can be added up: counters, and the sums and counts of summaries.
+/// Adds the samples that can be summed: counters, and sums and counts of summaries.
 fn add(sums: &mut Sums, samples: Vec<Sample>) {
     for sample in samples {
         let Some(family) = family(&sample.metric) else { continue };

@@ -1,4 +1,4 @@
-//! The file of `headwater backup`: what a daemon cannot make again, except images and the contents of disks.
+//! The file of `headwater backup`: the data that a daemon cannot recreate, except images and the contents of disks.
 //!
 //! ```text
 //!   headwater backup 1\n
@@ -6,10 +6,10 @@
 //!   SHA-256 of these two lines, in hexadecimal digits\n
 //!   the contents of the files, in that order
 //! ```
-//! The names are an allow-list, so that a file that somebody made writes nowhere else.
+//! Only names of an allow-list are accepted, so that a forged file cannot write elsewhere.
 //!
 //! # Not here
-//! Nothing is encrypted: the file holds keys, and is its owner's only.
+//! The file is not encrypted. It contains keys, so only its owner may read it.
 
 pub mod restoring;
 pub mod writing;
@@ -25,7 +25,7 @@ use crate::secrets_key::FILE_NAME;
 /// The first line. Its number is that of the format.
 const FIRST_LINE: &str = "headwater backup 1";
 
-/// The most bytes of a line at the start: tens of thousands of keys.
+/// The longest line at the start, which suffices for tens of thousands of keys.
 const LINE_MAX_BYTES: u64 = 16 << 20;
 
 /// The longest file besides the database.
@@ -43,12 +43,12 @@ const FILES: [&str; 6] = ["api.token", CONFIGURATION, "daemon.id", "database.pla
 /// Directories of a data directory whose files are in a backup.
 const DIRECTORIES: [&str; 4] = ["boot", "keys", "node", "tls"];
 
-/// What is in a backup, and from where.
+/// The list of files in a backup, and its origin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contents {
-    /// The release that made it.
+    /// The release that made the backup.
     pub release: String,
-    /// When.
+    /// When it was made.
     pub made_at_ms: u64,
     /// The name of the host.
     pub host: String,
@@ -76,25 +76,25 @@ pub struct Entry {
 }
 
 impl Contents {
-    /// Whether there is such a file.
+    /// Whether the backup has a file of this name.
     pub fn has(&self, name: &str) -> bool {
         self.files.iter().any(|file| file.name == name)
     }
 
-    /// How many files of a directory there are.
+    /// The number of files in a directory.
     pub fn count(&self, directory: &str) -> usize {
         let of = |file: &&Entry| file.name.split_once('/').is_some_and(|(it, _)| it == directory);
         self.files.iter().filter(of).count()
     }
 
-    /// The lines before the contents of the files.
+    /// The header lines before the contents of the files.
     fn lines(&self) -> serde_json::Result<String> {
         let lines = format!("{FIRST_LINE}\n{}\n", serde_json::to_string(self)?);
         let sum = hexadecimal(&digest(lines.as_bytes()));
         Ok(format!("{lines}{sum}\n"))
     }
 
-    /// Reads these lines.
+    /// Reads the header lines.
     fn read(from: &mut impl Read) -> anyhow::Result<Self> {
         let first = line(from, 64)?;
         if first != FIRST_LINE {
@@ -104,7 +104,7 @@ impl Contents {
                     Problem::new(ProblemKind::Damaged, message).advise("use the release that made it").into()
                 }
                 None => {
-                    let message = "it is not a file of 'headwater backup'";
+                    let message = "the file was not made by 'headwater backup'";
                     Problem::new(ProblemKind::Invalid, message).into()
                 }
             });
@@ -112,17 +112,17 @@ impl Contents {
         let (second, sum) = (line(from, LINE_MAX_BYTES)?, line(from, 64)?);
         let is_whole = hexadecimal(&digest(format!("{first}\n{second}\n").as_bytes())) == sum;
         let contents: Option<Self> = serde_json::from_str(&second).ok().filter(|_| is_whole);
-        let contents = contents.ok_or_else(|| damaged("the list of its files has another checksum"))?;
+        let contents = contents.ok_or_else(|| damaged("the checksum of its list of files does not match"))?;
         match contents.files.iter().find(|file| !is_allowed(&file.name)) {
             Some(file) => {
-                Err(damaged(&format!("it holds '{}', which no backup has", file.name.escape_debug())))
+                Err(damaged(&format!("it has a file '{}', which backups never have", file.name.escape_debug())))
             }
             None => Ok(contents),
         }
     }
 }
 
-/// Whether a backup has files of this name.
+/// Whether a backup may have files of this name.
 fn is_allowed(name: &str) -> bool {
     let is_name = |name: &str| !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\0']);
     match name.split_once('/') {
@@ -131,7 +131,7 @@ fn is_allowed(name: &str) -> bool {
     }
 }
 
-/// A line of at most so many bytes, without its end. Empty if there is no such line.
+/// Reads a line of at most this many bytes, without its end. Empty if there is no such line.
 fn line(from: &mut impl Read, max_bytes: u64) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     let mut byte = [0];
@@ -139,7 +139,7 @@ fn line(from: &mut impl Read, max_bytes: u64) -> anyhow::Result<String> {
         match from.read_exact(&mut byte) {
             Ok(()) if byte == *b"\n" => return Ok(String::from_utf8_lossy(&bytes).into_owned()),
             Ok(()) => bytes.extend(byte),
-            // The file of something else may end before its first line does.
+            // A file of another kind may end before its first line does.
             Err(e) if e.kind() == ErrorKind::UnexpectedEof => break,
             Err(e) => return Err(e.into()),
         }
@@ -148,7 +148,7 @@ fn line(from: &mut impl Read, max_bytes: u64) -> anyhow::Result<String> {
 }
 
 fn damaged(why: &str) -> anyhow::Error {
-    let advice = "copy it again from where it was kept, or use an earlier backup";
+    let advice = "copy the file again from its origin, or use an earlier backup";
     Problem::new(ProblemKind::Damaged, format!("the backup is damaged: {why}")).advise(advice).into()
 }
 
@@ -160,7 +160,7 @@ fn hexadecimal(digest: &Digest) -> String {
     digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Copies all that there is, at most `max_bytes`. Returns the length and the SHA-256.
+/// Copies all bytes, at most `max_bytes`. Returns the length and the SHA-256.
 fn copy(
     from: &mut impl Read,
     mut to: impl FnMut(&[u8]) -> std::io::Result<()>,
@@ -236,7 +236,7 @@ mod tests {
             let mut odd = contents();
             odd.files[0].name = name.to_owned();
             let error = Contents::read(&mut odd.lines().unwrap().as_bytes()).unwrap_err();
-            assert!(error.to_string().contains("which no backup has"), "{error}");
+            assert!(error.to_string().contains("which backups never have"), "{error}");
         }
         for name in ["headwater.db", "keys/disk-1", "tls/cert.pem"] {
             assert!(is_allowed(name), "{name}");
@@ -247,7 +247,7 @@ mod tests {
     fn a_later_format_and_another_file_are_told_apart() {
         let told = |text: &str| Contents::read(&mut text.as_bytes()).unwrap_err().to_string();
         assert!(told("headwater backup 2\n{}\n").contains("format 2"));
-        assert!(told("").contains("not a file of 'headwater backup'"));
-        assert!(told(&"x".repeat(1000)).contains("not a file of 'headwater backup'"));
+        assert!(told("").contains("was not made by 'headwater backup'"));
+        assert!(told(&"x".repeat(1000)).contains("was not made by 'headwater backup'"));
     }
 }

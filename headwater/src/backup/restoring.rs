@@ -3,7 +3,8 @@
 //! ```text
 //!   lock DIR -> DIR/restoring/: write all files, compare their checksums, open the database -> rename to DIR, the database last
 //! ```
-//! A daemon refuses a directory in which there is `restoring`, so a restore that was interrupted is never taken for a data directory.
+//! A daemon refuses a directory that contains `restoring`, so an interrupted restore is never mistaken for a data
+//! directory.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -20,13 +21,14 @@ use crate::data_dir::{DataDir, RESTORING};
 use crate::secrets_key::SecretsKeyFile;
 use crate::show;
 
-/// Names that may be in a data directory before it is filled. They are not changed.
+/// Names that may exist in a data directory before it is filled. They are not changed.
 const MAY_BE_THERE: [&str; 5] = ["cache", "lock", "lost+found", "run", "store"];
 
-/// A directory that is being filled. All that a restore has made is removed if it fails before files are at their place.
+/// A directory that is being filled. If a restore fails before it moves files to their place, everything that it made is
+/// removed.
 struct Filling {
     dir: PathBuf,
-    /// What was there before.
+    /// The names that existed before.
     before: Option<Vec<String>>,
     is_done: bool,
 }
@@ -36,7 +38,7 @@ impl Drop for Filling {
         if self.is_done {
             return;
         }
-        // The reason of the failure matters, and not what cannot be removed.
+        // Ignored, because the error of the restore matters more.
         let _ = std::fs::remove_dir_all(self.dir.join(RESTORING));
         let was_there = |name: &str| self.before.iter().flatten().any(|it| it == name);
         for name in ["cache", "run"].into_iter().filter(|name| !was_there(name)) {
@@ -51,15 +53,15 @@ impl Drop for Filling {
     }
 }
 
-/// What was restored.
+/// The result of a restore.
 pub struct Restored {
-    /// What was in the backup.
+    /// The list of files in the backup.
     pub contents: Contents,
     /// The other hosts of the fleet.
     pub nodes: Vec<String>,
 }
 
-/// Fills `data_dir` from a backup. A directory that is in use or not empty is refused and not changed.
+/// Fills `data_dir` from a backup. If the directory is in use or not empty, this fails and changes nothing.
 pub async fn restore(data_dir: &DataDir, mut from: impl Read, now_ms: u64) -> anyhow::Result<Restored> {
     let contents = Contents::read(&mut from)?;
     if let Some(format) = contents.database_format.filter(|format| *format > sqlite::known_format()) {
@@ -75,7 +77,7 @@ pub async fn restore(data_dir: &DataDir, mut from: impl Read, now_ms: u64) -> an
     refuse_full(data_dir.path(), before.as_deref())?;
     let _lock = data_dir.lock()?;
     let mut filling = Filling { dir: data_dir.path().to_owned(), before, is_done: false };
-    // A daemon may have come and gone in between.
+    // A daemon may have run in between.
     refuse_full(data_dir.path(), entries(data_dir.path())?.as_deref())?;
     let staged = data_dir.path().join(RESTORING);
     let failed = || format!("cannot write to {}", staged.display());
@@ -90,19 +92,20 @@ pub async fn restore(data_dir: &DataDir, mut from: impl Read, now_ms: u64) -> an
         let (len, sha256) = copy(part, |bytes| out.write_all(bytes), u64::MAX)
             .with_context(|| format!("cannot restore {}", file.name))?;
         if (len, &sha256) != (file.size_bytes, &file.sha256) {
-            return Err(damaged(&format!("{} has another checksum", file.name)));
+            return Err(damaged(&format!("the checksum of {} does not match", file.name)));
         }
         out.sync_all().with_context(failed)?;
         File::open(parent).and_then(|dir| dir.sync_all()).with_context(failed)?;
     }
     if from.read(&mut [0]).with_context(|| "cannot read the backup".to_owned())? > 0 {
-        return Err(damaged("something follows its last file"));
+        return Err(damaged("there is data after its last file"));
     }
     let nodes = match contents.database_format {
         Some(_) => look_at_database(&staged.join(DATABASE), &contents, now_ms).await?,
         None => Vec::new(),
     };
-    // From now on files are at their place. If this ends in the middle, RESTORING stays, and a daemon refuses the directory.
+    // From now on files are moved to their place. If that is interrupted, RESTORING stays, and a daemon refuses the
+    // directory.
     filling.is_done = true;
     put_in_place(&staged, data_dir.path()).with_context(|| {
         format!("cannot fill {}: remove what is in it, and restore again", data_dir.path().display())
@@ -125,19 +128,19 @@ fn entries(dir: &Path) -> anyhow::Result<Option<Vec<String>>> {
 fn refuse_full(dir: &Path, names: Option<&[String]>) -> anyhow::Result<()> {
     let is_odd = |name: &&String| !MAY_BE_THERE.contains(&name.as_str());
     let Some(first) = names.into_iter().flatten().filter(is_odd).min() else { return Ok(()) };
-    let message = format!("cannot restore into {}: it is not empty, it has '{first}'", dir.display());
+    let message = format!("cannot restore into {}: the directory is not empty: it has '{first}'", dir.display());
     let advice = match first == RESTORING {
         true => {
-            "an earlier restore did not end: remove what is in it (not 'store' and 'cache'), and restore again"
+            "an earlier restore was interrupted: remove its contents, except 'store' and 'cache', and restore again"
         }
         false => {
-            "choose another directory with --data-dir; or stop its daemon and move what is in it away, except 'store' and 'cache'"
+            "choose another directory with --data-dir; or stop its daemon and move its contents away, except 'store' and 'cache'"
         }
     };
     Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into())
 }
 
-/// Checks the database, brings it up to date, and notes in its history where it comes from. Returns the other hosts of the fleet.
+/// Checks the database, applies migrations, and records its origin in its history. Returns the other hosts of the fleet.
 async fn look_at_database(path: &Path, contents: &Contents, now_ms: u64) -> anyhow::Result<Vec<String>> {
     sqlite::check(path).await?;
     let database = SqliteDatabase::open(path).await?;
@@ -162,12 +165,12 @@ async fn look_at_database(path: &Path, contents: &Contents, now_ms: u64) -> anyh
     };
     let noted = noted.await;
     database.close().await;
-    // The host of the daemon itself has no certificate.
+    // The daemon's own host has no certificate.
     let nodes = noted?.into_iter().filter(|host| host.fingerprint.is_some());
     Ok(nodes.map(|host| host.name).collect())
 }
 
-/// Moves all files to their place, the database last: without it no daemon takes the directory for complete.
+/// Moves all files to their place, the database last: without it no daemon accepts the directory.
 fn put_in_place(staged: &Path, dir: &Path) -> std::io::Result<()> {
     let mut names: Vec<_> =
         std::fs::read_dir(staged)?.map(|entry| Ok(entry?.file_name())).collect::<std::io::Result<_>>()?;

@@ -1,7 +1,8 @@
-//! Makes a backup of a data directory, also while its daemon runs.
+//! Writes a backup of a data directory, also while its daemon runs.
 //!
-//! Keys are read before the database is copied. A disk that is made in between is in the database and has no key in the backup; the
-//! other way round, a daemon would remove the disk of a key that its database does not know.
+//! Keys are read before the database is copied. A disk that is created in between is then in the database without a key in
+//! the backup. In the
+//! opposite order, a daemon would remove the disk of a key that its database does not know.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -17,7 +18,7 @@ use rustix::io::Errno;
 use super::{CONFIGURATION, Contents, DATABASE, DIRECTORIES, Entry, FILE_MAX_BYTES, FILES, copy};
 use crate::data_dir::DataDir;
 
-/// What is to be backed up.
+/// The contents of a backup to write.
 pub struct Wanted<'a> {
     /// The data directory.
     pub data_dir: &'a DataDir,
@@ -31,11 +32,11 @@ pub struct Wanted<'a> {
     pub now_ms: u64,
 }
 
-/// A file beside the backup, which is removed unless it is finished.
+/// The temporary file beside the backup, which is removed unless the backup is complete.
 struct Unfinished(PathBuf);
 
 impl Unfinished {
-    /// Under a name that nobody else has, in the directory of the backup: a rename leads to no other file system.
+    /// A unique name in the directory of the backup, so that the later rename stays within the file system.
     fn beside(path: &Path) -> Self {
         let name = format!(".headwater-{}.new", uuid::Uuid::new_v4().simple());
         Self(path.with_file_name(name))
@@ -48,12 +49,13 @@ impl Unfinished {
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // A name that it has no more after it was finished.
+        // Fails after the file was renamed, which is expected.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// Writes a backup to `path`, where nothing is. The file is complete or not there, and its owner's only.
+/// Writes a backup to `path`, where no file may exist. The file is complete or does not exist, and only its owner may
+/// read it.
 pub async fn write(path: &Path, wanted: Wanted<'_>) -> anyhow::Result<Contents> {
     let failed = || format!("cannot write the backup {}", path.display());
     refuse_existing(path)?;
@@ -107,13 +109,13 @@ fn refuse_existing(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Renames a file, but replaces none.
+/// Renames a file without replacing another one.
 fn rename_to_new(from: &Path, to: &Path) -> anyhow::Result<()> {
     let failed = || format!("cannot write the backup {}", to.display());
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(()),
         Err(Errno::EXIST) => Err(exists(to)),
-        // A file system that cannot do that, such as NFS: a link replaces nothing either.
+        // For file systems that cannot do that, such as NFS: creating a link replaces nothing either.
         Err(Errno::INVAL | Errno::NOSYS) => match std::fs::hard_link(from, to) {
             Ok(()) => std::fs::remove_file(from).with_context(failed),
             Err(e) if e.kind() == ErrorKind::AlreadyExists => Err(exists(to)),
@@ -123,7 +125,7 @@ fn rename_to_new(from: &Path, to: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// The files besides the database, with their contents.
+/// The files other than the database, with their contents.
 fn small_files(wanted: &Wanted<'_>) -> anyhow::Result<Vec<(Entry, Vec<u8>)>> {
     let dir = wanted.data_dir.path();
     let mut found: Vec<(String, PathBuf)> = FILES
@@ -142,7 +144,7 @@ fn small_files(wanted: &Wanted<'_>) -> anyhow::Result<Vec<(Entry, Vec<u8>)>> {
         for entry in entries {
             let entry = entry.with_context(|| format!("cannot list {}", path.display()))?;
             let name = format!("{directory}/{}", entry.file_name().to_string_lossy());
-            // Half a file that somebody is about to rename has such a name.
+            // A temporary file that is about to be renamed has a name that is not allowed.
             if super::is_allowed(&name) && entry.file_type().is_ok_and(|kind| kind.is_file()) {
                 found.push((name, entry.path()));
             }
@@ -155,7 +157,7 @@ fn small_files(wanted: &Wanted<'_>) -> anyhow::Result<Vec<(Entry, Vec<u8>)>> {
         let mut bytes = Vec::new();
         let mut file = match File::open(&path) {
             Ok(file) => file.take(FILE_MAX_BYTES + 1),
-            // Removed since it was listed, as the key of a disk is with its machine.
+            // Removed since it was listed, for instance the key of a disk whose machine was removed.
             Err(e) if e.kind() == ErrorKind::NotFound => continue,
             Err(e) => return Err(e).with_context(read),
         };

@@ -7,13 +7,14 @@ use clap::{Args, ValueHint};
 /// `headwater backup`.
 #[derive(Debug, Args)]
 pub struct BackupArgs {
-    /// The new file, for its owner only: keys are in it
+    /// The new file; only its owner may read it, because it contains keys
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
-    /// Also take this configuration file of 'headwater serve' [default: /etc/headwater/headwater.toml if it is of this data directory]
+    /// Also back up this configuration file of 'headwater serve' [default: /etc/headwater/headwater.toml if it is for
+    /// this data directory]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
-    /// Take the rest of a data directory whose database is in PostgreSQL: copy that with pg_dump
+    /// Back up a data directory whose database is in PostgreSQL, without the database: back that up with pg_dump
     #[arg(long)]
     pub without_database: bool,
 }

@@ -8,9 +8,11 @@ use clap::{Args, Subcommand, ValueEnum, ValueHint};
 /// `headwater boot ...`.
 #[derive(Debug, Subcommand)]
 pub enum BootCommand {
-    /// Print what to add to the configuration of a site's DHCP server, so that it names the loaders of 'headwater serve --boot' itself
+    /// Print what to add to the configuration of a site's DHCP server so that it announces the boot loaders of
+    /// 'headwater serve --boot'
     Options(BootOptionsArgs),
-    /// Write an image for a USB stick that boots registered machines by BIOS, UEFI and Secure Boot, without an option of DHCP
+    /// Write an image for a USB stick that boots registered machines with BIOS, UEFI and Secure Boot, without changes
+    /// to DHCP
     Media(BootMediaArgs),
 }
 
@@ -20,10 +22,10 @@ pub struct BootMediaArgs {
     /// The image, a new file
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub out: PathBuf,
-    /// The addresses of boot servers, which are asked in turn
+    /// The addresses of boot servers, which are tried in turn
     #[arg(long, value_name = "ADDRESS,..", required = true, value_delimiter = ',')]
     pub server: Vec<Ipv4Addr>,
-    /// Their port of scripts, kernels and settings, as --boot-http of 'headwater serve'
+    /// Their port for scripts, kernels and settings: --boot-http of 'headwater serve'
     #[arg(long, value_name = "PORT", default_value_t = 80, value_parser = clap::value_parser!(u16).range(1..))]
     pub http: u16,
     /// Take shimx64.efi.signed and grubnetx64.efi.signed from this directory [default: those of the packages shim-signed and
@@ -41,7 +43,7 @@ pub struct BootOptionsArgs {
     /// The address of the boot server in the machines' network
     #[arg(long, value_name = "ADDRESS")]
     pub server: Ipv4Addr,
-    /// Its port of scripts, kernels and settings, as --boot-http of 'headwater serve'
+    /// Its port for scripts, kernels and settings: --boot-http of 'headwater serve'
     #[arg(long, value_name = "PORT", default_value_t = 80, value_parser = clap::value_parser!(u16).range(1..))]
     pub http: u16,
 }
@@ -53,7 +55,7 @@ pub enum Product {
     Isc,
     /// Kea: for "Dhcp4" of kea-dhcp4.conf
     Kea,
-    /// dnsmasq: a file of its own
+    /// dnsmasq: a separate configuration file
     Dnsmasq,
     /// The DHCP server of Windows: PowerShell
     Windows,

@@ -7,33 +7,36 @@ use crate::caches::NewLimits;
 /// `headwater cache ...`.
 #[derive(Debug, Subcommand)]
 pub enum CacheCommand {
-    /// List the write caches of this user's exports and attached devices that run (for root: of all users), with their limits and
+    /// List the write caches of this user's running exports and attached devices (for root: of all users), with their
+    /// limits and
     /// use
     List,
-    /// Show who fills the write cache of a machine: files, directories, deleted files that were not trimmed, journal, swap
+    /// Show what occupies the write cache of a machine: files, directories, deleted files that were not trimmed,
+    /// journal, swap
     ///
-    /// Scans the file systems on the machine's disk, while the machine goes on. ext2, ext3, ext4, NTFS and FAT are read.
+    /// Scans the file systems (ext2, ext3, ext4, NTFS and FAT) on a snapshot of the machine's disk, while the machine
+    /// runs.
     Contents {
         /// The machine
         #[arg(value_name = "MACHINE")]
         machine: String,
-        /// Whether lines are directories, files or kinds
+        /// Whether lines show directories, files or kinds
         #[arg(long, value_enum, default_value_t = By::Dir, value_name = "BY")]
         by: By,
-        /// How many lines at most
+        /// The most lines
         #[arg(long, default_value_t = 20, value_name = "LINES")]
         lines: usize,
     },
-    /// Change the limits of the write cache of an export or attached device that runs, up or down, at once
+    /// Change the limits of the write cache of a running export or attached device, up or down, at once
     #[command(group = ArgGroup::new("limits").required(true).multiple(true))]
     Set {
-        /// The number of the process, what it serves, or the device that it attached
+        /// The process id, the name of what it serves, or the device that it attached
         #[arg(value_name = "PID|SOURCE|DEVICE")]
         which: String,
-        /// Only of this volume, where the process serves several
+        /// Only of this volume, if the process serves several
         #[arg(long, value_name = "VOLUME")]
         volume: Option<String>,
-        /// What is to be another one
+        /// The new limits
         #[command(flatten)]
         limits: NewLimits,
         /// Its weight among the volumes of the process while --cache-ram or the host's memory is short, 1 to 10000
@@ -42,7 +45,7 @@ pub enum CacheCommand {
     },
 }
 
-/// What the lines of `headwater cache contents` are.
+/// What each line of `headwater cache contents` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum By {
     /// Directories as a tree, each with everything below it

@@ -1,7 +1,8 @@
-//! What a shell offers for a name: the machines, images and catalogs that the daemon has, and sizes of virtual machines.
+//! Shell completion of names: machines, images and catalogs of the daemon, and sizes of virtual machines.
 //!
-//! The shell asks by running this program with `COMPLETE` in its environment, at each press of its key. So the daemon is given a moment, and
-//! where it does not answer nothing is offered.
+//! The shell runs this program with `COMPLETE` in its environment each time the user presses the completion key. So
+//! the daemon gets a short timeout;
+//! if it does not answer, nothing is offered.
 
 use std::future::Future;
 use std::time::Duration;
@@ -11,8 +12,8 @@ use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use crate::client::Client;
 use crate::contexts::Contexts;
 
-/// How long a shell waits at most.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The timeout of the daemon's answer.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Names of machines.
 pub fn machines() -> ArgValueCandidates {
@@ -52,7 +53,7 @@ pub fn contexts() -> ArgValueCandidates {
     })
 }
 
-/// Names of sizes in the table that is part of the program.
+/// Names of sizes in the built-in table.
 pub fn sizes() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         let sizes = headwater_sizes::SizeTable::built_in().sizes;
@@ -76,8 +77,8 @@ where
         let data_dir = std::env::var_os("HEADWATER_DATA_DIR").map(Into::into);
         let client = Client::choose(std::env::var("HEADWATER_CONTEXT").ok().as_deref(), data_dir)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async { tokio::time::timeout(PATIENCE, names(client)).await? })
+        runtime.block_on(async { tokio::time::timeout(TIMEOUT, names(client)).await? })
     };
-    // Whoever presses a key for a name is not helped by an error.
+    // Errors are ignored: a user who presses the completion key has no use for them.
     asked().unwrap_or_default().into_iter().map(CompletionCandidate::new).collect()
 }

@@ -7,13 +7,13 @@ use clap::{Subcommand, ValueHint};
 /// `headwater config`.
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Check a configuration file: its keys, their values, and whether they fit together
+    /// Check a configuration file: its keys, their values, and whether they are compatible
     Check {
         /// The file [default: /etc/headwater/headwater.toml]
         #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
         file: Option<PathBuf>,
     },
-    /// Show each setting of 'headwater serve' with a file, and where its value comes from
+    /// Show each setting of 'headwater serve' with a configuration file, and where its value comes from
     Show {
         /// The file [default: /etc/headwater/headwater.toml, if it exists]
         #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]

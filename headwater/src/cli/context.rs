@@ -11,16 +11,17 @@ use crate::client::server::parse_fingerprint;
 pub struct LoginArgs {
     /// The server's API, https://HOST:PORT; the port is 9470 unless given
     pub url: String,
-    /// What to call it [default: the host's name]
+    /// The context's name [default: the host's name]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// The fingerprint of the server's certificate, as 'headwater status' shows it there; for a certificate that the server made
+    /// The fingerprint of the server's certificate, as 'headwater status' on the server shows it; for a certificate
+    /// that the server made
     #[arg(long, value_name = "FINGERPRINT", value_parser = parse_fingerprint, conflicts_with = "ca")]
     pub fingerprint: Option<String>,
-    /// Trust the certificate authorities of this PEM file, in place of the system's
+    /// Trust the certificate authorities of this PEM file instead of those of the system
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub ca: Option<PathBuf>,
-    /// File with the token, or - for standard input; a terminal is asked for it unless given
+    /// File with the token, or - for standard input [default: ask on the terminal]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub token_file: Option<PathBuf>,
 }
@@ -28,14 +29,14 @@ pub struct LoginArgs {
 /// `headwater context ...`.
 #[derive(Debug, Subcommand)]
 pub enum ContextCommand {
-    /// List the servers of 'headwater login'; * is the current one, for commands that name no other
+    /// List the servers of 'headwater login'; * marks the current one, for commands without --context
     List,
-    /// Send commands to this server from now on, or with 'local' to the daemon of this host
+    /// Use this server for later commands, or with 'local' the daemon of this host
     Use {
         /// Its name
         name: String,
     },
-    /// Forget a server and the token for it, which stays valid: 'headwater token revoke' ends it
+    /// Remove a server and its token from this user's files. The token stays valid: 'headwater token revoke' ends it
     Remove {
         /// Its name
         name: String,

@@ -24,7 +24,8 @@ pub struct RunArgs {
     /// IMAGE@HASH
     #[arg(value_name = "FILE|IMAGE", value_hint = ValueHint::FilePath)]
     pub source: String,
-    /// Allow a qcow2 image backing files outside of its own directory, and devices: whatever it names is read
+    /// Allow a qcow2 image to have devices as backing files, or files outside of its own directory: whatever it names
+    /// is read
     #[arg(long)]
     pub backing: bool,
     /// How many machines, 1 to 1000
@@ -34,7 +35,7 @@ pub struct RunArgs {
     /// Write cache and size of each machine
     #[command(flatten)]
     pub machine: MachineArgs,
-    /// Take images from this store in place of DIR/store: servers that offer one (https://HOST[,https://HOST..]),
+    /// Take images from this store instead of DIR/store: servers that offer a store (https://HOST[,https://HOST..]),
     /// s3://BUCKET/PREFIX, or a directory
     #[arg(long, visible_alias = "store", value_name = "STORE")]
     pub from: Option<String>,
@@ -44,10 +45,10 @@ pub struct RunArgs {
     /// How images are read
     #[command(flatten)]
     pub stream: StreamArgs,
-    /// What the write caches of all machines have in common
+    /// Settings that all write caches share
     #[command(flatten)]
     pub caches: CacheArgs,
-    /// Write which requests each machine sends to a new file MACHINE-N.rec in this directory, never what they carry: for
+    /// Record the requests of each machine in a new file MACHINE-N.rec in this directory, without their data: for
     /// `headwater-study sizing`
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub record: Option<PathBuf>,
@@ -56,44 +57,51 @@ pub struct RunArgs {
 /// `headwater serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Take the flags below that are not given here from this file, which 'headwater config' checks and shows; SIGHUP has it read again
+    /// Take flags that are not given here from this file, which 'headwater config' checks and shows; SIGHUP reloads
+    /// it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
-    /// Let members of this process's group use the daemon, as administrators: they reach its socket, and exchange files with it in
+    /// Let members of this process's group use the daemon as administrators: they can connect to its socket, and
+    /// exchange files with it in
     /// DIR/exchange
     #[arg(long)]
     pub group_access: bool,
-    /// Also serve the API at this TCP address, for instance 0.0.0.0:9470, with TLS unless it is of the loopback interface; clients need a
+    /// Also serve the API at this TCP address, for instance 0.0.0.0:9470, with TLS unless it is a loopback address;
+    /// clients need a
     /// token: 'headwater token create' makes one, 'headwater login' uses it on another computer
     #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub listen: Option<SocketAddr>,
-    /// Also serve the web console at this address, for instance 0.0.0.0:9471, with TLS unless it is of the loopback interface;
+    /// Also serve the web console at this address, for instance 0.0.0.0:9471, with TLS unless it is a loopback
+    /// address;
     /// 'headwater console' opens it
     #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub console: Option<SocketAddr>,
     /// The database
     #[command(flatten)]
     pub database: DatabaseArgs,
-    /// Also let nodes of other hosts join and connect at this address, for instance 0.0.0.0:9472, always with TLS: 'headwater node
-    /// token' says how
+    /// Also let nodes of other hosts join and connect at this address, for instance 0.0.0.0:9472, always with TLS:
+    /// see
+    /// 'headwater node token'
     #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub nodes: Option<SocketAddr>,
-    /// How long a node that does not hear its controller runs the machines of catalogs with --on-host-loss restart, before it ends them so
+    /// How long a node that cannot reach its controller runs the machines of catalogs with --on-host-loss restart;
+    /// then it ends them so
     /// that other hosts can start them; 5s to 1h
     #[arg(long, value_name = "TIME", value_parser = node_lease, default_value = "30s")]
     pub node_lease: u64,
-    /// Keep images in this store in place of DIR/store: a directory, or s3://BUCKET/PREFIX[?endpoint=URL] with
+    /// Store images here instead of in DIR/store: a directory, or s3://BUCKET/PREFIX[?endpoint=URL] with
     /// the keys of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; or read them from servers that offer a store,
     /// https://HOST[,https://HOST..]
     #[arg(long, visible_alias = "from", value_name = "STORE")]
     pub store: Option<String>,
-    /// Begin with an empty store where there is none in that directory, although the database knows machines or images
+    /// Begin with an empty store if that directory has none, although the database knows machines or images
     #[arg(long)]
     pub new_store: bool,
-    /// Start the machines that were on when the last daemon ended, in order or not; each until that works
+    /// Start the machines that were on when the last daemon ended, also after a crash; retry each until it is on
     #[arg(long)]
     pub resume: bool,
-    /// Leave machines on when the daemon is stopped by SIGTERM, unless the host goes down: the next daemon takes them over. Without
+    /// Leave machines on when the daemon is stopped by SIGTERM, unless the host shuts down: the next daemon takes
+    /// them over. Without
     /// this they are switched off
     #[arg(long)]
     pub keep_machines: bool,
@@ -103,11 +111,11 @@ pub struct ServeArgs {
     /// How images on other hosts are read
     #[command(flatten)]
     pub stream: StreamArgs,
-    /// Also offer the store to others over HTTP at this address, for reading; anything but loopback needs TLS
+    /// Also offer the store to others over HTTP at this address, read-only; addresses other than loopback need TLS
     /// and tokens
     #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub store_listen: Option<SocketAddr>,
-    /// Certificate, key and tokens of that
+    /// Certificate, key and tokens of the offered store
     #[command(flatten)]
     pub offer: OfferArgs,
     /// The boot server
@@ -116,24 +124,26 @@ pub struct ServeArgs {
     /// The NBD server
     #[command(flatten)]
     pub nbd: ServeNbdArgs,
-    /// Check all versions in the background, at so many bytes a second
+    /// Verify all versions in the background, at this rate in bytes per second
     #[arg(long, value_name = "RATE", value_parser = streaming::rate)]
     pub scrub: Option<u64>,
-    /// How long the check pauses after it has read all versions once; 3600 unless given
+    /// How long the verification pauses after it has read all versions once, in seconds [default: 3600]
     #[arg(long, value_name = "SECONDS", requires = "scrub", value_parser = clap::value_parser!(u64).range(1..))]
     pub scrub_pause: Option<u64>,
-    /// Repair what the check finds damaged from this store or server, if it has it. Its servers get the token even if 'image
-    /// pull' or 'image verify' names them; may be given several times
+    /// Repair damage that the verification finds from this store or server, if it has an intact copy. Its servers
+    /// also get the token if
+    /// 'image pull' or 'image verify' names them; may be given several times
     #[arg(long, value_name = "STORE")]
     pub repair_from: Vec<String>,
-    /// Also remove this in guests whose edits are sealed, besides the machine's identity: an absolute path in the guest, which may have
-    /// wildcards; may be given several times
+    /// Also remove this file in guests whose maintenance sessions are sealed, in addition to the machine's identity:
+    /// an absolute path in the guest,
+    /// which may have wildcards; may be given several times
     #[arg(long, value_name = "PATH", value_parser = super::guest_path)]
     pub seal_removes: Vec<String>,
-    /// What the write caches of all machines have in common
+    /// Settings that all write caches share
     #[command(flatten)]
     pub caches: CacheArgs,
-    /// How the log is written
+    /// The format of the log
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
     /// What is logged: error, warn, info, debug, trace, or a filter such as headwater_service=debug
@@ -170,12 +180,12 @@ pub struct UpgradeArgs {
 fn node_lease(text: &str) -> Result<u64, String> {
     match super::task::span(text)? {
         seconds @ 5..=3_600 => Ok(seconds),
-        _ => Err("a lease lasts for 5s to 1h".to_owned()),
+        _ => Err("a lease must last from 5s to 1h".to_owned()),
     }
 }
 
 impl ServeArgs {
-    /// Refuses what does not fit together, and a log filter that is none. Nothing is opened.
+    /// Fails for options that are not compatible, and for an invalid log filter. Opens nothing.
     pub fn check(&self) -> anyhow::Result<()> {
         logging::check_filter(&self.log)?;
         self.database.check()?;
@@ -186,52 +196,57 @@ impl ServeArgs {
         let is_for_the_check = |store: &&String| self.scrub.is_none() && !stores::is_server(store);
         if let Some(store) = self.repair_from.iter().find(is_for_the_check) {
             return Err(invalid(format!(
-                "--repair-from {store} is about what a check finds: give --scrub too"
+                "--repair-from {store} repairs what a verification finds: give --scrub too"
             )));
         }
         Ok(())
     }
 
-    /// Refuses options that change nothing.
+    /// Fails for options without effect.
     fn check_offer(&self) -> anyhow::Result<()> {
         if self.store_listen.is_some() {
             return Ok(());
         }
         if self.offer.token_file.is_some() {
-            // It might be taken for a protection of the API.
-            return Err(invalid("--token-file is about the store that others read: give --store-listen too"));
+            // Somebody could mistake it for a protection of the API.
+            return Err(invalid("--token-file protects the offered store: give --store-listen too"));
         }
         let is_public = |address: &SocketAddr| !address.ip().is_loopback();
         if self.offer.tls_cert.is_some() && !self.listen.iter().chain(&self.console).any(is_public) {
             return Err(invalid(
-                "--tls-cert is for addresses that others reach: give --store-listen, or such an address to --listen or --console",
+                "--tls-cert is for addresses that other hosts can reach: give --store-listen, or a non-loopback address to --listen or --console",
             ));
         }
         Ok(())
     }
 }
 
-/// How `headwater serve` boots machines from the network.
+/// Network boot of `headwater serve`.
 #[derive(Debug, Args)]
 pub struct ServeBootArgs {
-    /// Also boot registered machines in the network of this interface, beside the DHCP server there: they are given loader,
-    /// kernel and settings (ports 67, 69, 80 and 4011), and read their images at --store-listen, with tokens of their own. As root
+    /// Also boot registered machines in the network of this interface, beside the DHCP server there: they get boot
+    /// loader,
+    /// kernel and settings (ports 67, 69, 80 and 4011), and read their images at --store-listen with their own
+    /// tokens. Needs root
     #[arg(long, value_name = "INTERFACE", requires = "store_listen")]
     pub boot: Option<String>,
-    /// The port of kernels and settings, over HTTP
+    /// The port for kernels and settings, over HTTP
     #[arg(long, value_name = "PORT", requires = "boot", default_value_t = 80, value_parser = clap::value_parser!(u16).range(1..))]
     pub boot_http: u16,
-    /// Also be the DHCP server of the networks in this file: give addresses, to all clients there. Without this, another DHCP server does
+    /// Also be the DHCP server of the networks in this file: give addresses to all clients there. Without this,
+    /// another DHCP server does
     #[arg(long, value_name = "FILE", requires = "boot", value_hint = ValueHint::FilePath)]
     pub boot_dhcp: Option<PathBuf>,
-    /// What machines with 64-bit UEFI load: Debian's signed shim and GRUB, with which Secure Boot works; or iPXE, which has no signature
+    /// The boot loader for machines with 64-bit UEFI: Debian's signed shim and GRUB, which work with Secure Boot, or
+    /// iPXE, which is not signed
     #[arg(long, value_name = "LOADER", requires = "boot", value_enum, default_value_t = UefiLoader::Auto)]
     pub boot_uefi: UefiLoader,
     /// Take shimx64.efi.signed and grubnetx64.efi.signed from this directory [default: those of the packages shim-signed and
     /// grub-efi-amd64-signed]
     #[arg(long, value_name = "DIR", requires = "boot", value_hint = ValueHint::DirPath)]
     pub boot_signed: Option<PathBuf>,
-    /// Have machines trust the certificate authorities of this PEM file for --store-listen [default: the file of --tls-cert]
+    /// Certificate authorities that machines trust for --store-listen, as a PEM file [default: the file of
+    /// --tls-cert]
     #[arg(long, value_name = "FILE", requires = "boot", value_hint = ValueHint::FilePath)]
     pub boot_ca: Option<PathBuf>,
     /// Switch a machine that boots from the network on with this program ('machine start'), which is run with the name of the machine and
@@ -241,7 +256,7 @@ pub struct ServeBootArgs {
 }
 
 impl ServeBootArgs {
-    /// What is to be offered, if anything.
+    /// The boot server's settings, if it was requested.
     pub fn offer(&self, store: &OfferArgs) -> Option<BootOffer> {
         let interface = self.boot.clone()?;
         let ca = self.boot_ca.clone().or_else(|| store.tls_cert.clone())?;
@@ -255,7 +270,7 @@ impl ServeBootArgs {
     }
 }
 
-/// What machines with UEFI load.
+/// The boot loader for machines with UEFI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum UefiLoader {
     /// shim if it is installed with a GRUB that has HTTP, else ipxe
@@ -266,25 +281,26 @@ pub enum UefiLoader {
     Ipxe,
 }
 
-/// How `headwater serve` offers machines' disks over NBD.
+/// The NBD server of `headwater serve` for machines' disks.
 #[derive(Debug, Args)]
 pub struct ServeNbdArgs {
-    /// Also offer machines' disks to NBD clients here, for reading, each as an export by the machine's name:
+    /// Also offer machines' disks to NBD clients here, read-only, each as an export with the machine's name:
     /// unix:PATH or tcp:HOST[:PORT] (10809 unless given). tcp: needs --nbd-certificates and --nbd-allow
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Option<Address>,
-    /// Encrypt NBD, and let in only clients with a certificate: directory with ca-cert.pem, server-cert.pem,
+    /// Encrypt NBD, and accept only clients with a certificate: directory with ca-cert.pem, server-cert.pem,
     /// server-key.pem and, if there is one, ca-crl.pem
     #[arg(long, value_name = "DIR", requires = "nbd", value_hint = ValueHint::DirPath)]
     pub nbd_certificates: Option<PathBuf>,
-    /// Let clients whose certificate has this common name or DNS name read all machines' disks, or those of some;
-    /// may be given several times
+    /// Let clients whose certificate has this common name or DNS name read all machines' disks, or those that are
+    /// listed: NAME or
+    /// NAME=MACHINE[,MACHINE..]; may be given several times
     #[arg(long, value_name = "NAME[=MACHINE,..]", requires = "nbd_certificates", value_parser = exports::right)]
     pub nbd_allow: Vec<Right>,
 }
 
 impl ServeNbdArgs {
-    /// What is to be offered, if anything.
+    /// The NBD server's settings, if it was requested.
     pub fn offer(self) -> anyhow::Result<Option<Offer>> {
         self.nbd.map(|address| Offer::new(address, self.nbd_certificates, self.nbd_allow)).transpose()
     }

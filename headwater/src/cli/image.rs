@@ -23,22 +23,28 @@ pub enum ImageCommand {
         /// A line about the version, for people
         #[arg(long)]
         note: Option<String>,
-        /// The file's format: raw, qcow2, vhd (or vpc), vhdx or vmdk [default: what its bytes look like]. Say raw for a raw
-        /// disk that a guest has written which is not trusted: its bytes may look like an image that names files of the host
+        /// The file's format: raw, qcow2, vhd (or vpc), vhdx or vmdk [default: detected from its first bytes]. Give
+        /// raw for a raw
+        /// disk that an untrusted guest has written: its bytes may look like an image that names files of the host
         #[arg(long, value_parser = SourceFormat::parse)]
         format: Option<SourceFormat>,
-        /// Allow a qcow2 image backing files outside of its own directory, and devices: whatever it names is read
+        /// Allow a qcow2 image to have devices as backing files, or files outside of its own directory: whatever it
+        /// names is read
         #[arg(long)]
         backing: bool,
-        /// Size of the disk's sectors: 512 or 4096 [default: what its partition table says, or the file, device or server]
+        /// Size of the disk's sectors: 512 or 4096 [default: from its partition table, or else from the file, device
+        /// or server]
         #[arg(long = "sector-size", value_name = "BYTES", value_parser = super::sector_bytes)]
         sector_bytes: Option<u32>,
     },
-    /// Bring versions of another store into the daemon's own, each under its own number, while machines run; what is there is not
-    /// sent again. Without names all that it has, with the channels
+    /// Copy versions from another store to the daemon's store, each with its own number, while machines run; data
+    /// that is there already is not
+    /// copied again. Without names, all versions and the channels are copied
     Pull {
-        /// A directory, s3://BUCKET/PREFIX[?endpoint=URL], or servers: https://HOST[,https://HOST..]. The daemon opens it: with its
-        /// keys for S3, and with its --token and --ca where the servers were named when it was started, as with --repair-from
+        /// A directory, s3://BUCKET/PREFIX[?endpoint=URL], or servers: https://HOST[,https://HOST..]. The daemon
+        /// opens it with its own
+        /// keys for S3, or with its --token and --ca if the servers were named when it was started, as with
+        /// --repair-from
         #[arg(value_name = "STORE")]
         source: String,
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH of that store [default: all, with the channels]
@@ -46,13 +52,13 @@ pub enum ImageCommand {
     },
     /// List all images
     List,
-    /// List an image's versions: channels, state, author, machines that run them
+    /// List an image's versions: channels, state, author, machines that run each
     Versions {
         /// IMAGE
         #[arg(add = complete::images())]
         image: String,
     },
-    /// Have a channel point to a version; machines get it at their next boot
+    /// Point a channel to a version; machines boot it at their next boot
     Promote {
         /// IMAGE@NUMBER or IMAGE@HASH; with --cancel IMAGE
         #[arg(add = complete::images())]
@@ -63,14 +69,15 @@ pub enum ImageCommand {
         /// When: 2026-12-24T03:00Z (UTC), or +90m, +12h, +7d from now
         #[arg(long, value_name = "TIME", conflicts_with = "cancel")]
         at: Option<String>,
-        /// Forget the scheduled promotion of this channel
+        /// Cancel the scheduled promotion of this channel
         #[arg(long)]
         cancel: bool,
-        /// To production even if the version is not generalised: whoever reads the store may have a machine's private key
+        /// To production even if the version is not generalised: it may contain a machine's private key, which
+        /// everybody who reads the store then has
         #[arg(long, conflicts_with = "cancel")]
         force: bool,
     },
-    /// Have a channel point where it pointed before
+    /// Point a channel to the version before its last promotion
     Revert {
         /// IMAGE
         #[arg(add = complete::images())]
@@ -79,7 +86,7 @@ pub enum ImageCommand {
         #[arg(value_parser = Channel::parse)]
         channel: Channel,
     },
-    /// Have a machine, or all of a catalog, boot one version, whatever the channels say
+    /// Make a machine, or all machines of a catalog, boot one version, whatever the channels say
     Pin {
         /// The machine or catalog
         #[arg(value_name = "MACHINE|CATALOG", add = complete::machines_and_catalogs())]
@@ -88,13 +95,13 @@ pub enum ImageCommand {
         #[arg(add = complete::images())]
         image: String,
     },
-    /// Let a machine, or all of a catalog, follow its image again
+    /// Remove the pin: a machine, or all machines of a catalog, follow the image again
     Unpin {
         /// The machine or catalog
         #[arg(value_name = "MACHINE|CATALOG", add = complete::machines_and_catalogs())]
         name: String,
     },
-    /// Change an image on a machine: it boots the newest version on a private disk that is kept until seal or discard
+    /// Begin a maintenance session: a machine boots the newest version on a private disk until seal or discard
     Edit {
         /// IMAGE
         #[arg(add = complete::images())]
@@ -103,7 +110,8 @@ pub enum ImageCommand {
         #[arg(long, add = complete::machines())]
         machine: String,
     },
-    /// Make a version of what was changed since edit. If the machine is on, its identity is removed in its guest, and it is switched off
+    /// Make a version of a maintenance session's disk. If the machine is on, its identity is removed in its guest,
+    /// and it is switched off
     Seal {
         /// IMAGE
         #[arg(add = complete::images())]
@@ -111,26 +119,27 @@ pub enum ImageCommand {
         /// A line about the version, for people
         #[arg(long)]
         note: Option<String>,
-        /// Also where the image has newer versions, whose changes are not in it then
+        /// Seal even if the image has newer versions, whose changes are then missing
         #[arg(long)]
         over_newer: bool,
-        /// Remove nothing, and seal a machine that is off even if its SSH host key, machine-id or host name is on its disk; the
-        /// version is marked as not generalised then
+        /// Remove nothing in the guest, and seal a machine that is off even if its SSH host key, machine-id or host
+        /// name is on its disk; the
+        /// version is then marked as not generalised
         #[arg(long)]
         keep_identity: bool,
     },
-    /// Forget what was changed since edit; the machine must be off
+    /// Discard a maintenance session with all its changes; the machine must be off
     Discard {
         /// IMAGE
         #[arg(add = complete::images())]
         image: String,
     },
-    /// Take a version out of use: it is not the newest any more and cannot be promoted
+    /// Retire a version: it does not count as the newest any more and cannot be promoted
     Retire {
         /// IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images())]
         image: String,
-        /// Bring it back
+        /// Bring the version back into use
         #[arg(long)]
         undo: bool,
     },
@@ -139,20 +148,21 @@ pub enum ImageCommand {
         /// IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images())]
         image: String,
-        /// A line about the version, for people; '' takes the note away
+        /// A line about the version, for people; '' removes the note
         #[arg(allow_hyphen_values = true)]
         text: String,
     },
     /// Show what changed between two versions: bytes, and files of ext, FAT and NTFS file systems
     Diff {
-        /// The older one: IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        /// The older version: IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images())]
         from: String,
-        /// The newer one
+        /// The newer version
         #[arg(add = complete::images())]
         to: String,
     },
-    /// Show, record, merge and remove a version's boot trace: what its boots read first, and later ones have ahead
+    /// Show, record, merge and remove the boot trace of a version: what its first boots read, so that later boots can
+    /// prefetch it
     #[command(subcommand)]
     Trace(TraceCommand),
     /// Show who changed an image, and when
@@ -160,7 +170,7 @@ pub enum ImageCommand {
         /// IMAGE
         #[arg(add = complete::images())]
         image: String,
-        /// At most so many changes
+        /// The most changes to show
         #[arg(long, value_name = "COUNT", default_value_t = 100)]
         limit: u32,
     },
@@ -170,16 +180,18 @@ pub enum ImageCommand {
         #[arg(add = complete::images())]
         image: String,
     },
-    /// Read all of a version and compare it with its hashes; a report of damage names the files and machines that it affects
+    /// Read a version completely and compare it with its hashes; a report of damage names the affected files and
+    /// machines
     Verify {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images())]
         image: String,
-        /// Read at most so many bytes a second [default: as many as the store gives]
+        /// Read at most this many bytes per second [default: no limit]
         #[arg(long, value_name = "RATE", value_parser = streaming::rate)]
         rate: Option<u64>,
-        /// Repair what is damaged from this store or server, if it has it; may be given several times. Servers are
-        /// shown the daemon's token where they were named when it was started, as with --repair-from
+        /// Repair damage from this store or server, if it has an intact copy; may be given several times. Servers get
+        /// the daemon's token if
+        /// they were named when the daemon was started, as with --repair-from
         #[arg(long, value_name = "STORE")]
         repair_from: Vec<String>,
     },
@@ -188,10 +200,11 @@ pub enum ImageCommand {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images())]
         image: String,
-        /// The file; it must not exist, and - is refused: the daemon writes it
+        /// The file; it must not exist; - is not supported, because the daemon writes the file
         #[arg(value_hint = ValueHint::FilePath)]
         file: PathBuf,
-        /// raw, qcow2, vhd, vhd-fixed (for Azure), vhdx or vmdk; vhd, vhdx and vmdk need qemu-img [default: the file's extension where it is one of these, else raw]
+        /// raw, qcow2, vhd, vhd-fixed (for Azure), vhdx or vmdk; vhd, vhdx and vmdk need qemu-img [default: by the
+        /// file's extension, else raw]
         #[arg(long, value_parser = ExportFormat::parse)]
         format: Option<ExportFormat>,
     },
@@ -200,7 +213,8 @@ pub enum ImageCommand {
         /// IMAGE: with all its versions and channels. IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH: that version
         #[arg(add = complete::images())]
         image: String,
-        /// Of IMAGE: even if a channel points to one of its versions, or will. A version that a machine or a pin uses stays
+        /// For IMAGE: even if channels point to its versions, now or by schedule. Versions that a machine or a pin
+        /// uses always stay
         #[arg(long)]
         force: bool,
     },
@@ -209,30 +223,31 @@ pub enum ImageCommand {
 /// `headwater image trace ...`.
 #[derive(Debug, Subcommand)]
 pub enum TraceCommand {
-    /// Show how many boots it was made from, what it holds, and where it is kept
+    /// Show how many boots it was made from, what it contains, and where it is stored
     Show {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images())]
         image: String,
     },
-    /// Boot the version once, on a machine that is made for it and removed again, and record what it reads
+    /// Boot the version once, on a temporary machine, and record what it reads
     Record {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images())]
         image: String,
-        /// Record for so long after the guest is up, because some programs start late; two minutes in all at most
+        /// Continue to record for this time after the guest has booted, because some programs start late; two minutes
+        /// in total at most
         #[arg(long, value_name = "SECONDS", default_value_t = 0)]
         after: u64,
         /// Size of the machine
         #[command(flatten)]
         machine: MachineArgs,
     },
-    /// Take in boot traces that other hosts saved
+    /// Merge boot traces that were saved on other hosts
     Merge {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images())]
         image: String,
-        /// What 'trace save' wrote there
+        /// The files that 'trace save' wrote
         #[arg(required = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
         files: Vec<PathBuf>,
     },
@@ -245,7 +260,7 @@ pub enum TraceCommand {
         #[arg(value_hint = ValueHint::FilePath)]
         file: PathBuf,
     },
-    /// Forget the boot trace; the next boots are recorded again
+    /// Remove the boot trace; the next boots are recorded again
     Remove {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images())]

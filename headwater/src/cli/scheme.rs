@@ -13,9 +13,10 @@ use crate::cli::size::{ImageArgs, TableArgs, place};
 /// `headwater scheme ...`.
 #[derive(Debug, Subcommand)]
 pub enum SchemeCommand {
-    /// Say where machines of a scheme would have their OS disk, on its size and each backup size, what is left, and what is wrong
+    /// Show where machines of a scheme would have their OS disk, on its size and each backup size, the space that is
+    /// left, and errors
     #[command(
-        after_help = "A FILE has the same words in TOML: size = \"Standard_D8ds_v5\", backup-size = [\"..\"], ephemeral = true, \
+        after_help = "A FILE has the same settings in TOML: size = \"Standard_D8ds_v5\", backup-size = [\"..\"], ephemeral = true, \
                             places = [\"temp\", \"nvme\"]. Nothing is stored, and no cloud is asked: zones, region, capacity, quota \
                             and rights are not checked. A scheme that is refused ends with exit code 2, an unknown size with 3."
     )]
@@ -26,7 +27,7 @@ pub enum SchemeCommand {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("words").multiple(true).conflicts_with("file"))]
 pub struct CheckSchemeArgs {
-    /// A scheme in TOML, instead of options
+    /// A TOML file with a scheme, instead of options
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub file: Option<PathBuf>,
     /// The image
@@ -35,7 +36,7 @@ pub struct CheckSchemeArgs {
     /// The scheme
     #[command(flatten)]
     pub words: SchemeWords,
-    /// Another table
+    /// Another table of sizes
     #[command(flatten)]
     pub table: TableArgs,
 }
@@ -46,7 +47,7 @@ pub struct SchemeWords {
     /// The size of its machines
     #[arg(long, group = "words", required_unless_present = "file", add = complete::sizes())]
     size: Option<String>,
-    /// A size that is tried if the cloud has none of those before; may be repeated
+    /// A size to try if the cloud has none of the sizes before; may be given several times
     #[arg(long, group = "words", value_name = "SIZE", add = complete::sizes())]
     backup_size: Vec<String>,
     /// Disks are managed by the cloud
@@ -58,10 +59,10 @@ pub struct SchemeWords {
     /// The OS disk is on the host and lost with it; needs --managed-disks and --gallery
     #[arg(long, group = "words")]
     ephemeral: bool,
-    /// The places that the OS disk may have, the best place first [default: cache,temp,nvme,managed with --ephemeral, else managed]
+    /// Where the OS disk may be, best place first [default: cache,temp,nvme,managed with --ephemeral, else managed]
     #[arg(long, group = "words", value_name = "PLACE,..", value_parser = place(), value_delimiter = ',')]
     places: Vec<OsDiskPlace>,
-    /// All of the image is copied to the host; needs --ephemeral, and room for twice the OS disk
+    /// The whole image is copied to the host; needs --ephemeral, and space for twice the OS disk
     #[arg(long, group = "words")]
     full_copy: bool,
     /// Machines boot with trusted launch, which takes 1 GiB beside the OS disk and needs generation 2
@@ -79,7 +80,7 @@ pub struct SchemeWords {
 }
 
 impl SchemeWords {
-    /// The scheme that they say.
+    /// The scheme from the options.
     pub fn scheme(self) -> Scheme {
         Scheme {
             size: self.size.unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! Flags of `headwater size`, and those that `headwater scheme` has too.
+//! Flags of `headwater size`, some of which `headwater scheme` shares.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,8 @@ use headwater_sizes::{Generation, OsDiskPlace};
 /// `headwater size ...`.
 #[derive(Debug, Subcommand)]
 pub enum SizeCommand {
-    /// List the sizes that hold an OS disk, with the place, what is left, IOPS and MB/s; then say why others do not
+    /// List the sizes that can hold an OS disk, with its place, the space that is left, IOPS and MB/s; then say why
+    /// others cannot
     #[command(
         after_help = "Without --sizes, the table of 135 sizes of Azure that is part of the program is asked; it says its source \
                             and date. Rates are the most that a size does at that place. '-' is unknown. If no size holds the \
@@ -25,29 +26,31 @@ pub struct AdviseArgs {
     /// The image
     #[command(flatten)]
     pub image: ImageArgs,
-    /// The guest gets at least so many vCPUs
+    /// The least number of vCPUs
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=65_536), default_value_t = 1)]
     pub vcpus: u32,
-    /// The size has at least so much memory
+    /// The least memory
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0")]
     pub memory: u64,
-    /// The places that the OS disk may have, the best place first: cache, temp, nvme (all on the host and lost with it), managed (a disk across the
+    /// Where the OS disk may be, best place first: cache, temp, nvme (all on the host and lost with it), managed (a
+    /// disk across the
     /// network)
     #[arg(long, value_name = "PLACE,..", value_parser = place(), value_delimiter = ',', default_value = "cache,temp,nvme")]
     pub places: Vec<OsDiskPlace>,
-    /// Only sizes that hold all of the image twice on the host, so that its machines do not depend on remote storage
+    /// Only sizes that hold the whole image twice on the host, so that its machines do not depend on remote storage
     #[arg(long)]
     pub full_copy: bool,
-    /// Only sizes that leave so much of the temp disk, or of the NVMe disks together, for page file and scratch
+    /// Only sizes that leave this much of the temp disk, or of all NVMe disks together, for page file and scratch
+    /// space
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0")]
     pub temp_left: u64,
     /// With trusted launch, which takes 1 GiB beside the OS disk and needs generation 2
     #[arg(long)]
     pub trusted_launch: bool,
-    /// Show all sizes that hold it, and every reason of every other size
+    /// Show all sizes that can hold it, and every reason of every other size
     #[arg(long)]
     pub all: bool,
-    /// Another table
+    /// Another table of sizes
     #[command(flatten)]
     pub table: TableArgs,
 }
@@ -66,12 +69,12 @@ pub struct ImageArgs {
 /// The table of sizes.
 #[derive(Debug, Args)]
 pub struct TableArgs {
-    /// Another table of sizes than that of the program, with the same columns
+    /// A table of sizes with the same columns, instead of the built-in one
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub sizes: Option<PathBuf>,
 }
 
-/// A place; a shell offers the words.
+/// Parses a place; shells complete it.
 pub fn place() -> impl TypedValueParser<Value = OsDiskPlace> {
     let words = OsDiskPlace::ALL.map(OsDiskPlace::word);
     PossibleValuesParser::new(words).try_map(|word| OsDiskPlace::parse(&word))

@@ -12,18 +12,18 @@ use crate::streaming;
 /// `headwater store ...`.
 #[derive(Debug, Subcommand)]
 pub enum StoreCommand {
-    /// Copy versions to another store, each under its own number; what is there is not sent again
+    /// Copy versions to another store, each with its own number; data that is there already is not copied again
     Copy {
         /// A directory, s3://BUCKET/PREFIX[?endpoint=URL], or servers: https://HOST[,https://HOST..]
         #[arg(value_name = "FROM")]
         source: String,
-        /// A directory or s3://..; made if there is none
+        /// A directory or s3://..; created if it does not exist
         #[arg(value_name = "TO")]
         target: String,
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(required = true)]
         images: Vec<String>,
-        /// What servers need to be shown
+        /// Token and authorities of the servers
         #[command(flatten)]
         credentials: Credentials,
         /// What is logged to standard error: off, error, warn, info, debug, trace, or a filter [default: warn; off with
@@ -31,15 +31,15 @@ pub enum StoreCommand {
         #[arg(long, value_name = "FILTER", env = "HEADWATER_LOG")]
         log: Option<String>,
     },
-    /// Copy all versions and channels that another store does not have; removes nothing there
+    /// Copy all versions and channels that another store does not have; removes nothing in that store
     Sync {
         /// A directory, s3://BUCKET/PREFIX[?endpoint=URL], or servers: https://HOST[,https://HOST..]
         #[arg(value_name = "FROM")]
         source: String,
-        /// A directory or s3://..; made if there is none
+        /// A directory or s3://..; created if it does not exist
         #[arg(value_name = "TO")]
         target: String,
-        /// What servers need to be shown
+        /// Token and authorities of the servers
         #[command(flatten)]
         credentials: Credentials,
         /// What is logged to standard error: off, error, warn, info, debug, trace, or a filter [default: warn; off with
@@ -47,11 +47,11 @@ pub enum StoreCommand {
         #[arg(long, value_name = "FILTER", env = "HEADWATER_LOG")]
         log: Option<String>,
     },
-    /// Offer a store to others over HTTP, for reading
+    /// Offer a store to others over HTTP, read-only
     Serve {
         /// A directory or s3://..
         store: String,
-        /// Where, for instance 127.0.0.1:8090; anything but loopback needs TLS and tokens
+        /// The address, for instance 127.0.0.1:8090; addresses other than loopback need TLS and tokens
         #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
         listen: SocketAddr,
         /// Certificate, key and tokens
@@ -61,27 +61,27 @@ pub enum StoreCommand {
         #[arg(long, value_name = "FILTER", default_value = "info", env = "HEADWATER_LOG")]
         log: String,
     },
-    /// Make a token for readers: print it, once, and add its hash to a file
+    /// Make a token for readers: print it once, and add its hash to a file
     Token {
-        /// Who gets it, for people
+        /// The reader's name, for people
         name: String,
-        /// The file; made if there is none
+        /// The file; created if it does not exist
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         token_file: PathBuf,
     },
-    /// Read all of a store, or some versions, compare it with its hashes, and repair what is damaged
+    /// Read a store, or some versions, completely, compare the data with its hashes, and repair damage
     Verify {
         /// A directory, s3://.. or https://..
         store: String,
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH [default: all]
         images: Vec<String>,
-        /// Read at most so many bytes a second [default: as many as the store gives]
+        /// Read at most this many bytes per second [default: no limit]
         #[arg(long, value_name = "RATE", value_parser = streaming::rate)]
         rate: Option<u64>,
-        /// Take what is damaged from this store, if it has it; may be given several times
+        /// Repair damage from this store, if it has an intact copy; may be given several times
         #[arg(long, value_name = "STORE")]
         repair_from: Vec<String>,
-        /// What servers need to be shown
+        /// Token and authorities of the servers
         #[command(flatten)]
         credentials: Credentials,
         /// What is logged to standard error: off, error, warn, info, debug, trace, or a filter [default: warn; off with
@@ -92,9 +92,9 @@ pub enum StoreCommand {
 }
 
 impl StoreCommand {
-    /// What is logged; `None`: it has no log.
+    /// The log filter; `None`: nothing is logged.
     pub fn log(&self, json: bool) -> Option<&str> {
-        // A program takes what is on standard error for one object.
+        // With --json, programs expect a single object on standard error.
         let default = if json { "off" } else { "warn" };
         match self {
             Self::Copy { log, .. } | Self::Sync { log, .. } | Self::Verify { log, .. } => {
@@ -109,10 +109,10 @@ impl StoreCommand {
 /// How a store is offered to others.
 #[derive(Clone, Debug, Default, Args)]
 pub struct OfferArgs {
-    /// Certificate in PEM, with those between it and the authority
+    /// Certificate in PEM, with the intermediate certificates
     #[arg(long, value_name = "FILE", requires = "tls_key", value_hint = ValueHint::FilePath)]
     pub tls_cert: Option<PathBuf>,
-    /// Its key in PEM
+    /// Private key of the certificate, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert", value_hint = ValueHint::FilePath)]
     pub tls_key: Option<PathBuf>,
     /// File with names and hashes of the tokens that allow reading; 'headwater store token' adds one
@@ -127,7 +127,7 @@ impl OfferArgs {
         files.map(|(certificate, key)| TlsFiles { certificate, key })
     }
 
-    /// As the server takes them.
+    /// The options of the server.
     pub fn options(&self, listen: SocketAddr) -> Options {
         Options { listen, tls: self.tls(), token_file: self.token_file.clone(), limits: Limits::default() }
     }

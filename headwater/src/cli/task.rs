@@ -13,7 +13,7 @@ pub enum TaskCommand {
         /// Only those that have not ended
         #[arg(long)]
         unended: bool,
-        /// At most so many; the daemon keeps the newest 10,000
+        /// The most tasks to show; the daemon stores the newest 10,000
         #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
         limit: u32,
     },
@@ -22,12 +22,13 @@ pub enum TaskCommand {
         /// Its number
         task: i64,
     },
-    /// Follow a task until it ends; it goes on if this ends first. Exits as the command that began it would have
+    /// Follow a task until it ends, and exit like the command that began it. The task continues if this command is
+    /// interrupted
     Wait {
         /// Its number
         task: i64,
     },
-    /// Ask a task to end, and follow it until it has: a roll takes its machines back first
+    /// Cancel a task, and follow it until it has ended: a roll moves its machines back first
     Cancel {
         /// Its number
         task: i64,
@@ -41,22 +42,23 @@ pub enum TokenCommand {
     Create {
         /// Its name: 1 to 63 of a-z, 0-9 and '-'. The history names it
         name: String,
-        /// Role of its holder: metrics, viewer, operator or admin
+        /// The token's role: metrics, viewer, operator or admin
         #[arg(long, value_parser = Role::parse)]
         role: Role,
-        /// Only for this catalog and its machines; '*' stands for any characters; may be given several times
+        /// Only for this catalog and its machines; '*' matches any characters; may be given several times
         #[arg(long, value_name = "CATALOG", add = complete::catalogs())]
         catalog: Vec<String>,
-        /// Only for this image and machines without a catalog that boot it; '*' stands for any characters; may be given several times
+        /// Only for this image and machines without a catalog that boot it; '*' matches any characters; may be given
+        /// several times
         #[arg(long, value_name = "IMAGE", add = complete::images())]
         image: Vec<String>,
-        /// For how long it is valid, such as 12h or 90d; until it is revoked unless given
+        /// How long it is valid, such as 12h or 90d [default: until it is revoked]
         #[arg(long, value_name = "TIME", value_parser = span)]
         expires: Option<u64>,
     },
     /// List all tokens, without their secrets
     List,
-    /// Refuse a token from now on
+    /// Revoke a token: requests with it are refused from now on
     Revoke {
         /// Its name
         name: String,

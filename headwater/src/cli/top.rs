@@ -10,16 +10,16 @@ use headwater_api::MachineSort;
 pub struct TopArgs {
     /// Only machines that match all terms, such as state:running catalog:class version:old 'ram>80%' desk; begin one with ! for "not"
     pub filter: Vec<String>,
-    /// In this order: name, state, ram, disk, cache (both together), iops or boot
+    /// The order: name, state, ram, disk, cache (both together), iops or boot
     #[arg(long, value_name = "ORDER", default_value_t = MachineSort::Cache, value_parser = MachineSort::parse)]
     pub sort: MachineSort,
-    /// Seconds from one look at the daemon to the next, 1 to 3600
+    /// Seconds between updates, 1 to 3600
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     pub interval: Duration,
-    /// Print the table once and end, as when the output is no terminal
+    /// Print the table once and end; the default if the output is not a terminal
     #[arg(long)]
     pub once: bool,
-    /// Without the keys that start, stop and reset machines
+    /// Disable the keys that start, stop and reset machines
     #[arg(long)]
     pub read_only: bool,
 }

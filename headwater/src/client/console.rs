@@ -1,4 +1,4 @@
-//! A machine's console: what it printed, and a connection to it.
+//! A client of machine consoles: reads the log, or attaches to the console.
 
 use anyhow::Context;
 use http_body_util::{BodyExt, Full};
@@ -12,11 +12,11 @@ use crate::client::{Client, escape};
 /// The protocol of an attached console.
 const PROTOCOL: &str = "headwater-console";
 
-/// The console's bytes, both ways.
+/// A connection with the console's bytes in both directions.
 pub type Console = TokioIo<Upgraded>;
 
 impl Client {
-    /// Gives `each` what the console printed; with `follow` until the machine is off.
+    /// Calls `each` with the console's log; with `follow` until the machine is off.
     pub async fn console_log(
         &self,
         name: &str,
@@ -26,13 +26,13 @@ impl Client {
         let path = format!("/api/v1/machines/{}/console?follow={follow}", escape(name));
         let mut answer = self.send(Method::GET, &path, None).await?.into_body();
         while let Some(frame) = answer.frame().await {
-            let frame = frame.context("the daemon ended while it gave the console's log")?;
+            let frame = frame.context("the connection to the daemon broke while it sent the console's log")?;
             each(frame.data_ref().map(|data| &data[..]).unwrap_or_default())?;
         }
         Ok(())
     }
 
-    /// Connects to the console.
+    /// Attaches to the console.
     pub async fn attach_console(&self, name: &str) -> anyhow::Result<Console> {
         let path = format!("/api/v1/machines/{}/console/attach", escape(name));
         let request = self
@@ -45,7 +45,7 @@ impl Client {
             return Err(super::refused(response).await);
         }
         Ok(TokioIo::new(
-            hyper::upgrade::on(response).await.context("the daemon did not hand the console over")?,
+            hyper::upgrade::on(response).await.context("the daemon did not switch the connection to the console")?,
         ))
     }
 }

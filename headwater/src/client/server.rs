@@ -1,4 +1,4 @@
-//! A server on another host: its address, and how the client knows that it is the right one.
+//! The address of a server on another host, and the TLS checks that it is the right one.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -22,10 +22,10 @@ use tokio_rustls::rustls::{
 use crate::daemon::network::{FINGERPRINT_PREFIX, fingerprint};
 use crate::failure::{Unreachable, invalid};
 
-/// The port of an URL that names none.
+/// The port if a URL names none.
 pub const DEFAULT_PORT: u16 = 9470;
 
-/// How long a connection may take, and then its handshake.
+/// Timeout of a connection, and of its TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Host and port of a server's API.
@@ -35,12 +35,12 @@ pub struct Address {
     pub host: String,
     /// Its port.
     pub port: u16,
-    /// Whether TLS is spoken there.
+    /// Whether the server uses TLS.
     pub is_encrypted: bool,
 }
 
 impl Address {
-    /// Reads `https://HOST[:PORT]`. Plain HTTP is for the loopback interface, as of a forwarded port.
+    /// Parses `https://HOST[:PORT]`. Plain HTTP is permitted for loopback addresses, for instance a forwarded port.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         let odd =
             || invalid(format!("'{text}' is not https://HOST:PORT, such as https://lab1:{DEFAULT_PORT}"));
@@ -55,12 +55,12 @@ impl Address {
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
         if !is_encrypted && !matches!(host.as_str(), "localhost" | "127.0.0.1" | "::1") {
             return Err(invalid(format!(
-                "'{text}' is not encrypted, and a token would be seen on the way: use https"
+                "'{text}' is not encrypted, so others could read the token: use https"
             )));
         }
         let port = match authority.as_str().strip_prefix(authority.host()).unwrap_or_default() {
             "" => DEFAULT_PORT,
-            // A port that is out of range is not another one.
+            // A port that is out of range is an error, not the default.
             _ => authority.port_u16().filter(|port| *port != 0).ok_or_else(odd)?,
         };
         if is_encrypted && ServerName::try_from(host.clone()).is_err() {
@@ -69,24 +69,25 @@ impl Address {
         Ok(Self { host, port, is_encrypted })
     }
 
-    /// Host and port, as a request names them.
+    /// Host and port, for the request's authority.
     pub fn authority(&self) -> String {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         format!("{host}:{}", self.port)
     }
 
-    /// As [`Address::parse`] reads it.
+    /// The URL, which [`Address::parse`] accepts.
     pub fn url(&self) -> String {
         format!("{}://{}", if self.is_encrypted { "https" } else { "http" }, self.authority())
     }
 }
 
-/// Whom a client takes for the right server.
+/// How a client recognises the right server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trust {
-    /// Whoever has the certificate with this fingerprint.
+    /// By the fingerprint of its certificate.
     Fingerprint(String),
-    /// Whoever has a certificate for its name, signed by one of these authorities, in PEM. `None`: the system's.
+    /// By a certificate for its name that one of these authorities (in PEM) has signed. `None`: the system's
+    /// authorities.
     Authorities(Option<String>),
 }
 
@@ -103,19 +104,19 @@ pub fn parse_fingerprint(text: &str) -> Result<String, String> {
     ))
 }
 
-/// Connects to a server, and makes sure that it is the right one.
+/// Connects to a server, and verifies that it is the right one.
 pub async fn connect(address: &Address, trust: &Trust) -> anyhow::Result<TlsStream<TcpStream>> {
     let config = config(verifier(trust)?)?;
     handshake(address, config).await.map_err(|error| explain(error, address, trust))
 }
 
-/// The fingerprint of the certificate that a server shows, whoever it is. Nothing is sent to it.
+/// The fingerprint of the certificate of an unverified server. Nothing is sent to it.
 pub async fn seen_fingerprint(address: &Address) -> anyhow::Result<String> {
     let seen = Arc::new(Seen { provider: provider(), fingerprint: Mutex::default() });
     let failed = || format!("cannot connect to {}", address.url());
     drop(handshake(address, config(seen.clone())?).await.with_context(failed)?);
     let seen = seen.fingerprint.lock().unwrap_or_else(PoisonError::into_inner).take();
-    seen.with_context(|| format!("{} has shown no certificate", address.url()))
+    seen.with_context(|| format!("{} has sent no certificate", address.url()))
 }
 
 /// A connection without TLS.
@@ -126,7 +127,7 @@ pub async fn connect_plain(address: &Address) -> anyhow::Result<TcpStream> {
 async fn reach(address: &Address) -> std::io::Result<TcpStream> {
     let connecting = TcpStream::connect((address.host.as_str(), address.port));
     let stream = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.map_err(|_| late())??;
-    // What is typed at a console is sent at once, and a server that is gone is noticed. Failing costs only that.
+    // Console input is sent without delay, and a dead server is noticed. A failure costs only that.
     let _ = stream.set_nodelay(true);
     let _ = keep_alive(&stream);
     Ok(stream)
@@ -143,7 +144,7 @@ fn unreachable(error: &std::io::Error, address: &Address) -> anyhow::Error {
         std::io::ErrorKind::ConnectionRefused => "nothing listens at this address".to_owned(),
         _ => error.to_string(),
     };
-    let advice = "see whether the server runs with 'serve --listen', and whether a firewall is in between";
+    let advice = "check whether the server runs with 'serve --listen', and whether a firewall is in between";
     Unreachable { socket: address.url(), reason, advice }.into()
 }
 
@@ -154,7 +155,7 @@ async fn handshake(address: &Address, config: Arc<ClientConfig>) -> std::io::Res
     tokio::time::timeout(CONNECT_TIMEOUT, shaking).await.map_err(|_| late())?
 }
 
-/// What to do about a server that is not, or may not be, the right one.
+/// The error and advice if a server is not, or may not be, the right one.
 fn explain(error: std::io::Error, address: &Address, trust: &Trust) -> anyhow::Error {
     let refused = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());
     let Some(refused) = refused else { return unreachable(&error, address) };
@@ -162,15 +163,15 @@ fn explain(error: std::io::Error, address: &Address, trust: &Trust) -> anyhow::E
     let problem = |message: String| Problem::new(ProblemKind::Unauthorized, message);
     match (refused, trust) {
         (Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure), Trust::Fingerprint(known)) => {
-            problem(format!("{url} has another certificate than the one with the fingerprint {known}"))
-                .advise("somebody may be in between; if the server is new, compare with 'headwater status' there and log in again")
+            problem(format!("the certificate of {url} does not have the fingerprint {known}"))
+                .advise("somebody may intercept the connection; if the server was reinstalled, compare with 'headwater status' on it and log in again")
         }
         (Error::InvalidCertificate(why), Trust::Authorities(_)) => problem(format!(
             "the certificate of {url} is not signed by a known authority, or not for this name: {why:?}"
         ))
         .advise("log in with the --fingerprint that 'headwater status' shows on the server, or with the --ca that signed it"),
         _ => problem(format!("cannot speak TLS with {url}: {refused}"))
-            .advise("see whether that port is the one of 'serve --listen'"),
+            .advise("check whether this is the port of 'serve --listen'"),
     }
     .into()
 }
@@ -205,7 +206,7 @@ fn verifier(trust: &Trust) -> anyhow::Result<Arc<dyn ServerCertVerifier>> {
             }
         }
         None => {
-            // One that is odd is passed over, as other programs do.
+            // Invalid certificates are skipped, as other programs do.
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
     }
@@ -223,14 +224,14 @@ fn verifier(trust: &Trust) -> anyhow::Result<Arc<dyn ServerCertVerifier>> {
     Ok(verifier.build().context("cannot check certificates")?)
 }
 
-/// Accepts one certificate.
+/// A verifier that accepts one certificate.
 #[derive(Debug)]
 struct Pinned {
     provider: Arc<CryptoProvider>,
     expected: String,
 }
 
-/// Accepts every certificate, and keeps its fingerprint.
+/// A verifier that accepts every certificate, and records its fingerprint.
 #[derive(Debug)]
 struct Seen {
     provider: Arc<CryptoProvider>,

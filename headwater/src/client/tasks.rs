@@ -1,4 +1,4 @@
-//! Long operations: reading the daemon's progress lines until the last one.
+//! A client of long operations: reads the daemon's progress lines until the last one.
 
 use anyhow::Context;
 use headwater_api::{
@@ -12,13 +12,13 @@ use hyper::{Method, Response};
 use crate::client::{Client, escape};
 use crate::signals::EndSignals;
 
-/// The longest line that the daemon may send, in bytes: a report can name many damaged places.
+/// The longest line that the daemon may send; a report can name many damaged ranges.
 const MAX_LINE_BYTES: usize = 64 << 20;
 
-/// How far an operation is.
+/// The progress of an operation.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// It waits for others, of which so many run.
+    /// It waits for other tasks. The number of these that run.
     Waiting(u64),
     /// It runs.
     Progress(Progress),
@@ -40,7 +40,7 @@ impl Client {
         self.run_task("/api/v1/images", Some(serde_json::to_vec(request)?), progress).await
     }
 
-    /// Brings versions of another store.
+    /// Copies versions from another store.
     pub async fn pull(
         &self,
         request: &PullRequest,
@@ -49,7 +49,7 @@ impl Client {
         self.run_task("/api/v1/pull", Some(serde_json::to_vec(request)?), progress).await
     }
 
-    /// Verifies a version, and repairs what one of the request's stores has.
+    /// Verifies a version, and repairs damage from the stores of the request.
     pub async fn verify(
         &self,
         reference: &str,
@@ -78,7 +78,7 @@ impl Client {
         self.run_task(&path, Some(serde_json::to_vec(request)?), progress).await
     }
 
-    /// Makes a version of what was edited of an image.
+    /// Seals a maintenance session.
     pub async fn seal_image(
         &self,
         image: &str,
@@ -112,7 +112,7 @@ impl Client {
         let answer = loop {
             tokio::select! {
                 answer = &mut sending => break answer?,
-                // The task has begun, perhaps, and its number is in the answer.
+                // The task may have begun; its number is in the answer.
                 _ = signals.next() => is_interrupted = true,
             }
         };
@@ -125,7 +125,7 @@ impl Client {
             tokio::select! {
                 outcome = &mut lines => return outcome,
                 _ = signals.next() => {
-                    // The task goes on without us, and nobody would know of it.
+                    // Without its number the task cannot be cancelled.
                     let Some(number) = number else { return Err(cancelled()) };
                     self.cancel_task(number).await?;
                 }
@@ -133,20 +133,20 @@ impl Client {
         }
     }
 
-    /// The progress of a task that was begun before, until its end. Ctrl-C ends the command and not the task.
+    /// Follows a task until its end. Ctrl-C ends the command but not the task.
     pub async fn follow_task(&self, id: i64, mut progress: impl FnMut(Step)) -> anyhow::Result<TaskResult> {
         let answer = self.send(Method::GET, &format!("/api/v1/tasks/{id}/follow"), None).await?;
         read_lines(answer.into_body(), &mut progress).await
     }
 
-    /// Begins a task, and returns its number. The task goes on by itself.
+    /// Begins a task, and returns its number. The task continues without this client.
     async fn begin(&self, path: &str, body: Vec<u8>) -> anyhow::Result<i64> {
         let answer = self.send(Method::POST, path, Some(body)).await?;
         let number = number_of(&answer);
         number.context("the daemon's answer has no number of a task: is it of another version?")
     }
 
-    /// Gives a catalog so many machines.
+    /// Changes the number of machines of a catalog.
     pub async fn scale_catalog(
         &self,
         name: &str,
@@ -168,7 +168,7 @@ impl Client {
         self.run_task(&path, Some(serde_json::to_vec(request)?), progress).await
     }
 
-    /// The same, without waiting for its end. Returns the task's number.
+    /// Begins a roll without waiting for its end. Returns the task's number.
     pub async fn begin_roll(&self, name: &str, request: &RollRequest) -> anyhow::Result<i64> {
         self.begin(&format!("/api/v1/catalogs/{}/roll", escape(name)), serde_json::to_vec(request)?).await
     }
@@ -179,7 +179,7 @@ impl Client {
     }
 }
 
-/// The number of the task that an answer tells of.
+/// The number of the task in an answer.
 fn number_of(answer: &Response<Incoming>) -> Option<i64> {
     answer.headers().get("headwater-task")?.to_str().ok()?.parse().ok()
 }
@@ -188,11 +188,11 @@ fn cancelled() -> anyhow::Error {
     Problem::new(ProblemKind::Cancelled, "the command was interrupted").into()
 }
 
-/// Reads a task's progress to its end.
+/// Reads a task's progress until its end.
 async fn read_lines(mut answer: Incoming, progress: &mut impl FnMut(Step)) -> anyhow::Result<TaskResult> {
     let mut pending = Vec::new();
     while let Some(frame) = answer.frame().await {
-        let frame = frame.context("the daemon ended in the middle of the operation")?;
+        let frame = frame.context("the connection to the daemon broke during the operation")?;
         pending.extend_from_slice(frame.data_ref().map(|data| &data[..]).unwrap_or_default());
         while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = pending.drain(..=end).collect();
@@ -208,10 +208,10 @@ async fn read_lines(mut answer: Incoming, progress: &mut impl FnMut(Step)) -> an
             break;
         }
     }
-    Err(Problem::new(ProblemKind::Failed, "the daemon ended in the middle of the operation").into())
+    Err(Problem::new(ProblemKind::Failed, "the connection to the daemon broke during the operation").into())
 }
 
-/// What a line tells. `None`: something that only a later daemon tells on the way.
+/// Parses a line. `None`: an event of a kind that a newer daemon sends.
 fn event(line: &[u8]) -> anyhow::Result<Option<TaskEvent>> {
     #[derive(serde::Deserialize)]
     struct Named {
@@ -236,7 +236,7 @@ mod tests {
         assert!(event(br#"{"event":"progress","done_bytes":1,"total_bytes":2}"#).unwrap().is_some());
         assert!(event(br#"{"event":"done","result":{"kind":"later"}}"#).is_err());
         assert!(event(b"<html>").is_err());
-        // What failed in a way that only it tells apart is told all the same.
+        // A failure of an unknown kind is shown anyway.
         let failed = br#"{"event":"failed","problem":{"kind":"later","message":"m","advice":"a"}}"#;
         let Some(TaskEvent::Failed { problem }) = event(failed).unwrap() else { panic!("not failed") };
         assert_eq!((problem.kind, &*problem.message), (ProblemKind::Failed, "m"));

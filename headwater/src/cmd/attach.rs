@@ -30,14 +30,15 @@ const RUN_DIR: &str = "/run/headwater/attached";
 
 /// How long `detach` waits for a server to end.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long the end of a server waits for its device, before it closes the volume all the same: less than [`DETACH_TIMEOUT`].
-const STOP_PATIENCE: Duration = Duration::from_secs(30);
-/// How long an attach waits for others that are attaching something.
-const TURN_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often is looked whether somebody else removed the device.
-const GONE_LOOKED_EVERY: Duration = Duration::from_secs(1);
+/// The timeout of a device's removal at the end of a server, which then closes the volume anyway: less than
+/// [`DETACH_TIMEOUT`].
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long an attach waits for other attaches.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often a server checks whether somebody else has removed its device.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A device by the kernel's name.
+/// A device by its kernel name.
 type KernelDevice = (Way, u32);
 
 /// An attached device.
@@ -54,13 +55,14 @@ impl AttachedDisk {
         self.record.device()
     }
 
-    /// The device, and the name of its own that it was given.
+    /// The path of the device, and the user's own name for it if there is one.
     pub fn names(&self) -> Vec<String> {
         std::iter::once(self.record.device()).chain(self.record.name.clone()).collect()
     }
 
-    /// Removes the device and what tells of it, and waits for that, but not for ever: what the kernel still writes to it may wait
-    /// for room, until the volume is closed.
+    /// Removes the device and its record in the background. Returns a handle that waits for it, with a timeout:
+    /// writes of the kernel may wait
+    /// for space until the volume is closed.
     pub fn stop(self) -> Stopping {
         let device = self.record.device();
         let (done, stopped) = mpsc::channel();
@@ -69,11 +71,11 @@ impl AttachedDisk {
             let _ = done.send(());
         };
         let thread = std::thread::Builder::new().name("detach".into()).spawn(work);
-        let thread = thread.inspect_err(|e| tracing::error!("cannot remove {device} in order: {e}")).ok();
-        if stopped.recv_timeout(STOP_PATIENCE) == Err(RecvTimeoutError::Timeout) {
+        let thread = thread.inspect_err(|e| tracing::error!("cannot start the thread that removes {device}: {e}")).ok();
+        if stopped.recv_timeout(STOP_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(
-                "{device} is not removed after {} s; what is still under way is refused",
-                STOP_PATIENCE.as_secs()
+                "{device} was not removed within {} s; the remaining requests will fail",
+                STOP_TIMEOUT.as_secs()
             );
         }
         Stopping(thread)
@@ -82,7 +84,7 @@ impl AttachedDisk {
     fn remove(self) {
         let Self { attached, record, server, .. } = self;
         if is_in_use(record.way, record.number) {
-            tracing::warn!("{} is removed while it is in use; its users get errors", record.device());
+            tracing::warn!("removing {} while it is in use; its users get errors", record.device());
         }
         let is_gone = attached.stop();
         drop(server);
@@ -94,7 +96,7 @@ impl AttachedDisk {
     }
 }
 
-/// A device that is being removed: whoever drops this waits until it is.
+/// A device that is being removed. Dropping this waits for the removal.
 pub struct Stopping(Option<JoinHandle<()>>);
 
 impl Drop for Stopping {
@@ -102,13 +104,13 @@ impl Drop for Stopping {
         if let Some(thread) = self.0.take()
             && thread.join().is_err()
         {
-            tracing::error!("the removal of a device failed by a bug");
+            tracing::error!("the removal of a device failed because of a bug");
         }
     }
 }
 
 impl AttachArgs {
-    /// Attaches `device` where that was asked for. `kept` is what keeps its contents, if anything does.
+    /// Attaches `device` if that was requested. `kept` is the persistent cache with its contents, if there is one.
     pub fn serve(
         &self,
         source: &str,
@@ -119,18 +121,18 @@ impl AttachArgs {
             return Ok(None);
         }
         let failed = || format!("cannot attach '{source}'");
-        // Before anything is looked for or removed on this host.
+        // Check this before anything on this host is searched or removed.
         let (name, asked) = self.asked().with_context(failed)?;
         if !rustix::process::geteuid().is_root() {
             let text =
                 "a block device can only be made by root; run it as root, or use --fuse and a loop device";
             return Err(Problem::new(ProblemKind::Failed, text)).with_context(failed);
         }
-        // Whichever way the kernel's requests come.
+        // Each way of attaching can use it.
         let device = Arc::clone(device);
         let device = if self.write_through { write_through(device) } else { device };
         let geometry = device.geometry();
-        // Only where nothing that was answered can be lost with this process.
+        // Only if nothing that was answered can be lost with this process.
         let survives = geometry.read_only || (kept.is_some() && self.write_through);
         let identity = identity(source, kept, geometry.size_bytes);
         let kept_in = kept.map(|kept| kept.dir.as_path());
@@ -141,8 +143,9 @@ impl AttachArgs {
                 fate => fate,
             }
         };
-        // Until it is recorded: two that look at once would take one name, or go on with one device.
-        let turn = registry().turn(TURN_TIMEOUT).with_context(failed)?;
+        // Held until the device is recorded: two concurrent attaches could take the same name, or resume the same
+        // device.
+        let lock = registry().lock(LOCK_TIMEOUT).with_context(failed)?;
         let waiting = clear_all(&registry(), &KernelDevices, fate).with_context(failed)?;
         let is_free = |name| check_free(&registry(), name, waiting.as_ref());
         name.as_deref().map_or(Ok(()), is_free).with_context(failed)?;
@@ -172,11 +175,11 @@ impl AttachArgs {
             mark,
             ..Options::default()
         };
-        // The device is found by its record where there is one already.
+        // A device that is resumed is found by its existing record.
         let intended = if waiting.is_some() { None } else { Some(Intended::new(way, mark)) };
         let intended = intended.transpose().with_context(failed)?;
         let attached = Attached::start(way, &device, &options).map_err(problem).with_context(failed)?;
-        // The kernel has its connections; nobody else needs the way in.
+        // The kernel is connected; nobody else needs the socket.
         let _ = std::fs::remove_file(nbd_socket());
         let name = name.or_else(|| waiting.and_then(|record| record.name));
         let record = Record::of_this_process(way, attached.number(), name, source.into(), identity, survives);
@@ -185,18 +188,18 @@ impl AttachArgs {
         if let Some(intended) = intended {
             intended.settle();
         }
-        drop(turn);
+        drop(lock);
         Ok(Some(AttachedDisk { attached, record, server, why }))
     }
 
-    /// A name of one's own, and a number where the name is the kernel's.
+    /// The user's own name, and the kernel's number if the name is the kernel's.
     fn asked(&self) -> Result<(Option<String>, Option<KernelDevice>), Problem> {
         let Some(text) = &self.device else { return Ok((None, None)) };
         let plain = text.strip_prefix("/dev/").unwrap_or(text);
         for (way, prefix) in [(Way::Ublk, "ublkb"), (Way::Nbd, "nbd")] {
             if let Some(number) = plain.strip_prefix(prefix).and_then(|digits| digits.parse().ok()) {
                 if let Some(via) = self.via.filter(|via| via.way() != way) {
-                    let text = format!("{plain} is no device of --via {}", via.text());
+                    let text = format!("{plain} is not a device of --via {}", via.text());
                     return Err(Problem::new(ProblemKind::Invalid, text));
                 }
                 return Ok((None, Some((way, number))));
@@ -206,7 +209,7 @@ impl AttachArgs {
             && plain.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
             && !plain.starts_with('.');
         if !is_name {
-            let text = format!("'{text}' is no name for a device: 1 to 63 letters, digits, '-', '_' and '.'");
+            let text = format!("'{text}' is not a name for a device: use 1 to 63 letters, digits, '-', '_' and '.'");
             return Err(Problem::new(ProblemKind::Invalid, text));
         }
         Ok((Some(plain.to_owned()), None))
@@ -221,7 +224,7 @@ impl Via {
         }
     }
 
-    /// As it is written on the command line.
+    /// The name on the command line.
     fn text(self) -> &'static str {
         match self {
             Via::Ublk => "ublk",
@@ -230,8 +233,9 @@ impl Via {
     }
 }
 
-/// What is about to be attached. Dropped before it is recorded, it was attached in vain: declared before the device, so that this is
-/// removed by then.
+/// A note about a device that is about to be attached. If it is dropped before the device is recorded, the attach has
+/// failed. Declared before the device, so that
+/// the device is removed first.
 struct Intended(Option<Intent>);
 
 impl Intended {
@@ -241,7 +245,7 @@ impl Intended {
         Ok(Self(Some(intent)))
     }
 
-    /// The record tells of the device from now on.
+    /// Removes the note: the device has a record now.
     fn settle(mut self) {
         self.0.take().iter().for_each(|intent| settled(registry().settle(intent)));
     }
@@ -255,18 +259,20 @@ impl Drop for Intended {
 
 fn settled(result: std::io::Result<()>) {
     if let Err(error) = result {
-        tracing::warn!("a record in {RUN_DIR} cannot be removed: {error}");
+        tracing::warn!("cannot remove a record in {RUN_DIR}: {error}");
     }
 }
 
-/// What a server must have to go on with the device of another one. Names are not enough: another cache may have the same.
+/// The identity that another server must have to resume a device. Names are not enough: another cache may have the
+/// same.
 fn identity(source: &str, kept: Option<&Kept>, size_bytes: u64) -> String {
     let what = kept.map_or_else(|| source.to_owned(), Kept::identity);
     format!("{what}|{size_bytes}")
 }
 
-/// Refuses a name that another device has: one that is served, or one that waits for its server, which comes back under that
-/// name. What is left of others was cleared. `ours` is what we go on with.
+/// Fails if another device has the name: one that is served, or one that waits for its server, which will return with
+/// that
+/// name. Orphans were removed before. `ours` is the record of the device to resume.
 fn check_free(registry: &Registry, name: &str, ours: Option<&Record>) -> anyhow::Result<()> {
     let is_ours = |record: &Record| ours.is_some_and(|ours| ours.device() == record.device());
     let others = registry.all()?.into_iter().find(|record| record.is_meant_by(name) && !is_ours(record));
@@ -277,23 +283,23 @@ fn check_free(registry: &Registry, name: &str, ours: Option<&Record>) -> anyhow:
         format!(", which waits for the server of '{}'", other.source)
     };
     let text = format!(
-        "there is a device called '{name}' already, {}{waits}; detach it or choose another name",
+        "a device with the name '{name}' exists already, {}{waits}; detach it or choose another name",
         other.device()
     );
     Err(Problem::new(ProblemKind::Conflict, text).into())
 }
 
-/// Tells the user, on standard error, how a device is attached and why.
+/// Prints to standard error how a device is attached, and why in this way.
 pub fn explain(disk: &AttachedDisk) {
     let (path, way, why) = (disk.path(), disk.record.way, &disk.why);
     show::aside(&format!("headwater: {path} is attached by {way}: {why}\n"));
 }
 
-/// Waits until somebody else removed the device; for ever where there is none.
+/// Waits until somebody else has removed the device; forever if there is none.
 pub async fn gone(disk: Option<&AttachedDisk>) {
     match disk {
         Some(disk) => loop {
-            tokio::time::sleep(GONE_LOOKED_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             if disk.attached.is_gone() {
                 return;
             }
@@ -326,7 +332,7 @@ fn detached(args: &DetachArgs) -> anyhow::Result<String> {
             Owner::Others => {
                 forget(&registry(), &record);
                 let text =
-                    format!("its server died, and {} is somebody else's device by now", record.device());
+                    format!("its server died, and {} now belongs to another program", record.device());
                 return Err(Problem::new(ProblemKind::NotFound, text)).with_context(failed);
             }
             Owner::Unknown => return unknown(),
@@ -356,7 +362,7 @@ fn detached(args: &DetachArgs) -> anyhow::Result<String> {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    // Where it could not remove the device, or was killed, its record is still there.
+    // If the server could not remove the device, or was killed, its record still exists.
     let is_left = registry().all()?.contains(&record);
     if is_left && clear(&registry(), &KernelDevices, &record) == Owner::Unknown {
         return unknown();
@@ -364,15 +370,16 @@ fn detached(args: &DetachArgs) -> anyhow::Result<String> {
     Ok(record.device())
 }
 
-/// Has the server of a device end. One that has ended already is no error.
+/// Asks the server of a device to end. Succeeds if it has ended already.
 fn ask_to_end(record: &Record) -> anyhow::Result<()> {
-    let pid = i32::try_from(record.pid).ok().and_then(Pid::from_raw).context("an odd process number")?;
+    let pid = i32::try_from(record.pid).ok().and_then(Pid::from_raw).context("the record has an invalid process id")?;
     let ended = |result: Result<(), Errno>| match result {
         Err(Errno::SRCH) => Ok(()),
         other => other.context("cannot end its server"),
     };
     match pidfd_open(pid, PidfdFlags::empty()) {
-        // Looked at when it is held: what came before may have waited, and the number may be another process's by now.
+        // Check the record again with the process handle open: meanwhile the process id may belong to another
+        // process.
         Ok(process) if record.is_served() => ended(pidfd_send_signal(&process, Signal::TERM)),
         Ok(_) => Ok(()),
         Err(error) => ended(Err(error)),
@@ -396,7 +403,7 @@ pub fn list(json: bool) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// What became of a device whose server died.
+/// The state of a device whose server died, in words.
 fn left(record: &Record) -> String {
     let (way, number, mark) = (record.way, record.number, record.mark());
     if record.survives && is_waiting(way, number, &mark) == Some(true) {
@@ -404,11 +411,11 @@ fn left(record: &Record) -> String {
     }
     match owner(way, number, &mark) {
         Owner::Ours | Owner::Nobody => "dead; the next attach or detach removes it".into(),
-        Owner::Others => "gone, and somebody else's by now; the next attach or detach forgets it".into(),
+        Owner::Others => "belongs to another program now; the next attach or detach removes the record".into(),
         Owner::Unknown if !rustix::process::geteuid().is_root() => {
-            "its server died; only root is told whose it is by now".into()
+            "its server died; only root can see to whom it belongs now".into()
         }
-        Owner::Unknown => "its server died, and the kernel does not say whose it is by now".into(),
+        Owner::Unknown => "its server died, and the kernel does not tell to whom it belongs now".into(),
     }
 }
 
@@ -426,23 +433,24 @@ fn nbd_server(source: &str, device: &Arc<dyn Device>) -> anyhow::Result<Server> 
     Ok(Server::bind(Address::Unix(nbd_socket()), export, Limits::default())?)
 }
 
-/// Keeps the record, and makes the name.
+/// Writes the record, and creates the user's own name.
 fn note(record: &Record) -> anyhow::Result<()> {
-    // Until the name is there: whoever had the number before may be about to forget that, and the name with it.
+    // Held until the name exists: another process may be about to remove an old record with this number, and its
+    // name.
     let lock = registry().lock_records(RECORDS_TIMEOUT);
     let recorded = lock.and_then(|lock| registry().record(record).map(|()| lock));
     let _lock = recorded.with_context(|| format!("cannot write a record to {RUN_DIR}"))?;
     let Some(name) = &record.name else { return Ok(()) };
     let link = Path::new(NAMES_DIR).join(name);
     let made = std::fs::create_dir_all(NAMES_DIR).and_then(|()| {
-        // One that a dead server left.
+        // A link that a dead server left.
         let _ = std::fs::remove_file(&link);
         std::os::unix::fs::symlink(record.device(), &link)
     });
     made.with_context(|| format!("cannot make {}", link.display()))
 }
 
-/// The kinds that exit codes are made of.
+/// The problem with the kind that determines the exit code.
 fn problem(error: AttachError) -> anyhow::Error {
     match &error {
         AttachError::Taken { .. } => Problem::new(ProblemKind::Conflict, error.to_string()).into(),
@@ -471,7 +479,7 @@ mod tests {
         let registry = Registry::new(dir.path());
         let served =
             Record::of_this_process(Way::Ublk, 3, Some("lab".into()), "win11".into(), "id".into(), true);
-        // Its process is dead. What was not to survive has been cleared before names are looked at.
+        // Its process is dead. Devices that were not to survive were removed before names are checked.
         let waits =
             Record { number: 4, name: Some("desk".into()), started: served.started + 1, ..served.clone() };
         registry.record(&served).unwrap();
@@ -480,7 +488,7 @@ mod tests {
         let refused = |name, ours| check_free(&registry, name, ours).unwrap_err().to_string();
         assert!(refused("lab", None).contains("/dev/ublkb3; detach it"));
         assert!(refused("desk", None).contains("/dev/ublkb4, which waits for the server of 'win11'"));
-        // Its own server comes back.
+        // Its own server returns.
         assert!(check_free(&registry, "desk", Some(&waits)).is_ok());
         assert!(refused("lab", Some(&waits)).contains("/dev/ublkb3"));
     }

@@ -1,4 +1,5 @@
-//! `headwater backup` and `headwater restore`: what a daemon cannot make again, as one file, and back.
+//! `headwater backup` and `headwater restore`: writes the data that a daemon cannot recreate to one file, and
+//! restores it.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -27,7 +28,7 @@ use crate::show;
 /// The content of `database.place` if the database is the SQLite file of the data directory.
 const SQLITE: &str = "SQLite";
 
-/// A backup, for programs.
+/// The result of a backup, as JSON.
 #[derive(Serialize)]
 struct Report<'a> {
     file: &'a Path,
@@ -36,23 +37,23 @@ struct Report<'a> {
     contents: &'a Contents,
 }
 
-/// A restore, for programs.
+/// The result of a restore, as JSON.
 #[derive(Serialize)]
 struct RestoreReport<'a> {
     restored: &'a Path,
-    /// The hosts that are let in with `node accept`.
+    /// The hosts whose nodes must be accepted with `node accept`.
     nodes: &'a [String],
     #[serde(flatten)]
     contents: &'a Contents,
 }
 
-/// Refuses a server on another host: its files are there.
+/// Fails if the command is for a server on another host, where its files are.
 pub fn refuse_remote(context: Option<&str>) -> anyhow::Result<()> {
     match context.filter(|name| !name.is_empty() && *name != LOCAL) {
         None => Ok(()),
         Some(name) => {
             let message = format!(
-                "a backup is made and restored on the host of the daemon, and '{name}' is another one"
+                "a backup is made and restored on the host of the daemon, but '{name}' is another host"
             );
             Err(Problem::new(ProblemKind::Invalid, message).advise("run the command there").into())
         }
@@ -69,7 +70,7 @@ pub async fn write(data_dir: DataDir, args: BackupArgs, json: bool) -> anyhow::R
         Some(_) => {}
         None if args.without_database => {
             let message = format!(
-                "--without-database is for databases in PostgreSQL, and that of {dir} is a file there"
+                "--without-database is for databases in PostgreSQL, but that of {dir} is a file in it"
             );
             return Err(Problem::new(ProblemKind::Invalid, message).advise("leave it out").into());
         }
@@ -103,13 +104,13 @@ pub async fn write(data_dir: DataDir, args: BackupArgs, json: bool) -> anyhow::R
         );
     }
     show::aside(
-        "keys are in it, and it is not encrypted. Not in it: images ('headwater store sync' copies a store), and the contents of \
+        "it contains keys and is not encrypted. It does not contain images ('headwater store sync' copies a store), and the contents of \
          persistent disks\n",
     );
     Ok(0)
 }
 
-/// The words for what is in a backup.
+/// The contents of a backup, in words.
 fn taken(contents: &Contents) -> Vec<String> {
     let keys = contents.count("keys");
     let all = [
@@ -128,7 +129,7 @@ fn in_postgres(data_dir: &DataDir, url: &str) -> Problem {
     let dir = data_dir.path().display();
     let message = format!("cannot back up the database of {dir}: it is in PostgreSQL ({url})");
     Problem::new(ProblemKind::Invalid, message).advise(format!(
-        "copy it with 'pg_dump --format custom --file FILE {url}', and the rest with 'headwater backup --without-database FILE'"
+        "copy the database with 'pg_dump --format custom --file FILE {url}', and the rest with 'headwater backup --without-database FILE'"
     ))
 }
 
@@ -144,7 +145,7 @@ fn refuse_missing(file: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// The configuration file of this host's service, if it is about this data directory.
+/// The configuration file of this host's service, if it is for this data directory.
 fn configuration_of(data_dir: &Path) -> Option<PathBuf> {
     let file = Path::new(SYSTEM_FILE);
     let named = system_data_dir().unwrap_or_else(|| PathBuf::from("/var/lib/headwater"));
@@ -181,12 +182,12 @@ pub async fn restore(data_dir: DataDir, args: RestoreArgs, json: bool) -> anyhow
     Ok(0)
 }
 
-/// The steps that are left after a restore.
+/// The steps that remain after a restore.
 fn next_steps(dir: &Path, contents: &Contents, nodes: &[String]) -> String {
     let dir = dir.display();
     let mut steps = vec![
-        "the daemon from which the backup comes must not run any more: this one is the same".to_owned(),
-        format!("images: 'headwater store sync FROM {dir}/store' if DIR/store is not there"),
+        "the daemon from which the backup comes must not run any more, because this one has its identity".to_owned(),
+        format!("images: 'headwater store sync FROM {dir}/store' if DIR/store does not exist"),
     ];
     if let Some(url) = &contents.postgres {
         steps.push(format!("the database: 'pg_restore --clean --if-exists --dbname {url} FILE'"));
@@ -200,12 +201,12 @@ fn next_steps(dir: &Path, contents: &Contents, nodes: &[String]) -> String {
         ));
     }
     for node in nodes {
-        steps.push(format!("when the daemon runs: 'headwater node accept {node}' lets that node in"));
+        steps.push(format!("when the daemon runs: 'headwater node accept {node}' accepts that node"));
     }
     steps.into_iter().map(|step| format!("- {step}\n")).collect()
 }
 
-/// Restores as the user who has the directory, whose daemon else could not use what root has made.
+/// Restores as the owner of the directory, because the owner's daemon could not use files of root.
 fn as_owner(dir: &Path, owner: u32, input: Stdio, json: bool) -> anyhow::Result<u8> {
     let group = dir.metadata().with_context(|| format!("cannot look at {}", dir.display()))?.gid();
     let mut command = Command::new("/proc/self/exe");
@@ -215,6 +216,6 @@ fn as_owner(dir: &Path, owner: u32, input: Stdio, json: bool) -> anyhow::Result<
     }
     let status = command.current_dir("/").uid(owner).gid(group).stdin(input).status();
     let status =
-        status.with_context(|| format!("cannot restore as user {owner}, who has {}", dir.display()))?;
+        status.with_context(|| format!("cannot restore as user {owner}, who owns {}", dir.display()))?;
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
 }

@@ -1,4 +1,4 @@
-//! `headwater boot`: what a site needs besides the daemon.
+//! `headwater boot`: prepares a site for network boot.
 
 use std::net::Ipv4Addr;
 
@@ -11,7 +11,7 @@ use crate::cmd::boot_media;
 use crate::failure::invalid;
 use crate::show;
 
-/// Carries a command out.
+/// Runs a command.
 pub fn run(command: &BootCommand, json: bool) -> anyhow::Result<u8> {
     match command {
         BootCommand::Options(args) => options(args, json)?,
@@ -20,11 +20,11 @@ pub fn run(command: &BootCommand, json: bool) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Refuses an address that machines cannot reach.
+/// Fails for an address that machines cannot reach.
 pub fn check_server(address: Ipv4Addr) -> anyhow::Result<()> {
     if address.is_unspecified() || address.is_broadcast() || address.is_multicast() || address.is_loopback() {
         return Err(invalid(format!(
-            "--server {address} is no address that machines reach: give that of the boot server in their network"
+            "--server {address} is not an address that machines can reach: give that of the boot server in their network"
         )));
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! `headwater boot media`: an image for a USB stick that boots machines without an option of DHCP.
+//! `headwater boot media`: writes an image for a USB stick that boots machines without changes to DHCP.
 //!
 //! ```text
 //!   FAT, without partitions
@@ -20,9 +20,9 @@ use crate::cli::BootMediaArgs;
 use crate::failure::invalid;
 use crate::show;
 
-/// iPXE as a Linux kernel, of the package `ipxe`.
+/// The file of iPXE as a Linux kernel, from the package `ipxe`.
 const IPXE: &str = "/usr/lib/ipxe/ipxe.lkrn";
-/// Sectors of the image, 512 bytes each: 16 MiB, with its geometry for `mformat`.
+/// The image's geometry for `mformat`: 32,768 sectors of 512 bytes, 16 MiB.
 const GEOMETRY: [&str; 6] = ["-T", "32768", "-h", "64", "-s", "32"];
 
 /// Writes the image.
@@ -30,7 +30,7 @@ pub fn run(args: &BootMediaArgs, json: bool) -> anyhow::Result<()> {
     let out = &args.out;
     let failed = || format!("cannot make the medium {}", out.display());
     if out.symlink_metadata().is_ok() {
-        return Err(invalid(format!("{}: there is such a file; give another name or remove it", failed())));
+        return Err(invalid(format!("{}: the file exists; give another name or remove it", failed())));
     }
     for server in &args.server {
         super::boot::check_server(*server)?;

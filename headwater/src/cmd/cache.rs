@@ -1,4 +1,5 @@
-//! `headwater cache`: the write caches of exports and attached devices that run, and who fills the write cache of a machine.
+//! `headwater cache`: write caches of running exports and attached devices, and the report of what occupies a
+//! machine's write cache.
 
 use headwater_api::CacheMode;
 use headwater_block::size;
@@ -10,7 +11,7 @@ use crate::cmd::contents;
 use crate::limits::{self, Cache, Change, Process, State};
 use crate::show;
 
-/// Carries one out.
+/// Runs a command.
 pub async fn run(
     client: impl FnOnce() -> anyhow::Result<Client>,
     command: CacheCommand,
@@ -56,11 +57,11 @@ fn row(process: &Process, cache: &Cache) -> Vec<String> {
     let disk = |bytes| if cache.mode == CacheMode::Ram { "-".to_owned() } else { size::format(bytes) };
     let state = match cache.state {
         State::Ok => "",
-        State::Waiting => "writes wait for room",
-        State::Full => "full: writes are refused",
+        State::Waiting => "writes wait for space",
+        State::Full => "full: writes fail",
         State::Failing => "flushes fail: its disk is full, or failed",
     };
-    // A device says more than what is on it.
+    // The name of a device is more useful than that of its source.
     let volume = process.devices.first().filter(|_| process.caches.len() == 1).unwrap_or(&cache.volume);
     vec![
         process.pid.to_string(),

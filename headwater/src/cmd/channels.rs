@@ -1,4 +1,5 @@
-//! `headwater image versions|promote|revert|pin|unpin|retire|note|history`: which version each role boots, and what is said of it.
+//! `headwater image versions|promote|revert|pin|unpin|retire|note|history`: which version each role boots, and notes
+//! about versions.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -13,14 +14,14 @@ use crate::client::Client;
 use crate::cmd::{catalog, events, image, when};
 use crate::show::{self, progress::said_if_slow};
 
-/// What an answer about an image or a version waits for, which is given at once where the store is at hand.
+/// The message while a request waits for the store. Answered at once unless the store is slow.
 pub fn behind_store(of: &str) -> String {
     format!(
-        "waiting for the store with {of}: it is slow or away, or somebody else changes, removes or starts to use versions"
+        "waiting for the store ({of}): it is slow or does not answer, or somebody else changes, removes or starts to use versions"
     )
 }
 
-/// Lists an image's versions and what is to come.
+/// Lists an image's versions and scheduled promotions.
 pub async fn versions(client: &Client, image: &str, json: bool) -> anyhow::Result<()> {
     let image = said_if_slow(json, &behind_store(image), client.image(image)).await?;
     if json {
@@ -32,21 +33,21 @@ pub async fn versions(client: &Client, image: &str, json: bool) -> anyhow::Resul
     for pointer in &image.scheduled {
         let ChannelPointer { channel, version, at_ms, author } = pointer;
         let at = show::time(*at_ms);
-        show::line(&format!("{channel} will be version {version} at {at}, as {author} asked"))?;
+        show::line(&format!("{channel} will be version {version} at {at}, scheduled by {author}"))?;
     }
-    told_edit(&image)
+    show_session(&image)
 }
 
-/// Says who changes an image, if anybody does.
-pub fn told_edit(image: &Image) -> anyhow::Result<()> {
+/// Prints the image's maintenance session, if there is one.
+pub fn show_session(image: &Image) -> anyhow::Result<()> {
     let Some(MaintenanceSession { version, machine, since_ms, author, .. }) = &image.edit else {
         return Ok(());
     };
     let since = show::time(*since_ms);
-    show::line(&format!("machine {machine} edits it over version {version} since {since}, as {author} asked"))
+    show::line(&format!("machine {machine} edits the image over version {version} since {since}, begun by {author}"))
 }
 
-/// Whether a version is in use, and what must be known before it is.
+/// Whether a version is in use, and warnings about it.
 fn state(version: &ImageVersion) -> String {
     let state = if version.retired { "retired" } else { "in use" };
     let mark = if version.keeps_identity { ", not generalised" } else { "" };
@@ -72,7 +73,7 @@ fn row(version: &ImageVersion, machines: &[Machine]) -> Vec<String> {
     ]
 }
 
-/// Points a channel to a version, now or later; with force also to one that is not generalised.
+/// Promotes a channel, now or later; with `force` also to a version that is not generalised.
 pub async fn promote(
     client: &Client,
     image: &str,
@@ -91,7 +92,7 @@ pub async fn promote(
     let version = promoted.version;
     let forgets = promoted.forgets.map(|forgotten| {
         let at = show::time(forgotten.at_ms);
-        format!("; forgets version {} at {at}, as {} had asked", forgotten.version, forgotten.author)
+        format!("; cancels the promotion to version {} at {at}, scheduled by {}", forgotten.version, forgotten.author)
     });
     let forgets = forgets.unwrap_or_default();
     if at_ms.is_some() {
@@ -99,16 +100,16 @@ pub async fn promote(
         return show::line(&format!("{channel} of {name} will be version {version} at {at}{forgets}"));
     }
     show::line(&format!("{channel} of {name} is version {version}{forgets}"))?;
-    told_old(client, name, channel).await
+    show_outdated(client, name, channel).await
 }
 
-/// Says which machines that follow a channel change at their next boot.
-async fn told_old(client: &Client, image: &str, channel: Channel) -> anyhow::Result<()> {
+/// Prints the machines that follow a channel and change at their next boot.
+async fn show_outdated(client: &Client, image: &str, channel: Channel) -> anyhow::Result<()> {
     let machines = match said_if_slow(false, &behind_store(image), client.machines()).await {
         Ok(list) => list.machines,
-        // The channel has moved: a script that took this for a failure would revert once more.
+        // Not a failure, because the channel has moved: a script would otherwise revert once more.
         Err(e) => {
-            let why = format!("cannot tell which machines are still on another version: {e:#}");
+            let why = format!("cannot determine which machines still run another version: {e:#}");
             show::aside(&format!("headwater: {}\n", show::printable(&why)));
             return Ok(());
         }
@@ -120,13 +121,13 @@ async fn told_old(client: &Client, image: &str, channel: Channel) -> anyhow::Res
         if names.is_empty() {
             return Ok(());
         }
-        show::line(&format!("still on another version until {until}: {}", names.join(", ")))
+        show::line(&format!("these machines run another version until {until}: {}", names.join(", ")))
     };
     told("their next boot", &others)?;
-    told("they are reset, as their disks are kept", &kept)
+    told("they are reset, because their disks are persistent", &kept)
 }
 
-/// Whether what a machine boots is for a channel of an image to say.
+/// Whether a machine boots the version of this channel.
 fn follows(machine: &Machine, image: &str, channel: Channel) -> bool {
     let follows = |boots: ImageRef| {
         boots.image == image
@@ -136,7 +137,7 @@ fn follows(machine: &Machine, image: &str, channel: Channel) -> bool {
     machine.pin.is_none() && ImageRef::parse(&machine.image).is_ok_and(follows)
 }
 
-/// Forgets a scheduled promotion.
+/// Cancels a scheduled promotion.
 pub async fn cancel(client: &Client, image: &str, channel: Channel, json: bool) -> anyhow::Result<()> {
     let cancelling = client.cancel_promotion(image, channel);
     let pointer = said_if_slow(json, &behind_store(image), cancelling).await?;
@@ -146,7 +147,7 @@ pub async fn cancel(client: &Client, image: &str, channel: Channel, json: bool) 
     show::line(&format!("{channel} of {image} will not become version {}", pointer.version))
 }
 
-/// Points a channel where it pointed before.
+/// Reverts the last promotion of a channel.
 pub async fn revert(client: &Client, image: &str, channel: Channel, json: bool) -> anyhow::Result<()> {
     let request = ChannelRequest { channel };
     let pointer = said_if_slow(json, &behind_store(image), client.revert(image, &request)).await?;
@@ -157,17 +158,17 @@ pub async fn revert(client: &Client, image: &str, channel: Channel, json: bool) 
     show::line(&match (pointer.version, channel) {
         (Some(version), _) => format!("{name} of {image} is version {version} again"),
         (None, Channel::Production) => format!(
-            "{name} of {image} is not set any more, as before its first promotion: {image} means its newest version"
+            "{name} of {image} is not set any more, as before its first promotion: machines that name only {image} boot its newest version"
         ),
         (None, _) => format!(
-            "{name} of {image} is not set any more, as before its first promotion: what boots {image}:{name} does not start \
+            "{name} of {image} is not set any more, as before its first promotion: machines that boot {image}:{name} do not start \
              until it is"
         ),
     })?;
-    told_old(client, image, channel).await
+    show_outdated(client, image, channel).await
 }
 
-/// Whether a name is that of a catalog: machines have others.
+/// Whether a name is that of a catalog. Machines never have the name of a catalog.
 async fn is_catalog(client: &Client, name: &str) -> anyhow::Result<bool> {
     match client.catalog(name).await {
         Ok(_) => Ok(true),
@@ -176,7 +177,7 @@ async fn is_catalog(client: &Client, name: &str) -> anyhow::Result<bool> {
     }
 }
 
-/// Has a machine, or all of a catalog, boot one version.
+/// Pins a machine, or all machines of a catalog, to a version.
 pub async fn pin(client: &Client, name: &str, version: String, json: bool) -> anyhow::Result<()> {
     let (what, request) = (behind_store(&version), PinRequest { version });
     if is_catalog(client, name).await? {
@@ -190,13 +191,13 @@ pub async fn pin(client: &Client, name: &str, version: String, json: bool) -> an
     let pin = machine.pin.unwrap_or_default();
     match machine.kept {
         Some(kept) if kept != pin => show::line(&format!(
-            "{name} boots {pin} once it is reset; until then its persistent disk is over {kept}"
+            "{name} boots {pin} after a reset; until then its persistent disk is based on {kept}"
         )),
         _ => show::line(&format!("{name} boots {pin} from its next boot on")),
     }
 }
 
-/// Lets a machine, or all of a catalog, follow its image again.
+/// Removes the pin of a machine or catalog.
 pub async fn unpin(client: &Client, name: &str, json: bool) -> anyhow::Result<()> {
     let what = behind_store(&format!("the image of {name}"));
     if is_catalog(client, name).await? {
@@ -207,11 +208,11 @@ pub async fn unpin(client: &Client, name: &str, json: bool) -> anyhow::Result<()
     if json {
         return show::json(&machine);
     }
-    let next = machine.next_version.as_deref().unwrap_or("nothing: its image has no such version");
+    let next = machine.next_version.as_deref().unwrap_or("no version: its image has no such version");
     show::line(&format!("{} follows {}, which is {next}", machine.name, machine.image))
 }
 
-/// Takes a version out of use, or brings it back.
+/// Retires a version, or brings it back into use.
 pub async fn retire(client: &Client, image: &str, undo: bool, json: bool) -> anyhow::Result<()> {
     let request = RetireRequest { retired: !undo };
     let version = said_if_slow(json, &behind_store(image), client.retire(image, &request)).await?;
@@ -220,11 +221,11 @@ pub async fn retire(client: &Client, image: &str, undo: bool, json: bool) -> any
     }
     let state = if version.retired { "retired" } else { "in use again" };
     show::line(&format!("{}@{} is {state}", version.image, version.number))?;
-    // What the image means may be another version now, without a channel that was moved.
+    // Without `production`, the image may resolve to another version now.
     match image::moved(client, &version).await {
         Some(moved) => {
             show::line(&moved)?;
-            told_old(client, &version.image, Channel::Production).await
+            show_outdated(client, &version.image, Channel::Production).await
         }
         None => Ok(()),
     }
@@ -246,18 +247,18 @@ pub async fn note(client: &Client, image: &str, note: String, json: bool) -> any
 
 /// Shows who changed an image, and when.
 pub async fn history(client: &Client, image: &str, limit: u32, json: bool) -> anyhow::Result<()> {
-    // The history is that of the image, whichever of its versions is named.
+    // The history is of the image, even if the reference names a version.
     let named = ImageRef::parse(image).ok().map(|named| named.image);
     let list =
         client.events(Some(&format!("image {}", named.as_deref().unwrap_or(image))), None, limit).await?;
     if list.events.is_empty() {
-        // An image that is gone has a history; one that never was is an error.
+        // A removed image has a history; an image that never existed is an error.
         said_if_slow(json, &behind_store(image), client.image(image)).await?;
     }
     events::show(list, json)
 }
 
-/// Where the channels of an image point, for a table.
+/// The positions of an image's channels, for a table.
 pub fn summary(image: &Image) -> String {
     let of = |channel: Channel| {
         let version = image.versions.iter().find(|version| version.channels.contains(&channel))?;

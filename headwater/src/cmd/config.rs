@@ -1,4 +1,4 @@
-//! `headwater config`: the configuration file of `headwater serve`, checked and shown.
+//! `headwater config`: checks and shows the configuration file of `headwater serve`.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use crate::cli::ConfigCommand;
 use crate::config::{self, Effective, SYSTEM_FILE, Source, serve_flags, serve_with};
 use crate::show;
 
-/// Carries out one of the config commands.
+/// Runs a command.
 pub fn run(command: ConfigCommand, json: bool) -> anyhow::Result<u8> {
     match command {
         ConfigCommand::Check { file } => check(&file.unwrap_or_else(|| SYSTEM_FILE.into()), json)?,
@@ -21,7 +21,7 @@ fn check(file: &Path, json: bool) -> anyhow::Result<()> {
     if json {
         return show::json(&serde_json::json!({ "file": file, "keys": keys }));
     }
-    show::line(&format!("{} is sound: {keys} keys are set", file.display()))
+    show::line(&format!("{} is valid: {keys} keys are set", file.display()))
 }
 
 fn show(file: Option<PathBuf>, json: bool) -> anyhow::Result<()> {

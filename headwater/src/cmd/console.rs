@@ -1,4 +1,4 @@
-//! `headwater machine console`: the terminal on a machine's serial console.
+//! `headwater machine console`: connects the terminal to a machine's serial console.
 
 use std::io::{IsTerminal, Read};
 
@@ -10,13 +10,13 @@ use tokio::sync::mpsc;
 use crate::client::Client;
 use crate::show;
 
-/// Ctrl-], as telnet and virsh have it.
+/// Ctrl-], as in telnet and virsh.
 const LEAVE: u8 = 0x1d;
 
-/// How much typed input waits for a guest that takes none.
+/// The most typed input that is buffered for a guest that reads none.
 const TYPED_AHEAD_MAX_BYTES: usize = 64 << 10;
 
-/// Prints the log, follows it, or connects to the console.
+/// Prints the log, follows it, or attaches to the console.
 pub async fn run(client: &Client, name: &str, log: bool, follow: bool) -> anyhow::Result<()> {
     if log || follow {
         return client.console_log(name, follow, show::bytes).await;
@@ -31,7 +31,7 @@ pub async fn run(client: &Client, name: &str, log: bool, follow: bool) -> anyhow
     outcome
 }
 
-/// Both ways at once: a guest that takes no input is still heard, and can be left.
+/// Copies in both directions: the output of a guest that reads no input is shown, and Ctrl-] works.
 async fn exchange(
     console: impl AsyncRead + AsyncWrite,
     mut keys: mpsc::Receiver<Vec<u8>>,
@@ -53,27 +53,27 @@ async fn exchange(
                     ahead.drain(..n);
                     is_told &= !ahead.is_empty();
                 }
-                Ok(0) => anyhow::bail!("the console takes nothing any more"),
+                Ok(0) => anyhow::bail!("the console accepts no more input"),
                 Err(e) => return Err(e).context("the console's connection broke"),
             },
-            // A script waits for its guest. At a terminal all keys are looked at: one of them may be the one that leaves.
+            // A script waits until its guest reads. On a terminal all keys are read, because one may be Ctrl-].
             pressed = keys.recv(), if input_open && (is_terminal || ahead.is_empty()) => match pressed {
                 Some(bytes) if is_terminal && bytes.contains(&LEAVE) => return Ok(()),
                 Some(bytes) if ahead.len() + bytes.len() <= TYPED_AHEAD_MAX_BYTES => ahead.extend(bytes),
                 Some(_) => {
                     if !std::mem::replace(&mut is_told, true) {
-                        show::aside("\r\nthe guest takes no input, and keys are lost; Ctrl-] leaves\r\n");
+                        show::aside("\r\nthe guest reads no input, so keys are lost; Ctrl-] leaves\r\n");
                     }
                 }
                 None if is_terminal => return Ok(()),
-                // A script's input is over; what the guest answers is still printed.
+                // A script's input has ended; the guest's answer is still printed.
                 None => input_open = false,
             },
         }
     }
 }
 
-/// What is typed. Read by a thread, because a terminal cannot be read asynchronously.
+/// The typed input. Read by a thread, because a terminal cannot be read asynchronously.
 fn keys() -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel(16);
     std::thread::spawn(move || {
@@ -87,7 +87,7 @@ fn keys() -> mpsc::Receiver<Vec<u8>> {
     receiver
 }
 
-/// The terminal gives each key as it is pressed, until this is dropped.
+/// Raw mode of the terminal: each key is read at once. Dropping this restores the previous mode.
 struct RawTerminal(Termios);
 
 impl RawTerminal {
@@ -106,7 +106,7 @@ impl RawTerminal {
 
 impl Drop for RawTerminal {
     fn drop(&mut self) {
-        // There is nothing to be done about a terminal that is gone.
+        // Ignored: if the terminal is gone, nothing can be done.
         let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &self.0);
     }
 }
@@ -117,7 +117,7 @@ mod tests {
 
     use super::*;
 
-    /// Keys that are pressed one after the other.
+    /// A channel with keys that are pressed one after the other.
     fn pressed(pieces: Vec<Vec<u8>>) -> mpsc::Receiver<Vec<u8>> {
         let (sender, receiver) = mpsc::channel(16);
         tokio::spawn(async move {

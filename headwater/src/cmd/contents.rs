@@ -1,4 +1,4 @@
-//! `headwater cache contents`: who fills a machine's write cache, as tables.
+//! `headwater cache contents`: prints what occupies a machine's write cache, as tables.
 
 use headwater_api::{CacheContents, ContentsKind, HeldBytes, PathContents};
 use headwater_block::size;
@@ -84,7 +84,7 @@ pub fn show(contents: &CacheContents, by: By, lines: usize) -> anyhow::Result<()
     Ok(())
 }
 
-/// A parent comes before what is below it.
+/// A sort key: a parent comes before its contents.
 fn tree_order(path: &str) -> Vec<&str> {
     path.split('/').filter(|part| !part.is_empty()).collect()
 }
@@ -104,6 +104,6 @@ fn in_words(kind: ContentsKind) -> &'static str {
         ContentsKind::Metadata => "metadata of the file system",
         ContentsKind::Unknown => "unknown: not readable here",
         ContentsKind::Outside => "outside of all partitions",
-        ContentsKind::Other => "something that only a later version knows",
+        ContentsKind::Other => "of a kind that a newer daemon added",
     }
 }

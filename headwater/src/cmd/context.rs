@@ -1,4 +1,4 @@
-//! `headwater login` and `headwater context`: servers on other hosts.
+//! `headwater login` and `headwater context`: manages the servers on other hosts that this user's commands can use.
 
 use std::io::{IsTerminal, Read, Write};
 use std::path::Path;
@@ -16,10 +16,10 @@ use crate::contexts::{Context, Contexts, LOCAL};
 use crate::failure::invalid;
 use crate::show;
 
-/// The longest token that is read, in bytes.
+/// The longest token, in bytes.
 const TOKEN_MAX_BYTES: u64 = 4096;
 
-/// Logs in to a server, and sends commands there from now on.
+/// Logs in to a server, and makes it the current one.
 pub async fn login(args: LoginArgs, json: bool) -> anyhow::Result<u8> {
     let address = Address::parse(&args.url)?;
     let name = args.name.unwrap_or_else(|| address.host.clone());
@@ -29,7 +29,7 @@ pub async fn login(args: LoginArgs, json: bool) -> anyhow::Result<u8> {
     let authorities = args.ca.as_deref().map(read_authorities).transpose()?;
     let mut context =
         Context { url: address.url(), fingerprint: args.fingerprint, authorities, token: String::new() };
-    // Before the token is asked for: it is never sent to a server that is not known.
+    // Before the token is read: it is never sent to an unverified server.
     if address.is_encrypted
         && let Err(error) = server::connect(&address, &context.trust()).await
     {
@@ -57,7 +57,7 @@ pub async fn login(args: LoginArgs, json: bool) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Adds what the server shows to the refusal of a certificate that nobody has named.
+/// Adds the server's fingerprint to the error of an unknown certificate.
 async fn with_fingerprint(error: anyhow::Error, address: &Address, context: &Context) -> anyhow::Error {
     let is_refused = error.downcast_ref::<Problem>().is_some_and(|it| it.kind == ProblemKind::Unauthorized);
     if !is_refused || context.fingerprint.is_some() || context.authorities.is_some() {
@@ -65,7 +65,7 @@ async fn with_fingerprint(error: anyhow::Error, address: &Address, context: &Con
     }
     let Ok(seen) = server::seen_fingerprint(address).await else { return error };
     let message =
-        format!("the certificate of {} is not known here; its fingerprint is {seen}", address.url());
+        format!("the certificate of {} is not trusted; its fingerprint is {seen}", address.url());
     let advice = format!(
         "compare it with what 'headwater status' shows on the server, then: headwater login {} --fingerprint {seen}",
         address.url()
@@ -77,7 +77,7 @@ fn read_authorities(path: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The token, from a file, from standard input, or from whoever sits at the terminal.
+/// Reads the token from a file, standard input or the terminal.
 fn token(file: Option<&Path>, address: &Address) -> anyhow::Result<String> {
     let read = match file {
         Some(path) if path == Path::new("-") => read_some(std::io::stdin()).context("cannot read the token"),
@@ -109,7 +109,7 @@ fn read_some(from: impl Read) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// Reads a line of the terminal without showing it.
+/// Reads a line from the terminal without echo.
 fn read_unseen() -> std::io::Result<String> {
     let stdin = std::io::stdin();
     let before = tcgetattr(&stdin)?;
@@ -123,7 +123,7 @@ fn read_unseen() -> std::io::Result<String> {
     read.map(|_| line)
 }
 
-/// Carries out one of the context commands.
+/// Runs a context command.
 pub fn run(command: ContextCommand, json: bool) -> anyhow::Result<u8> {
     let mut contexts = Contexts::load()?;
     match command {
@@ -144,7 +144,7 @@ pub fn run(command: ContextCommand, json: bool) -> anyhow::Result<u8> {
             }
             contexts.current = contexts.current.filter(|current| *current != name);
             contexts.save()?;
-            let text = format!("forgot {name}; its token is still valid until it is revoked");
+            let text = format!("removed {name}; its token stays valid until it is revoked");
             if json { show::removed(&[name])? } else { show::line(&text)? }
         }
     }
@@ -168,7 +168,7 @@ fn list(contexts: &Contexts, json: bool) -> anyhow::Result<()> {
     let local = [vec![mark(LOCAL), LOCAL.to_owned(), "the daemon of this host".to_owned(), "-".to_owned()]];
     let known = |context: &Context| match (&context.fingerprint, &context.authorities) {
         (Some(fingerprint), _) => fingerprint.clone(),
-        (None, Some(_)) => "its own authorities".to_owned(),
+        (None, Some(_)) => "the authorities of --ca".to_owned(),
         (None, None) => "the system's authorities".to_owned(),
     };
     let rows = contexts

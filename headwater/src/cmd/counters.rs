@@ -18,7 +18,7 @@ use crate::failure::invalid;
 use crate::replace::replace;
 use crate::streaming::StreamCounters;
 
-/// The counters of one machine.
+/// The counters of one machine, as JSON.
 #[derive(Serialize)]
 struct StatsOfOne<'a> {
     #[serde(flatten)]
@@ -26,14 +26,14 @@ struct StatsOfOne<'a> {
     image: Option<StreamCounters>,
 }
 
-/// The same of several machines, in the order of their sockets.
+/// The counters of several machines, as JSON, in the order of their sockets.
 #[derive(Serialize)]
 struct StatsOfMachines<'a> {
     machines: &'a [VolumeCounters],
     image: Option<StreamCounters>,
 }
 
-/// What `--stats` writes, of one machine or of several.
+/// The content of the file of `--stats`, for one or several machines.
 pub fn stats_json(counters: &[VolumeCounters], image: Option<StreamCounters>) -> serde_json::Result<String> {
     match counters {
         [volume] => serde_json::to_string_pretty(&StatsOfOne { volume, image }),
@@ -41,16 +41,17 @@ pub fn stats_json(counters: &[VolumeCounters], image: Option<StreamCounters>) ->
     }
 }
 
-/// Of which machines counters are, as metrics name them.
-pub struct Whose<'a> {
+/// The machines to which counters belong, by their names in metrics.
+pub struct Owners<'a> {
     pub machines: &'a [String],
     pub mode: CacheMode,
-    /// How far the copy of their image is, where there is one.
+    /// The progress of copying the image, if it is copied.
     pub copied: Option<BackgroundProgress>,
 }
 
-impl Whose<'_> {
-    /// The same as the daemon has of its machines, and whose they are: a collector that reads several such files takes no sample twice.
+impl Owners<'_> {
+    /// The metrics in the format of Prometheus, with labels for machine and export, so that files of several exports
+    /// have no sample in common.
     fn prometheus(&self, file: &Path, counters: &[VolumeCounters], image: Option<StreamCounters>) -> String {
         let mut samples = Vec::new();
         for (machine, counters) in self.machines.iter().zip(counters) {
@@ -68,10 +69,10 @@ impl Whose<'_> {
     }
 }
 
-/// Replaces the file as a whole, so that a reader never sees half of it. The end of its name says what is written.
+/// Replaces the file atomically, so that a reader never sees a partial file. The extension decides the format.
 pub fn write_stats(
     file: &Path,
-    whose: &Whose<'_>,
+    whose: &Owners<'_>,
     counters: &[VolumeCounters],
     image: Option<StreamCounters>,
 ) -> anyhow::Result<()> {
@@ -87,22 +88,22 @@ pub fn write_stats(
     })
 }
 
-/// The same of one machine for people.
+/// The table of one machine, for people.
 pub fn table(counters: &VolumeCounters) -> String {
     let rows =
         requests(counters).into_iter().chain(latencies(&counters.latency)).chain(cache(&counters.cache));
     let mut text = String::new();
     for (name, value) in rows {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "{name:<32}{value}");
     }
     text
 }
 
-/// A line of it.
+/// A row of the table.
 type Row = (&'static str, String);
 
-/// So many blocks, as bytes.
+/// A number of blocks, as bytes.
 fn blocks(count: u64) -> String {
     size::format(count.saturating_mul(u64::from(headwater_block::BLOCK_BYTES)))
 }
@@ -118,15 +119,15 @@ fn requests(counters: &VolumeCounters) -> Vec<Row> {
         ("  from the image", served(reads.image, size::format(counters.image_read_bytes))),
         ("  zeroes", served(reads.zero, blocks(cache.read_zero_blocks))),
         ("writes", format!("{} requests, {}", counters.write_ops, size::format(counters.write_bytes))),
-        ("  over their own place in RAM", blocks(cache.write_in_place_blocks)),
-        ("  to a new place", blocks(cache.write_new_blocks)),
+        ("  overwritten in place in RAM", blocks(cache.write_in_place_blocks)),
+        ("  to a new slot", blocks(cache.write_new_blocks)),
         ("  zeroes, not stored", blocks(cache.elided_zero_blocks)),
-        ("  as in the image, not stored", blocks(cache.elided_equal_blocks)),
+        ("  equal to the image, not stored", blocks(cache.elided_equal_blocks)),
         ("discards", format!("{} requests, {}", counters.discard_ops, blocks(cache.discarded_blocks))),
     ]
 }
 
-/// How long requests took; those that there were.
+/// The durations of requests, for those that occurred.
 fn latencies(latency: &LatencySnapshot) -> Vec<Row> {
     let all = [
         ("time of reads from RAM", &latency.read_ram),
@@ -146,7 +147,7 @@ fn quantiles(latency: &Latency) -> String {
     format!("p50 {p50}, p99 {p99}, p99.9 {p999}; {count} requests, {} in all", time(sum_ns))
 }
 
-/// With one decimal, and the unit in which it is short.
+/// A duration with one decimal, in the largest unit that is not above it.
 fn time(ns: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")];
     match UNITS.into_iter().find(|(unit_ns, _)| ns >= *unit_ns) {
@@ -159,10 +160,10 @@ fn cache(cache: &Snapshot) -> Vec<Row> {
     let of = |used: u64, limit: u64| format!("{} of {}", size::format(used), size::format(limit));
     let segments = |held: String, segments: u64| format!("{held} in {segments} segments");
     let disk = |count: u64, bytes: u64| format!("{count} operations, {}", size::format(bytes));
-    // Without a disk there is neither.
+    // Empty without an overflow disk.
     let shown = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     let packed = format!(
-        "{}, which holds {}",
+        "{}, uncompressed {}",
         size::format(cache.packed_bytes),
         size::format(cache.packed_holds_bytes)
     );
@@ -174,28 +175,28 @@ fn cache(cache: &Snapshot) -> Vec<Row> {
     let spilled = segments(size::format(cache.spilled_bytes), cache.spilled_segments);
     vec![
         ("cache memory", of(cache.ram_used_bytes, cache.ram_target_bytes)),
-        ("  which it may use now", size::format(cache.ram_share_bytes)),
-        ("  all caches together", together),
+        ("  present limit", size::format(cache.ram_share_bytes)),
+        ("  all write caches together", together),
         ("  of which index", size::format(cache.index_bytes)),
         ("  of which packed", packed),
         ("cache disk", of(cache.disk_used_bytes, cache.disk_limit_bytes)),
         ("  written and read", shown(&cache.buffering)),
         ("  key in memory", shown(&cache.key_memory)),
         ("packed", segments(blocks(cache.packed_blocks), cache.packed_segments)),
-        ("spilled", format!("{spilled}, {} of it blocks in use", blocks(cache.spilled_blocks))),
+        ("spilled", format!("{spilled}, of which {} were blocks in use", blocks(cache.spilled_blocks))),
         ("overflow disk reads", disk(cache.disk_read_ops, cache.disk_read_bytes)),
         ("overflow disk writes", disk(cache.disk_write_ops, cache.disk_write_bytes)),
         ("cleaned", segments(blocks(cache.cleaned_blocks), cache.cleaned_segments)),
-        ("copies of what is spilled", format!("{} segments dropped", cache.evicted_segments)),
+        ("RAM copies of spilled segments", format!("{} evicted", cache.evicted_segments)),
         ("commits of a persistent cache", cache.commits.to_string()),
-        ("writes at the pace of the disk", cache.throttled_writes.to_string()),
+        ("writes throttled", cache.throttled_writes.to_string()),
         ("writes paused", format!("{}, {:.3} s in all", cache.paused_writes, cache.paused_ns as f64 / 1e9)),
         ("writes refused", cache.refused_writes.to_string()),
         ("overflow disk errors", format!("{}, damaged blocks {}", cache.disk_errors, cache.corrupt_blocks)),
     ]
 }
 
-/// How its image was read, for people.
+/// How the image was read, for people.
 pub fn image_table(image: &StreamCounters) -> String {
     let mut rows = vec![
         ("image chunks", format!("{} fetched, {} ahead of time", image.fetches, image.ahead)),
@@ -215,7 +216,7 @@ pub fn image_table(image: &StreamCounters) -> String {
     }
     let mut text = String::new();
     for (name, value) in rows {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "{name:<32}{value}");
     }
     text
@@ -229,9 +230,9 @@ mod tests {
 
     use super::*;
 
-    const WHOSE: Whose<'static> = Whose { machines: &[], mode: CacheMode::Ram, copied: None };
+    const WHOSE: Owners<'static> = Owners { machines: &[], mode: CacheMode::Ram, copied: None };
 
-    /// The names in the first column of the tables below a heading of a document.
+    /// The first column of the tables below a heading of a document.
     fn documented(file: &str, heading: &str) -> BTreeSet<String> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(file);
         let text = std::fs::read_to_string(&path).unwrap();
@@ -244,7 +245,7 @@ mod tests {
             .collect()
     }
 
-    /// Gives each number its own value, from 101 MiB on, and returns them with their names.
+    /// Gives each number a unique value, from 101 MiB on, and returns them with their names.
     fn number_all(name: &str, value: &mut Value, found: &mut Vec<(String, u64)>) {
         match value {
             Value::Object(fields) => {
@@ -269,7 +270,7 @@ mod tests {
         assert!((60..400).contains(&numbers.len()), "{numbers:?}");
         let table = table(&serde_json::from_value(counters).unwrap());
         for (name, number) in numbers {
-            // In each of the forms, no two of these have the same digits.
+            // No two numbers have the same digits in any of the formats.
             let shown = match name.rsplit('_').next().unwrap_or_default() {
                 "ns" if name == ".cache.paused_ns" => format!("{:.3} s", number as f64 / 1e9),
                 "ns" => format!("{:.1} ms", number as f64 / 1e6),

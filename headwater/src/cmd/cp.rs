@@ -1,7 +1,8 @@
-//! `headwater machine cp`: a file into a guest or out of it, by commands that the guest agent runs.
+//! `headwater machine cp`: copies a file into or out of a guest, with commands that the guest agent runs.
 //!
-//! Into a guest it goes in pieces of [`MAX_STDIN_BYTES`] to a file beside its place, and takes its place as a whole. Out of a guest it goes
-//! the same way. The guest needs a POSIX shell.
+//! A file is copied into a guest in pieces of [`MAX_STDIN_BYTES`], to a temporary file beside the target, which is
+//! renamed at the end. Copying out of a guest
+//! works in the same way. The guest needs a POSIX shell.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -18,19 +19,20 @@ use crate::client::Client;
 use crate::failure::invalid;
 use crate::show::{self, progress::Shown};
 
-/// How much is read in the guest by one command: the agent gives 16 MiB at most.
+/// The number of bytes that one command reads in the guest: the agent returns at most 16 MiB.
 const PIECE_BYTES: u64 = 8 << 20;
 
-/// Begins the file beside its place. Its arguments: the place, the name that a directory takes the file under, and its mode. Prints the place.
+/// The script that creates the temporary file. Its arguments: the target, the file's name if the target is a
+/// directory, and its mode. Prints the target.
 const BEGIN: &str = r#"to=$1; case $to in */) to=$to$2 ;; *) [ ! -d "$to" ] || to=$to/$2 ;; esac
 : >"$to.headwater-part" && chmod "$3" "$to.headwater-part" && printf %s "$to""#;
 const APPEND: &str = r#"cat >>"$1.headwater-part""#;
-/// Refuses what is not as long as what was sent.
+/// The script that renames the temporary file. Fails if its length is not that of the sent file.
 const FINISH: &str =
     r#"had=$(wc -c <"$1.headwater-part") && [ "$had" -eq "$2" ] && mv -f -- "$1.headwater-part" "$1""#;
 const GIVE_UP: &str = r#"rm -f -- "$1.headwater-part""#;
-/// Prints the size of a file, following links.
-const SIZE: &str = r#"[ -f "$1" ] || { echo "$1 is no file that is there" >&2; exit 1; }; wc -c <"$1""#;
+/// The script that prints the size of a file, following links.
+const SIZE: &str = r#"[ -f "$1" ] || { echo "$1 is not an existing file" >&2; exit 1; }; wc -c <"$1""#;
 const PIECE: &str = r#"dd if="$1" bs=8388608 skip="$2" count=1 2>/dev/null"#;
 
 /// A file in a guest.
@@ -40,7 +42,7 @@ struct InGuest<'a> {
 }
 
 impl<'a> InGuest<'a> {
-    /// `NAME:PATH`. What has a slash before its colon is a file here.
+    /// Parses `NAME:PATH`. Text with a slash before the colon is a local file.
     fn parse(text: &'a str) -> Option<Self> {
         let (machine, path) = text.split_once(':')?;
         (!machine.is_empty() && !machine.contains('/')).then_some(Self { machine, path })
@@ -54,7 +56,7 @@ pub async fn run(client: &Client, from: &str, to: &str, json: bool) -> anyhow::R
         (Some(guest), None) => out_of_guest(client, &absolute(guest)?, Path::new(to), json).await?,
         (Some(_), Some(_)) => {
             return Err(invalid(
-                "both are files in guests: copy it here first, and then into the other guest",
+                "both are files in guests: copy the file here first, and then into the other guest",
             ));
         }
         (None, None) => {
@@ -74,12 +76,12 @@ fn absolute(guest: InGuest<'_>) -> anyhow::Result<InGuest<'_>> {
         return Ok(guest);
     }
     Err(invalid(format!(
-        "'{}' is no absolute path in the guest of {}: write {0}:/PATH",
+        "'{}' is not an absolute path in the guest of {}: write {0}:/PATH",
         guest.machine, guest.machine
     )))
 }
 
-/// Runs a script in the guest and returns what it printed; one that fails is an error.
+/// Runs a script in the guest and returns its output. A script that fails is an error.
 async fn sh(
     client: &Client,
     machine: &str,
@@ -96,7 +98,7 @@ async fn sh(
     if result.exit_code != 0 || result.truncated {
         let said = String::from_utf8_lossy(&decode(&result.stderr_base64)?).trim().to_owned();
         let why = if said.is_empty() { format!("exit code {}", result.exit_code) } else { said };
-        let message = format!("the guest of {machine} refuses it: {}", show::printable(&why));
+        let message = format!("the command in the guest of {machine} failed: {}", show::printable(&why));
         return Err(Problem::new(ProblemKind::Failed, message).into());
     }
     decode(&result.stdout_base64)
@@ -113,14 +115,14 @@ async fn into_guest(
     let metadata = file.metadata().with_context(failed)?;
     let name = from.file_name().and_then(|name| name.to_str());
     let (true, Some(name)) = (metadata.is_file(), name) else {
-        return Err(invalid(format!("{}: it is no regular file; pack a directory with tar first", failed())));
+        return Err(invalid(format!("{}: it is not a regular file; pack a directory with tar first", failed())));
     };
     let mode = format!("{:o}", metadata.permissions().mode() & 0o777);
     let begun = sh(client, to.machine, BEGIN, &[to.path, name, &mode], None).await.with_context(failed)?;
     let place = String::from_utf8(begun).with_context(failed)?;
     let sent = send(client, &mut file, metadata.len(), (to.machine, &place), json).await;
     if sent.is_err() {
-        // What matters is why it was not copied.
+        // Ignored, because the first error matters.
         let _ = sh(client, to.machine, GIVE_UP, &[&place], None).await;
     }
     Ok((format!("{}:{place}", to.machine), sent.with_context(failed)?))
@@ -162,7 +164,7 @@ async fn out_of_guest(
     let Some(name) = name else { return Err(invalid(format!("{}: it is a directory", failed()))) };
     let to: PathBuf = if to.is_dir() { to.join(name) } else { to.to_owned() };
     if to.metadata().is_ok_and(|there| !there.is_file()) {
-        return Err(invalid(format!("{}: {} is no regular file", failed(), to.display())));
+        return Err(invalid(format!("{}: {} is not a regular file", failed(), to.display())));
     }
     let said = sh(client, from.machine, SIZE, &[from.path], None).await.with_context(failed)?;
     let total: u64 = String::from_utf8_lossy(&said).trim().parse().with_context(failed)?;
@@ -174,7 +176,7 @@ async fn out_of_guest(
     let received = receive(client, &mut file, total, from, json).await;
     let received = received.and_then(|()| Ok(std::fs::rename(&part, &to)?));
     if received.is_err() {
-        // What matters is why it was not copied.
+        // Ignored, because the first error matters.
         let _ = std::fs::remove_file(&part);
     }
     received.with_context(failed)?;
@@ -199,7 +201,7 @@ async fn receive(
     shown.end();
     anyhow::ensure!(
         received == total,
-        "the file changed while it was copied: it had {total} bytes, and {received} came"
+        "the file changed while it was copied: it had {total} bytes, but {received} were received"
     );
     Ok(file.sync_all()?)
 }

@@ -1,4 +1,4 @@
-//! `headwater demo`: the demo of the source tree, `demo/run`, from the files that the package brings.
+//! `headwater demo`: runs the demo of the source tree, `demo/run`, which the package installs.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use anyhow::{Context, bail};
 
 use crate::cli::DemoArgs;
 
-/// The demo, below the directory of shared files. It finds the builder of its guest beside itself.
+/// The demo's script below the directory of shared files. It expects the builder of its guest beside itself.
 const SCRIPT: &str = "headwater/demo/run";
 
-/// Becomes the demo. Returns only if that fails.
+/// Replaces this process by the demo. Returns only if that fails.
 pub fn run(args: &DemoArgs) -> anyhow::Result<()> {
     let own = std::env::current_exe().context("cannot find this program's own file")?;
     let script = script_of(&own)?;
@@ -24,19 +24,19 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<()> {
         .env("HEADWATER_DEMO_DIR", &dir)
         .env("HEADWATER_GUEST_DIR", dir.join("guest"))
         .env("DEMO_MACHINES", args.machines.to_string());
-    // The demo has a daemon of its own.
+    // The demo starts its own daemon.
     demo.env_remove("HEADWATER_DATA_DIR").env_remove("HEADWATER_CONTEXT");
     Err(demo.exec()).with_context(|| format!("cannot run {}", script.display()))
 }
 
-/// The demo that was installed with a program: /usr/bin and /usr/share belong together.
+/// The demo that was installed together with a program: /usr/bin/PROGRAM and /usr/share.
 fn script_of(program: &Path) -> anyhow::Result<PathBuf> {
     let prefix = program.parent().and_then(Path::parent);
     let script = prefix.map(|prefix| prefix.join("share").join(SCRIPT));
     match script.filter(|script| script.is_file()) {
         Some(script) => Ok(script),
         None => bail!(
-            "the demo is not installed with {}: the Debian package brings it as /usr/share/{SCRIPT}; in a source tree it is 'make demo'",
+            "the demo is not installed with {}: the Debian package installs it as /usr/share/{SCRIPT}; in a source tree use 'make demo'",
             program.display()
         ),
     }

@@ -1,4 +1,4 @@
-//! `headwater image diff`: what changed between two versions.
+//! `headwater image diff`: prints the differences between two versions.
 
 use headwater_api::{DiffReport, FileChange, PartitionDifference, TaskResult};
 use headwater_block::size;
@@ -12,7 +12,7 @@ pub async fn run(client: &Client, from: &str, to: &str, json: bool) -> anyhow::R
     let result = client.diff(from, to, |progress| shown.update(progress)).await;
     shown.end();
     let TaskResult::Compared(report) = result? else {
-        anyhow::bail!("the daemon answered something else than a comparison: is it of another version?");
+        anyhow::bail!("the daemon's answer is not a comparison: does it have another version?");
     };
     if json { show::json(&report) } else { show_report(&report) }
 }
@@ -24,7 +24,7 @@ fn show_report(report: &DiffReport) -> anyhow::Result<()> {
         return show::line(&format!("{places} are the same"));
     }
     if from.size_bytes != to.size_bytes {
-        let (old, new) = told_apart(from.size_bytes, to.size_bytes);
+        let (old, new) = distinguishable(from.size_bytes, to.size_bytes);
         show::line(&format!("the size was {old} and is {new}"))?;
     }
     let bytes = size::format(*changed_bytes);
@@ -32,8 +32,8 @@ fn show_report(report: &DiffReport) -> anyhow::Result<()> {
     partitions.iter().filter(|partition| partition.changed_bytes > 0).try_for_each(show_partition)
 }
 
-/// Two sizes, in bytes where they read the same.
-fn told_apart(old_bytes: u64, new_bytes: u64) -> (String, String) {
+/// Two sizes; in bytes if they would look the same.
+fn distinguishable(old_bytes: u64, new_bytes: u64) -> (String, String) {
     let (old, new) = (size::format(old_bytes), size::format(new_bytes));
     if old == new { (format!("{old_bytes} bytes"), format!("{new_bytes} bytes")) } else { (old, new) }
 }
@@ -63,8 +63,8 @@ mod tests {
 
     #[test]
     fn sizes_that_differ_by_little_are_told_apart() {
-        assert_eq!(told_apart(1 << 30, 2 << 30), ("1.0 GiB".to_owned(), "2.0 GiB".to_owned()));
+        assert_eq!(distinguishable(1 << 30, 2 << 30), ("1.0 GiB".to_owned(), "2.0 GiB".to_owned()));
         let exact = ("1073741824 bytes".to_owned(), "1073742336 bytes".to_owned());
-        assert_eq!(told_apart(1 << 30, (1 << 30) + 512), exact);
+        assert_eq!(distinguishable(1 << 30, (1 << 30) + 512), exact);
     }
 }

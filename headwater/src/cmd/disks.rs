@@ -1,4 +1,4 @@
-//! The disks of an export: volumes, and what machines are served, which records their requests if that was asked for.
+//! The disks of an export: its volumes, and the devices that are served, which record requests if that was requested.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub struct Disks {
 }
 
 impl Disks {
-    /// Begins a recording, if there is a file for it. `base` is what lies under the volumes.
+    /// Begins a recording, if a file was given for it. `base` is the device below the volumes.
     pub fn new(
         volumes: Vec<Arc<Volume>>,
         base: &Arc<dyn Device>,
@@ -40,33 +40,33 @@ impl Disks {
         Ok(Self { volumes, devices, recorder })
     }
 
-    /// Ends the recording, and says what it has.
+    /// Ends the recording, and prints a summary.
     pub fn end_recording(&self) -> anyhow::Result<()> {
         let Some((recorder, summary)) = self.recorder.as_ref().and_then(|r| Some((r, r.finish()?))) else {
             return Ok(());
         };
         let path = recorder.path().display();
         if let Some(failure) = summary.failure {
-            bail!("{path} has the first requests only: it could not be written: {failure}");
+            bail!("the recording {path} has only the first requests, because it could not be written: {failure}");
         }
         let lacks = if summary.dropped == 0 {
             String::new()
         } else {
-            format!("; {} came faster than they could be recorded, and are not in it", summary.dropped)
+            format!("; {} came faster than they could be recorded, and are missing", summary.dropped)
         };
-        show::aside(&format!("{path} has {} requests{lacks}", summary.requests));
+        show::aside(&format!("the recording {path} has {} requests{lacks}", summary.requests));
         Ok(())
     }
 }
 
 fn begin(path: &Path, volumes: &[Arc<Volume>]) -> anyhow::Result<Arc<Recorder>> {
     if volumes.len() > MOST_VOLUMES {
-        return Err(invalid(format!("--record takes the requests of at most {MOST_VOLUMES} disks")));
+        return Err(invalid(format!("--record can record the requests of at most {MOST_VOLUMES} disks")));
     }
     let sizes: Vec<u64> = volumes.iter().map(|volume| volume.geometry().size_bytes).collect();
     Recorder::create(path, &sizes, SystemTime::now()).with_context(|| {
         format!(
-            "cannot record requests in {}: name a file that is not there yet, where there is space",
+            "cannot record requests in {}: name a new file, on a file system with free space",
             path.display()
         )
     })

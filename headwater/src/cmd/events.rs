@@ -1,4 +1,4 @@
-//! `headwater events`: who changed what, and when.
+//! `headwater events`: shows the history.
 
 use headwater_api::{Event, EventList};
 
@@ -6,7 +6,7 @@ use crate::cli::EventsArgs;
 use crate::client::Client;
 use crate::show;
 
-/// Shows the history, oldest first, as a log reads.
+/// Shows the history, oldest first, like a log.
 pub async fn run(client: Client, args: EventsArgs, json: bool) -> anyhow::Result<u8> {
     let list = client.events(args.subject.as_deref(), args.before, args.limit).await?;
     if args.follow {
@@ -16,12 +16,12 @@ pub async fn run(client: Client, args: EventsArgs, json: bool) -> anyhow::Result
     let oldest = list.events.last().map(|event| event.id);
     show(list, json)?;
     if let (false, true, Some(id)) = (json, cut, oldest) {
-        show::aside(&format!("older ones, if there are any: --before {id}\n"));
+        show::aside(&format!("for older events: --before {id}\n"));
     }
     Ok(0)
 }
 
-/// Shows the events that there are, and each that comes.
+/// Shows the existing events, and then each new one.
 async fn follow(client: &Client, list: EventList, subject: Option<&str>, json: bool) -> anyhow::Result<u8> {
     let mut after = list.events.first().map_or(0, |event| event.id);
     for event in list.events.iter().rev() {

@@ -12,15 +12,15 @@ use crate::client::Client;
 use crate::failure::invalid;
 use crate::show::{self, progress::said_if_slow};
 
-/// The code where the output is not whole: a command that succeeded would pass for one that printed all of it.
+/// The exit code if the output was cut, because a script could otherwise take it for complete.
 const CUT: u8 = 1;
 
-/// Runs the command; its output becomes ours, and its exit code too.
+/// Runs the command. Its output and its exit code become those of this program.
 pub async fn run(client: &Client, name: &str, request: &ExecRequest, json: bool) -> anyhow::Result<u8> {
     let what = format!(
-        "waiting for the command in {name}, or for the guest to be up and its agent to answer; Ctrl-C ends it"
+        "waiting for the command in {name}, or until the guest has booted and its agent answers; Ctrl-C ends it"
     );
-    // Elsewhere a program may read what the command says there.
+    // If standard error is not a terminal, a program may parse the command's errors there.
     let quiet = json || !std::io::stderr().is_terminal();
     let result = said_if_slow(quiet, &what, client.exec(name, request)).await?;
     let code = exit_code(&result);
@@ -30,34 +30,34 @@ pub async fn run(client: &Client, name: &str, request: &ExecRequest, json: bool)
     }
     let decode = |text: &str| STANDARD.decode(text).context("cannot understand the daemon's answer");
     show::if_read(show::bytes(&decode(&result.stdout_base64)?))?;
-    // Where standard error is closed, its reader wants none of it.
+    // Ignored: if standard error is closed, nobody wants to read it.
     let _ = std::io::stderr().write_all(&decode(&result.stderr_base64)?);
     if result.truncated {
         show::aside(
-            "headwater: the output is not whole: the guest agent keeps 16 MiB each of standard output and standard error \
+            "headwater: the output was cut: the guest agent returns at most 16 MiB each of standard output and standard error \
              (have the command write to a file, and read that in parts)\n",
         );
     }
     Ok(code)
 }
 
-/// All of our standard input.
+/// Reads this program's standard input to its end.
 pub fn standard_input() -> anyhow::Result<String> {
     let mut bytes = Vec::new();
-    // One more, to see that there is more.
+    // One byte more, to detect input that is too long.
     let limit = u64::try_from(MAX_STDIN_BYTES)?.saturating_add(1);
     std::io::stdin().lock().take(limit).read_to_end(&mut bytes).context("cannot read the standard input")?;
     if bytes.len() > MAX_STDIN_BYTES {
         let most = size::format(limit - 1);
         return Err(invalid(format!(
-            "the standard input is longer than {most}, the most that a command is given"
+            "the standard input is longer than {most}, the most that a command can get"
         )));
     }
     Ok(STANDARD.encode(bytes))
 }
 
 fn exit_code(result: &ExecResult) -> u8 {
-    // Codes of Windows have 32 bits, with a sign here: none of a command that failed may become 0.
+    // Exit codes of Windows have 32 bits and can be negative here: a failure must never become 0.
     match u8::try_from(result.exit_code).unwrap_or(u8::MAX) {
         0 if result.truncated => CUT,
         code => code,

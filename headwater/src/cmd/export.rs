@@ -1,5 +1,6 @@
-//! `headwater export`: serve one volume over NBD, vhost-user, iSCSI or as a file in the foreground, without a daemon;
-//! or a volume for each of many machines, over NBD, vhost-user or iSCSI.
+//! `headwater export`: serves one volume over NBD, vhost-user, iSCSI or as a file in the foreground, without a
+//! daemon;
+//! or one volume for each of many machines, over NBD, vhost-user or iSCSI.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -35,21 +36,22 @@ use crate::signals::EndSignals;
 use crate::streaming::{Above, Streamed, Streaming};
 use crate::{limits, logging};
 
-/// Unpacked chunks of an image that are kept in memory, beside the write cache.
+/// The cache for uncompressed chunks of an image, in addition to the write cache.
 const CHUNK_CACHE_BYTES: u64 = 64 << 20;
 
-/// How often it is looked whether there is something to say about the copy of an image.
+/// How often the progress of copying an image is checked for output.
 const COPY_SHOWN_EVERY: Duration = Duration::from_secs(1);
 
 /// Serves until SIGINT or SIGTERM. Ready when it has printed a line for each front-end.
 pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs) -> anyhow::Result<()> {
-    // Before there are threads, which inherit it. What the kernel writes to its own device may be what frees memory, and whoever serves it
-    // must not wait for that while it allocates some.
+    // Set before threads are started, which inherit it. The kernel's writes to this device may be what frees memory,
+    // so this process
+    // must not wait for them while it allocates memory.
     let is_in_block_path = args.attach.attach || args.fuse.fuse.is_some();
     let refused = is_in_block_path.then(|| configure_io_flusher_behavior(true)).and_then(Result::err);
     logging::to_stderr(&args.log, LogFormat::Text)?;
     if let Some(why) = refused {
-        tracing::info!(%why, "this process may wait for its own disk where the host is short of memory (PR_SET_IO_FLUSHER)");
+        tracing::info!(%why, "this process may block on its own disk when the host is short of memory, because PR_SET_IO_FLUSHER failed");
     }
     take_url(&mut args)?;
     check_format(&args)?;
@@ -61,7 +63,8 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     let ram_bytes = args.caches.ram_bytes();
     let ram_bytes = ram_bytes
         .map_err(|why| Problem::new(ProblemKind::Invalid, why).advise("give a smaller --cache-ram"))?;
-    // That it cannot be written is found now rather than after hours. Nothing is counted yet, so it has no machine.
+    // If the file cannot be written, this fails now instead of after hours. Nothing is counted yet, so there are no
+    // machines in it.
     write_stats(&args, &[], None)?;
     let Base { device: base, id: base_id, files, image } = open_base(&args, &data_dir)?;
     if let Some(name) = &args.persistent {
@@ -98,11 +101,12 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
         .with_context(|| format!("cannot open a volume over '{}'", args.source))?;
     let kept = args.persistent.as_ref().zip(volumes.first().and_then(|volume| volume.cache_id()));
     let kept = kept.map(|(name, id)| Kept::new(&args.cache_dir, name, base_id, id)).transpose()?;
-    // With the key of a persistent cache, which is not kept for as long as it is served.
+    // The options contain the key of a persistent cache, which must not stay in memory while it is served.
     drop(options);
     let disks = Disks::new(volumes.clone(), &image_device, args.record.as_deref());
     let disks = disks.inspect_err(|_| take_back(&volumes, kept.as_ref()))?;
-    // Kernels before 5.14 know an NBD device's owner by the thread that connected it: it stays.
+    // Kernels before 5.14 identify the owner of an NBD device by the thread that connected it, so this thread must
+    // stay.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .thread_keep_alive(Duration::from_secs(u32::MAX.into()))
@@ -112,7 +116,8 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     served.and(disks.end_recording())
 }
 
-/// Removes the cache that was made for a start that failed, unless somebody wrote to it. At once: others may open it once it is closed.
+/// Removes the cache that was created for a start that failed, unless somebody wrote to it. Immediately, because
+/// others may open it once it is closed.
 fn take_back(volumes: &[Arc<Volume>], kept: Option<&Kept>) {
     volumes.iter().for_each(|volume| volume.close());
     if let Some(kept) = kept
@@ -120,7 +125,7 @@ fn take_back(volumes: &[Arc<Volume>], kept: Option<&Kept>) {
         && is_untouched(volumes)
         && let Err(error) = persistent::take_back(&kept.dir)
     {
-        tracing::warn!("cannot remove {}, a cache that was made in vain: {error}", kept.dir.display());
+        tracing::warn!("cannot remove the unused cache {}: {error}", kept.dir.display());
     }
 }
 
@@ -135,7 +140,7 @@ async fn serve(
     let mut ask = signal(SignalKind::user_defined1()).context("cannot catch SIGUSR1")?;
     let nbd = args.nbd.serve(&args.source, &disks.devices).inspect_err(|_| take_back(volumes, kept))?;
     let resume = kept.map(|kept| Resume::new(&kept.dir));
-    // Whoever serves it now: what is written makes the note untrue.
+    // Removed by any server that resumes: its writes make the note outdated.
     let stood = resume.as_ref().map(Resume::take).transpose()?.flatten();
     let mut vhost_user = Vec::new();
     let served = async {
@@ -153,7 +158,7 @@ async fn serve(
         take_back(volumes, kept);
     })?;
     let (Others { iscsi, fuse }, attached, mut is_ended) = served;
-    // Before anything tells of this process: whoever finds it finds the counters of its volumes too.
+    // Before anything announces this process, so that whoever finds it also finds its counters.
     write_stats(args, &counters_of(volumes), image).unwrap_or_else(|error| tracing::error!("{error:#}"));
     let limits = answer_limits(args, volumes, attached.as_ref());
     for uri in nbd.iter().flat_map(|nbd| nbd.uris()) {
@@ -176,26 +181,26 @@ async fn serve(
     while !is_ended {
         tokio::select! {
             _ = end.next() => is_ended = true,
-            // As file systems do: whoever unmounts it does not need it any more.
+            // As with other file systems: unmounting ends it.
             () = fuse::unmounted(fuse.as_ref()) => is_ended = true,
             () = attach::gone(attached.as_ref()) => is_ended = true,
             () = tokio::time::sleep(COPY_SHOWN_EVERY), if image.is_some() => {
-                image.into_iter().for_each(|image| watch.look(&image.streamed, args.json));
+                image.into_iter().for_each(|image| watch.show(&image.streamed, args.json));
             }
-            // Somebody who asks for figures must not end the disk of a machine.
+            // A failed report must not end the disk of a machine.
             _ = ask.recv() => report(args, volumes, image).unwrap_or_else(|e| tracing::error!("{e:#}")),
         }
     }
-    // What front-ends have under way may need a server that is gone, or will be before they are through.
+    // Requests in flight may need a server that does not answer.
     let ending = image.map(|image| image.streaming.ending());
     drop(limits);
-    // Before the volume closes: what machines have under way is answered, and initiators log out.
+    // Before the volume closes: requests of machines are answered, and initiators are logged out.
     drop(iscsi);
     drop(fuse);
     let stopping = attached.map(attach::AttachedDisk::stop);
-    // Before the volume closes: what the machine has under way is answered, so that another server can go on.
+    // Before the volume closes: requests of the machine are answered, so that another server can resume.
     vhost_user.iter().for_each(headwater_vhost_user::Server::stop);
-    // What waits for room then is refused by the volume and goes back into the ring, for the next server to take.
+    // The volume refuses requests that wait for space; they go back into the ring for the next server.
     let stands = || vhost_user.first().map(headwater_vhost_user::Server::positions);
     let closed = close(volumes, resume.as_ref(), stands);
     drop((nbd, stopping));
@@ -203,7 +208,7 @@ async fn serve(
     closed.and(report(args, volumes, image))
 }
 
-/// Lets `headwater cache` see and change the limits, where a socket can be had for that.
+/// Serves `headwater cache`, which shows and changes the limits, if a socket can be created for it.
 fn answer_limits(
     args: &ExportArgs,
     volumes: &[Arc<Volume>],
@@ -220,19 +225,20 @@ fn answer_limits(
     limits::server::listen(served)
         .inspect_err(|error| {
             tracing::warn!(
-                "'headwater cache' will not find this process, whose limits stay as they are: {error}"
+                "'headwater cache' will not find this process, so its limits cannot be changed: {error}"
             );
         })
         .ok()
 }
 
-/// The front-ends that one disk has besides NBD, vhost-user and the kernel's.
+/// The front-ends of one disk other than NBD, vhost-user and the kernel's.
 struct Others {
     iscsi: Option<iscsi::Running>,
     fuse: Option<fuse::Mounted>,
 }
 
-/// Serves over all front-ends but NBD and the kernel's. What `vhost_user` holds after a failure may have had its machine already.
+/// Starts all front-ends except NBD and the kernel's. After a failure, servers in `vhost_user` may already have had a
+/// machine.
 fn serve_others(
     args: &ExportArgs,
     devices: &[Arc<dyn Device>],
@@ -249,8 +255,9 @@ fn serve_others(
     Ok(Others { iscsi, fuse })
 }
 
-/// Attaches the device, and says whether an end came meanwhile: the kernel looks for partitions first, and an end does not wait for
-/// the servers that these reads may wait for.
+/// Attaches the device, and returns whether the program was asked to end meanwhile: the kernel reads partition tables
+/// first, and the end
+/// must not wait for servers that do not answer these reads.
 async fn attach_until(
     args: &ExportArgs,
     kept: Option<&Kept>,
@@ -272,25 +279,26 @@ async fn attach_until(
     Ok((attaching.await??, true))
 }
 
-/// Closes the volumes, and then leaves for the next export where the machine stands. Whether all that was answered is durable.
+/// Closes the volumes, and then stores the positions of the machine's ring for the next export. Fails unless
+/// everything that was answered is durable.
 fn close(
     volumes: &[Arc<Volume>],
     resume: Option<&Resume>,
     stands: impl FnOnce() -> Option<Positions>,
 ) -> anyhow::Result<()> {
-    // Most of it while NBD clients still write: what they write after it closes is refused. The close says what came of it all.
+    // Writes most of the data while NBD clients may still write; later writes fail. The close reports errors.
     for volume in volumes {
         let _ = blocking::flush(&**volume);
     }
-    // Before NBD ends, so that requests which wait for space do not hold it up.
+    // Before NBD ends, so that requests that wait for space do not delay it.
     let closed = volumes.iter().map(|volume| volume.try_close()).fold(Ok(()), Result::and);
     let stands = resume.and_then(|resume| Some((resume, stands()?)));
-    let cannot_go_on = "a machine that still runs cannot go on with another export";
+    let cannot_go_on = "a machine that still runs cannot continue with another export";
     if let Err(error) = closed {
         if stands.is_some() {
             tracing::error!("{cannot_go_on}");
         }
-        return Err(error).context("what was written since the last flush may be lost");
+        return Err(error).context("data written since the last flush may be lost");
     }
     if let Some((resume, stands)) = stands {
         resume.leave(&stands).unwrap_or_else(|e| tracing::error!("{cannot_go_on}: {e:#}"));
@@ -298,7 +306,7 @@ fn close(
     Ok(())
 }
 
-/// Whether nobody wrote. One that was refused may have stored a part.
+/// Whether nothing was written. A write that failed may have stored a part of its data.
 fn is_untouched(volumes: &[Arc<Volume>]) -> bool {
     let mut counts = volumes.iter().map(|volume| volume.counters());
     counts.all(|counts| counts.write_ops + counts.discard_ops + counts.cache.refused_writes == 0)
@@ -310,15 +318,15 @@ fn serve_vhost_user(
     device: &Arc<dyn Device>,
     stood: Option<Positions>,
 ) -> anyhow::Result<headwater_vhost_user::Server> {
-    // Machines have the source in common; only their sockets tell them apart.
+    // Machines share the source, so their sockets identify them.
     let name = if machines(args) == 1 { args.source.clone() } else { path.display().to_string() };
     let options = headwater_vhost_user::Options {
         name,
         serial: args.serial.clone(),
-        // What a persistent cache holds survives a server that ends in order; any other one starts empty.
+        // A persistent cache survives a server that ends in order; any other cache starts empty.
         resume: stood,
         recovered: false,
-        // Whoever starts the front-end decides what its memory is.
+        // The caller of the program decides which memory the front-end uses.
         sealed_memory: false,
         limits: headwater_vhost_user::Limits::default(),
     };
@@ -330,14 +338,15 @@ fn check_persistent(args: &ExportArgs) -> anyhow::Result<()> {
     let Some(name) = &args.persistent else { return Ok(()) };
     if args.limits.mode() == CacheMode::Ram {
         return Err(invalid(
-            "a persistent cache needs a disk to be on: give --cache ram+disk or --cache disk",
+            "a persistent cache needs a disk: give --cache ram+disk or --cache disk",
         ));
     }
-    // Before anything is made or looked for under this name.
+    // Check the name before anything with it is created or searched.
     Ok(PersistentOptions::check_name(name)?)
 }
 
-/// What is about a block device says nothing where none is made, and durability is no small promise to pass over.
+/// Fails for options of a block device if none is attached, because --write-through would promise durability without
+/// effect.
 fn check_attach(args: &ExportArgs) -> anyhow::Result<()> {
     let AttachArgs { attach, device, via, write_through, queues } = &args.attach;
     if *attach {
@@ -351,20 +360,20 @@ fn check_attach(args: &ExportArgs) -> anyhow::Result<()> {
     ];
     match given.iter().find(|(_, is_given)| *is_given) {
         Some((option, _)) => Err(invalid(format!(
-            "{option} is about a block device, and none is asked for: give --attach too"
+            "{option} is an option of a block device: give --attach too"
         ))),
         None => Ok(()),
     }
 }
 
-/// A format that is of no use would be one that somebody relies on.
+/// Fails for a format without effect, because the user may rely on it.
 fn check_format(args: &ExportArgs) -> anyhow::Result<()> {
     let source = &args.source;
     let is_file = args.from.is_none() && !source.starts_with("null:") && image::is_path(source);
     if args.format.is_none() || is_file {
         return Ok(());
     }
-    Err(invalid(format!("--format is that of a file, and '{}' is none: leave it out", args.given)))
+    Err(invalid(format!("--format is for a file, and '{}' is not a file: leave it out", args.given)))
 }
 
 fn check_ram(args: &ExportArgs, cache: &CacheSettings) -> anyhow::Result<()> {
@@ -375,7 +384,7 @@ fn check_ram(args: &ExportArgs, cache: &CacheSettings) -> anyhow::Result<()> {
     args.caches.check_limits(std::iter::repeat_n(cache.ram_bytes, machines(args))).map_err(invalid)
 }
 
-/// A URL is an image and where it is.
+/// Splits a URL into the image and its location.
 fn take_url(args: &mut ExportArgs) -> anyhow::Result<()> {
     args.given.clone_from(&args.source);
     let Some((store, image)) = source_url::split(&args.source)? else { return Ok(()) };
@@ -389,7 +398,7 @@ fn take_url(args: &mut ExportArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How many disks are served.
+/// The number of disks that are served.
 fn machines(args: &ExportArgs) -> usize {
     args.vhost_user.len().max(args.iscsi.iscsi_target.len()).max(args.nbd.nbd_export.len()).max(1)
 }
@@ -417,7 +426,7 @@ fn check_machines(args: &ExportArgs) -> anyhow::Result<()> {
     let other = others.into_iter().find_map(|(name, asked)| asked.then_some(name));
     if let Some(other) = other {
         return Err(invalid(format!(
-            "{many} was given {} times, which makes a disk for each of as many machines, and {other} is for one \
+            "{many} was given {} times, which serves a disk for each of several machines, but {other} is for one \
              disk: start an export of its own for that",
             machines(args)
         )));
@@ -431,21 +440,21 @@ fn check_each_once<T: PartialEq + Display>(flag: &str, what: &str, names: &[T]) 
     match twice {
         None => Ok(()),
         Some((_, name)) => {
-            Err(invalid(format!("{flag} {name} was given twice: give each machine one {what} of its own")))
+            Err(invalid(format!("{flag} {name} was given twice: give each machine its own {what}")))
         }
     }
 }
 
-/// What lies under the write cache.
+/// The device below the write cache.
 struct Base {
     device: Arc<dyn Device>,
     id: [u8; 32],
-    /// What the disk is read from, where it is a file.
+    /// The files of the disk, if it is a file.
     files: Vec<PathBuf>,
     image: Option<OpenImage>,
 }
 
-/// A version of an image, and how it is read.
+/// A version of an image that is open, and the means to read it.
 struct OpenImage {
     streaming: Streaming,
     streamed: Streamed,
@@ -473,14 +482,14 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
     }
     let failed = || match &args.from {
         Some(from) => format!("cannot export '{source}' from {from}"),
-        None => format!("cannot export '{source}', which is no file here and was looked up as an image"),
+        None => format!("cannot export '{source}', which is not a file here and was looked up as an image"),
     };
     let reference: ImageReference = source.parse().with_context(failed)?;
     let name = match &args.from {
         Some(from) => from.clone(),
         None => data_dir()?.store().display().to_string(),
     };
-    // Its errors name the cache, and say nothing of the source.
+    // Outside of the context, because its errors name the cache and not the source.
     let disk = args.stream.open_disk()?;
     let last_known = LastKnown::new(&name, disk.clone().map(|disk| disk as Arc<dyn KnownStore>));
     let store = last_known.open(Access::Read, &args.credentials).with_context(failed)?;
@@ -496,22 +505,22 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
     let kept = args.persistent.as_ref().filter(|name| persistent::is_there(&args.cache_dir, name));
     let above = if kept.is_some() { Above::Written } else { Above::Empty };
     let streamed = streaming.open(version.manifest, above).with_context(failed)?;
-    // Nobody says when a guest is up: what it reads is a boot, however short.
+    // Nobody reports when the guest has booted, so everything that it reads counts as its boot.
     streamed.has_booted();
     let device = Arc::clone(&streamed.reader) as Arc<dyn Device>;
     let id = streamed.reader.id().0;
     Ok(Base { device, id, files: Vec::new(), image: Some(OpenImage { streaming, streamed }) })
 }
 
-/// Says how far the copy of the image to this host is.
+/// Prints the progress of copying the image to this host.
 #[derive(Default)]
 struct CopyWatch {
     shown_percent: Option<u64>,
 }
 
 impl CopyWatch {
-    /// As a line of JSON where a program reads along, at each percent.
-    fn look(&mut self, image: &Streamed, json: bool) {
+    /// Prints the progress if it has changed: as a line of JSON for programs, at each percent.
+    fn show(&mut self, image: &Streamed, json: bool) {
         let Some(copied) = image.copied() else { return };
         let percent = if copied.is_over { 100 } else { copied.done_bytes * 100 / copied.total_bytes.max(1) };
         if self.shown_percent == Some(percent) {
@@ -526,9 +535,9 @@ impl CopyWatch {
         }
         let (done, total) = (size::format(copied.done_bytes), size::format(copied.total_bytes));
         say(&if copied.is_over && copied.done_bytes == copied.total_bytes {
-            format!("image copied to this host: {total}; it needs no server now\n")
+            format!("the image is copied to this host: {total}; no server is needed now\n")
         } else if copied.is_over {
-            format!("the image is not on this host, but for {done} of {total}: it goes on needing a server\n")
+            format!("the image was not copied completely to this host ({done} of {total}): a server is still needed\n")
         } else {
             format!("copying the image to this host: {done} of {total} ({percent} %)\n")
         });
@@ -556,7 +565,7 @@ fn counters_of(volumes: &[Arc<Volume>]) -> Vec<VolumeCounters> {
     volumes.iter().map(|volume| volume.counters()).collect()
 }
 
-/// Writes them to the file of `--stats`, if there is one.
+/// Writes the counters to the file of `--stats`, if there is one.
 fn write_stats(
     args: &ExportArgs,
     counters: &[VolumeCounters],
@@ -565,11 +574,11 @@ fn write_stats(
     let Some(file) = &args.stats else { return Ok(()) };
     let machines: Vec<_> = (0..machines(args)).map(|number| volume_name(args, number)).collect();
     let copied = image.and_then(|image| image.streamed.copied());
-    let whose = counters::Whose { machines: &machines, mode: args.limits.mode(), copied };
+    let whose = counters::Owners { machines: &machines, mode: args.limits.mode(), copied };
     counters::write_stats(file, &whose, counters, image.map(|image| image.streaming.counters()))
 }
 
-/// What tells a machine from the others of one export.
+/// The name of a machine within its export.
 fn machine_name(args: &ExportArgs, number: usize) -> String {
     if let Some(path) = args.vhost_user.get(number) {
         format!("vhost-user:{}", path.display())
@@ -580,17 +589,17 @@ fn machine_name(args: &ExportArgs, number: usize) -> String {
     }
 }
 
-/// What a volume is called in the log: machines have the source in common.
+/// The name of a volume in the log. Machines share the source.
 fn volume_name(args: &ExportArgs, number: usize) -> String {
     if machines(args) == 1 { args.source.clone() } else { machine_name(args, number) }
 }
 
-/// Prints where something is served, a line each.
+/// Prints the address of a served disk on a line.
 fn say_uri(args: &ExportArgs, uri: &str) {
     say(&format!("{}\n", crate::show::uri_text(uri, args.json)));
 }
 
-/// Prints to standard output; a reader that has gone, or stands still, is no reason to stop serving.
+/// Prints to standard output. If its reader is gone or blocked, serving continues.
 fn say(text: &str) {
     logging::aloud(text);
 }

@@ -1,4 +1,4 @@
-//! The FUSE file of `headwater export`, and the end of the program when somebody unmounts it.
+//! The FUSE file of `headwater export`. The program ends when somebody unmounts it.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -18,14 +18,14 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// What a tool is given.
+    /// The path of the file.
     pub fn path(&self) -> &std::path::Path {
         self.server.path()
     }
 }
 
 impl FuseArgs {
-    /// Mounts `device` where that was asked for.
+    /// Mounts `device` if that was requested.
     pub fn serve(&self, source: &str, device: Arc<dyn Device>) -> anyhow::Result<Option<Mounted>> {
         let Some(dir) = &self.fuse else { return Ok(None) };
         let unmounted = Arc::new(Notify::new());
@@ -43,7 +43,7 @@ impl FuseArgs {
     }
 }
 
-/// The kinds that exit codes are made of.
+/// The problem with the kind that determines the exit code.
 fn problem(error: MountError) -> anyhow::Error {
     let kind = match &error {
         MountError::NoDirectory { .. } => ProblemKind::NotFound,
@@ -58,7 +58,7 @@ fn problem(error: MountError) -> anyhow::Error {
     Problem::new(kind, error.to_string()).into()
 }
 
-/// Waits until somebody else unmounts the file; for ever where there is none.
+/// Waits until somebody else unmounts the file; forever if there is none.
 pub async fn unmounted(mounted: Option<&Mounted>) {
     match mounted {
         Some(mounted) => mounted.unmounted.notified().await,

@@ -9,7 +9,7 @@ use clap_complete::env::Shells;
 use crate::cli::Cli;
 use crate::show;
 
-/// Prints the completions for a shell: a script that has the shell ask this program, which knows names from the daemon.
+/// Prints the completion script for a shell. The script runs this program, which gets names from the daemon.
 pub fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
     let mut script = Vec::new();
     let shells = Shells::builtins();

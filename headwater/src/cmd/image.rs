@@ -1,4 +1,4 @@
-//! `headwater image`: the store of images, through the daemon.
+//! `headwater image`: manages images and versions through the daemon.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ use crate::own_files;
 use crate::show::{self, progress::Shown, progress::said_if_slow};
 use crate::verification;
 
-/// Carries out one of the image commands.
+/// Runs a command.
 pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::Result<u8> {
     match command {
         ImageCommand::Import { source, name, note, format, backing, sector_bytes } => {
@@ -38,7 +38,7 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
         ImageCommand::List => {
             let what = channels::behind_store("the list of images");
             let list = said_if_slow(json, &what, client.images()).await?;
-            // Also where nobody reads the list it is to be known that it is not whole.
+            // An incomplete list is an error even if nobody reads the output.
             show::if_read(if json { show::json(&list) } else { show_list(&list.images) })?;
             if let Some(first) = list.unreadable.first() {
                 let all: Vec<String> = list.unreadable.iter().map(ToString::to_string).collect();
@@ -92,36 +92,36 @@ async fn remove(client: &Client, image: &str, force: bool, json: bool) -> anyhow
     show::line(&format!("removed {}; {freed} freed", removed.removed.join(", ")))
 }
 
-/// The source that means the standard input; paths that lead there do, too.
+/// The source that means standard input; paths that lead to it have the same meaning.
 const STANDARD_INPUT: &str = "-";
 
 const NO_NAME: &str = "cannot import the standard input without a name for the image: give --name";
 
-const ELSEWHERE: &str = "import it where the store is written";
+const ELSEWHERE: &str = "import it on the server that writes the store";
 
-const NEW_FILE: &str = "name a new file, and read that; a file that is really called '-' is './-'";
+const NEW_FILE: &str = "name a new file, and read that; for a file with the name '-' write './-'";
 
-/// What a version is called.
+/// The name and note of a version to make.
 #[derive(Debug, Default)]
 pub struct Named {
-    /// The image; where absent, after the source.
+    /// The image's name; absent: made from the source's name.
     pub name: Option<String>,
     /// A line about the version.
     pub note: String,
 }
 
-/// What a source may be.
+/// Options of the source.
 #[derive(Debug, Default)]
 pub struct Form {
-    /// Its format; absent: what its bytes look like.
+    /// Its format; absent: detected from the first bytes.
     pub format: Option<SourceFormat>,
-    /// Whether its backing files may be anywhere.
+    /// Whether its backing files may be outside of its directory.
     pub backing: bool,
-    /// Size of the disk's sectors; absent: what the disk says.
+    /// Size of the disk's sectors; absent: detected.
     pub sector_bytes: Option<u32>,
 }
 
-/// Imports a file or an NBD export; `headwater run` does it too. Prints what came of it unless `quiet`.
+/// Imports a file or an NBD export, also for `headwater run`. Prints the result unless `quiet`.
 pub async fn import(
     client: &Client,
     source: &str,
@@ -177,7 +177,7 @@ pub async fn import(
     Ok(result)
 }
 
-/// The same with what to do if the daemon is another user's, who cannot read a file that we can.
+/// Adds advice to the error if the daemon runs as another user, who may not be able to read the file.
 fn for_other_user(client: &Client, path: &str, error: anyhow::Error) -> anyhow::Error {
     let Some(owner) = client.data_dir().and_then(data_dir::other_owner) else { return error };
     match error.downcast::<Problem>() {
@@ -194,7 +194,7 @@ fn for_other_user(client: &Client, path: &str, error: anyhow::Error) -> anyhow::
     }
 }
 
-/// The same without the name of a file that is gone by the time anybody reads it.
+/// Replaces the name of a temporary file, which will be removed, in an error.
 fn of_standard_input(error: anyhow::Error, spooled: &str) -> anyhow::Error {
     let mut problem = match error.downcast::<Problem>() {
         Ok(problem) => problem,
@@ -207,16 +207,16 @@ fn of_standard_input(error: anyhow::Error, spooled: &str) -> anyhow::Error {
         *text = text.replace(spooled, "FILE");
     }
     if is_named {
-        let save = "FILE is what standard input gave: save it to a file for that, or put the program in front, in the pipe";
+        let save = "FILE is the data of standard input: save it to a file, or run the program earlier in the pipe";
         problem.advice =
             Some(problem.advice.map_or_else(|| save.to_owned(), |advice| format!("{advice}; {save}")));
     }
     problem.into()
 }
 
-/// Which machines boot a version that was imported, where that is not what its import alone would say.
+/// Advice about which version machines boot after an import, if the import alone does not show it.
 async fn advice(client: &Client, version: &ImageVersion, created: bool) -> Option<String> {
-    // It is imported, whatever comes of this.
+    // The import has succeeded, so errors here are ignored.
     let image = client.image(&version.image).await.ok()?;
     let ImageVersion { image: name, number, .. } = version;
     match production_of(&image) {
@@ -228,20 +228,20 @@ async fn advice(client: &Client, version: &ImageVersion, created: bool) -> Optio
     }
 }
 
-/// Says that what became of a version changed what all machines of its image boot, if it did: it was imported, retired, or brought back.
+/// A note if the import, retirement or return of a version changed what machines boot that name only the image.
 pub async fn moved(client: &Client, version: &ImageVersion) -> Option<String> {
     let image = client.image(&version.image).await.ok()?;
     if version.retired { booted_instead(&image, version.number) } else { booted_next(&image, version.number) }
 }
 
-/// That a new version is what the image means from now on, since no channel says that it is an older one.
+/// A note that machines now boot a new version, because `production` is not set.
 fn booted_next(image: &Image, number: u64) -> Option<String> {
     if production_of(image).is_some() || newest(image)?.number != number {
         return None;
     }
     let name = &image.name;
     let mut older = image.versions.iter().rev().filter(|version| version.number < number);
-    // Where there is no other to boot, nothing was taken from anybody.
+    // If there was no other version to boot, none was replaced.
     let former = older.find(|version| !version.retired && !version.keeps_identity)?.number;
     Some(format!(
         "production of {name} is not set: machines that boot '{name}' boot version {number} from their next boot on; 'headwater \
@@ -249,7 +249,7 @@ fn booted_next(image: &Image, number: u64) -> Option<String> {
     ))
 }
 
-/// What the image means from now on in place of a version that was retired, since no channel says it.
+/// The version that machines boot instead of a retired one, because `production` is not set.
 fn booted_instead(image: &Image, retired: u64) -> Option<String> {
     if production_of(image).is_some() || newest(image).is_some_and(|newest| newest.number > retired) {
         return None;
@@ -266,25 +266,25 @@ fn booted_instead(image: &Image, retired: u64) -> Option<String> {
     })
 }
 
-/// What an image means while its channel `production` is not set.
+/// The version to which an image resolves while `production` is not set.
 fn newest(image: &Image) -> Option<&ImageVersion> {
     image.versions.iter().rev().find(|version| !version.retired && !version.keeps_identity)
 }
 
-/// Where the channel points that machines follow, if it is set.
+/// The version to which `production` points, if it is set.
 fn production_of(image: &Image) -> Option<u64> {
     let mut pointers = image.pointers.iter().rev();
     pointers.find(|pointer| pointer.channel == Channel::Production).map(|pointer| pointer.version)
 }
 
-/// What is to be known of an import that went well. The JSON of the result says it too.
+/// Prints remarks about an import that succeeded. The JSON of the result has them too.
 pub fn remark(client: &Client, version: &ImageVersion, damaged_chunks: u64, edited_by: Option<&str>) {
     let ImageVersion { image, number, .. } = version;
     if damaged_chunks > 0 {
-        // Where it is elsewhere, only the daemon was told so.
+        // The daemon knows the store's path if it is not in the data directory.
         let store = client.data_dir().map_or_else(|| "STORE".into(), |dir| dir.join("store"));
         show::aside(&format!(
-            "headwater: {damaged_chunks} chunks that the store had are damaged; {image}@{number} has sound ones in their place, \
+            "headwater: {damaged_chunks} chunks in the store are damaged; {image}@{number} has intact copies of them, \
              but older versions, of other images too, may need them: 'headwater store verify {}' (or the directory that --store \
              or --from named) says which, and 'headwater image verify IMAGE@NUMBER --repair-from STORE' repairs such a one\n",
             store.display()
@@ -295,43 +295,44 @@ pub fn remark(client: &Client, version: &ImageVersion, damaged_chunks: u64, edit
     }
 }
 
-/// Says what was seen of an imported disk.
+/// Prints notes about an imported disk.
 pub fn say_seen(remarks: &[String]) {
     for line in remarks {
         show::aside(&format!("headwater: {line}\n"));
     }
 }
 
-/// What became of a note that was given for bytes which are a version already.
+/// A note if a version with the same bytes exists, so that the given note was ignored.
 fn note_of_persistent(version: &ImageVersion) -> String {
     let (place, note) = (format!("{}@{}", version.image, version.number), show::printable(&version.note));
     let has = if note.is_empty() {
-        "it stays without a note".to_owned()
+        "it has no note".to_owned()
     } else {
         format!("its note stays '{note}'")
     };
-    format!("these bytes are {place} already, and {has}: 'headwater image note {place} TEXT' changes that")
+    format!("{place} already has these bytes, and {has}: 'headwater image note {place} TEXT' changes the note")
 }
 
-/// Whether a text means a disk to import, rather than an image of the store. A directory that has an image's name is neither.
+/// Whether a text means a disk to import, and not an image of the store. An existing directory with the name of an
+/// image is not a disk.
 pub fn is_source(text: &str) -> bool {
     NbdUri::is_uri(text) || is_path(text)
 }
 
-/// Whether a text is the path of a disk: what has a slash, and what is there and no directory.
+/// Whether a text is the path of a disk: it contains a slash, or is an existing file and not a directory.
 pub fn is_path(text: &str) -> bool {
     text.contains('/') || Path::new(text).metadata().is_ok_and(|found| !found.is_dir())
 }
 
-/// Keeps the standard input in a file, once the daemon is there to take it.
+/// Saves standard input to a file, after checking that the daemon can import it.
 async fn spool(client: &Client, name: &str, quiet: bool) -> anyhow::Result<Spooled> {
     if client.status().await?.store_read_only {
-        let why = format!("cannot import '{name}': the store of this daemon is only read here");
+        let why = format!("cannot import '{name}': the store of this daemon is read-only");
         return Err(Problem::new(ProblemKind::Invalid, why).advise(ELSEWHERE).into());
     }
     let Some(data_dir) = client.data_dir() else {
-        let why = format!("cannot import '{name}': standard input is for the daemon of this host");
-        let advice = "save it to a file on the server, and give its absolute path there";
+        let why = format!("cannot import '{name}': standard input can be imported only by a daemon on this host");
+        let advice = "copy the image to the server and give its path there";
         return Err(Problem::new(ProblemKind::Invalid, why).advise(advice).into());
     };
     let mut shown = Shown::begin("the standard input", quiet);
@@ -348,30 +349,30 @@ fn check_note(note: &str) -> anyhow::Result<()> {
     Err(invalid(format!("the note has {len} bytes, and at most {most} are allowed")))
 }
 
-/// Whether a source is what this process reads on its standard input.
+/// Whether a source is the standard input of this process.
 pub fn is_standard_input(source: &str) -> bool {
     let leads_there = || std::path::absolute(source).is_ok_and(|path| own_files::is_standard_input(&path));
     source == STANDARD_INPUT || !NbdUri::is_uri(source) && leads_there()
 }
 
 fn name_of(source: &str) -> Result<String, Problem> {
-    // What is no URI is refused later, as it came.
+    // Text that is not a URI is refused later.
     let export = source.parse::<NbdUri>().ok().map(|uri| uri.export);
     let whole = export.as_deref().unwrap_or(source);
     let last = whole.rsplit('/').next().unwrap_or(whole);
     match image_name_of(last) {
         Some(name) => Ok(name),
-        // An export needs no name.
+        // An export may have an empty name.
         None if export.as_deref() == Some("") => Ok("image".to_owned()),
-        None => Err(Problem::new(ProblemKind::Invalid, format!("'{source}' gives the image no name"))
-            .advise("say it with --name: of a file's name a-z and 0-9 are taken")),
+        None => Err(Problem::new(ProblemKind::Invalid, format!("'{source}' has no name from which an image name could be made"))
+            .advise("give one with --name")),
     }
 }
 
-/// The daemon's working directory is not ours.
+/// Makes paths absolute, because the daemon has another working directory.
 fn absolute(source: &str) -> anyhow::Result<String> {
     if NbdUri::is_uri(source) {
-        // What is no URI is refused by the daemon, as it came.
+        // The daemon refuses text that is not a URI.
         let Ok(mut uri) = source.parse::<NbdUri>() else { return Ok(source.to_owned()) };
         let mut is_whole = true;
         for path in uri.paths_mut().filter(|path| !path.is_absolute()) {
@@ -382,18 +383,18 @@ fn absolute(source: &str) -> anyhow::Result<String> {
     absolute_path(Path::new(source))
 }
 
-/// A path that means the same to the daemon.
+/// An absolute path, which means the same for the daemon.
 pub fn absolute_path(path: &Path) -> anyhow::Result<String> {
     let absolute = std::path::absolute(path)
         .map_err(|e| invalid(format!("'{}' is not a file name: {e}", path.display())))?;
     own_files::refuse(&absolute)?;
     let text = absolute.into_os_string().into_string();
     text.map_err(|odd| {
-        invalid(format!("the path {} is not UTF-8, which the API cannot carry", odd.display()))
+        invalid(format!("the path {} is not UTF-8, which the API cannot transport", odd.display()))
     })
 }
 
-/// The path of a file that the daemon is to write. It cannot write to our standard output.
+/// The path of a file that the daemon will write. It cannot write to this program's standard output.
 pub fn new_file(path: &Path) -> anyhow::Result<String> {
     let is_output =
         ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"].iter().any(|it| path == Path::new(it));
@@ -418,7 +419,7 @@ async fn verify(
     let result = client.verify(image, &request, |progress| shown.update(progress)).await;
     shown.end();
     let TaskResult::Verified(report) = result? else {
-        anyhow::bail!("the daemon answered something else than a report: is it of another version?");
+        anyhow::bail!("the daemon's answer is not a report: does it have another version?");
     };
     let code = if report.damage.is_empty() { 0 } else { DAMAGED };
     let has_sources = !request.repair_from.is_empty();
@@ -440,17 +441,17 @@ fn show_report(report: &VerifyReport, has_sources: bool) -> anyhow::Result<()> {
         show::line(&format!("{place}: {}", verification::not_named(remark)))?;
     }
     for other in versions.iter().filter(|other| **other != place) {
-        show::line(&format!("{other} holds some of it, too"))?;
+        show::line(&format!("{other} contains some of the damaged data, too"))?;
     }
     for line in uses {
         show::line(&format!("touched: {}", show::printable(line)))?;
     }
     if *repaired > 0 {
-        show::line(&format!("{place}: {repaired} places repaired"))?;
+        show::line(&format!("{place}: {repaired} damaged chunks or data objects were repaired"))?;
     }
     let checked = size::format(*checked_bytes);
     if damage.is_empty() {
-        return show::line(&format!("{place} is sound: {checked} read and compared with their hashes"));
+        return show::line(&format!("{place} is intact: {checked} read and compared with their hashes"));
     }
     show::line(&format!("{place} {}; {checked} read", verification::is_damaged(report.damaged_chunks)))?;
     if has_sources {
@@ -483,7 +484,7 @@ fn show_list(images: &[Image]) -> anyhow::Result<()> {
 }
 
 fn row(image: &Image) -> Vec<String> {
-    // Of an image whose versions are all retired, or gone, there is none. Scripts cut columns, which a blank would shift.
+    // A dash if all versions are retired or removed, because an empty column would confuse scripts.
     let of_newest = |tell: fn(&ImageVersion) -> String| newest(image).map_or_else(|| "-".to_owned(), tell);
     let added: u64 = image.versions.iter().map(|version| version.stored_bytes).sum();
     vec![
@@ -509,7 +510,7 @@ fn show_versions(image: &Image) -> anyhow::Result<()> {
         ]
     };
     show::table(&["VERSION", "HASH", "SIZE", "ADDED", "SINCE", "SOURCE"], image.versions.iter().map(row))?;
-    channels::told_edit(image)
+    channels::show_session(image)
 }
 
 #[cfg(test)]
@@ -518,7 +519,7 @@ mod tests {
 
     use super::*;
 
-    /// An image with versions of so many MiB, of which some are retired.
+    /// An image with versions of these sizes in MiB, some of them retired.
     fn image(retired: &[bool]) -> Image {
         let version = |(number, retired): (u64, &bool)| ImageVersion {
             image: "tiny".to_owned(),
@@ -560,7 +561,7 @@ mod tests {
         {
             assert!(told.contains(words), "{words}: {told}");
         }
-        // The first one, the only one that is not retired, one that is not the newest any more, one that is.
+        // The first version, the only one that is not retired, one that is not the newest, the newest one.
         for (retired, number) in [
             (&[false][..], 1),
             (&[true, true, false], 3),
@@ -583,7 +584,7 @@ mod tests {
         assert!(told.contains("machines that boot 'tiny' boot version 2 from their next boot on"), "{told}");
         let told = booted_instead(&image(&[true, true]), 2).unwrap();
         assert!(told.contains("all versions of tiny are retired") && told.contains("do not start"), "{told}");
-        // An older one was retired, and one that no machine boots that follows the image.
+        // Retiring an older version, or one that no following machine boots, changes nothing.
         assert_eq!(booted_instead(&image(&[true, false]), 1), None);
         let mut held = image(&[false, true]);
         let (channel, author) = (Channel::Production, String::new());

@@ -1,4 +1,4 @@
-//! The iSCSI server of `headwater export`: the target's name and identity, the secrets of CHAP.
+//! The iSCSI server of `headwater export`: names and identities of targets, and the secrets of CHAP.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use headwater_scsi::{Identity, LogicalUnit, Options, Target};
 use crate::cli::IscsiArgs;
 use crate::cmd::persistent::Kept;
 
-/// Where secrets may be instead of a file.
+/// The environment variable with the secrets, instead of a file.
 const SECRETS_VARIABLE: &str = "HEADWATER_CHAP";
 
-/// The beginning of names that are made up here.
+/// The prefix of default target names.
 const NAME_PREFIX: &str = "iqn.2026-01.local.headwater:";
 
-/// A running server, and what it offers.
+/// A running server, and the disks that it offers.
 pub struct Running {
     server: Server,
     targets: Vec<IscsiName>,
@@ -32,8 +32,9 @@ impl Running {
 }
 
 impl IscsiArgs {
-    /// Serves `devices`, one by each target, where that was asked for. `kept`: what keeps the contents, where
-    /// something does; then it is the same disk after a restart, else another one.
+    /// Serves `devices`, one for each target, if that was requested. `kept` is the persistent cache, if there is one:
+    /// then the disk
+    /// has the same identity after a restart, otherwise another one.
     pub fn serve(
         &self,
         source: &str,
@@ -70,13 +71,13 @@ impl IscsiArgs {
         match std::env::var(SECRETS_VARIABLE) {
             Ok(text) => Ok(Some(chap_file::parse(&text, SECRETS_VARIABLE)?)),
             Err(std::env::VarError::NotPresent) => Ok(None),
-            // Serving without secrets because they cannot be read would open the disk to anybody.
+            // Without the secrets, the disk would be open to everybody, so this is an error.
             Err(error) => Err(anyhow::Error::new(error).context(format!("cannot read {SECRETS_VARIABLE}"))),
         }
     }
 }
 
-/// The disk as a target.
+/// Makes the target of a disk.
 fn offer(
     source: &str,
     kept: Option<&Kept>,
@@ -86,7 +87,8 @@ fn offer(
 ) -> Offer {
     let uuid = match kept {
         Some(kept) => {
-            // Also by the host and the target: a copy of the cache elsewhere must not be one disk with it to multipath.
+            // The identity depends on host and target too: multipath must not take a copy of the cache on another
+            // host for the same disk.
             let machine = std::fs::read("/etc/machine-id").unwrap_or_default();
             fingerprint(&[&machine, target.as_str().as_bytes(), kept.identity().as_bytes()])
         }
@@ -104,7 +106,7 @@ fn offer(
     Offer { scsi, alias: source.chars().take(255).collect(), accounts }
 }
 
-/// A legal name for what is exported: its file name without what comes after the first dot, or the image's name.
+/// The default name: the source's file name up to the first dot, or the image's name, with valid characters only.
 fn default_name(source: &str) -> String {
     let stem = if source.contains('/') {
         Path::new(source).file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
@@ -127,7 +129,7 @@ fn fingerprint(parts: &[&[u8]]) -> [u8; 16] {
         part.iter().fold(hash, step)
     });
     let mut bytes = hash.to_be_bytes();
-    // The form of a UUID that was made by a rule of one's own (version 8).
+    // The format of a UUID of version 8, whose contents are application-defined.
     bytes[6] = bytes[6] & 0x0f | 0x80;
     bytes[8] = bytes[8] & 0x3f | 0x80;
     bytes

@@ -64,10 +64,10 @@ use crate::client::Client;
 use crate::daemon::starting::EndedAtStart;
 use crate::data_dir::DataDir;
 
-/// How long requests to a store that nobody waits for any more may keep the end of a daemon.
+/// How long the end of a daemon waits for requests to a store that nobody waits for any more.
 const REQUESTS_GRACE: Duration = Duration::from_secs(5);
 
-/// Carries a command out. Returns the exit code of one that did not fail.
+/// Runs a command. Returns the exit code of a command that did not fail.
 pub fn run(cli: Cli) -> anyhow::Result<u8> {
     let json = cli.json;
     let data_dir = || DataDir::locate(cli.data_dir.clone());
@@ -143,12 +143,12 @@ fn on_one_core(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start")?;
     let outcome = runtime.block_on(work);
-    // A thread that still waits for the terminal's next key must not keep us.
+    // A thread may still wait for the terminal's next key, so do not wait for threads.
     runtime.shutdown_background();
     outcome
 }
 
-/// Disks of machines are their owner's only, and so are keys, consoles, and the stores that are made.
+/// Restricts new files to their owner: disks of machines, keys, console logs, and stores.
 fn own_only() {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
 }
@@ -158,13 +158,13 @@ fn as_daemon(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result<u
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
     match runtime.block_on(work) {
         Err(error) if error.is::<EndedAtStart>() => {
-            // What the start waited for must not keep us either.
+            // A blocked operation of the start must not delay the end.
             runtime.shutdown_background();
             crate::show::aside(&format!("headwater: {error}\n"));
             Ok(0)
         }
         outcome => {
-            // Nor must a store that does not answer.
+            // A store that does not answer must not delay the end either.
             runtime.shutdown_timeout(REQUESTS_GRACE);
             outcome
         }

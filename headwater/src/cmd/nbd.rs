@@ -1,5 +1,4 @@
-//! The NBD server of `headwater export`: which disk each export is, and its TLS: which files, who must use it, and who may open
-//! the disk.
+//! The NBD server of `headwater export`: its exports, and its TLS with certificates and rights of clients.
 
 use std::sync::Arc;
 
@@ -29,7 +28,7 @@ impl Running {
 }
 
 impl NbdArgs {
-    /// Serves `devices`, one by each export, where that was asked for.
+    /// Serves `devices`, one for each export, if that was requested.
     pub fn serve(&self, source: &str, devices: &[Arc<dyn Device>]) -> anyhow::Result<Option<Running>> {
         let Some(address) = &self.nbd else { return Ok(None) };
         let devices = devices.to_vec();
@@ -39,7 +38,7 @@ impl NbdArgs {
                 [] => SingleExport::new(device, source),
                 names if names.iter().any(|name| name.contains('=')) => {
                     return Err(invalid(
-                        "--tls-allow NAME=EXPORT needs --nbd-export EXPORT: without it there is one disk, and --tls-allow NAME",
+                        "--tls-allow NAME=EXPORT needs --nbd-export EXPORT: with a single disk write --tls-allow NAME",
                     ));
                 }
                 names => SingleExport::for_clients(device, source, names.to_vec()),
@@ -55,7 +54,7 @@ impl NbdArgs {
         Ok(Some(Running { server, exports: self.nbd_export.clone() }))
     }
 
-    /// Whose certificate opens which export.
+    /// The rights of clients: which certificate may open which exports.
     fn rights(&self) -> anyhow::Result<Vec<Right>> {
         let is_served = |name: &str| {
             if self.nbd_export.iter().any(|export| export == name) {
@@ -72,12 +71,12 @@ impl NbdArgs {
 }
 
 impl NbdTlsArgs {
-    /// Reads the files, if TLS is asked for.
+    /// Loads the certificates, if TLS was requested.
     pub fn load(&self) -> anyhow::Result<Option<ServerTls>> {
         let Some(directory) = &self.tls_certificates else { return Ok(None) };
         let options = ServerTlsOptions {
             is_required: self.tls == Demand::Required,
-            // A name counts only if somebody vouches for it.
+            // Names count only in certificates that an authority has signed.
             verifies_clients: self.tls_verify_peer || !self.tls_allow.is_empty(),
         };
         ServerTls::load(directory, options).map(Some).context("cannot serve NBD with TLS")

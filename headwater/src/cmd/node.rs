@@ -1,4 +1,4 @@
-//! `headwater node`: the hosts of a fleet.
+//! `headwater node`: manages the hosts of a fleet.
 
 use std::io::BufRead;
 
@@ -17,7 +17,7 @@ use crate::fleet::join;
 use crate::show;
 use crate::show::progress::Shown;
 
-/// Carries out one of the node commands. `client` is of the daemon that is asked; joining asks none.
+/// Runs a command. `client` connects to the daemon; joining does not use it.
 pub async fn run(
     client: impl FnOnce() -> anyhow::Result<Client>,
     data_dir: impl FnOnce() -> anyhow::Result<DataDir>,
@@ -43,7 +43,7 @@ pub async fn run(
             } else {
                 let (name, controller) = (&fleet.name, fleet.controllers());
                 show::line(&format!(
-                    "this host is '{name}' of the fleet of {controller}: start 'headwater serve'"
+                    "this host has joined the fleet of {controller} as '{name}': start 'headwater serve'"
                 ))?;
             }
         }
@@ -52,11 +52,11 @@ pub async fn run(
             if json {
                 show::json(&token)?;
             } else {
-                // The token alone on the standard output: a script reads it from there.
+                // Only the token goes to standard output, for scripts.
                 let until = show::time(token.expires_at_ms);
                 let how = format!("headwater node join {} --token -", token.url);
                 show::aside(&format!(
-                    "one host can join until {until}, with no daemon running there: {how} (reads this token)\n"
+                    "one host can join with this token until {until}. Run on that host, while no daemon runs there: {how} (reads the token from standard input)\n"
                 ));
                 show::line(&token.token)?;
             }
@@ -83,7 +83,7 @@ pub async fn run(
         NodeCommand::Accept { host } => {
             let accepted = client()?.accept_host(&host).await?;
             let text =
-                format!("the node of host {host} is let in the next time it connects, within a minute");
+                format!("the node of host {host} is accepted at its next connection, within a minute");
             if json { show::json(&accepted)? } else { show::line(&text)? }
         }
         NodeCommand::Remove { host, force } => {

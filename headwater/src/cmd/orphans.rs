@@ -1,38 +1,39 @@
-//! What servers of attached devices left when they died: devices, records of them, and notes of what they were about to attach.
+//! Cleans up after servers of attached devices that died: devices, their records, and notes about devices that were
+//! about to be attached.
 //!
-//! | whose the device is | it | its record |
+//! | the device | is | its record |
 //! |---|---|---|
-//! | ours, and it waits for a server | stays | stays |
-//! | ours, and what it waits for cannot come: its cache was made anew | is removed | is forgotten |
-//! | ours otherwise | is removed | is forgotten |
-//! | nobody's: the kernel has ended it | - | is forgotten |
-//! | somebody else's | stays | is forgotten |
-//! | the kernel does not say, or does not remove it | stays | stays: without it nothing would find the device again |
+//! | is ours and waits for a server | kept | kept |
+//! | is ours, but its server cannot return, because its cache was created anew | removed | removed |
+//! | is ours in any other state | removed | removed |
+//! | does not exist any more (the kernel has ended it) | - | removed |
+//! | belongs to another program now | kept | removed |
+//! | cannot be identified or removed | kept | kept, because without it nothing would find the device again |
 
 use std::path::Path;
 use std::time::Duration;
 
 use headwater_attach::{Intent, Mark, Owner, Record, Registry, Way, find, is_waiting, remove};
 
-/// How long others are waited for that make or forget a record: nobody does anything long in between.
+/// Timeout of the lock for records, which other processes hold only briefly.
 pub const RECORDS_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where names of devices are.
+/// The directory with the users' own names of devices.
 pub const NAMES_DIR: &str = "/dev/headwater";
 
-/// What a start of a server means for a device that waits for one.
+/// What to do with a device that waits for a server, when a server starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrphanAction {
-    /// It goes on here.
+    /// This server resumes it.
     GoesOn,
     /// It waits for another server.
     Waits,
-    /// Another cache is in the place of its own: no server can go on with it.
+    /// Its cache was replaced by another one, so no server can resume it.
     Ends,
 }
 
 impl OrphanAction {
-    /// Where `identity` is served, and kept in this directory.
+    /// The action if `identity` is served with a cache in this directory.
     pub fn of(record: &Record, identity: &str, kept_in: Option<&Path>) -> Self {
         if record.identity == identity {
             Self::GoesOn
@@ -44,14 +45,14 @@ impl OrphanAction {
     }
 }
 
-/// What is asked of the kernel.
+/// The kernel's operations, as a trait for tests.
 pub trait Devices {
     fn is_waiting(&self, record: &Record) -> Option<bool>;
     fn remove(&self, way: Way, number: u32, mark: &Mark) -> Owner;
     fn find(&self, way: Way, mark: &Mark) -> std::io::Result<Vec<(u32, Owner)>>;
 }
 
-/// The kernel's own.
+/// The kernel's operations.
 pub struct KernelDevices;
 
 impl Devices for KernelDevices {
@@ -68,7 +69,8 @@ impl Devices for KernelDevices {
     }
 }
 
-/// Removes what dead servers left, except devices that wait for another one; returns the first of these that goes on here.
+/// Cleans up after dead servers, except for devices that wait for a server. Returns the first of these that this
+/// server resumes.
 pub fn clear_all(
     registry: &Registry,
     devices: &impl Devices,
@@ -83,7 +85,7 @@ pub fn clear_all(
                 OrphanAction::Ends => {
                     let dir = record.kept_in.as_deref().unwrap_or(Path::new("")).display();
                     tracing::warn!(
-                        "{} waited for the persistent cache that was in {dir}, and there is another one by now",
+                        "removing {}, which waited for a persistent cache in {dir} that was replaced by another one",
                         record.device()
                     );
                     let _ = clear(registry, devices, &record);
@@ -99,10 +101,10 @@ pub fn clear_all(
     Ok(waiting)
 }
 
-/// Removes a device that its dead maker did not record.
+/// Removes a device whose server died before it could record it.
 fn clear_intended(registry: &Registry, devices: &impl Devices, intent: &Intent) -> std::io::Result<()> {
     let found = devices.find(intent.way, &intent.mark)?;
-    // Read after the note, whose maker was dead by then: what it may have recorded in between is not lost.
+    // Read after the note, whose server was dead by then, so a record that it wrote meanwhile is not missed.
     let records = registry.all()?;
     let mut is_settled = true;
     for (number, owner) in found {
@@ -111,7 +113,7 @@ fn clear_intended(registry: &Registry, devices: &impl Devices, intent: &Intent) 
         }
         let device = intent.way.device(number);
         if owner == Owner::Ours && devices.remove(intent.way, number, &intent.mark) != Owner::Unknown {
-            tracing::warn!("{device} is removed: who attached it died before it was recorded");
+            tracing::warn!("removed {device}, whose server died before it could record it");
         } else {
             tracing::warn!(
                 "{device} may be what somebody attached who died before it was recorded, and could not be removed; \
@@ -123,7 +125,8 @@ fn clear_intended(registry: &Registry, devices: &impl Devices, intent: &Intent) 
     if is_settled { registry.settle(intent) } else { Ok(()) }
 }
 
-/// Settles what came to nothing, unless its device may be there still: by the note the next attach finds it.
+/// Removes the note of a failed attach, unless its device may still exist: then the next attach finds it through the
+/// note.
 pub fn settle_unless_left(
     registry: &Registry,
     devices: &impl Devices,
@@ -132,19 +135,19 @@ pub fn settle_unless_left(
     let left = devices.find(intent.way, &intent.mark)?;
     for (number, _) in &left {
         tracing::warn!(
-            "{} may be what was attached in vain, and was not removed; it is tried again at the next attach",
+            "{} may be a device of a failed attach that could not be removed; the next attach tries again",
             intent.way.device(*number)
         );
     }
     if left.is_empty() { registry.settle(intent) } else { Ok(()) }
 }
 
-/// Removes what is left of a device whose server died, says so, and forgets it. One that is somebody else's by now stays.
-/// [`Owner::Unknown`]: it may be there still, and is not forgotten.
+/// Removes the device and record of a dead server, and prints that. A device that belongs to another program stays.
+/// [`Owner::Unknown`] means that the device may still exist, and its record stays.
 pub fn clear(registry: &Registry, devices: &impl Devices, record: &Record) -> Owner {
     let owner = devices.remove(record.way, record.number, &record.mark());
     match owner {
-        // One that the kernel ended itself only has to be forgotten.
+        // If the kernel has ended it, only the record is removed.
         Owner::Ours | Owner::Nobody => {
             tracing::warn!("{} is removed: its server died, and what it held is gone", record.device());
         }

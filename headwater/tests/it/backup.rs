@@ -163,7 +163,7 @@ fn a_directory_that_is_in_use_or_not_empty_is_not_changed() {
     let elsewhere = short_dir();
     let file = elsewhere.path().join("a.backup");
     daemon.cli(&["backup", file.to_str().unwrap()]).ok();
-    restore(&file, daemon.path()).fails(4, &["it is not empty", "stop its daemon"]);
+    restore(&file, daemon.path()).fails(4, &["the directory is not empty", "stop its daemon"]);
     let full = short_dir();
     std::fs::write(full.path().join("precious"), "mine").unwrap();
     restore(&file, full.path()).fails(4, &["it has 'precious'"]);
@@ -177,7 +177,7 @@ fn a_directory_that_is_in_use_or_not_empty_is_not_changed() {
     // A restore that was interrupted is no data directory.
     let half = short_dir();
     std::fs::create_dir(half.path().join("restoring")).unwrap();
-    restore(&file, half.path()).fails(4, &["an earlier restore did not end"]);
+    restore(&file, half.path()).fails(4, &["an earlier restore was interrupted"]);
     let serve = run(headwater().args(["serve", "--data-dir"]).arg(half.path()));
     serve.fails(4, &["a restore of it did not end", "restore again"]);
 }
@@ -203,11 +203,11 @@ fn a_damaged_backup_leaves_nothing_behind() {
         bytes[at] ^= 1;
         bytes
     };
-    refused(&changed(good.len() - 1), 6, &["headwater.db has another checksum", "an earlier backup"]);
-    refused(&changed(100), 6, &["the list of its files has another checksum"]);
-    refused(&good[..good.len() - 1], 6, &["headwater.db has another checksum"]);
-    refused(&[&good[..], b"x"].concat(), 6, &["something follows its last file"]);
-    refused(b"a poem\nof two lines\n", 2, &["not a file of 'headwater backup'"]);
+    refused(&changed(good.len() - 1), 6, &["the checksum of headwater.db does not match", "an earlier backup"]);
+    refused(&changed(100), 6, &["the checksum of its list of files does not match"]);
+    refused(&good[..good.len() - 1], 6, &["the checksum of headwater.db does not match"]);
+    refused(&[&good[..], b"x"].concat(), 6, &["there is data after its last file"]);
+    refused(b"a poem\nof two lines\n", 2, &["was not made by 'headwater backup'"]);
     refused(b"headwater backup 9\n", 6, &["has format 9"]);
     restore(&elsewhere.path().join("none"), &into).fails(3, &["none"]);
     // From a pipe, as from another host.

@@ -241,7 +241,7 @@ fn the_volumes_of_a_process_have_one_limit_together() {
     let many: Vec<_> = ["a", "b", "c"].iter().flat_map(|name| ["--nbd-export", name]).collect();
     refused(
         &[&["--cache-ram", "16M", "--ram", "16M"][..], &many].concat(),
-        &["3 write caches take 24.0 MiB"],
+        &["3 write caches need at least 24.0 MiB"],
     );
     refused(&["--cache-ram", "999999G"], &["this host has", "(give a smaller --cache-ram)"]);
     let export = Export::start(&[&limit[..], &["--ram", "60M"]].concat());

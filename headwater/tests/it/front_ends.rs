@@ -469,7 +469,7 @@ fn a_file_that_is_said_to_be_raw_is_served_as_it_is() {
     }
     run(&mut export(&trap, &["--format", "vmdk"])).fails(2, &["as VMDK", "another format"]);
     for source in ["null:1M", "debian"] {
-        run(&mut export(source, &["--format", "raw"])).fails(2, &["--format is that of a file", source]);
+        run(&mut export(source, &["--format", "raw"])).fails(2, &["--format is for a file", source]);
     }
 }
 

@@ -397,7 +397,7 @@ fn each_guest_is_itself(daemon: &Daemon) {
 fn output_that_is_cut_is_no_success(daemon: &Daemon) {
     let ran = daemon.cli(&["machine", "exec", "two", "--", "head", "-c", "17000000", "/dev/zero"]);
     assert_eq!((ran.code, ran.out.len()), (1, 16 << 20), "{}", ran.err);
-    assert!(ran.err.starts_with("headwater: the output is not whole"), "{}", ran.err);
+    assert!(ran.err.starts_with("headwater: the output was cut"), "{}", ran.err);
     let ran = daemon.cli(&["machine", "exec", "two", "--", "sh", "-c", "head -c 17000000 /dev/zero; exit 3"]);
     assert_eq!(ran.code, 3, "{}", ran.err);
 }

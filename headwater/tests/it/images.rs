@@ -878,7 +878,7 @@ fn a_path_that_means_another_file_to_the_daemon_is_refused() {
         (&gone, found.dev(), found.ino()),
     ] {
         let answer = import(source, device, inode);
-        for words in ["cannot import 'standard input'", "is not the file to the daemon", "container"] {
+        for words in ["cannot import 'standard input'", "means another file for the daemon", "container"] {
             assert!(answer.contains(words), "{answer}");
         }
     }

@@ -85,7 +85,7 @@ fn an_export_records_the_requests_of_each_machine() {
         .arg(&file));
     again.fails(
         4,
-        &["cannot record requests in", "two.rec", "File exists", "name a file that is not there yet"],
+        &["cannot record requests in", "two.rec", "File exists", "name a new file"],
     );
     assert_eq!(std::fs::read(&file).unwrap(), before);
 }

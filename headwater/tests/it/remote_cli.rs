@@ -69,7 +69,7 @@ fn a_user_of_another_host_logs_in_and_works_until_the_token_is_revoked() {
     // A server that nobody vouches for gets no token.
     user.login(url, &token, &[]).fails(1, &["its fingerprint is", fingerprint, "headwater status"]);
     let wrong = format!("sha256:{}", "0".repeat(64));
-    user.login(url, &token, &["--fingerprint", &wrong]).fails(1, &["another certificate", &wrong]);
+    user.login(url, &token, &["--fingerprint", &wrong]).fails(1, &["does not have the fingerprint", &wrong]);
     user.login(url, "hwt_nothing", &["--fingerprint", fingerprint]).fails(1, &["no such token"]);
     assert!(!user.contexts().exists());
     let said = user.login(url, &token, &["--fingerprint", fingerprint, "--name", "lab1"]).ok();
@@ -130,7 +130,7 @@ fn a_certificate_of_an_authority_needs_no_fingerprint() {
     let server = Server::start_with(&["--tls-cert", &certificate, "--tls-key", &key]);
     assert_eq!(server.fingerprint, "");
     let (user, token) = (User::new(), server.token("anna", "viewer"));
-    user.login(&server.url, &token, &[]).fails(1, &["is not known here"]);
+    user.login(&server.url, &token, &[]).fails(1, &["is not trusted"]);
     user.login(&server.url, &token, &["--ca", &file("ca-cert.pem")]).ok();
     user.cli(&["status"]).ok();
     let other =

@@ -1,4 +1,4 @@
-//! Checks of the data directory: who has it, free space, and how fast it is written.
+//! Checks of the data directory: its owner, free space, and write speed.
 
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -10,20 +10,20 @@ use rustix::fs::{Mode, OFlags, statvfs};
 
 use super::Check;
 
-/// Less free space than this is a failure: an import of a small image does not fit.
+/// Less free space is a failure: an import of a small image would not fit.
 const LEAST_FREE_BYTES: u64 = 2 << 30;
 
-/// The disk limit of one machine unless it is set.
+/// The default disk limit of one machine.
 const ONE_MACHINE_BYTES: u64 = 10 << 30;
 
-/// What `--write` writes.
+/// The number of bytes that `--write` writes.
 const WRITTEN_BYTES: u64 = 64 << 20;
 const PIECE_BYTES: usize = 1 << 20;
 
-/// A second; less is no disk for the overflow of several machines.
+/// Bytes per second below which a disk is too slow for the overflow of several machines.
 const SLOW_BYTES: u64 = 50 << 20;
 
-/// The data directory, or what it will be made in.
+/// Checks the data directory, or the directory in which it will be created.
 pub fn data_directory(dir: &Path, write: bool) -> Vec<Check> {
     let Some(there) = dir.ancestors().find(|ancestor| ancestor.exists()) else { return Vec::new() };
     let mut checks = vec![owner(dir, there), free(there)];
@@ -40,17 +40,17 @@ fn owner(dir: &Path, there: &Path) -> Check {
         Ok(found) if found.mode() & 0o022 != 0 => Check::fail(
             CHECK,
             format!(
-                "others can write to {} (mode {:o}), so the daemon does not start",
+                "{} is writable by its group or by other users (mode {:o}), so the daemon refuses to start",
                 dir.display(),
                 found.mode() & 0o7777
             ),
-            format!("look what is in it, then 'chmod go-w {}'", dir.display()),
+            format!("check its contents, then run 'chmod go-w {}'", dir.display()),
         ),
         Ok(found) => Check::ok(
             CHECK,
             format!("{} belongs to user {}, mode {:o}", dir.display(), found.uid(), found.mode() & 0o7777),
         ),
-        Err(e) => Check::fail(CHECK, format!("cannot look at {}: {e}", dir.display()), "run this as root"),
+        Err(e) => Check::fail(CHECK, format!("cannot read the attributes of {}: {e}", dir.display()), "run this as root"),
     }
 }
 
@@ -61,7 +61,7 @@ fn free(there: &Path) -> Check {
         Err(e) => {
             return Check::fail(
                 CHECK,
-                format!("cannot ask the file system of {}: {e}", there.display()),
+                format!("cannot determine the free space of {}: {e}", there.display()),
                 "mount it",
             );
         }
@@ -104,11 +104,11 @@ fn speed(there: &Path) -> Check {
     }
 }
 
-/// How long it took. The file has no name, so nothing is left however this ends.
+/// Writes the file and returns the duration. The file is unlinked, so it disappears in any case.
 fn written(there: &Path) -> std::io::Result<std::time::Duration> {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let mut file: std::fs::File = rustix::fs::open(there, flags, Mode::RUSR | Mode::WUSR)?.into();
-    // Not zeroes, which some disks do not write.
+    // Not zeroes, which some disks do not store.
     let piece: Vec<u8> =
         (0..PIECE_BYTES as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let began = Instant::now();

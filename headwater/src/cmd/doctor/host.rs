@@ -14,19 +14,19 @@ use crate::client::Client;
 use crate::config::Effective;
 use crate::data_dir::DataDir;
 
-/// The oldest QEMU that the tests run: that of Debian 12.
+/// The oldest QEMU with which Headwater is tested: that of Debian 12.
 const TESTED_QEMU: Version = Version(7, 2);
 
-/// How long a daemon may take to answer.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of the daemon's answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Locked memory for the keys of 64 machines.
 const LOCKED_BYTES: u64 = 64 << 10;
 
-/// 2026-01-01: no host on which this program runs has an earlier time.
+/// 2026-01-01, which is before this program was written.
 const EARLIEST_UNIX_S: u64 = 1_767_225_600;
 
-/// QEMU, and whether KVM runs a guest.
+/// Checks QEMU, and whether KVM can run a guest.
 pub async fn qemu() -> Vec<Check> {
     let found = match probe().await {
         Ok(found) => found,
@@ -47,7 +47,7 @@ pub async fn qemu() -> Vec<Check> {
         Check::ok("qemu sandbox", "QEMU's filter of system calls works")
     } else {
         let advice =
-            "allow seccomp to this user or container: without it a guest that takes QEMU over has more access to the host";
+            "allow seccomp to this user or container: without it a guest that exploits QEMU gets more access to the host";
         Check::warn("qemu sandbox", "QEMU ran only without its filter of system calls", advice)
     });
     checks.push(match found.acceleration {
@@ -62,11 +62,11 @@ pub async fn qemu() -> Vec<Check> {
     checks
 }
 
-/// The program that writes VHD, VHDX and VMDK.
+/// Checks for the program that writes VHD, VHDX and VMDK.
 pub fn qemu_img() -> Check {
     let path = std::env::var_os("PATH").unwrap_or_default();
     match std::env::split_paths(&path).map(|dir| dir.join("qemu-img")).find(|file| file.is_file()) {
-        Some(file) => Check::ok("qemu-img", format!("{} is there", file.display())),
+        Some(file) => Check::ok("qemu-img", format!("{} is installed", file.display())),
         None => Check::warn(
             "qemu-img",
             "there is no qemu-img in PATH: images cannot be exported as VHD, VHDX or VMDK",
@@ -75,49 +75,49 @@ pub fn qemu_img() -> Check {
     }
 }
 
-/// The firmware of machines that boot by UEFI.
+/// Checks for the firmware of machines that boot by UEFI.
 pub fn ovmf() -> Check {
-    let install = "install it if you want that: 'apt-get install ovmf'";
+    let install = "install it for such machines: 'apt-get install ovmf'";
     match [false, true].map(|secure_boot| firmware::find(secure_boot).is_ok()) {
-        [_, true] => Check::ok("ovmf", "it is there, with Secure Boot too"),
+        [_, true] => Check::ok("ovmf", "OVMF is installed, also for Secure Boot"),
         [true, false] => Check::warn(
             "ovmf",
-            "there is none with Secure Boot and Microsoft's keys: machines with --secure-boot are refused",
+            "there is no OVMF for Secure Boot with Microsoft's keys: machines with --secure-boot cannot start",
             install,
         ),
         [false, false] => {
-            Check::warn("ovmf", "there is none: machines with --firmware uefi are refused", install)
+            Check::warn("ovmf", "OVMF is not installed: machines with --firmware uefi cannot start", install)
         }
     }
 }
 
-/// The TPM of machines that have one.
+/// Checks for the TPM emulator.
 pub fn swtpm() -> Check {
     match headwater_qemu::tpm::check() {
-        Ok(()) => Check::ok("swtpm", "it is there"),
+        Ok(()) => Check::ok("swtpm", "swtpm is installed"),
         Err(_) => Check::warn(
             "swtpm",
-            "there is no swtpm in PATH: machines with --tpm are refused",
-            "install it if you want that: 'apt-get install swtpm'",
+            "there is no swtpm in PATH: machines with --tpm cannot start",
+            "install it for such machines: 'apt-get install swtpm'",
         ),
     }
 }
 
-/// Whether the kernel lets this process use io_uring.
+/// Checks whether this process may use io_uring.
 pub fn io_uring() -> Check {
     match io_uring::IoUring::new(8) {
-        Ok(_) => Check::ok("io_uring", "the kernel made a ring"),
+        Ok(_) => Check::ok("io_uring", "io_uring works"),
         Err(error) => Check::warn(
             "io_uring",
             format!(
-                "the kernel made no ring ({error}): overflow files are read and written by threads, which is slower"
+                "io_uring does not work ({error}): overflow files are read and written by threads, which is slower"
             ),
             "allow it: 'sysctl kernel.io_uring_disabled=0', and io_uring_setup in the container's seccomp profile",
         ),
     }
 }
 
-/// Whether the kernel lets the disk process restrict itself to its own files.
+/// Checks whether the kernel can restrict the disk process to its own files.
 pub fn landlock() -> Check {
     const CHECK: &str = "landlock";
     match crate::disk_process::landlock_lacks() {
@@ -137,7 +137,7 @@ pub fn landlock() -> Check {
     }
 }
 
-/// Whether the keys of write caches can be kept out of swap.
+/// Checks whether the keys of write caches can be locked in memory, out of swap.
 pub fn locked_memory() -> Check {
     let limit = getrlimit(Resource::Memlock).current;
     let shown = limit.map_or_else(|| "not limited".to_owned(), size::format);
@@ -177,7 +177,7 @@ pub fn huge_pages() -> Check {
 /// The daemon of the data directory, and whether it answered.
 pub async fn daemon(dir: &DataDir) -> (Check, bool) {
     let client = Client::new(dir.socket());
-    let answer = tokio::time::timeout(ANSWER_PATIENCE, client.status()).await;
+    let answer = tokio::time::timeout(ANSWER_TIMEOUT, client.status()).await;
     match answer {
         Ok(Ok(status)) => {
             let found = format!("version {} answers at {}", status.version, dir.socket().display());
@@ -196,13 +196,13 @@ pub async fn daemon(dir: &DataDir) -> (Check, bool) {
         }
         Err(_) => {
             let found =
-                format!("{} does not answer within {} s", dir.socket().display(), ANSWER_PATIENCE.as_secs());
-            (Check::fail("daemon", found, "see its log: 'journalctl -u headwater'"), true)
+                format!("{} does not answer within {} s", dir.socket().display(), ANSWER_TIMEOUT.as_secs());
+            (Check::fail("daemon", found, "look at its log: 'journalctl -u headwater'"), true)
         }
     }
 }
 
-/// The ports of the configuration file. A daemon that runs has them itself.
+/// Checks the ports of the configuration file, which a running daemon itself uses.
 pub fn ports(settings: Option<&Effective>, daemon_answers: bool) -> Vec<Check> {
     let Some(Effective { args, .. }) = settings else { return Vec::new() };
     let addresses = [("listen", args.listen), ("console", args.console), ("store-listen", args.store_listen)];
@@ -224,18 +224,18 @@ fn port(key: &str, address: SocketAddr, daemon_answers: bool) -> Check {
         Err(e) => Check::fail(
             "port",
             format!("cannot listen at {address} ({key}): {e}"),
-            "choose another port in the configuration, or end the process that has it ('ss -ltnp')",
+            "choose another port in the configuration, or end the process that uses it ('ss -ltnp')",
         ),
     }
 }
 
-/// Whether the clock can be right. Tokens, certificates and scheduled promotions depend on it.
+/// Checks the clock, on which tokens, certificates and scheduled promotions depend.
 pub fn clock() -> Check {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let shown = crate::show::time(now.saturating_mul(1000));
     if now < EARLIEST_UNIX_S {
         let advice = "set the clock: 'timedatectl set-ntp true'";
-        return Check::fail("clock", format!("the time is {shown}, before this program was written"), advice);
+        return Check::fail("clock", format!("the time is {shown}, which is before this program was written"), advice);
     }
     let synchronised = [
         "/run/systemd/timesync/synchronized",

@@ -1,4 +1,4 @@
-//! `headwater doctor`: whether this host can run machines, and what to do if it cannot.
+//! `headwater doctor`: checks whether this host can run machines, and says what to do if it cannot.
 //!
 //! Each check says what it tried. `fail` means that machines or the daemon do not work, `warn` that they work slowly or without a
 //! feature. Nothing is changed, and nothing is written unless `--write` asks for it.
@@ -15,7 +15,7 @@ use crate::config::{self, Effective, SYSTEM_FILE, serve_with};
 use crate::data_dir::DataDir;
 use crate::show;
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
@@ -27,12 +27,12 @@ pub enum Outcome {
     Fail,
 }
 
-/// A line of the report.
+/// A check and its result.
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
-    /// What was looked at.
+    /// The subject of the check.
     pub check: &'static str,
-    /// What came of it.
+    /// The result.
     pub outcome: Outcome,
     /// What was tried, and what was found.
     pub found: String,
@@ -88,11 +88,11 @@ fn configured(file: Option<&Path>) -> (Option<Effective>, Vec<Check>) {
             let keys = config::read(file).map_or(0, |keys| keys.len());
             (
                 Some(settings),
-                vec![Check::ok(CHECK, format!("{} is sound, {keys} keys are set", file.display()))],
+                vec![Check::ok(CHECK, format!("{} is valid, {keys} keys are set", file.display()))],
             )
         }
         Err(error) => {
-            let advice = "correct the file, and try it with 'headwater config check'";
+            let advice = "correct the file, and check it with 'headwater config check'";
             (None, vec![Check::fail(CHECK, crate::failure::one_line(&error), advice)])
         }
     }
