@@ -1,6 +1,6 @@
-//! Contexts: the servers that this user has logged in to, and which of them commands go to.
+//! Contexts: the servers that this user has logged in to, and the current one.
 //!
-//! They are in one file of the user's configuration, with their tokens: only its owner may read it.
+//! They are stored with their tokens in one file of the user's configuration, which only its owner may read.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::client::server::{Address, Trust};
 use crate::replace::replace;
 
-/// The name that stands for the daemon of this host.
+/// The name of the context that means the daemon of this host.
 pub const LOCAL: &str = "local";
 
 /// A server that the user has logged in to.
@@ -23,10 +23,10 @@ pub const LOCAL: &str = "local";
 pub struct Context {
     /// Its URL.
     pub url: String,
-    /// The fingerprint of its certificate, if that is how it is known.
+    /// The fingerprint of its certificate, if the server is recognised by that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
-    /// The authorities that sign its certificate, in PEM, if they are not the system's.
+    /// The authorities for its certificate, in PEM, if they are not the system's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authorities: Option<String>,
     /// The user's token.
@@ -34,12 +34,12 @@ pub struct Context {
 }
 
 impl Context {
-    /// Where it is.
+    /// Its address.
     pub fn address(&self) -> anyhow::Result<Address> {
         Address::parse(&self.url)
     }
 
-    /// How it is known.
+    /// How the server is recognised.
     pub fn trust(&self) -> Trust {
         match &self.fingerprint {
             Some(fingerprint) => Trust::Fingerprint(fingerprint.clone()),
@@ -59,16 +59,16 @@ impl std::fmt::Debug for Context {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Contexts {
-    /// The one that commands go to unless they say otherwise. Absent: the daemon of this host.
+    /// The name of the current context. Absent: the daemon of this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current: Option<String>,
-    /// Each by its name.
+    /// The contexts by name.
     #[serde(default)]
     pub contexts: BTreeMap<String, Context>,
 }
 
 impl Contexts {
-    /// Reads them. A user who never logged in has none.
+    /// Reads the file. If it does not exist, there are no contexts.
     pub fn load() -> anyhow::Result<Self> {
         let Some(path) = path() else { return Ok(Self::default()) };
         let text = match std::fs::read_to_string(&path) {
@@ -84,10 +84,10 @@ impl Contexts {
         })
     }
 
-    /// Writes them.
+    /// Writes the file.
     pub fn save(&self) -> anyhow::Result<()> {
         let Some(path) = path() else {
-            let problem = Problem::new(ProblemKind::Failed, "there is no place for the login");
+            let problem = Problem::new(ProblemKind::Failed, "there is no directory for the login");
             return Err(problem.advise("set HOME or XDG_CONFIG_HOME").into());
         };
         let failed = || format!("cannot write {}", path.display());
@@ -97,7 +97,7 @@ impl Contexts {
         replace(&path, &serde_json::to_vec_pretty(self)?, 0o600).with_context(failed)
     }
 
-    /// The context of that name, or the current one. `None`: the daemon of this host.
+    /// The context of this name, or the current one. `None`: the daemon of this host.
     pub fn choose(&self, name: Option<&str>) -> anyhow::Result<Option<&Context>> {
         let name = name.filter(|name| !name.is_empty()).or(self.current.as_deref());
         let Some(name) = name.filter(|name| *name != LOCAL) else {
@@ -106,7 +106,7 @@ impl Contexts {
         self.contexts.get(name).map(Some).ok_or_else(|| self.unknown(name))
     }
 
-    /// The error for a name that is not there.
+    /// The error for an unknown name.
     pub fn unknown(&self, name: &str) -> anyhow::Error {
         let names: Vec<&str> = self.contexts.keys().map(String::as_str).chain([LOCAL]).collect();
         let message = format!("there is no context '{name}'");
@@ -115,9 +115,9 @@ impl Contexts {
     }
 }
 
-/// The file, if the user has a home.
+/// The path of the file, if the user has a home directory.
 fn path() -> Option<PathBuf> {
-    // As the XDG specification says, a relative path counts as none.
+    // As the XDG specification demands, relative paths are ignored.
     let set = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let config = set("XDG_CONFIG_HOME").or_else(|| set("HOME").map(|home| home.join(".config")))?;
     Some(config.join("headwater/contexts.json"))

@@ -8,18 +8,18 @@ use headwater_store::{
     Version, copy_telling,
 };
 
-/// What is to be copied of a store.
+/// The selection of versions to copy from a store.
 pub struct Chosen {
-    /// Versions, by image.
+    /// The versions, by image.
     pub what: Vec<(Image, Vec<Version>)>,
-    /// Images of which nothing can be copied, with the store whose list of versions it is, and why not.
+    /// Images that cannot be copied because a version list cannot be read: the store of the list, and the error.
     pub unreadable: Vec<(String, StoreError)>,
-    /// Whether channels, scheduled promotions, notes and what is retired come, too.
+    /// Whether channels, scheduled promotions, notes and retired marks are copied too.
     pub with_channels: bool,
 }
 
 impl Chosen {
-    /// The versions of `source` that are meant, or with `None` all that it has, with the channels.
+    /// Selects these versions of `source`, or with `None` all versions and the channels.
     pub fn of(source: &dyn Store, references: Option<&[ImageReference]>) -> Result<Self, StoreError> {
         if let Some(references) = references {
             let what = selected(source, references)?;
@@ -29,7 +29,7 @@ impl Chosen {
         Ok(Self { what, unreadable: lists(unreadable, source), with_channels: true })
     }
 
-    /// Of everything, leaves the images out to which nothing can be added in `target`.
+    /// If everything is selected, leaves out images whose version lists in `target` cannot be changed.
     pub fn writable_in(self, target: &dyn Store) -> Result<Self, StoreError> {
         let Self { what, mut unreadable, with_channels } = self;
         if !with_channels {
@@ -40,7 +40,7 @@ impl Chosen {
         Ok(Self { what: there.what, unreadable, with_channels })
     }
 
-    /// Copies it.
+    /// Copies the selection.
     pub fn copy(
         &self,
         source: &dyn Store,
@@ -50,7 +50,7 @@ impl Chosen {
         copy_telling(source, target, &self.what, &Manifests, self.with_channels, (progress, told))
     }
 
-    /// All that was not copied, each with its reason: what cannot be, and what failed.
+    /// Everything that was not copied, each with its reason.
     pub fn not_copied(self, failed: Vec<NotCopied>) -> Vec<(String, StoreError)> {
         let versions = failed.into_iter().map(|it| (format!("{}@{}", it.image, it.number), it.error));
         self.unreadable.into_iter().chain(versions).collect()
@@ -62,12 +62,12 @@ fn lists(unreadable: Vec<(ImageName, StoreError)>, store: &dyn Store) -> Vec<(St
     unreadable.into_iter().map(|(name, e)| (told(name), e)).collect()
 }
 
-/// Why a copy ends that somebody stopped.
+/// The error of a copy that was stopped.
 pub fn stopped() -> StoreError {
-    StoreError::new(StoreErrorKind::Io, "stopped; the same command goes on where this one ended")
+    StoreError::new(StoreErrorKind::Io, "stopped; the same command continues where this one ended")
 }
 
-/// How far a copy is. What there is to copy is known once all manifests are read.
+/// The progress of a copy. The total is known once all manifests are read.
 pub fn progress_of(at: &CopyProgress) -> Progress {
     let CopyProgress { done_bytes, total_bytes, versions, read_versions, done_versions } = *at;
     let doing = if read_versions < versions {
@@ -98,7 +98,7 @@ mod tests {
         };
         let says = |words: &str| Some(words.to_owned());
         assert_eq!(doing(0, 3, 0), says("reading manifests: 3 of 10 versions"));
-        // What is missing is not known yet.
+        // The missing data is not known yet.
         assert_eq!(doing(5000, 9, 0), says("reading manifests: 9 of 10 versions"));
         assert_eq!(doing(5000, 10, 1), None);
         assert_eq!(doing(0, 10, 4), says("no data to copy; 4 of 10 versions are done"));

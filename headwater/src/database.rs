@@ -1,4 +1,4 @@
-//! Which database a daemon uses, and its password.
+//! Flags that choose the daemon's database and its password.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use clap::{Args, ValueHint};
 use headwater_api::{Problem, ProblemKind};
 use headwater_db::postgres::{Place, Taking};
 
-/// The name of the password among the credentials that the service manager passes.
+/// The name of the password among the service manager's credentials.
 const CREDENTIAL: &str = "database-password";
 
 /// The longest password.
@@ -16,18 +16,21 @@ const PASSWORD_MAX_BYTES: u64 = 4096;
 /// The database of `headwater serve`.
 #[derive(Debug, Args)]
 pub struct DatabaseArgs {
-    /// Keep machines, catalogs and the history in this PostgreSQL database in place of DIR/headwater.db:
-    /// postgres://USER@HOST/DATABASE, or postgres:///DATABASE?host=DIRECTORY for the socket in a directory
+    /// Store machines, catalogs and the history in this PostgreSQL database instead of DIR/headwater.db:
+    /// postgres://USER@HOST/DATABASE, or postgres:///DATABASE?host=DIRECTORY for a socket in a directory
     #[arg(long, value_name = "URL")]
     pub database: Option<String>,
-    /// The file with the password of that; without it, the credential 'database-password' of the service, the variable PGPASSWORD or
-    /// ~/.pgpass
+    /// File with the password of the database [default: the credential 'database-password' of the service, the
+    /// variable PGPASSWORD or
+    /// ~/.pgpass]
     #[arg(long, value_name = "FILE", requires = "database")]
     pub database_password_file: Option<PathBuf>,
-    /// Use the database although the daemon of another host had it last and did not give it up: that host is gone for good
+    /// Use the database although the daemon of another host had it last and did not release it. Only if that host is
+    /// lost for good
     #[arg(long, requires = "database")]
     pub take_over_database: bool,
-    /// Be one of several controllers: wait while another one has the database, and take it over within seconds when that one ends or
+    /// Be one of several controllers: wait while another one has the database, and take it over within seconds when
+    /// that one ends or
     /// fails
     #[arg(long, requires = "database", conflicts_with = "take_over_database")]
     pub standby: bool,
@@ -37,24 +40,24 @@ pub struct DatabaseArgs {
     pub secrets_key: Option<PathBuf>,
 }
 
-/// A PostgreSQL database, and how it is taken.
+/// A PostgreSQL database, and how to take its lease.
 #[derive(Clone)]
 pub struct Shared {
     pub place: Place,
     pub usage: Usage,
 }
 
-/// How a daemon uses a database that others reach.
+/// How a daemon uses a database on a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usage {
-    /// It is the only one.
+    /// As its only user.
     Alone(Taking),
-    /// Others wait for it, or it waits for another one.
+    /// In turn with other controllers.
     InTurn,
 }
 
 impl DatabaseArgs {
-    /// Refuses a URL that cannot be meant. Nothing is opened.
+    /// Fails for an invalid URL. Opens nothing.
     pub fn check(&self) -> anyhow::Result<()> {
         self.without_password().map(drop)
     }
@@ -66,7 +69,7 @@ impl DatabaseArgs {
         })?)
     }
 
-    /// The PostgreSQL database, if it is not SQLite.
+    /// The PostgreSQL database, if one was given.
     pub fn shared(&self) -> anyhow::Result<Option<Shared>> {
         let usage = match (self.standby, self.take_over_database) {
             (true, _) => Usage::InTurn,

@@ -1,4 +1,4 @@
-//! How a command fails: one line for people, a problem for programs, an exit code for scripts.
+//! Errors of commands: one line for people, a problem for programs, and an exit code for scripts.
 
 use std::io::ErrorKind;
 use std::process::ExitCode;
@@ -16,13 +16,13 @@ use headwater_service::token::TokenError;
 use headwater_store::{StoreError, StoreErrorKind};
 use headwater_store_server::ServeError;
 
-/// The command line could not be understood.
+/// The exit code for an invalid command line.
 pub const USAGE: u8 = 2;
 
-/// No daemon answers.
+/// The exit code if no daemon answers.
 pub const UNREACHABLE: u8 = 7;
 
-/// What was read is damaged.
+/// The exit code for damaged data.
 pub const DAMAGED: u8 = 6;
 
 /// No daemon answers on its socket.
@@ -37,7 +37,7 @@ pub struct Unreachable {
     pub advice: &'static str,
 }
 
-/// Another daemon has the data directory.
+/// Another daemon uses the data directory.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the data directory {data_dir} is in use by process {holder} (stop that one, use its socket, or choose \
@@ -46,21 +46,21 @@ pub struct Unreachable {
 pub struct Locked {
     /// The directory.
     pub data_dir: String,
-    /// The process that holds it, as it wrote itself.
+    /// The process that holds the lock, as its lock file says.
     pub holder: String,
 }
 
-/// A request that makes no sense as it stands.
+/// An invalid request.
 pub fn invalid(why: impl Into<String>) -> anyhow::Error {
     Problem::new(ProblemKind::Invalid, why).into()
 }
 
-/// A command line that could not be understood, without the usage text.
+/// An invalid command line, without the usage text.
 pub fn usage(error: &clap::Error) -> anyhow::Error {
     invalid(usage_line(error))
 }
 
-/// The same as text.
+/// The error of an invalid command line as one line.
 pub fn usage_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let told = text.split("\n\nUsage:").next().unwrap_or_default();
@@ -69,10 +69,10 @@ pub fn usage_line(error: &clap::Error) -> String {
     line.strip_prefix("error: ").unwrap_or(&line).to_owned()
 }
 
-/// Prints an error, and returns the exit code that goes with it.
+/// Prints an error, and returns its exit code.
 pub fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     if is_closed_output(error) {
-        // Somebody like `head` has seen enough.
+        // The reader of the output, for instance `head`, has ended.
         return ExitCode::SUCCESS;
     }
     tell(error, json);
@@ -81,17 +81,17 @@ pub fn report(error: &anyhow::Error, json: bool) -> ExitCode {
 
 /// Prints an error, for people or for programs.
 pub fn tell(error: &anyhow::Error, json: bool) {
-    // Where standard error is closed, only the exit code is left.
+    // If standard error is closed, only the exit code is left.
     crate::show::aside(&format!("{}\n", told(error, json)));
 }
 
-/// The error as programs get it.
+/// The error for programs.
 pub fn problem(error: &anyhow::Error) -> Problem {
     let code = exit_code(error);
     error.downcast_ref::<Problem>().cloned().unwrap_or_else(|| as_problem(error, code))
 }
 
-/// What an error quotes of a disk or a server must not steer the terminal: JSON escapes that.
+/// The text of an error. Text from a disk or a server must not control the terminal; JSON escapes it.
 fn told(error: &anyhow::Error, json: bool) -> String {
     if json {
         serde_json::to_string(&problem(error)).unwrap_or_default()
@@ -100,7 +100,7 @@ fn told(error: &anyhow::Error, json: bool) -> String {
     }
 }
 
-/// The error and its causes in one line, without links that only repeat the one before.
+/// The error and its causes in one line. A cause that repeats the text before is left out.
 pub fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for link in error.chain() {
@@ -126,7 +126,7 @@ fn is_closed_output(error: &anyhow::Error) -> bool {
     error.downcast_ref::<crate::show::OutputClosed>().is_some()
 }
 
-/// The code of the first link of the chain that has one.
+/// The exit code of the first cause that has one.
 fn exit_code(error: &anyhow::Error) -> u8 {
     error.chain().find_map(code_of_link).unwrap_or(1)
 }
@@ -136,7 +136,7 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
         return Some(problem.kind.exit_code());
     }
     if let Some(error) = link.downcast_ref::<BackendError>() {
-        // Where it only failed, its cause may say more.
+        // For a plain failure, its cause may be more specific.
         return Some(error.kind()).filter(|kind| *kind != ProblemKind::Failed).map(ProblemKind::exit_code);
     }
     if let Some(error) = link.downcast_ref::<ChapFileError>() {
@@ -183,7 +183,7 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
     }
     if let Some(error) = link.downcast_ref::<IoError>() {
         return match error.kind() {
-            // What does not fit may do so only because of the present state, which its cause says then.
+            // Invalid requests may be invalid only because of the present state, which the cause then says.
             IoErrorKind::Invalid => Some(link.source().and_then(code_of_link).unwrap_or(USAGE)),
             IoErrorKind::NoSpace => Some(ProblemKind::NoSpace.exit_code()),
             IoErrorKind::Corrupt => Some(ProblemKind::Damaged.exit_code()),
@@ -215,7 +215,7 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
     }
 }
 
-/// Why something cannot listen, in the words of the API; `None` where the cause decides.
+/// The kind of an error of listening; `None`: the cause decides.
 fn listen_kind(link: &(dyn std::error::Error + 'static)) -> Option<ProblemKind> {
     use ProblemKind::{Conflict, Invalid, NotFound};
     if let Some(error) = link.downcast_ref() {
@@ -237,13 +237,13 @@ fn listen_kind(link: &(dyn std::error::Error + 'static)) -> Option<ProblemKind> 
     }
 }
 
-/// Of an address that this process or this host may not listen on. Whatever else fails has a code of its own.
+/// The kind if this process or host may not listen on an address. Other errors have their own codes.
 fn may_not_listen(source: &std::io::Error) -> Option<ProblemKind> {
     let is_refused = matches!(source.kind(), ErrorKind::PermissionDenied | ErrorKind::AddrNotAvailable);
     is_refused.then_some(ProblemKind::Invalid)
 }
 
-/// The store's kinds in the words of the API.
+/// Converts an error kind of the store.
 pub fn store_kind(kind: StoreErrorKind) -> ProblemKind {
     match kind {
         StoreErrorKind::NotFound => ProblemKind::NotFound,
@@ -255,7 +255,7 @@ pub fn store_kind(kind: StoreErrorKind) -> ProblemKind {
     }
 }
 
-/// The images' kinds in the words of the API.
+/// Converts an error kind of images.
 pub fn image_kind(kind: ImageErrorKind) -> ProblemKind {
     match kind {
         ImageErrorKind::NotFound => ProblemKind::NotFound,

@@ -1,4 +1,5 @@
-//! Keys of persistent write caches, each in a file that its owner alone can read, and never beside the cache.
+//! The keys of persistent write caches. Each is in a file that only its owner can read, and never in the cache's
+//! directory.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Read, Write};
@@ -9,15 +10,15 @@ use anyhow::Context;
 
 use crate::failure::invalid;
 
-/// More than a file with a key has.
+/// More than the size of a key file.
 const KEY_FILE_MAX_BYTES: usize = 256;
 
-/// Makes the directory of keys where it is missing.
+/// Creates the directory of keys if it is missing.
 pub fn make_directory(keys: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(keys)
 }
 
-/// The key in the file; a new one where there is neither file nor cache.
+/// Reads the key; creates one if neither the file nor the cache exists.
 pub fn key(file: &Path, cache_dir: &Path, exists: bool) -> anyhow::Result<[u8; 16]> {
     let parent = match file.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -26,7 +27,7 @@ pub fn key(file: &Path, cache_dir: &Path, exists: bool) -> anyhow::Result<[u8; 1
     let within = |dir: &Path| Some(parent.canonicalize().ok()?.starts_with(dir.canonicalize().ok()?));
     if within(cache_dir) == Some(true) {
         return Err(invalid(format!(
-            "{} is in the cache's own directory, where who can read the cache can read it too: choose another \
+            "{} is in the cache's own directory, where everybody who can read the cache can read it too: choose another \
              place with --key-file",
             file.display()
         )));
@@ -36,7 +37,7 @@ pub fn key(file: &Path, cache_dir: &Path, exists: bool) -> anyhow::Result<[u8; 1
         Err(error) if error.kind() == ErrorKind::NotFound && !exists => new_key(file, parent),
         Err(error) if error.kind() == ErrorKind::NotFound => Err(error).with_context(|| {
             format!(
-                "the cache is there, but {} is not (name the file of its key with --key-file)",
+                "the cache exists, but {} does not (name the file of its key with --key-file)",
                 file.display()
             )
         }),
@@ -48,11 +49,11 @@ fn read_key(mut opened: File, file: &Path) -> anyhow::Result<[u8; 16]> {
     let mode = opened.metadata().with_context(|| format!("cannot read {}", file.display()))?.mode();
     anyhow::ensure!(
         mode & 0o077 == 0,
-        "{} can be read by others (mode {:o}): chmod 600 it",
+        "{} can be read by other users (mode {:o}): run 'chmod 600' on it",
         file.display(),
         mode & 0o777
     );
-    // No larger than it must be: where it grew, pieces of the key would be left behind.
+    // A fixed buffer: one that grows would leave copies of the key in memory.
     let mut text = [0; KEY_FILE_MAX_BYTES];
     let read = read_up_to(&mut opened, &mut text).with_context(|| format!("cannot read {}", file.display()));
     let key = read.map(|len| {
@@ -60,7 +61,7 @@ fn read_key(mut opened: File, file: &Path) -> anyhow::Result<[u8; 16]> {
         parse(digits.trim())
     });
     wipe(&mut text);
-    key?.with_context(|| format!("{} does not hold 32 hexadecimal digits", file.display()))
+    key?.with_context(|| format!("{} does not contain 32 hexadecimal digits", file.display()))
 }
 
 fn read_up_to(from: &mut File, into: &mut [u8]) -> std::io::Result<usize> {
@@ -76,7 +77,7 @@ fn read_up_to(from: &mut File, into: &mut [u8]) -> std::io::Result<usize> {
     Ok(len)
 }
 
-/// Overwrites what is not needed any more, so that no compiler leaves it out.
+/// Overwrites a buffer in a way that the compiler does not remove.
 fn wipe(bytes: &mut [u8]) {
     bytes.fill(0);
     std::hint::black_box(&bytes);
@@ -96,7 +97,7 @@ fn new_key(file: &Path, parent: &Path) -> anyhow::Result<[u8; 16]> {
     let mut made =
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(file).with_context(failed)?;
     let mut text = format!("{:032x}\n", u128::from_be_bytes(key)).into_bytes();
-    // Durable before anything is sealed with it.
+    // Durable before anything is encrypted with it.
     let done = made
         .set_permissions(Permissions::from_mode(0o600))
         .and_then(|()| made.write_all(&text))
@@ -107,12 +108,12 @@ fn new_key(file: &Path, parent: &Path) -> anyhow::Result<[u8; 16]> {
     Ok(key)
 }
 
-/// Removes a key for good, as far as the disk goes along: its file is overwritten before it loses its name.
+/// Destroys a key as far as the disk permits: its file is overwritten before it is removed.
 pub fn destroy(file: &Path) -> std::io::Result<()> {
     let gone = |e: std::io::Error| if e.kind() == ErrorKind::NotFound { Ok(()) } else { Err(e) };
-    // What cannot be overwritten (a disk that is full, and copies what is written) is removed all the same.
+    // If it cannot be overwritten (for instance on a full copy-on-write file system), it is removed anyway.
     if let Err(error) = overwrite(file).or_else(gone) {
-        tracing::warn!("{} is removed without being overwritten: {error}", file.display());
+        tracing::warn!("removing {} without overwriting it: {error}", file.display());
     }
     std::fs::remove_file(file).or_else(gone)?;
     match file.parent() {
@@ -146,11 +147,11 @@ mod tests {
         assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
         std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
         assert!(key(&file, &cache, true).unwrap_err().to_string().contains("chmod"));
-        // A cache whose key is lost gets no new one, which would not open it.
+        // A cache whose key is lost gets no new key, which could not open it.
         assert!(key(&keys.join("lost"), &cache, true).is_err());
         assert!(!keys.join("lost").exists());
         assert!(key(&cache.join("k"), &cache, false).unwrap_err().to_string().contains("own directory"));
-        // What is destroyed is overwritten: another name of the file shows it.
+        // A destroyed key is overwritten: a second link to the file shows that.
         let other_name = keys.join("other");
         std::fs::hard_link(&file, &other_name).unwrap();
         destroy(&file).unwrap();

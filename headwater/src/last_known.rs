@@ -1,5 +1,6 @@
-//! What a store across a network was when it was last looked at: while it cannot be reached, versions are opened with that, and
-//! those that were copied to this host need no more. It is kept in memory, and where there is a chunk cache on disk also there,
+//! Remembers the last answers of a remote store, so that versions can be opened while it is unreachable. Versions
+//! that were copied completely to this host then work without it. Kept in memory and, with a chunk cache on disk,
+//! there too,
 //! for the next process.
 
 use std::collections::HashMap;
@@ -14,14 +15,14 @@ use crate::adapters::disk_host::KnownStore;
 use crate::show;
 use crate::stores::{self, Credentials};
 
-/// Images of which it is known.
+/// The most images that are remembered.
 const IMAGES_MAX: usize = 256;
 
-/// What is known of one store.
+/// The last known state of one store.
 pub struct LastKnown {
-    /// The store's name as it was given.
+    /// The store's name as the user gave it.
     name: String,
-    /// The same in one spelling.
+    /// The canonical form of the name.
     key: String,
     disk: Option<Arc<dyn KnownStore>>,
     images: Mutex<HashMap<ImageName, Known>>,
@@ -30,17 +31,18 @@ pub struct LastKnown {
 struct Known {
     image: Image,
     at: SystemTime,
-    /// That this is gone on with was said since the image was last looked up.
+    /// Whether the warning about outdated data was logged since the image was last looked up.
     is_said: bool,
 }
 
 impl LastKnown {
-    /// Of the store with this name; `disk` is where it is kept.
+    /// The last known state of the store with this name; `disk` stores it for the next process.
     pub fn new(store: &str, disk: Option<Arc<dyn KnownStore>>) -> Self {
         Self { name: store.to_owned(), key: one_spelling(store), disk, images: Mutex::default() }
     }
 
-    /// Opens the store. One that cannot be reached is opened as it was: reads of its objects wait.
+    /// Opens the store. If it cannot be reached, it is opened with its last known state, and reads of its objects
+    /// wait.
     pub fn open(&self, access: Access, credentials: &Credentials) -> Result<Arc<dyn Store>, StoreError> {
         match stores::open(&self.name, access, credentials) {
             Ok(store) => {
@@ -53,7 +55,7 @@ impl LastKnown {
                 let known = self.disk.as_ref().and_then(|disk| disk.kept_store(&self.key));
                 let Some((chunk_bytes, at)) = known else { return Err(e) };
                 tracing::warn!(store = self.key, since = time(at), error = %e,
-                    "the store cannot be reached: going on with what it was when it was last looked at");
+                    "the store cannot be reached: using its last known state");
                 stores::open_unseen(&self.name, access, credentials, chunk_bytes)
             }
             Err(e) => Err(e),
@@ -96,11 +98,11 @@ impl LastKnown {
         }
     }
 
-    /// What the image was, and says so once.
+    /// The last known state of the image; logs a warning the first time.
     fn known(&self, name: &ImageName, why: &StoreError) -> Option<Image> {
         let say = |at| {
             tracing::warn!(image = %name, since = time(at), error = %why,
-                "going on with what the image was when it was last looked up");
+                "the image cannot be looked up: using its last known versions");
         };
         if let Some(known) = self.images.lock().get_mut(name) {
             if !std::mem::replace(&mut known.is_said, true) {
@@ -115,7 +117,7 @@ impl LastKnown {
     }
 }
 
-/// One name for a store however it is written: the order of servers is none, and how long requests may take is not who it is.
+/// A canonical key for a store name: the order of servers and the timeout are ignored.
 fn one_spelling(name: &str) -> String {
     if let Ok(url) = name.parse::<S3Url>() {
         return url.to_string();

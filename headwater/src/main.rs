@@ -1,4 +1,4 @@
-//! The one binary: the command line and the daemon. Wiring only.
+//! The program `headwater`: the command line and the daemon. It only connects the other crates.
 //!
 //! ```text
 //!   cmd/  one file a command --> client/ --HTTP, unix socket--> daemon/ (serve; run starts one in-process)
@@ -10,10 +10,10 @@
 //! # Guarantees
 //! - Every command ends with an exit code of `docs/exit-codes.md`; an error is one line that says what was
 //!   tried, on what, why it failed and what to do.
-//! - Results go to the standard output, everything else to the standard error.
+//! - Results go to standard output, everything else to standard error.
 //!
 //! # Not here
-//! No rule of the control plane and no byte of a disk: those are in `control/` and `datapath/`.
+//! Rules of the control plane and the data of disks: they are in `control/` and `datapath/`.
 //!
 //! Start reading at `cli/mod.rs`, then `daemon/mod.rs`.
 
@@ -55,7 +55,7 @@ use clap_complete::CompleteEnv;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 fn main() -> ExitCode {
-    // If a shell asks for completions, this answers and ends.
+    // If the shell asks for completions, this answers and exits.
     CompleteEnv::with_factory(cli::Cli::command).complete();
     let words: Vec<_> = std::env::args_os().collect();
     let wants_json = words.iter().any(|word| word == "--json");
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
             return failure::report(&failure::usage(&e), true);
         }
         Err(e) => {
-            // A reader that is gone needs no usage text.
+            // Ignored: if the reader is gone, nobody needs the usage text.
             let _ = e.print();
             return if e.use_stderr() { ExitCode::from(failure::USAGE) } else { ExitCode::SUCCESS };
         }
@@ -84,8 +84,9 @@ fn main() -> ExitCode {
     code
 }
 
-/// Takes as many open files as the process may have: a connection has up to five. The lower limit is there for programs that
-/// use `select(2)`.
+/// Raises the limit of open files to the maximum that the process may have: a connection needs up to five. (The lower
+/// default exists for programs that
+/// use `select(2)`.)
 fn allow_open_files() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     if let Err(why) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {

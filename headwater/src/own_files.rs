@@ -1,34 +1,36 @@
-//! Paths that lead to what the process that opens them has open, as `/dev/stdin` and `/dev/fd/63` do: the daemon would open a
-//! file of its own there.
+//! Detects paths such as `/dev/stdin` and `/dev/fd/63`, which mean open files of the process that opens them: the
+//! daemon would open
+//! one of its own files.
 
 use std::path::{Component, Path, PathBuf};
 
 use headwater_api::{Problem, ProblemKind};
 
-/// As many links as the kernel follows.
+/// The most links that are followed, as in the kernel.
 const LINKS_MAX: usize = 40;
 
-const ADVICE: &str = "name the file by its own path, or give what it holds as the standard input: 'headwater image import - --name \
+const ADVICE: &str = "name the file by its own path, or pass its contents as standard input: 'headwater image import - --name \
                       IMAGE < FILE', or 'COMMAND | headwater image import - --name IMAGE'";
 
-/// Refuses a path that means another file to every process. For paths that are absolute.
+/// Fails for an absolute path that means another file in every process.
 pub fn refuse(path: &Path) -> Result<(), Problem> {
     if part(path).is_none() {
         return Ok(());
     }
     let why = format!(
-        "cannot use '{}': it means an open file of the process that opens it, and that is the daemon",
+        "cannot use '{}': it means an open file of the process that opens it, which would be the daemon",
         path.display()
     );
     Err(Problem::new(ProblemKind::Invalid, why).advise(ADVICE))
 }
 
-/// Whether an absolute path is the standard input.
+/// Whether an absolute path means standard input.
 pub fn is_standard_input(path: &Path) -> bool {
     part(path).is_some_and(|part| part == Path::new("fd/0"))
 }
 
-/// What of `/proc/self` a path leads to, if it does. Links are followed one by one: where those in `/proc` end says nothing.
+/// The part of a path below `/proc/self`, if the path leads there. Links are followed one by one, because the targets
+/// of links in `/proc` do not show that.
 fn part(path: &Path) -> Option<PathBuf> {
     let mut left: Vec<PathBuf> = parts(path);
     let mut at = PathBuf::from("/");
@@ -59,7 +61,7 @@ fn part(path: &Path) -> Option<PathBuf> {
     None
 }
 
-/// A path's parts, the first one last.
+/// The components of a path, in reverse order.
 fn parts(path: &Path) -> Vec<PathBuf> {
     let named = path.components().filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
     named.map(|part| PathBuf::from(part.as_os_str())).rev().collect()
@@ -93,7 +95,7 @@ mod tests {
             let problem = refuse(&own).unwrap_err();
             assert!(problem.message.contains(&own.display().to_string()), "{problem}");
         }
-        // The name by which the daemon finds what was kept of standard input.
+        // The path by which the daemon opens the saved standard input.
         let by_process = format!("/proc/{}/fd/{number}", std::process::id()).into();
         for good in [file, circle, dir.path().join("none"), "/dev/zero".into(), by_process] {
             refuse(&good).unwrap();

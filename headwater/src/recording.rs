@@ -1,9 +1,9 @@
-//! Recording what the boots of a version read.
+//! Records the chunks that boots of a version read, for its boot trace.
 //!
 //! | the recording ends | its chunks |
 //! |---|---|
-//! | after [`BOOT_LASTS`], or with its machine once the guest was up | are merged as those of a boot |
-//! | with its machine before that | are added, and do not count as a boot: a few starts that were ended at once must not be all that is ever recorded |
+//! | after [`BOOT_LASTS`], or with its machine after the guest was up | are merged into the trace as a boot |
+//! | with its machine before the guest was up | are added to the trace without counting as a boot, so that some aborted starts do not fill the trace |
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,15 +15,16 @@ use tokio::sync::watch;
 
 use crate::traces::Traces;
 
-/// How long after its disk was opened a machine's boot is recorded.
+/// How long a boot is recorded after the machine's disk was opened.
 const BOOT_LASTS: Duration = Duration::from_secs(120);
-/// How long the end of a recording waits until it is kept; a store that does not answer keeps nobody any longer.
-/// Tests look at what is kept then, however long a disk takes.
-const KEPT_WITHIN: Duration = Duration::from_secs(if cfg!(test) { 120 } else { 5 });
-/// How often it is looked whether it is.
-const KEPT_LOOK_INTERVAL: Duration = Duration::from_millis(10);
+/// How long the end of a recording waits until the trace is stored. A store that does not answer delays nobody
+/// longer.
+/// Tests read the trace then, so they wait longer.
+const STORE_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 120 } else { 5 });
+/// How often that is checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A boot that is being recorded; saved when its time is over, or when this is dropped.
+/// The recording of a boot. It is stored when its time is over, or when this is dropped.
 pub struct Recording {
     end: watch::Sender<()>,
     thread: JoinHandle<()>,
@@ -31,7 +32,7 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Records what is read from now on.
+    /// Starts to record reads.
     pub fn start(traces: &Arc<Traces>, reader: &Arc<VersionReader>) -> Result<Self, ImageError> {
         reader.record(BOOT_LASTS);
         let (end, mut ended) = watch::channel(());
@@ -51,7 +52,7 @@ impl Recording {
         Ok(Self { end, thread, has_booted })
     }
 
-    /// The guest is up.
+    /// The guest is up, so the recording counts as a boot.
     pub fn has_booted(&self) {
         self.has_booted.store(true, Ordering::Release);
     }
@@ -67,22 +68,22 @@ fn keep(traces: &Traces, reader: &VersionReader, is_boot: bool) {
         }
         Ok(Some((trace, _))) => {
             tracing::info!(%version, boots = trace.boots, chunks = trace.chunks.len(),
-                "a machine ended before its guest was up: what it read was added to the boot trace");
+                "a machine ended before its guest was up: its reads were added to the boot trace");
         }
         Ok(None) => {
             tracing::debug!(%version, "a machine ended before its guest was up: nothing new was recorded")
         }
-        Err(e) => tracing::info!(%version, error = %e, "the recording of a boot is not kept"),
+        Err(e) => tracing::info!(%version, error = %e, "cannot store the recording of a boot"),
     }
 }
 
 impl Drop for Recording {
     fn drop(&mut self) {
         let _ = self.end.send(());
-        let until = Instant::now() + KEPT_WITHIN;
-        // Not joined: it goes on by itself for as long as the store lets it wait.
+        let until = Instant::now() + STORE_TIMEOUT;
+        // Not joined: after the timeout the thread continues as long as the store lets it wait.
         while !self.thread.is_finished() && Instant::now() < until {
-            std::thread::sleep(KEPT_LOOK_INTERVAL);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 }
@@ -120,7 +121,7 @@ mod tests {
             Self { _dir: dir, store, chunks, traces, manifest: imported.version.manifest }
         }
 
-        /// A machine that reads these chunks.
+        /// A recording of a machine that reads these chunks.
         fn machine(&self, chunks: &[u64]) -> Recording {
             let reader = VersionReader::open(&*self.store, self.manifest, Arc::clone(&self.chunks)).unwrap();
             reader.stop_readahead();
@@ -131,7 +132,7 @@ mod tests {
             recording
         }
 
-        /// Boots of the trace, and its chunks.
+        /// The number of boots in the trace, and its chunks.
         fn trace(&self) -> (u32, Vec<u64>) {
             let (trace, _) = self.traces.find(self.manifest).unwrap();
             let mut chunks: Vec<u64> = trace.chunks.iter().map(|touched| touched.chunk).collect();
@@ -160,7 +161,7 @@ mod tests {
             drop(fixture.machine(&[0, chunk]));
         }
         assert_eq!(fixture.trace(), (1, vec![0, 1, 2, 3]));
-        // What they read alone is left out in the end.
+        // Chunks that only these boots read are dropped from the trace in the end.
         for _ in 0..3 {
             let whole = fixture.machine(&[0, 5]);
             whole.has_booted();

@@ -1,22 +1,23 @@
-//! Files that are replaced as a whole: after a crash there is the old one or the new one, and never half of one.
+//! Replaces files atomically: after a crash there is the old or the new file, never a partial one.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Puts a file with these contents in the place of what is at `path`, if anything; a link there is replaced, and not followed. It
-/// is durable when this returns. Of several that do it at the same time, the last one's is there. `mode` is that of the new
-/// file, less what the umask takes away.
+/// Writes a file with these contents at `path`, replacing a file or link there (a link is not followed). It
+/// is durable when this returns. Of several concurrent calls the last one wins. `mode` is the permissions of the new
+/// file, minus the umask.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
     check(path)?;
-    // A name that nobody else has, whose process may be one of another container. Such a file means nothing: who dies while
-    // writing it leaves it.
+    // A unique name, because processes of other containers may use the same directory. A process that dies here
+    // leaves the temporary
+    // file, which is never read.
     let new = path.with_file_name(format!(".headwater-{}.new", uuid::Uuid::new_v4().simple()));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
     let written = file.write_all(bytes).and_then(|()| file.sync_all());
     if let Err(error) = written.and_then(|()| std::fs::rename(&new, path)) {
-        // What matters is why it was not written.
+        // Ignored, because the error of the write matters.
         let _ = std::fs::remove_file(&new);
         return Err(error);
     }
@@ -24,13 +25,14 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Refuses to take the place of a device, a pipe or a directory, and of a link that stands for a stream of whoever looks at it
-/// (`/dev/stdout`): root could, and the host would be without it.
+/// Fails for a device, a pipe or a directory, and for a link to a stream of this process (`/dev/stdout`), because
+/// root could
+/// replace it, and the host would lack it.
 fn check(path: &Path) -> std::io::Result<()> {
     let is_stream = std::fs::read_link(path).is_ok_and(|target| target.starts_with("/proc"));
     if path.file_name().is_none() || is_stream || std::fs::metadata(path).is_ok_and(|found| !found.is_file())
     {
-        let why = "it is no regular file, and a file would take its place";
+        let why = "it is not a regular file, and would be replaced by one";
         return Err(Error::new(ErrorKind::InvalidInput, why));
     }
     Ok(())
@@ -51,7 +53,7 @@ mod tests {
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let mut old = File::open(&path).unwrap();
         replace(&path, b"new", 0o600).unwrap();
-        // It is another file: the old one was there, untouched, until the new one was whole.
+        // The old file stays untouched until the new one is complete.
         let mut text = String::new();
         old.read_to_string(&mut text).unwrap();
         assert_eq!((text.as_str(), std::fs::read(&path).unwrap().as_slice()), ("old", b"new".as_slice()));

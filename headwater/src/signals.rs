@@ -1,39 +1,42 @@
-//! Waiting to be told to end.
+//! Signals that end the process or reload its configuration.
 
 use anyhow::Context;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Has a write past the limit of files' sizes (`ulimit -f`, `LimitFSIZE=`) fail instead of ending this process, and every disk
-/// that it serves. The signal is caught and not ignored, because programs that are started would go on ignoring it.
+/// Makes writes beyond the limit of file sizes (`ulimit -f`, `LimitFSIZE=`) fail instead of ending this process with
+/// all
+/// disks that it serves. The signal is caught and not ignored, because child processes would inherit that it is
+/// ignored.
 pub fn outlive_file_limit() -> anyhow::Result<()> {
     let runtime = Builder::new_current_thread().enable_io().build().context("cannot start")?;
     let _within = runtime.enter();
     let kind = SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw());
-    // What is caught once stays so until the process ends.
+    // A signal that was caught once stays caught until the process ends.
     signal(kind).map(drop).context("cannot catch SIGXFSZ")
 }
 
-/// Ctrl-C, SIGTERM, and the end of the terminal. While this lives, none ends the process by itself: machines
-/// would go on without their disks.
+/// Ctrl-C, SIGTERM, and the end of the terminal (SIGHUP). While this lives, none of them ends the process directly,
+/// because machines
+/// would lose their disks.
 pub struct EndSignals {
     interrupt: Signal,
     terminate: Signal,
-    /// Absent where it was ignored from the beginning, as by `nohup`.
+    /// `None` if SIGHUP was ignored from the beginning, as by `nohup`.
     hang_up: Option<Signal>,
 }
 
-/// SIGHUP as the sign that a configuration file is to be read again.
+/// SIGHUP as the request to reload the configuration file.
 pub struct ReloadSignal(Option<Signal>);
 
 impl ReloadSignal {
-    /// Begins to catch it, if there is such a file.
+    /// Begins to catch it, if there is a configuration file.
     pub fn catch(has_file: bool) -> anyhow::Result<Self> {
         let caught = has_file.then(|| signal(SignalKind::hangup()).context("cannot catch SIGHUP"));
         caught.transpose().map(Self)
     }
 
-    /// Waits for the next one; without a file for ever.
+    /// Waits for the next one; without a configuration file forever.
     pub async fn next(&mut self) {
         match &mut self.0 {
             Some(signal) => drop(signal.recv().await),
@@ -43,12 +46,12 @@ impl ReloadSignal {
 }
 
 impl EndSignals {
-    /// Begins to catch them.
+    /// Begins to catch the signals.
     pub fn catch() -> anyhow::Result<Self> {
         Self::catch_with(!is_hang_up_ignored())
     }
 
-    /// The same, but the end of the terminal does not count if `hang_up` is false.
+    /// Begins to catch the signals, SIGHUP only if `hang_up` is set.
     pub fn catch_with(hang_up: bool) -> anyhow::Result<Self> {
         let catch = |kind| signal(kind).context("cannot catch signals");
         let hang_up = if hang_up { Some(catch(SignalKind::hangup())?) } else { None };
@@ -59,7 +62,7 @@ impl EndSignals {
         })
     }
 
-    /// Waits for the next one, and returns its name.
+    /// Waits for the next signal, and returns its name.
     pub async fn next(&mut self) -> &'static str {
         let hang_up = async {
             match &mut self.hang_up {
@@ -75,7 +78,7 @@ impl EndSignals {
     }
 }
 
-/// SIGHUP is the first bit of the mask of ignored signals.
+/// Whether SIGHUP is ignored: the first bit of the mask of ignored signals.
 pub fn is_hang_up_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

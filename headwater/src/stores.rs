@@ -1,4 +1,4 @@
-//! Stores by name: a directory, `s3://BUCKET/PREFIX`, or servers at `https://HOST[,https://HOST..]`.
+//! Opens stores by name: a directory, `s3://BUCKET/PREFIX`, or servers at `https://HOST[,https://HOST..]`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,18 +8,19 @@ use headwater_store::{
     Access, LocalDir, S3Options, S3Store, S3Url, Store, StoreError, StoreErrorKind, WhileBusy,
 };
 
-/// What servers need to be shown.
+/// Token and authorities for servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct Credentials {
-    /// File with the token that is shown to servers (https://..)
+    /// File with the token for servers (https://..)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub token: Option<PathBuf>,
-    /// Trust the certificate authorities of this PEM file for servers, in place of the system's
+    /// Trust the certificate authorities of this PEM file for servers, instead of those of the system
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub ca: Option<PathBuf>,
 }
 
-/// The servers that were named when the daemon was started, and what they are shown. A request can name any other one, whose owner
+/// The servers that were named when the daemon was started, and their credentials. A request can name any other
+/// server, whose owner
 /// would learn the token.
 #[derive(Clone, Debug, Default)]
 pub struct NamedServers {
@@ -28,7 +29,7 @@ pub struct NamedServers {
 }
 
 impl NamedServers {
-    /// Those among these stores.
+    /// The servers among these stores.
     pub fn new<'a>(
         stores: impl Iterator<Item = &'a String>,
         credentials: Credentials,
@@ -38,8 +39,9 @@ impl NamedServers {
         Ok(Self { servers, credentials })
     }
 
-    /// What the servers of a store that a request names are shown: nothing where one of them was not named at the start, and no token
-    /// where that would go over a network unencrypted.
+    /// The credentials for a store that a request names: none if one of its servers was not named at the start, and
+    /// no token
+    /// if the network connection would not be encrypted.
     pub fn credentials_for(&self, store: &str) -> Credentials {
         let Ok(asked) = ServerUrl::parse_list(store) else { return Credentials::default() };
         if !asked.iter().all(|url| self.is_named(url)) {
@@ -49,12 +51,12 @@ impl NamedServers {
         Credentials { token: token.filter(|_| asked.iter().all(ServerUrl::may_have_a_token)), ca }
     }
 
-    /// What to do where servers of a store that a request names want to be shown more.
+    /// The advice if servers of a store that a request names refuse access.
     pub fn advice_for(&self, store: &str) -> Option<String> {
         let asked = ServerUrl::parse_list(store).ok()?;
         let unnamed = asked.iter().find(|url| !self.is_named(url))?;
         Some(format!(
-            "--token and --ca of the daemon are for servers that were named when it was started: where {unnamed} needs them, start \
+            "--token and --ca of the daemon are for servers that were named when it was started: if {unnamed} needs them, start \
              it with --repair-from {unnamed}"
         ))
     }
@@ -64,12 +66,12 @@ impl NamedServers {
     }
 }
 
-/// Opens a store by its name. A server that says that it is busy is waited for, for 30 seconds.
+/// Opens a store by its name. Waits up to 30 seconds for a server that reports that it is busy.
 pub fn open(name: &str, access: Access, credentials: &Credentials) -> Result<Arc<dyn Store>, StoreError> {
     open_waiting(name, access, credentials, WhileBusy::default())
 }
 
-/// The same, with how long servers are waited for that say that they are busy: now, and by what is done with the store.
+/// Like [`open`], with the timeouts of busy servers: for this call, and for later operations on the store.
 pub fn open_waiting(
     name: &str,
     access: Access,
@@ -83,7 +85,7 @@ pub fn open_waiting(
     }
     if is_server(name) {
         if access != Access::Read {
-            let message = format!("{name} is a server, which can only be read: name a directory or s3://..");
+            let message = format!("{name} is a server, which is read-only: name a directory or s3://..");
             return Err(StoreError::new(StoreErrorKind::Invalid, message));
         }
         let options = Options { while_busy, ..servers(name, credentials)? };
@@ -91,14 +93,14 @@ pub fn open_waiting(
     }
     if let Some((scheme, _)) = name.split_once("://") {
         let message = format!(
-            "'{name}': there are no stores at {scheme}://; there are directories, s3:// and https://"
+            "'{name}': {scheme}:// cannot be a store; use a directory, s3:// or https://"
         );
         return Err(StoreError::new(StoreErrorKind::Invalid, message));
     }
     Ok(Arc::new(LocalDir::open(Path::new(name), access)?))
 }
 
-/// Opens a store of another host whose chunk size is known, whether or not it can be reached.
+/// Opens a remote store whose chunk size is known, even if it cannot be reached.
 pub fn open_unseen(
     name: &str,
     access: Access,
@@ -119,17 +121,17 @@ fn servers(name: &str, credentials: &Credentials) -> Result<Options, StoreError>
     Ok(options)
 }
 
-/// The directory that a store's name is, unless it is a URL.
+/// The directory of a store's name, unless the name is a URL.
 pub fn directory(name: &str) -> Option<&Path> {
     (!S3Url::is_meant(name) && !name.contains("://")).then(|| Path::new(name))
 }
 
-/// Whether a store's name is that of servers, which are only read.
+/// Whether a store's name is that of servers, which are read-only.
 pub fn is_server(name: &str) -> bool {
     name.starts_with("https://") || name.starts_with("http://")
 }
 
-/// Who we are, for others who share a bucket with us: the host, the process, and a number that no other has.
+/// The identity of this process for others that share a bucket: the host, the process id, and a unique number.
 fn owner() -> String {
     let system = rustix::system::uname();
     let host = system.nodename().to_string_lossy().into_owned();
@@ -159,7 +161,7 @@ mod tests {
             let shown = if is_named { all.clone() } else { Credentials::default() };
             assert_eq!(named.credentials_for(store), shown, "{store}");
         }
-        // It would be seen on the network.
+        // The token would be visible on the network.
         let shown = named.credentials_for("http://c.example");
         assert_eq!(shown, Credentials { token: None, ..all.clone() });
         let advice = named.advice_for("https://a.example,https://d.example").unwrap();

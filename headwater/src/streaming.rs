@@ -1,4 +1,4 @@
-//! Reading images across a network: the flags, the caches, boot traces, and copying in the background.
+//! Reads images from remote stores: flags, caches, boot traces, and copying in the background.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -20,19 +20,19 @@ use crate::adapters::release::Released;
 use crate::recording::Recording;
 use crate::traces::{BOOTS_RECORDED, TraceOutbox, Traces};
 
-/// The most memory for chunks of images, as a share of the host's memory, and its bounds.
+/// The default memory for chunks of images, as a share of the host's memory, and its bounds.
 const CHUNK_CACHE_SHARE: u64 = 8;
 const CHUNK_CACHE_MIN_BYTES: u64 = 32 << 20;
 const CHUNK_CACHE_MAX_BYTES: u64 = 1 << 30;
-/// A boot trace is fetched up to this part of the memory for chunks, of which the rest is for other reads.
+/// The share of the memory for chunks up to which a boot trace is prefetched; the rest is for other reads.
 const PREFETCH_SHARE: (u64, u64) = (3, 4);
 
-/// How long reads that are under way when an export ends may take, even if nobody knows yet that a server is gone.
+/// Timeout of reads in flight when an export ends, even if no server is known to have failed.
 const READS_END_AFTER: Duration = Duration::from_secs(10);
-/// How often it is looked then whether reads wait.
-const READS_LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// How often it is checked then whether reads wait.
+const READS_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A chunk cache on disk: where, and how large.
+/// A chunk cache on disk: its directory and size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskCachePlace {
     /// The directory.
@@ -53,15 +53,15 @@ impl std::str::FromStr for DiskCachePlace {
     }
 }
 
-/// Reads bytes a second, which are more than none.
+/// Parses a rate in bytes per second, greater than 0.
 pub fn rate(text: &str) -> Result<u64, String> {
     match size::parse(text)? {
-        0 => Err("at a rate of nothing nothing is ever read".into()),
+        0 => Err("a rate of 0 would read nothing".into()),
         bytes => Ok(bytes),
     }
 }
 
-/// How fast an image is copied: bytes a second, or `None` for as fast as it goes.
+/// The rate of copying an image: bytes per second, or `None` for no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyRate(pub Option<u64>);
 
@@ -73,70 +73,71 @@ impl std::str::FromStr for CopyRate {
             "max" => Ok(Self(None)),
             text => rate(text)
                 .map(|bytes| Self(Some(bytes)))
-                .map_err(|e| format!("{e}; write bytes a second, or max")),
+                .map_err(|e| format!("{e}; write bytes per second, or max")),
         }
     }
 }
 
-/// Whether boots are recorded, and what was recorded is fetched ahead.
+/// Whether boots are recorded, and recorded boots are prefetched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum BootTrace {
-    /// Record the first boots of a version; fetch ahead what they read where the image is on another host
+    /// Record the first boots of a version; prefetch what they read if the image is on another host
     #[default]
     Auto,
-    /// Neither
+    /// Neither record nor prefetch
     Off,
 }
 
-/// Whether chunks are fetched before a reader that goes through the disk in order asks for them.
+/// Whether chunks are prefetched for a reader that reads sequentially.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Ahead {
-    /// As far as the chunk cache and the distance of the store make it worth while
+    /// As much as the chunk cache and the latency of the store make useful
     #[default]
     Auto,
-    /// Only what is asked for is fetched
+    /// Fetch only requested chunks
     Off,
 }
 
-/// How images are read, and those that lie on other hosts above all.
+/// How images are read, in particular those on other hosts.
 #[derive(Clone, Debug, Default, Args)]
 pub struct StreamArgs {
-    /// Keep at most so much of images in memory, unpacked, for all volumes together [default: an eighth of the
+    /// Keep at most this much uncompressed image data in memory, for all volumes together [default: an eighth of the
     /// host's memory, 32M to 1G; 64M for export from a store on this host]
     #[arg(long, value_name = "SIZE", value_parser = chunk_memory)]
     pub chunk_memory: Option<u64>,
-    /// Keep chunks of images of other hosts on this disk too, at most SIZE
+    /// Also keep chunks of images from other hosts on this disk, at most SIZE
     #[arg(long, value_name = "DIR:SIZE")]
     pub chunk_cache: Option<DiskCachePlace>,
-    /// Copy images in use to the chunk cache, whole, all together at so many bytes a second (or max); from then on they
+    /// Copy images in use completely to the chunk cache, all together at this rate in bytes per second (or max);
+    /// copied images
     /// need no server
     #[arg(long, value_name = "RATE", requires = "chunk_cache")]
     pub hydrate: Option<CopyRate>,
-    /// Whether first boots are recorded, and later ones have ahead what those read
+    /// Whether the first boots are recorded, and later boots prefetch what those read
     #[arg(long, value_name = "HOW", value_enum, default_value_t)]
     pub boot_trace: BootTrace,
-    /// Whether more is fetched than was asked for where a disk is read in order
+    /// Whether data is prefetched if a disk is read sequentially
     #[arg(long, value_name = "HOW", value_enum, default_value_t)]
     pub readahead: Ahead,
 }
 
 impl StreamArgs {
-    /// Says that a chunk cache on disk is of no use for what lies on this host.
+    /// Warns that a chunk cache on disk has no use for images on this host.
     pub fn warn_of_no_use(&self, what: &str) {
         if self.chunk_cache.is_some() {
             tracing::warn!(
-                "{what} is on this host: --chunk-cache keeps, and --hydrate copies, nothing of it"
+                "{what} is on this host, so --chunk-cache and --hydrate have no effect on it"
             );
         }
     }
 
-    /// Opens the chunk cache on disk, if there is to be one.
+    /// Opens the chunk cache on disk, if one was requested.
     pub fn open_disk(&self) -> Result<Option<Arc<DiskCache>>, ImageError> {
         self.chunk_cache.as_ref().map(|place| DiskCache::open(&place.dir, place.size_bytes)).transpose()
     }
 }
 
-/// Less than this holds hardly more than the chunks that are on their way.
+/// The least memory; less would hold hardly more than the chunks in flight.
 const CHUNK_MEMORY_MIN_BYTES: u64 = 16 << 20;
 
 fn chunk_memory(text: &str) -> Result<u64, String> {
@@ -148,36 +149,37 @@ fn chunk_memory(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A store, the caches over it, and what is done in the background.
+/// A store, its caches, and the background work on it.
 pub struct Streaming {
     store: Arc<dyn Store>,
     chunks: Arc<ChunkCache>,
     traces: Arc<Traces>,
-    /// The pace of all copies together, if copies are made.
+    /// The rate limit of all copies together, if images are copied.
     pace: Option<Arc<RateLimit>>,
     copies: Copies,
     boot_trace: BootTrace,
     readahead: Ahead,
 }
 
-/// The copies of versions that are in use: one for all machines of a version.
+/// The copies of versions in use: one for all machines of a version.
 type Copies = Mutex<HashMap<Hash, Weak<VersionCopy>>>;
 
 /// A version that is copied to this host, and kept there while this lives.
 struct VersionCopy {
     work: Background,
-    /// Any one reader of it: of the machine that was the first.
+    /// A reader of the version, which stays open for the copy.
     _reader: Arc<VersionReader>,
 }
 
-/// A version of which no copy is made.
+/// A version that is not copied.
 struct NotCopied {
     total_bytes: u64,
 }
 
 impl Streaming {
-    /// Makes the caches, over that on `disk`. Unless the arguments say how much of images is kept in memory it is `ram_bytes`,
-    /// and without that a share of the host's memory.
+    /// Creates the caches, with `disk` as the chunk cache on disk. The memory for chunks is that of the arguments,
+    /// else `ram_bytes`,
+    /// else a share of the host's memory.
     pub fn new(
         store: Arc<dyn Store>,
         args: &StreamArgs,
@@ -195,7 +197,7 @@ impl Streaming {
             Some(disk) => ChunkCache::with_disk(ram_bytes, disk),
             None => ChunkCache::new(ram_bytes),
         };
-        // A guest's reads wait for a bucket that is gone, as they do for servers.
+        // A guest's reads wait for a bucket that does not answer, as they do for servers.
         let store = store.retrying().unwrap_or(store);
         let (boot_trace, readahead) = (args.boot_trace, args.readahead);
         let pace = args.hydrate.map(|CopyRate(rate)| Arc::new(RateLimit::new(rate)));
@@ -207,27 +209,27 @@ impl Streaming {
         Self { store, chunks, traces, pace, copies: Copies::default(), boot_trace, readahead }
     }
 
-    /// Keeps a version from being removed.
+    /// Pins a version, which keeps it from being removed.
     pub fn pin(&self, manifest: Hash) -> Result<Pin, ImageError> {
         let disk = self.chunks.disk().filter(|_| self.store.is_remote());
         headwater_image::pin(&*self.store, manifest, disk.map(Arc::as_ref))
     }
 
-    /// The chunks in memory.
+    /// The chunk cache in memory.
     pub fn chunks(&self) -> &Arc<ChunkCache> {
         &self.chunks
     }
 
-    /// What boots of its versions read.
+    /// The boot traces of the store's versions.
     pub fn traces(&self) -> &Arc<Traces> {
         &self.traces
     }
 
-    /// Opens a version for a machine that boots from it, with `disk` above it.
+    /// Opens a version for a machine that boots from it. `disk` is the state of the disk above it.
     pub fn open(&self, manifest: Hash, disk: Above) -> Result<Streamed, ImageError> {
         let pin = self.pin(manifest);
         let pin = pin.map_err(|e| e.context(format!("cannot open version {}", manifest.short())))?;
-        // Whoever is the last to use the reader is not to wait for the store.
+        // The last user of the reader must not wait for the store.
         let pin = Pin::new(Released::soon(pin));
         let reader = VersionReader::open_pinned(&*self.store, manifest, Arc::clone(&self.chunks), pin)?;
         if self.readahead == Ahead::Off {
@@ -245,23 +247,24 @@ impl Streaming {
         }
         let pace = self.pace.as_ref().filter(|_| reader.is_remote());
         let copy = pace.map(|pace| {
-            // A machine boots without a copy as well.
+            // If the copy fails, the machine boots anyway.
             self.copy(&reader, pace).map_err(|e| {
                 tracing::warn!(version = %manifest.short(), error = %e,
-                    "an image is not copied to this host: its machines go on needing a server");
+                    "an image cannot be copied to this host: its machines still need a server");
                 NotCopied { total_bytes: reader.to_copy_bytes().unwrap_or_default() }
             })
         });
         Ok(Streamed { reader, _prefetch: prefetch, copy, recording })
     }
 
-    /// The copy of a version, which is made once however many machines read it.
+    /// The copy of a version, of which there is one, however many machines read it.
     fn copy(
         &self,
         reader: &Arc<VersionReader>,
         pace: &Arc<RateLimit>,
     ) -> Result<Arc<VersionCopy>, ImageError> {
-        // Held until the copy has begun, which reads nothing: or two machines at a time would begin one each.
+        // Held until the copy has begun (which reads nothing), because two machines at a time would otherwise begin
+        // two copies.
         let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(copy) = copies.get(&reader.id()).and_then(Weak::upgrade) {
             return Ok(copy);
@@ -272,14 +275,15 @@ impl Streaming {
         Ok(copy)
     }
 
-    /// How much of a trace, as it is stored, fits into memory or onto the disk below: what is fetched beyond that drives out what the
+    /// How many stored bytes of a trace fit into memory or the disk cache. Prefetching more would evict the chunks
+    /// that the
     /// machine reads first.
     fn budget_bytes(&self, trace: &Trace, reader: &VersionReader) -> Result<u64, ImageError> {
         let in_memory = self.memory_budget_bytes(trace, reader)?;
         let Some(disk) = self.chunks.disk() else { return Ok(in_memory) };
         let copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         if copies.get(&reader.id()).is_some_and(|copy| copy.strong_count() > 0) {
-            // It is there or comes, and stays.
+            // All chunks are in the copy, or will be, and stay there.
             return Ok(u64::MAX);
         }
         drop(copies);
@@ -293,18 +297,18 @@ impl Streaming {
         if unpacked <= room {
             return Ok(u64::MAX);
         }
-        // The chunks of a trace are packed to a like degree.
+        // Assumes that the chunks of a trace have the same compression ratio.
         let stored = trace.stored_bytes(&*reader.manifest()?);
         let part = u128::from(stored) * u128::from(room) / u128::from(unpacked.max(1));
         Ok(u64::try_from(part).unwrap_or(u64::MAX))
     }
 
-    /// What reads wait for, if they wait: for people.
+    /// Why reads wait, if they do, for people.
     pub fn trouble(&self) -> Option<String> {
         reads_wait(&*self.store)
     }
 
-    /// Counters of all of it.
+    /// The counters of the store and the caches.
     pub fn counters(&self) -> StreamCounters {
         let chunks = self.chunks.counters();
         let disk = self.chunks.disk().map(|disk| disk.counters());
@@ -335,12 +339,12 @@ impl Streaming {
         }
     }
 
-    /// Ends reads that wait for servers.
+    /// Makes waiting reads fail.
     pub fn close(&self) {
         self.store.close();
     }
 
-    /// Sees to it, while the answer lives, that an end does not wait for servers: nobody comes to answer reads that wait.
+    /// While the result lives, an end does not wait for servers: reads that wait are made to fail after a timeout.
     pub fn ending(&self) -> Ending {
         if !self.store.is_remote() {
             return Ending { end: None, thread: None };
@@ -349,7 +353,7 @@ impl Streaming {
         let (end, ended) = mpsc::channel();
         let watch = move || {
             let until = Instant::now() + READS_END_AFTER;
-            while ended.recv_timeout(READS_LOOK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            while ended.recv_timeout(READS_POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 let trouble = reads_wait(&*store);
                 if trouble.is_none() && Instant::now() < until {
                     continue;
@@ -360,12 +364,12 @@ impl Streaming {
             }
         };
         let thread = std::thread::Builder::new().name("ending".into()).spawn(watch);
-        let thread = thread.inspect_err(|e| tracing::error!("nobody looks after reads that wait: {e}")).ok();
+        let thread = thread.inspect_err(|e| tracing::error!("cannot start the thread that ends waiting reads: {e}")).ok();
         Ending { end: Some(end), thread }
     }
 }
 
-/// An end that does not wait for servers; see [`Streaming::ending`].
+/// An end that does not wait for servers. See [`Streaming::ending`].
 pub struct Ending {
     end: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -377,66 +381,67 @@ impl Drop for Ending {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("whoever looks after reads at the end failed by a bug");
+            tracing::error!("the thread that ends waiting reads crashed because of a bug");
         }
     }
 }
 
-/// What was read from where.
+/// Counters of reads, by their source.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct StreamCounters {
     /// Lookups of a chunk that found it in memory.
     pub ram_hits: u64,
-    /// Chunks fetched, each time one was needed and not in memory.
+    /// Chunks that were not in memory and were fetched.
     pub fetches: u64,
-    /// Requests that joined a fetch that was under way.
+    /// Requests for a chunk that another request was already fetching.
     pub joined: u64,
-    /// Chunks fetched before anybody asked for them.
+    /// Chunks that were prefetched.
     pub ahead: u64,
     /// Fetches that failed.
     pub failures: u64,
-    /// Bytes read from the store, packed.
+    /// Compressed bytes read from the store.
     pub store_bytes: u64,
     /// Chunks found in the chunk cache on disk.
     pub disk_hits: u64,
-    /// Chunks written to it.
+    /// Chunks written to the chunk cache on disk.
     pub disk_writes: u64,
-    /// Chunks dropped from it.
+    /// Chunks evicted from the chunk cache on disk.
     pub disk_evictions: u64,
-    /// Chunks in it that were damaged, and were fetched again.
+    /// Chunks that were damaged in the chunk cache on disk, and were fetched again.
     pub disk_damaged: u64,
-    /// Bytes that it takes.
+    /// Bytes that the chunk cache on disk uses.
     pub disk_bytes: u64,
-    /// Servers.
+    /// The number of servers.
     pub servers: u64,
-    /// Of which are used now.
+    /// The number of servers that can be used now.
     pub servers_up: u64,
     /// Requests sent to servers.
     pub requests: u64,
-    /// Bytes that came from them.
+    /// Bytes received from servers.
     pub received_bytes: u64,
-    /// Reads that went on at another server.
+    /// Reads that were retried on another server.
     pub failovers: u64,
-    /// Reads that were asked for a second time because a server was late.
+    /// Reads that were sent to a second server because the first was slow.
     pub hedges: u64,
-    /// Answers of servers whose bytes were wrong.
+    /// Answers of servers with wrong bytes.
     pub wrong_answers: u64,
-    /// Reads that waited because no server was left.
+    /// Reads that waited because no server could be used.
     pub waits: u64,
-    /// How long they waited, together.
+    /// The total duration of these waits.
     pub waited_ms: u64,
-    /// How long the longest of them waited.
+    /// The longest of these waits.
     pub longest_wait_ms: u64,
-    /// How long the longest read of the servers took, until the bytes were here and checked.
+    /// The duration of the longest read from the servers, until the bytes were received and verified.
     pub longest_read_ms: u64,
 }
 
-/// What lies above a version that is opened.
+/// The state of the disk above a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Above {
-    /// A disk without changes. What a boot reads of the version is what every other boot of it reads.
+    /// A disk without changes. Every boot with such a disk reads the same data of the version.
     Empty,
-    /// One that was in use before. Of what was changed nothing is read of the version any more, so a boot says little about others.
+    /// A disk that was in use before. Its changed blocks are not read from the version, so its boot says little about
+    /// others.
     Written,
 }
 
@@ -444,21 +449,21 @@ pub enum Above {
 pub struct Streamed {
     /// The version.
     pub reader: Arc<VersionReader>,
-    /// Ends what it does when it is dropped.
+    /// The prefetch of its boot trace, which ends when this is dropped.
     _prefetch: Option<Background>,
     copy: Option<Result<Arc<VersionCopy>, NotCopied>>,
     recording: Option<Recording>,
 }
 
 impl Streamed {
-    /// The guest is up: what was read until then was a boot.
+    /// The guest is up, so the reads so far were its boot.
     pub fn has_booted(&self) {
         if let Some(recording) = &self.recording {
             recording.has_booted();
         }
     }
 
-    /// How far the copy to the local disk is. One that was not begun is over, and has nothing.
+    /// The progress of the copy to the local disk. A copy that could not be begun counts as over, with no bytes.
     pub fn copied(&self) -> Option<BackgroundProgress> {
         self.copy.as_ref().map(|copy| match copy {
             Ok(copy) => copy.work.progress(),
@@ -467,7 +472,7 @@ impl Streamed {
     }
 }
 
-/// Why reads wait, if they wait because no server is left: for people.
+/// Why reads wait, if they wait because no server can be used; for people.
 pub fn reads_wait(store: &dyn Store) -> Option<String> {
     let traffic = store.traffic()?;
     (traffic.waiting > 0 && traffic.servers_up == 0).then_some(traffic.reasons)
@@ -496,7 +501,7 @@ mod tests {
         assert!("0".parse::<CopyRate>().is_err() && "fast".parse::<CopyRate>().is_err());
     }
 
-    /// A store with one version of so many MiB, on a server.
+    /// A server with one version of this size in MiB.
     fn served(dir: &std::path::Path, mib: u64) -> (headwater_testkit::FileServer, Hash, Vec<u8>) {
         use headwater_image::{ImportOptions, import, open_source};
         use headwater_store::{Access, LocalDir};
@@ -511,7 +516,7 @@ mod tests {
         (headwater_testkit::FileServer::start(&at, None), imported.version.manifest, disk)
     }
 
-    /// Its reader with the smallest chunk cache, of which copies are made.
+    /// Its reader with the smallest chunk cache, which copies versions.
     fn copying(dir: &std::path::Path, server: &headwater_testkit::FileServer) -> Streaming {
         cached(dir, server, Some(CopyRate(None)))
     }
@@ -559,14 +564,14 @@ mod tests {
         let room = in_memory.chunks.counters().capacity_bytes / 4 * 3;
         assert_eq!(room, 12 << 20);
         let opened = in_memory.open(manifest, Above::Empty).unwrap();
-        // So many chunks of 64 KiB, which cannot be packed: each is stored as long as it is.
+        // The budget for this number of incompressible chunks of 64 KiB.
         let budget = |streaming: &Streaming, chunks: u64| {
             let touched: Vec<_> = (0..chunks).map(|chunk| (chunk, 1)).collect();
             streaming.budget_bytes(&Trace::of_boot(manifest, &touched), &opened.reader).unwrap()
         };
         assert_eq!((budget(&in_memory, 10), budget(&in_memory, 192)), (u64::MAX, u64::MAX));
         assert_eq!((budget(&in_memory, 193), budget(&in_memory, 384)), (room, room));
-        // With a disk below, what fits there; and all of a version that is copied.
+        // With a disk cache: what fits into it; and all of a version that is copied.
         let on_disk = cached(dir.path(), &server, None);
         assert_eq!(budget(&on_disk, 384), (64 << 20) / 16 * 13);
         drop(on_disk);
@@ -578,7 +583,7 @@ mod tests {
     #[test]
     fn what_a_boot_reads_first_is_not_driven_out_by_the_rest_of_its_trace() {
         let dir = tempfile::tempdir().unwrap();
-        // More than the disk cache has.
+        // More than the size of the disk cache.
         let (server, manifest, disk) = served(dir.path(), 80);
         let streaming = cached(dir.path(), &server, None);
         let opened = streaming.open(manifest, Above::Empty).unwrap();
@@ -604,7 +609,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (mut server, manifest, disk) = served(dir.path(), 8);
         let streaming = copying(dir.path(), &server);
-        // None of it comes before all are there.
+        // No chunk of it is fetched before all are requested.
         server.fail(HttpFault::Hang);
         let first = streaming.open(manifest, Above::Empty).unwrap();
         let others = [
@@ -613,7 +618,7 @@ mod tests {
         ];
         let before = first.copied().unwrap();
         assert!(!before.is_over && before.total_bytes >= 8 << 20, "{before:?}");
-        // The copy is not that of the machine that was the first.
+        // The copy does not belong to the machine that was the first.
         drop(first);
         server.fail(HttpFault::None);
         server.kill();
@@ -625,9 +630,9 @@ mod tests {
             assert_eq!(copied.done_bytes, copied.total_bytes);
         }
         assert!(server.body_bytes() < 9 << 20, "{} bytes came", server.body_bytes());
-        // Who comes later has it, too; when nobody is left it is not kept any more.
+        // A later machine uses the same copy; after the last machine it is not kept.
         assert!(streaming.open(manifest, Above::Empty).unwrap().copied().unwrap().is_over);
-        // Also while no server is left.
+        // Also while no server can be used.
         server.kill();
         let again = streaming.open(manifest, Above::Empty).unwrap();
         let mut read = vec![0; disk.len()];

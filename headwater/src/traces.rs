@@ -1,4 +1,4 @@
-//! The boot traces of a store's versions: found, merged, kept with the version or on this host, removed.
+//! The boot traces of a store's versions: finds, merges, stores and removes them, in the store or on this host.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,31 +7,31 @@ use headwater_image::{ChunkCache, ImageError, ImageErrorKind, Trace};
 use headwater_store::{Hash, Store, StoreErrorKind};
 use parking_lot::Mutex;
 
-/// A version whose trace has so many boots is not recorded any more.
+/// A version whose trace has this number of boots is not recorded any more.
 pub const BOOTS_RECORDED: u32 = 4;
 
-/// Of a version so many starts that were no whole boots are taken in, and no more by this process: machines that all end soon would
-/// have its trace grow for ever.
+/// The number of incomplete boots of a version that this process merges: otherwise machines that all end soon would
+/// make the trace grow forever.
 const PARTS_MAX: u32 = 4;
-/// Versions of which these are counted.
+/// The number of versions for which these are counted.
 const PARTS_VERSIONS_MAX: usize = 256;
 
-/// Why a boot is not recorded where that is switched off.
+/// Why boots are not recorded if that is disabled.
 const SWITCHED_OFF: &str = "the daemon was started with --boot-trace off";
-/// The same where there is no place for a trace.
+/// Why boots are not recorded if a trace cannot be stored.
 const NO_PLACE: &str =
-    "the store is only read, and there is no chunk cache on disk (--chunk-cache) to keep it in";
+    "the store is read-only, and there is no chunk cache on disk (--chunk-cache) for traces";
 
-/// Where a trace is kept.
+/// Where a trace is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In the store, with its version.
     Store,
-    /// In the chunk cache on this host's disk, because the store is only read.
+    /// In the chunk cache on this host's disk, because the store is read-only.
     Host,
 }
 
-/// Traces for a store that another process of this host writes: they stay here until that process has them.
+/// Traces for a store that another process of this host writes. They stay here until that process has stored them.
 #[derive(Default)]
 pub struct TraceOutbox(Mutex<HashMap<Hash, Vec<u8>>>);
 
@@ -41,12 +41,12 @@ impl TraceOutbox {
         self.0.lock().iter().next().map(|(manifest, trace)| (*manifest, trace.clone()))
     }
 
-    /// How many wait.
+    /// The number of waiting traces.
     pub fn len(&self) -> usize {
         self.0.lock().len()
     }
 
-    /// Forgets a trace that the other process has, unless there is a newer one.
+    /// Removes a trace that the other process has stored, unless there is a newer one.
     pub fn is_kept(&self, manifest: Hash, kept: &[u8]) {
         let mut waiting = self.0.lock();
         if waiting.get(&manifest).is_some_and(|trace| trace == kept) {
@@ -55,39 +55,39 @@ impl TraceOutbox {
     }
 }
 
-/// The traces of one store, and of this host for its versions.
+/// The traces of one store's versions, in the store and on this host.
 pub struct Traces {
     store: Arc<dyn Store>,
     chunks: Arc<ChunkCache>,
-    /// Held from reading a trace to writing it: machines that boot at the same time are all taken in.
+    /// Locked from reading a trace to writing it, so that no concurrent boot is lost.
     changing: Mutex<()>,
-    /// How many starts that were no whole boots were taken in.
+    /// The number of incomplete boots that were merged, by version.
     parts: Mutex<HashMap<Hash, u32>>,
-    /// Whether no boot is recorded, as was asked for.
+    /// Whether recording is disabled.
     is_off: bool,
-    /// Where traces wait for the process that writes the store, if this one only reads it.
+    /// The traces that wait for the process that writes the store, if this process does not.
     outbox: Option<Arc<TraceOutbox>>,
 }
 
 impl Traces {
-    /// Those of `store`, and of the cache over it.
+    /// The traces of `store`, and of the cache over it.
     pub fn new(store: Arc<dyn Store>, chunks: Arc<ChunkCache>) -> Self {
         Self { store, chunks, changing: Mutex::new(()), parts: Mutex::default(), is_off: false, outbox: None }
     }
 
-    /// The same where no boot is recorded.
+    /// Disables recording.
     #[must_use]
     pub fn without_recordings(self) -> Self {
         Self { is_off: true, ..self }
     }
 
-    /// The same if another process writes the store.
+    /// Sends traces to another process, which writes the store.
     #[must_use]
     pub fn through(self, outbox: Option<Arc<TraceOutbox>>) -> Self {
         Self { outbox, ..self }
     }
 
-    /// Why boots are not recorded, or not kept, where that is known before the first.
+    /// Why boots are not recorded or stored, if that is known in advance.
     pub fn unrecorded(&self) -> Option<&'static str> {
         let has_place = !self.store.is_read_only() || self.outbox.is_some() || self.chunks.disk().is_some();
         match (self.is_off, has_place) {
@@ -97,8 +97,8 @@ impl Traces {
         }
     }
 
-    /// The trace that knows most boots: that of the store, or the one recorded on this host. One that cannot be
-    /// read only makes a boot slower.
+    /// The trace with most boots: that of the store, or that of this host. A trace that cannot be
+    /// read only makes a boot slower, so it is not an error.
     pub fn find(&self, manifest: Hash) -> Option<(Trace, Place)> {
         let theirs = self.store.trace(manifest).unwrap_or_else(|e| {
             tracing::info!(version = %manifest.short(), error = %e, "no boot trace");
@@ -107,20 +107,21 @@ impl Traces {
         self.best_of(manifest, theirs)
     }
 
-    /// The same for who takes more into it: where the store does not answer, what it has is not to be taken for nothing.
+    /// The present trace before a merge. A store that does not answer is an error, because its trace could be lost
+    /// otherwise.
     fn known(&self, manifest: Hash) -> Result<Option<Trace>, ImageError> {
         let theirs = match self.store.trace(manifest) {
-            // One that cannot be read here is no good to anybody; across a network it may only be that for now.
+            // A damaged trace is ignored. On a remote store other errors may be temporary.
             Err(e) if e.kind() == StoreErrorKind::Damaged || !self.store.is_remote() => None,
             theirs => theirs?,
         };
         Ok(self.best_of(manifest, theirs).map(|(trace, _)| trace))
     }
 
-    /// Of that of the store and that of this host.
+    /// The better one of the store's and this host's trace.
     fn best_of(&self, manifest: Hash, theirs: Option<Vec<u8>>) -> Option<(Trace, Place)> {
         let ours = self.chunks.disk().and_then(|disk| disk.trace(manifest));
-        // Of two that know as many, the last one counts: that of the store.
+        // With the same number of boots, the last one wins: that of the store.
         let sent = self.outbox.as_ref().and_then(|outbox| outbox.0.lock().get(&manifest).cloned());
         let all = [(ours, Place::Host), (theirs, Place::Store), (sent, Place::Store)].into_iter();
         let decoded = all.filter_map(|(bytes, place)| match Trace::decode(&bytes?) {
@@ -134,7 +135,7 @@ impl Traces {
         decoded.max_by_key(|(trace, _)| trace.boots)
     }
 
-    /// Takes boots into what is kept, and keeps that. Returns it.
+    /// Merges boots with the stored trace, stores and returns the result.
     pub fn merge(&self, boots: Trace) -> Result<(Trace, Place), ImageError> {
         let _alone = self.changing.lock();
         let merged = match self.known(boots.manifest)? {
@@ -148,8 +149,9 @@ impl Traces {
         Ok((merged, place))
     }
 
-    /// Takes in what a machine read that ended before its guest was up. That is no boot, but better than nothing: where there is no
-    /// trace it becomes one of one boot. `None`: there is nothing new in it, or enough of its kind was taken in.
+    /// Merges the reads of a machine that ended before its guest was up. They are no full boot, but better than
+    /// nothing: if there is no
+    /// trace, they become one of one boot. `None`: they contain nothing new, or enough such parts were merged.
     pub fn merge_part(&self, part: Trace) -> Result<Option<(Trace, Place)>, ImageError> {
         let _alone = self.changing.lock();
         let manifest = part.manifest;
@@ -174,7 +176,7 @@ impl Traces {
         Ok(Some((merged, place)))
     }
 
-    /// Keeps a trace with the version, or where the store is only read, on this host.
+    /// Stores a trace with the version, or on this host if the store is read-only.
     fn keep(&self, trace: &Trace) -> Result<Place, ImageError> {
         if let Some(outbox) = &self.outbox {
             outbox.0.lock().insert(trace.manifest, trace.encode());
@@ -190,7 +192,7 @@ impl Traces {
         }
     }
 
-    /// Forgets the trace, wherever it is.
+    /// Removes the trace from the store and this host.
     pub fn remove(&self, manifest: Hash) -> Result<(), ImageError> {
         let _alone = self.changing.lock();
         self.parts.lock().remove(&manifest);
@@ -201,7 +203,7 @@ impl Traces {
             Err(e) if e.kind() == StoreErrorKind::ReadOnly => match self.store.trace(manifest) {
                 Ok(Some(_)) => Err(ImageError::new(
                     ImageErrorKind::Busy,
-                    "the boot trace is kept by servers, which are only read: remove it on their host",
+                    "the boot trace is stored on servers, which are read-only: remove it on their host",
                 )),
                 _ => Ok(()),
             },
@@ -234,7 +236,7 @@ mod tests {
             }
         });
         let (trace, place) = traces.find(manifest).unwrap();
-        // What one of three touched is left out, but for the latest.
+        // Chunks that only one of three boots read are dropped, except for the latest boot.
         assert_eq!((trace.boots, trace.chunks.len(), place), (3, 2, Place::Store));
         traces.remove(manifest).unwrap();
         assert!(traces.find(manifest).is_none());

@@ -1,4 +1,5 @@
-//! Verifying the versions of a store and repairing them from other stores: for `store verify`, `image verify` and the scrub.
+//! Verifies the versions of a store and repairs them from other stores: for `store verify`, `image verify` and the
+//! scrub.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,85 +15,85 @@ use serde::Serialize;
 use crate::show::printable;
 use crate::stores::{self, Credentials};
 
-/// How a store is checked.
+/// The options of a verification.
 pub struct Scrub {
-    /// Bytes a second, at most.
+    /// The most bytes per second.
     pub rate: Option<u64>,
-    /// Stores that may have what is damaged here.
+    /// Stores that may have intact copies of damaged data.
     pub repair_from: Vec<String>,
-    /// What servers need to be shown.
+    /// Token and authorities for servers.
     pub credentials: Credentials,
 }
 
 impl Scrub {
-    /// Opens the stores that may have what is damaged.
+    /// Opens the stores that may have intact copies.
     pub fn open_sources(&self) -> Result<Vec<Arc<dyn Store>>, StoreError> {
         let opened = self.repair_from.iter().map(|name| stores::open(name, Access::Read, &self.credentials));
         Ok(not_waited_for(opened.collect::<Result<Vec<_>, _>>()?))
     }
 }
 
-/// Stores that may have what is damaged in another one, each as one for which nobody waits: the next one may have it, too.
+/// Makes these stores fail fast instead of waiting for servers, because the next store may have a copy too.
 pub fn not_waited_for(stores: Vec<Arc<dyn Store>>) -> Vec<Arc<dyn Store>> {
     stores.into_iter().map(|store| store.fail_fast().unwrap_or(store)).collect()
 }
 
-/// What came of one version.
+/// The result of one version.
 #[derive(Debug, Default, Serialize)]
 pub struct Checked {
-    /// Chunks that were checked; those that versions checked before have in common with it were read with them.
+    /// The number of verified chunks, including those that were read with earlier versions which share them.
     pub chunks: u64,
-    /// Chunks and objects that were repaired.
+    /// The number of chunks and data objects that were repaired.
     pub repaired: u64,
-    /// Chunks that are damaged still, more of them than have a line where there are very many.
+    /// The number of chunks that remain damaged. It can exceed the number of lines.
     pub damaged_chunks: u64,
-    /// What is damaged still, a line each.
+    /// The damage that remains, one line each.
     pub damage: Vec<String>,
-    /// Files that it touches.
+    /// The affected files.
     pub files: Vec<String>,
-    /// Why there may be more of them: what could not be looked into.
+    /// Why more files may be affected: what could not be examined.
     pub remarks: Vec<String>,
-    /// Versions of this store that hold some of it, as `IMAGE@NUMBER`.
+    /// Versions of this store that contain some of the damage, as `IMAGE@NUMBER`.
     pub versions: Vec<String>,
 }
 
-/// What is wrong with a version, in words. Lines of damage are no count: some say why a repair failed.
+/// The damage of a version, in words. Counts chunks, because some lines of damage only say why a repair failed.
 pub fn is_damaged(chunks: u64) -> String {
     match chunks {
-        // All of it is, or something that no chunk needs.
+        // The whole version is damaged, or an object that no chunk needs.
         0 => "is damaged".to_owned(),
         1 => "is damaged in 1 chunk".to_owned(),
         chunks => format!("is damaged in {chunks} chunks"),
     }
 }
 
-/// How what was found damaged is put right, where no store was named to repair it from; `command` is what found it.
+/// The advice if no store to repair from was named; `command` is the command that found the damage.
 pub fn how_to_repair(command: &str) -> String {
-    format!("'headwater {command} --repair-from STORE' repairs what STORE, another store, has right")
+    format!("'headwater {command} --repair-from STORE' repairs damage from STORE, another store with intact copies")
 }
 
-/// What a remark means for who reads the list of files.
+/// Explains a remark to a reader of the list of files.
 pub fn not_named(remark: &str) -> String {
     format!("more files may be affected: {}", printable(remark))
 }
 
-/// What a check does, and how far that is.
+/// The present step of a verification, and its progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doing {
-    /// It reads the version.
+    /// Reads the version.
     Reading(Progress),
-    /// It repairs what it found, and reads that again.
+    /// Repairs damage, and reads the repaired data again.
     Repairing(RepairProgress),
-    /// It looks for versions that hold what is damaged.
+    /// Searches for versions that share the damage.
     LookingForVersions {
-        /// Versions that were looked at.
+        /// The versions that were searched.
         seen: u64,
-        /// Versions of the store.
+        /// The versions of the store.
         all: u64,
     },
-    /// It looks for files that cannot be read.
+    /// Searches for files that cannot be read.
     LookingForFiles {
-        /// Bytes of files that were read for that.
+        /// The bytes of files that were read.
         read_bytes: u64,
     },
 }
@@ -104,7 +105,7 @@ impl fmt::Display for Doing {
         match self {
             Self::Reading(at) => write!(f, "reading: {}", of(at)),
             Self::Repairing(RepairProgress::Repairing { done, listed, copied_bytes }) => {
-                write!(f, "repairing: {done} of {listed} places")?;
+                write!(f, "repairing: {done} of {listed} chunks or data objects")?;
                 match copied_bytes {
                     0 => Ok(()),
                     bytes => write!(f, ", {} copied", size::format(*bytes)),
@@ -114,16 +115,16 @@ impl fmt::Display for Doing {
                 write!(f, "reading what was repaired: {}", of(at))
             }
             Self::LookingForVersions { seen, all } => {
-                write!(f, "looking for versions that are touched: {seen} of {all}")
+                write!(f, "looking for affected versions: {seen} of {all}")
             }
             Self::LookingForFiles { read_bytes } => {
-                write!(f, "looking for files that are touched: {} read", size::format(*read_bytes))
+                write!(f, "looking for affected files: {} read", size::format(*read_bytes))
             }
         }
     }
 }
 
-/// Contents are checked once, whatever the number of versions that have them.
+/// Groups versions with the same contents, which are verified once.
 pub fn distinct(what: &[(Image, Vec<Version>)]) -> Vec<(Hash, Vec<String>)> {
     let mut out: Vec<(Hash, Vec<String>)> = Vec::new();
     for (image, version) in what.iter().flat_map(|(image, versions)| versions.iter().map(move |v| (image, v)))
@@ -137,8 +138,8 @@ pub fn distinct(what: &[(Image, Vec<Version>)]) -> Vec<(Hash, Vec<String>)> {
     out
 }
 
-/// Verifies a version, which was found under these names, in a round of checks, repairs what can be repaired, and says what the
-/// rest touches. `None`: it was removed meanwhile.
+/// Verifies a version with these names, repairs what can be repaired, and determines what the remaining damage
+/// affects. `None`: it was removed meanwhile.
 pub fn check(
     store: &dyn Store,
     hash: Hash,
@@ -183,8 +184,9 @@ fn check_whole(
     Ok(Checked { chunks, repaired, damaged_chunks, damage, files, remarks, versions })
 }
 
-/// What came of a version whose manifest is damaged or lost, which is no reason not to look at the others: all of it is, and all
-/// versions that are the same. All other errors stay errors.
+/// The result for a version whose manifest is damaged or lost: all of it is damaged, and so are all versions with the
+/// same manifest. Other errors
+/// stay errors, so that a damaged manifest does not prevent the verification of other versions.
 fn without_manifest(
     store: &dyn Store,
     hash: Hash,
@@ -197,9 +199,9 @@ fn without_manifest(
     }
     let mut versions = match store.listed() {
         Ok(listed) => versions_of(&listed.images, hash),
-        // What is damaged is said whether there is a list or not.
+        // The damage is reported even if the list of versions cannot be read.
         Err(_) if error.kind() != NotFound => names.to_vec(),
-        // A plain web server has no list, or one for people: what was named there is missed.
+        // A plain web server has no list, or a page for people. There, a missing manifest may be a mistyped name.
         Err(e)
             if store.is_remote()
                 && matches!(e.kind(), StoreErrorKind::NotFound | StoreErrorKind::Invalid) =>
@@ -234,7 +236,7 @@ mod tests {
 
     use super::*;
 
-    /// A store with a disk of 2 MiB that nothing makes smaller, and a copy of it, both below `dir`.
+    /// A store with an incompressible disk of 2 MiB, and a copy of the store, both below `dir`.
     fn two_stores(dir: &Path) -> (PathBuf, PathBuf, LocalDir, Imported) {
         let (raw, at, copy) = (dir.join("disk.raw"), dir.join("store"), dir.join("copy"));
         let mut rng = Rng::new(5);
@@ -273,7 +275,7 @@ mod tests {
         let whole = "2.0 MiB of 2.0 MiB";
         let (checked, told) = check_from(&[]);
         assert_eq!((checked.damaged_chunks, checked.repaired, checked.files.len()), (1, 0, 0));
-        // There is no file system, which is no file.
+        // There is no file system, so there are no files.
         assert_eq!(checked.remarks.len(), 1, "{:?}", checked.remarks);
         let reading = told.iter().position(|told| *told == format!("reading: {whole}")).unwrap();
         assert_eq!(
@@ -308,7 +310,7 @@ mod tests {
             let (round, names) = (VerifyRound::new(None), ["disk@1".to_owned()]);
             let hash = imported.version.manifest;
             let once = |_| check(&store, hash, &names, (&round, &sources), &Cancel::new(), &mut |_| {});
-            // The good one may have been too slow as well, on a busy host.
+            // On a busy host, the good store may have been too slow as well.
             let mut checks = (0..5).map(once).map(|checked| checked.unwrap().unwrap());
             checks.find(|checked| checked.repaired > 0 && checked.damage.is_empty())
         });

@@ -291,7 +291,7 @@ pub fn remark(client: &Client, version: &ImageVersion, damaged_chunks: u64, edit
         ));
     }
     if let Some(machine) = edited_by {
-        pull::edited(image, machine);
+        pull::warn_of_session(image, machine);
     }
 }
 
@@ -447,7 +447,7 @@ fn show_report(report: &VerifyReport, has_sources: bool) -> anyhow::Result<()> {
         show::line(&format!("touched: {}", show::printable(line)))?;
     }
     if *repaired > 0 {
-        show::line(&format!("{place}: {repaired} damaged chunks or data objects were repaired"))?;
+        show::line(&format!("{place}: {repaired} damaged chunks or data objects repaired"))?;
     }
     let checked = size::format(*checked_bytes);
     if damage.is_empty() {

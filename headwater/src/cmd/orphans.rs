@@ -149,11 +149,11 @@ pub fn clear(registry: &Registry, devices: &impl Devices, record: &Record) -> Ow
     match owner {
         // If the kernel has ended it, only the record is removed.
         Owner::Ours | Owner::Nobody => {
-            tracing::warn!("{} is removed: its server died, and what it held is gone", record.device());
+            tracing::warn!("removed {}: its server died, and its data is lost", record.device());
         }
         Owner::Others => {
             tracing::warn!(
-                "{} is left alone: it is not the device that this program attached, whose server died",
+                "{} stays: it is not the device of the server that died",
                 record.device()
             );
         }
@@ -165,15 +165,16 @@ pub fn clear(registry: &Registry, devices: &impl Devices, record: &Record) -> Ow
     owner
 }
 
-/// Why a record stays.
+/// The message if a record is kept.
 pub fn kept(record: &Record) -> String {
     format!(
-        "the kernel does not say whose {} is, or does not remove it; it is left alone, and its record is kept",
+        "cannot identify or remove {}, so it stays, and so does its record",
         record.device()
     )
 }
 
-/// Forgets a device that is not ours any more, and the name it had. Its number, and its name, may be those of another server by now.
+/// Removes the record of a device that is not ours any more, and its name. Its number and name may belong to another
+/// server by now.
 pub fn forget(registry: &Registry, record: &Record) {
     let lock = registry.lock_records(RECORDS_TIMEOUT);
     let forgotten = lock.and_then(|lock| Ok(registry.forget(record)?.then_some(lock)));
@@ -181,7 +182,7 @@ pub fn forget(registry: &Registry, record: &Record) {
         Ok(Some(lock)) => lock,
         Ok(None) => return,
         Err(error) => {
-            tracing::warn!("the record of {} cannot be removed: {error}", record.device());
+            tracing::warn!("cannot remove the record of {}: {error}", record.device());
             return;
         }
     };
@@ -199,11 +200,11 @@ mod tests {
 
     use super::*;
 
-    /// A kernel that gives one answer about every device.
+    /// A fake kernel with one answer for every device.
     struct Answers<'a> {
         waiting: Option<bool>,
         owner: Owner,
-        /// What happens while devices are looked for.
+        /// Called while devices are searched.
         meanwhile: &'a dyn Fn(),
         removed: RefCell<Vec<u32>>,
     }
@@ -229,7 +230,7 @@ mod tests {
         Answers { waiting, owner, meanwhile: &|| {}, removed: RefCell::default() }
     }
 
-    /// Of a process that is dead.
+    /// The mark of a dead process.
     fn mark() -> Mark {
         let mark = Mark::of_this_thread();
         Mark { started: mark.started + 1, ..mark }
@@ -247,7 +248,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let registry = Registry::new(dir.path());
         let cases = [
-            // Whether it may survive, whether it waits, whose it is; whether the record stays, whether it was tried to be removed.
+            // Whether it may survive, whether it waits, its owner; expected: whether the record stays, whether a
+            // removal was tried.
             (false, Some(false), Owner::Unknown, true, true),
             (true, None, Owner::Ours, true, false),
             (true, Some(true), Owner::Ours, true, false),

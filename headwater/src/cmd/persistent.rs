@@ -1,4 +1,5 @@
-//! What `headwater export --persistent` needs beside the cache: the key's file, and what is kept and over which base.
+//! Persistent caches of `headwater export --persistent`: the key's file, and the identities of the cache and its
+//! base.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -12,13 +13,13 @@ use crate::data_dir::DataDir;
 use crate::failure::invalid;
 use crate::keys;
 
-/// How files begin that are known by their bytes to be of another format than raw.
+/// The first bytes of files in other formats than raw, by which formats are detected.
 const MARKS: [&[u8]; 4] = [b"QFI\xfb", b"vhdxfile", b"KDMV", VHD_MARK];
 
-/// A VHD of fixed size is a raw disk whose last sector begins with this one.
+/// The last sector of a VHD of fixed size begins with this; the rest is a raw disk.
 const VHD_MARK: &[u8] = b"conectix";
 
-/// Puts the options together: reads the key, or makes one for a new cache.
+/// Makes the options of the cache: reads the key, or creates one for a new cache.
 pub fn options(
     name: &str,
     key_file: Option<&Path>,
@@ -36,7 +37,7 @@ pub fn options(
     Ok(PersistentOptions { name: name.to_owned(), key, base_id })
 }
 
-/// `keys/NAME` in the data directory.
+/// The default: `keys/NAME` in the data directory.
 fn default_key_file(data_dir: &DataDir, name: &str) -> anyhow::Result<PathBuf> {
     let keys = data_dir.keys();
     keys::make_directory(&keys).with_context(|| {
@@ -45,15 +46,16 @@ fn default_key_file(data_dir: &DataDir, name: &str) -> anyhow::Result<PathBuf> {
     Ok(keys.join(name))
 }
 
-/// Removes a cache that was made for a start that failed. It is closed, and nothing was written to it. Its key stays: other
-/// caches may have been made with it, and a cache that is made anew under it repeats no nonce.
+/// Removes a cache that was created for a start that failed. The cache is closed and empty. Its key stays: other
+/// caches may use it, and a new cache under the same key never repeats a nonce.
 pub fn take_back(dir: &Path) -> std::io::Result<()> {
     use std::io::ErrorKind;
-    // Not where another process has it by now.
+    // Fails if another process has opened it meanwhile.
     let lock = std::fs::File::open(dir.join("lock"))?;
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
-    // Only a cache's own files: the directory may have been there before, with others in it. `data` first: what is left if this is
-    // interrupted is a new cache.
+    // Removes only the cache's own files, because the directory may have existed with other files. `data` first: if
+    // this is
+    // interrupted, the rest is a new cache.
     for name in ["data", "map", "map.new", "id", "id.new", "lock"] {
         match std::fs::remove_file(dir.join(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -66,7 +68,8 @@ pub fn take_back(dir: &Path) -> std::io::Result<()> {
     }
 }
 
-/// What keeps the contents of a volume: by this, and by no name, another server of it is known.
+/// The persistent cache of a volume. Another server of the volume is recognised by the cache's identity, not by a
+/// name.
 #[derive(Clone)]
 pub struct Kept {
     /// The cache's directory.
@@ -76,26 +79,29 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// The cache `name` in `cache_dir`, which is open.
+    /// The cache `name` in `cache_dir`, which is already open.
     pub fn new(cache_dir: &Path, name: &str, base_id: [u8; 32], cache_id: [u8; 16]) -> anyhow::Result<Self> {
         let dir = cache_dir.join(name);
         let dir = dir.canonicalize().with_context(|| format!("cannot find {}", dir.display()))?;
         Ok(Self { dir, base_id, cache_id })
     }
 
-    /// The same wherever the cache is, and of no other one: of one that is made anew in its place, for instance.
+    /// The identity of the cache, which does not depend on its path. A new cache in the same place has another
+    /// identity.
     pub fn identity(&self) -> String {
         self.base_id.iter().chain(&self.cache_id).map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
-/// Identity of an empty disk.
+/// The identity of an empty disk.
 pub fn null_id(size_bytes: u64) -> [u8; 32] {
     Hash::of(format!("headwater base: null {size_bytes}").as_bytes()).0
 }
 
-/// Identity of a disk in a file and its backing files, the top one first. `format` is the format that the user named. If the bytes of the
-/// file are in another format, the named format is part of the identity: the same file has other contents without it.
+/// The identity of a disk in a file and its backing files, the top file first. `format` is the format that the user
+/// gave. If the bytes of the
+/// file look like another format, the given format is part of the identity, because without it the same file has
+/// other contents.
 pub fn file_id(files: &[PathBuf], size_bytes: u64, format: Option<SourceFormat>) -> anyhow::Result<[u8; 32]> {
     let mut against_bytes = None;
     // A file that is not in any other named format could not be opened.
@@ -107,12 +113,12 @@ pub fn file_id(files: &[PathBuf], size_bytes: u64, format: Option<SourceFormat>)
     chain_id(files, size_bytes, against_bytes)
 }
 
-/// Whether a file is taken for another format than raw where nobody says which one it has (`datapath/image/src/open.rs`).
+/// Whether a file would be detected as another format than raw (`datapath/image/src/open.rs`).
 fn is_marked(path: &Path) -> std::io::Result<bool> {
     use std::io::{Seek, SeekFrom};
     use std::os::unix::fs::FileExt;
     let mut file = std::fs::File::open(path)?;
-    // Also of a block device.
+    // `seek` instead of metadata, because it also works for a block device.
     let Some(last_sector) = file.seek(SeekFrom::End(0))?.checked_sub(512) else { return Ok(false) };
     let (mut start, mut footer) = ([0; 8], [0; 8]);
     file.read_exact_at(&mut start, 0)?;
@@ -120,7 +126,7 @@ fn is_marked(path: &Path) -> std::io::Result<bool> {
     Ok(MARKS.iter().any(|mark| start.starts_with(mark)) || footer == VHD_MARK)
 }
 
-/// Where a file was replaced or written to, it is another base.
+/// The identity of a chain of files. A file that was replaced or written to is another base.
 fn chain_id(
     files: &[PathBuf],
     size_bytes: u64,
@@ -133,7 +139,7 @@ fn chain_id(
         let whole = path.canonicalize().with_context(failed)?;
         let metadata = whole.metadata().with_context(failed)?;
         if at > 0 {
-            // No path has it, so that no path passes for two files.
+            // No path contains this byte, so paths cannot run into each other.
             text.push(0);
         }
         let state = format!("{} {}.{:09} ", metadata.len(), metadata.mtime(), metadata.mtime_nsec());
@@ -143,12 +149,12 @@ fn chain_id(
     Ok(Hash::of(&text).0)
 }
 
-/// Whether there is a cache `name` in `cache_dir`.
+/// Whether `cache_dir` has a cache `name`.
 pub fn is_there(cache_dir: &Path, name: &str) -> bool {
     base_of(cache_dir, name).is_some()
 }
 
-/// The base of the cache `name` in `cache_dir`, where there is one (`docs/format-cache.md`, the header of `map`).
+/// The base of the cache `name` in `cache_dir`, if there is one (`docs/format-cache.md`, the header of `map`).
 fn base_of(cache_dir: &Path, name: &str) -> Option<[u8; 32]> {
     use std::os::unix::fs::FileExt;
     let (mut magic, mut base) = ([0; 8], [0; 32]);
@@ -157,7 +163,8 @@ fn base_of(cache_dir: &Path, name: &str) -> Option<[u8; 32]> {
     (magic == *b"HWCACHE\n").then_some(base)
 }
 
-/// Refuses files that the cache `name` was not made over, and block devices, because nothing tells whether a device was written to.
+/// Fails if the cache `name` was not created over these files, and for block devices, because writes to a device
+/// cannot be detected.
 pub fn check_files(
     files: &[PathBuf],
     cache_dir: &Path,
@@ -167,9 +174,9 @@ pub fn check_files(
     let is_device = |path: &&PathBuf| path.metadata().is_ok_and(|found| found.file_type().is_block_device());
     let found = base_of(cache_dir, name);
     if let Some(device) = files.iter().find(is_device) {
-        let why = format!("whether the block device {} was written to cannot be told", device.display());
+        let why = format!("writes to the block device {} cannot be detected", device.display());
         return Err(invalid(format!(
-            "a persistent cache is right over the contents that it was made over alone, and {why}: import it \
+            "a persistent cache is only valid over unchanged contents, and {why}: import the device \
              ('headwater image import'), as an image is known by its hash"
         )));
     }
@@ -245,7 +252,7 @@ mod tests {
             let mut marked = plain.clone();
             marked[at..at + mark.len()].copy_from_slice(mark);
             std::fs::write(&disk, marked).unwrap();
-            // As raw it is sound, and as what it looks like it is not.
+            // The file is valid as a raw disk, but not in the format that it looks like.
             let opened = |format| headwater_image::open_chain(&disk, format, Backing::Beside);
             assert!(opened(Some(FileFormat::Raw)).is_ok() && opened(None).is_err(), "{mark:?} at {at}");
             assert_ne!(id(raw), id(None), "{mark:?} at {at}");

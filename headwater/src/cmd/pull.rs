@@ -1,4 +1,4 @@
-//! `headwater image pull`: versions of another store, brought by the daemon into its own.
+//! `headwater image pull`: makes the daemon copy versions from another store.
 
 use std::path::Path;
 
@@ -13,21 +13,22 @@ use crate::cmd::image::absolute_path;
 use crate::cmd::store::told;
 use crate::show::{self, progress::Shown};
 
-/// Has the daemon bring versions of a store; without names all of them.
+/// Pulls versions from a store; without names all of them.
 pub async fn run(client: &Client, source: String, images: Vec<String>, json: bool) -> anyhow::Result<()> {
     let request = PullRequest { source: store_of_daemon(client, source)?, images };
     let mut shown = Shown::begin("pull", json);
     let result = client.pull(&request, |progress| shown.update(progress)).await;
     shown.end();
     let TaskResult::Pulled(report) = result? else {
-        anyhow::bail!("the daemon answered something else than what it pulled: is it of another version?");
+        anyhow::bail!("the daemon's answer is not the report of a pull: does it have another version?");
     };
-    // Also where nobody reads that, it is to be known what did not come.
+    // Versions that were not copied are an error even if nobody reads the output.
     show::if_read(if json { show::json(&report) } else { show_report(&request.source, &report) })?;
     must_be_pulled(&report.not_copied)
 }
 
-/// A store that the daemon is to open. Directories are seen from there, and its working directory is not ours.
+/// Makes the name of a store valid for the daemon: directories are on its host, and its working directory is another
+/// one.
 pub fn store_of_daemon(client: &Client, store: String) -> anyhow::Result<String> {
     if store.contains("://") {
         return Ok(store);
@@ -36,8 +37,8 @@ pub fn store_of_daemon(client: &Client, store: String) -> anyhow::Result<String>
     absolute_path(Path::new(&store))
 }
 
-/// Says what a newer version means for who edits its image.
-pub fn edited(image: &str, machine: &str) {
+/// Prints what a newer version means for the machine that edits its image.
+pub fn warn_of_session(image: &str, machine: &str) {
     show::aside(&format!(
         "headwater: machine '{machine}' edits {image} over an older version: 'headwater image seal {image}' is refused now, unless \
          with --over-newer\n"
@@ -50,18 +51,18 @@ fn show_report(source: &str, report: &PullReport) -> anyhow::Result<()> {
     let is_all = report.not_copied.is_empty();
     for image in &report.images {
         if let Some(machine) = &image.edited_by {
-            edited(&image.image, machine);
+            warn_of_session(&image.image, machine);
         }
     }
     show::line(&told(&copied, is_all, source, "the daemon's store"))?;
     report.images.iter().flat_map(lines).try_for_each(|line| show::line(&line))
 }
 
-/// What else is another one from now on: what machines boot, and channels and scheduled promotions.
+/// Further changes: which version machines boot, channels and scheduled promotions.
 fn lines(image: &PulledImage) -> Vec<String> {
     let name = &image.image;
     let boots = moved(image);
-    // What production means for machines is said already.
+    // The change of `production` for machines is already in the output.
     let is_said = |it: &&ChannelMove| it.channel == Channel::Production && boots.is_some();
     let channels = image.channels.iter().filter(|it| !is_said(it)).map(|it| {
         let ChannelMove { channel, from, to } = it;
@@ -69,7 +70,7 @@ fn lines(image: &PulledImage) -> Vec<String> {
             (_, None) => format!("channel {channel} of {name} is not set any more"),
             (None, Some(to)) => format!("channel {channel} of {name} points to version {to}"),
             (Some(from), Some(to)) => {
-                format!("channel {channel} of {name} points to version {to}, and no more to version {from}")
+                format!("channel {channel} of {name} points to version {to} instead of version {from}")
             }
         }
     });
@@ -87,19 +88,19 @@ fn lines(image: &PulledImage) -> Vec<String> {
     boots.into_iter().chain(more).collect()
 }
 
-/// That machines boot another version of an image from now on, if they do.
+/// A line if machines now boot another version of an image.
 fn moved(image: &PulledImage) -> Option<String> {
     let PulledImage { image: name, followed, booted, boots, .. } = image;
-    // Where there was none to boot, nothing was taken from anybody.
+    // If there was no version to boot before, none was replaced.
     let booted = (*booted).filter(|booted| *boots != Some(*booted))?;
     Some(match boots {
         None => format!(
             "all versions of {name} are retired: machines that boot '{name}' do not start until one is in use again"
         ),
         Some(boots) if *followed => format!(
-            "machines that boot '{name}' boot version {boots} from their next boot on, and no more version {booted}"
+            "machines that boot '{name}' boot version {boots} instead of version {booted} from their next boot on"
         ),
-        // Channels did not come, so it is the newest one that counts.
+        // Channels were not copied, so the newest version is booted.
         Some(boots) => format!(
             "production of {name} is not set: machines that boot '{name}' boot version {boots} from their next boot on; 'headwater \
              image promote {name}@{booted} production' holds them to version {booted}"
@@ -107,7 +108,8 @@ fn moved(image: &PulledImage) -> Option<String> {
     })
 }
 
-/// Fails with what did not come, each with its reason. Where something is damaged the error is of that kind.
+/// Fails with the versions that were not copied, each with its reason. If any of them is damaged, the error is of
+/// that kind.
 fn must_be_pulled(not_copied: &[Problem]) -> anyhow::Result<()> {
     let Some(last) = not_copied.last() else { return Ok(()) };
     let is_damaged = not_copied.iter().any(|problem| problem.kind == ProblemKind::Damaged);
@@ -148,7 +150,7 @@ mod tests {
         let told = lines(&image);
         assert_eq!(told[0], "channel production of deb points to version 3, and no more to version 2");
         assert_eq!(told[1..], others);
-        // Once is enough.
+        // The same note is not printed twice.
         image.booted = Some(2);
         let told = lines(&image);
         assert!(told[0].starts_with("machines that boot 'deb' boot version 3"), "{told:?}");
@@ -160,7 +162,7 @@ mod tests {
         let says = |followed, booted, boots| {
             moved(&PulledImage { image: "deb".to_owned(), followed, booted, boots, ..PulledImage::default() })
         };
-        // There was none, and it is what it was.
+        // There was no version before, and the result is the same.
         assert_eq!(says(false, None, Some(3)), None);
         assert_eq!(says(true, Some(2), Some(2)), None);
         let told = says(false, Some(2), Some(3)).unwrap();

@@ -1,4 +1,4 @@
-//! `headwater man --markdown`: every command and option on one page, for the documentation.
+//! `headwater man --markdown`: prints all commands and options as one page, for the documentation.
 
 use std::fmt::Write as _;
 
@@ -32,7 +32,7 @@ fn shown(command: &Command) -> impl Iterator<Item = &Command> {
     command.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help")
 }
 
-/// A command, and after it the commands below it.
+/// The section of a command, followed by those of its subcommands.
 fn section(page: &mut String, command: &Command, above: &str, level: usize) {
     let path = format!("{above} {}", command.get_name());
     let about = command.get_long_about().or_else(|| command.get_about()).map(text).unwrap_or_default();
@@ -96,14 +96,14 @@ fn name(arg: &Arg) -> String {
     format!("{} {values}", flags.join(", ")).trim().to_owned()
 }
 
-/// Plain text in one paragraph; what could be taken for a tag is not.
+/// Plain text in one paragraph, with characters escaped that Markdown could take for a tag.
 fn text(styled: &StyledStr) -> String {
     let text = styled.to_string();
     let words: Vec<&str> = text.split_whitespace().collect();
     words.join(" ").replace('<', "&lt;")
 }
 
-/// With a full stop.
+/// Adds a full stop.
 fn sentence(text: &str) -> String {
     if text.is_empty() || text.ends_with(['.', '!', '?', ':']) { text.to_owned() } else { format!("{text}.") }
 }

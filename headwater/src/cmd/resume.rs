@@ -1,9 +1,10 @@
-//! Where a machine stood when `headwater export --vhost-user --persistent` ended in order, kept beside the cache.
+//! Stores the positions of the vhost-user rings when `headwater export --vhost-user --persistent` ends in order, so
+//! that a running machine can continue with the next export.
 //!
 //! ```text
-//!   start: the file is read and removed        a machine that stands where it says may go on
-//!   end in order: all answered, flushed, closed, then the file is written
-//!   kill -9, power cut: there is no file       the machine must be started anew: answered writes may be lost
+//!   start: the file is read and removed        a machine whose rings are at these positions may continue
+//!   end in order: all requests answered, flushed, closed, then the file is written
+//!   kill -9, power cut: there is no file       the machine must be restarted: answered writes may be lost
 //! ```
 
 use std::fs::{File, OpenOptions};
@@ -19,30 +20,30 @@ use crate::replace::replace;
 /// The file's name in the directory of the persistent cache.
 const NAME: &str = "vhost-user";
 
-/// More than the positions of all queues take.
+/// More than the size of the positions of all queues.
 const MAX_BYTES: u64 = 64 << 10;
 
-/// Opens the file, and nothing that a link points at.
+/// Opens the file without following a link.
 fn open(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
     let no_follow = i32::try_from(rustix::fs::OFlags::NOFOLLOW.bits()).unwrap_or(0);
     options.custom_flags(no_follow).open(path)
 }
 
-/// The place of one cache's file.
+/// The file of one cache.
 pub struct Resume {
     dir: PathBuf,
 }
 
 impl Resume {
-    /// For the cache in `dir`.
+    /// The file for the cache in `dir`.
     pub fn new(dir: &Path) -> Self {
         Self { dir: dir.to_owned() }
     }
 
-    /// Takes what an end in order left: it is of use once.
+    /// Reads and removes the file, which can be used once.
     pub fn take(&self) -> anyhow::Result<Option<Positions>> {
         let path = self.dir.join(NAME);
-        let failed = || format!("cannot tell from {} where a machine stood", path.display());
+        let failed = || format!("cannot read the ring positions of a machine from {}", path.display());
         let mut text = String::new();
         match open(OpenOptions::new().read(true), &path) {
             Ok(file) => file.take(MAX_BYTES).read_to_string(&mut text).with_context(failed)?,
@@ -54,12 +55,12 @@ impl Resume {
         Ok(Some(positions))
     }
 
-    /// Leaves it for the next export. The contents must be durable already.
+    /// Writes the file for the next export. The contents of the cache must be durable already.
     pub fn leave(&self, positions: &Positions) -> anyhow::Result<()> {
         let path = self.dir.join(NAME);
-        // As a whole: half of it would be an error at the next export.
+        // Atomically, because a partial file would be an error at the next export.
         replace(&path, format!("{positions}\n").as_bytes(), 0o600)
-            .with_context(|| format!("cannot note in {} where the machine stands", path.display()))
+            .with_context(|| format!("cannot write the ring positions of the machine to {}", path.display()))
     }
 
     fn sync(&self) -> std::io::Result<()> {
@@ -94,12 +95,12 @@ mod tests {
         resume.leave(&positions).unwrap();
         let mut before = File::open(dir.path().join(NAME)).unwrap();
         resume.leave(&Positions::parse("9 -").unwrap()).unwrap();
-        // Until the new one was whole, the old one was.
+        // The old file stays until the new one is complete.
         let mut text = String::new();
         before.read_to_string(&mut text).unwrap();
         assert_eq!(Positions::parse(&text).unwrap(), positions);
         resume.take().unwrap().unwrap();
-        // A power cut while it was written.
+        // A power cut during the write left this temporary file.
         std::fs::write(dir.path().join(".headwater-0.new"), "1").unwrap();
         assert_eq!(resume.take().unwrap(), None);
     }

@@ -1,7 +1,7 @@
-//! `headwater run`: a daemon in this process, machines on it, and a table until Ctrl-C.
+//! `headwater run`: starts a daemon in this process, runs machines on it, and shows a table until Ctrl-C.
 //!
-//! It drives the daemon through its socket like any other client, so `headwater machine list` from another
-//! terminal shows the same machines, and there is no second way of doing things.
+//! It uses the daemon through its socket like any other client, so `headwater machine list` in another
+//! terminal shows the same machines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
@@ -21,24 +21,24 @@ use crate::data_dir::DataDir;
 use crate::signals::EndSignals;
 use crate::{logging, show, stores};
 
-/// How often the table is drawn, and states are looked at.
+/// How often the states are read and the table is drawn.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The longest beginning of a machine's name; its number follows.
+/// The longest prefix of a machine's name, to which its number is appended.
 const MAX_STEM_BYTES: usize = 56;
 
-/// The machines that are ours to remove.
+/// The machines that this command has created and must remove.
 #[derive(Default)]
 struct Created {
-    /// Their names; of the last one perhaps only asked for.
+    /// Their names. The creation of the last one may still be in progress.
     names: Vec<String>,
-    /// Held while one is being made.
+    /// Locked while a machine is being created.
     making: Arc<Mutex<()>>,
 }
 
-/// Runs machines until a signal comes, or until all of them are off.
+/// Runs machines until a signal arrives, or all of them are off.
 pub async fn run(data_dir: DataDir, args: RunArgs, json: bool) -> anyhow::Result<u8> {
-    // What cannot be is refused before anything is imported.
+    // Invalid options fail before anything is imported.
     args.machine.cache_settings(CacheSettings::default())?;
     let mut signals = EndSignals::catch()?;
     let options = Options {
@@ -77,7 +77,7 @@ async fn bring_up_and_watch(
     created: &mut Created,
     json: bool,
 ) -> anyhow::Result<u8> {
-    // Nothing can be imported into the store of servers, so a file of this name is not what is meant.
+    // A store on servers is read-only, so a file with this name is not imported.
     let may_import = !args.from.as_deref().is_some_and(stores::is_server);
     let image = image_of(client, args, may_import, json).await?;
     let names = free_names(client, &image, args.count).await?;
@@ -89,19 +89,19 @@ async fn bring_up_and_watch(
     watch(client, &created.names, json).await
 }
 
-/// The same with what helps: the machine is removed, so that no limit of it can be set any more.
+/// Changes the advice of an error: the machine is removed, so its limits cannot be changed.
 fn for_another_run(error: anyhow::Error) -> anyhow::Error {
     let mut problem = match error.downcast::<Problem>() {
         Ok(problem) => problem,
         Err(other) => return other,
     };
     if problem.advice.as_ref().is_some_and(|advice| advice.contains("headwater machine set")) {
-        problem.advice = Some("say another limit with --disk SIZE".to_owned());
+        problem.advice = Some("give another limit with --disk SIZE".to_owned());
     }
     problem.into()
 }
 
-/// Imports a file or an NBD export; anything else is an image of the store.
+/// Imports a file or an NBD export. Other sources are images of the store.
 async fn image_of(client: &Client, args: &RunArgs, may_import: bool, json: bool) -> anyhow::Result<String> {
     let source = args.source.as_str();
     if may_import && image::is_source(source) {
@@ -110,14 +110,15 @@ async fn image_of(client: &Client, args: &RunArgs, may_import: bool, json: bool)
         let named = image::Named { name, ..image::Named::default() };
         let result = image::import(client, source, form, named, json).await?;
         let TaskResult::Imported { version, created, damaged_chunks, remarks, edited_by } = result else {
-            anyhow::bail!("the import ended as something else");
+            anyhow::bail!("the daemon's answer is not the result of an import");
         };
-        // Other machines of the image, on a data directory that has some: ours have the version by its number.
+        // The import may change what other machines of this data directory boot; the new ones name the version by its
+        // number.
         if created && let Some(moved) = image::moved(client, &version).await {
             show::aside(&format!("headwater: {moved}\n"));
         }
         if json {
-            // Nobody sees the JSON of the import, which says so.
+            // The JSON of the import, which has these remarks, is not printed.
             image::remark(client, &version, damaged_chunks, edited_by.as_deref());
             image::say_seen(&remarks);
         }
@@ -126,7 +127,7 @@ async fn image_of(client: &Client, args: &RunArgs, may_import: bool, json: bool)
     let missing = |problem: Problem| problem.during(format!("'{source}' is neither a file nor an image"));
     ImageRef::parse(source).map_err(missing)?;
     if !may_import {
-        // A plain web server cannot list its images. What there is not is found out when the first machine is made.
+        // A plain web server cannot list its images. A missing image is noticed when the first machine is created.
         return Ok(source.to_owned());
     }
     match client.image(source).await {
@@ -139,7 +140,7 @@ async fn image_of(client: &Client, args: &RunArgs, may_import: bool, json: bool)
     }
 }
 
-/// `IMAGE-1`, `IMAGE-2`, ...: those that are free.
+/// Free names of the form `IMAGE-1`, `IMAGE-2`, ..
 async fn free_names(client: &Client, image: &str, count: u32) -> anyhow::Result<Vec<String>> {
     let image = image.split(['@', ':']).next().unwrap_or(image);
     let stem: String = image.replace(['.', '_'], "-").chars().take(MAX_STEM_BYTES).collect();
@@ -160,7 +161,7 @@ async fn create(
 ) -> anyhow::Result<()> {
     for name in names {
         let request = machine::creation(name.clone(), machine::Boots::Image(image.to_owned()), args)?;
-        // A signal may cut us off before the answer. The request goes on then, and is waited for before its
+        // A signal may interrupt this before the answer. The request continues then, and is awaited before its
         // machine is removed.
         created.names.push(name);
         let turn = created.making.clone().lock_owned().await;
@@ -171,7 +172,7 @@ async fn create(
             made
         });
         if let Err(e) = made.await.context("a request did not end")? {
-            // Refused, so there is none of ours. Where the answer was lost, there may be.
+            // A problem means that no machine was created. If the answer was lost, there may be one.
             if e.is::<Problem>() {
                 created.names.pop();
             }
@@ -181,7 +182,7 @@ async fn create(
     Ok(())
 }
 
-/// Shows the machines until all are off. A machine that crashed makes it a failure.
+/// Shows the machines until all are off. Fails if a machine crashed.
 async fn watch(client: &Client, names: &[String], json: bool) -> anyhow::Result<u8> {
     let mut screen = Screen::new(json);
     let mut tick = tokio::time::interval(INTERVAL);
@@ -192,7 +193,7 @@ async fn watch(client: &Client, names: &[String], json: bool) -> anyhow::Result<
         screen.show(&ours)?;
         if ours.iter().all(machine::is_off) {
             let crashed = ours.iter().any(|machine| machine.state == MachineState::Crashed);
-            note(if crashed { "all machines are off, not all of them well" } else { "all machines are off" });
+            note(if crashed { "all machines are off, and some of them crashed" } else { "all machines are off" });
             return Ok(u8::from(crashed));
         }
     }
@@ -222,7 +223,7 @@ async fn clean_up(client: &Client, created: &Created) -> anyhow::Result<()> {
     outcome.context("cannot clean up")
 }
 
-/// A machine that there is not needs no cleaning up: the signal came before it was made.
+/// Ignores that a machine does not exist: the signal arrived before it was created.
 fn unless_gone(error: anyhow::Error) -> anyhow::Result<()> {
     match error.downcast_ref::<Problem>() {
         Some(problem) if problem.kind == ProblemKind::NotFound => Ok(()),
@@ -230,12 +231,13 @@ fn unless_gone(error: anyhow::Error) -> anyhow::Result<()> {
     }
 }
 
-/// For people, beside the results.
+/// Prints a note to standard error.
 fn note(text: &str) {
     show::aside(&format!("{text}\n"));
 }
 
-/// A table that is drawn over itself on a terminal; elsewhere, a line for each change of a state, and for programs the machine.
+/// Shows states: a table that is redrawn on a terminal; otherwise one line for each change of a state; with --json
+/// the machine as an object.
 struct Screen {
     is_terminal: bool,
     json: bool,
@@ -254,7 +256,7 @@ impl Screen {
     }
 
     fn show(&mut self, machines: &[Machine]) -> anyhow::Result<()> {
-        if self.is_terminal { self.redraw(machines) } else { self.say(machines) }
+        if self.is_terminal { self.redraw(machines) } else { self.print_changes(machines) }
     }
 
     fn redraw(&mut self, machines: &[Machine]) -> anyhow::Result<()> {
@@ -266,14 +268,14 @@ impl Screen {
         }
         self.drawn_lines = table.lines().count();
         for line in table.lines() {
-            // A line that wraps would make the next drawing begin too low.
+            // A line that wraps would shift the next drawing.
             text.extend(line.chars().take(width));
             text.push('\n');
         }
         show::bytes(text.as_bytes())
     }
 
-    fn say(&mut self, machines: &[Machine]) -> anyhow::Result<()> {
+    fn print_changes(&mut self, machines: &[Machine]) -> anyhow::Result<()> {
         for machine in machines {
             let sentence = machine::sentence(machine);
             if self.said.get(&machine.name) != Some(&sentence) {

@@ -1,4 +1,5 @@
-//! `headwater scheme`: how machines in a cloud are to be made, checked before anything is made.
+//! `headwater scheme check`: validates a provisioning scheme for Azure VMs (size, backup sizes, placement of the OS
+//! disk) against the table of VM sizes. It creates nothing.
 
 use headwater_api::{Problem, ProblemKind};
 use headwater_sizes::scheme::{Landing, MAX_SCHEME_BYTES, Scheme, SchemeRefusal, SchemeReport};
@@ -9,7 +10,7 @@ use crate::cmd::size_table::{self, HEADINGS, Origin, cells};
 use crate::failure::invalid;
 use crate::show;
 
-/// The check for programs.
+/// The result of the check, as JSON.
 #[derive(Serialize)]
 struct Report<'a> {
     table: &'a Origin,
@@ -18,7 +19,7 @@ struct Report<'a> {
     report: &'a SchemeReport,
 }
 
-/// Says where machines of a scheme would be, what is to be known, and what is wrong with it.
+/// Prints on which sizes and in which place the OS disk would be, warnings, and errors.
 pub fn check(args: CheckSchemeArgs, json: bool) -> anyhow::Result<()> {
     let CheckSchemeArgs { file, image, words, table } = args;
     let (table, origin) = size_table::load(&table)?;
@@ -61,7 +62,7 @@ fn row(landing: &Landing) -> Vec<String> {
     row
 }
 
-/// All refusals in one error.
+/// Combines all refusals in one error.
 fn refused(name: &str, refusals: &[SchemeRefusal]) -> anyhow::Result<()> {
     let joined = |part: fn(&SchemeRefusal) -> &str| {
         let mut parts: Vec<&str> = Vec::new();
@@ -77,6 +78,6 @@ fn refused(name: &str, refusals: &[SchemeRefusal]) -> anyhow::Result<()> {
         Some(first) if first.is_not_found => ProblemKind::NotFound,
         Some(_) => ProblemKind::Invalid,
     };
-    let why = format!("{name} is refused: {}", joined(|refusal| &refusal.what));
+    let why = format!("{name} is not possible: {}", joined(|refusal| &refusal.what));
     Err(Problem::new(kind, why).advise(joined(|refusal| &refusal.advice)).into())
 }

@@ -1,4 +1,4 @@
-//! `image edit`, `image seal`, `image discard` and `machine seal`: maintenance of images.
+//! `image edit`, `image seal`, `image discard` and `machine seal`: maintenance sessions and seals.
 
 use headwater_api::{MaintenanceRequest, MaintenanceSession, Pause, SealRequest, Sealed, TaskResult};
 use headwater_block::size;
@@ -7,7 +7,7 @@ use crate::client::Client;
 use crate::cmd::machine::{behind, warn};
 use crate::show::{self, progress::Shown, progress::said_if_slow};
 
-/// Has a machine edit an image.
+/// Begins a maintenance session.
 pub async fn edit(client: &Client, image: &str, machine: String, json: bool) -> anyhow::Result<()> {
     let what = behind(&machine);
     let edit = said_if_slow(json, &what, client.edit(image, &MaintenanceRequest { machine })).await?;
@@ -22,7 +22,7 @@ pub async fn edit(client: &Client, image: &str, machine: String, json: bool) -> 
     ))
 }
 
-/// Forgets what was edited.
+/// Discards a maintenance session.
 pub async fn discard(client: &Client, image: &str, json: bool) -> anyhow::Result<()> {
     let what =
         format!("waiting for another change of the machine that edits {image}, which may be under way");
@@ -30,20 +30,20 @@ pub async fn discard(client: &Client, image: &str, json: bool) -> anyhow::Result
     if json {
         return show::json(&serde_json::json!({ "discarded": [image] }));
     }
-    show::line(&format!("what was changed of {image} is forgotten"))
+    show::line(&format!("the maintenance session of {image} is discarded"))
 }
 
-/// What the options of a seal say.
+/// The request from the options.
 pub fn request(note: Option<String>, over_newer: bool, keep_identity: bool) -> SealRequest {
     SealRequest { note: note.unwrap_or_default(), over_newer, keep_identity }
 }
 
-/// Makes a version of what was edited.
+/// Seals a maintenance session.
 pub async fn image(client: &Client, image: &str, request: SealRequest, json: bool) -> anyhow::Result<()> {
     let mut shown = Shown::begin(&format!("seal {image}"), json);
     let result = client.seal_image(image, &request, |progress| shown.update(progress)).await;
     shown.end();
-    told(result?, json)
+    show_result(result?, json)
 }
 
 /// Makes a version of a machine's disk.
@@ -51,10 +51,10 @@ pub async fn machine(client: &Client, name: &str, request: SealRequest, json: bo
     let mut shown = Shown::begin(&format!("seal {name}"), json);
     let result = client.seal_machine(name, &request, |progress| shown.update(progress)).await;
     shown.end();
-    told(result?, json)
+    show_result(result?, json)
 }
 
-fn told_list(heading: &str, list: &[String]) -> anyhow::Result<()> {
+fn show_list(heading: &str, list: &[String]) -> anyhow::Result<()> {
     if list.is_empty() {
         return Ok(());
     }
@@ -62,12 +62,12 @@ fn told_list(heading: &str, list: &[String]) -> anyhow::Result<()> {
     list.iter().try_for_each(|what| show::line(&format!("  {}", show::printable(what))))
 }
 
-fn told(result: TaskResult, json: bool) -> anyhow::Result<()> {
+fn show_result(result: TaskResult, json: bool) -> anyhow::Result<()> {
     if json {
         return show::json(&result);
     }
     let TaskResult::Sealed(sealed) = result else {
-        anyhow::bail!("the daemon answered something else than a version: is it of another version?");
+        anyhow::bail!("the daemon's answer is not a version: does it have another version?");
     };
     let Sealed {
         version,
@@ -88,7 +88,7 @@ fn told(result: TaskResult, json: bool) -> anyhow::Result<()> {
     ))?;
     if let Some(newer) = newer {
         show::line(&format!(
-            "{newer} is newer than {parent}: what it changed is in {name} only where this machine did it, too"
+            "{newer} is newer than {parent}: its changes are not in {name}, unless this machine made them too"
         ))?;
     }
     if let Some(Pause { disk_us, guest_ms, remark }) = pause {
@@ -98,23 +98,23 @@ fn told(result: TaskResult, json: bool) -> anyhow::Result<()> {
             (None, remark) => {
                 let why = remark.map(|why| format!(": {}", show::printable(&why))).unwrap_or_default();
                 show::line(&format!(
-                    "{disk}; the version is as after a power cut, since the guest's file systems were not frozen{why}"
+                    "{disk}; the version is as after a power cut, because the guest's file systems were not frozen{why}"
                 ))?;
             }
         }
     }
-    told_list("removed in the guest, before it was switched off:", &removed)?;
+    show_list("removed in the guest, before it was switched off:", &removed)?;
     if version.keeps_identity {
         show::line(&format!(
             "{name} is not generalised: 'headwater image promote {name} production' needs --force"
         ))?;
-        told_list("the machine's identity is in it:", &identity)?;
+        show_list("the version contains the machine's identity:", &identity)?;
     }
-    told_list("not looked into for that:", &not_looked_into)?;
+    show_list("not searched for the identity:", &not_looked_into)?;
     if let Some(boots) = production {
         let image = &version.image;
         show::line(&format!(
-            "production of {image} was not set, and is version {boots} from now on, which machines boot"
+            "production of {image} was not set; it now points to version {boots}, which machines boot"
         ))?;
     }
     show::line(&format!("'headwater image promote {name} test' lets machines boot it"))

@@ -1,4 +1,4 @@
-//! `headwater serve`: the daemon.
+//! `headwater serve`: runs the daemon, and talks to the service manager.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -16,22 +16,22 @@ use crate::logging;
 use crate::signals::{EndSignals, ReloadSignal, is_hang_up_ignored};
 use crate::verification::Scrub;
 
-/// How much time the service manager is asked for at a time, while a start or a stop takes longer.
+/// The time by which a timeout of the service manager is extended at a time, while a start or a stop takes longer.
 const MORE_TIME: Duration = Duration::from_secs(60);
 
-/// The states of a service manager whose host stays up.
+/// The states of a service manager (systemd) while the host stays up.
 const UP: [&str; 5] = ["running", "degraded", "starting", "initializing", "maintenance"];
 
-/// How long the service manager may take to say whether the host goes down.
-const HOST_PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of the service manager's answer whether the host shuts down.
+const SYSTEMCTL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The unit of the disk process, as in the package.
 const DISKS_UNIT: &str = "headwater-disks.service";
 
-/// How often it is asked while the daemon stops: often enough that one of them may be late.
-const STOP_TOLD_EVERY: Duration = Duration::from_secs(20);
+/// How often the timeout is extended while the daemon stops, with reserve for a late extension.
+const EXTEND_INTERVAL: Duration = Duration::from_secs(20);
 
-/// Serves until SIGTERM or SIGINT; a second one ends machines that take their time.
+/// Serves until SIGTERM or SIGINT. A second signal ends machines at once.
 pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     logging::to_stderr(&args.log, args.log_format)?;
     args.check()?;
@@ -69,13 +69,13 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     };
     let say = |text: &str| {
         tracing::info!("{text}");
-        // A store or a host may answer later than a start may take.
-        tell_to_wait();
+        // A store or a host may need longer than the service manager's timeout of a start.
+        extend_timeout();
     };
     let warning = options.offer.as_ref().filter(|_| options.boot.is_none()).and_then(store::offered_to_all);
     if args.database.standby {
-        // It may stand by for months, which is no start that takes too long.
-        tell(NotifyState::Ready);
+        // It may stand by for months, which is not a slow start.
+        notify(NotifyState::Ready);
     }
     let mut daemon = starting::start(data_dir, options, &mut signals, say).await?;
     if let Some(warning) = warning {
@@ -94,13 +94,13 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         nodes = daemon.nodes_url(),
         "ready"
     );
-    tell(NotifyState::Ready);
+    notify(NotifyState::Ready);
     let mut reloading = settings.map(Reloading);
     let (disks_ended, database_lost) = (daemon.disks_ended(), daemon.database_lost());
     tokio::pin!(disks_ended, database_lost);
     let why = loop {
         tokio::select! {
-            signal = signals.next() => break Why::Told(signal),
+            signal = signals.next() => break Why::Signal(signal),
             () = &mut disks_ended => break Why::DisksEnded,
             why = &mut database_lost => break Why::DatabaseLost(why),
             () = reload.next() => if let Some(reloading) = &mut reloading {
@@ -109,42 +109,42 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         }
     };
     prepare_end(&mut daemon, &why).await;
-    tell(NotifyState::Stopping);
+    notify(NotifyState::Stopping);
     let hurry = daemon.hurry();
     tokio::spawn(async move {
         signals.next().await;
-        tracing::warn!("told twice: machines are ended at once");
+        tracing::warn!("second signal: machines are ended at once");
         hurry.await;
     });
     stop(daemon).await;
     tracing::info!("stopped");
     match why {
-        Why::Told(_) => Ok(0),
+        Why::Signal(_) => Ok(0),
         Why::DisksEnded => Err(disks_ended_error().into()),
         Why::DatabaseLost(why) => Err(database_lost_error(why).into()),
     }
 }
 
-/// Decides what becomes of the machines.
+/// Decides whether machines are stopped or stay on.
 async fn prepare_end(daemon: &mut Daemon, why: &Why) {
     match &why {
-        // Whoever presses Ctrl-C wants it all to end.
-        Why::Told(signal) if daemon.keeps_machines() && *signal == "SIGTERM" && !disks_go_down().await => {
+        // Ctrl-C ends everything.
+        Why::Signal(signal) if daemon.keeps_machines() && *signal == "SIGTERM" && !disks_go_down().await => {
             tracing::info!(signal, "stopping: requests in flight are finished, and machines stay on");
         }
-        Why::Told(signal) => {
+        Why::Signal(signal) => {
             daemon.keep_no_machines();
             tracing::info!(signal, "stopping: requests in flight are finished, then machines are stopped");
         }
         Why::DatabaseLost(why) => {
-            // Other controllers leave the machines of this host alone, and its next start takes them over.
+            // Other controllers do not touch the machines of this host, and its next daemon takes them over.
             daemon.keep_all_machines();
             tracing::error!("ending, because another controller may have the database: {why}");
         }
         Why::DisksEnded => {
             daemon.keep_no_machines();
             tracing::error!("the disk process has ended, and with it the disks: all machines are ended");
-            // Their guests wait for disks that never come back.
+            // Guests wait for disks that never return, so they cannot shut down.
             tokio::spawn(daemon.hurry());
         }
     }
@@ -152,8 +152,8 @@ async fn prepare_end(daemon: &mut Daemon, why: &Why) {
 
 /// Why a daemon ends.
 enum Why {
-    /// By a signal, with its name.
-    Told(&'static str),
+    /// A signal, with its name.
+    Signal(&'static str),
     /// Its disk process has ended.
     DisksEnded,
     /// Another controller may have its database.
@@ -164,31 +164,32 @@ fn database_lost_error(why: String) -> Problem {
     let mut problem = Problem::new(ProblemKind::Conflict, "another controller may have the database");
     problem.causes.push(why);
     problem.advise(
-        "machines of this host stay on; start the daemon again with --standby, and it waits for its turn",
+        "machines of this host stay on; start the daemon again with --standby, and it waits until the database is free",
     )
 }
 
-/// Why a daemon ends whose disk process has ended.
+/// The error if the disk process has ended.
 fn disks_ended_error() -> Problem {
     let message = "the process that had the disks of all machines has ended, so they were ended too";
-    let advice = "its log says why; start the daemon again with --resume to start them";
+    let advice = "its log has the reason; start the daemon again with --resume to start them";
     Problem::new(ProblemKind::Failed, message).advise(advice)
 }
 
-/// Whether the disks of machines go too: because this host is being shut down, or because the unit of the disk process is being
-/// stopped. Then machines are not to stay on. Only the service manager knows.
+/// Whether the disks of machines are about to end too, because the host shuts down or the unit of the disk process is
+/// being
+/// stopped. Then machines must not stay on. Only the service manager knows.
 async fn disks_go_down() -> bool {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return false;
     }
     let state = systemctl(&["is-system-running"]).await;
-    // A service manager that does not answer is on its way down itself.
+    // A service manager that does not answer is shutting down itself.
     let is_up = state.is_some_and(|state| UP.iter().any(|up| state.trim() == *up));
     let jobs = async { systemctl(&["list-jobs", "--no-legend", DISKS_UNIT]).await.unwrap_or_default() };
     !is_up || ends_disks(&jobs.await)
 }
 
-/// Whether there is a job that ends the disk process, among lines "NUMBER UNIT TYPE STATE".
+/// Whether a job stops the disk process, in lines "NUMBER UNIT TYPE STATE".
 fn ends_disks(jobs: &str) -> bool {
     jobs.lines().any(|job| {
         let mut words = job.split_whitespace().skip(1);
@@ -196,15 +197,15 @@ fn ends_disks(jobs: &str) -> bool {
     })
 }
 
-/// What the service manager answers. Its exit code is another answer, and does not count.
+/// The output of systemctl. Its exit code has another meaning, and is ignored.
 async fn systemctl(words: &[&str]) -> Option<String> {
     let mut command = tokio::process::Command::new("systemctl");
     command.args(words).stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    let output = tokio::time::timeout(HOST_PATIENCE, command.output()).await.ok()?.ok()?;
+    let output = tokio::time::timeout(SYSTEMCTL_TIMEOUT, command.output()).await.ok()?.ok()?;
     Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The check of all versions in the background that is asked for, and its pause.
+/// The background verification from the arguments, and its pause.
 fn scrub(args: &ServeArgs) -> (Option<Scrub>, Option<Duration>) {
     let scrub = args.scrub.map(|rate| Scrub {
         rate: Some(rate),
@@ -214,14 +215,14 @@ fn scrub(args: &ServeArgs) -> (Option<Scrub>, Option<Duration>) {
     (scrub, args.scrub_pause.map(Duration::from_secs))
 }
 
-/// Keys that count as soon as the file is read again. All others need a restart.
+/// Keys whose changes take effect when the file is reloaded. All others need a restart.
 const RELOADED: [&str; 3] = ["log", "scrub", "scrub-pause"];
 
-/// The settings that are in force, or wait for a restart.
+/// The settings in effect, and those that wait for a restart.
 struct Reloading(Effective);
 
 impl Reloading {
-    /// Reads the configuration file again. A file with an error changes nothing.
+    /// Reloads the configuration file. If it has an error, nothing changes.
     fn reload(&mut self, daemon: &mut Daemon) {
         let later = match Effective::of(std::env::args_os().collect()) {
             Ok(later) => later,
@@ -238,14 +239,14 @@ impl Reloading {
             tracing::error!("the log stays as it is: {e:#}");
         }
         if now.iter().any(|key| key != "log") {
-            // A change of what it repairs from waits for a restart.
+            // A change of --repair-from waits for a restart.
             let (mut scrub, pause) = scrub(&later.args);
             if let Some(scrub) = &mut scrub {
                 scrub.repair_from.clone_from(&self.0.args.repair_from);
                 scrub.credentials = self.0.args.credentials.clone();
             }
             if let Err(e) = daemon.set_scrub(scrub, pause) {
-                tracing::error!("the background check cannot be started: {e:#}");
+                tracing::error!("cannot start the background verification: {e:#}");
             }
         }
         let repair_from = std::mem::take(&mut self.0.args.repair_from);
@@ -253,33 +254,34 @@ impl Reloading {
         self.0 = later;
         (self.0.args.repair_from, self.0.args.credentials) = (repair_from, credentials);
         if !later_keys.is_empty() {
-            tracing::warn!(keys = later_keys.join(", "), "changed settings count after a restart");
+            tracing::warn!(keys = later_keys.join(", "), "changed settings take effect after a restart");
         }
-        tracing::info!(changed = now.join(", "), "read the configuration again");
+        tracing::info!(changed = now.join(", "), "reloaded the configuration");
     }
 }
 
-/// Stops, however long that takes: killed before a persistent disk's last commit, the daemon would lose writes that were answered.
+/// Stops without a time limit: if the daemon was killed before the last commit of a persistent disk, answered writes
+/// would be lost.
 async fn stop(daemon: Daemon) {
     let stopping = daemon.stop();
     tokio::pin!(stopping);
-    let mut late = tokio::time::interval(STOP_TOLD_EVERY);
+    let mut late = tokio::time::interval(EXTEND_INTERVAL);
     loop {
         tokio::select! {
-            // In this order, so that each stop asks for time before anything else, also one that turns out to be short.
+            // Biased, so that the timeout is extended first, even for a short stop.
             biased;
-            _ = late.tick() => tell_to_wait(),
+            _ = late.tick() => extend_timeout(),
             () = &mut stopping => return,
         }
     }
 }
 
-fn tell_to_wait() {
-    tell(NotifyState::ExtendTimeoutUsec(u32::try_from(MORE_TIME.as_micros()).unwrap_or(u32::MAX)));
+fn extend_timeout() {
+    notify(NotifyState::ExtendTimeoutUsec(u32::try_from(MORE_TIME.as_micros()).unwrap_or(u32::MAX)));
 }
 
-fn tell(state: NotifyState<'_>) {
+fn notify(state: NotifyState<'_>) {
     if let Err(e) = sd_notify::notify(&[state]) {
-        tracing::warn!("cannot tell the service manager: {e}");
+        tracing::warn!("cannot notify the service manager: {e}");
     }
 }

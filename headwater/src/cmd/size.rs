@@ -1,4 +1,4 @@
-//! `headwater size`: which sizes of virtual machines hold an OS disk.
+//! `headwater size`: lists the sizes of virtual machines that can hold an OS disk.
 
 use headwater_api::{Problem, ProblemKind};
 use headwater_sizes::size::gib;
@@ -9,11 +9,11 @@ use crate::cli::AdviseArgs;
 use crate::cmd::size_table::{self, HEADINGS, Origin, cells, decimal, unknown};
 use crate::show;
 
-/// So many sizes are shown, and so many examples of others, unless all are asked for.
+/// The number of sizes that are shown, and of examples of other sizes, without --all.
 const SHOWN_SIZES: usize = 20;
 const SHOWN_EXAMPLES: usize = 3;
 
-/// The advice for programs.
+/// The advice, as JSON.
 #[derive(Serialize)]
 struct Report<'a> {
     table: &'a Origin,
@@ -22,7 +22,7 @@ struct Report<'a> {
     advice: &'a Advice<'a>,
 }
 
-/// Lists the sizes that hold an OS disk, and says why others do not.
+/// Lists the sizes that can hold an OS disk, and says why others cannot.
 pub fn advise(args: &AdviseArgs, json: bool) -> anyhow::Result<()> {
     let (table, origin) = size_table::load(&args.table)?;
     let question = Question {

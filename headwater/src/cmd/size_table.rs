@@ -1,4 +1,4 @@
-//! The table of sizes that `headwater size` and `headwater scheme` ask, and how they show a placement.
+//! The table of sizes for `headwater size` and `headwater scheme`, and the display of a placement.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::cli::{ImageArgs, TableArgs};
 use crate::failure::invalid;
 
-/// The source of the figures.
+/// The source of the table's figures.
 #[derive(Debug, Serialize)]
 pub struct Origin {
     source: String,
@@ -22,10 +22,10 @@ pub struct Origin {
     size_count: usize,
 }
 
-/// Reads the table that the command line names, else takes that of the program.
+/// Loads the table from the command line's file, or the built-in table.
 pub fn load(args: &TableArgs) -> anyhow::Result<(SizeTable, Origin)> {
     let (table, default_source) = match &args.sizes {
-        None => (SizeTable::built_in(), "part of the program".to_owned()),
+        None => (SizeTable::built_in(), "built into the program".to_owned()),
         Some(path) => {
             let text = read_text("the sizes", path, MAX_TABLE_BYTES)?;
             let wrong = |why| invalid(format!("cannot read the sizes {}: {why}", path.display()));
@@ -37,7 +37,7 @@ pub fn load(args: &TableArgs) -> anyhow::Result<(SizeTable, Origin)> {
     Ok((table, origin))
 }
 
-/// Reads a file that the command line names.
+/// Reads a file that was given on the command line.
 pub fn read_text(what: &str, path: &Path, max_bytes: u64) -> anyhow::Result<String> {
     let failed = || format!("cannot read {what} {}", path.display());
     match small_file::read(path, max_bytes).and_then(small_file::text) {
@@ -46,12 +46,12 @@ pub fn read_text(what: &str, path: &Path, max_bytes: u64) -> anyhow::Result<Stri
     }
 }
 
-/// Today. Sizes are retired.
+/// Today's date, because sizes have a date of retirement.
 pub fn today() -> anyhow::Result<Date> {
     Ok(Date::of_seconds(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs()))
 }
 
-/// The facts of an image on the command line. Headwater's images are for x86-64.
+/// The facts of an image from the command line. Headwater's images are for x86-64.
 pub fn image_facts(args: ImageArgs) -> ImageFacts {
     ImageFacts { os_disk_bytes: args.os_disk, generation: args.generation, architecture: Architecture::X64 }
 }
@@ -83,7 +83,7 @@ pub fn cells(placement: &Placement) -> [String; 6] {
     ]
 }
 
-/// Millionths of something with so many decimals at most.
+/// A number of millionths with at most this many decimals.
 pub fn decimal(millionths: u64, decimals: usize) -> String {
     let fraction = format!("{:06}", millionths % 1_000_000);
     let fraction = fraction.get(..decimals).unwrap_or(&fraction).trim_end_matches('0');
@@ -91,7 +91,7 @@ pub fn decimal(millionths: u64, decimals: usize) -> String {
     if fraction.is_empty() { whole.to_string() } else { format!("{whole}.{fraction}") }
 }
 
-/// A figure that is not published.
+/// The text for a figure that is not published.
 pub fn unknown() -> String {
     "-".to_owned()
 }

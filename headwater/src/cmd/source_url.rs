@@ -1,5 +1,6 @@
-//! A URL as the source of `export` and `attach`: an image on servers or in a bucket, named in one with its store; and why one
-//! is no source of `image import`.
+//! Parses a URL as the source of `export` and `attach`, which names an image on servers or in a bucket; and explains
+//! why
+//! a URL cannot be imported.
 
 use headwater_api::{Problem, ProblemKind};
 use headwater_nbd::NbdUri;
@@ -8,17 +9,17 @@ use headwater_store::S3Url;
 use crate::failure::invalid;
 use crate::stores;
 
-/// What a URL of an image looks like.
+/// The forms of a URL of an image.
 const FORMS: &str = "https://HOST[:PORT][/BASE]/IMAGE or s3://BUCKET[/PREFIX]/IMAGE";
 
-/// Takes `https://HOST/BASE/IMAGE` apart into what `--from` would be, and the image. `None`: it is no URL.
+/// Splits `https://HOST/BASE/IMAGE` into the value for `--from`, and the image. `None`: it is not a URL.
 pub fn split(source: &str) -> anyhow::Result<Option<(String, String)>> {
     let Some((scheme, rest)) = source.split_once("://").filter(|(scheme, _)| is_scheme(scheme)) else {
         return Ok(None);
     };
     if NbdUri::is_uri(source) {
         return Err(invalid(format!(
-            "cannot export '{source}': what another NBD server serves may change below a write cache; make an image of it \
+            "cannot export '{source}': the data of another NBD server may change below a write cache; make an image of it \
              ('headwater image import URI --name IMAGE'), and export that"
         )));
     }
@@ -28,7 +29,7 @@ pub fn split(source: &str) -> anyhow::Result<Option<(String, String)>> {
             "cannot export '{source}': no images are read from {scheme}://; name an image of the store, a file, or {FORMS}"
         )));
     }
-    // Where a bucket is found is said behind what lies in it.
+    // The query, with the bucket's endpoint, comes after the image.
     let (place, query) = match rest.split_once('?') {
         Some((place, query)) if is_bucket => (place, format!("?{query}")),
         _ => (rest, String::new()),
@@ -43,7 +44,7 @@ pub fn split(source: &str) -> anyhow::Result<Option<(String, String)>> {
     }
 }
 
-/// Refuses a URL that is none of an NBD server where a disk is to be imported.
+/// Fails for a URL to import, unless it is a URI of an NBD server.
 pub fn check_import(source: &str) -> Result<(), Problem> {
     let Some((scheme, _)) = source.split_once("://").filter(|(scheme, _)| is_scheme(scheme)) else {
         return Ok(());
@@ -63,11 +64,11 @@ pub fn check_import(source: &str) -> Result<(), Problem> {
         "write /path/to/disk.qcow2, nbd://HOST[:PORT]/NAME, nbds://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH".to_owned()
     };
     let why =
-        format!("cannot import '{source}': a file or an NBD export is imported, and nothing at {scheme}://");
+        format!("cannot import '{source}': files and NBD exports can be imported, but {scheme}:// cannot");
     Err(Problem::new(ProblemKind::Invalid, why).advise(advice))
 }
 
-/// Whether what stands before `://` can be a scheme, and is not a part of a file's name.
+/// Whether the text before `://` can be a scheme, and is not a part of a file name.
 fn is_scheme(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.'))

@@ -1,11 +1,14 @@
-//! Standard input as a file: disks are not read from front to back, so it is kept in a file without a name.
+//! Saves standard input to an unlinked file, because disks are not read from front to back.
 //!
-//! The file lies in the data directory, where images go, and is gone with this process however that ends. The
-//! daemon opens it through `/proc`, which it may because its socket is only for its own user. Where the daemon sees other
-//! processes than we do (one of us is in a container), the path means another file or none there: so it is told which file it is.
+//! The file is in the data directory, where images are stored, and disappears when this process ends in any way. The
+//! daemon opens it through `/proc`, which it may because both run as the same user. If the daemon sees other
+//! processes (one of the two is in a container), the path could mean another file or none, so the daemon also gets
+//! the file's identity.
 //!
-//! A daemon of another user may not look at our open files. If that daemon gives access to its group, the file lies in its directory
-//! `exchange` instead, under a name, and is removed when the import ends. If this process is killed, the file stays there.
+//! A daemon of another user may not open files of this process. If that daemon gives access to its group, the file is
+//! in its directory
+//! `exchange` instead, with a name, and is removed when the import ends. If this process is killed, the file stays
+//! there.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -21,10 +24,10 @@ use rustix::io::Errno;
 
 use crate::data_dir;
 
-/// How much is read at a time; what is all zero takes no space.
+/// The size of one read. Pieces of zeroes become holes.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// A file that holds what standard input gave.
+/// A file with the data of standard input.
 pub struct Spooled {
     file: File,
     /// Its name, if it has one.
@@ -32,10 +35,10 @@ pub struct Spooled {
 }
 
 impl Spooled {
-    /// Reads standard input to its end into a file in `dir`. `progress` is told how many bytes there were until now.
+    /// Saves standard input in `dir`. `progress` gets the number of bytes so far.
     pub fn standard_input(dir: &Path, progress: &mut dyn FnMut(u64)) -> anyhow::Result<Self> {
         let mut input = std::io::stdin().lock();
-        // A file is refused before its terabytes of zeroes are read.
+        // Fails before terabytes of zeroes are read.
         if left_bytes(&input)? > VOLUME_MAX_BYTES {
             return Err(too_large());
         }
@@ -51,19 +54,19 @@ impl Spooled {
         Ok(spooled)
     }
 
-    /// Makes a file that the group of the directory, which is the daemon's, can read.
+    /// Creates a file that the directory's group, which is the daemon's, can read.
     fn named_in(exchange: &Path) -> io::Result<Self> {
         let name = exchange.join(format!("import-{}", uuid::Uuid::new_v4().simple()));
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o640).open(&name)?;
         let spooled = Self { file, name: Some(name) };
         let group = exchange.metadata()?.gid();
         std::os::unix::fs::fchown(&spooled.file, None, Some(group))?;
-        // The umask may have taken the right to read from the group.
+        // The umask may have removed the group's right to read.
         spooled.file.set_permissions(Permissions::from_mode(0o640))?;
         Ok(spooled)
     }
 
-    /// Keeps what there is, up to more than a disk may have. Returns how many bytes.
+    /// Saves the input, up to just more than the largest disk. Returns the number of bytes.
     fn fill(&mut self, from: &mut impl Read, progress: &mut dyn FnMut(u64)) -> io::Result<u64> {
         let mut piece = vec![0; PIECE_BYTES];
         let mut len_bytes = 0u64;
@@ -87,7 +90,7 @@ impl Spooled {
         Ok(len_bytes)
     }
 
-    /// How the daemon opens it.
+    /// The path at which the daemon opens the file.
     pub fn path(&self) -> String {
         if let Some(name) = &self.name {
             return name.display().to_string();
@@ -95,7 +98,7 @@ impl Spooled {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
 
-    /// Which file the daemon must find there.
+    /// The identity of the file, which the daemon checks.
     pub fn id(&self) -> anyhow::Result<FileId> {
         let metadata = self.file.metadata().context("cannot look at what standard input gave")?;
         Ok(FileId { device: metadata.dev(), inode: metadata.ino() })
@@ -112,7 +115,7 @@ impl Drop for Spooled {
     }
 }
 
-/// How much is to come, at least: what is no file or device may give any amount.
+/// The minimum number of remaining bytes; 0 for inputs other than files and devices.
 fn left_bytes(input: impl AsFd) -> io::Result<u64> {
     let Ok(at) = rustix::fs::seek(&input, rustix::fs::SeekFrom::Current(0)) else { return Ok(0) };
     let end = rustix::fs::seek(&input, rustix::fs::SeekFrom::End(0));
@@ -129,17 +132,17 @@ fn too_large() -> anyhow::Error {
     Problem::new(ProblemKind::Invalid, why).advise(advice).into()
 }
 
-/// Makes a file without a name.
+/// Creates an unlinked file.
 fn unnamed(dir: &Path) -> io::Result<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     match rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR) {
-        // File systems without O_TMPFILE, such as NFS and some over FUSE.
+        // For file systems without O_TMPFILE, such as NFS and some over FUSE.
         Err(Errno::OPNOTSUPP | Errno::ISDIR) => named_for_a_moment(dir),
         opened => Ok(opened?.into()),
     }
 }
 
-/// Makes a file whose name is taken away at once.
+/// Creates a file and unlinks it at once.
 fn named_for_a_moment(dir: &Path) -> io::Result<File> {
     let name = dir.join(format!(".headwater-import-{}", uuid::Uuid::new_v4().simple()));
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&name)?;

@@ -1,4 +1,4 @@
-//! `headwater stats`: what the host and its machines count.
+//! `headwater stats`: prints the metrics of the host and its machines.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -11,10 +11,10 @@ use crate::cli::StatsArgs;
 use crate::client::Client;
 use crate::show;
 
-/// How often `--watch` looks.
+/// The interval of `--watch`.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Shows the metrics once, or each second until it is ended.
+/// Shows the metrics once, or each second until Ctrl-C.
 pub async fn run(client: Client, args: StatsArgs, json: bool) -> anyhow::Result<u8> {
     let mut before: Option<Stats> = None;
     loop {
@@ -35,7 +35,7 @@ pub async fn run(client: Client, args: StatsArgs, json: bool) -> anyhow::Result<
     }
 }
 
-/// A row for each value; with those of a moment before, also how fast counters grow.
+/// A row for each value. With the previous values, also the rates of counters.
 fn text(stats: &Stats, before: Option<&Stats>) -> String {
     let old: BTreeMap<_, _> =
         before.iter().flat_map(|b| &b.samples).map(|s| ((&s.metric, &s.labels), s.value)).collect();
@@ -57,7 +57,7 @@ fn text(stats: &Stats, before: Option<&Stats>) -> String {
         if passed_s > 0.0 {
             let is_counter = family(&sample.metric).is_some_and(|family| family.kind == Kind::Counter);
             let grown = old.get(&(&sample.metric, &sample.labels)).map(|old| {
-                // A machine that was started meanwhile counts anew.
+                // The counter of a machine that was restarted begins at zero.
                 if sample.value < *old { sample.value } else { sample.value - old }
             });
             row.push(match grown {
@@ -77,11 +77,11 @@ fn text(stats: &Stats, before: Option<&Stats>) -> String {
     show::table_text(shown, rows)
 }
 
-/// A value in the unit that the metric's name tells.
+/// A value in the unit of the metric's name.
 fn value(metric: &str, value: f64) -> String {
     let stem = metric.trim_end_matches("_total").trim_end_matches("_sum");
     if stem.ends_with("_bytes") {
-        // Bytes are whole, and never negative.
+        // Values in bytes are whole and not negative.
         size::format(value as u64)
     } else if stem.ends_with("_time_seconds") {
         show::time((value * 1e3) as u64)
@@ -126,7 +126,7 @@ mod tests {
         assert!(lines[0].ends_with("RATE") && lines[2].ends_with("20/s"), "{shown}");
         assert!(lines[1].ends_with("4.0 KiB"), "{shown}");
         assert!(!text(&stats(1, 1), None).contains("RATE"));
-        // It was reset.
+        // It was reset between the two.
         let shown = text(&stats(3000, 10), Some(&stats(1000, 50)));
         assert!(shown.lines().nth(2).unwrap().ends_with(" 5/s"), "{shown}");
         let paused = |at_ms, seconds: f64| {

@@ -1,4 +1,4 @@
-//! `headwater status`: the daemon and its host.
+//! `headwater status`: prints the state of the daemon and its host.
 
 use headwater_api::HostRam;
 use headwater_block::size;
@@ -6,10 +6,11 @@ use headwater_block::size;
 use crate::client::Client;
 use crate::show;
 
-/// What the store said is asked for anew after a minute, and shown as it was if that takes longer than a second.
+/// Figures of the store are queried again after a minute; if that takes long, older ones are shown, with their age if
+/// they are older than this.
 const OLD_S: u64 = 75;
 
-/// Shows what the daemon does.
+/// Prints the status.
 pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
     let status = client.status().await?;
     if json {
@@ -33,11 +34,11 @@ pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
         ("store takes", status.store_bytes.map_or_else(unknown, |bytes| size::format(bytes) + &asked)),
         ("machines", active),
         (
-            "imports and the like",
+            "tasks",
             format!("{} running, {} waiting", status.tasks_running, status.tasks_waiting),
         ),
         ("write caches in RAM", size::format(status.ram_used_bytes)),
-        ("of the host's budget", budget(&status.host_ram)),
+        ("of the host's limit", budget(&status.host_ram)),
         ("write caches on disk", size::format(status.disk_used_bytes)),
         (
             "alarms",
@@ -55,10 +56,10 @@ fn unknown(outdated: bool) -> String {
     format!("not known: the store does not {}", if outdated { "answer" } else { "tell" })
 }
 
-/// When the store was asked for what is shown of it, where it did not answer since, or what it has is another by now.
+/// The age of the store's figures, if they are outdated or old.
 fn asked(age_ms: Option<u64>, outdated: bool) -> String {
     match age_ms.map(|ms| ms / 1000) {
-        Some(age_s) if outdated => format!(", as of {age_s} s ago: it did not answer since"),
+        Some(age_s) if outdated => format!(", as of {age_s} s ago: the store has not answered since, or was changed"),
         Some(age_s) if age_s >= OLD_S => format!(", as of {age_s} s ago"),
         _ => String::new(),
     }

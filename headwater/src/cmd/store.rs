@@ -1,4 +1,5 @@
-//! `headwater store`: stores without a daemon. Copying versions between them, serving one, checking and repairing one.
+//! `headwater store`: copies versions between stores, serves a store, and verifies and repairs a store, without a
+//! daemon.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -25,7 +26,7 @@ use crate::signals::EndSignals;
 use crate::stores::{self, Credentials};
 use crate::verification::{self, Checked, Doing, Scrub, distinct};
 
-/// Carries out one of the store commands.
+/// Runs a command.
 pub fn run(command: StoreCommand, json: bool) -> anyhow::Result<u8> {
     if let Some(filter) = command.log(json) {
         logging::to_stderr(filter, LogFormat::Text)?;
@@ -33,7 +34,7 @@ pub fn run(command: StoreCommand, json: bool) -> anyhow::Result<u8> {
     let serves = matches!(command, StoreCommand::Serve { .. });
     let outcome = carry_out(command, json);
     if outcome.is_err() && !serves {
-        // The error names all that was not copied, which may be more than the log keeps for a slow reader.
+        // The error lists everything that was not copied, which may be more than the log buffers for a slow reader.
         logging::end();
     }
     outcome
@@ -59,7 +60,7 @@ fn carry_out(command: StoreCommand, json: bool) -> anyhow::Result<u8> {
     }
 }
 
-/// From where to where.
+/// The source and the target.
 struct Between {
     source: String,
     target: String,
@@ -72,11 +73,12 @@ struct CopyReport {
     present: u32,
     objects: u32,
     bytes: u64,
-    /// Images whose channels, scheduled promotions, notes or retired versions are the source's now, and were not.
+    /// The number of images whose channels, scheduled promotions, notes or retired marks were changed to those of the
+    /// source.
     followed: u32,
 }
 
-/// What a copy did, for people; `is_all` where nothing was left out.
+/// The result of a copy in words. `is_all` is set if everything was to be copied and nothing failed.
 pub fn told(copied: &Copied, is_all: bool, source: &str, target: &str) -> String {
     let Copied { versions, present, objects, bytes, followed, .. } = copied;
     let told = match (versions, objects, present) {
@@ -86,7 +88,7 @@ pub fn told(copied: &Copied, is_all: bool, source: &str, target: &str) -> String
         _ => {
             let sent = size::format(*bytes);
             format!(
-                "{versions} versions copied to {target}, {present} were there; {sent} in {objects} objects"
+                "{versions} versions copied to {target}, {present} were already there; {sent} in {objects} data objects"
             )
         }
     };
@@ -95,15 +97,15 @@ pub fn told(copied: &Copied, is_all: bool, source: &str, target: &str) -> String
         1 => "an image".to_owned(),
         _ => format!("{followed} images"),
     };
-    format!("{told}; channels, notes and what is retired of {of} are the source's now")
+    format!("{told}; channels, notes and retired marks of {of} were set to those of the source")
 }
 
 fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: bool) -> anyhow::Result<()> {
     let shown = Shown::begin(if references.is_some() { "copy" } else { "sync" }, json);
     let shown = Arc::new(Mutex::new(shown));
     let is_stopped = Arc::new(AtomicBool::new(false));
-    let while_busy = || told_while_busy(&shown, &is_stopped);
-    // Of a bucket that takes its time, too.
+    let while_busy = || show_busy(&shown, &is_stopped);
+    // Reading the lists of a bucket may take long too.
     shown.lock().doing("reading the lists of versions");
     let source = stores::open_waiting(&between.source, Access::Read, &between.credentials, while_busy())?;
     let chosen = Chosen::of(&*source, references)?;
@@ -132,23 +134,25 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
     } else {
         show::line(&told(&copied, is_all, &source.shown(), &target.shown()))
     };
-    // Also where nobody reads that, it is to be known what was not copied.
+    // Versions that were not copied are an error even if nobody reads the output.
     show::if_read(printed)?;
     must_be_copied(chosen.not_copied(copied.failed))
 }
 
-/// Servers that are busy are waited for as long as it takes, which is shown, and until the user or the system wants us to end.
-fn told_while_busy(shown: &Arc<Mutex<Shown>>, is_stopped: &Arc<AtomicBool>) -> WhileBusy {
+/// Waits for busy servers without a timeout, shows that, and ends the wait if the user or the system stops this
+/// command.
+fn show_busy(shown: &Arc<Mutex<Shown>>, is_stopped: &Arc<AtomicBool>) -> WhileBusy {
     let (shown, is_stopped) = (Arc::clone(shown), Arc::clone(is_stopped));
     WhileBusy::as_long_as(move |why| {
-        shown.lock().doing(&format!("waits for a server that is busy: {why}"));
+        shown.lock().doing(&format!("waiting for a busy server: {why}"));
         !is_stopped.load(Ordering::Relaxed)
     })
 }
 
-/// Says what was not copied, each with its reason. Where something is damaged the error is of that kind.
+/// Fails with the versions that were not copied, each with its reason. If any of them is damaged, the error is of
+/// that kind.
 fn must_be_copied(mut not_copied: Vec<(String, StoreError)>) -> anyhow::Result<()> {
-    // The last one is the cause, which decides the exit code.
+    // The last error decides the exit code.
     not_copied.sort_by_key(|(_, e)| store_kind(e.kind()) == ProblemKind::Damaged);
     let told: Vec<String> = not_copied.iter().map(|(what, e)| format!("{what}: {e}")).collect();
     match not_copied.pop() {
@@ -157,7 +161,8 @@ fn must_be_copied(mut not_copied: Vec<(String, StoreError)>) -> anyhow::Result<(
     }
 }
 
-/// Sets `stopped` once the user or the system wants us to end. Reads of servers among `stores`, which may wait, fail from then on.
+/// Sets `stopped` when the user or the system stops this command. Waiting reads of the servers among `stores` fail
+/// from then on.
 fn stop_on_signals(stores: Vec<Arc<dyn Store>>, stopped: &Arc<AtomicBool>) -> anyhow::Result<()> {
     let told = Arc::clone(stopped);
     let runtime =
@@ -167,14 +172,14 @@ fn stop_on_signals(stores: Vec<Arc<dyn Store>>, stopped: &Arc<AtomicBool>) -> an
         runtime.block_on(async move {
             let caught = EndSignals::catch();
             let sound = caught.is_ok();
-            // Whoever waits for it is still there.
+            // The receiver still waits.
             let _ = ready.send(caught.as_ref().err().map(ToString::to_string));
             if let (true, Ok(mut signals)) = (sound, caught) {
                 signals.next().await;
                 told.store(true, Ordering::Relaxed);
-                // What is written to ends in order.
+                // Stores that are written to end in order.
                 stores.iter().filter(|store| store.is_read_only()).for_each(|store| store.close());
-                // A second time, it ends at once.
+                // A second signal ends it at once.
                 signals.next().await;
                 std::process::exit(130);
             }
@@ -186,7 +191,7 @@ fn stop_on_signals(stores: Vec<Arc<dyn Store>>, stopped: &Arc<AtomicBool>) -> an
     }
 }
 
-/// What whoever offers a store to everybody is told. On disk it is its user's alone.
+/// The warning if a store is offered to everybody, because on disk only its owner can read it.
 pub fn offered_to_all(options: &Options) -> Option<String> {
     options.token_file.is_none().then(|| {
         format!(
@@ -205,24 +210,24 @@ fn serve(store: &str, options: &Options, json: bool) -> anyhow::Result<u8> {
         let server = StoreServer::bind(store, options).await?;
         if let Some(warning) = offered_to_all(options) {
             show::aside(&format!("headwater: {warning}\n"));
-            // Who reads where it is offered has been told.
+            // The warning must be visible before the server's address is printed.
             logging::flush();
         }
-        // It serves whoever knows where, also if nobody reads that.
+        // Serves even if nobody reads the output.
         show::if_read(show::uri(&server.url(), json))?;
         let (stop, stopped) = watch::channel(false);
         let serving = tokio::spawn(server.run(stopped));
         signals.next().await;
-        // Where the server has ended already there is nobody to tell.
+        // If the server has already ended, the receiver is gone.
         let _ = stop.send(true);
         tokio::select! {
             ended = serving => ended.context("the server failed")?,
-            // A second time, it ends at once.
+            // A second signal ends it at once.
             _ = signals.next() => return Ok(130),
         }
         Ok(0)
     });
-    // What still waits for a bucket that does not answer must not keep us: marks there lapse by themselves.
+    // Operations may wait for a bucket that does not answer: marks in it expire by themselves.
     runtime.shutdown_background();
     outcome
 }
@@ -248,7 +253,7 @@ fn add_token(name: &str, file: &Path, json: bool) -> anyhow::Result<()> {
     };
     if known.lines().any(|line| line.split(' ').next() == Some(name)) {
         let taken = format!(
-            "{} has a token named '{name}' already: take its line out first, or choose another name",
+            "{} has a token named '{name}' already: remove its line first, or choose another name",
             file.display()
         );
         return Err(Problem::new(ProblemKind::Conflict, taken).into());
@@ -264,26 +269,26 @@ fn add_token(name: &str, file: &Path, json: bool) -> anyhow::Result<()> {
 #[derive(Default, Serialize)]
 struct CheckReport {
     versions: Vec<CheckedVersion>,
-    /// Nothing is known of the versions of these.
+    /// Images whose version lists cannot be read.
     images: Vec<DamagedImage>,
-    /// Why the check ended before it had read all; absent where it had.
+    /// Why the verification ended before everything was read. Absent if everything was read.
     #[serde(skip_serializing_if = "Option::is_none")]
     ended_early: Option<String>,
-    /// What had not been read to its end then, as `IMAGE@NUMBER`.
+    /// The versions that were not read completely, as `IMAGE@NUMBER`.
     unchecked: Vec<String>,
 }
 
-/// An image whose list of versions cannot be read.
+/// An image whose version list cannot be read.
 #[derive(Serialize)]
 struct DamagedImage {
     image: String,
     damage: String,
 }
 
-/// What came of one version.
+/// The result for one version.
 #[derive(Serialize)]
 struct CheckedVersion {
-    /// `IMAGE@NUMBER`, all that have these contents.
+    /// All names (`IMAGE@NUMBER`) of versions with these contents.
     names: Vec<String>,
     /// The manifest's hash.
     hash: String,
@@ -292,7 +297,7 @@ struct CheckedVersion {
 }
 
 impl CheckedVersion {
-    fn is_sound(&self) -> bool {
+    fn is_intact(&self) -> bool {
         self.checked.damage.is_empty()
     }
 
@@ -308,13 +313,13 @@ impl CheckedVersion {
             show::line(&format!("{names}: {}", verification::not_named(remark)))?;
         }
         for version in self.checked.versions.iter().filter(|version| !self.names.contains(version)) {
-            show::line(&format!("{version} holds some of it, too"))?;
+            show::line(&format!("{version} contains some of the damaged data, too"))?;
         }
         if self.checked.repaired > 0 {
-            show::line(&format!("{names}: {} places repaired", self.checked.repaired))?;
+            show::line(&format!("{names}: {} damaged chunks or data objects repaired", self.checked.repaired))?;
         }
-        let verdict = match self.is_sound() {
-            true => "is sound".to_owned(),
+        let verdict = match self.is_intact() {
+            true => "is intact".to_owned(),
             false => verification::is_damaged(self.checked.damaged_chunks),
         };
         show::line(&format!("{names} {verdict}: {} chunks checked", self.checked.chunks))
@@ -325,15 +330,15 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
     let access = if scrub.repair_from.is_empty() {
         Access::Read
     } else {
-        // What is there stays: only bytes are put right.
+        // Nothing is removed, only damaged bytes are repaired.
         Access::Copy { new_chunk_bytes: headwater_store::CHUNK_BYTES_DEFAULT }
     };
-    // A store that is not there is not made only to be checked.
+    // A verification never creates a store.
     let mut store = stores::open(name, Access::Read, &scrub.credentials)?;
     if access != Access::Read {
         store = stores::open(name, access, &scrub.credentials)?;
     }
-    // Where it does not answer the check ends with an error, as it does for a bucket.
+    // If the store does not answer, the verification fails, as for a bucket.
     let store = store.fail_fast().unwrap_or(store);
     let sources = scrub.open_sources()?;
     let references = images.iter().map(|image| image.parse()).collect::<Result<Vec<ImageReference>, _>>()?;
@@ -356,8 +361,8 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
         }
         report.images.push(damaged);
     }
-    let sound = report.images.is_empty() && report.versions.iter().all(CheckedVersion::is_sound);
-    // What was found until then may be hours of reading.
+    let sound = report.images.is_empty() && report.versions.iter().all(CheckedVersion::is_intact);
+    // The results so far may be hours of reading, so they are reported.
     report.ended_early = ended.as_ref().err().map(one_line);
     let printed = if json {
         show::json(&report)
@@ -367,7 +372,7 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
         Ok(())
     };
     show::if_read(printed)?;
-    let is_damaged = report.versions.iter().any(|version| !version.is_sound());
+    let is_damaged = report.versions.iter().any(|version| !version.is_intact());
     if is_damaged && !json && sources.is_empty() && !stores::is_server(name) {
         show::if_read(show::line(&verification::how_to_repair(&format!("store verify {name}"))))?;
     }
@@ -375,7 +380,8 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
     Ok(if sound { 0 } else { DAMAGED })
 }
 
-/// Checks these one after the other, and adds to the report what came of each. An error ends that: what is left is in the report, too.
+/// Verifies versions one after the other, and adds the results to the report. An error ends that; the rest is then
+/// listed as unchecked.
 fn check_each(
     store: &dyn Store,
     contents: &[(Hash, Vec<String>)],
@@ -442,8 +448,8 @@ mod tests {
         assert_eq!(of(0, 0, true), "nothing to copy: there is no version in /from");
         assert_eq!(of(0, 1, true), "nothing to copy: the version is in /to already");
         assert_eq!(of(0, 7, true), "nothing to copy: all 7 versions are in /to already");
-        assert_eq!(of(0, 7, false), "0 versions copied to /to, 7 were there; 0 B in 0 objects");
-        assert_eq!(of(2, 7, true), "2 versions copied to /to, 7 were there; 0 B in 0 objects");
+        assert_eq!(of(0, 7, false), "0 versions copied to /to, 7 were already there; 0 B in 0 data objects");
+        assert_eq!(of(2, 7, true), "2 versions copied to /to, 7 were already there; 0 B in 0 data objects");
     }
 
     #[test]
@@ -453,7 +459,7 @@ mod tests {
         };
         let is_there = "nothing to copy: all 7 versions are in /to already";
         assert_eq!(of(0, 0), is_there);
-        let now = |of: &str| format!("; channels, notes and what is retired of {of} are the source's now");
+        let now = |of: &str| format!("; channels, notes and retired marks of {of} were set to those of the source");
         assert_eq!(of(0, 1), format!("{is_there}{}", now("an image")));
         assert!(of(2, 3).ends_with(&now("3 images")), "{}", of(2, 3));
     }

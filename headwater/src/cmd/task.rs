@@ -1,4 +1,4 @@
-//! `headwater task`: work that outlives the command that began it.
+//! `headwater task`: lists, follows and cancels tasks, which continue if their client disconnects.
 
 use headwater_api::{DrainReport, RollReport, ScaleReport, Task, TaskResult};
 
@@ -6,7 +6,7 @@ use crate::cli::TaskCommand;
 use crate::client::Client;
 use crate::show::{self, progress::Shown};
 
-/// Carries out one of the task commands.
+/// Runs a command.
 pub async fn run(client: Client, command: TaskCommand, json: bool) -> anyhow::Result<u8> {
     match command {
         TaskCommand::List { unended, limit } => {
@@ -21,7 +21,7 @@ pub async fn run(client: Client, command: TaskCommand, json: bool) -> anyhow::Re
         TaskCommand::Cancel { task } => {
             client.cancel_task(task).await?;
             let ended = follow(&client, task, json).await;
-            // It was to end, and it did.
+            // Its failure is expected, because it was cancelled.
             let task = client.task(task).await?;
             if !task.state.has_ended() {
                 ended?;
@@ -34,7 +34,7 @@ pub async fn run(client: Client, command: TaskCommand, json: bool) -> anyhow::Re
     Ok(0)
 }
 
-/// Shows a task's progress, and what it ended with.
+/// Shows a task's progress, and its result.
 async fn follow(client: &Client, id: i64, json: bool) -> anyhow::Result<()> {
     let task = client.task(id).await?;
     let mut shown = Shown::begin(&format!("{} {}", task.kind, task.subject), json);
@@ -44,7 +44,7 @@ async fn follow(client: &Client, id: i64, json: bool) -> anyhow::Result<()> {
     if json { show::json(&result) } else { show_result(&result) }
 }
 
-/// What a task ended with, in a few lines.
+/// The result of a task, in a few lines.
 pub fn show_result(result: &TaskResult) -> anyhow::Result<()> {
     match result {
         TaskResult::Scaled(report) => show_scaled(report),
@@ -63,7 +63,7 @@ pub fn show_result(result: &TaskResult) -> anyhow::Result<()> {
     }
 }
 
-/// What became of `catalog scale`.
+/// The result of `catalog scale`.
 pub fn show_scaled(report: &ScaleReport) -> anyhow::Result<()> {
     for (what, machines) in [("created", &report.created), ("removed", &report.removed)] {
         if !machines.is_empty() {
@@ -74,13 +74,13 @@ pub fn show_scaled(report: &ScaleReport) -> anyhow::Result<()> {
     show::line(&format!("{} has {} {machines}", report.catalog, report.count))
 }
 
-/// What became of `catalog roll`.
+/// The result of `catalog roll`.
 pub fn show_rolled(report: &RollReport) -> anyhow::Result<()> {
     for failed in &report.failed {
         show::line(&format!("failed: {} {}", failed.machine, failed.why))?;
     }
     for left in &report.left {
-        show::line(&format!("left alone: {} {}", left.machine, left.why))?;
+        show::line(&format!("not moved: {} {}", left.machine, left.why))?;
     }
     let (catalog, to) = (&report.catalog, &report.to);
     let moved = report.moved.len();
@@ -88,20 +88,20 @@ pub fn show_rolled(report: &RollReport) -> anyhow::Result<()> {
     show::line(&format!("{moved} {machines} of {catalog} moved from {} to {to}", report.from))?;
     if report.pinned {
         let what = format!(
-            "{catalog} is pinned to {to}; 'headwater image unpin {catalog}' has it follow its image again"
+            "{catalog} is pinned to {to}; 'headwater image unpin {catalog}' removes the pin"
         );
         show::line(&what)?;
     }
     Ok(())
 }
 
-/// What became of `node drain`.
+/// The result of `node drain`.
 fn show_drained(report: &DrainReport) -> anyhow::Result<()> {
     for moved in &report.moved {
         show::line(&format!("moved {} to {}", moved.machine, moved.to))?;
     }
     for left in &report.left {
-        show::line(&format!("left alone: {} {}", left.machine, left.why))?;
+        show::line(&format!("not moved: {} {}", left.machine, left.why))?;
     }
     let machines = if report.moved.len() == 1 { "machine" } else { "machines" };
     show::line(&format!(

@@ -1,4 +1,4 @@
-//! `headwater token`: who may use the API over TCP, and for what.
+//! `headwater token`: creates, lists and revokes tokens for the API over TCP.
 
 use headwater_api::{CreateToken, Role, Scopes, TokenInfo};
 
@@ -6,7 +6,7 @@ use crate::cli::TokenCommand;
 use crate::client::Client;
 use crate::show;
 
-/// Carries out one of the token commands.
+/// Runs a command.
 pub async fn run(client: Client, command: TokenCommand, json: bool) -> anyhow::Result<u8> {
     match command {
         TokenCommand::Create { name, role, catalog, image, expires } => {
@@ -16,14 +16,14 @@ pub async fn run(client: Client, command: TokenCommand, json: bool) -> anyhow::R
             if json {
                 show::json(&token)?;
             } else {
-                // The secret alone on the standard output: a script reads it from there.
+                // Only the secret goes to standard output, for scripts.
                 let until = token.info.expires_at_ms.map_or_else(
                     || "until it is revoked".to_owned(),
                     |end| format!("until {}", show::time(end)),
                 );
                 let (name, role) = (&token.info.name, role_of(token.info.role, token.info.scopes.as_ref()));
                 show::aside(&format!(
-                    "token {name} has the role {role} {until}; its secret is shown this once:\n"
+                    "token {name} has the role {role} {until}; its secret is shown only now:\n"
                 ));
                 show::line(&token.secret)?;
             }
@@ -41,7 +41,7 @@ pub async fn run(client: Client, command: TokenCommand, json: bool) -> anyhow::R
     Ok(0)
 }
 
-/// A role and what it is for, in words.
+/// A role and its scopes, in words.
 pub fn role_of(role: Role, scopes: Option<&Scopes>) -> String {
     scopes.map_or_else(|| role.to_string(), |scopes| format!("{role} for {scopes}"))
 }

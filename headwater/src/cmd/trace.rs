@@ -1,4 +1,4 @@
-//! `headwater image trace`: what boots of a version read first.
+//! `headwater image trace`: shows, records, merges, saves and removes boot traces.
 
 use std::time::Duration;
 
@@ -16,17 +16,17 @@ use crate::cmd::machine;
 use crate::show::{self, progress::said_if_slow};
 use crate::signals::EndSignals;
 
-/// How often the machine is looked at.
+/// How often the state of the machine is read.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// How often is said how far it is.
+/// How often the progress is printed.
 const SAID_EVERY: Duration = Duration::from_secs(5);
-/// In emulation a boot can take minutes.
+/// Timeout of a boot, which can take minutes in emulation.
 const BOOT_MAX: Duration = Duration::from_secs(600);
 
-/// What a daemon needs to record boots.
-const RECORDS: &str = "start it without --boot-trace off, and where it only reads its store, from servers, with --chunk-cache DIR:SIZE";
+/// The requirements for recording boots, as advice.
+const RECORDS: &str = "start the daemon without --boot-trace off; if it reads its store from servers, also with --chunk-cache DIR:SIZE";
 
-/// Carries out one of the trace commands.
+/// Runs a command.
 pub async fn run(client: &Client, command: TraceCommand, json: bool) -> anyhow::Result<u8> {
     let trace = match command {
         TraceCommand::Show { image } => {
@@ -58,17 +58,17 @@ pub async fn run(client: &Client, command: TraceCommand, json: bool) -> anyhow::
                 let BootTrace { version, boots, .. } = gone;
                 let name = format!("{}@{}", version.image, version.number);
                 show::line(&format!(
-                    "the boot trace of {name}, of {}, is forgotten; its next boots are recorded",
+                    "the boot trace of {name}, of {}, is removed; its next boots are recorded",
                     times(boots)
                 ))?;
             }
             return Ok(0);
         }
     };
-    tell(&trace, json)
+    show(&trace, json)
 }
 
-fn tell(trace: &BootTrace, json: bool) -> anyhow::Result<u8> {
+fn show(trace: &BootTrace, json: bool) -> anyhow::Result<u8> {
     if json {
         show::json(trace)?;
     } else {
@@ -103,7 +103,7 @@ fn times(boots: u32) -> String {
     if boots == 1 { "1 boot".to_owned() } else { format!("{boots} boots") }
 }
 
-/// Boots the version once. The machine goes again, also after Ctrl-C.
+/// Boots the version once. The machine is removed at the end, even after Ctrl-C.
 async fn record(
     client: &Client,
     image: &str,
@@ -111,7 +111,7 @@ async fn record(
     args: &MachineArgs,
     json: bool,
 ) -> anyhow::Result<u8> {
-    // A boot takes minutes, and would be for nothing.
+    // Check first, because a boot takes minutes.
     if let Some(why) = client.status().await?.boots_unrecorded {
         let problem = Problem::new(ProblemKind::Invalid, format!("cannot record a boot of '{image}': {why}"));
         return Err(problem.advise(RECORDS).into());
@@ -121,11 +121,11 @@ async fn record(
     if let Some(trace) = known.as_ref().filter(|trace| trace.boots >= trace.boots_wanted) {
         let name = format!("{}@{}", trace.version.image, trace.version.number);
         let text = format!(
-            "cannot record a boot of {name}: its trace is of {}, and no more are recorded",
+            "cannot record a boot of {name}: its trace already has {}, and no more are recorded",
             times(trace.boots)
         );
         let problem = Problem::new(ProblemKind::Conflict, text);
-        return Err(problem.advise(format!("'headwater image trace remove {name}' begins anew")).into());
+        return Err(problem.advise(format!("'headwater image trace remove {name}' removes it, so that boots are recorded again")).into());
     }
     let mut signals = EndSignals::catch()?;
     let name = free_name(client).await?;
@@ -135,7 +135,7 @@ async fn record(
         booted = boot(client, &name, after, json) => booted,
         signal = signals.next() => Err(Problem::new(ProblemKind::Cancelled, format!("stopped by {signal}")).into()),
     };
-    // Its end is what writes the recording.
+    // The recording is written when the machine is removed.
     let removed = async {
         client.change_machine(&name, "stop?force=true").await?;
         client.remove_machine(&name, true).await
@@ -146,16 +146,16 @@ async fn record(
     let trace = said_if_slow(json, &what, known_boots(client, image)).await?;
     let before = known.map_or(0, |trace| trace.boots);
     match trace.filter(|trace| trace.boots > before) {
-        Some(trace) => tell(&trace, json),
+        Some(trace) => show(&trace, json),
         None => {
-            let text = format!("the boot of '{image}' was not recorded: the daemon's log says why");
+            let text = format!("the boot of '{image}' was not recorded: see the daemon's log for the reason");
             Err(Problem::new(ProblemKind::Failed, text).advise(RECORDS).into())
         }
     }
 }
 
 async fn known_boots(client: &Client, image: &str) -> anyhow::Result<Option<BootTrace>> {
-    // Where there is no such image, making the machine says so.
+    // If the image does not exist, creating the machine reports that.
     match client.trace(image).await {
         Ok(trace) => Ok(Some(trace)),
         Err(e) => match e.downcast::<Problem>() {
@@ -176,7 +176,7 @@ async fn free_name(client: &Client) -> anyhow::Result<String> {
 
 async fn boot(client: &Client, name: &str, after: Duration, json: bool) -> anyhow::Result<()> {
     let begun = tokio::time::Instant::now();
-    // Since when its guest is not up, where it is not: it may restart.
+    // Since when the guest has not been up; it may reboot.
     let (mut said, mut down_since) = (begun, begun);
     let mut machine = client.change_machine(name, "start").await?;
     let mut up_since = None;
@@ -192,7 +192,7 @@ async fn boot(client: &Client, name: &str, after: Duration, json: bool) -> anyho
             }
             MachineState::Running => down_since = tokio::time::Instant::now(),
             _ if down_since.elapsed() >= BOOT_MAX => {
-                anyhow::bail!("the guest is not up after {} s", BOOT_MAX.as_secs());
+                anyhow::bail!("the guest has not booted within {} s", BOOT_MAX.as_secs());
             }
             _ => up_since = None,
         }

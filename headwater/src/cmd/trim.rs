@@ -1,4 +1,4 @@
-//! `headwater machine trim`: guests give back what files left that were removed.
+//! `headwater machine trim`: runs fstrim in guests, so that blocks of deleted files are freed in their write caches.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -9,7 +9,7 @@ use crate::client::Client;
 use crate::cmd::machine::Failures;
 use crate::show::{self, progress::said_if_slow};
 
-/// Trims one guest after the other; the first failure is ours, once all were tried.
+/// Trims one guest after the other. Fails with the first error after all were tried.
 pub async fn run(client: &Client, names: Vec<String>, json: bool) -> anyhow::Result<()> {
     let mut failures = Failures::new(json);
     let mut trimmed = Vec::new();
@@ -18,7 +18,7 @@ pub async fn run(client: &Client, names: Vec<String>, json: bool) -> anyhow::Res
             Ok((before, after)) if json => trimmed
                 .push(serde_json::json!({ "machine": name, "before_bytes": before, "after_bytes": after })),
             Ok((before, after)) => show::if_read(show::line(&format!(
-                "trimmed {name}: its write cache holds {}, and held {} before",
+                "trimmed {name}: its write cache has {}, and had {} before",
                 size::format(after),
                 size::format(before)
             )))?,
@@ -31,20 +31,20 @@ pub async fn run(client: &Client, names: Vec<String>, json: bool) -> anyhow::Res
     failures.end()
 }
 
-/// What a machine's write cache held before and after.
+/// The bytes in a machine's write cache before and after.
 async fn one(client: &Client, name: &str, json: bool) -> anyhow::Result<(u64, u64)> {
     let before = held(client, name).await?;
-    // What was removed last is free once that is written out.
+    // Blocks of files that were deleted last are free only after a sync.
     let argv = ["sh", "-c", "sync && exec fstrim --all"].map(str::to_owned).to_vec();
     let timeout_ms = ExecRequest::default_timeout_ms();
     let request = ExecRequest { argv, timeout_ms, stdin_base64: None };
-    let what = format!("waiting for the guest of {name} to give back what it does not use");
+    let what = format!("waiting for fstrim in the guest of {name}");
     let result = said_if_slow(json, &what, client.exec(name, &request)).await?;
     if result.exit_code != 0 {
         let said = STANDARD.decode(&result.stderr_base64).unwrap_or_default();
         let said = show::printable(String::from_utf8_lossy(&said).trim());
         let message =
-            format!("cannot trim machine '{name}': fstrim ended with exit code {}: {said}", result.exit_code);
+            format!("cannot trim machine '{name}': fstrim failed with exit code {}: {said}", result.exit_code);
         return Err(Problem::new(ProblemKind::Failed, message).into());
     }
     Ok((before, held(client, name).await?))

@@ -1,4 +1,4 @@
-//! `headwater console`: a one-time link to the web console.
+//! `headwater console`: prints or opens a one-time link to the web console.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,7 +13,7 @@ use crate::cli::ConsoleArgs;
 use crate::client::Client;
 use crate::show;
 
-/// What opens a page in the user's browser.
+/// The program that opens a page in the user's browser.
 const OPENER: &str = "xdg-open";
 
 /// Prints a link, and opens it if there is a desktop.
@@ -27,7 +27,7 @@ pub async fn run(client: Client, args: ConsoleArgs, json: bool) -> anyhow::Resul
     show::line(&link.url)?;
     show::aside("the link opens one session, and is valid for a minute\n");
     if client.data_dir().is_none() && is_loopback(&link.url) {
-        // Whoever listens on that port of this host would get it.
+        // Only a warning: another process that listens on that port of this host would get the link.
         show::aside(
             "the console listens on the loopback interface of the server: forward its port first, for instance with ssh -L\n",
         );
@@ -39,7 +39,7 @@ pub async fn run(client: Client, args: ConsoleArgs, json: bool) -> anyhow::Resul
     Ok(0)
 }
 
-/// Refuses a link that is none: it is put into a page, and shown at a terminal.
+/// Fails if the text is not a link, because it is put into a page and printed on a terminal.
 fn check(url: &str) -> anyhow::Result<()> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || ":/.#=_-[]".contains(c);
     anyhow::ensure!(
@@ -53,7 +53,7 @@ fn is_loopback(url: &str) -> bool {
     ["http://127.", "http://[::1]", "http://localhost"].iter().any(|start| url.starts_with(start))
 }
 
-/// The user's private directory, if they have a desktop.
+/// The user's private runtime directory, if there is a desktop.
 fn desktop() -> Option<PathBuf> {
     let is_set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     is_set("WAYLAND_DISPLAY").or_else(|| is_set("DISPLAY"))?;
@@ -62,7 +62,8 @@ fn desktop() -> Option<PathBuf> {
     is_set("XDG_RUNTIME_DIR").map(PathBuf::from)
 }
 
-/// Opens a page that leads to the link. The arguments of a program are seen by all users of the host, and the link is a secret.
+/// Opens a page that redirects to the link. The link is a secret, and all users of the host can read the arguments of
+/// a program.
 fn open(link: &ConsoleLink, dir: &Path) -> anyhow::Result<()> {
     let page = dir.join("headwater-console.html");
     match std::fs::remove_file(&page) {
@@ -91,7 +92,7 @@ mod tests {
         let page = dir.path().join("headwater-console.html");
         std::fs::write(&page, "old").unwrap();
         let link = ConsoleLink { url: "http://127.0.0.1:1/#ticket=x".to_owned(), expires_at_ms: 0 };
-        // Whether there is a browser here does not matter.
+        // The result depends on whether there is a browser here.
         let _ = open(&link, dir.path());
         assert_eq!(std::fs::metadata(&page).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(std::fs::read_to_string(&page).unwrap().contains("url=http://127.0.0.1:1/#ticket=x\""));

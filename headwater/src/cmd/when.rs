@@ -22,7 +22,7 @@ fn span_ms(text: &str) -> anyhow::Result<u64> {
         'm' => 60,
         'h' => 3600,
         'd' => 86_400,
-        _ => bail!("it ends in none of s, m, h, d"),
+        _ => bail!("it does not end in s, m, h or d"),
     };
     let count: u64 = text.strip_suffix(unit).unwrap_or_default().parse()?;
     count.checked_mul(seconds * 1000).context("it is too large")

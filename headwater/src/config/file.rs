@@ -1,4 +1,4 @@
-//! Reading a configuration file: TOML to words of a command line, with the line of each key.
+//! Reads a configuration file: converts TOML to words of a command line, and records the line of each key.
 
 use std::ops::Range;
 use std::path::Path;
@@ -13,14 +13,14 @@ use toml::de::{DeTable, DeValue};
 use super::{has_name, serve_flags};
 use crate::cli::Cli;
 
-/// The most that a file may have.
+/// The largest file.
 const FILE_MAX_BYTES: u64 = 1 << 20;
 
-/// Errors of a file that are named; more are counted.
+/// The most errors that are listed; further errors are only counted.
 const NAMED_ERRORS_MAX: usize = 8;
 
-/// A word that is this far from a key, in letters, is not meant to be that key.
-const NEAR: usize = 4;
+/// An unknown key with a smaller edit distance to a known key is reported with that as a suggestion.
+const SUGGESTION_DISTANCE: usize = 4;
 
 /// A key of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,11 +29,11 @@ pub struct Setting {
     pub key: String,
     /// The line that sets it.
     pub line: usize,
-    /// What it is on a command line; nothing if the file has it say `false`.
+    /// The words for a command line. Empty if the file sets a switch to `false`.
     pub words: Vec<String>,
 }
 
-/// Reads a file. All wrong keys and values are in the error, each with its line.
+/// Reads a file. The error lists all wrong keys and values, each with its line.
 pub fn read(path: &Path) -> anyhow::Result<Vec<Setting>> {
     let text = text_of(path)?;
     settings(&text).map_err(|wrong| {
@@ -52,13 +52,13 @@ fn text_of(path: &Path) -> anyhow::Result<String> {
     let failed = || format!("cannot read the configuration file {}", path.display());
     let len = path.metadata().with_context(failed)?.len();
     if len > FILE_MAX_BYTES {
-        let why = format!("{}: it has {len} bytes, and {FILE_MAX_BYTES} is the most", failed());
+        let why = format!("{}: it has {len} bytes, and the maximum is {FILE_MAX_BYTES}", failed());
         return Err(Problem::new(ProblemKind::Invalid, why).into());
     }
     std::fs::read_to_string(path).with_context(failed)
 }
 
-/// A line, and what is wrong in it.
+/// A line, and the error in it.
 type Wrong = (usize, String);
 
 fn settings(text: &str) -> Result<Vec<Setting>, Vec<Wrong>> {
@@ -93,17 +93,17 @@ fn setting(flags: &[Arg], key: &str, value: &Spanned<DeValue<'_>>, line: usize) 
 
 fn unknown(flags: &[Arg], key: &str) -> String {
     if let Some(name) = flags.iter().find(|flag| has_name(flag, key)).and_then(Arg::get_long) {
-        return format!("unknown key '{key}': it is called '{name}' here");
+        return format!("unknown key '{key}': the key is '{name}' in this file");
     }
     let names = flags.iter().filter_map(Arg::get_long);
     let plain = key.replace('_', "-").to_lowercase();
     match names.map(|name| (distance(&plain, name), name)).min() {
-        Some((far, name)) if far < NEAR => format!("unknown key '{key}': did you mean '{name}'?"),
+        Some((far, name)) if far < SUGGESTION_DISTANCE => format!("unknown key '{key}': did you mean '{name}'?"),
         _ => format!("unknown key '{key}': 'headwater config show' lists the keys"),
     }
 }
 
-/// How many letters have to be added, removed or changed.
+/// The edit distance: the number of letters to add, remove or change.
 fn distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
@@ -118,7 +118,7 @@ fn distance(from: &str, to: &str) -> usize {
     row.last().copied().unwrap_or(0)
 }
 
-/// What sets a flag to a value on a command line.
+/// The words that set a flag to a value on a command line.
 fn words(flag: &Arg, key: &str, value: &DeValue<'_>) -> Result<Vec<String>, String> {
     let word = |value: &DeValue<'_>, wanted: &str| match value {
         DeValue::String(text) => Ok(format!("--{key}={text}")),
@@ -153,7 +153,7 @@ fn described(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-/// Has the flag's own parser look at its value. Other flags that the flag needs may be anywhere.
+/// Checks a value with the flag's own parser. Other flags that it requires are not checked.
 fn check(key: &str, words: &[String]) -> Result<(), String> {
     let line = ["headwater", "serve"].into_iter().chain(words.iter().map(String::as_str));
     match Cli::command().try_get_matches_from(line) {
@@ -164,7 +164,7 @@ fn check(key: &str, words: &[String]) -> Result<(), String> {
     }
 }
 
-/// The text of one key in a file that is otherwise not looked at.
+/// The value of one key in a file whose other contents are ignored.
 pub fn value_of(path: &Path, key: &str) -> Option<String> {
     let text = text_of(path).ok()?;
     let table = DeTable::parse(&text).ok()?;

@@ -3,11 +3,12 @@
 //! ```text
 //!   headwater.toml --file.rs--> settings with their lines --here--> words of a command line --clap--> ServeArgs
 //! ```
-//! The flags of clap are the one definition: their names are the keys, and their parsers check the values. A flag on the command
-//! line counts more than its variable in the environment, that more than the file, and the file more than the default.
+//! The definitions of clap are used for both: flags are the keys, and their parsers check the values. A flag on the
+//! command
+//! line has priority over its environment variable, that over the file, and the file over the default.
 //!
 //! # Not here
-//! The file has no sections, includes no other file, and holds no secrets: it names the files in which they are.
+//! The file has no sections, includes no other file, and contains no secrets: it names the files that have them.
 
 mod file;
 
@@ -25,10 +26,10 @@ use crate::cli::{Cli, Command, ServeArgs};
 /// The file of the service that the package installs.
 pub const SYSTEM_FILE: &str = "/etc/headwater/headwater.toml";
 
-/// Flags of `serve` that are no settings of a daemon.
+/// Flags of `serve` that are not settings of a daemon.
 const NO_KEYS: [&str; 4] = ["config", "context", "json", "help"];
 
-/// The flags of `headwater serve`, with those that all commands have.
+/// The flags of `headwater serve`, including those of all commands.
 pub fn serve_flags() -> Vec<Arg> {
     let mut root = Cli::command();
     root.build();
@@ -37,9 +38,10 @@ pub fn serve_flags() -> Vec<Arg> {
     flags.filter(|flag| flag.get_long().is_some_and(|name| !NO_KEYS.contains(&name))).collect()
 }
 
-/// A command line with what its configuration file sets. Other commands than `serve --config FILE` stay as they are.
+/// Adds the settings of the configuration file to a command line of `serve --config FILE`. Other command lines are
+/// not changed.
 pub fn with_file(words: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
-    // Errors in the words are found when the whole is parsed: a flag may need another one of the file.
+    // Errors are reported when the result is parsed: a flag may require another one that is in the file.
     let parsed = Cli::command().ignore_errors(true).try_get_matches_from(&words);
     let Some(file) = parsed.as_ref().ok().and_then(file_of) else { return Ok(words) };
     let given = given_flags(&words);
@@ -49,7 +51,7 @@ pub fn with_file(words: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
     let more: Vec<OsString> =
         from_file.flat_map(|setting| setting.words.iter().map(OsString::from)).collect();
     let mut words = words;
-    // What follows `--` is no flag.
+    // Words after `--` are not flags.
     let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
     words.splice(end..end, more);
     Ok(words)
@@ -80,17 +82,17 @@ fn is_in_environment(key: &str) -> bool {
     variable(key).is_some_and(|name| std::env::var_os(name).is_some())
 }
 
-/// The variable of the environment that has a flag's value.
+/// The environment variable with a flag's value.
 fn variable(key: &str) -> Option<OsString> {
     let flag = serve_flags().into_iter().find(|flag| flag.get_long() == Some(key))?;
     flag.get_env().map(OsStr::to_owned)
 }
 
-/// What `headwater serve` does with a command line: its settings, parsed and as text.
+/// The effective settings of a command line of `headwater serve`, parsed and as text.
 pub struct Effective {
-    /// For the daemon.
+    /// The settings for the daemon.
     pub args: ServeArgs,
-    /// The values of each key that has any, as text, and where they come from.
+    /// The values of each key that has any, as text, and their origin.
     pub values: BTreeMap<String, (Vec<String>, Source)>,
 }
 
@@ -99,11 +101,11 @@ pub struct Effective {
 pub enum Source {
     /// A line of the file.
     File(PathBuf, usize),
-    /// A flag.
+    /// A flag on the command line.
     CommandLine,
-    /// A variable.
+    /// An environment variable.
     Environment(String),
-    /// Nobody has set it.
+    /// The default.
     Default,
 }
 
@@ -119,7 +121,8 @@ impl std::fmt::Display for Source {
 }
 
 impl Effective {
-    /// Of a command line of `headwater serve`. All that can be checked without starting is checked.
+    /// The settings of a command line of `headwater serve`. Everything is checked that can be checked without
+    /// starting.
     pub fn of(words: Vec<OsString>) -> anyhow::Result<Self> {
         let file =
             Cli::command().ignore_errors(true).try_get_matches_from(&words).ok().as_ref().and_then(file_of);
@@ -133,7 +136,7 @@ impl Effective {
         let parsed = parsed.map_err(|e| in_file(crate::failure::usage_line(&e)))?;
         let cli = Cli::from_arg_matches(&parsed).map_err(|e| in_file(crate::failure::usage_line(&e)))?;
         let Command::Serve(args) = cli.command else {
-            return Err(in_file("it is no command line of 'headwater serve'".to_owned()).into());
+            return Err(in_file("it is not a command line of 'headwater serve'".to_owned()).into());
         };
         args.check().map_err(|e| in_file(crate::failure::one_line(&e)))?;
         let lines: BTreeMap<&str, usize> =
@@ -156,7 +159,7 @@ impl Effective {
         self.values.get("data-dir").and_then(|(values, _)| values.first()).map(PathBuf::from)
     }
 
-    /// The keys whose values are others in `later`.
+    /// The keys with other values in `later`.
     pub fn changed(&self, later: &Self) -> Vec<String> {
         let value = |of: &Self, key: &str| of.values.get(key).map(|(values, _)| values.clone());
         let keys: std::collections::BTreeSet<&String> =
@@ -181,16 +184,16 @@ fn values(
     values
 }
 
-/// The command line of `headwater serve` with a file alone.
+/// The command line of `headwater serve` with only a file.
 pub fn serve_with(file: Option<&Path>) -> Vec<OsString> {
     let mut words = vec![OsString::from("headwater"), "serve".into()];
     words.extend(file.into_iter().flat_map(|file| ["--config".into(), file.into()]));
     words
 }
 
-/// The data directory that the configuration file of this host's service names.
+/// The data directory in the configuration file of this host's service.
 pub fn system_data_dir() -> Option<PathBuf> {
-    // A file that cannot be read or used is for `serve` and `config check` to complain about.
+    // Errors of the file are ignored here: `serve` and `config check` report them.
     file::value_of(Path::new(SYSTEM_FILE), "data-dir").map(PathBuf::from)
 }
 

@@ -1,4 +1,4 @@
-//! `headwater serve --boot`: the boot server of a daemon, put together.
+//! Sets up the boot server of `headwater serve --boot`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,24 +18,24 @@ use crate::daemon::dhcp_table;
 use crate::data_dir::DataDir;
 use crate::failure::invalid;
 
-/// The interface, and what its machines need to read their images.
+/// The boot server's settings.
 #[derive(Clone, Debug)]
 pub struct BootOffer {
     /// The interface of the machines' network.
     pub interface: String,
     /// The port of its HTTP server.
     pub http_port: u16,
-    /// The file of networks in which it gives addresses.
+    /// The file with the networks in which it assigns addresses.
     pub dhcp: Option<PathBuf>,
-    /// Which loader machines with UEFI get.
+    /// The boot loader for machines with UEFI.
     pub uefi: Uefi,
-    /// A directory with the signed loaders, in place of that of the packages.
+    /// A directory with signed loaders, instead of those of the packages.
     pub signed: Option<PathBuf>,
     /// The authorities of the store server's certificate.
     pub ca: PathBuf,
 }
 
-/// A boot server whose ports are open.
+/// A boot server with open ports, which does not serve yet.
 pub struct Opened {
     server: BootServer,
     issued: IssuedTokens,
@@ -44,7 +44,7 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Opens it before anything is changed: most mistakes in an invocation are here.
+    /// Opens the ports before anything is changed, because most wrong options show here.
     pub fn new(offer: &BootOffer, data_dir: &DataDir) -> anyhow::Result<Self> {
         let failed = || format!("cannot boot machines of {}", offer.interface);
         let ca = std::fs::read(&offer.ca);
@@ -65,7 +65,7 @@ impl Opened {
         })
     }
 
-    /// The file of the tokens that machines are given.
+    /// The file with hashes of the tokens that were issued to machines.
     pub fn issued(&self) -> PathBuf {
         self.issued.path().to_owned()
     }
@@ -102,20 +102,20 @@ impl Opened {
     }
 }
 
-/// Refuses a store that the machines could not read.
+/// Fails if the machines could not read the store.
 pub fn check(listen: Option<SocketAddr>, has_tls: bool) -> anyhow::Result<()> {
     let why = match listen {
         None => "give --store-listen, where they read their images",
         Some(listen) if listen.ip().is_loopback() => {
-            "--store-listen is an address of this host alone: give one that they reach"
+            "--store-listen is a loopback address: give one that the machines can reach"
         }
         Some(_) if !has_tls => "give --tls-cert and --tls-key for --store-listen",
         Some(_) => return Ok(()),
     };
-    Err(invalid(format!("machines cannot boot by --boot as it is: {why}")))
+    Err(invalid(format!("cannot boot machines with --boot: {why}")))
 }
 
-/// Seconds since 1970, in which leases are kept.
+/// Seconds since 1970, the unit of DHCP leases.
 fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -131,7 +131,7 @@ mod tests {
             check(listen, has_tls).err().map(|why| why.to_string())
         };
         assert!(refused(None, false).unwrap().contains("give --store-listen"));
-        assert!(refused(Some("127.0.0.1:1"), true).unwrap().contains("one that they reach"));
+        assert!(refused(Some("127.0.0.1:1"), true).unwrap().contains("one that the machines can reach"));
         assert!(refused(Some("10.0.0.1:1"), false).unwrap().contains("give --tls-cert"));
         assert_eq!(refused(Some("10.0.0.1:1"), true), None);
     }

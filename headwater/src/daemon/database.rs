@@ -1,4 +1,5 @@
-//! The database of a daemon: the SQLite file of its data directory, or one in PostgreSQL that it alone changes.
+//! Opens the daemon's database: the SQLite file of its data directory, or one in PostgreSQL, on which it takes a
+//! lease.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,31 +19,31 @@ use crate::database::{Shared, Usage};
 use crate::fleet::authority::Authority;
 use crate::secrets_key::SecretsKeyFile;
 
-/// How often a daemon on standby looks whether the database is free.
+/// How often a daemon on standby checks whether the database is free.
 const STANDBY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// For how long the server must have answered before a lease counts as over.
+/// How long the server must have answered before a lease counts as over, so that its holder had time to renew it.
 const RENEWAL_TIME: Duration = Duration::from_secs(5);
 
-/// For how long one of several controllers goes on without the database. Another one may have it by then, without this one knowing.
+/// How long one of several controllers continues without the database. After that another one may have it.
 const AWAY_LIMIT: Duration = Duration::from_secs(30);
 
 /// An open database.
 pub struct OpenDatabase {
-    /// What the service uses.
+    /// The database, for the service.
     pub repository: Arc<dyn Database>,
     /// The secrets in it, which can be read.
     pub secrets: Arc<dyn Secrets>,
     lease: Option<Lease>,
 }
 
-/// The lease on a database, and who renews it.
+/// The lease on a database, and the task that renews it.
 struct Lease {
     database: PostgresDatabase,
     keeper: JoinHandle<()>,
-    /// Whether other daemons wait for it.
+    /// Whether other daemons wait for the lease.
     is_in_turn: bool,
-    /// Why the database is not this daemon's any more.
+    /// Why the lease was lost.
     lost: watch::Receiver<Option<String>>,
 }
 
@@ -108,19 +109,20 @@ impl OpenDatabase {
     }
 
     /// The database, if other controllers wait for it.
-    pub fn turn(&self) -> Option<PostgresDatabase> {
+    pub fn shared(&self) -> Option<PostgresDatabase> {
         self.lease.as_ref().filter(|lease| lease.is_in_turn).map(|lease| lease.database.clone())
     }
 
-    /// Whose images are held in a store: those of the data directory, or those of all controllers of the database.
+    /// The identity of the owner of retention roots in a store: the data directory, or the database if several
+    /// controllers share it.
     pub async fn identity(&self, data_dir: &DataDir) -> anyhow::Result<String> {
-        match self.turn() {
+        match self.shared() {
             Some(_) => Ok(Authority::load_or_make(&*self.repository, String::new()).await?.identity()),
             None => data_dir.identity(),
         }
     }
 
-    /// Waits until the database is not this daemon's any more, and says why.
+    /// Waits until the lease is lost, and returns the reason.
     pub fn lost(&self) -> impl Future<Output = String> + Send + 'static {
         let lost = self.lease.as_ref().map(|lease| lease.lost.clone());
         async move {
@@ -129,7 +131,7 @@ impl OpenDatabase {
                     let why = lost.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
                     match why {
                         Some(why) => why,
-                        // The keeper ended with the database, in order.
+                        // The renewing task ended in order, together with the database.
                         None => std::future::pending().await,
                     }
                 }
@@ -138,21 +140,22 @@ impl OpenDatabase {
         }
     }
 
-    /// Closes it. A daemon that leaves no machine on gives it up for others, and so does one of several controllers.
+    /// Closes the database. Releases the lease if the daemon leaves no machine on, or is one of several controllers.
     pub async fn close(self, leaves_machines_on: bool) {
         if let Some(lease) = &self.lease
             && (lease.is_in_turn || !leaves_machines_on)
             && let Err(error) = lease.database.end_lease().await
         {
-            tracing::warn!("the database is not given up, and only this host's daemon can use it: {error}");
+            tracing::warn!("cannot release the lease on the database, so only this host's daemon can use it: {error}");
         }
         self.repository.close().await;
     }
 }
 
-/// Waits until no other daemon has a database, and takes it. A server that does not answer is waited for, too.
+/// Waits until no other daemon has the lease, and takes it. Also waits for a server that does not answer.
 ///
-/// After the server was away, all leases are over. The daemon that has the database renews its lease then, so it gets the time for that.
+/// After an outage of the server all leases are over. The daemon that has the database then gets time to renew its
+/// lease.
 async fn wait_for(place: Place, holder: &Holder) -> Result<PostgresDatabase, DbError> {
     let mut told = None;
     let mut answers_since: Option<Instant> = None;
@@ -181,11 +184,12 @@ async fn wait_for(place: Place, holder: &Holder) -> Result<PostgresDatabase, DbE
     }
 }
 
-/// How the note of the last database names the SQLite file of the data directory.
+/// The name of the data directory's SQLite file in `database.place`.
 const OWN: &str = "SQLite";
 
-/// The note in a data directory of the database that its last daemon had. A daemon removes disks that its database does not know, so
-/// one that was started with another database would remove all of them.
+/// The file `database.place` of a data directory, which names the database of its last daemon. A daemon removes disks
+/// that its database does not
+/// know, so a daemon that was started with another database would remove all disks.
 struct Former {
     note: PathBuf,
     name: Option<String>,
@@ -198,7 +202,7 @@ impl Former {
         Self { note, name }
     }
 
-    /// Refuses another database if there is something to lose.
+    /// Fails for another database if disks would be lost.
     fn allows(&self, data_dir: &DataDir, name: &str) -> Result<(), Problem> {
         let Some(former) = self.name.as_deref().filter(|former| *former != name) else { return Ok(()) };
         if !has_persistent_disks(data_dir) && !has_open_disks(data_dir) {
@@ -228,19 +232,20 @@ fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> {
     std::fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
 }
 
-/// Each persistent disk of a machine has a key. Those of `headwater export` are in no database, and no daemon removes them.
+/// Whether machines have persistent disks: each has a key. Disks of `headwater export` are in no database, and no
+/// daemon removes them.
 fn has_persistent_disks(data_dir: &DataDir) -> bool {
     let is_of_machine =
         |key: &Path| key.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"disk-"));
     entries(&data_dir.keys()).any(|key| is_of_machine(&key))
 }
 
-/// The disk of a machine that may be on has a socket.
+/// Whether a machine may be on: its disk then has a socket.
 fn has_open_disks(data_dir: &DataDir) -> bool {
     entries(&data_dir.run()).any(|machine| machine.join("disk.sock").exists())
 }
 
-/// With what to do about it.
+/// Adds the advice.
 fn explained(error: DbError) -> anyhow::Error {
     let advice = match &error {
         DbError::Held { left_s: 0, .. } => {

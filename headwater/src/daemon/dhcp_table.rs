@@ -1,4 +1,4 @@
-//! The file of `--boot-dhcp`: the networks in which the boot server gives addresses.
+//! Reads the file of `--boot-dhcp`, with the networks in which the boot server assigns addresses.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::failure::invalid;
 
-/// How long a lease lasts unless the file says: 12 hours.
+/// The default duration of a lease: 12 hours.
 const LEASE_S: u32 = 12 * 3600;
 
 #[derive(Deserialize)]
@@ -34,7 +34,7 @@ struct Network {
 
 /// Reads the file.
 pub fn read(path: &Path) -> anyhow::Result<Subnets> {
-    let failed = |why: String| invalid(format!("cannot give addresses as {} says: {why}", path.display()));
+    let failed = |why: String| invalid(format!("cannot use the networks in {}: {why}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|e| failed(e.to_string()))?;
     parse(&text).map_err(failed)
 }
@@ -46,7 +46,7 @@ fn parse(text: &str) -> Result<Subnets, String> {
 }
 
 fn subnet(network: Network) -> Result<Subnet, String> {
-    let wrong = || format!("'{}' is no network; write one like 10.77.0.0/24", network.address.escape_debug());
+    let wrong = || format!("'{}' is not a network; write for instance 10.77.0.0/24", network.address.escape_debug());
     let (first, prefix) = network.address.split_once('/').ok_or_else(wrong)?;
     let fixed = network.fixed.iter().map(|(card, address)| Ok((card.parse::<Mac>()?, *address)));
     let fixed = fixed.collect::<Result<HashMap<Mac, Ipv4Addr>, String>>()?;

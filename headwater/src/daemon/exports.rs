@@ -1,10 +1,10 @@
-//! The daemon's machines as NBD exports: who may see which, and what opening one gives.
+//! Serves the daemon's machines as NBD exports: who may read which machine, and what an export contains.
 //!
 //! | the machine | its export |
 //! |---|---|
-//! | is on | its disk at the moment when the first of those who read it now opened it |
-//! | is off, and its disk is kept | that disk as it was left; a machine that starts takes it back |
-//! | is off otherwise | none: it has no disk |
+//! | is on | a snapshot of its disk, made when the first of the present readers opened it |
+//! | is off, with a persistent disk | that disk; a machine that starts revokes it |
+//! | is off, without a persistent disk | none |
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ use tokio::runtime::Handle;
 use crate::adapters::disk_host::{DiskHost, OpenReader};
 use crate::failure::invalid;
 
-/// What the NBD clients of a certificate may read, written `NAME` or `NAME=MACHINE[,MACHINE..]`.
+/// Parses the right of a client certificate: `NAME` or `NAME=MACHINE[,MACHINE..]`.
 pub fn right(text: &str) -> Result<Right, String> {
     Right::parse(text, |machine| check_machine(machine).map_err(|e| e.to_string()))
 }
 
-/// How machines' disks are offered over NBD.
+/// The settings of the NBD server for machines' disks.
 pub struct Offer {
     address: Address,
     tls: Option<ServerTls>,
@@ -38,8 +38,9 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Reads the certificates, and checks that what is not a unix socket has them and names who may come. A loopback
-    /// address reaches every user of this host, and every guest: QEMU's user-mode network leads there.
+    /// Loads the certificates. Fails for an address other than a unix socket without certificates and rights. This
+    /// includes loopback
+    /// addresses, which every user of this host and every guest can reach through QEMU's user-mode network.
     pub fn new(address: Address, certificates: Option<PathBuf>, rights: Vec<Right>) -> anyhow::Result<Self> {
         if matches!(address, Address::Tcp { .. }) && (certificates.is_none() || rights.is_empty()) {
             return Err(invalid(format!(
@@ -65,7 +66,7 @@ struct MachineExports {
     service: Service,
     disks: Arc<dyn DiskHost>,
     rights: Vec<Right>,
-    /// The service's; connections have threads of their own.
+    /// The service's runtime; connections have their own threads.
     runtime: Handle,
 }
 
@@ -80,7 +81,7 @@ impl MachineExports {
                 "give the name of a machine; the list of exports has those that can be opened".into(),
             ));
         }
-        // Whether there is such a machine is told to those only who may have it.
+        // Whether a machine exists is revealed only to clients that may read it.
         if !self.allows(client, name) {
             return Err(NotOpened::Forbidden);
         }
@@ -107,11 +108,11 @@ impl MachineExports {
     fn description(&self, found: &ReadableDisk) -> Option<String> {
         let ReadableDisk { machine, state, disk } = found;
         let (version, what) = match disk {
-            OfflineDisk::On(version) => (version.clone(), "its disk when it was opened"),
-            // No machine has begun it yet, and nobody else does.
+            OfflineDisk::On(version) => (version.clone(), "a snapshot of its disk"),
+            // No machine has created it yet, and a reader must not.
             OfflineDisk::PersistentDiskRef(kept) if !self.disks.is_begun(kept.kept) => return None,
             OfflineDisk::PersistentDiskRef(kept) => {
-                (format!("{}@{}", kept.version.image, kept.version.number), "its disk as it was left")
+                (format!("{}@{}", kept.version.image, kept.version.number), "its persistent disk")
             }
             OfflineDisk::None => return None,
         };
@@ -135,7 +136,7 @@ impl MachineExports {
             Some(name) => format!("nbd {name}"),
             None => "nbd".to_owned(),
         };
-        tracing::info!(machine, client = %who, "its disk is read over NBD: {what}");
+        tracing::info!(machine, client = %who, "the disk of a machine is read over NBD: {what}");
         let _runtime = self.runtime.enter();
         self.service.note_reading(machine, &who, what);
     }
@@ -177,9 +178,9 @@ impl Exports for MachineExports {
 fn no_disk(found: &ReadableDisk) -> NotOpened {
     let ReadableDisk { machine, state, disk } = found;
     let why = if matches!(disk, OfflineDisk::PersistentDiskRef(_)) {
-        "has not begun its disk"
+        "has not created its persistent disk yet"
     } else {
-        "its disk is not kept"
+        "has no persistent disk"
     };
     NotOpened::Unavailable(format!(
         "machine {machine} is {state} and {why}, so there is none to read; start the machine"
@@ -190,7 +191,7 @@ fn goes_off() -> BackendError {
     BackendError::new(headwater_api::ProblemKind::Conflict, "the machine is being switched on or off")
 }
 
-/// The whole chain, since many clients' users see nothing else, and in the log for the others.
+/// The error with all causes, for the client's user, and for the log.
 fn failed(machine: &str, error: impl Into<Failed>) -> NotOpened {
     let Failed { chain, advice } = error.into();
     let advice = advice.map(|advice| format!("; {advice}")).unwrap_or_default();

@@ -1,13 +1,15 @@
-//! The daemon: lock, store, database, service and sockets, put together; `serve` and `run` both use it.
+//! The daemon of `serve` and `run`: sets up lock, store, database, service and sockets, and ends them in order.
 //!
 //! ```text
 //!   start: lock the data directory -> store, database -> service -> recover -> sockets
 //!   stop:  no new requests, long operations cancelled, requests in flight finished
 //!          -> machines stopped, or left on with their disks -> database closed -> socket removed
 //! ```
-//! With `run`, disks are in this process and machines end with it, however it ends. With `serve`, disks are in a process of their own,
-//! and machines that are left on go on without a daemon.
-//! What waits for a store that cannot be reached is given up after a while: the end does not wait for its reads.
+//! With `run`, disks are in this process, and machines end with it in any case. With `serve`, disks are in a process
+//! of their own,
+//! and machines that are left on run without a daemon.
+//! Operations that wait for a store that cannot be reached are ended after a timeout, so that the end does not wait
+//! for their reads.
 
 pub mod boot;
 pub mod database;
@@ -59,49 +61,50 @@ use crate::stores::{self, Credentials, NamedServers};
 use crate::streaming::StreamArgs;
 use crate::verification::Scrub;
 
-/// How long requests in flight may take once the daemon stops. The longest is a stop of a machine.
+/// Timeout of requests in flight when the daemon stops. The longest request is a stop of a machine.
 const REQUESTS_GRACE: Duration = Duration::from_millis(STOP_GRACE_MS + 15_000);
 
-/// How long cancelled operations may take to clean up.
+/// Timeout of cancelled operations that clean up.
 const TASKS_GRACE: Duration = Duration::from_secs(30);
 
-/// How long the VMs of machines may take to end once they are killed, before reads of their disks are failed.
+/// Timeout of killed VMs. After it, reads of their disks fail.
 const KILL_GRACE: Duration = Duration::from_secs(5);
 
-/// How long what is still to be noted in the history may take: as long as the database waits for another process.
+/// Timeout of events that must still be written to the history: as long as the database waits for another process.
 const NOTES_GRACE: Duration = Duration::from_secs(15);
 
-/// How long reads that wait for the store may go on waiting once the daemon stops. A store that is back by then lets
-/// guests switch themselves off as usual.
+/// How long reads may still wait for the store after the daemon began to stop. If the store answers by then,
+/// guests shut down as usual.
 const READS_GRACE: Duration = Duration::from_secs(10);
 
-/// How long the process that has the disks may take to end, once no disk is open.
+/// Timeout of the disk process's end, after all disks are closed.
 const DISKS_GRACE: Duration = Duration::from_secs(10);
 
-/// How often it is looked whether reads wait.
-const READS_LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// How often the daemon checks whether reads wait.
+const READS_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long machines may take to be stopped before reads of their disks are failed: the longest stop of one, and more.
+/// Timeout of machines that are stopped. After it, reads of their disks fail. The longest stop of one machine, and
+/// more.
 const MACHINES_GRACE: Duration = REQUESTS_GRACE;
 
-/// The process that has the disks of machines.
+/// Where the disks of machines are.
 #[derive(Clone, Debug, Default)]
 pub enum DisksIn {
     /// In this process: machines end with it.
     #[default]
     Daemon,
-    /// In a process of their own, with this log: machines outlive the daemon.
+    /// In a separate process with this log: machines survive the daemon.
     OwnProcess { filter: String, format: LogFormat },
 }
 
-/// How it serves.
+/// The options of a daemon.
 #[derive(Default)]
 pub struct Options {
-    /// The process that has the disks of machines.
+    /// Where the disks of machines are.
     pub disks: DisksIn,
     /// Leave machines on when the daemon is told to end.
     pub keep_machines: bool,
-    /// The PostgreSQL database, where it is not the SQLite file of the data directory.
+    /// The PostgreSQL database, if it is not the SQLite file of the data directory.
     pub database: Option<Shared>,
     /// The file with the key of the secrets in the database, where it is not the usual one.
     pub secrets_key: Option<PathBuf>,
@@ -113,39 +116,40 @@ pub struct Options {
     pub console: Option<SocketAddr>,
     /// A TCP address for nodes of other hosts, and how long the leases of these nodes last.
     pub nodes: Option<(SocketAddr, Duration)>,
-    /// The certificate of these two if others can reach them. Without it, the daemon makes one.
+    /// The certificate of API and console, if they are not only on loopback addresses. Without it, the daemon makes
+    /// one.
     pub tls: Option<TlsFiles>,
-    /// The store, where it is not the one of the data directory.
+    /// The store, if it is not that of the data directory.
     pub store: Option<String>,
-    /// Begin with an empty store where there is none, whatever the database knows.
+    /// Create an empty store if there is none, even if the database knows machines or images.
     pub new_store: bool,
-    /// Whether images in the history mean that there was a store. `run` may have read others' images only.
+    /// Whether images in the history prove that there was a store. With `run`, they may have been in a remote store.
     pub history_counts: bool,
-    /// Where and how the store is offered to others.
+    /// The address and options of the store server, if the store is offered.
     pub offer: Option<headwater_store_server::Options>,
-    /// How machines boot from the network.
+    /// The boot server's settings.
     pub boot: Option<boot::BootOffer>,
     /// How these machines are switched on.
     pub waker: Option<Waker>,
     /// How machines' disks are offered over NBD.
     pub nbd: Option<Offer>,
-    /// Stores from which this one may be repaired: what their servers are shown, they are shown also where a request names them.
+    /// Stores from which this one may be repaired. Their servers get the credentials even if a request names them.
     pub repair_from: Vec<String>,
-    /// How the store is checked all the time.
+    /// The background verification.
     pub scrub: Option<Scrub>,
-    /// How long that pauses between two rounds, where it is not as usual.
+    /// The pause between two rounds of the verification, if it is not the default.
     pub scrub_pause: Option<Duration>,
-    /// What all write caches have in common.
+    /// Settings that all write caches share.
     pub caches: CacheArgs,
     /// How images of other hosts are read.
     pub stream: StreamArgs,
-    /// What their servers are shown.
+    /// The credentials for servers.
     pub credentials: Credentials,
-    /// The directory of recordings, where it is not that of the data directory. Only of a daemon that has the disks itself.
+    /// The directory of recordings, if it is not that of the data directory. Only if the disks are in this process.
     pub recordings: Option<PathBuf>,
     /// Start the machines that were on when the last daemon ended.
     pub resume: bool,
-    /// Files that a seal removes in a guest besides the usual ones.
+    /// Additional files that a seal removes in a guest.
     pub seal_removes: Vec<String>,
 }
 
@@ -161,11 +165,12 @@ async fn offer_store(
     }
 }
 
-/// The step of a controller on standby.
+/// The name of the step in which a controller on standby waits.
 const STANDING_BY: &str = "standing by until no other controller has the database";
 
-/// Waits until no other controller has the database, if that is how it is used. The ports are not open before that: a node that finds a
-/// port closed asks the next controller.
+/// If the database is shared by several controllers, waits until no other one has it. The ports are not open before
+/// that, so that a node
+/// tries the next controller.
 async fn stand_by(
     data_dir: &DataDir,
     database: Option<&Shared>,
@@ -186,7 +191,7 @@ async fn run_offer(offer: StoreServer, stopped: watch::Receiver<bool>) -> std::i
     Ok(())
 }
 
-/// Opens the database, unless that is done.
+/// Opens the database, unless it is already open.
 async fn open_database(
     data_dir: &DataDir,
     waited: Option<OpenDatabase>,
@@ -200,19 +205,19 @@ async fn open_database(
     }
 }
 
-/// Begins what a daemon does by itself once it serves.
-async fn go_on(service: &Service, resume: bool, left_tasks: Vec<i64>) -> anyhow::Result<()> {
-    // The first look at the hypervisor takes seconds: not when the first machine starts.
+/// Starts the background work of a daemon that serves.
+async fn start_background(service: &Service, resume: bool, left_tasks: Vec<i64>) -> anyhow::Result<()> {
+    // The first question to the hypervisor takes seconds, so ask before the first machine starts.
     let looking = service.clone();
     tokio::spawn(async move { looking.look_at_hypervisor().await });
     if resume {
         service.resume().await;
     }
     let recovered = service.recover_tasks(left_tasks).await;
-    recovered.context("cannot go on with the tasks of an earlier daemon")
+    recovered.context("cannot continue the tasks of an earlier daemon")
 }
 
-/// A daemon that serves.
+/// A running daemon.
 pub struct Daemon {
     data_dir: DataDir,
     _socket_file: SocketFile,
@@ -220,7 +225,7 @@ pub struct Daemon {
     _disks_lock: Option<File>,
     service: Service,
     disks: Arc<dyn DiskHost>,
-    /// The process that has the disks, if it is not this one.
+    /// The disk process, if there is one.
     disk_process: Option<Arc<DiskClient>>,
     keep_machines: bool,
     database: OpenDatabase,
@@ -237,7 +242,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts on a data directory, and says what it does on the way. Serves when it returns.
+    /// Starts a daemon on a data directory. `step` shows the present step. The daemon serves when this returns.
     async fn start(
         data_dir: DataDir,
         options: Options,
@@ -253,7 +258,7 @@ impl Daemon {
             && let Err(error) = turn.end_lease().await
         {
             tracing::warn!(
-                "the database is not given up, and other controllers wait for a few seconds: {error}"
+                "cannot release the lease on the database, so other controllers wait for a few seconds: {error}"
             );
         }
         started
@@ -266,7 +271,7 @@ impl Daemon {
         options: Options,
         step: watch::Sender<&'static str>,
     ) -> anyhow::Result<Self> {
-        // Before anything is changed: most mistakes in an invocation are here.
+        // Checked before anything is changed: most wrong options show here.
         let servers = options.store.iter().chain(&options.repair_from);
         let named = NamedServers::new(servers, options.credentials.clone())?;
         let load = || Token::load_or_make(&data_dir.token(), &SystemRandom);
@@ -316,7 +321,7 @@ impl Daemon {
         let left_tasks = service.left_tasks().await.context("cannot list the tasks of an earlier daemon")?;
 
         step.send_replace("beginning to serve");
-        // After that: what an earlier daemon left is not read.
+        // After the recovery, because disks that an earlier daemon left must not be read.
         let nbd = options.nbd.map(|offer| offer.serve(service.clone(), disks.clone())).transpose()?;
         let router = operations::router(service.clone());
         let (stop, stopped) = watch::channel(false);
@@ -335,7 +340,7 @@ impl Daemon {
         servers.extend(offer.map(|offer| tokio::spawn(run_offer(offer, stopped))));
         let scrub = |scrub| Scrubbing::start(store.clone(), scrub, options.scrub_pause, service.clone());
         let scrubbing = options.scrub.map(scrub).transpose()?;
-        go_on(&service, options.resume, left_tasks).await?;
+        start_background(&service, options.resume, left_tasks).await?;
         let ticking = service.clone();
         let ticker = tokio::spawn(async move { ticking.keep_reconciling().await });
         Ok(Self {
@@ -361,12 +366,12 @@ impl Daemon {
         })
     }
 
-    /// Its URLs over TCP.
+    /// The URLs of the API and the console over TCP.
     pub fn reachable(&self) -> &Reachable {
         &self.reachable
     }
 
-    /// Where the store is offered to others.
+    /// The URL at which the store is offered.
     pub fn offer_url(&self) -> Option<&str> {
         self.offer_url.as_deref()
     }
@@ -376,22 +381,22 @@ impl Daemon {
         self.boot_url.as_deref()
     }
 
-    /// Where nodes of other hosts connect.
+    /// The URL at which nodes of other hosts connect.
     pub fn nodes_url(&self) -> Option<&str> {
         self.nodes_url.as_deref()
     }
 
-    /// Where machines' disks are offered.
+    /// The URI of the NBD server for machines' disks.
     pub fn nbd_uri(&self) -> Option<String> {
         self.nbd.as_ref().map(headwater_nbd::Server::uri)
     }
 
-    /// Where it is.
+    /// The data directory.
     pub fn data_dir(&self) -> &DataDir {
         &self.data_dir
     }
 
-    /// Checks the store like this from now on, or not at all.
+    /// Replaces the background verification, or ends it.
     pub fn set_scrub(&mut self, scrub: Option<Scrub>, pause: Option<Duration>) -> anyhow::Result<()> {
         if let Some(old) = self.scrubbing.take() {
             // Its end may wait for the store.
@@ -402,7 +407,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Waits until the process that has the disks has ended. Never returns if that is this one.
+    /// Waits until the disk process has ended. Never returns if the disks are in this process.
     pub fn disks_ended(&self) -> impl Future<Output = ()> + Send + 'static {
         let ended = self.disk_process.as_ref().map(|process| process.ended());
         async move {
@@ -413,7 +418,8 @@ impl Daemon {
         }
     }
 
-    /// Waits until another daemon may have the database, and says why. Never returns if no other daemon can.
+    /// Waits until another daemon may have the database, and returns the reason. Never returns if the database is not
+    /// shared.
     pub fn database_lost(&self) -> impl Future<Output = String> + Send + 'static {
         self.database.lost()
     }
@@ -423,17 +429,18 @@ impl Daemon {
         self.keep_machines
     }
 
-    /// From now on, a stop leaves all machines on.
+    /// Makes a stop leave all machines on.
     pub fn keep_all_machines(&mut self) {
         self.keep_machines = true;
     }
 
-    /// From now on, a stop switches all machines off.
+    /// Makes a stop switch all machines off.
     pub fn keep_no_machines(&mut self) {
         self.keep_machines = false;
     }
 
-    /// Ends all machines at once, also while [`Daemon::stop`] waits for their guests. Machines that are to stay on do.
+    /// Ends all machines at once, even while [`Daemon::stop`] waits for their guests. Machines that are to stay on
+    /// are not ended.
     pub fn hurry(&self) -> impl Future<Output = ()> + Send + 'static {
         let (service, disks) = (self.service.clone(), Arc::clone(&self.disks));
         let keep_machines = self.keep_machines;
@@ -443,28 +450,28 @@ impl Daemon {
             }
             let ended = service.vms_ended();
             let stopping = tokio::spawn(async move { service.stop_all(true).await });
-            // A guest that still runs would take reads that fail for a broken disk.
+            // A guest that still runs would take failed reads for a broken disk.
             if tokio::time::timeout(KILL_GRACE, ended).await.is_err() {
                 tracing::warn!("a machine did not end within {} s of being killed", KILL_GRACE.as_secs());
             }
-            // A machine that is ended needs no more of its disk, and its disk ends when its reads do.
+            // The machines need their disks no more, and the disks end when their reads do.
             disks.close_store();
-            // A panic there was reported by its own thread.
+            // A thread that panicked has reported that itself.
             let _ = stopping.await;
         }
     }
 
-    /// Finishes what is in flight, stops all machines, and ends.
+    /// Finishes requests in flight, stops all machines unless they are to stay on, and ends.
     pub async fn stop(self) {
         self.service.begin_stop();
-        let giving_up = (!self.keep_machines).then(|| tokio::spawn(give_up_waiting(Arc::clone(&self.disks))));
+        let giving_up = (!self.keep_machines).then(|| tokio::spawn(fail_waiting_reads(Arc::clone(&self.disks))));
         if let Some(scrubbing) = self.scrubbing {
-            // It looks often whether it is to end, but the store may take its time.
+            // The verification checks for its end often, but the store may be slow.
             tokio::task::spawn_blocking(move || drop(scrubbing));
         }
-        // Takes as long as clients take their replies. It asks the service, which is there till the end.
+        // Takes as long as clients take to read replies. Needs the service, which ends later.
         let nbd = self.nbd.map(|nbd| tokio::task::spawn_blocking(move || nbd.stop()));
-        // Where all servers have ended there is nobody to tell.
+        // An error means that all servers have ended.
         let _ = self.stop.send(true);
         let finish = async {
             for server in self.servers {
@@ -491,19 +498,19 @@ impl Daemon {
         }
         if let Some(giving_up) = giving_up {
             giving_up.abort();
-            // Reads that still wait for it would keep the process alive.
+            // Reads that still wait for the store would keep the process alive.
             self.disks.close_store();
         }
         let ticker = self.ticker;
         ticker.abort();
-        // Events that it was writing go back to those that wait.
+        // Events that it was writing return to the queue of waiting events.
         let _ = ticker.await;
-        // What goes on without its client writes to the history last.
+        // Operations whose clients have disconnected write to the history last.
         if !self.service.operations_ended(TASKS_GRACE).await {
             tracing::warn!("an operation did not end within {} s", TASKS_GRACE.as_secs());
         }
         if !self.service.notes_written(NOTES_GRACE).await {
-            tracing::warn!("not all was noted in the history within {} s", NOTES_GRACE.as_secs());
+            tracing::warn!("not all events were written to the history within {} s", NOTES_GRACE.as_secs());
         }
         self.database.close(self.service.has_machines_on()).await;
         if let Some(process) = self.disk_process {
@@ -518,33 +525,33 @@ async fn stop_machines(service: &Service, disks: &dyn DiskHost) {
     tokio::pin!(stopping);
     if tokio::time::timeout(MACHINES_GRACE, &mut stopping).await.is_err() {
         tracing::warn!(
-            "a machine is not off after {} s: its disk is written out, or waits for the store",
+            "a machine is not off after {} s: its guest still writes, or its disk waits for the store",
             MACHINES_GRACE.as_secs()
         );
-        // Their guests are off by now, and what is left are reads that keep their disks open.
+        // Their guests are off by now; only reads keep their disks open.
         disks.close_store();
         stopping.await;
     }
 }
 
-/// Fails reads that wait for a store that does not come back.
-async fn give_up_waiting(disks: Arc<dyn DiskHost>) {
+/// After a timeout, makes reads fail that wait for a store that does not answer.
+async fn fail_waiting_reads(disks: Arc<dyn DiskHost>) {
     let mut since = None;
     loop {
         let Some(reasons) = disks.reads_wait() else {
             since = None;
-            tokio::time::sleep(READS_LOOK_INTERVAL).await;
+            tokio::time::sleep(READS_POLL_INTERVAL).await;
             continue;
         };
         if since.get_or_insert_with(tokio::time::Instant::now).elapsed() >= READS_GRACE {
             tracing::warn!("ending while reads wait for a server of the image: {reasons}");
             return disks.close_store();
         }
-        tokio::time::sleep(READS_LOOK_INTERVAL).await;
+        tokio::time::sleep(READS_POLL_INTERVAL).await;
     }
 }
 
-/// The socket's file; it goes with this, while the lock is still held.
+/// The socket's file. Dropping this removes it, while the lock is still held.
 struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
@@ -555,17 +562,17 @@ impl Drop for SocketFile {
     }
 }
 
-/// A store, what is known of it, and the disks over its images.
+/// An open store, its last known state, and the disks over its images.
 struct OpenStore {
     store: Arc<dyn Store>,
     last_known: Arc<LastKnown>,
     disks: Arc<dyn DiskHost>,
     disk_process: Option<Arc<DiskClient>>,
-    /// Held if disks are in this process.
+    /// Locked if the disks are in this process.
     disks_lock: Option<File>,
 }
 
-/// Which store is opened, and how disks over its images are.
+/// The options for opening a store and its disks.
 struct StoreOptions {
     name: Option<String>,
     credentials: Credentials,
@@ -597,7 +604,7 @@ fn open_store_here(
         DisksIn::Daemon => {
             // Machines of 'serve' may be on, with their disks in another process.
             let disks_lock = disk_process::lock(data_dir)?;
-            // First: what the store was when it cannot be reached is in there.
+            // Opened first, because it has the last known state of a store that cannot be reached.
             if stream.chunk_cache.is_some() {
                 step.send_replace("opening the chunk cache");
             }
@@ -631,7 +638,7 @@ fn open_store_here(
             let process = Arc::new(disk_process::connect(data_dir, &settings, (&filter, format), &say)?);
             if process.has_earlier_settings() {
                 tracing::warn!(
-                    "machines are on, and their disks keep the settings of the last daemon: changed ones count when all machines were off"
+                    "machines are on, and their disks keep the settings of the last daemon: changed settings take effect after all machines were off"
                 );
             }
             step.send_replace("opening the store");
@@ -646,7 +653,8 @@ fn open_store_here(
     }
 }
 
-/// Refuses a store that was there and is gone, and makes the directory of a new one: the disk process can use only what is there when
+/// Fails for a store that existed and is missing, and creates the directory of a new store, because the disk process
+/// can use only directories that exist when
 /// it starts.
 fn is_there(data_dir: &DataDir, name: Option<&str>, known: &StoreKnown) -> anyhow::Result<()> {
     let own = data_dir.store();
@@ -656,7 +664,7 @@ fn is_there(data_dir: &DataDir, name: Option<&str>, known: &StoreKnown) -> anyho
     match name {
         Some(name) => {
             if let Some(directory) = stores::directory(name) {
-                // Opening it says why it cannot be made.
+                // An error is reported when the store is opened.
                 let _ = std::fs::create_dir_all(directory);
             }
             Ok(())
@@ -680,12 +688,12 @@ fn open_named(
     })
 }
 
-/// What the database knows of a store that was there.
+/// What the database knows about a store that existed.
 #[derive(Default)]
 struct StoreKnown {
-    /// Which boot its images.
+    /// The number of machines that boot its images.
     machines: usize,
-    /// The history has images of it.
+    /// Whether the history has events about its images.
     has_images: bool,
 }
 
@@ -697,49 +705,50 @@ impl StoreKnown {
         Ok(Self { machines, has_images })
     }
 
-    /// Refuses a store that is gone, as where its file system is not mounted: an empty one in its place would look well.
+    /// Fails if a store is missing, for instance because its file system is not mounted: an empty store in its place
+    /// would look valid.
     fn is_there(&self, directory: &Path) -> anyhow::Result<()> {
         let Self { machines, has_images } = *self;
         let known = match (machines, has_images) {
             (0, false) => return Ok(()),
-            (0, true) => "the history has images of one".to_owned(),
-            _ => format!("the database knows {machines} machine(s) that boot images of one"),
+            (0, true) => "the history has events about images".to_owned(),
+            _ => format!("the database has {machines} machine(s)"),
         };
         match LocalDir::open(directory, Access::Read) {
             Err(e) if e.kind() == StoreErrorKind::NotFound => {
                 let place = directory.display();
-                let message = format!("there is no store in {place}, and {known}");
+                let message = format!("there is no store in {place}, although {known}");
                 let advice = match store_within(directory) {
-                    // As `mv` has it where there was a directory already.
+                    // As after `mv` into an existing directory.
                     Some(inside) => {
-                        format!("there is one in {0}: move what is in {0} to {place}", inside.display())
+                        format!("a store was found in {0}: move the contents of {0} to {place}", inside.display())
                     }
-                    None => "mount it or bring it back".to_owned(),
+                    None => "mount its file system, or restore the store".to_owned(),
                 };
-                let advice = format!("{advice}; 'headwater serve --new-store' begins with an empty one");
+                let advice = format!("{advice}; 'headwater serve --new-store' begins with an empty store");
                 Err(Problem::new(ProblemKind::NotFound, message).advise(advice).into())
             }
-            // Where there is no machine, the last image may have been removed.
+            // Without machines, the last image may have been removed.
             Ok(store) if machines > 0 && store.images().is_ok_and(|images| images.is_empty()) => {
-                tracing::warn!(store = %directory.display(), machines, "the store has no image, and there are machines");
+                tracing::warn!(store = %directory.display(), machines, "the store has no images, but the database has machines, which cannot start; check that the right directory is mounted");
                 Ok(())
             }
-            // Whoever opens it for good says what is wrong.
+            // Opening the store reports other errors.
             _ => Ok(()),
         }
     }
 }
 
-/// A store right below a directory that is none itself.
+/// A store in a subdirectory of a directory that is not a store.
 fn store_within(directory: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(directory).ok()?;
     let mut paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
     paths.find(|path| LocalDir::open(path, Access::Read).is_ok())
 }
 
-/// This host, as the fleet knows it.
+/// This host's description for the fleet.
 pub fn own_host(data_dir: &DataDir) -> anyhow::Result<OwnHost> {
-    let id = data_dir.identity()?.parse().context("the identity of the data directory is no UUID")?;
+    let id = data_dir.identity()?.parse().context("the identity of the data directory is not a UUID")?;
     let system = rustix::system::sysinfo();
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     Ok(OwnHost {

@@ -1,7 +1,8 @@
 //! The daemon's TCP ports: plain HTTP on the loopback interface, and TLS everywhere else.
 //!
-//! The certificate is that of `--tls-cert`, or one that the daemon makes for itself once, in `DIR/tls`. Clients know the latter by its
-//! fingerprint, as those of SSH know a host by its key.
+//! The certificate is that of `--tls-cert`, or one that the daemon makes once for itself, in `DIR/tls`. Clients
+//! recognise the latter by its
+//! fingerprint, as SSH clients recognise a host by its key.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
@@ -20,24 +21,24 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use crate::data_dir::DataDir;
 use crate::replace::replace;
 
-/// The one version of HTTP that these ports speak.
+/// The only version of HTTP on these ports.
 const HTTP: [&str; 1] = ["http/1.1"];
 
-/// How the fingerprint of a certificate begins.
+/// The prefix of a certificate's fingerprint.
 pub const FINGERPRINT_PREFIX: &str = "sha256:";
 
 /// The ports of the API and the console.
 pub struct Ports {
-    /// That of the API.
+    /// The port of the API.
     pub api: Option<Port>,
-    /// That of the console.
+    /// The port of the console.
     pub console: Option<Port>,
-    /// The URLs of both.
+    /// The URLs of both ports.
     pub reachable: Reachable,
 }
 
 impl Ports {
-    /// Binds them. `given` is the certificate for addresses that are not loopback.
+    /// Binds the ports. `given` is the certificate for addresses other than loopback.
     pub async fn bind(
         api: Option<SocketAddr>,
         console: Option<SocketAddr>,
@@ -69,7 +70,7 @@ impl Ports {
     }
 }
 
-/// The URL of a port. One that listens on all addresses is reached by the name of the host.
+/// The URL of a port. If it listens on all addresses, the URL has the host's name.
 fn url(port: &Port) -> anyhow::Result<String> {
     let address = port.address().context("cannot ask for the address of a TCP port")?;
     let scheme = if port.is_encrypted() { "https" } else { "http" };
@@ -79,14 +80,14 @@ fn url(port: &Port) -> anyhow::Result<String> {
     Ok(format!("{scheme}://{address}"))
 }
 
-/// The name of this host, or `localhost` if that is no plain name.
+/// The name of this host, or `localhost` if that is not a plain name.
 pub fn host_name() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.');
     if !name.is_empty() && name.chars().all(is_plain) { name } else { "localhost".to_owned() }
 }
 
-/// The certificate of the data directory, which is made if there is none. The lock of the directory is held.
+/// The certificate of the data directory, which is created if missing. The caller holds the directory's lock.
 fn own_files(data_dir: &DataDir) -> anyhow::Result<TlsFiles> {
     let dir = data_dir.tls();
     let files = TlsFiles { certificate: dir.join("cert.pem"), key: dir.join("key.pem") };
@@ -111,7 +112,7 @@ fn parameters() -> anyhow::Result<CertificateParams> {
     names.dedup();
     let mut parameters = CertificateParams::new(names).context("cannot name this host in a certificate")?;
     parameters.distinguished_name.push(DnType::CommonName, format!("Headwater on {host}"));
-    // Its fingerprint is what clients compare, so it need not end while the host lives.
+    // Clients compare the fingerprint, so the certificate need not expire while the host exists.
     (parameters.not_before, parameters.not_after) = (date_time_ymd(2025, 1, 1), date_time_ymd(2075, 1, 1));
     Ok(parameters)
 }
@@ -119,15 +120,15 @@ fn parameters() -> anyhow::Result<CertificateParams> {
 /// The fingerprint of a certificate in PEM.
 fn fingerprint_of(path: &Path) -> anyhow::Result<String> {
     let certificate = CertificateDer::from_pem_file(path).map_err(|error| {
-        let message = format!("{} does not hold a certificate in PEM: {error}", path.display());
+        let message = format!("{} does not contain a certificate in PEM: {error}", path.display());
         Problem::new(ProblemKind::Damaged, message).advise(
-            "remove the file, and the daemon makes another certificate, which clients must be told of",
+            "remove the file, and the daemon makes another certificate; clients must then log in again with the new fingerprint",
         )
     })?;
     Ok(fingerprint(&certificate))
 }
 
-/// The fingerprint of a certificate, as browsers show it too.
+/// The fingerprint of a certificate, which browsers show too.
 pub fn fingerprint(certificate: &CertificateDer<'_>) -> String {
     let hash = digest(&SHA256, certificate);
     let digits: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,4 +1,4 @@
-//! The daemon as a controller of nodes, or as a node.
+//! Sets up the daemon as a controller of nodes, or as a node.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::fleet::listener::{BoundPort, NodePort};
 use crate::fleet::membership::{self, Joined};
 use crate::guard;
 
-/// Its port for nodes, or the fleet that it has joined, if there is either. The database is not open yet.
+/// The port for nodes, or the fleet that this host has joined, if there is either. The database is not open yet.
 pub struct BoundNodes {
     /// The port, and how long the leases of nodes last.
     port: Option<(BoundPort, Duration)>,
@@ -25,7 +25,7 @@ pub struct BoundNodes {
     data_dir: DataDir,
 }
 
-/// The same with what the database has.
+/// The same after the database was opened.
 pub struct Nodes {
     port: Option<(NodePort, Duration)>,
     joined: Option<Joined>,
@@ -33,7 +33,8 @@ pub struct Nodes {
 }
 
 impl BoundNodes {
-    /// Binds the port. One host is not both a node and a controller of nodes, and a node has a database of its own.
+    /// Binds the port. Fails if the host is a node and has --nodes or --database: a node has no nodes, and its own
+    /// database.
     pub async fn open(
         data_dir: &DataDir,
         offered: Option<(SocketAddr, Duration)>,
@@ -60,7 +61,7 @@ impl BoundNodes {
         Ok(Self { port, joined, data_dir: data_dir.clone() })
     }
 
-    /// Reads or makes the authority of its nodes.
+    /// Reads or creates the certificate authority of the nodes.
     pub async fn with_database(self, database: &dyn Database) -> anyhow::Result<Nodes> {
         let port = match self.port {
             Some((port, lease)) => Some((port.with_authority(database).await?, lease)),
@@ -71,12 +72,12 @@ impl BoundNodes {
 }
 
 impl Nodes {
-    /// Where nodes reach it.
+    /// The URL at which nodes reach it.
     pub fn url(&self) -> Option<String> {
         self.port.as_ref().map(|(port, _)| port.url())
     }
 
-    /// Serves nodes, or keeps the connection to the controller, until `stopped` says true.
+    /// Serves nodes, or keeps the connection to the controller, until `stopped` is true.
     pub fn serve(
         self,
         service: &Service,
@@ -90,7 +91,7 @@ impl Nodes {
             }
             Self { joined: Some(joined), data_dir, .. } => {
                 let (controller, name) = (joined.fleet.controllers(), joined.fleet.name.clone());
-                // Before a request is answered: what the controller keeps is not to be changed here.
+                // Before a request is answered: settings that the controller manages must not be changed here.
                 let lease_file = guard::lease_file(&data_dir);
                 service.is_node_of(Membership { controller, name, lease_file });
                 let (fence, stop) = (service.clone(), stopped.clone());

@@ -1,4 +1,4 @@
-//! The background scrub: all versions are read again and again at a set rate, and what is damaged is repaired.
+//! The scrub: verifies all versions in the background, again and again, at a set rate, and repairs damage.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,24 +12,25 @@ use headwater_store::{Hash, ImageName, Store, StoreError, StoreErrorKind};
 use crate::show::printable;
 use crate::verification::{self, Checked, Scrub, distinct};
 
-/// The pause between two rounds, and after a round that failed, unless another one is given.
+/// The default pause between two rounds, and after a round that failed.
 const BETWEEN_ROUNDS: Duration = Duration::from_secs(3600);
-/// How often it looks whether it is to end while it pauses.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How often it checks during a pause whether it must end.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The history has so many damaged versions at most of one run of the daemon, and so many repairs; the log has all.
+/// The most events about damage, and the most about repairs, that one run of the daemon writes to the history; the
+/// log has all.
 const NOTED_MAX: usize = 100;
-/// How much of a report the history has, in characters. Who is touched follows, which has a limit of its own.
+/// The most characters of a report in the history, without the affected users, which have their own limit.
 const NOTED_CHARS_MAX: usize = 300;
 
-/// A scrub that goes on until this is dropped.
+/// A running scrub. Dropping it ends it.
 pub struct Scrubbing {
     cancel: Cancel,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Scrubbing {
-    /// Begins.
+    /// Starts the scrub.
     pub fn start(
         store: Arc<dyn Store>,
         scrub: Scrub,
@@ -47,12 +48,12 @@ impl Scrubbing {
                 if let Err(e) = round(&store, &scrub, &mut history, &told)
                     && !told.is_cancelled()
                 {
-                    tracing::error!("the scrub failed and begins again in {} s: {e:#}", pause.as_secs());
+                    tracing::error!("the scrub failed, and is restarted in {} s: {e:#}", pause.as_secs());
                 }
                 let mut left = pause;
                 while !told.is_cancelled() && !left.is_zero() {
-                    std::thread::sleep(LOOK_EVERY.min(left));
-                    left = left.saturating_sub(LOOK_EVERY);
+                    std::thread::sleep(POLL_INTERVAL.min(left));
+                    left = left.saturating_sub(POLL_INTERVAL);
                 }
             }
         })?;
@@ -66,29 +67,29 @@ impl Drop for Scrubbing {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the scrub ended by a bug");
+            tracing::error!("the scrub crashed because of a bug");
         }
     }
 }
 
-/// The control plane, as far as the scrub needs it.
+/// Reports findings to the control plane.
 struct History {
     service: Service,
     runtime: tokio::runtime::Handle,
-    /// What was found damaged, and noted: it is found again in each round.
+    /// Damaged versions with an event already. Each round finds them again.
     noted: HashSet<Hash>,
-    /// How many repairs were noted.
+    /// The number of events about repairs.
     repairs: usize,
-    /// Of this round.
+    /// The cached users of versions in this round.
     users: Users,
 }
 
-/// How long an answer holds of who uses a version, since a round may take days; and one that it cannot be told.
+/// How long the users of a version, or the failure to find them, are cached. A round may take days.
 const USERS_KEPT: Duration = Duration::from_secs(300);
 const UNKNOWN_KEPT: Duration = Duration::from_secs(60);
 
-/// Who uses versions, as was told in this round. Much that is damaged can touch the same versions, and each answer takes a look at
-/// all machines and questions to the store. It has no more than the versions of the store.
+/// The users of versions, cached within a round. Much damage can affect the same versions, and each query reads
+/// all machines and asks the store. The cache has at most as many entries as the store has versions.
 #[derive(Default)]
 struct Users(HashMap<String, Told>);
 
@@ -99,7 +100,7 @@ struct Told {
 }
 
 impl Users {
-    /// Who uses these versions; and of that, what was not said last of the same version.
+    /// The users of these versions; and of them, the lines that were not reported last for the same version.
     fn of(
         &mut self,
         versions: &[String],
@@ -123,7 +124,7 @@ impl Users {
 }
 
 impl History {
-    /// Says what came of a version: in the log, by an alarm, and in the history.
+    /// Reports the result of a version: in the log, as an alarm, and in the history.
     fn tell(&mut self, hash: Hash, names: &[String], checked: &Checked, began: Instant) {
         let shown = names.join(", ");
         if checked.repaired > 0 {
@@ -141,7 +142,7 @@ impl History {
         let ask = |version: &str| self.runtime.block_on(self.service.users_of(version));
         let (uses, new) = self.users.of(&checked.versions, ask);
         for line in &new {
-            tracing::error!(version = shown, "touched by the damage: {}", printable(line));
+            tracing::error!(version = shown, "affected by the damage: {}", printable(line));
         }
         let manifest = hash.to_string();
         let found = Findings {
@@ -159,13 +160,13 @@ impl History {
         self.note(hash, names, checked, &uses);
     }
 
-    /// Notes what was repaired, and damage when it is found, and again where it comes back after it was gone.
+    /// Writes events: for repairs, and for damage when it is found, or found again after it was gone.
     fn note(&mut self, hash: Hash, names: &[String], checked: &Checked, uses: &[String]) {
         let image = names.first().map_or("", |name| name.split_once('@').map_or(name, |(image, _)| image));
         let shown = names.join(", ");
         if checked.repaired > 0 && self.repairs < NOTED_MAX {
             self.repairs = self.repairs.saturating_add(1);
-            let detail = format!("{shown}: damaged places that were repaired: {}", checked.repaired);
+            let detail = format!("{shown}: damaged chunks or data objects that were repaired: {}", checked.repaired);
             let detail = detail.chars().take(NOTED_CHARS_MAX).collect();
             self.runtime.block_on(self.service.note_repair(image, detail));
         }
@@ -181,16 +182,17 @@ impl History {
     }
 }
 
-/// What there is beside the first line. Lines do not count: some say why a repair failed, and very many chunks have none.
+/// The rest of a report after its first line. Counts chunks, not lines: some lines say why a repair failed, and some
+/// chunks have none.
 fn more_than_first(checked: &Checked) -> String {
     match (checked.damaged_chunks, checked.damage.len()) {
-        (chunks @ 2.., _) => format!("; {chunks} chunks are damaged in all, see the log"),
+        (chunks @ 2.., _) => format!("; {chunks} chunks are damaged in total, see the log"),
         (_, 2..) => "; the log says more".to_owned(),
         _ => String::new(),
     }
 }
 
-/// What the history has of damage.
+/// The text of an event about damage.
 fn damage_noted(damage: &str, uses: &[String]) -> String {
     let mut detail: String = damage.chars().take(NOTED_CHARS_MAX).collect();
     detail.push_str(&touches(uses));
@@ -212,7 +214,7 @@ fn round(
     };
     history.users = Users::default();
     let (mut chunks, mut versions) = (0u64, 0u32);
-    // What versions share is read with the first one of them, and so perhaps long before the last one is checked.
+    // Data that versions share is read with the first of them, perhaps long before the last one is verified.
     let (began, checks) = (Instant::now(), VerifyRound::new(scrub.rate));
     let there = everything_readable(&**store)?;
     for (_, e) in &there.unreadable {
@@ -230,7 +232,7 @@ fn round(
     for (hash, names) in &contents {
         let shown = names.join(", ");
         let checked = verification::check(&**store, *hash, names, (&checks, &sources), cancel, &mut |_| {});
-        // The others are checked all the same where something fails.
+        // After a failure the other versions are verified anyway.
         let checked = match checked {
             Ok(Some(checked)) => checked,
             _ if cancel.is_cancelled() => return Ok(()),
@@ -264,7 +266,7 @@ mod tests {
         let ask = |version: &str| {
             asked.borrow_mut().push(version.to_owned());
             match version {
-                // Nobody uses the second one, which is an answer, too.
+                // The second version has no users, which is an answer too.
                 "a@2" => Ok(Vec::new()),
                 "a@4" => Err("a@4: cannot tell who uses it".to_owned()),
                 _ => Ok(vec![format!("{version}: machine 'lab' runs it")]),
@@ -278,12 +280,12 @@ mod tests {
         let found = users.of(&[one, two, three], ask);
         assert_eq!(found, (vec![runs("a@1"), runs("a@3")], vec![runs("a@3")]));
         assert_eq!(*asked.borrow(), ["a@1", "a@2", "a@3"]);
-        // What could not be told is not kept as long as an answer is.
+        // A failure is not cached as long as an answer.
         let unknown = vec!["a@4: cannot tell who uses it".to_owned()];
         let began = Instant::now();
         assert_eq!(users.of(&["a@4".to_owned()], ask), (unknown.clone(), unknown));
         assert!(users.0["a@4"].until.unwrap() < began + USERS_KEPT);
-        // When it is asked again, what was said already is not new.
+        // When it is asked again, lines that were reported before are not new.
         users.0.get_mut("a@1").unwrap().until = Some(began);
         assert_eq!(users.of(&["a@1".to_owned()], ask), (vec![runs("a@1")], Vec::new()));
         assert_eq!(asked.borrow().len(), 5);
@@ -297,7 +299,7 @@ mod tests {
         };
         assert_eq!(found(1, &["bytes 0+65536"]), "");
         assert_eq!(found(0, &["the manifest is damaged"]), "");
-        // The second one says why the first was not repaired.
+        // The second line says why the first one was not repaired.
         assert_eq!(found(1, &["bytes 0+65536", "bytes 0+65536: no source has it"]), "; the log says more");
         let many = ["bytes 0+65536", "bytes 65536+65536", "11998 chunks more"];
         assert_eq!(found(12_000, &many), "; 12000 chunks are damaged in all, see the log");

@@ -1,4 +1,4 @@
-//! Starting a daemon with an ear for signals: a store or a host may never answer what a start asks of it.
+//! Starts a daemon, and ends the start at a signal: a store or a host may never answer.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use crate::daemon::{Daemon, Options, STANDING_BY};
 use crate::data_dir::DataDir;
 use crate::signals::EndSignals;
 
-/// After how long it is said what a start waits for.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The present step of a slow start is printed after this time.
+const REPORT_AFTER: Duration = Duration::from_secs(1);
 
-/// How often that is said again.
-const SAID_AGAIN: Duration = Duration::from_secs(10);
+/// How often that is repeated.
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A signal came before the daemon was ready.
+/// A signal arrived before the daemon was ready.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "ended by {signal} while {step}, before it was ready; what was begun is left as after a crash, and the next start \
@@ -27,7 +27,7 @@ pub struct EndedAtStart {
     step: &'static str,
 }
 
-/// Starts a daemon, and says what it waits for where that takes its time. A signal ends it with [`EndedAtStart`].
+/// Starts a daemon, and prints the present step if that is slow. A signal ends the start with [`EndedAtStart`].
 pub async fn start(
     data_dir: DataDir,
     options: Options,
@@ -36,16 +36,16 @@ pub async fn start(
 ) -> anyhow::Result<Daemon> {
     let (steps, step) = watch::channel("beginning");
     let mut starting = tokio::spawn(Daemon::start(data_dir, options, steps));
-    let mut slow = tokio::time::interval_at(Instant::now() + PATIENCE, SAID_AGAIN);
+    let mut slow = tokio::time::interval_at(Instant::now() + REPORT_AFTER, REPORT_INTERVAL);
     let mut is_standing_by = false;
     loop {
         tokio::select! {
-            started = &mut starting => return started.context("the start broke off")?,
+            started = &mut starting => return started.context("the start failed")?,
             signal = signals.next() => {
                 let step = *step.borrow();
                 starting.abort();
-                // Dropped, it removes its socket.
-                let _ = tokio::time::timeout(PATIENCE, &mut starting).await;
+                // Dropping it removes its socket.
+                let _ = tokio::time::timeout(REPORT_AFTER, &mut starting).await;
                 return Err(EndedAtStart { signal, step }.into());
             }
             _ = slow.tick() => {

@@ -1,4 +1,4 @@
-//! The authority of a fleet, and the certificate of its controller.
+//! The certificate authority of a fleet, and the certificate of its controller.
 
 use anyhow::Context;
 use aws_lc_rs::digest::{SHA256, digest};
@@ -18,7 +18,7 @@ use crate::fleet::CONTROLLER_NAME;
 /// The length of a public key on the curve P-256, uncompressed.
 const PUBLIC_KEY_BYTES: usize = 65;
 
-/// An authority with its key.
+/// A certificate authority with its key.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate: CertificateDer<'static>,
@@ -26,16 +26,16 @@ pub struct Authority {
     url: String,
 }
 
-/// The certificates of a controller, with the key of the first.
+/// The certificate chain of a controller, with its key.
 pub struct ControllerCertificate {
-    /// That of the controller, and that of the authority.
+    /// The certificate of the controller, and that of the authority.
     pub chain: Vec<CertificateDer<'static>>,
-    /// The key.
+    /// The key of the controller's certificate.
     pub key: PrivateKeyDer<'static>,
 }
 
 impl Authority {
-    /// The authority in a database, which is made if there is none. `url` is where nodes reach the controller.
+    /// Reads the authority from the database, or creates it. `url` is the URL at which nodes reach the controller.
     pub async fn load_or_make(database: &dyn Database, url: String) -> anyhow::Result<Self> {
         let failed = "cannot read the authority for nodes from the database";
         let mut unit = database.write().await.context(failed)?;
@@ -62,7 +62,7 @@ impl Authority {
         Ok(Self { issuer, certificate, pem, url })
     }
 
-    /// A certificate for the port of this controller. It lasts as long as the process.
+    /// Issues a certificate for the port of this controller. It is valid as long as the process runs.
     pub fn certificate_of_controller(&self) -> anyhow::Result<ControllerCertificate> {
         let failed = "cannot make the certificate of the port for nodes";
         let mut parameters = CertificateParams::new(vec![CONTROLLER_NAME.to_owned()]).context(failed)?;
@@ -76,7 +76,7 @@ impl Authority {
         Ok(ControllerCertificate { chain, key: key.map_err(|error| anyhow::anyhow!("{failed}: {error}"))? })
     }
 
-    /// A name for all controllers that have it: the first 16 bytes of the hash of its certificate.
+    /// The identity of all controllers of this authority: the first 16 bytes of the hash of its certificate.
     pub fn identity(&self) -> String {
         hash_of(&self.certificate).chars().take(32).collect()
     }
@@ -116,12 +116,12 @@ pub fn hash_of(certificate: &CertificateDer<'_>) -> String {
     digest(&SHA256, certificate).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The public key of a node, which keeps the other half for itself.
+/// The public key of a node. Only the node has the private key.
 struct PublicKey(Vec<u8>);
 
 impl PublicKey {
     fn parse(digits: &str) -> Result<Self, String> {
-        let odd = || "its public key is not one of the curve P-256".to_owned();
+        let odd = || "its public key is not on the curve P-256".to_owned();
         let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
         let bytes: Option<Vec<u8>> = digits.as_bytes().chunks(2).map(byte).collect();
         let bytes = bytes.filter(|bytes| bytes.len() == PUBLIC_KEY_BYTES).ok_or_else(odd)?;
@@ -139,7 +139,8 @@ impl PublicKeyData for PublicKey {
     }
 }
 
-/// Certificates count as long as the database has their host, so that a clock that is wrong shuts no node out.
+/// Certificates are accepted as long as the database has their host. They never expire, so that a wrong clock locks
+/// no node out.
 fn last_long(parameters: &mut CertificateParams) {
     (parameters.not_before, parameters.not_after) = (date_time_ymd(1970, 1, 1), date_time_ymd(2075, 1, 1));
 }

@@ -1,4 +1,4 @@
-//! A node's way to its controller: TLS with the certificates of both, again and again.
+//! Keeps a node connected to its controller: TLS with certificates of both sides, with retries.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,20 +20,21 @@ use crate::client::server::Address;
 use crate::fleet::membership::Joined;
 use crate::fleet::{ALPN, CONTROLLER_NAME, DEFAULT_PORT, provider};
 
-/// How long a connection and its handshake may take. Several controllers are tried one after another, and the lease goes on to end
+/// Timeout of a connection and of its handshake. Several controllers are tried one after the other, and the node's
+/// lease continues to run out
 /// meanwhile.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The pauses between attempts: the first, and the longest. Each is twice as long as the one before.
+/// The first pause between attempts, and the longest. Each pause is twice as long as the one before.
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// The longest pause of a node that is not let in: somebody has to do something first.
+/// The longest pause of a node that was refused, because somebody must change something first.
 const PAUSE_REFUSED: Duration = Duration::from_secs(60);
 
-/// Reads the URL of a controller.
+/// Parses the URL of a controller.
 pub fn address(url: &str) -> anyhow::Result<Address> {
-    // The port of the API is another one.
+    // The default port differs from that of the API.
     let has_port = url.parse::<hyper::Uri>().is_ok_and(|uri| uri.port().is_some());
     let mut address = Address::parse(url)?;
     if !address.is_encrypted {
@@ -45,14 +46,14 @@ pub fn address(url: &str) -> anyhow::Result<Address> {
     Ok(address)
 }
 
-/// Keeps a daemon connected to its controller until `stop` says true.
+/// Keeps a daemon connected to its controller until `stop` is true.
 pub async fn keep_connected(
     service: Service,
     joined: Joined,
     mut stop: watch::Receiver<bool>,
 ) -> std::io::Result<()> {
     let mut pause = PAUSE_FIRST;
-    let mut told = None;
+    let mut logged = None;
     loop {
         let mut longest = PAUSE_MAX;
         let connected = tokio::select! {
@@ -62,20 +63,20 @@ pub async fn keep_connected(
         match connected {
             Ok(()) => {
                 pause = PAUSE_FIRST;
-                told = None;
+                logged = None;
             }
             Err(problem) => {
                 if matches!(problem.kind, ProblemKind::Unauthorized | ProblemKind::Conflict) {
                     longest = PAUSE_REFUSED;
                 }
                 let text = problem.to_string();
-                // The same again and again is in the log once.
-                if told.as_ref() != Some(&text) {
+                // A problem that repeats is logged once.
+                if logged.as_ref() != Some(&text) {
                     tracing::warn!(
                         controller = joined.fleet.controllers(),
-                        "no connection to the controller, and it is tried again: {text}"
+                        "cannot connect to the controller; it is tried again: {text}"
                     );
-                    told = Some(text);
+                    logged = Some(text);
                 }
             }
         }
@@ -104,27 +105,27 @@ async fn connect_once(
         };
         match served {
             Ok(()) => return Ok(()),
-            // With TLS 1.3 the certificate is refused after the handshake of this side.
+            // With TLS 1.3 the server refuses the certificate after the handshake of this side.
             Err(problem) if problem.message.contains("fatal alert") => {
                 problems.push(not_accepted(&address.url(), &problem.message));
             }
-            // A controller that has lost its database refuses; the next one may have it.
+            // A controller without the database refuses; the next one may have it.
             Err(problem) => problems.push(problem),
         }
     }
     Err(worst(problems))
 }
 
-/// The problem that says most: a refusal says more than a server that is away.
+/// The most specific problem: a refusal says more than an unreachable server.
 fn worst(mut problems: Vec<Problem>) -> Problem {
     let first = problems.iter().position(|problem| problem.kind != ProblemKind::Unavailable).unwrap_or(0);
     match problems.is_empty() {
-        true => Problem::new(ProblemKind::Invalid, "this host knows no controller"),
+        true => Problem::new(ProblemKind::Invalid, "this host has no URL of a controller"),
         false => problems.swap_remove(first),
     }
 }
 
-/// Connects to the first address where the controller answers. A controller on standby does not.
+/// Connects to the first address at which a controller answers. A controller on standby does not.
 pub async fn connect_any(
     addresses: &[Address],
     config: &Arc<ClientConfig>,
@@ -139,13 +140,13 @@ pub async fn connect_any(
     Err(worst(problems))
 }
 
-/// Connects, with a handshake.
+/// Connects, including the TLS handshake.
 async fn connect(address: &Address, config: Arc<ClientConfig>) -> Result<TlsStream<TcpStream>, Problem> {
     let url = address.url();
     let unreachable = |why: String| {
         let message = format!("cannot reach the controller at {url}: {why}");
         Problem::new(ProblemKind::Unavailable, message)
-            .advise("see whether 'headwater serve --nodes' runs there, and whether a firewall is in between")
+            .advise("check whether 'headwater serve --nodes' runs there, and whether a firewall is in between")
     };
     let connecting = async {
         let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
@@ -173,7 +174,7 @@ fn not_accepted(url: &str, why: &str) -> Problem {
     )
 }
 
-/// What a failed handshake means.
+/// Translates the error of a handshake.
 fn explain(error: &Error, url: &str) -> Problem {
     let problem = |message: String| Problem::new(ProblemKind::Unauthorized, message);
     match error {
@@ -182,15 +183,15 @@ fn explain(error: &Error, url: &str) -> Problem {
             | CertificateError::NotValidYetContext { .. }
             | CertificateError::Expired
             | CertificateError::ExpiredContext { .. },
-        ) => problem(format!("the certificate of {url} is not valid at the time that the clock of this host shows"))
+        ) => problem(format!("the certificate of {url} is not valid at the present time of this host's clock"))
             .advise("set the clock of this host"),
         Error::InvalidCertificate(_) => {
             problem(format!("the server at {url} is not the controller of this fleet"))
-                .advise("see whether the URL is right; a controller with a new database has another authority, and its nodes have to join again")
+                .advise("check the URL; a controller with a new database has another authority, and its nodes have to join again")
         }
         Error::AlertReceived(_) => not_accepted(url, &error.to_string()),
         _ => problem(format!("cannot speak TLS with {url}: {error}"))
-            .advise("see whether that is the port of 'serve --nodes'"),
+            .advise("check whether this is the port of 'serve --nodes'"),
     }
 }
 
@@ -214,7 +215,7 @@ fn config(joined: &Joined) -> Result<Arc<ClientConfig>, Problem> {
     Ok(Arc::new(config))
 }
 
-/// Trusts what an authority has signed.
+/// A verifier that trusts certificates which an authority has signed.
 pub fn verifier_of(authority: &CertificateDer<'static>) -> Result<Arc<WebPkiServerVerifier>, String> {
     let mut roots = RootCertStore::empty();
     roots.add(authority.clone()).map_err(|error| error.to_string())?;
@@ -225,7 +226,7 @@ pub fn verifier_of(authority: &CertificateDer<'static>) -> Result<Arc<WebPkiServ
 type Unfinished =
     tokio_rustls::rustls::ConfigBuilder<ClientConfig, tokio_rustls::rustls::client::WantsClientCert>;
 
-/// The beginning of a configuration that trusts as `verifier` says.
+/// The first part of a configuration with a verifier.
 pub fn client_config(verifier: Arc<dyn ServerCertVerifier>) -> Result<Unfinished, Problem> {
     let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
     let builder =
@@ -235,6 +236,6 @@ pub fn client_config(verifier: Arc<dyn ServerCertVerifier>) -> Result<Unfinished
 
 /// Waits until the daemon ends.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // An error means that the sender is gone, which is an end too.
+    // An error means that the sender was dropped, which is an end too.
     let _ = stop.wait_for(|stop| *stop).await;
 }

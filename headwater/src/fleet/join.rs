@@ -1,4 +1,4 @@
-//! Joining a fleet: a token for a certificate.
+//! Joins a fleet: exchanges a token for a certificate.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::fleet::connect::{address, client_config, connect_any, verifier_of};
 use crate::fleet::membership::{self, Fleet, Joined};
 use crate::fleet::{ALPN, provider};
 
-/// Joins the fleet whose controller answers at one of the URLs. The daemon does not run; it goes on as a node when it is started.
+/// Joins the fleet whose controller answers at one of the URLs. No daemon may run; the next one runs as a node.
 pub async fn join(data_dir: &DataDir, urls: &[String], token: &str, own: OwnHost) -> anyhow::Result<Fleet> {
     let token = JoinText::parse(token)?;
     let addresses = urls.iter().map(|url| address(url)).collect::<anyhow::Result<Vec<_>>>()?;
@@ -33,7 +33,7 @@ pub async fn join(data_dir: &DataDir, urls: &[String], token: &str, own: OwnHost
         let message = format!("this host has joined the fleet of {controller} already, as '{name}'");
         let dir = membership::dir_of(data_dir);
         let advice = format!(
-            "to leave that, remove it there ('headwater node remove {name}') and remove {}",
+            "to leave that fleet, remove the host there ('headwater node remove {name}') and remove {}",
             dir.display()
         );
         return Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into());
@@ -66,12 +66,12 @@ pub async fn join(data_dir: &DataDir, urls: &[String], token: &str, own: OwnHost
         }
         ToNode::Refused(problem) => Err(problem.into()),
         ToNode::Welcome { .. } | ToNode::Ready => {
-            Err(Problem::new(ProblemKind::Invalid, "the controller answers something else").into())
+            Err(Problem::new(ProblemKind::Invalid, "the controller's answer cannot be understood").into())
         }
     }
 }
 
-/// Replaces the URLs of the controllers of a host that has joined. The daemon does not run.
+/// Replaces the URLs of the controllers of a host that has joined. No daemon may run.
 pub fn set_controllers(data_dir: &DataDir, urls: &[String]) -> anyhow::Result<Fleet> {
     let addresses = urls.iter().map(|url| address(url)).collect::<anyhow::Result<Vec<_>>>()?;
     let Some(mut joined) = membership::load(data_dir)? else {
@@ -85,8 +85,9 @@ pub fn set_controllers(data_dir: &DataDir, urls: &[String]) -> anyhow::Result<Fl
     Ok(joined.fleet)
 }
 
-/// Refuses a host with machines of its own: their names may be those of machines of the fleet. Forgets how many connections an
-/// earlier controller has counted.
+/// Fails for a host with its own machines, because their names could collide with machines of the fleet. Resets the
+/// count of connections to an
+/// earlier controller.
 async fn has_nothing(data_dir: &DataDir) -> anyhow::Result<()> {
     let database = SqliteDatabase::open(&data_dir.database()).await?;
     let read = async {
@@ -108,13 +109,13 @@ async fn has_nothing(data_dir: &DataDir) -> anyhow::Result<()> {
         return Ok(());
     }
     let message = format!(
-        "this host has {machines} machine(s) and {catalogs} catalog(s) of its own, and a node has none"
+        "this host has {machines} machine(s) and {catalogs} catalog(s), but a node must have none of its own"
     );
     let advice = "remove them first, or join with another data directory";
     Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into())
 }
 
-/// Trusts a controller whose authority has this fingerprint.
+/// A verifier that trusts a controller whose authority has this fingerprint.
 #[derive(Debug)]
 struct Pinned {
     authority: String,

@@ -1,4 +1,4 @@
-//! The controller's port for nodes.
+//! The controller's TCP port for nodes: TLS, and limits on connections.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,26 +20,26 @@ use crate::daemon::network::{fingerprint, host_name};
 use crate::fleet::authority::Authority;
 use crate::fleet::{ALPN, provider};
 
-/// The most nodes at a time.
+/// The most connected nodes.
 const NODES_MAX: usize = 4096;
 
-/// The most connections at a time that have not shown a certificate of the fleet: those of anybody, and hosts that join.
+/// The most concurrent connections without a certificate of the fleet: unauthenticated clients, and hosts that join.
 const UNAUTHENTICATED_MAX: usize = 64;
 
-/// How long a handshake may take, and all of a connection without a certificate.
+/// Timeout of a handshake, and of a whole connection without a certificate.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The pause after a connection could not be accepted: there are too many open files.
+/// The pause after accepting a connection failed, which happens if there are too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A port that is bound. Nobody is answered yet.
+/// A port that is bound but not served yet.
 pub struct BoundPort {
     listener: TcpListener,
     url: String,
 }
 
 impl BoundPort {
-    /// Binds it.
+    /// Binds the port.
     pub async fn bind(address: SocketAddr) -> Result<Self, ListenError> {
         let failed = |source| ListenError::Failed { what: address.to_string(), source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -51,7 +51,7 @@ impl BoundPort {
         Ok(Self { listener, url })
     }
 
-    /// With the authority of the database, which is made the first time.
+    /// Reads the authority from the database, or creates it.
     pub async fn with_authority(self, database: &dyn Database) -> anyhow::Result<NodePort> {
         let Self { listener, url } = self;
         let authority = Arc::new(Authority::load_or_make(database, url).await?);
@@ -68,12 +68,12 @@ pub struct NodePort {
 }
 
 impl NodePort {
-    /// Where nodes reach it.
+    /// The URL at which nodes reach it.
     pub fn url(&self) -> String {
         self.authority.url()
     }
 
-    /// Serves it until `stop` says true.
+    /// Serves the port until `stop` is true.
     pub async fn serve(self, service: Service, mut stop: watch::Receiver<bool>) -> std::io::Result<()> {
         service.accept_nodes(self.authority);
         let places = Places {
@@ -96,7 +96,7 @@ impl NodePort {
                 }
             };
             let Ok(place) = places.unauthenticated.clone().try_acquire_owned() else {
-                tracing::debug!(%address, "{UNAUTHENTICATED_MAX} connections have shown no certificate, and one more is refused");
+                tracing::debug!(%address, "refused a connection, because {UNAUTHENTICATED_MAX} connections without a certificate are open");
                 continue;
             };
             let (service, tls, stop) = (service.clone(), self.tls.clone(), stop.clone());
@@ -110,13 +110,13 @@ impl NodePort {
     }
 }
 
-/// How many connections there may be.
+/// The limits on connections.
 struct Places {
     unauthenticated: Arc<Semaphore>,
     nodes: Arc<Semaphore>,
 }
 
-/// Serves a connection. It has the place of an unauthenticated connection until it shows a certificate.
+/// Serves a connection. It counts as unauthenticated until it has a valid certificate.
 async fn serve_one(
     stream: TcpStream,
     address: SocketAddr,
@@ -145,7 +145,7 @@ async fn serve_one(
             }
             drop(place);
             let Ok(_place) = nodes.try_acquire_owned() else {
-                tracing::warn!(%address, "{NODES_MAX} nodes are connected, and one more is refused");
+                tracing::warn!(%address, "refused a node, because {NODES_MAX} nodes are connected");
                 return;
             };
             service.serve_node(stream, peer, stop).await;
@@ -158,7 +158,7 @@ async fn serve_one(
 fn config(authority: &Authority) -> anyhow::Result<Arc<ServerConfig>> {
     let mut roots = RootCertStore::empty();
     roots.add(authority.der().clone())?;
-    // A host that joins has no certificate yet.
+    // Optional, because a host that joins has no certificate yet.
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
         .allow_unauthenticated()
         .build()?;
@@ -173,6 +173,6 @@ fn config(authority: &Authority) -> anyhow::Result<Arc<ServerConfig>> {
 
 /// Waits until the daemon ends.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // An error means that the sender is gone, which is an end too.
+    // An error means that the sender was dropped, which is an end too.
     let _ = stop.wait_for(|stop| *stop).await;
 }

@@ -13,7 +13,7 @@ use crate::replace::replace;
 /// The file that is written last: if it exists, the host has joined.
 const FLEET: &str = "fleet.json";
 
-/// The fleet of a host that has joined, and its proof of that.
+/// The fleet of a host that has joined, and the credentials for it.
 #[derive(Clone)]
 pub struct Joined {
     /// The fleet.
@@ -29,20 +29,20 @@ pub struct Joined {
 /// The fleet of a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Fleet {
-    /// The URLs of its controllers, of which a single controller answers at a time.
+    /// The URLs of its controllers, only one of which serves at a time.
     pub controllers: Vec<String>,
-    /// The name of the host there.
+    /// The name of the host in the fleet.
     pub name: String,
 }
 
 impl Fleet {
-    /// Its controllers, for a message.
+    /// Its controllers, for messages.
     pub fn controllers(&self) -> String {
         self.controllers.join(" and ")
     }
 }
 
-/// Its directory.
+/// The directory of the files.
 pub fn dir_of(data_dir: &DataDir) -> PathBuf {
     data_dir.path().join("node")
 }
@@ -69,7 +69,7 @@ pub fn load(data_dir: &DataDir) -> anyhow::Result<Option<Joined>> {
     Ok(Some(Joined { fleet, certificate, key, authority }))
 }
 
-/// Writes the files of a host that has joined. The lock of the data directory is held.
+/// Writes the files of a host that has joined. The caller holds the lock of the data directory.
 pub fn save(data_dir: &DataDir, joined: &Joined) -> anyhow::Result<()> {
     let dir = dir_of(data_dir);
     let failed = || format!("cannot write to {}", dir.display());

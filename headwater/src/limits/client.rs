@@ -1,4 +1,5 @@
-//! The side of `headwater cache`.
+//! Client half of `headwater cache list` and `cache set`: finds the sockets of processes that serve volumes, and
+//! sends them requests.
 
 use std::io::{Error, ErrorKind};
 use std::time::{Duration, Instant};
@@ -13,7 +14,8 @@ use super::places::{self, Socket};
 use super::{ANSWER_BYTES, Answer, Change, DEADLINE, Process, Request};
 use crate::show;
 
-/// Processes of this user that serve volumes, and for root those of all users. Those that do not answer are named on the standard
+/// The processes of this user that serve volumes; for root those of all users. Processes that do not answer are named
+/// on standard
 /// error.
 pub async fn list() -> anyhow::Result<Vec<Process>> {
     let (own, others) = sockets()?;
@@ -23,14 +25,14 @@ pub async fn list() -> anyhow::Result<Vec<Process>> {
     Ok(found.into_iter().map(|(_, process)| process).collect())
 }
 
-/// Those of this user, and of others.
+/// The sockets of this user's processes, and those of other users'.
 fn sockets() -> anyhow::Result<(Vec<Socket>, Vec<Socket>)> {
     let all = places::sockets(&places::usual(), &places::of_others());
     let all = all.context("cannot look for exports that run")?;
     Ok(all.into_iter().partition(|socket| socket.owner == own_uid()))
 }
 
-/// Asks all of these. Nobody else's are waited for longer than `until`, however many there are.
+/// Asks all processes. With `until`, processes of other users must answer by then in total, however many there are.
 async fn answers(sockets: Vec<Socket>, until: Option<Instant>) -> Vec<(Socket, Process)> {
     let mut found = Vec::new();
     let left = |until: Instant| until.saturating_duration_since(Instant::now());
@@ -44,7 +46,7 @@ async fn answers(sockets: Vec<Socket>, until: Option<Instant>) -> Vec<(Socket, P
         }
         match ask(&socket, &Request::List, longest).await {
             Ok(process) => found.push((socket, process)),
-            // It ended meanwhile, or died and was another user's, who sweeps it.
+            // The process has ended, or it died and belonged to another user, who cleans up.
             Err(error) if !socket.path.exists() || is_dead(&error) => {}
             Err(error) => {
                 let told = crate::failure::one_line(&error);
@@ -63,7 +65,7 @@ fn own_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Changes the limits of the process with this number, or that serves this source or device.
+/// Changes the limits of the process with this process id, or that serves this source or device.
 pub async fn set(which: &str, change: Change) -> anyhow::Result<Process> {
     let is_meant = |process: &Process| {
         process.pid.to_string() == which
@@ -75,7 +77,7 @@ pub async fn set(which: &str, change: Change) -> anyhow::Result<Process> {
     let (own, others) = sockets()?;
     let mut meant = answers(own, None).await;
     meant.retain(|(_, process)| is_meant(process));
-    // What another user calls the same, or does not answer, must not keep root from its own.
+    // A process of another user with the same name, or that does not answer, must not keep root from its own.
     if meant.is_empty() {
         meant = answers(others, Some(Instant::now() + DEADLINE)).await;
         meant.retain(|(_, process)| is_meant(process));
@@ -84,7 +86,7 @@ pub async fn set(which: &str, change: Change) -> anyhow::Result<Process> {
         [(socket, _)] => ask(socket, &Request::Set(change), DEADLINE).await,
         [] => {
             let whose = if own_uid() == 0 { "" } else { " of this user" };
-            let why = format!("no export or attached device{whose} that runs is '{which}'");
+            let why = format!("no running export or attached device{whose} is '{which}'");
             let problem = Problem::new(ProblemKind::NotFound, why);
             Err(problem.advise("'headwater cache list' shows them").into())
         }
@@ -99,7 +101,7 @@ pub async fn set(which: &str, change: Change) -> anyhow::Result<Process> {
 
 async fn ask(socket: &Socket, request: &Request, longest: Duration) -> anyhow::Result<Process> {
     let mut line = Vec::new();
-    // For all of it: a process of another user may mean to keep root waiting.
+    // A timeout for the whole exchange: a process of another user could keep root waiting.
     let exchanged = tokio::time::timeout(longest, exchange(socket, request, &mut line)).await;
     let peer = exchanged
         .unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
@@ -108,13 +110,14 @@ async fn ask(socket: &Socket, request: &Request, longest: Duration) -> anyhow::R
         Ok(Answer::Caches(mut process)) => {
             process.uid = peer.uid();
             if let Some(pid) = peer.pid().filter(|_| peer.uid() != own_uid()) {
-                // Another user's may say any number. One of ours is known by its own, also in a container.
+                // Use the kernel's process id for other users' processes, which could lie. Our own may be in a
+                // container and knows its id there.
                 process.pid = pid.unsigned_abs();
             }
             Ok(process)
         }
         Ok(Answer::Problem(mut problem)) => {
-            // It may be another user's text.
+            // Another user could put anything into these texts.
             let texts =
                 [&mut problem.message].into_iter().chain(&mut problem.causes).chain(&mut problem.advice);
             texts.for_each(|text| *text = show::printable(text));
@@ -130,7 +133,7 @@ async fn exchange(socket: &Socket, request: &Request, line: &mut Vec<u8>) -> std
     let mut stream = UnixStream::connect(&socket.path).await?;
     let peer = stream.peer_cred()?;
     if peer.uid() != socket.owner {
-        // The name may be a link to something else that does what root asks.
+        // The path could be a link to another socket, whose process would do this with root's permission.
         let why = format!("it is user {}'s, in a directory of user {}", peer.uid(), socket.owner);
         return Err(Error::new(ErrorKind::PermissionDenied, why));
     }

@@ -1,4 +1,5 @@
-//! The limits of write caches that `headwater export` and `headwater attach` serve, changed while they do.
+//! `headwater cache`: shows and changes the limits of write caches while `headwater export` and `headwater attach`
+//! serve them.
 //!
 //! ```text
 //!   headwater cache list|set                             headwater export, attach: one socket each
@@ -6,7 +7,8 @@
 //!          <-- a line of JSON: Answer, at most 1 MiB -----
 //! ```
 //!
-//! Each connection has one request, and five seconds for it. The daemon's machines have `machine set` instead.
+//! Each connection carries one request, with a timeout of five seconds. For the daemon's machines use `machine set`
+//! instead.
 
 pub mod client;
 mod places;
@@ -17,30 +19,30 @@ use std::time::Duration;
 use headwater_api::{CacheMode, CacheSettings, Problem};
 use serde::{Deserialize, Serialize};
 
-/// Longest request.
+/// The longest request.
 const REQUEST_BYTES: u64 = 4 << 10;
 
-/// Longest answer: some thousand volumes.
+/// The longest answer, which suffices for some thousand volumes.
 const ANSWER_BYTES: u64 = 1 << 20;
 
-/// How long one request may take, with its answer.
+/// Timeout of a request with its answer.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// What is asked of a process.
+/// A request to a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Its write caches.
+    /// Show its write caches.
     List,
-    /// Other limits, at once.
+    /// Change limits at once.
     Set(Change),
 }
 
-/// Other limits; what is not given stays.
+/// New limits. Absent: unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Change {
-    /// Of this volume only; else of all.
+    /// Only of this volume. Absent: of all volumes.
     pub volume: Option<String>,
     /// The most memory.
     pub ram_bytes: Option<u64>,
@@ -51,27 +53,27 @@ pub struct Change {
     pub weight: Option<u32>,
 }
 
-/// What a process answers.
+/// The answer of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// Its write caches, after a change.
+    /// Its write caches; after `Set` with the new limits.
     Caches(Process),
-    /// Why it is not done.
+    /// Why the request failed.
     Problem(Problem),
 }
 
 /// A process that serves volumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
-    /// Its number.
+    /// Its process id.
     pub pid: u32,
-    /// The number of its user, as the kernel has it: what the process itself says of that counts nothing.
+    /// Its user id, which the client takes from the kernel and not from the process.
     #[serde(default)]
     pub uid: u32,
-    /// What its volumes are over, as it was given.
+    /// The source of its volumes, as the user gave it.
     pub source: String,
-    /// Block devices of this kernel that it serves, and what they were called.
+    /// The block devices of this kernel that it serves, and the user's own names for them.
     pub devices: Vec<String>,
     /// Its volumes.
     pub caches: Vec<Cache>,
@@ -80,35 +82,35 @@ pub struct Process {
 /// The write cache of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cache {
-    /// What the volume is called: the source, or where its machine finds it if there are several.
+    /// The volume's name: the source, or the address of its export if there are several.
     pub volume: String,
     /// Where writes go.
     pub mode: CacheMode,
-    /// The most memory that it takes.
+    /// The memory limit.
     pub ram_limit_bytes: u64,
-    /// What it takes.
+    /// The memory in use.
     pub ram_used_bytes: u64,
-    /// The most disk space that it takes; 0 in mode `ram`.
+    /// The limit of overflow disk space; 0 in mode `ram`.
     pub disk_limit_bytes: u64,
-    /// What it takes.
+    /// The overflow disk space in use.
     pub disk_used_bytes: u64,
     /// Its weight among the volumes of the process.
     #[serde(default = "CacheSettings::default_weight")]
     pub weight: u32,
-    /// How writes fare that find no room.
+    /// The state.
     pub state: State,
 }
 
-/// Whether a write cache has room, and keeps what it is to keep.
+/// Whether a write cache has space, and can make data durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// It has.
+    /// It has space.
     Ok,
-    /// Writes wait for room.
+    /// Writes wait for space.
     Waiting,
-    /// They are refused.
+    /// Writes fail for lack of space.
     Full,
-    /// The disk of a persistent one did not take what was to be made durable, at the last try.
+    /// The last flush of a persistent cache failed, because its disk failed or is full.
     Failing,
 }

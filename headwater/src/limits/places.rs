@@ -1,6 +1,6 @@
-//! Where the sockets are, and that nobody else can put one there.
+//! The directories of the sockets, with checks that no other user can put a socket there.
 //!
-//! A socket gets its name when somebody listens on it already, so one that refuses a connection has lost its process.
+//! A socket gets its name only after its process listens on it, so a socket that refuses a connection is an orphan.
 
 use std::fs::{DirBuilder, Metadata, Permissions};
 use std::io::{Error, ErrorKind};
@@ -10,14 +10,15 @@ use std::path::{Path, PathBuf};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Says where they are instead.
+/// The environment variable that overrides the directory.
 const VARIABLE: &str = "HEADWATER_RUN_DIR";
 
-/// What a socket is called until somebody listens on it begins so.
+/// The prefix of a socket's temporary name before its process listens.
 const UNFINISHED: &str = ".new-";
 
-/// Directories that this user's sockets may be in, the preferred one first: processes of one user may have been started with
-/// and without the environment of a login.
+/// The directories in which this user's sockets may be, the preferred one first. Processes of one user may have been
+/// started with
+/// and without the environment of a login, so there are several.
 pub fn usual() -> Vec<PathBuf> {
     let absolute =
         |name| std::env::var_os(name).map(PathBuf::from).filter(|path: &PathBuf| path.is_absolute());
@@ -41,7 +42,7 @@ pub fn usual() -> Vec<PathBuf> {
     bases.into_iter().map(|base| base.join("caches")).collect()
 }
 
-/// For root: those of all other users, but for one that somebody's `XDG_RUNTIME_DIR` names elsewhere.
+/// For root: the directories of all other users, except for those that somebody's `XDG_RUNTIME_DIR` puts elsewhere.
 pub fn of_others() -> Vec<PathBuf> {
     let is_said = std::env::var_os(VARIABLE).is_some_and(|dir| !dir.is_empty());
     if is_said || !rustix::process::geteuid().is_root() {
@@ -64,7 +65,7 @@ fn others_in(logins: &Path, tmp: &Path) -> Vec<PathBuf> {
     bases.into_iter().map(|base| base.join("caches")).collect()
 }
 
-/// Listens in the first of these directories where that can be done. Returns the path as well.
+/// Listens in the first of these directories where that is possible. Returns the path too.
 pub fn listen(dirs: &[PathBuf]) -> Result<(UnixListener, PathBuf), Error> {
     let mut failed = Error::from(ErrorKind::NotFound);
     for dir in dirs {
@@ -86,7 +87,7 @@ fn listen_in(dir: &Path) -> Result<(UnixListener, PathBuf), Error> {
     let pid = std::process::id();
     let path = dir.join(format!("{pid}.sock"));
     if connect(&path).is_ok() {
-        // A process of another container, which has the same number there.
+        // A process in another container with the same process id there.
         return Err(Error::new(
             ErrorKind::AddrInUse,
             format!("another process listens on {}", path.display()),
@@ -101,21 +102,22 @@ fn listen_in(dir: &Path) -> Result<(UnixListener, PathBuf), Error> {
     Ok((listener, path))
 }
 
-/// A socket that somebody has listened on.
+/// A socket of a process.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Socket {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// Whose directory that is.
+    /// The owner of its directory.
     pub owner: u32,
 }
 
-/// The sockets in these directories. Those of this user that lost their process are removed. A directory that cannot be trusted is
-/// an error only where the others have none: anybody can make one in `/tmp`. For the same reason it never is among `others`.
+/// The sockets in these directories. Orphans of this user are removed. An untrusted directory is
+/// an error only if the other directories have no sockets, because anybody can create a directory in `/tmp`.
+/// Untrusted directories of `others` are ignored.
 pub fn sockets(dirs: &[PathBuf], others: &[PathBuf]) -> Result<Vec<Socket>, Error> {
     let (mut found, mut refused) = (Vec::new(), None);
     for dir in dirs {
-        match look(dir) {
+        match sockets_in(dir) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => refused = Some(Error::new(error.kind(), format!("{}: {error}", dir.display()))),
             Ok(mut sockets) => found.append(&mut sockets),
@@ -123,40 +125,40 @@ pub fn sockets(dirs: &[PathBuf], others: &[PathBuf]) -> Result<Vec<Socket>, Erro
     }
     match refused {
         Some(error) if found.is_empty() => return Err(error),
-        _ => found.extend(others.iter().filter_map(|dir| look(dir).ok()).flatten()),
+        _ => found.extend(others.iter().filter_map(|dir| sockets_in(dir).ok()).flatten()),
     }
     Ok(found)
 }
 
-/// The sockets in this user's directory; for root in anybody's.
-fn look(dir: &Path) -> Result<Vec<Socket>, Error> {
+/// The sockets in a directory of this user, or for root of anybody.
+fn sockets_in(dir: &Path) -> Result<Vec<Socket>, Error> {
     let user = rustix::process::geteuid();
     let owner = if user.is_root() { std::fs::symlink_metadata(dir)?.uid() } else { user.as_raw() };
     check(dir, owner)?;
-    // Root removes nothing elsewhere: while it looks, the owner may have the name mean another directory.
+    // Root removes nothing in other users' directories: the owner could replace the directory at the same moment.
     let paths = if owner == user.as_raw() { sweep(dir) } else { named_sockets(dir) };
     Ok(paths.into_iter().map(|path| Socket { path, owner }).collect())
 }
 
-/// Refuses a directory in which somebody other than this user could put a socket, or into whose place another one.
+/// Fails if another user could put a socket into the directory, or replace the directory.
 fn check(dir: &Path, user: u32) -> Result<(), Error> {
     let refused = |why: &str| Err(Error::new(ErrorKind::PermissionDenied, why.to_owned()));
-    let look = |path: &Path| std::fs::symlink_metadata(path);
+    let sockets_in = |path: &Path| std::fs::symlink_metadata(path);
     let open_to_others = |metadata: &Metadata, bits: u32| metadata.mode() & bits != 0;
     if let Some(base) = dir.parent() {
-        let base = look(base)?;
+        let base = sockets_in(base)?;
         if !base.is_dir() || ![user, 0].contains(&base.uid()) || open_to_others(&base, 0o022) {
-            return refused("the directory that it is in is somebody else's, or others may write to it");
+            return refused("its parent directory belongs to another user, or others can write to it");
         }
     }
-    let metadata = look(dir)?;
+    let metadata = sockets_in(dir)?;
     if !metadata.is_dir() || metadata.uid() != user || open_to_others(&metadata, 0o077) {
-        return refused("it is no directory of this user's only (mode 0700)");
+        return refused("it is not a directory that belongs to this user with mode 0700");
     }
     Ok(())
 }
 
-/// Removes what dead processes left. Returns the sockets of others.
+/// Removes orphans of dead processes. Returns the other sockets.
 fn sweep(dir: &Path) -> Vec<PathBuf> {
     let mut alive = Vec::new();
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -187,7 +189,7 @@ fn named_sockets(dir: &Path) -> Vec<PathBuf> {
     sockets
 }
 
-/// Connects without waiting for a process that has stopped to accept.
+/// Connects without waiting for a process that does not accept.
 pub fn connect(path: &Path) -> Result<UnixStream, Error> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -218,13 +220,13 @@ mod tests {
         assert!(paths(&dirs).is_empty());
         let (listener, path) = listen(&dirs).unwrap();
         assert_eq!((mode(&dirs[0]), mode(&path)), (0o700, 0o600));
-        // Nobody listens any more, as after `kill -9`, and one died in the middle of beginning to.
+        // A socket without a process, as after `kill -9`, and one whose process died before it listened.
         let (dead, half) = (dirs[0].join("4194305.sock"), dirs[0].join(".new-4194305"));
         drop(UnixListener::bind(&dead).unwrap());
         drop(UnixListener::bind(&half).unwrap());
         assert_eq!(paths(&dirs), std::slice::from_ref(&path));
         assert!(!dead.exists() && !half.exists());
-        // Ours is alive, so a second one of this number is another container's.
+        // Our process is alive, so a second one with this id is in another container.
         assert_eq!(listen(&dirs).unwrap_err().kind(), ErrorKind::AddrInUse);
         drop(listener);
         assert!(paths(&dirs).is_empty() && !path.exists());
@@ -241,7 +243,7 @@ mod tests {
             assert_eq!(sockets(&dirs, &[]).unwrap_err().kind(), ErrorKind::PermissionDenied);
             std::fs::set_permissions(path, Permissions::from_mode(good)).unwrap();
         }
-        // The next place is taken where the first is of no use.
+        // The next directory is used if the first is unusable.
         let other = base.path().join("other/caches");
         std::fs::set_permissions(&dirs[0], Permissions::from_mode(0o755)).unwrap();
         let (_listener, path) = listen(&[dirs[0].clone(), other.clone()]).unwrap();
@@ -274,7 +276,7 @@ mod tests {
         assert!(found.len() == 1 && found[0].path == path && second.exists(), "{found:?}");
         assert!(sockets(&[], &other).unwrap().is_empty());
         if rustix::process::geteuid().is_root() {
-            // Root sees what is another user's, and leaves what is dead there to its owner.
+            // Root sees the sockets of another user, and leaves orphans to their owner.
             let nobody = 65534;
             std::fs::set_permissions(&other[0], Permissions::from_mode(0o700)).unwrap();
             for path in [other[0].parent().unwrap(), &other[0]] {

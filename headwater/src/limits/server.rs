@@ -1,4 +1,6 @@
-//! The side of `headwater export` and `headwater attach`.
+//! Server half of `headwater cache list` and `cache set`: in each `export` or `attach` process, answers requests on a
+//! unix socket to show or change the limits of its write caches. See [`super`] for the protocol. It does not serve
+//! the daemon's machines.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,27 +18,27 @@ use tokio::task::JoinHandle;
 use super::{Answer, Cache, Change, DEADLINE, Process, REQUEST_BYTES, Request, State, places};
 use crate::caches::{CacheArgs, unfit_limit};
 
-/// Requests that are under way at the same time; others wait.
+/// The most concurrent requests; further clients wait.
 const CLIENTS: usize = 8;
 
-/// A pause where no connection can be accepted, for lack of descriptors say.
+/// The pause after accepting a connection failed, for instance for lack of file descriptors.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(100);
 
-/// What this process serves.
+/// The volumes that this process serves.
 pub struct Served {
-    /// What its volumes are over.
+    /// Name of the image or file below the volumes.
     pub source: String,
-    /// Block devices of this kernel, and what they were called.
+    /// The block devices of this kernel that it serves, and the user's own names for them.
     pub devices: Vec<String>,
     /// Where writes go.
     pub mode: CacheMode,
-    /// What the volumes have in common.
+    /// Settings that the volumes share.
     pub caches: CacheArgs,
-    /// The volumes, with what they are called.
+    /// The volumes with their names.
     pub volumes: Vec<(String, Arc<Volume>)>,
 }
 
-/// A socket on which requests are answered, until this is dropped.
+/// The socket on which requests are answered. Dropping it removes the socket.
 pub struct Listening {
     path: PathBuf,
     task: JoinHandle<()>,
@@ -49,7 +51,7 @@ impl Drop for Listening {
     }
 }
 
-/// Begins to answer, in the runtime of the caller.
+/// Begins to answer requests, in the caller's runtime.
 pub fn listen(served: Served) -> std::io::Result<Listening> {
     let (listener, path) = places::listen(&places::usual())?;
     let listener = listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
@@ -70,13 +72,13 @@ async fn accept(listener: UnixListener, served: Arc<Served>) {
             Ok((stream, _)) => {
                 let served = Arc::clone(&served);
                 tokio::spawn(async move {
-                    // Who is too slow, or gone, gets no answer.
+                    // A client that is too slow or gone gets no answer.
                     let _ = tokio::time::timeout(DEADLINE, serve(stream, &served)).await;
                     drop(permit);
                 });
             }
             Err(error) => {
-                tracing::warn!("cannot accept a request for other limits: {error}");
+                tracing::warn!("cannot accept a connection of 'headwater cache': {error}");
                 tokio::time::sleep(PAUSE_AFTER_FAILURE).await;
             }
         }
@@ -87,13 +89,14 @@ async fn serve(mut stream: UnixStream, served: &Served) -> std::io::Result<()> {
     let user = rustix::process::geteuid().as_raw();
     let peer = stream.peer_cred()?.uid();
     let (from, mut to) = stream.split();
-    // Whoever it is: a client that still writes would not see the answer.
+    // Read the request before refusing it; closing a socket with unread data resets it, and the client would not see
+    // the answer.
     let mut line = Vec::new();
     BufReader::new(from).take(REQUEST_BYTES).read_until(b'\n', &mut line).await?;
     let answer = if may(peer, user) {
         served.answer(&line)
     } else {
-        let why = format!("user {peer} may not see or change what a process of user {user} serves");
+        let why = format!("user {peer} may not see or change the limits of a process of user {user}");
         Answer::Problem(Problem::new(ProblemKind::Failed, why))
     };
     let mut text = serde_json::to_vec(&answer)?;
@@ -101,13 +104,13 @@ async fn serve(mut stream: UnixStream, served: &Served) -> std::io::Result<()> {
     to.write_all(&text).await
 }
 
-/// The same user, and root, who can do all that anyway.
+/// The same user, and root, which has that permission anyway.
 fn may(peer: u32, user: u32) -> bool {
     peer == user || peer == 0
 }
 
 impl Served {
-    /// What raises the limits of a volume.
+    /// The command line with which a user raises a volume's limits.
     fn command(&self, pid: u32, volume: &str) -> String {
         let which = if self.volumes.len() > 1 { format!(" --volume {volume}") } else { String::new() };
         let limits = match self.mode {
@@ -161,11 +164,11 @@ impl Served {
         }
     }
 
-    /// All volumes that are meant get the limits, or none does.
+    /// Changes the limits of all volumes of the request, or of none.
     fn set(&self, change: &Change) -> Result<(), Problem> {
         let is_meant = |name: &str| match change.volume.as_deref() {
             None => true,
-            // Also without the way to it: `desk-1` for `nbd:desk-1`.
+            // The prefix may be omitted: `desk-1` for `nbd:desk-1`.
             Some(wanted) => name == wanted || name.split_once(':').is_some_and(|(_, rest)| rest == wanted),
         };
         let failed = |kind, why: String| {
@@ -174,7 +177,7 @@ impl Served {
         let (meant, others): (Vec<_>, Vec<_>) = self.volumes.iter().partition(|(name, _)| is_meant(name));
         if meant.is_empty() {
             let names: Vec<_> = self.volumes.iter().map(|(name, _)| name.as_str()).collect();
-            let why = format!("it has no volume '{}'", change.volume.as_deref().unwrap_or_default());
+            let why = format!("there is no volume '{}'", change.volume.as_deref().unwrap_or_default());
             return Err(failed(ProblemKind::NotFound, why).advise(format!("there are {}", names.join(", "))));
         }
         if let Some((limit, why)) = unfit_limit(self.mode, change.ram_bytes, change.disk_bytes) {
@@ -182,11 +185,11 @@ impl Served {
             return Err(failed(ProblemKind::Invalid, why).advise(format!("leave {limit} out")));
         }
         if change.disk_bytes == Some(0) {
-            let why = format!("the cache mode '{}' needs disk space, and was given none", self.mode);
+            let why = format!("the cache mode '{}' needs disk space", self.mode);
             return Err(failed(ProblemKind::Invalid, why));
         }
         if let Some(weight) = change.weight.filter(|weight| !(1..=MAX_WEIGHT).contains(weight)) {
-            let why = format!("{weight} is no weight of a write cache; use 1 to {MAX_WEIGHT}");
+            let why = format!("{weight} is not a valid weight; use 1 to {MAX_WEIGHT}");
             return Err(failed(ProblemKind::Invalid, why));
         }
         if let Some(ram_bytes) = change.ram_bytes {

@@ -1,4 +1,4 @@
-//! Setting the log up.
+//! Sets up the log.
 
 mod queue;
 
@@ -20,26 +20,26 @@ use crate::cli::LogFormat;
 use queue::LogQueue;
 
 const ADVICE: &str =
-    "write off, error, warn, info, debug or trace, or parts like headwater_service=debug with commas between";
+    "write off, error, warn, info, debug or trace, or a comma-separated list of parts like headwater_service=debug";
 
-/// The log of this process, and whether it goes to standard error. Absent in commands that have none.
+/// The log of this process, and whether it goes to standard error. Unset in commands without a log.
 static LOG: OnceLock<(LogQueue, bool)> = OnceLock::new();
 
-/// Changes the filter of the log to standard error.
+/// Changes the filter of the log on standard error.
 type SetFilter = Box<dyn Fn(EnvFilter) -> anyhow::Result<()> + Send + Sync>;
 
 static FILTER: OnceLock<SetFilter> = OnceLock::new();
 
-/// Whether [`aside`] writes itself, as nothing more is logged.
+/// Whether [`aside`] writes directly, because the log has ended.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// What [`aloud`] is given. `None`: there is no standard output.
+/// The queue for [`aloud`]. `None`: there is no standard output.
 static OUTPUT: OnceLock<Option<LogQueue>> = OnceLock::new();
 
-/// Logs to standard error: panics too, and what [`aside`] is given.
+/// Logs to standard error, including panics and the text of [`aside`].
 pub fn to_stderr(filter: &str, format: LogFormat) -> anyhow::Result<()> {
     let filter = parse(filter)?;
-    // Not `std::io::stderr`: while a reader stands still, its lock would be held.
+    // Not `std::io::stderr`, whose lock would be held while a reader blocks.
     let output = std::io::stderr().as_fd().try_clone_to_owned().context("cannot write to standard error")?;
     let log = LogQueue::start(output.into(), format)?;
     let _ = LOG.set((log.clone(), true));
@@ -63,38 +63,39 @@ pub fn to_stderr(filter: &str, format: LogFormat) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses a text that is no filter.
+/// Fails for an invalid filter.
 pub fn check_filter(text: &str) -> anyhow::Result<()> {
     parse(text).map(drop)
 }
 
-/// Has a log to standard error take another filter from now on.
+/// Changes the filter of the log on standard error.
 pub fn set_filter(text: &str) -> anyhow::Result<()> {
     let filter = parse(text)?;
     let set = FILTER.get().context("there is no log")?;
     set(filter).context("cannot change what is logged")
 }
 
-/// Has what is logged to standard error leave this bar alone, which is drawn there.
+/// Keeps log lines on standard error from being mixed with this progress bar.
 pub fn keep_clear_of(bar: &ProgressBar) {
     if let Some((log, true)) = LOG.get() {
         log.keep_clear_of(bar);
     }
 }
 
-/// Writes to standard error, behind what was logged there.
+/// Writes to standard error, in order with the log.
 pub fn aside(text: &str) {
     match LOG.get() {
         Some((log, true)) if !IS_OVER.load(Ordering::Relaxed) => log.push(text.as_bytes()),
         _ => {
             use std::io::Write;
-            // Where standard error is closed, nobody wants to know.
+            // Ignored: if standard error is closed, nobody wants to read it.
             let _ = std::io::stderr().write_all(text.as_bytes());
         }
     }
 }
 
-/// Writes to standard output, for commands that serve: machines do not wait for whoever reads it, and signals are heard.
+/// Writes to standard output without blocking, for commands that serve: machines and signals do not wait for a
+/// reader.
 pub fn aloud(text: &str) {
     let start = || {
         let output = std::io::stdout().as_fd().try_clone_to_owned().ok()?;
@@ -105,14 +106,16 @@ pub fn aloud(text: &str) {
     }
 }
 
-/// Waits until what was logged is written, but not for long.
+/// Waits until the log is written, with a short timeout.
 pub fn flush() {
     let log = LOG.get().map(|(log, _)| log);
     log.into_iter().chain(OUTPUT.get().and_then(Option::as_ref)).for_each(LogQueue::flush);
 }
 
-/// Ends the log of a command that serves nobody: all of it is written, and what [`aside`] is given from now on is, too, whatever
-/// that takes. A log that is not read loses lines, and an error is all that such a command leaves.
+/// Ends the log of a command that serves nobody: waits without a timeout until the log, and text of [`aside`] from
+/// now on, is
+/// written. A log whose reader is slow would otherwise lose lines, and the error is the only output of such a
+/// command.
 pub fn end() {
     if let Some((log, true)) = LOG.get() {
         log.drain();
@@ -120,7 +123,7 @@ pub fn end() {
     IS_OVER.store(true, Ordering::Relaxed);
 }
 
-/// Says what Rust's own hook says, which would wait for whoever reads standard error.
+/// Logs a panic. Rust's own hook would block on a reader of standard error.
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let Some((log, _)) = LOG.get() else { return };
     let thread = std::thread::current();
@@ -130,24 +133,24 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
         text = format!("{text}\nstack backtrace:\n{backtrace}");
     }
     log.note("ERROR", &text);
-    // It may be the last thing that this process does.
+    // This may be the process's last action.
     log.flush();
 }
 
-/// A filter of which every part counts. `EnvFilter` takes a misspelt level for a target, and the log is silent.
+/// Parses a filter strictly. `EnvFilter` would take a misspelt level for a target and log nothing.
 fn parse(text: &str) -> anyhow::Result<EnvFilter> {
     let refused = |why: String| {
         let problem = Problem::new(ProblemKind::Invalid, format!("'{text}' is not a log filter: {why}"));
         problem.advise(ADVICE)
     };
     for part in text.split(',').filter(|_| !text.is_empty()) {
-        // Without one, a span has all levels.
+        // Without a level, a span has all levels.
         if part.ends_with(']') {
             continue;
         }
         let level = part.rsplit_once('=').map_or(part, |(_, level)| level);
         if part.is_empty() {
-            return Err(refused("a part of it is empty".to_owned()).into());
+            return Err(refused("one of its parts is empty".to_owned()).into());
         }
         if level.is_empty() || level.parse::<LevelFilter>().is_err() {
             return Err(refused(format!("'{level}' is not a level")).into());

@@ -1,4 +1,4 @@
-//! Log lines on their way out: whoever logs never waits for whoever reads the log, and never fails with it.
+//! The queue of log lines: logging never blocks on a reader of the log, and never fails.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -15,30 +15,31 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 use crate::cli::LogFormat;
 
-/// What waits while other lines are being written, which are as much again at most.
+/// The size of the queue while lines are being written; these may have the same size again.
 const MAX_QUEUE_BYTES: usize = 1 << 20;
 
-/// What is kept for the next lines once all are written.
+/// The buffer size that is kept when all lines are written.
 const SPARE_BYTES: usize = 64 << 10;
 
-/// How long a process that ends waits for its last lines to be written.
+/// How long a process that ends waits for its last lines.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
-/// Where somebody else made the output non-blocking, how long until it is tried again.
-const TRIED_AGAIN_AFTER: Duration = Duration::from_millis(20);
+/// The pause before a write is retried if the output was made non-blocking by another process.
+const RETRY_AFTER: Duration = Duration::from_millis(20);
 
-/// Lines in the order in which they were logged. A thread writes them; what finds no room is lost, and a later line says so.
+/// Lines in the order of logging. A thread writes them. Lines that do not fit are dropped, and a later line reports
+/// that.
 #[derive(Clone)]
 pub struct LogQueue(Arc<Shared>);
 
 struct Shared {
     queue: Mutex<Queue>,
-    /// There is something to write.
+    /// Notified when there are lines to write.
     more: Condvar,
-    /// All was written, or could not be.
+    /// Notified when all lines are written, or could not be.
     written: Condvar,
     format: LogFormat,
-    /// The last bar that was begun where the lines go, if it is still there.
+    /// The latest progress bar on the same output, if it still exists.
     bar: Mutex<WeakProgressBar>,
 }
 
@@ -80,18 +81,19 @@ impl LogQueue {
         self.0.more.notify_one();
     }
 
-    /// Adds a line about the process itself, whatever the filter of the log is.
+    /// Adds a line about the process itself, independent of the log's filter.
     pub fn note(&self, level: &str, message: &str) {
         self.push(&self.0.line(level, message));
     }
 
-    /// From now on takes this bar away while lines are written where it is drawn: they would begin in the middle of it, and it would
-    /// be drawn over them.
+    /// Hides this bar while lines are written to its terminal, because they would otherwise begin in the middle of
+    /// the bar, and be overwritten
+    /// by it.
     pub fn keep_clear_of(&self, bar: &ProgressBar) {
         *self.0.bar.lock() = bar.downgrade();
     }
 
-    /// Waits until all is written, or until that takes too long.
+    /// Waits until all lines are written, with a timeout.
     pub fn flush(&self) {
         let deadline = Instant::now() + FLUSH_LIMIT;
         let mut queue = self.0.queue.lock();
@@ -102,7 +104,7 @@ impl LogQueue {
         }
     }
 
-    /// Waits until all is written, or could not be, for as long as whoever reads it takes.
+    /// Waits without a timeout until all lines are written, or could not be.
     pub fn drain(&self) {
         let mut queue = self.0.queue.lock();
         while queue.is_writing || !queue.text.is_empty() {
@@ -111,7 +113,7 @@ impl LogQueue {
     }
 }
 
-/// What is written at once is one line: so the formatter does it.
+/// Each write is one line, as the formatter does it.
 impl Write for &LogQueue {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.push(line);
@@ -151,18 +153,18 @@ impl Shared {
             let noted = lost_lines;
             if noted > 0 {
                 let message = format!(
-                    "{noted} lines of this log are lost: they could not be written as fast as they came"
+                    "{noted} lines of this log are lost, because they could not be written fast enough"
                 );
                 batch.extend_from_slice(&self.line("WARN", &message));
             }
             let bar = self.bar.lock().upgrade();
             let rest = match bar {
-                // Who draws it waits meanwhile, as it would for the same terminal.
+                // The thread that draws the bar waits meanwhile, as for the same terminal.
                 Some(bar) => bar.suspend(|| write(&mut output, &batch)),
                 None => write(&mut output, &batch),
             };
             let unwritten = rest.iter().filter(|byte| **byte == b'\n').count();
-            // The last line is the note: those that it tells of stay lost with it.
+            // The last line is the note: if it could not be written, the lost lines that it reports stay counted.
             lost_lines = match u64::try_from(unwritten).unwrap_or(u64::MAX) {
                 0 => 0,
                 lines if noted > 0 => lines - 1 + noted,
@@ -171,10 +173,10 @@ impl Shared {
         }
     }
 
-    /// A line like those of the formatter.
+    /// Formats a line like the formatter.
     fn line(&self, level: &str, message: &str) -> Vec<u8> {
         let mut time = String::new();
-        // A clock that cannot be formatted leaves the time out.
+        // If the time cannot be formatted, it is left out.
         let _ = SystemTime.format_time(&mut Writer::new(&mut time));
         let target = module_path!();
         let line = match self.format {
@@ -189,15 +191,15 @@ impl Shared {
     }
 }
 
-/// Returns what could not be written.
+/// Writes bytes, and returns those that could not be written.
 fn write<'a>(output: &mut File, mut bytes: &'a [u8]) -> &'a [u8] {
     while !bytes.is_empty() {
         match output.write(bytes) {
             Ok(0) => break,
             Ok(n) => bytes = bytes.get(n..).unwrap_or_default(),
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::sleep(TRIED_AGAIN_AFTER),
-            // There is nowhere to report it.
+            Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::sleep(RETRY_AFTER),
+            // An error of the log cannot be reported anywhere.
             Err(_) => break,
         }
     }
@@ -214,7 +216,7 @@ mod tests {
     fn lines_are_written_in_order_and_a_later_one_says_how_many_were_lost() {
         let (mut reader, writer) = io::pipe().unwrap();
         let log = LogQueue::start(File::from(OwnedFd::from(writer)), LogFormat::Text).unwrap();
-        // Nobody reads: the pipe, what is being written and the queue fill up.
+        // Nobody reads: the pipe, the batch that is being written, and the queue fill up.
         let lines = 40_000;
         for number in 0..lines {
             log.push(format!("line {number:0100}\n").as_bytes());
@@ -228,7 +230,7 @@ mod tests {
             }
             String::from_utf8(text).unwrap()
         });
-        // Only once there is room again.
+        // After there is space again.
         while !log.0.queue.lock().text.is_empty() {
             std::thread::yield_now();
         }
@@ -266,7 +268,7 @@ mod tests {
                 Err(e) => panic!("{e}"),
             }
         };
-        // As while it is drawn. The log gets all the time that it waits for at most.
+        // As while the bar is drawn. The log has the full timeout of a flush.
         bar.suspend(|| {
             log.push(b"one\n");
             log.flush();
@@ -282,7 +284,7 @@ mod tests {
     fn whoever_drains_the_log_waits_for_its_reader_and_whoever_flushes_it_does_not() {
         let (mut reader, writer) = io::pipe().unwrap();
         let log = LogQueue::start(File::from(OwnedFd::from(writer)), LogFormat::Text).unwrap();
-        // More than a pipe holds.
+        // More than the size of a pipe.
         let mut line = vec![b'.'; 512 << 10];
         line.push(b'\n');
         log.push(&line);
@@ -292,7 +294,7 @@ mod tests {
             draining.drain();
             tell.send(()).unwrap();
         });
-        // It has all the time that a flush waits for.
+        // The reader has the full timeout of a flush.
         log.flush();
         assert!(told.try_recv().is_err(), "nobody has read it");
         let mut read = vec![0; line.len()];

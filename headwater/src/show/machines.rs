@@ -1,4 +1,4 @@
-//! Machines as rows of a table.
+//! Tables of machines.
 
 use headwater_api::{CacheMode, CacheSettings, Machine};
 use headwater_block::size;
@@ -6,21 +6,21 @@ use headwater_volume::disk_mode_ram_bytes;
 
 use crate::show::{printable, seconds, table_text};
 
-/// What a row begins with, and all of what is shown while it runs: it fits on a terminal of 80 columns.
+/// The columns of the live table, which fits on a terminal of 80 columns and begins each full row.
 const LIVE: [&str; 8] =
     ["MACHINE", "STATE", "BOOT S", "IMAGE READ", "RAM USED", "DISK USED", "SPILLED", "IOPS"];
 
-/// What a full row has besides.
+/// The further columns of a full row.
 const MORE: [&str; 4] = ["RAM LIMIT", "VERSION", "CATALOG", "REASON"];
 
-/// The most memory that a write cache takes, which the mode `disk` does not leave to its settings.
+/// The memory limit of a write cache. In mode `disk` it is fixed and not in the settings.
 pub fn ram_limit_bytes(cache: &CacheSettings) -> u64 {
     if cache.mode == CacheMode::Disk { disk_mode_ram_bytes(cache.persistent) } else { cache.ram_bytes }
 }
 
 /// The table of machines.
 pub fn machines(machines: &[Machine]) -> String {
-    // There is a host to name only if there are several.
+    // The column of hosts is shown only if there are several hosts.
     let has_hosts = machines.iter().any(|machine| machine.host.is_some());
     let headings: Vec<&str> = LIVE.into_iter().chain(has_hosts.then_some("HOST")).chain(MORE).collect();
     let rows = machines.iter().map(|machine| {
@@ -33,7 +33,7 @@ pub fn machines(machines: &[Machine]) -> String {
     table_text(&headings, rows)
 }
 
-/// The same without what does not change from second to second.
+/// The table without the columns that rarely change.
 pub fn live(machines: &[Machine]) -> String {
     let rows = machines.iter().map(|machine| row(machine).into_iter().take(LIVE.len()).collect());
     let mut text = table_text(&LIVE, rows);
@@ -43,7 +43,7 @@ pub fn live(machines: &[Machine]) -> String {
     text
 }
 
-/// The state, with a mark where something is wrong: the last column may be out of sight.
+/// The state, with a mark if there is an alarm, because the last column may be out of sight.
 pub fn state(machine: &Machine) -> String {
     let mark = if machine.alarm.is_some() { " (!)" } else { "" };
     format!("{}{mark}", machine.state)
@@ -72,7 +72,7 @@ fn row(machine: &Machine) -> Vec<String> {
     ]
 }
 
-/// The version that it runs or ran last, with what is to be known about it.
+/// The version that the machine runs or ran last, with remarks.
 pub fn version(machine: &Machine) -> String {
     let mut text = machine.version.clone().unwrap_or_else(|| machine.image.clone());
     if machine.old {

@@ -1,4 +1,4 @@
-//! Printing: tables for people, JSON for programs.
+//! Prints results: tables for people, JSON for programs.
 
 pub mod machines;
 pub mod progress;
@@ -10,12 +10,12 @@ use headwater_api::EventList;
 pub use headwater_api::words::time;
 use serde::Serialize;
 
-/// Whoever reads our output has gone; that is no failure.
+/// The reader of the output has gone, which is not a failure.
 #[derive(Debug, thiserror::Error)]
 #[error("the standard output was closed")]
 pub struct OutputClosed;
 
-/// Writes to the standard output, which may be closed.
+/// Writes to standard output, which may be closed.
 pub fn bytes(bytes: &[u8]) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -25,13 +25,14 @@ pub fn bytes(bytes: &[u8]) -> anyhow::Result<()> {
     }
 }
 
-/// Writes to the standard error, for people. Where that cannot be written there is nobody to tell, and that is no failure of what
-/// was asked for.
+/// Writes to standard error, for people. Errors are ignored, because they could not be reported, and the command
+/// itself
+/// has not failed.
 pub fn aside(text: &str) {
     crate::logging::aside(text);
 }
 
-/// What comes of printing where there is more to do, or a code of its own to end with: whoever reads our output may go before.
+/// Ignores a closed output, for commands that have more to do or a special exit code.
 pub fn if_read(printed: anyhow::Result<()>) -> anyhow::Result<()> {
     printed.or_else(|error| if error.is::<OutputClosed>() { Ok(()) } else { Err(error) })
 }
@@ -46,30 +47,30 @@ pub fn json(value: &impl Serialize) -> anyhow::Result<()> {
     line(&serde_json::to_string_pretty(value)?)
 }
 
-/// Writes names of what was removed as JSON, as the API tells of versions that were.
+/// Writes the names of removed items as JSON, like the API's answer about removed versions.
 pub fn removed(names: &[String]) -> anyhow::Result<()> {
     json(&serde_json::json!({ "removed": names }))
 }
 
-/// Writes where something is served, in one line also as JSON: programs read it while the server runs.
+/// Writes the address of a server on one line, also as JSON, so that programs can read it while the server runs.
 pub fn uri(uri: &str, json: bool) -> anyhow::Result<()> {
     line(&uri_text(uri, json))
 }
 
-/// The same as text.
+/// The text of that line.
 pub fn uri_text(uri: &str, json: bool) -> String {
     if json { serde_json::json!({ "uri": uri }).to_string() } else { uri.to_owned() }
 }
 
-/// Writes a table with a line of headings.
+/// Writes a table with headings.
 pub fn table(headings: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> anyhow::Result<()> {
     line(&table_text(headings, rows))
 }
 
-/// The same as text, without blanks at the ends of lines.
+/// The text of a table, without trailing blanks.
 pub fn table_text(headings: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
-    // Never wrapped: a script cuts columns, a person scrolls.
+    // Never wrapped, because scripts cut columns and people can scroll.
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(headings.iter().copied());
     for row in rows {
@@ -82,7 +83,7 @@ pub fn table_text(headings: &[&str], rows: impl IntoIterator<Item = Vec<String>>
     lines.join("\n")
 }
 
-/// The events of one subject, which are given newest first, oldest first below an empty line.
+/// Prints the events of one subject, which are given newest first, in the order of time after an empty line.
 pub fn latest_events(list: EventList) -> anyhow::Result<()> {
     let rows = list
         .events
@@ -93,7 +94,7 @@ pub fn latest_events(list: EventList) -> anyhow::Result<()> {
     table(&["TIME", "WHO", "ACTION", "DETAIL"], rows)
 }
 
-/// Writes names with their values.
+/// Writes names and values.
 pub fn pairs(pairs: &[(&str, String)]) -> anyhow::Result<()> {
     let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let lines: Vec<String> =
@@ -101,7 +102,7 @@ pub fn pairs(pairs: &[(&str, String)]) -> anyhow::Result<()> {
     line(&lines.join("\n"))
 }
 
-/// Text that came from elsewhere, without what could steer a terminal.
+/// Escapes control characters in text from elsewhere, which could control the terminal.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

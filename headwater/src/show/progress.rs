@@ -1,4 +1,4 @@
-//! How far a long operation is: a bar with rate and time left on a terminal, plain lines elsewhere.
+//! Shows the progress of a long operation: a bar with rate and remaining time on a terminal, plain lines elsewhere.
 
 use std::future::Future;
 use std::io::IsTerminal;
@@ -11,13 +11,13 @@ use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, P
 use crate::client::tasks::Step;
 use crate::logging;
 
-/// After how long it is said what an answer is waited for.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// A wait for an answer is explained after this time.
+const REPORT_AFTER: Duration = Duration::from_secs(1);
 
-/// Waits for an answer that has no progress, and says what for where it takes its time; `quiet` says nothing.
+/// Waits for an answer without progress. If it is slow, prints what it waits for, unless `quiet` is set.
 pub async fn said_if_slow<T>(quiet: bool, what: &str, answer: impl Future<Output = T>) -> T {
     let mut answer = std::pin::pin!(answer);
-    match tokio::time::timeout(PATIENCE, &mut answer).await {
+    match tokio::time::timeout(REPORT_AFTER, &mut answer).await {
         Ok(answer) => answer,
         Err(_) => {
             if !quiet {
@@ -28,49 +28,49 @@ pub async fn said_if_slow<T>(quiet: bool, what: &str, answer: impl Future<Output
     }
 }
 
-/// Elsewhere than on a terminal a line is printed this often at most.
+/// The shortest time between two lines if the output is not a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Shows the progress of one operation on the standard error.
+/// Shows the progress of one operation on standard error.
 pub enum Shown {
-    /// A bar.
+    /// As a bar.
     Bar {
-        /// It.
+        /// The bar.
         bar: ProgressBar,
-        /// What it shows.
+        /// What the bar shows.
         drawn: Drawn,
-        /// Whether it was said that it waits.
+        /// Whether a wait for other tasks was reported.
         waits: bool,
     },
-    /// Lines.
+    /// As lines.
     Lines {
-        /// What is done.
+        /// The operation.
         what: String,
-        /// When it began, and what was done by then: holes of a disk are done at once.
+        /// When it began; from then on the rate counts. Holes of a disk are done at once, before that.
         began: Instant,
-        /// `None`: nothing is known yet.
+        /// The bytes that were done then. `None`: nothing is known yet.
         first_bytes: Option<u64>,
-        /// When a line was printed last.
+        /// When the last line was printed.
         last: Instant,
-        /// Whether it waits, as was said.
+        /// Whether a wait for other tasks was reported.
         waits: bool,
     },
-    /// Nothing: a program reads along.
+    /// Not at all, for --json.
     Silent,
 }
 
-/// What a bar shows.
+/// The contents of a bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drawn {
     /// Nothing yet.
     Nothing,
-    /// What is done, in words.
+    /// The present step, in words.
     Words,
-    /// Bytes, of so many.
+    /// Bytes of a known total.
     Bytes,
-    /// That all bytes are done. What comes after the last one, such as a list that is written, has none to count.
+    /// All bytes are done, and a last step without bytes runs, such as writing a list.
     Through,
-    /// Bytes, of nobody knows how many.
+    /// Bytes of an unknown total.
     Read,
 }
 
@@ -85,8 +85,8 @@ impl Drawn {
         }
     }
 
-    /// Has the bar show `to` from now on. Returns whether that is something else than before.
-    fn turn(&mut self, bar: &ProgressBar, to: Self) -> bool {
+    /// Changes the contents to `to`. Returns whether that is a change.
+    fn change(&mut self, bar: &ProgressBar, to: Self) -> bool {
         if *self == to {
             return false;
         }
@@ -99,7 +99,7 @@ impl Drawn {
 }
 
 impl Shown {
-    /// Begins to show; `quiet` shows nothing.
+    /// Begins to show an operation; with `quiet` nothing is shown.
     pub fn begin(what: &str, quiet: bool) -> Self {
         if quiet {
             return Self::Silent;
@@ -114,14 +114,14 @@ impl Shown {
                 waits: false,
             };
         }
-        // Nothing is known yet: a bar of no bytes would be a full one.
+        // Hidden until something is known, because an empty bar would look full.
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden());
         bar.set_message(what.to_owned());
         logging::keep_clear_of(&bar);
         Self::Bar { bar, drawn: Drawn::Nothing, waits: false }
     }
 
-    /// It is that far now.
+    /// Shows a new progress.
     pub fn update(&mut self, step: impl Into<Step>) {
         let progress = match step.into() {
             Step::Progress(Progress { doing: Some(doing), .. }) => return self.doing(&doing),
@@ -134,7 +134,7 @@ impl Shown {
             Self::Lines { what, began, first_bytes, last, waits } => {
                 let now = Instant::now();
                 if std::mem::take(waits) || (first_bytes.is_none() && progress.total_bytes > 0) {
-                    // The rate is that of the work.
+                    // The rate is measured from the beginning of the work.
                     (*began, *first_bytes) = (now, Some(progress.done_bytes));
                 }
                 if is_due(last, now) {
@@ -146,17 +146,17 @@ impl Shown {
         }
     }
 
-    /// It does that now, in words, where there are no bytes to count.
+    /// Shows the present step in words, if no bytes can be counted.
     pub fn doing(&mut self, doing: &str) {
         let doing = super::printable(doing);
         match self {
             Self::Silent => {}
             Self::Bar { bar, drawn, .. } => {
-                let is_new = drawn.turn(bar, Drawn::Words);
+                let is_new = drawn.change(bar, Drawn::Words);
                 bar.set_prefix(doing);
                 unhide(bar);
                 if is_new {
-                    // There may be nothing more to tell for minutes.
+                    // There may be no further update for minutes.
                     bar.force_draw();
                 }
             }
@@ -168,12 +168,12 @@ impl Shown {
         }
     }
 
-    /// So many bytes were read, of nobody knows how many.
+    /// Shows the number of bytes so far, of an unknown total.
     pub fn read(&mut self, bytes: u64) {
         match self {
             Self::Silent => {}
             Self::Bar { bar, drawn, .. } => {
-                drawn.turn(bar, Drawn::Read);
+                drawn.change(bar, Drawn::Read);
                 unhide(bar);
                 bar.set_position(bytes);
             }
@@ -187,7 +187,7 @@ impl Shown {
         }
     }
 
-    /// It waits for others, of which so many run: said once.
+    /// Reports once that it waits for other tasks. `running` is their number.
     fn wait(&mut self, running: u64) {
         let (what, waits) = match self {
             Self::Silent => return,
@@ -197,10 +197,10 @@ impl Shown {
         if std::mem::replace(waits, true) {
             return;
         }
-        super::aside(&format!("{what}: waits, as {running} other long operations of the daemon run\n"));
+        super::aside(&format!("{what}: waiting, because {running} other long operations of the daemon run\n"));
     }
 
-    /// It is over.
+    /// Ends the display.
     pub fn end(&self) {
         if let Self::Bar { bar, .. } = self {
             bar.finish_and_clear();
@@ -208,7 +208,7 @@ impl Shown {
     }
 }
 
-/// Whether it is time for a line, and then notes that there is one.
+/// Whether a line is due. If so, records that it is printed.
 fn is_due(last: &mut Instant, now: Instant) -> bool {
     let is_due = now.duration_since(*last) >= LINE_INTERVAL;
     if is_due {
@@ -223,9 +223,9 @@ fn unhide(bar: &ProgressBar) {
     }
 }
 
-/// How long a bar has to go on at its rate. Without one nobody knows: it would say 0 seconds.
+/// The remaining time of a bar. Nothing without a rate, because it would otherwise be 0 seconds.
 fn left(state: &ProgressState, out: &mut dyn std::fmt::Write) {
-    // What is drawn cannot fail.
+    // Writing to the drawing cannot fail.
     let _ = if state.per_sec() >= 1.0 {
         write!(out, "{:#}", HumanDuration(state.eta()))
     } else {
@@ -240,21 +240,21 @@ fn draw(bar: &ProgressBar, drawn: &mut Drawn, progress: &Progress) {
         return;
     }
     let begins = !matches!(drawn, Drawn::Bytes | Drawn::Through);
-    drawn.turn(bar, if done_bytes >= total_bytes { Drawn::Through } else { Drawn::Bytes });
+    drawn.change(bar, if done_bytes >= total_bytes { Drawn::Through } else { Drawn::Bytes });
     bar.set_length(total_bytes);
     bar.set_position(done_bytes);
     if begins {
-        // What was done by then says nothing of the rate.
+        // What was done before says nothing about the rate.
         bar.reset_eta();
         unhide(bar);
     }
 }
 
-/// `passed` since `first_bytes` were done.
+/// The line after `passed` time, since `first_bytes` were done.
 fn text(what: &str, progress: &Progress, first_bytes: u64, passed: Duration) -> String {
     let Progress { done_bytes, total_bytes, .. } = *progress;
     if total_bytes == 0 {
-        return format!("{what}: it is not known yet how much there is to do");
+        return format!("{what}: the total is not known yet");
     }
     let rate = rate(done_bytes.saturating_sub(first_bytes), passed);
     let percent = (u128::from(done_bytes) * 100).checked_div(u128::from(total_bytes)).unwrap_or(0);
@@ -264,7 +264,7 @@ fn text(what: &str, progress: &Progress, first_bytes: u64, passed: Duration) -> 
     format!("{what}: {percent}%, {done} of {total}, {rate}/s, left {left}")
 }
 
-/// Bytes a second.
+/// Bytes per second.
 fn rate(bytes: u64, passed: Duration) -> u64 {
     let passed_ms = passed.as_millis().max(1);
     u64::try_from(u128::from(bytes) * 1000 / passed_ms).unwrap_or(u64::MAX)

@@ -148,7 +148,7 @@ fn a_restored_controller_has_all_and_lets_its_nodes_in() {
     let history = controller.daemon.cli(&["events", "--subject", "daemon"]).ok();
     assert!(history.contains("restored") && history.contains("from the backup of"), "{history}");
     // The copy does not know the latest connection of the node; its machine went on meanwhile.
-    node.wait_for_log(&["no connection to the controller", "node accept"]);
+    node.wait_for_log(&["cannot connect to the controller", "node accept"]);
     controller.daemon.cli(&["node", "accept", "b"]).ok();
     controller.wait_for_host("b", "up");
     controller.daemon.wait_for("there", "running");

@@ -46,7 +46,7 @@ fn a_copy_waits_as_long_as_it_takes_for_a_busy_server_and_says_so() {
         .spawn()
         .unwrap();
     let mut said = BufReader::new(copy.stderr.take().unwrap()).lines().map_while(Result::ok);
-    let waits = said.find(|line| line.contains("waits for a server that is busy"));
+    let waits = said.find(|line| line.contains("waiting for a busy server"));
     assert!(waits.expect("it says that it waits").contains("too busy"));
     server.fail_all(HttpFault::None);
     said.for_each(drop);

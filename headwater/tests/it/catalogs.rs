@@ -124,8 +124,8 @@ fn a_roll_moves_all_machines_and_the_catalog_follows() {
     }
     let rolled = daemon.cli(&["catalog", "roll", "class", "--to", "tiny@2", "--batch", "1"]).ok();
     assert!(rolled.contains("2 machines of class moved from tiny@1 to tiny@2\n"), "{rolled}");
-    assert!(rolled.contains("left alone: class-09 is pinned"), "{rolled}");
-    assert!(rolled.contains("left alone: class-10 is off"), "{rolled}");
+    assert!(rolled.contains("not moved: class-09 is pinned"), "{rolled}");
+    assert!(rolled.contains("not moved: class-10 is off"), "{rolled}");
     assert_eq!(versions(&daemon), ["tiny@2", "tiny@2", "tiny@1", "tiny@1"]);
     // Nothing is left of the pins that the roll set, and a machine that is started takes the version.
     assert_eq!(daemon.machine("class-09")["pin"], "tiny@1");

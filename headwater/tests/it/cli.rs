@@ -123,7 +123,7 @@ fn what_is_in_use_missing_or_too_small_has_its_code() {
     ends(&["store", "serve", store, "--listen", &taken], 4, "cannot listen on");
     let tokens = ["--token-file", "/no/such"];
     ends(&[&["store", "serve", store, "--listen", "127.0.0.1:0"], &tokens[..]].concat(), 3, "/no/such");
-    ends(&["store", "sync", store, "https://localhost:1"], 2, "can only be read");
+    ends(&["store", "sync", store, "https://localhost:1"], 2, "is read-only");
     ends(&["store", "sync", "https://localhost:1", store, "--ca", "/no/such"], 3, "/no/such");
     assert!(run(headwater().args(["store", "verify", store])).ok().contains("no version to verify"));
 }

@@ -67,14 +67,14 @@ fn sighup_reloads_what_it_can_and_names_the_rest() {
         signal(daemon.pid(), "HUP");
     };
     reload("log = \"info\"\nscrub = \"1M\"\nresume = true\n");
-    daemon.wait_for_log(&["changed settings count after a restart", "resume"]);
-    daemon.wait_for_log(&["read the configuration again", "scrub"]);
+    daemon.wait_for_log(&["changed settings take effect after a restart", "resume"]);
+    daemon.wait_for_log(&["reloaded the configuration", "scrub"]);
     reload("log = inof\n");
     daemon.wait_for_log(&["the configuration stays as it is", "c.toml:1: it is not TOML"]);
     // The filter counts: this level was silent before.
     assert_eq!(daemon.count_in_log("DEBUG"), 0);
     reload("log = \"debug\"\n");
-    daemon.wait_for_log(&["read the configuration again", "log, scrub"]);
+    daemon.wait_for_log(&["reloaded the configuration", "log, scrub"]);
     daemon.cli(&["status"]).ok();
     reload("log = \"debug\"\ngroup-access = true\n");
     daemon.wait_for_log(&["DEBUG"]);

@@ -69,7 +69,7 @@ fn an_import_over_damage_says_how_the_versions_are_found_that_have_it() {
     // Beside the daemon.
     let found = run(headwater().args(["store", "verify"]).arg(&store));
     assert_eq!(found.code, 6, "{found:?}");
-    for says in ["d@1 is damaged in 1 chunk: ", "fresh@1 is sound"] {
+    for says in ["d@1 is damaged in 1 chunk: ", "fresh@1 is intact"] {
         assert!(found.out.contains(says), "no '{says}' in {found:?}");
     }
 }

@@ -54,7 +54,7 @@ fn an_image_comes_out_as_it_went_in() {
     assert!(!noted(&raw, "one").err.contains("its note stays"));
     daemon.cli(&["image", "note", "noted@1", "two"]).ok();
     assert!(!noted(&raw, "two").err.contains("its note stays"));
-    assert!(daemon.cli(&["image", "verify", "disk"]).ok().contains("disk@1 is sound"));
+    assert!(daemon.cli(&["image", "verify", "disk"]).ok().contains("disk@1 is intact"));
     daemon.cli(&["image", "export", "disk@1", &text(&out)]).ok();
     assert!(std::fs::read(&out).unwrap() == disk, "the export differs");
     daemon.cli(&["image", "export", "disk", &text(&out)]).fails(4, &["exists already"]);
@@ -123,7 +123,7 @@ fn damage_is_named_and_has_its_own_exit_code() {
     assert!(again.err.contains("1 chunks") && again.err.contains("store verify"), "{again:?}");
     let json = daemon.cli(&["image", "import", raw.to_str().unwrap(), "--json"]);
     assert!(json.code == 0 && json.err.is_empty(), "{json:?}");
-    assert!(daemon.cli(&["image", "verify", "d@2"]).ok().contains("d@2 is sound"));
+    assert!(daemon.cli(&["image", "verify", "d@2"]).ok().contains("d@2 is intact"));
     assert_eq!(daemon.cli(&["image", "verify", "d@1"]).code, 6);
 }
 
@@ -177,9 +177,9 @@ fn damage_is_told_with_who_it_touches_and_repaired_from_another_store() {
     // A store that is not there is told before anything is read; one that has it repairs.
     daemon.cli(&["image", "verify", "d@1", "--repair-from", "ftp://x"]).fails(2, &["no stores at ftp://"]);
     let repaired = daemon.cli(&["image", "verify", "d@1", "--repair-from", copy.to_str().unwrap()]).ok();
-    assert!(repaired.contains("1 places repaired") && repaired.contains("d@1 is sound"), "{repaired}");
+    assert!(repaired.contains("1 damaged chunks or data objects repaired") && repaired.contains("d@1 is intact"), "{repaired}");
     assert!(std::fs::read(&object).unwrap() == good);
-    assert!(daemon.cli(&["image", "verify", "d@2"]).ok().contains("d@2 is sound"));
+    assert!(daemon.cli(&["image", "verify", "d@2"]).ok().contains("d@2 is intact"));
 }
 
 /// Imports a file system and has some of the bytes of its one file go wrong in the store.
@@ -602,9 +602,9 @@ fn a_verification_at_a_rate_leaves_the_disk_to_others_and_ends_when_told() {
     // Not SIGINT, which programs ignore that were started in the background.
     support::signal(verifying.id(), "TERM");
     assert!(!verifying.wait().unwrap().success(), "{}", lines());
-    assert!(daemon.cli(&["image", "verify", "v", "--rate", "1G"]).ok().contains("v@1 is sound"));
+    assert!(daemon.cli(&["image", "verify", "v", "--rate", "1G"]).ok().contains("v@1 is intact"));
     let refused = daemon.cli(&["image", "verify", "v", "--rate", "0"]);
-    assert!(refused.code == 2 && refused.err.contains("nothing is ever read"), "{refused:?}");
+    assert!(refused.code == 2 && refused.err.contains("would read nothing"), "{refused:?}");
     let (status, answer) =
         support::http(&daemon.socket(), "POST", "/api/v1/images/v/verify", Some("{\"rate_bytes_s\": 0}"));
     assert!(status == 400 && answer.contains("at a rate of 0 bytes a second"), "{status} {answer}");

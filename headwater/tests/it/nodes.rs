@@ -401,8 +401,8 @@ fn a_drained_host_keeps_only_machines_that_cannot_move() {
     let drained = daemon.cli(&["node", "drain", "b"]).ok();
     for said in [
         &*format!("moved {off} to c\nmoved {on} to c\n"),
-        "left alone: kept keeps its disk",
-        "left alone: single is of no catalog",
+        "not moved: kept keeps its disk",
+        "not moved: single is of no catalog",
         "2 machines moved from b",
     ] {
         assert!(drained.contains(said), "{said} is not in {drained}");
@@ -427,7 +427,7 @@ fn a_drained_host_keeps_only_machines_that_cannot_move() {
         .cli(&["catalog", "scale", "class", "6"])
         .fails(4, &["no host has room for", "'b' is cordoned", "'c' is cordoned"]);
     let drained = daemon.cli(&["node", "drain", "c"]).ok();
-    assert!(drained.contains("left alone: class-1 stays: no host has room for"), "{drained}");
+    assert!(drained.contains("not moved: class-1 stays: no host has room for"), "{drained}");
     daemon.cli(&["machine", "stop", on, "--force"]).ok();
 }
 

@@ -115,7 +115,7 @@ fn is_copied_and_starts_again(from: &str, bytes: &[u8], kill: impl FnOnce()) {
     let mut again = export();
     again.wait_until_copied();
     assert!(again.read(0, bytes.len()).expect("no server is needed") == bytes);
-    for said in ["the store cannot be reached", "what the image was when it was last looked up", "since="] {
+    for said in ["the store cannot be reached", "using its last known versions", "since="] {
         wait_until(format!("the log has '{said}'"), || again.log().contains(said));
     }
     drop(again);

@@ -111,14 +111,14 @@ fn nginx_serves_a_store_with_the_configuration_of_the_document() {
         run(headwater().env("NO_PROXY", "localhost").arg("store").args(args).args(["--ca", text(&authority)]))
     };
 
-    assert!(store(&["verify", &url, "disk"]).ok().contains("disk@1 is sound"));
+    assert!(store(&["verify", &url, "disk"]).ok().contains("disk@1 is intact"));
     // A daemon that writes there goes on meanwhile.
     import(&daemon, dir.path(), 2);
-    assert!(store(&["verify", &url, "disk@2"]).ok().contains("disk@2 is sound"));
+    assert!(store(&["verify", &url, "disk@2"]).ok().contains("disk@2 is intact"));
     let copy = dir.path().join("copy");
     assert!(store(&["copy", &url, text(&copy), "disk@1", "disk@2"]).ok().contains("2 versions copied"));
     let copied = run(headwater().args(["store", "verify", text(&copy)])).ok();
-    assert!(copied.contains("disk@1 is sound") && copied.contains("disk@2 is sound"), "{copied}");
+    assert!(copied.contains("disk@1 is intact") && copied.contains("disk@2 is intact"), "{copied}");
     // Without a list of images they must be named.
     let unnamed = store(&["verify", &url]);
     assert_ne!(unnamed.code, 0, "{unnamed:?}");
@@ -189,9 +189,9 @@ fn a_cache_before_a_server_goes_on_without_it() {
         run(headwater().env("NO_PROXY", "127.0.0.1").args(args)).ok();
         run(headwater().args(["store", "verify", text(&to)])).ok()
     };
-    assert!(copy("first").contains("disk@1 is sound"));
+    assert!(copy("first").contains("disk@1 is intact"));
     signal(origin.id(), "TERM");
     origin.wait().unwrap();
     assert!(TcpStream::connect(url.trim_start_matches("http://")).is_err(), "the server goes on");
-    assert!(copy("second").contains("disk@1 is sound"));
+    assert!(copy("second").contains("disk@1 is intact"));
 }

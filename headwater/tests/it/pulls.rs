@@ -151,7 +151,7 @@ fn what_another_store_has_lost_is_named_and_the_rest_is_brought() {
     let report: Value = serde_json::from_str(&ran.out).unwrap_or_else(|e| panic!("{e}: {ran:?}"));
     assert_eq!((ran.code, &report["present"]), (6, &1.into()), "{ran:?}");
     assert_eq!(report["not_copied"][0]["kind"], "damaged", "{report}");
-    assert!(daemon.cli(&["image", "verify", "disk@1"]).ok().contains("is sound"));
+    assert!(daemon.cli(&["image", "verify", "disk@1"]).ok().contains("is intact"));
     assert!(!daemon.cli(&["image", "list"]).ok().contains("lost"));
 }
 
@@ -250,6 +250,6 @@ fn a_pull_that_is_ended_leaves_nothing_half_and_can_be_given_again() {
     server.fail(HttpFault::None);
     let said = daemon.cli(&["image", "pull", &server.url(), "disk@1"]).ok();
     assert!(said.contains("copied to the daemon's store"), "{said}");
-    assert!(daemon.cli(&["image", "verify", "disk@1"]).ok().contains("is sound"));
+    assert!(daemon.cli(&["image", "verify", "disk@1"]).ok().contains("is intact"));
     assert!(files(&own, "tmp").is_empty());
 }

@@ -112,7 +112,7 @@ fn a_copy_on_a_terminal_says_what_it_reads_and_that_it_waits() {
         let line = line.strip_prefix("\u{1b}[2K").unwrap_or(line);
         assert!(line.starts_with("20"), "{line:?} in {screen:?}");
     }
-    assert!(run(headwater().args(["store", "verify", text(&copy)])).ok().contains("disk@1 is sound"));
+    assert!(run(headwater().args(["store", "verify", text(&copy)])).ok().contains("disk@1 is intact"));
 }
 
 #[test]
@@ -274,10 +274,10 @@ fn a_sync_that_changes_channels_alone_says_so() {
     let said = sync(&[]);
     assert!(said.starts_with("nothing to copy: the version is in "), "{said}");
     assert!(
-        said.ends_with("; channels, notes and what is retired of an image are the source's now\n"),
+        said.ends_with("; channels, notes and retired marks of an image were set to those of the source\n"),
         "{said}"
     );
-    assert!(!sync(&[]).contains("the source's now"));
+    assert!(!sync(&[]).contains("those of the source"));
     change_disk(&here, &mut |image| image.set_note(1, "another one").map(drop));
     for followed in [1, 0] {
         let report: Value = serde_json::from_str(&sync(&["--json"])).unwrap();

@@ -291,7 +291,7 @@ fn versions_travel_between_a_directory_a_bucket_and_a_server() {
     let url = in_bucket("copies");
     assert!(store(&["copy", text(&here), &url, "disk@1"]).ok().contains("1 versions copied"));
     assert!(store(&["sync", text(&here), &url]).ok().contains("nothing to copy: the version is in s3://"));
-    assert!(store(&["verify", &url]).ok().contains("disk@1 is sound"));
+    assert!(store(&["verify", &url]).ok().contains("disk@1 is intact"));
 
     let dir = support::short_dir();
     let (_served, server, shown) = serve_to_those_with_a_token(&[&url], dir.path());
@@ -349,7 +349,7 @@ fn damage_is_repaired_from_another_store_or_named() {
         assert!(found.out.contains(says), "no '{says}' in {found:?}");
     }
     let report = store(&["verify", text(&here), "--repair-from", text(&copy)]).ok();
-    assert!(report.contains("1 places repaired") && report.contains("is sound"), "{report}");
+    assert!(report.contains("1 damaged chunks or data objects repaired") && report.contains("is intact"), "{report}");
     assert!(std::fs::read(&object).unwrap() == good);
     // A manifest, which says what there is to verify.
     let manifest = std::fs::read_dir(here.join("manifests")).unwrap().next().unwrap().unwrap().path();
@@ -362,13 +362,13 @@ fn damage_is_repaired_from_another_store_or_named() {
         "{found:?}"
     );
     let report = store(&["verify", text(&here), "--repair-from", text(&copy)]).ok();
-    assert!(report.contains("1 places repaired") && report.contains("is sound"), "{report}");
+    assert!(report.contains("1 damaged chunks or data objects repaired") && report.contains("is intact"), "{report}");
     std::fs::write(&manifest, &good[1..]).unwrap();
     let daemon = Daemon::start_in(data_dir, |_| {});
     let found = daemon.cli(&["image", "verify", "disk"]);
     assert!(found.code == 6 && found.out.contains("disk@1: the manifest"), "{found:?}");
     let report = daemon.cli(&["image", "verify", "disk", "--repair-from", text(&copy)]).ok();
-    assert!(report.contains("1 places repaired") && report.contains("is sound"), "{report}");
+    assert!(report.contains("1 damaged chunks or data objects repaired") && report.contains("is intact"), "{report}");
     assert!(std::fs::read(&manifest).unwrap() == good);
     store(&["verify", text(&dir.path().join("nothing"))]).fails(3, &["no image store"]);
     assert!(!dir.path().join("nothing").exists());
@@ -474,7 +474,7 @@ fn damaged_lists_stand_in_the_way_of_themselves_only_between_servers_and_buckets
     // Taken away, the bucket's comes anew.
     std::fs::remove_file(&third).unwrap();
     synced_with(&url, &bucket, &["1 versions copied", "not copied: other"]);
-    assert!(store(&["verify", &bucket]).ok().contains("third@1 is sound"));
+    assert!(store(&["verify", &bucket]).ok().contains("third@1 is intact"));
 }
 
 #[test]
@@ -491,7 +491,7 @@ fn what_cannot_be_read_stands_in_the_way_of_itself_only() {
         "{synced:?}"
     );
     let report = store(&["verify", text(&copy)]).ok();
-    assert!(report.contains("disk@1 is sound") && report.contains("third@1 is sound"), "{report}");
+    assert!(report.contains("disk@1 is intact") && report.contains("third@1 is intact"), "{report}");
     // And so does a list of the target. Where that is taken away, the next one brings it anew.
     flip(&copy.join("images/third"));
     let synced = store(&["sync", text(&here), text(&copy)]);
@@ -509,7 +509,7 @@ fn what_cannot_be_read_stands_in_the_way_of_itself_only() {
     flip(&here.join("manifests").join(version.manifest.to_string()));
     let found = store(&["verify", text(&here)]);
     assert_eq!(found.code, 6, "{found:?}");
-    for says in ["disk@1: the manifest", "disk@1 is damaged", "third@1 is sound", "other is damaged: "] {
+    for says in ["disk@1: the manifest", "disk@1 is damaged", "third@1 is intact", "other is damaged: "] {
         assert!(found.out.contains(says), "no '{says}' in {found:?}");
     }
     let found = run(headwater().args(["--json", "store", "verify", text(&here)]));
@@ -565,7 +565,7 @@ fn a_daemon_repairs_its_store_from_directories_and_from_servers_that_ask_for_a_t
     let found = daemon.cli(&["image", "verify", "disk"]);
     assert_eq!(found.code, 6, "{found:?}");
     let report = verify(&daemon).ok();
-    assert!(report.contains("1 places repaired") && report.contains("sound"), "{report}");
+    assert!(report.contains("1 damaged chunks or data objects repaired") && report.contains("sound"), "{report}");
     assert!(std::fs::read(&object).unwrap() == good);
 }
 
@@ -732,7 +732,7 @@ fn a_copy_to_a_full_disk_fails_as_such_and_leaves_nothing_half() {
     store(&["verify", text(&copy)]).ok();
     // With room the same command does it.
     assert!(store(&["sync", text(&here), text(&copy)]).ok().contains("1 versions copied"));
-    assert!(store(&["verify", text(&copy)]).ok().contains("disk@1 is sound"));
+    assert!(store(&["verify", text(&copy)]).ok().contains("disk@1 is intact"));
     for part in ["images", "manifests", "objects"] {
         assert!(files(&here, part) == files(&copy, part), "{part}");
     }
@@ -851,7 +851,7 @@ fn a_daemon_ends_while_reads_wait_for_a_bucket_that_is_gone() {
         status["store_outdated"] == true && alarms.iter().any(|alarm| alarm["subject"] == "store")
     });
     let shown = daemon.cli(&["status"]).ok();
-    assert!(shown.contains("it did not answer since") && shown.contains("ALARM: store since"), "{shown}");
+    assert!(shown.contains("the store has not answered since") && shown.contains("ALARM: store since"), "{shown}");
     let watchdog = support::Watchdog::on(daemon.pid());
     assert_eq!(daemon.terminate().0, Some(0));
     drop(watchdog);

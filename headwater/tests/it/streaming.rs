@@ -217,7 +217,7 @@ fn a_boot_trace_that_servers_have_is_fetched_ahead_unless_it_is_switched_off() {
     let touched: Vec<_> = boot.iter().map(|chunk| (*chunk, 0)).collect();
     let trace = Trace::of_boot(manifest, &touched);
     there.set_trace(manifest, Some(&trace.encode())).expect("readers may");
-    let whole = Manifest::decode(&there.manifest(manifest).expect("it is there")).expect("it is sound");
+    let whole = Manifest::decode(&there.manifest(manifest).expect("it is there")).expect("it is intact");
     let stored_bytes = trace.stored_bytes(&whole);
     let mut server = FileServer::start(&root, None);
     let read = |export: &Export, chunk: u64| {

@@ -67,7 +67,7 @@ fn the_space_of_a_removed_version_comes_back_and_the_others_travel_all_the_same(
     store(&["sync", &url, text(&third)]).ok();
     assert_eq!(taken_bytes(&third), taken_bytes(&copy));
     for store_ in [text(&copy), &bucket, text(&third)] {
-        assert!(store(&["verify", store_]).ok().contains("disk@2 is sound"), "{store_}");
+        assert!(store(&["verify", store_]).ok().contains("disk@2 is intact"), "{store_}");
     }
     assert!(exported(&["disk@2", "--from", &bucket]) == second);
     assert!(exported(&["disk@2", "--from", text(&third)]) == second);

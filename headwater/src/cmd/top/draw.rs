@@ -1,6 +1,7 @@
-//! The screen: the host above, machines or the page of one below, the keys at the bottom.
+//! Draws the screen: the host at the top, the machines or the page of one machine below, the keys at the bottom.
 //!
-//! Only the 16 colours of the terminal are used, and nothing is said by colour alone: it is readable on every background, and with
+//! Only the terminal's 16 colours are used, and colour is never the only sign: the screen is readable on every
+//! background, and with
 //! `NO_COLOR`.
 
 use headwater_api::{CacheMode, Machine, MachineState};
@@ -16,30 +17,30 @@ use super::text::{bar, duration, short_bytes};
 use crate::show::machines::{ram_limit_bytes, version};
 use crate::show::{printable, seconds, time};
 
-/// Cells of a bar in the table, and of the host's bars.
+/// The width of bars in the table and of the host's bars, in cells.
 const BAR: usize = 8;
 const HOST_BAR: usize = 20;
 
-/// At most so many alarms are above the table.
+/// The most alarms above the table.
 const ALARMS_MAX: usize = 3;
 
-/// A smaller terminal shows too little to be worth reading.
-const LEAST: (u16, u16) = (30, 8);
+/// The smallest terminal on which anything is drawn.
+const MIN_SIZE: (u16, u16) = (30, 8);
 
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const DIM: Style = Style::new().add_modifier(Modifier::DIM);
 
-/// The abilities of the terminal.
+/// The style that the terminal supports.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
-    /// Whether it has colours, and they are wanted.
+pub struct Palette {
+    /// Whether colours are used.
     pub colours: bool,
-    /// Whether it knows ASCII only.
+    /// Whether only ASCII is used.
     pub plain: bool,
 }
 
-impl Look {
-    /// The abilities that the environment tells of.
+impl Palette {
+    /// The style from the environment.
     pub fn of_terminal() -> Self {
         let is_set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(is_set).unwrap_or_default();
@@ -54,7 +55,7 @@ impl Look {
         if self.colours { Style::new().fg(colour) } else { Style::new() }
     }
 
-    /// A bar; one that is nearly full stands out.
+    /// A bar; a bar that is nearly full is highlighted if `warns`.
     fn bar(self, used: u64, whole: u64, cells: usize, warns: bool) -> Vec<Span<'static>> {
         let (filled, empty) = bar(used, whole, cells, self.plain);
         let is_full = warns && whole > 0 && used >= whole / 10 * 9;
@@ -77,15 +78,15 @@ impl Look {
     }
 }
 
-/// Draws all of it.
-pub fn draw(frame: &mut Frame<'_>, top: &Top, now_ms: u64, look: &Look) {
+/// Draws the screen.
+pub fn draw(frame: &mut Frame<'_>, top: &Top, now_ms: u64, palette: &Palette) {
     let area = frame.area();
-    if area.width < LEAST.0 || area.height < LEAST.1 {
+    if area.width < MIN_SIZE.0 || area.height < MIN_SIZE.1 {
         frame.render_widget(Paragraph::new("the terminal is too small; q leaves"), area);
         return;
     }
-    let head = head(top, now_ms, look, usize::from(area.width));
-    let alarms = alarms(top, look);
+    let head = head(top, now_ms, palette, usize::from(area.width));
+    let alarms = alarms(top, palette);
     let heights = [
         Constraint::Length(u16::try_from(head.len()).unwrap_or(u16::MAX)),
         Constraint::Length(u16::try_from(alarms.len()).unwrap_or(u16::MAX)),
@@ -96,17 +97,17 @@ pub fn draw(frame: &mut Frame<'_>, top: &Top, now_ms: u64, look: &Look) {
     frame.render_widget(Paragraph::new(head), above);
     frame.render_widget(Paragraph::new(alarms), warned);
     match top.page {
-        Page::Machines => table(frame, middle, top, look),
+        Page::Machines => table(frame, middle, top, palette),
         Page::Detail => {
-            frame.render_widget(Paragraph::new(detail(top, look)).wrap(Wrap { trim: false }), middle)
+            frame.render_widget(Paragraph::new(detail(top, palette)).wrap(Wrap { trim: false }), middle)
         }
         Page::Help => frame.render_widget(Paragraph::new(help()).wrap(Wrap { trim: false }), middle),
     }
-    frame.render_widget(Paragraph::new(foot(top, now_ms, look)), below);
+    frame.render_widget(Paragraph::new(foot(top, now_ms, palette)), below);
 }
 
 /// The host, in three lines.
-fn head(top: &Top, now_ms: u64, look: &Look, width: usize) -> Vec<Line<'static>> {
+fn head(top: &Top, now_ms: u64, palette: &Palette, width: usize) -> Vec<Line<'static>> {
     let Some(status) = top.status() else { return vec![Line::raw("asking the daemon ..")] };
     let passed_ms = now_ms.saturating_sub(status.started_at_ms);
     let mut first = vec![
@@ -120,31 +121,31 @@ fn head(top: &Top, now_ms: u64, look: &Look, width: usize) -> Vec<Line<'static>>
     if !status.alarms.is_empty() {
         let plural = if status.alarms.len() == 1 { "" } else { "s" };
         let text = format!("  {} alarm{plural}", status.alarms.len());
-        first.push(Span::styled(text, look.colour(Color::Red).add_modifier(Modifier::BOLD)));
+        first.push(Span::styled(text, palette.colour(Color::Red).add_modifier(Modifier::BOLD)));
     }
     if top.is_paused() {
-        first.push(Span::styled("  paused", look.colour(Color::Yellow).add_modifier(Modifier::BOLD)));
+        first.push(Span::styled("  paused", palette.colour(Color::Yellow).add_modifier(Modifier::BOLD)));
     }
     let ram = status.host_ram;
     let cells = HOST_BAR.min(width / 4);
     let mut memory = vec![Span::raw("cache RAM   ")];
-    memory.extend(look.bar(ram.used_bytes, ram.configured_bytes, cells, false));
+    memory.extend(palette.bar(ram.used_bytes, ram.configured_bytes, cells, false));
     memory.push(Span::raw(format!(" {} of {}", size::format(ram.used_bytes), size::format(ram.limit_bytes))));
     if ram.limit_bytes < ram.configured_bytes {
         let text = format!(", lowered from {}", size::format(ram.configured_bytes));
-        memory.push(Span::styled(text, look.colour(Color::Yellow)));
+        memory.push(Span::styled(text, palette.colour(Color::Yellow)));
     }
     let mut disk = vec![Span::raw("cache disk  ")];
     let whole = status.disk_used_bytes.saturating_add(status.free_bytes);
-    disk.extend(look.bar(status.disk_used_bytes, whole, cells, true));
+    disk.extend(palette.bar(status.disk_used_bytes, whole, cells, true));
     let (used, free) = (size::format(status.disk_used_bytes), size::format(status.free_bytes));
     disk.push(Span::raw(format!(" {used}, {free} free")));
     vec![Line::from(first), Line::from(memory), Line::from(disk)]
 }
 
-fn alarms(top: &Top, look: &Look) -> Vec<Line<'static>> {
+fn alarms(top: &Top, palette: &Palette) -> Vec<Line<'static>> {
     let Some(status) = top.status() else { return Vec::new() };
-    let style = look.colour(Color::Red);
+    let style = palette.colour(Color::Red);
     let mut lines: Vec<Line<'static>> = status
         .alarms
         .iter()
@@ -165,24 +166,24 @@ fn alarms(top: &Top, look: &Look) -> Vec<Line<'static>> {
     lines
 }
 
-/// A column of the table: its heading, its width, and from which width of the terminal on it is there.
+/// A column of the table: its heading, its width, and the width of the terminal from which on it is shown.
 struct Column {
     heading: &'static str,
     width: Constraint,
     from: u16,
-    cell: fn(&Top, &Machine, &Look) -> Line<'static>,
+    cell: fn(&Top, &Machine, &Palette) -> Line<'static>,
 }
 
 const COLUMNS: [Column; 9] = [
-    Column { heading: "MACHINE", width: Constraint::Fill(1), from: 0, cell: |_, m, look| name(m, look) },
+    Column { heading: "MACHINE", width: Constraint::Fill(1), from: 0, cell: |_, m, palette| name(m, palette) },
     Column {
         heading: "STATE",
         width: Constraint::Length(8),
         from: 0,
-        cell: |_, m, look| look.state(m).into(),
+        cell: |_, m, palette| palette.state(m).into(),
     },
-    Column { heading: "RAM", width: Constraint::Length(16), from: 0, cell: |_, m, look| ram(m, look) },
-    Column { heading: "DISK", width: Constraint::Length(16), from: 52, cell: |_, m, look| disk(m, look) },
+    Column { heading: "RAM", width: Constraint::Length(16), from: 0, cell: |_, m, palette| ram(m, palette) },
+    Column { heading: "DISK", width: Constraint::Length(16), from: 52, cell: |_, m, palette| disk(m, palette) },
     Column { heading: "   IOPS", width: Constraint::Length(7), from: 62, cell: |_, m, _| iops(m) },
     Column {
         heading: "WRITE/S",
@@ -210,7 +211,7 @@ const COLUMNS: [Column; 9] = [
     },
 ];
 
-fn table(frame: &mut Frame<'_>, area: Rect, top: &Top, look: &Look) {
+fn table(frame: &mut Frame<'_>, area: Rect, top: &Top, palette: &Palette) {
     let columns: Vec<&Column> = COLUMNS.iter().filter(|column| area.width >= column.from).collect();
     let sorted = match top.sort() {
         headwater_api::MachineSort::Name => vec!["MACHINE"],
@@ -233,7 +234,7 @@ fn table(frame: &mut Frame<'_>, area: Rect, top: &Top, look: &Look) {
     let rows = top
         .machines()
         .iter()
-        .map(|machine| Row::new(columns.iter().map(|column| Cell::from((column.cell)(top, machine, look)))));
+        .map(|machine| Row::new(columns.iter().map(|column| Cell::from((column.cell)(top, machine, palette)))));
     if top.machines().is_empty() {
         let text = if top.filter().is_empty() {
             "There are no machines yet: headwater machine create NAME IMAGE".to_owned()
@@ -259,30 +260,30 @@ fn right(text: String, width: usize) -> Line<'static> {
     Line::raw(format!("{text:>width$}"))
 }
 
-fn name(machine: &Machine, look: &Look) -> Line<'static> {
+fn name(machine: &Machine, palette: &Palette) -> Line<'static> {
     let mut spans = vec![Span::raw(machine.name.clone())];
     if machine.alarm.is_some() {
-        spans.push(Span::styled(" !", look.colour(Color::Red).add_modifier(Modifier::BOLD)));
+        spans.push(Span::styled(" !", palette.colour(Color::Red).add_modifier(Modifier::BOLD)));
     }
     Line::from(spans)
 }
 
-fn ram(machine: &Machine, look: &Look) -> Line<'static> {
+fn ram(machine: &Machine, palette: &Palette) -> Line<'static> {
     let used = machine.disk.map(|disk| disk.ram_used_bytes);
-    // RAM that is full is as it should be if the rest goes to disk.
-    part(used, ram_limit_bytes(&machine.cache), machine.cache.mode == CacheMode::Ram, look)
+    // Full RAM is normal if the rest goes to disk.
+    part(used, ram_limit_bytes(&machine.cache), machine.cache.mode == CacheMode::Ram, palette)
 }
 
-fn disk(machine: &Machine, look: &Look) -> Line<'static> {
+fn disk(machine: &Machine, palette: &Palette) -> Line<'static> {
     if machine.cache.mode == CacheMode::Ram {
         return Line::styled("none", DIM);
     }
-    part(machine.disk.map(|disk| disk.disk_used_bytes), machine.cache.disk_bytes, true, look)
+    part(machine.disk.map(|disk| disk.disk_used_bytes), machine.cache.disk_bytes, true, palette)
 }
 
-fn part(used: Option<u64>, limit: u64, warns: bool, look: &Look) -> Line<'static> {
+fn part(used: Option<u64>, limit: u64, warns: bool, palette: &Palette) -> Line<'static> {
     let Some(used) = used else { return Line::styled(format!("{:>15}", none()), DIM) };
-    let mut spans = look.bar(used, limit, BAR, warns);
+    let mut spans = palette.bar(used, limit, BAR, warns);
     spans.push(Span::raw(format!("{:>7}", short_bytes(used))));
     Line::from(spans)
 }
@@ -294,14 +295,14 @@ fn iops(machine: &Machine) -> Line<'static> {
 fn rate(bytes: Option<u64>, machine: &Machine) -> Line<'static> {
     match bytes {
         Some(bytes) => right(short_bytes(bytes), 7),
-        // At the first look a rate is not known.
+        // The rate is unknown until the second refresh.
         None if machine.disk.is_some() => right(String::new(), 7),
         None => right(none(), 7),
     }
 }
 
 /// The page of one machine.
-fn detail(top: &Top, look: &Look) -> Vec<Line<'static>> {
+fn detail(top: &Top, palette: &Palette) -> Vec<Line<'static>> {
     let Some((machine, events)) = top.detail() else {
         return vec![Line::raw("asking for the machine, or it was removed; Esc goes back")];
     };
@@ -311,7 +312,7 @@ fn detail(top: &Top, look: &Look) -> Vec<Line<'static>> {
     let mut lines = vec![Line::from(vec![
         Span::styled(machine.name.clone(), BOLD),
         Span::raw("  "),
-        look.state(machine),
+        palette.state(machine),
         Span::raw(format!("  {}", version(machine))),
     ])];
     if let Some(reason) = &machine.reason {
@@ -324,7 +325,7 @@ fn detail(top: &Top, look: &Look) -> Vec<Line<'static>> {
         let mut spans = vec![Span::styled(format!("{label:<14}"), DIM)];
         match used {
             Some(used) => {
-                spans.extend(look.bar(used, limit, HOST_BAR, label == "cache disk"));
+                spans.extend(palette.bar(used, limit, HOST_BAR, label == "cache disk"));
                 spans.push(Span::raw(format!(" {} of {}", size::format(used), size::format(limit))));
             }
             None => spans.push(Span::raw(format!("up to {}", size::format(limit)))),
@@ -368,7 +369,7 @@ fn detail(top: &Top, look: &Look) -> Vec<Line<'static>> {
 
 fn help() -> Vec<Line<'static>> {
     let keys = [
-        ("/", "filter, as of 'machine list': state:running version:old ram>80% -name:test-*"),
+        ("/", "filter, as for 'machine list': state:running version:old ram>80% -name:test-*"),
         ("< >", "sort by another column; the largest is first"),
         ("j k arrows", "choose a machine; also g G PageUp PageDown"),
         ("Enter", "the machine's page; Esc goes back"),
@@ -380,17 +381,17 @@ fn help() -> Vec<Line<'static>> {
     lines.extend(keys.map(|(key, what)| Line::raw(format!("  {key:<12}{what}"))));
     lines.push(Line::raw(""));
     lines.push(Line::raw(
-        "RAM and DISK are what the write cache takes, as a part of its limit. ! marks an alarm.",
+        "RAM and DISK show the use of the write cache and its limit. ! marks an alarm.",
     ));
     lines.push(Line::raw("Any key closes this."));
     lines
 }
 
-/// The last line: a question, the filter that is typed, what went wrong, or the keys.
-fn foot(top: &Top, now_ms: u64, look: &Look) -> Line<'static> {
-    let red = look.colour(Color::Red).add_modifier(Modifier::BOLD);
+/// The last line: a question, the filter that is being typed, an error, or the keys.
+fn foot(top: &Top, now_ms: u64, palette: &Palette) -> Line<'static> {
+    let red = palette.colour(Color::Red).add_modifier(Modifier::BOLD);
     if let Some(asked) = &top.asked {
-        let style = look.colour(Color::Yellow).add_modifier(Modifier::BOLD);
+        let style = palette.colour(Color::Yellow).add_modifier(Modifier::BOLD);
         return Line::from(vec![
             Span::styled(asked.text.clone(), style),
             Span::raw("  y: yes, any other key: no"),

@@ -1,14 +1,16 @@
-//! `headwater top`: the host and its machines on the whole screen, looked at again each second.
+//! `headwater top`: shows the host and its machines on the full screen, and refreshes them every second or at
+//! `--interval`.
 //!
 //! ```text
-//!   keys ----> model (pure) --effect--> look or change ---> the daemon
+//!   keys ----> model (pure) --effect--> refresh or change ---> the daemon
 //!                |    ^                        |
 //!                v    +------------------------+
 //!              draw
 //! ```
 //!
-//! One look is under way at a time: a daemon that is slow is asked less often. The screen then shows the last figures, and since
-//! when it has not answered.
+//! One refresh runs at a time, so a slow daemon gets fewer requests. The screen then shows the last figures, and
+//! since
+//! when the daemon has not answered.
 
 mod draw;
 mod model;
@@ -23,7 +25,7 @@ use headwater_api::{Event, Machine, MachineList, MachineSort, Problem, ProblemKi
 use ratatui::crossterm::event::{Event as Input, KeyEventKind};
 use tokio::sync::mpsc;
 
-use self::draw::Look;
+use self::draw::Palette;
 use self::model::{Effect, Top};
 use self::screen::Screen;
 use crate::cli::TopArgs;
@@ -32,16 +34,16 @@ use crate::cmd::machine::terms;
 use crate::failure::Unreachable;
 use crate::signals::EndSignals;
 
-/// At most so many machines are fetched and can be scrolled through.
+/// The most machines that are fetched and can be scrolled through.
 const MACHINES_MAX: u32 = 500;
 
-/// How many events of a machine its page has.
+/// The number of events on a machine's page.
 const EVENTS: u32 = 10;
 
-/// After this time a daemon that has not answered is shown as such.
+/// After this time a daemon is shown as not answering.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
-/// What one look at the daemon gave.
+/// The figures of one refresh.
 #[derive(Clone, Debug)]
 pub struct Figures {
     /// The host.
@@ -52,7 +54,7 @@ pub struct Figures {
     detail: Option<(Machine, Vec<Event>)>,
 }
 
-/// What is asked for.
+/// The query for the daemon.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
     filter: String,
@@ -61,16 +63,16 @@ pub struct Question {
     detail: Option<String>,
 }
 
-/// What comes back from a task in the background.
+/// The result of a background task.
 enum Answer {
     Figures(Question, Box<anyhow::Result<Figures>>),
     Changed(String),
 }
 
-/// Shows the screen until the user leaves, or prints the table once.
+/// Shows the screen until the user leaves it, or prints the table once.
 pub async fn run(client: Client, args: TopArgs, json: bool) -> anyhow::Result<u8> {
     let question = Question { filter: terms(&args.filter), sort: args.sort, detail: None };
-    let figures = look(&client, &question).await?;
+    let figures = fetch(&client, &question).await?;
     if json || args.once || !std::io::stdout().is_terminal() {
         once::print(&figures, json)?;
         return Ok(0);
@@ -84,7 +86,7 @@ pub async fn run(client: Client, args: TopArgs, json: bool) -> anyhow::Result<u8
     Ok(0)
 }
 
-/// Why machines cannot be changed from here, if they cannot.
+/// Ok if machines can be changed from here, else the reason.
 async fn may_change(client: &Client, read_only: bool) -> anyhow::Result<Result<(), String>> {
     if read_only {
         return Ok(Err("top was started with --read-only".to_owned()));
@@ -96,7 +98,7 @@ async fn may_change(client: &Client, read_only: bool) -> anyhow::Result<Result<(
     Ok(Err(format!("you have the role {role}, and this needs operator")))
 }
 
-/// Milliseconds since 1970, as the daemon counts them.
+/// Milliseconds since 1970, the daemon's unit of time.
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
@@ -113,19 +115,19 @@ async fn follow(
     let (sender, mut answers) = mpsc::channel(16);
     let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + interval, interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let style = Look::of_terminal();
+    let style = Palette::of_terminal();
     let mut is_looking = false;
     loop {
         screen.draw(|frame| draw::draw(frame, top, now(), &style))?;
         let mut effects = Vec::new();
         tokio::select! {
             _ = signals.next() => return Ok(()),
-            _ = ticks.tick() => effects.push(if top.is_paused() { Effect::Nothing } else { Effect::Look }),
+            _ = ticks.tick() => effects.push(if top.is_paused() { Effect::Nothing } else { Effect::Refresh }),
             input = inputs.recv() => {
-                // Without a terminal nobody can leave.
+                // The terminal is gone, so the user cannot leave otherwise.
                 let Some(input) = input else { return Ok(()) };
                 effects.push(take_input(top, input));
-                // A text that is pasted is drawn once.
+                // Draws once for a pasted text.
                 while let Ok(input) = inputs.try_recv() {
                     effects.push(take_input(top, input));
                 }
@@ -137,7 +139,7 @@ async fn follow(
                 }
                 Answer::Changed(said) => {
                     top.say(said);
-                    effects.push(Effect::Look);
+                    effects.push(Effect::Refresh);
                 }
             },
         }
@@ -145,13 +147,13 @@ async fn follow(
             match effect {
                 Effect::Nothing => {}
                 Effect::Leave => return Ok(()),
-                Effect::Look if is_looking => {}
-                Effect::Look => {
+                Effect::Refresh if is_looking => {}
+                Effect::Refresh => {
                     is_looking = true;
                     let (client, question, sender) = (client.clone(), top.question().clone(), sender.clone());
                     tokio::spawn(async move {
-                        let figures = look(&client, &question).await;
-                        // If nobody waits any more, the screen is closed.
+                        let figures = fetch(&client, &question).await;
+                        // If the receiver is gone, the screen is closed.
                         let _ = sender.send(Answer::Figures(question, Box::new(figures))).await;
                     });
                 }
@@ -173,12 +175,12 @@ async fn follow(
 fn take_input(top: &mut Top, input: Input) -> Effect {
     match input {
         Input::Key(key) if key.kind != KeyEventKind::Release => top.press(key),
-        // The next round draws.
+        // The next iteration redraws.
         _ => Effect::Nothing,
     }
 }
 
-/// Takes an answer in. One to an earlier question is asked again.
+/// Takes a result. If the query has changed since, sends the new query.
 fn take_answer(top: &mut Top, asked: &Question, answer: anyhow::Result<Figures>) -> Effect {
     let is_current = asked == top.question();
     match answer {
@@ -189,10 +191,10 @@ fn take_answer(top: &mut Top, asked: &Question, answer: anyhow::Result<Figures>)
             top.fail(if is_gone { "the daemon does not answer".to_owned() } else { format!("{error:#}") });
         }
     }
-    if is_current { Effect::Nothing } else { Effect::Look }
+    if is_current { Effect::Nothing } else { Effect::Refresh }
 }
 
-async fn look(client: &Client, question: &Question) -> anyhow::Result<Figures> {
+async fn fetch(client: &Client, question: &Question) -> anyhow::Result<Figures> {
     let asking = async {
         let status = client.status().await?;
         let list = client.machines_like(&question.filter, question.sort, Some(MACHINES_MAX)).await?;

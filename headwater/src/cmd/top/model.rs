@@ -1,4 +1,4 @@
-//! The contents of the screen and the effects of keys, without a terminal, a clock or a daemon.
+//! The contents of the screen and the effects of keys. Pure: no terminal, no clock, no daemon.
 
 use std::collections::HashMap;
 
@@ -8,15 +8,15 @@ use uuid::Uuid;
 
 use super::{Figures, Question};
 
-/// How many lines a page of the table has for the keys PageUp and PageDown.
+/// The number of lines for the keys PageUp and PageDown.
 const PAGE: usize = 10;
 
-/// The action of the loop after a key.
+/// The action of the main loop after a key.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     Nothing,
-    /// Ask the daemon now.
-    Look,
+    /// Fetch new figures from the daemon now.
+    Refresh,
     Change {
         verb: &'static str,
         name: String,
@@ -24,7 +24,7 @@ pub enum Effect {
     Leave,
 }
 
-/// What is shown instead of the table, or beside it.
+/// What is shown instead of the table, or over it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Page {
     #[default]
@@ -34,7 +34,7 @@ pub enum Page {
     Help,
 }
 
-/// How fast counters of a machine grow, a second.
+/// The rates of a machine's counters, per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
     pub read_bytes: u64,
@@ -42,7 +42,7 @@ pub struct Rates {
     pub spilled_bytes: u64,
 }
 
-/// A change that waits for the key that confirms it.
+/// A change that waits for its confirmation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Asked {
     pub verb: &'static str,
@@ -50,23 +50,23 @@ pub struct Asked {
     pub text: String,
 }
 
-/// Everything that the screen shows.
+/// The state of the screen.
 #[derive(Debug)]
 pub struct Top {
     question: Question,
-    /// Why nothing can be changed from here.
+    /// Ok if machines can be changed from here, else the reason.
     may_change: Result<(), String>,
     figures: Option<Figures>,
-    /// When the figures came.
+    /// When the figures arrived.
     taken_at_ms: u64,
     before: HashMap<Uuid, (u64, DiskCounters)>,
     rates: HashMap<Uuid, Rates>,
-    /// The machine that the keys are for. It stays chosen when the order changes.
+    /// The selected machine, to which the keys apply. The selection stays if the order changes.
     chosen: Option<String>,
     pub page: Page,
-    /// The filter while it is typed.
+    /// The filter that is being typed.
     pub typed: Option<String>,
-    /// Why what was typed is no filter.
+    /// Why the typed text is not a valid filter.
     pub odd: Option<String>,
     pub asked: Option<Asked>,
     said: Option<String>,
@@ -94,7 +94,7 @@ impl Top {
         }
     }
 
-    /// What to ask the daemon for.
+    /// The query for the daemon.
     pub const fn question(&self) -> &Question {
         &self.question
     }
@@ -107,7 +107,7 @@ impl Top {
         self.figures.as_ref().map(|figures| &figures.list.machines[..]).unwrap_or_default()
     }
 
-    /// How many machines match the filter, and how many there are.
+    /// The number of machines that match the filter, and of all machines.
     pub fn counts(&self) -> (u64, u64) {
         self.figures.as_ref().map_or((0, 0), |figures| (figures.list.matching, figures.list.total))
     }
@@ -125,12 +125,12 @@ impl Top {
         self.question.sort
     }
 
-    /// How fast its counters grow; unknown at the first look at it.
+    /// The rates of its counters; unknown until the second refresh.
     pub fn rates(&self, machine: &Machine) -> Option<Rates> {
         self.rates.get(&machine.uuid).copied()
     }
 
-    /// The row that the keys are for.
+    /// The selected row.
     pub fn chosen(&self) -> Option<usize> {
         let name = self.chosen.as_ref()?;
         self.machines().iter().position(|machine| machine.name == *name)
@@ -140,12 +140,12 @@ impl Top {
         self.is_paused
     }
 
-    /// What went wrong at the last look, and how old the figures are.
+    /// The error of the last refresh, and the age of the figures in seconds.
     pub fn stale(&self, now_ms: u64) -> Option<(&str, u64)> {
         self.problem.as_deref().map(|why| (why, now_ms.saturating_sub(self.taken_at_ms) / 1000))
     }
 
-    /// What came of the last change.
+    /// The result of the last change.
     pub fn said(&self) -> Option<&str> {
         self.said.as_deref()
     }
@@ -175,7 +175,7 @@ impl Top {
         self.problem = None;
         let row = self.chosen();
         self.figures = Some(figures);
-        // If the machine is gone, its neighbour is chosen.
+        // If the machine was removed, select its neighbour.
         if self.chosen().is_none() {
             self.choose(row.unwrap_or(0));
         }
@@ -192,7 +192,7 @@ impl Top {
         self.choose(row);
     }
 
-    /// Takes a key.
+    /// Handles a key.
     pub fn press(&mut self, key: KeyEvent) -> Effect {
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         if is_control && matches!(key.code, KeyCode::Char('c' | 'd')) {
@@ -227,13 +227,13 @@ impl Top {
             }
             (_, KeyCode::Char('p' | 'f')) => {
                 self.is_paused = !self.is_paused;
-                if self.is_paused { Effect::Nothing } else { Effect::Look }
+                if self.is_paused { Effect::Nothing } else { Effect::Refresh }
             }
             (_, KeyCode::Char(letter @ ('s' | 'S' | 'R'))) => self.ask(letter),
             (Page::Detail, KeyCode::Esc | KeyCode::Enter | KeyCode::Backspace | KeyCode::Left) => {
                 self.page = Page::Machines;
                 self.question.detail = None;
-                Effect::Look
+                Effect::Refresh
             }
             (Page::Detail, _) => Effect::Nothing,
             (Page::Machines, code) => self.press_in_table(code),
@@ -254,25 +254,25 @@ impl Top {
                 let at = all.iter().position(|sort| *sort == self.question.sort).unwrap_or(0);
                 let next = if step == '>' { at + 1 } else { at + all.len() - 1 } % all.len();
                 self.question.sort = all[next];
-                return Effect::Look;
+                return Effect::Refresh;
             }
             KeyCode::Enter => {
                 self.question.detail.clone_from(&self.chosen);
                 if self.question.detail.is_some() {
                     self.page = Page::Detail;
-                    return Effect::Look;
+                    return Effect::Refresh;
                 }
             }
             KeyCode::Esc if !self.question.filter.is_empty() => {
                 self.question.filter.clear();
-                return Effect::Look;
+                return Effect::Refresh;
             }
             _ => {}
         }
         Effect::Nothing
     }
 
-    /// A key while the filter is typed. Each text that is a filter applies at once.
+    /// Handles a key while the filter is being typed. Each valid filter applies at once.
     fn type_filter(&mut self, key: KeyEvent) -> Effect {
         let Some(mut text) = self.typed.take() else { return Effect::Nothing };
         match key.code {
@@ -292,10 +292,10 @@ impl Top {
             self.question.filter.clone_from(&text);
         }
         self.typed = Some(text);
-        if is_new { Effect::Look } else { Effect::Nothing }
+        if is_new { Effect::Refresh } else { Effect::Nothing }
     }
 
-    /// Asks whether the chosen machine is to be changed.
+    /// Asks for confirmation before the selected machine is changed.
     fn ask(&mut self, letter: char) -> Effect {
         let on_page = self.detail().filter(|_| self.page == Page::Detail).map(|(machine, _)| machine);
         let Some(machine) = on_page.or_else(|| self.machines().get(self.chosen()?)) else {
@@ -310,7 +310,7 @@ impl Top {
     }
 }
 
-/// The question before a change, or the reason why the change is not possible.
+/// The question before a change, or why the change is not possible.
 fn question(letter: char, machine: &Machine) -> Result<Asked, String> {
     let name = machine.name.clone();
     let is_on = machine.state.is_active();
@@ -333,7 +333,7 @@ fn question(letter: char, machine: &Machine) -> Result<Asked, String> {
     }
 }
 
-/// Growth a second. Counters of a machine that started again begin at zero.
+/// The growth per second. Counters of a machine that was restarted begin at zero.
 fn rates(before: &DiskCounters, now: &DiskCounters, passed_ms: u64) -> Rates {
     let a_second = |before: u64, now: u64| {
         let grown = if now < before { now } else { now - before };

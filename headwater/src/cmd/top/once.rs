@@ -1,4 +1,4 @@
-//! `headwater top --once`: the same figures as text or JSON, for scripts and logs.
+//! `headwater top --once`: prints the same figures as text or JSON, for scripts and logs.
 
 use headwater_api::{Machine, Status};
 use headwater_block::size;

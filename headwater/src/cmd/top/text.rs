@@ -1,4 +1,4 @@
-//! Bars and short figures of the screen.
+//! Text for the screen: bars, and short forms of sizes and durations.
 
 use headwater_block::size;
 
@@ -9,7 +9,7 @@ const EIGHTHS: [char; 9] =
 /// The filled and the empty part of a bar, `cells` wide together. `plain` is for terminals that know ASCII only.
 pub fn bar(used: u64, whole: u64, cells: usize, plain: bool) -> (String, String) {
     let share = if whole == 0 { 0.0 } else { (used as f64 / whole as f64).clamp(0.0, 1.0) };
-    // A little is more than nothing.
+    // At least one step if anything is used.
     let least = usize::from(used > 0);
     if plain {
         let filled = ((share * cells as f64).round() as usize).max(least).min(cells);

@@ -6,11 +6,11 @@ use ratatui::backend::TestBackend;
 use super::*;
 use crate::cmd::top::model::tests::{figures, machine, top_of};
 
-const PLAIN: Look = Look { colours: false, plain: true };
+const PLAIN: Palette = Palette { colours: false, plain: true };
 
-fn terminal(top: &Top, width: u16, height: u16, look: Look) -> Terminal<TestBackend> {
+fn terminal(top: &Top, width: u16, height: u16, palette: Palette) -> Terminal<TestBackend> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-    terminal.draw(|frame| draw(frame, top, 90_061_000, &look)).unwrap();
+    terminal.draw(|frame| draw(frame, top, 90_061_000, &palette)).unwrap();
     terminal
 }
 
@@ -71,8 +71,8 @@ fn columns_go_and_the_name_stays_on_narrow_terminals() {
 
 #[test]
 fn without_colours_no_cell_has_one() {
-    let has_colour = |look| {
-        let terminal = terminal(&sample(), 100, 20, look);
+    let has_colour = |palette| {
+        let terminal = terminal(&sample(), 100, 20, palette);
         terminal
             .backend()
             .buffer()
@@ -80,8 +80,8 @@ fn without_colours_no_cell_has_one() {
             .iter()
             .any(|cell| cell.fg != Color::Reset || cell.bg != Color::Reset)
     };
-    assert!(!has_colour(Look { colours: false, plain: false }));
-    assert!(has_colour(Look { colours: true, plain: false }));
+    assert!(!has_colour(Palette { colours: false, plain: false }));
+    assert!(has_colour(Palette { colours: true, plain: false }));
 }
 
 #[test]

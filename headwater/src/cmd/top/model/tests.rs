@@ -124,13 +124,13 @@ fn a_filter_applies_while_it_is_typed_if_it_can_be_read() {
     let mut top = top_of(figures(vec![machine("pc-1", "running", Some(1))], &[]));
     assert_eq!(press(&mut top, "/state:"), Effect::Nothing);
     assert!(top.odd.is_some() && top.filter() == "state", "{top:?}");
-    assert_eq!(press(&mut top, "running"), Effect::Look);
+    assert_eq!(press(&mut top, "running"), Effect::Refresh);
     assert_eq!((top.filter(), &top.odd), ("state:running", &None));
     // A letter that is a command elsewhere is text here.
     press(&mut top, " q");
     assert_eq!(top.filter(), "state:running q");
     assert_eq!(press(&mut top, "\n"), Effect::Nothing);
-    assert_eq!((press(&mut top, "\u{1b}"), top.filter()), (Effect::Look, ""));
+    assert_eq!((press(&mut top, "\u{1b}"), top.filter()), (Effect::Refresh, ""));
 }
 
 #[test]
