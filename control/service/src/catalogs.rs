@@ -1,4 +1,4 @@
-//! Catalogs as clients see them, and how operations on them fail.
+//! Catalogs as clients see them, and the errors of operations on them.
 
 use futures_util::future::join_all;
 use std::collections::HashMap;
@@ -23,14 +23,14 @@ pub(crate) enum CatalogError {
     #[error("cannot change catalog '{catalog}': task {task} changes its machines")]
     Busy { catalog: String, task: i64 },
     #[error(
-        "cannot have machines of catalog '{0}' start on another host: they keep their disks, which are on their host"
+        "cannot have machines of catalog '{0}' start on another host: they have persistent disks, which are on their host"
     )]
     KeepsDisks(String),
     #[error(transparent)]
     Db(#[from] DbError),
 }
 
-/// Refuses machines that keep their disks and are to start on another host.
+/// Fails if machines with persistent disks are to restart on another host.
 pub(crate) fn check_on_host_loss(
     catalog: &str,
     on_host_loss: OnHostLoss,
@@ -75,13 +75,13 @@ impl Explain for CatalogError {
 }
 
 impl Service {
-    /// The record of a catalog that must exist.
+    /// The record of a catalog; an error if it does not exist.
     pub(crate) async fn catalog(&self, name: &str) -> Result<CatalogRecord, CatalogError> {
         let found = self.db().read().await?.catalogs().by_name(name).await?;
         found.ok_or_else(|| CatalogError::Unknown(name.to_owned()))
     }
 
-    /// Refuses a change of a catalog that a task works on.
+    /// Fails if a task works on the catalog.
     pub(crate) async fn is_not_busy(&self, catalog: &str) -> Result<(), CatalogError> {
         match self.task_that_changes(catalog).await? {
             Some(task) => Err(CatalogError::Busy { catalog: catalog.to_owned(), task }),
@@ -118,18 +118,19 @@ impl Service {
         Ok(views)
     }
 
-    /// One of them.
+    /// One catalog as clients see it.
     pub(crate) async fn catalog_view(&self, record: CatalogRecord) -> Result<Catalog, CatalogError> {
         let name = record.name.clone();
         self.catalog_views(vec![record]).await?.pop().ok_or(CatalogError::Unknown(name))
     }
 
-    /// The same of one that was changed. That was done, and must not be done again because it cannot be told in full.
+    /// The same for a catalog that was just changed. If it cannot be read completely this is not an error, because the
+    /// client must not repeat the change.
     pub(crate) async fn changed_catalog_view(&self, record: CatalogRecord) -> Catalog {
         self.catalog_view(record.clone()).await.unwrap_or_else(|error| {
             tracing::warn!(
                 catalog = record.name,
-                "the machines of a catalog cannot be told: {}",
+                "cannot list the machines of a catalog: {}",
                 problem(&error)
             );
             alone(record)

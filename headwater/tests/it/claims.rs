@@ -70,8 +70,8 @@ fn a_claim_ends_when_the_guest_switches_itself_off_or_the_time_is_over() {
     });
     daemon.cli(&["catalog", "release", "nobody"]).fails(3, &["no claim 'nobody'"]);
     daemon.cli(&["catalog", "create", "kept", "tiny", "--persistent"]).ok();
-    daemon.cli(&["catalog", "claim", "kept", "--for", "x"]).fails(2, &["keep their disks"]);
-    daemon.cli(&["catalog", "set", "kept", "--keep-ready", "1"]).fails(2, &["keep their disks"]);
+    daemon.cli(&["catalog", "claim", "kept", "--for", "x"]).fails(2, &["have persistent disks"]);
+    daemon.cli(&["catalog", "set", "kept", "--keep-ready", "1"]).fails(2, &["have persistent disks"]);
 }
 
 #[test]

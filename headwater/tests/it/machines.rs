@@ -109,7 +109,7 @@ fn a_guest_that_restarts_gets_a_pristine_disk_and_one_that_powers_off_is_stopped
     assert_eq!((&off["wanted"], off.get("pid")), (&"stopped".into(), None));
     let events = daemon.cli(&["events"]).ok();
     assert!(
-        events.contains("the guest restarted") && events.contains("the guest switched itself off"),
+        events.contains("the guest restarted") && events.contains("the guest shut down"),
         "{events}"
     );
 }

@@ -326,7 +326,7 @@ fn machines_of_a_lost_host_run_on_another_one() {
     daemon.cli(&["node", "cordon", "c"]).ok();
     let small = ["--memory", "67109864", "--disk", "1G"];
     let refused = ["catalog", "create", "no", "tiny", "--persistent", "--on-host-loss", "restart"];
-    daemon.cli(&refused).fails(2, &["they keep their disks"]);
+    daemon.cli(&refused).fails(2, &["they have persistent disks"]);
     for (name, what) in [("moves", "restart"), ("stays", "wait")] {
         let rule = format!("{name}-#");
         let create =
@@ -401,8 +401,8 @@ fn a_drained_host_keeps_only_machines_that_cannot_move() {
     let drained = daemon.cli(&["node", "drain", "b"]).ok();
     for said in [
         &*format!("moved {off} to c\nmoved {on} to c\n"),
-        "not moved: kept keeps its disk",
-        "not moved: single is of no catalog",
+        "not moved: kept has a persistent write cache",
+        "not moved: single has no catalog",
         "2 machines moved from b",
     ] {
         assert!(drained.contains(said), "{said} is not in {drained}");

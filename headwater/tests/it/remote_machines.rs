@@ -200,7 +200,7 @@ fn boots_are_recorded_on_demand_and_traces_travel_between_hosts() {
     let saved = daemon.path().join("saved.trace");
     daemon.cli(&["image", "trace", "save", "tiny", text(&saved)]).ok();
     daemon.cli(&["image", "trace", "save", "tiny", text(&saved)]).fails(4, &["exists already"]);
-    assert!(daemon.cli(&["image", "trace", "remove", "tiny"]).ok().contains("of 2 boots, is forgotten"));
+    assert!(daemon.cli(&["image", "trace", "remove", "tiny"]).ok().contains("of 2 boots, is removed"));
     daemon.cli(&["image", "trace", "remove", "tiny"]).fails(3, &["no boot of tiny@1"]);
     daemon.cli(&["image", "trace", "merge", "tiny", text(&saved)]).ok();
     let merged = daemon.cli(&["image", "trace", "merge", "tiny", text(&saved)]).ok();

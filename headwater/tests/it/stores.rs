@@ -316,7 +316,7 @@ fn versions_travel_between_a_directory_a_bucket_and_a_server() {
     assert!(same("disk"), "note, author, time and channels came along");
     // What cannot be is refused with a reason.
     store(&["copy", &server, "https://localhost:1", "disk", "--token", text(&shown)])
-        .fails(2, &["only be read"]);
+        .fails(2, &["read-only"]);
     store(&["copy", text(&here), text(&copy), "disk@9"]).fails(3, &["disk"]);
     store(&["sync", "ftp://x", text(&copy)]).fails(2, &["no stores at ftp://"]);
     store(&["serve", text(&copy), "--listen", "0.0.0.0:0"]).fails(2, &["--tls-cert"]);

@@ -1,4 +1,4 @@
-//! Machines' disks, as the service needs them.
+//! The trait [`Disks`], through which the service opens, seals and discards machines' disks.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,49 +17,49 @@ use crate::backend::{BackendError, TaskControl};
 /// A disk to open.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DiskRequest {
-    /// Whose it is.
+    /// The machine's name.
     pub machine: String,
-    /// The machine's identity, of which the disk's serial number is made.
+    /// The machine's UUID, from which the disk's serial number is made.
     pub uuid: Uuid,
-    /// The machine's directory; the disk's socket goes there.
+    /// The machine's directory, for the disk's socket.
     pub run_dir: PathBuf,
-    /// What lies under the write cache.
+    /// The version below the write cache.
     pub version: ImageVersion,
     /// The write cache.
     pub cache: CacheSettings,
-    /// The disk that is kept: it is opened as it was left, or begun. `None`: a fresh one, forgotten at its end.
+    /// The persistent disk to open or create. `None`: a fresh disk, which is discarded at its end.
     pub kept: Option<PersistentDiskRef>,
-    /// The machine was on just now, and is to go on: where there is less space than its limit, the log alone says so.
+    /// Whether the machine was on just now and must continue: lack of space below its limit is then only logged.
     pub goes_on: bool,
     /// Whether the requests of the machine are recorded in a file.
     pub is_recorded: bool,
-    /// What its socket speaks.
+    /// The protocol of its socket.
     pub transport: DiskTransport,
-    /// What the machine boots with: a version that it cannot boot is refused.
+    /// The machine's firmware. A version that it cannot boot is an error.
     pub firmware: Firmware,
-    /// Whether that runs signed loaders only: a version whose loader is not signed is refused.
+    /// Whether the firmware runs only signed loaders. A version with an unsigned loader is then an error.
     pub secure_boot: bool,
     /// Size of the machine's scratch disk, which is opened and closed together with this disk; 0: it has none.
     pub scratch_bytes: u64,
 }
 
-/// A disk that stayed open after the program that opened it had ended.
+/// A disk that stayed open after its daemon had ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenDisk {
     /// The name of its machine.
     pub machine: String,
     /// The identity of its machine.
     pub uuid: Uuid,
-    /// The version under its write cache.
+    /// The version below its write cache.
     pub version: ImageVersion,
 }
 
-/// A disk that is kept.
+/// A reference to a persistent disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PersistentDiskRef {
-    /// It.
+    /// Its identity.
     pub id: Uuid,
-    /// A machine had it open: if nothing of it is there, it is lost, and to begin it is an error.
+    /// Whether a machine had it open: if its files are missing, it is then lost, and creating it anew is an error.
     pub is_begun: bool,
 }
 
@@ -68,36 +68,37 @@ pub struct PersistentDiskRef {
 pub struct PersistentDiskRequest {
     /// The disk.
     pub kept: PersistentDiskRef,
-    /// What lies under it.
+    /// The version below it.
     pub version: ImageVersion,
     /// Its write cache.
     pub cache: CacheSettings,
-    /// It is what the machine does to an image, and not the machine's own: there is an edit that can be given up.
+    /// Whether it belongs to a maintenance session, which could be discarded instead.
     pub is_edit: bool,
 }
 
-/// The longest note that a store takes. A longer one is refused before a guest is frozen for it.
+/// The longest note that a store accepts. A longer note fails before a guest is frozen for the seal.
 pub const NOTE_MAX_BYTES: usize = 1024;
 
-/// What a version that is made of a disk is called.
+/// The options of a seal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealOrder {
-    /// Where it came from.
+    /// The text for the version's source.
     pub source: String,
-    /// A line for people, at most [`NOTE_MAX_BYTES`].
+    /// A note for people, at most [`NOTE_MAX_BYTES`].
     pub note: String,
-    /// Who wants it.
+    /// The caller.
     pub author: String,
-    /// The highest number that a version of the image may have by then, retired ones aside. A newer one is an error of
+    /// The highest number that a version of the image may have when the version is made, except for retired versions. A
+    /// newer version is an error of
     /// kind `Conflict`.
     pub newest_at_most: Option<u64>,
-    /// The disk is what its machine does to an image, and not the machine's own: there is an edit that can be given up.
+    /// Whether the disk belongs to a maintenance session, which could be discarded instead.
     pub is_edit: bool,
-    /// The version may hold its machine's identity, and says so.
+    /// Whether the version is marked because it may contain its machine's identity.
     pub keeps_identity: bool,
 }
 
-/// The identity that a machine was given, as far as its guest has it in files.
+/// The identity that a machine was given, as far as its guest stores it in files.
 #[derive(Clone, Debug)]
 pub struct Given {
     /// Its host name.
@@ -111,39 +112,40 @@ pub struct Given {
 /// The parts of a machine's identity that are still on its disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdentityLeft {
-    /// What was found, each in words: `/etc/machine-id (its machine-id)`.
+    /// What was found, in words: `/etc/machine-id (its machine-id)`.
     pub found: Vec<String>,
-    /// File systems that could not be looked into, each with why.
+    /// File systems that could not be searched, each with the reason.
     pub unread: Vec<String>,
 }
 
-/// A version that was made of a disk.
+/// The result of a seal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealOutcome {
-    /// It.
+    /// The new version.
     pub version: ImageVersion,
     /// Bytes in chunks that the machine changed.
     pub changed_bytes: u64,
-    /// Where `production` was pointed with it, which was not set, so that nobody boots it before it is promoted.
+    /// The version to which `production` was set at the same time, because it was not set and machines would otherwise boot
+    /// the new version before it is promoted.
     pub production: Option<u64>,
 }
 
-/// A disk whose writes find no room, or that cannot do something else that its machine relies on.
+/// A problem of a disk: its writes find no space, or it cannot do something else on which its machine relies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shortage {
-    /// What is full, or wrong.
+    /// What is full or wrong.
     pub message: String,
     /// What to do.
     pub advice: String,
 }
 
-/// Opens disks.
+/// Opens and manages disks.
 #[async_trait]
 pub trait Disks: Send + Sync + 'static {
-    /// Whether this host can give such a write cache: enough memory, a usable overflow directory.
+    /// Fails if this host cannot provide such a write cache: too little memory, an unusable overflow directory.
     async fn check(&self, cache: &CacheSettings) -> Result<(), BackendError>;
 
-    /// The same of new limits: what stays as it was is not refused, whatever other limits there are by now.
+    /// The same for new limits of an existing write cache. Limits that do not change are not checked again.
     async fn check_change(&self, before: &CacheSettings, after: &CacheSettings) -> Result<(), BackendError>;
 
     /// Why a disk with such a write cache, `kept` or a fresh one, or the scratch disk beside it (0: none) could not be opened now for want
@@ -158,7 +160,7 @@ pub trait Disks: Send + Sync + 'static {
     /// Opens a disk and serves it on a socket in the machine's directory.
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError>;
 
-    /// The disks that are open without an owner, because the program that opened them has ended. Always empty if disks end with it.
+    /// The disks that an earlier daemon left open. Always empty if disks end with the daemon.
     async fn left_open(&self) -> Result<Vec<OpenDisk>, BackendError> {
         Ok(Vec::new())
     }
@@ -169,13 +171,15 @@ pub trait Disks: Send + Sync + 'static {
         Err(BackendError::new(ProblemKind::NotFound, message))
     }
 
-    /// Opens a persistent disk that no machine uses, to make a version of it. Refuses one whose last close did not save all, until one does.
+    /// Opens a persistent disk that no machine uses, to seal it. Fails if its last close could not save all writes, until a
+    /// later close does.
     async fn open_persistent(
         &self,
         request: PersistentDiskRequest,
     ) -> Result<Box<dyn FrozenDisk>, BackendError>;
 
-    /// Who fills the write cache of a persistent disk that no machine uses. Whoever opens or discards the disk ends the scan.
+    /// The report of what occupies the write cache of a persistent disk that no machine uses. Opening or discarding the
+    /// disk ends the scan.
     async fn persistent_contents(
         &self,
         request: PersistentDiskRequest,
@@ -185,28 +189,30 @@ pub trait Disks: Send + Sync + 'static {
         Err(no_scan())
     }
 
-    /// Forgets a persistent disk that nobody has open: first its key, so that it cannot be read, then its files. One that is
-    /// not there is no error.
+    /// Removes a persistent disk that nobody has open: first its key, so that it cannot be read, then its files. It need
+    /// not
+    /// exist.
     async fn discard(&self, id: Uuid) -> Result<(), BackendError>;
 
-    /// Whether there is anything of a persistent disk. If not, no machine ever wrote to it, or it was lost.
+    /// Whether a persistent disk has files. If not, no machine ever wrote to it, or it was lost.
     async fn is_there(&self, id: Uuid) -> Result<bool, BackendError>;
 
     /// The memory that all disks share.
     fn host_ram(&self) -> HostRam;
 
-    /// What all disks together use.
+    /// Metrics of all disks together.
     fn metrics(&self) -> Vec<Sample>;
 
-    /// The key files of the persistent disks that there are, whoever knows them. One without a key cannot be read.
+    /// The key files of all existing persistent disks. A disk without its key cannot be read.
     async fn persistent_keys(&self) -> Result<Vec<PathBuf>, BackendError>;
 
-    /// Cleans what a daemon that died left in its overflow directory, and all persistent disks but `keep`. Returns what was
+    /// Removes orphans of an earlier daemon in its overflow directory, and all persistent disks except `keep`. Returns what
+    /// was
     /// removed. Called once, before the first disk is opened.
     async fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError>;
 }
 
-/// An open disk. What was written to it is forgotten when it is closed or dropped, unless it is kept.
+/// An open disk. Its contents are discarded when it is closed or dropped, unless it is persistent.
 #[async_trait]
 pub trait Disk: Send + Sync + 'static {
     /// The socket that serves it.
@@ -222,45 +228,49 @@ pub trait Disk: Send + Sync + 'static {
         512
     }
 
-    /// What it did so far; `iops` is left 0.
+    /// Its counters so far; `iops` is left 0.
     fn counters(&self) -> DiskCounters;
 
-    /// The guest is up: what was read until now was its boot. Takes no time to speak of.
+    /// Records that the guest has booted: the reads so far were its boot. Returns at once.
     fn has_booted(&self);
 
-    /// Its metrics. The machine is not named yet.
+    /// Its metrics, without the label of the machine.
     fn metrics(&self) -> Vec<Sample>;
 
-    /// Refuses limits for which there is no space now, as a start does.
+    /// Fails for limits for which there is no space now, like a start.
     fn check_limits(&self, cache: &CacheSettings) -> Result<(), BackendError>;
 
-    /// Changes its limits; takes effect at once. The mode stays.
+    /// Changes its limits at once. The mode stays.
     fn set_limits(&self, cache: &CacheSettings);
 
-    /// Whether writes find no room (not the short waits of a disk that is slower than its machine), flushes fail for good,
+    /// The problem of the disk, if writes find no space (more than the short waits of a slow overflow disk), flushes fail
+    /// permanently
     /// or for a while, or reads wait.
     fn shortage(&self) -> Option<Shortage>;
 
-    /// Gives its writes the room that only those need who read the disk from outside, where they find no other: they are
-    /// disconnected. Harmless where there is room.
+    /// If its writes find no space, frees the space that only snapshots need, by revoking them from external readers.
+    /// Does nothing if there is space.
     fn relieve(&self);
 
-    /// Why its state could not be kept now: somebody reads it from outside. Asked before a guest does anything for that. Takes no time to
-    /// speak of.
+    /// Fails if a snapshot cannot be made now because somebody reads the disk. Checked before a guest does anything for it.
+    /// Returns at
+    /// once.
     fn can_freeze(&self) -> Result<(), BackendError>;
 
-    /// Its state at this moment, while the machine goes on. Takes no time to speak of. One at a time.
+    /// Makes a snapshot while the machine runs. Returns at once. One at a time.
     fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError>;
 
-    /// Who fills its write cache at this moment, while the machine goes on. Names of machine and time, and hints, are left out. A cancelled
-    /// task ends it, and so does whoever freezes or reads the disk. One at a time.
+    /// The report of what occupies its write cache now, while the machine runs. Names, times and hints are not filled in. A
+    /// cancelled
+    /// task, a seal or a reader ends it. One at a time.
     async fn contents(&self, control: Arc<TaskControl>) -> Result<CacheContents, BackendError> {
         let _ = control;
         Err(no_scan())
     }
 
-    /// Ends it: no further requests, all space given back. An error says that what was written last is not on a persistent disk.
-    /// Closing twice is harmless, and the second time says nothing of that.
+    /// Closes the disk: no further requests, all space freed. An error says that the last writes are not on a persistent
+    /// disk.
+    /// Closing twice is harmless; the second call does not report such an error again.
     async fn close(&self) -> Result<(), BackendError>;
 }
 
@@ -268,19 +278,21 @@ fn no_scan() -> BackendError {
     BackendError::new(ProblemKind::Invalid, "these disks have no write cache that can be scanned")
 }
 
-/// The state of a disk at one moment. Dropping it gives back what only it needed.
+/// A snapshot of a disk. Dropping it frees what only it needed.
 #[async_trait]
 pub trait FrozenDisk: Send + Sync {
-    /// Looks for a machine's identity: in the file systems that can be read, and for its private key in all blocks that it
-    /// wrote. That reads all of these.
+    /// Searches for a machine's identity: in the file systems that can be read, and for its private key in all blocks that
+    /// it
+    /// wrote, which reads all of these.
     async fn identity_left(
         &self,
         given: Given,
         control: Arc<TaskControl>,
     ) -> Result<IdentityLeft, BackendError>;
 
-    /// Makes a version of it, whose parent is the version below. A failure, a cancelled task or a crash leaves no
-    /// trace.
+    /// Makes a version of the snapshot, whose parent is the version below. A failure, a cancelled task or a crash leaves
+    /// nothing
+    /// behind.
     async fn seal(
         self: Box<Self>,
         order: SealOrder,

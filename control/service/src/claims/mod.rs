@@ -1,11 +1,13 @@
-//! Claims: machines of a catalog that are lent to somebody.
+//! Claims: machines of a catalog that are lent to a holder.
 //!
 //! ```text
 //!   ready: on, booted, not used --claim--> claimed --release, end of its time--> ended --reset, or switched off--> free
-//!                                             \--the guest switches itself off--------------------------------------/
+//!                                             \--the guest shuts down--------------------------------------------/
 //! ```
-//! A machine has a row while it is claimed, and after that until it was reset or is off. A machine with a row is given to nobody, and each
-//! boot begins with a pristine disk: so nobody gets a machine that somebody else has used. The rows are checked and written in one
+//! A claimed machine has a row, until it was reset or is off after the claim. A machine with a row is not given to anybody
+//! else, and each
+//! boot begins with a pristine disk: so nobody gets a machine that somebody else has used. Rows are checked and written in
+//! one
 //! transaction, so that a machine has one holder.
 
 mod handover;
@@ -30,13 +32,13 @@ use crate::caller::Caller;
 use crate::catalogs::CatalogError;
 use crate::lifecycle::Active;
 
-/// How often a claim that waits looks for a machine.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often a waiting claim looks for a machine.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// By claim: whether its guest was given a secret. Locked while a request gives it one.
+/// By claim: whether its guest was given a secret. The mutex is locked while a request does that.
 type Handovers = HashMap<Uuid, Arc<tokio::sync::Mutex<bool>>>;
 
-/// What a service knows of claims besides their rows.
+/// The state of claims that is not in the database.
 #[derive(Debug, Default)]
 pub(crate) struct ClaimsState {
     /// Machines that are being reset because their claims have ended.
@@ -54,7 +56,7 @@ impl ClaimsState {
         self.handovers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many machines of a catalog are too many.
+    /// The number of surplus machines of a catalog.
     #[cfg(test)]
     pub(crate) fn pool_excess(&self, catalog: &str) -> usize {
         self.pool.excess(catalog)
@@ -67,11 +69,11 @@ pub(crate) enum ClaimError {
     #[error("cannot claim a machine of catalog '{catalog}': {why}")]
     Invalid { catalog: String, why: String },
     #[error(
-        "cannot claim a machine of catalog '{0}': its machines keep their disks, so the next holder would see them"
+        "cannot claim a machine of catalog '{0}': its machines have persistent disks, which the next holder would see"
     )]
     Persistent(String),
     #[error(
-        "cannot keep machines of catalog '{0}' ready to be claimed: they keep their disks, so the next holder would see them"
+        "cannot keep machines of catalog '{0}' ready to be claimed: they have persistent disks, which the next holder would see"
     )]
     PersistentPool(String),
     #[error(
@@ -86,7 +88,7 @@ pub(crate) enum ClaimError {
     LongIdle(String),
     #[error("there is no claim '{0}', and no claimed machine of that name")]
     Unknown(String),
-    #[error("cannot claim a machine: there are no random numbers")]
+    #[error("cannot claim a machine: the system gave no random numbers")]
     Random(#[from] std::io::Error),
     #[error("cannot claim a machine of catalog '{0}': the daemon is stopping")]
     Stopping(String),
@@ -121,7 +123,7 @@ impl Explain for ClaimError {
                 "wait for one with --wait, or have some ready: 'headwater catalog set {catalog} --keep-ready COUNT', 'headwater catalog scale'"
             )),
             Self::Secret { .. } => Some(
-                "the image needs qemu-guest-agent, and /etc/headwater/claimed, if it is there, must end with 0; or claim without --secret. After a restart of the guest, ask again with the same --key"
+                "the image needs qemu-guest-agent, and /etc/headwater/claimed, if it is there, must exit with 0; or claim without --secret. After a restart of the guest, ask again with the same --key"
                     .to_owned(),
             ),
             Self::KeyEnded { .. } => Some("use another key for another claim".to_owned()),
@@ -140,7 +142,7 @@ impl Explain for ClaimError {
     }
 }
 
-/// Refuses to keep machines ready whose disks outlive a reset of the guest.
+/// Fails for machines with persistent disks, which outlive a reset of the guest.
 pub(crate) fn check_pool(pool: &PoolRecord, cache: &CacheSettings) -> Result<(), ClaimError> {
     let is_pool = pool.keep_ready > 0 || pool.stop_idle_s > 0 || pool.ready_hours.is_some();
     if is_pool && cache.persistent {
@@ -161,7 +163,7 @@ fn check(catalog: &str, request: &ClaimRequest) -> Result<(), ClaimError> {
     } else if request.key.as_ref().is_some_and(|key| !is_plain(key, MAX_KEY_CHARS)) {
         format!("a key has 1 to {MAX_KEY_CHARS} characters, without control characters")
     } else if request.ttl_s == Some(0) {
-        "it would end at once".to_owned()
+        "the claim would end at once".to_owned()
     } else if request.wait_s.is_some_and(|wait| wait > MAX_CLAIM_WAIT_S) {
         format!("it can wait for {MAX_CLAIM_WAIT_S} s at most")
     } else {
@@ -200,16 +202,16 @@ fn view(claim: ClaimRecord, machine: &MachineRecord) -> Claim {
     }
 }
 
-/// What one look for a machine found.
+/// The result of one search for a machine.
 enum Found {
-    /// A claim, and whether this request made it.
+    /// The claim, and whether this request made it.
     Claimed(Box<Claim>, bool),
-    /// How many machines there are, and how many of them are claimed.
+    /// The number of machines, and the number of claimed ones.
     None(usize, usize),
 }
 
 impl Service {
-    /// Gives a machine of a catalog to somebody: one that is on, up, and was not used since its boot.
+    /// Claims a machine of a catalog for a holder: one that is on, has booted, and was not used since.
     pub(crate) async fn claim(
         &self,
         caller: Caller,
@@ -226,7 +228,7 @@ impl Service {
         loop {
             let (service, asking) = (self.clone(), caller.clone());
             let (of, wish) = (catalog.clone(), request.clone());
-            // To the end: a client that hangs up must not leave a claim that nobody hears of in the middle.
+            // Run to the end: if the client disconnects, no claim may be left half made.
             let found =
                 self.to_the_end(async move { service.look_and_claim(&asking, &of, wish).await }).await?;
             let (machines, claimed) = match found {
@@ -242,20 +244,20 @@ impl Service {
             if Instant::now() >= end {
                 return Err(ClaimError::NoneReady { catalog, machines, claimed });
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Adds what the holder of a claim is given besides the machine.
+    /// Adds the machine's addresses, and the secret if requested.
     async fn complete(&self, mut claim: Claim) -> Result<Claim, ClaimError> {
-        // It may have ended by itself meanwhile, and its claim with it.
+        // The machine may have switched itself off meanwhile, and its claim ended with it.
         if let Some(active) = self.active_of(&claim).await? {
             claim.addresses = self.addresses_of(&active).await;
         }
         Ok(claim)
     }
 
-    /// The same with a secret. A claim that this request made ends if its guest does not take the secret.
+    /// The same with a secret. If the guest does not accept the secret, a claim that this request made is ended.
     async fn complete_with_secret(
         &self,
         caller: Caller,
@@ -264,9 +266,9 @@ impl Service {
     ) -> Result<Claim, ClaimError> {
         let mut claim = self.complete(claim).await?;
         let service = self.clone();
-        // To the end: a guest that got a secret which nobody hears of is reset.
+        // Run to the end: a guest that got a secret which its client never received is reset.
         self.to_the_end(async move {
-            // One hand-over of a claim at a time, to the end of the claim if it fails.
+            // Only one request at a time gives a claim's guest a secret, and ends the claim if that fails.
             let lock = service.claims_state().handovers().entry(claim.id).or_default().clone();
             let mut was_given = lock.lock().await;
             match service.hand_over(&claim).await? {
@@ -279,8 +281,8 @@ impl Service {
                     // A repeated request may have given the machine to its holder meanwhile.
                     let is_to_end = is_new && !*was_given;
                     if let Some(record) = service.running_claim(claim.id).await?.filter(|_| is_to_end) {
-                        let told = "its secret could not be given to the guest";
-                        service.end_claim(&caller, &record, told).await?;
+                        let why = "its secret could not be given to the guest";
+                        service.end_claim(&caller, &record, why).await?;
                     }
                     Err(ClaimError::Secret { machine: claim.machine, why })
                 }
@@ -382,7 +384,7 @@ impl Service {
             repo.events().append(event).await?;
             repo.save().await?;
             if !self.is_present(machine.uuid, &active) {
-                // It was switched off meanwhile: its claim ends with that, and another machine is looked for.
+                // It was switched off meanwhile: its claim ends, and another machine is searched.
                 self.end_claim(&Caller::daemon(), &claim, "the machine was switched off").await?;
                 return Ok(found);
             }
@@ -397,7 +399,7 @@ impl Service {
         Ok(uuid::Builder::from_random_bytes(bytes).into_uuid())
     }
 
-    /// All claims, those of one catalog if it is given.
+    /// All claims, or those of one catalog.
     pub(crate) async fn claims(&self, catalog: Option<&str>) -> Result<Vec<Claim>, DbError> {
         let mut repo = self.db().read().await?;
         let claims = repo.claims().list().await?;
@@ -414,7 +416,7 @@ impl Service {
         Ok(views)
     }
 
-    /// Ends a claim, by its id or by the name of its machine. The machine is reset after that.
+    /// Ends a claim, given by its id or the name of its machine. The machine is then reset.
     pub(crate) async fn release(&self, caller: &Caller, which: &str) -> Result<Claim, ClaimError> {
         let claims = self.claims(None).await?;
         let id = Uuid::parse_str(which).ok();
@@ -430,7 +432,7 @@ impl Service {
         Ok(claim)
     }
 
-    /// Ends a claim, and has its machine reset. Returns whether it had not ended before.
+    /// Ends a claim, and begins to reset its machine. Returns whether it had not ended before.
     async fn end_claim(&self, caller: &Caller, claim: &ClaimRecord, why: &str) -> Result<bool, DbError> {
         let mut repo = self.db().write().await?;
         let machine = repo.machines().by_uuid(claim.machine).await?;
@@ -445,7 +447,7 @@ impl Service {
         Ok(is_new)
     }
 
-    /// Begins to reset the machine of a claim that has ended, unless that goes on already.
+    /// Begins to reset the machine of a claim that has ended, unless that is in progress.
     fn reset_after(&self, claim: &ClaimRecord) {
         let (id, uuid) = (claim.id, claim.machine);
         if self.is_stopping() || !self.claims_state().resetting().insert(uuid) {
@@ -455,19 +457,19 @@ impl Service {
         tokio::spawn(async move {
             let _under_way = under_way;
             if let Err(why) = service.reset_and_free(id, uuid).await {
-                tracing::warn!(machine = %uuid, "a machine cannot be reset after its claim, which is tried again: {why}");
+                tracing::warn!(machine = %uuid, "cannot reset a machine after its claim; it is tried again: {why}");
             }
             service.claims_state().resetting().remove(&uuid);
         });
     }
 
-    /// Makes sure that nothing is left of what a holder did, and frees the machine.
+    /// Removes everything that a holder did on the machine, and frees the machine.
     async fn reset_and_free(&self, id: Uuid, uuid: Uuid) -> Result<(), String> {
         let failed = |e: DbError| problem(&e).to_string();
         let found = async { self.db().read().await?.machines().by_uuid(uuid).await };
         let Some(machine) = found.await.map_err(failed)? else { return Ok(()) };
         let daemon = Caller::daemon();
-        // One that is off begins with a pristine disk.
+        // A machine that is off begins with a pristine disk anyway.
         if self.active(uuid).is_some() {
             let is_needed = self.is_short(&machine).await.map_err(failed)?;
             let done = match is_needed {
@@ -484,7 +486,7 @@ impl Service {
         freed.await.map_err(failed)
     }
 
-    /// Ends the claims whose time is over, and those whose machines are off, and goes on with resets.
+    /// Ends claims that have expired or whose machines are off, and retries resets.
     pub(crate) async fn look_after_claims(&self) -> Result<(), DbError> {
         let claims = self.db().read().await?.claims().list().await?;
         let is_there = |id: &Uuid| claims.iter().any(|claim| claim.id == *id);
@@ -509,14 +511,14 @@ impl Service {
         Ok(())
     }
 
-    /// Asks the guest of a claimed machine for what is not known yet, and ends the claim if its user has logged off.
+    /// Asks the guest of a claimed machine for addresses and users, and ends the claim if its user has logged off.
     fn look_at_guest(&self, claim: ClaimRecord, active: &Arc<Active>) {
         drop(self.learn_addresses(active));
         if claim.reset_on != ResetOn::Logoff {
             return;
         }
         let (service, active, under_way) = (self.clone(), Arc::clone(active), self.begin_operation());
-        // Beside the rest: a guest may take its time.
+        // In a task of its own, because a guest may be slow.
         tokio::spawn(async move {
             let _under_way = under_way;
             if !service.has_logged_off(&active).await {
@@ -524,29 +526,29 @@ impl Service {
             }
             let ended = service.end_claim(&Caller::daemon(), &claim, "its user has logged off").await;
             if let Err(error) = ended {
-                tracing::warn!(machine = %claim.machine, "the claim of a user who has logged off goes on: {error}");
+                tracing::warn!(machine = %claim.machine, "cannot end the claim of a user who has logged off; it is tried again: {error}");
             }
         });
     }
 
-    /// Whether a machine is off, and nobody is about to switch it on again.
+    /// Whether a machine is off, and no task is about to switch it on.
     async fn is_off(&self, uuid: Uuid) -> Result<bool, DbError> {
         if self.active(uuid).is_some() || self.is_restarting(uuid) {
             return Ok(false);
         }
         let machine = self.db().read().await?.machines().by_uuid(uuid).await?;
-        // While somebody has its turn, it may be between off and on.
+        // While another task holds its lock, it may be between off and on.
         let is_idle = self.try_lock(uuid).is_some() && self.active(uuid).is_none();
         Ok(is_idle && machine.is_none_or(|machine| !machine.state.is_active()))
     }
 
-    /// Whether a machine is of another host, whose daemon looks after it.
+    /// Whether a machine belongs to another host, whose daemon manages its claims.
     async fn is_elsewhere(&self, machine: Uuid) -> Result<bool, DbError> {
         let machine = self.db().read().await?.machines().by_uuid(machine).await?;
         Ok(machine.is_some_and(|machine| !self.is_own(&machine)))
     }
 
-    /// Forgets the claims of machines that ended with an earlier daemon.
+    /// Ends the claims of machines that stopped together with an earlier daemon.
     pub(crate) async fn end_claims_of_former(&self) -> Result<(), DbError> {
         let mut repo = self.db().write().await?;
         let claims = repo.claims().list().await?;
@@ -555,13 +557,13 @@ impl Service {
                 continue;
             }
             let machine = repo.machines().by_uuid(claim.machine).await?;
-            // The controller of that host knows what became of it.
+            // The controller of that host knows its state.
             if machine.as_ref().is_some_and(|machine| !self.is_own(machine)) {
                 continue;
             }
             repo.claims().remove(claim.id).await?;
             if let Some(machine) = machine {
-                let detail = format!("of {}: the daemon ended, and the machine with it", claim.holder);
+                let detail = format!("the claim of {} ended: its machine stopped together with an earlier daemon", claim.holder);
                 let subject = format!("machine {}", machine.name);
                 let event = self.event(&Caller::daemon(), subject, "claim ended", detail);
                 repo.events().append(event).await?;
@@ -570,14 +572,14 @@ impl Service {
         repo.save().await
     }
 
-    /// Who has which machine.
+    /// The holders of claimed machines.
     pub(crate) async fn holders(&self) -> Result<HashMap<Uuid, String>, DbError> {
         let claims = self.db().read().await?.claims().list().await?;
         Ok(claims.into_iter().map(|claim| (claim.machine, claim.holder)).collect())
     }
 }
 
-/// The machines of a catalog that can be lent: virtual ones of this host that begin each boot with a pristine disk.
+/// The machines of a catalog that can be claimed: virtual ones of this host that begin each boot with a pristine disk.
 async fn lendable(
     service: &Service,
     repo: &mut dyn Repository,

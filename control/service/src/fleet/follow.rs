@@ -1,4 +1,4 @@
-//! A controller follows a connected node: it gives the node its machines, and copies their states and events.
+//! The controller follows a connected node: it sends the node its machines, and copies their states and events.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,33 +16,33 @@ use crate::fleet::node::{ASSIGNED, MACHINES};
 use crate::fleet::protocol::AssignedMachine;
 use crate::lifecycle::LifecycleError;
 
-/// The number of the newest event that was seen, before the first connection of a node.
+/// The number of the newest event that was copied, before the first connection of a node.
 pub(super) const BEFORE_FIRST: i64 = -1;
 
-/// How many events of a node are taken at a time.
+/// The most events of a node that are copied at a time.
 const EVENTS_AT_A_TIME: u32 = 500;
 
-/// How long a node waits for an event before it answers that there is none.
+/// How long a node waits for an event before it answers with none.
 const EVENTS_WAIT_S: u64 = 20;
 
 impl Service {
-    /// Follows a node. Never ends unless the host is gone.
+    /// Follows a node. Ends only if the host was removed.
     pub(super) async fn follow_node(&self, link: &Link) {
         let mut has_place = false;
-        // Which machines it has and what they boot may have changed while it was away.
-        let mut is_told = false;
+        // The host's machines and what they boot may have changed while the node was not connected.
+        let mut is_synced = false;
         loop {
-            match self.bring_up_to_date(link, &mut has_place, &mut is_told).await {
+            match self.bring_up_to_date(link, &mut has_place, &mut is_synced).await {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(problem) => {
-                    tracing::warn!(host = link.name, "cannot follow a node, and tries again: {problem}");
+                    tracing::warn!(host = link.name, "cannot follow a node; it is tried again: {problem}");
                     tokio::time::sleep(RETRY_PAUSE).await;
                     continue;
                 }
             }
             tokio::select! {
-                () = link.changed.notified() => is_told = false,
+                () = link.changed.notified() => is_synced = false,
                 waited = self.wait_for_event(link) => if waited.is_err() {
                     tokio::time::sleep(RETRY_PAUSE).await;
                 },
@@ -50,33 +50,33 @@ impl Service {
         }
     }
 
-    /// Takes the node's events and its list, and tells it of its machines unless it is told. Returns whether the host is there.
+    /// Copies the node's events and states, and sends it its machines unless `is_synced`. Returns whether the host exists.
     async fn bring_up_to_date(
         &self,
         link: &Link,
         has_place: &mut bool,
-        is_told: &mut bool,
+        is_synced: &mut bool,
     ) -> Result<bool, Problem> {
         loop {
             let Some(host) = self.host_of(link).await? else { return Ok(false) };
             if !*has_place {
-                self.find_place(link).await?;
+                self.find_start(link).await?;
                 *has_place = true;
                 continue;
             }
             let path = format!("/api/v1/events?after={}&limit={EVENTS_AT_A_TIME}", host.seen_event);
             let events: EventList = link.ask(&Caller::daemon(), Method::GET, &path, None).await?;
-            // An answer may have fewer events than were asked for, and more may follow.
+            // An answer may have fewer events than requested although more follow.
             if events.events.is_empty() {
                 break;
             }
             self.take_events(link, events).await.map_err(|e| problem(&e))?;
         }
-        // After the events: what it says is at least as new.
+        // Read after the events, so that it is at least as new.
         let list = link.list().await?;
         self.take_states(link, &list).await.map_err(|e| problem(&e))?;
-        if !*is_told {
-            *is_told = self.tell_node(link, list).await?;
+        if !*is_synced {
+            *is_synced = self.sync_machines(link, list).await?;
         }
         Ok(true)
     }
@@ -86,9 +86,10 @@ impl Service {
         host.map_err(|e| problem(&e))
     }
 
-    /// Finds from which event on the node's history is to be copied: not what was before it joined. A node whose database was
+    /// Finds the event from which on the node's history is copied: events from before it joined are not. A node whose
+    /// database was
     /// restored counts from an earlier number.
-    async fn find_place(&self, link: &Link) -> Result<(), Problem> {
+    async fn find_start(&self, link: &Link) -> Result<(), Problem> {
         let path = "/api/v1/events?limit=1";
         let events: EventList = link.ask(&Caller::daemon(), Method::GET, path, None).await?;
         let newest = events.events.iter().map(|event| event.id).max().unwrap_or(0);
@@ -105,14 +106,15 @@ impl Service {
         let path = format!("/api/v1/events?after={after}&limit=1&wait_s={EVENTS_WAIT_S}");
         let events: EventList = link.ask(&Caller::daemon(), Method::GET, &path, None).await?;
         if events.events.is_empty() {
-            // Nothing has happened, which says that it is there.
+            // No event within the timeout, but the node has answered.
             self.node_seen(link.host).await.map_err(|e| problem(&e))?;
         }
         Ok(())
     }
 
-    /// Has the node know all its machines, and what they boot. `list` is what it has. Returns whether all was done that can be done now.
-    async fn tell_node(&self, link: &Link, list: Vec<Machine>) -> Result<bool, Problem> {
+    /// Sends the node all its machines, and what they boot. `list` is its present list. Returns whether everything was done
+    /// that can be done now.
+    async fn sync_machines(&self, link: &Link, list: Vec<Machine>) -> Result<bool, Problem> {
         let mut is_done = true;
         let machines = self.db().read().await.map_err(|e| problem(&e))?.machines().of_host(link.host).await;
         let machines = machines.map_err(|e| problem(&e))?;
@@ -127,20 +129,20 @@ impl Service {
                 continue;
             }
             let name = &record.name;
-            // It may be in the middle of being created, started or removed, which can take minutes.
+            // Another task may be creating, starting or removing it, which can take minutes.
             let Some(_turn) = self.try_lock(record.uuid) else {
                 is_done = false;
                 continue;
             };
             match self.record_of(record.uuid, name).await {
-                // Another host has it by now.
+                // It was moved to another host meanwhile.
                 Ok(record) if record.host != link.host => continue,
                 Err(LifecycleError::Unknown(_)) => continue,
                 _ => {}
             }
             if let Err(problem) = self.assign(link, record).await {
                 is_done &= problem.kind != ProblemKind::Unavailable;
-                tracing::warn!(host = link.name, machine = name, "a node does not take a machine: {problem}");
+                tracing::warn!(host = link.name, machine = name, "a node does not accept a machine: {problem}");
             }
         }
         for (uuid, machine) in known {
@@ -149,16 +151,16 @@ impl Service {
                 tracing::warn!(
                     host = link.name,
                     machine = name,
-                    "a node has a machine that is not known here; remove it on that host: 'headwater machine remove {name} --force'"
+                    "a node has a machine that the controller does not know; remove it on that host: 'headwater machine remove {name} --force'"
                 );
             }
         }
         Ok(is_done)
     }
 
-    /// Has the node know one machine. The caller has the machine's turn.
+    /// Sends the node one machine. The caller holds the machine's lock.
     pub(crate) async fn assign(&self, link: &Link, record: &MachineRecord) -> Result<(), Problem> {
-        // With its user data, which lists do not have.
+        // Including its user data, which lists do not contain.
         let whole = self.record_of(record.uuid, &record.name).await.map_err(|e| problem(&e))?;
         if whole.host != link.host {
             let message = format!("machine '{}' was moved from host '{}'", whole.name, link.name);
@@ -168,7 +170,7 @@ impl Service {
             Problem::new(ProblemKind::Failed, format!("cannot describe a machine: {error}"))
         })?;
         let fenced = whole.may_restart_elsewhere();
-        // It is noted as fenced only while its node is sure to end it in time.
+        // It is recorded as fenced only while its node is certain to end it in time.
         if !fenced {
             self.note_whether_fenced(&whole, false).await.map_err(|e| problem(&e))?;
         }
@@ -185,7 +187,7 @@ impl Service {
         repo.save().await
     }
 
-    /// Writes the states of machines to the database, as their node says them.
+    /// Writes the states of machines, as their node reports them, to the database.
     async fn take_states(&self, link: &Link, list: &[Machine]) -> Result<(), DbError> {
         let records = self.db().read().await?.machines().of_host(link.host).await?;
         if differing(list, &records).is_empty() {
@@ -198,14 +200,14 @@ impl Service {
             repo.machines().set_limits(&now).await?;
             if records.iter().any(|record| record.uuid == now.uuid && record.fenced != now.fenced) {
                 repo.machines().set_fenced(now.uuid, now.fenced).await?;
-                // It is to learn that again.
+                // The machine must be sent again.
                 link.changed.notify_one();
             }
         }
         repo.save().await
     }
 
-    /// Copies events of a node to the history here.
+    /// Copies events of a node to the history of the controller.
     async fn take_events(&self, link: &Link, events: EventList) -> Result<(), DbError> {
         let mut repo = self.db().write().await?;
         let Some(mut host) = repo.hosts().by_id(link.host).await? else { return Ok(()) };
@@ -231,7 +233,7 @@ impl Service {
     }
 }
 
-/// The records that are not as their node says, corrected.
+/// The records that differ from their node's view, corrected.
 fn differing(list: &[Machine], records: &[MachineRecord]) -> Vec<MachineRecord> {
     let corrected = |machine: &Machine| {
         let record = records.iter().find(|record| record.uuid == machine.uuid)?;

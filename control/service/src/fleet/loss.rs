@@ -1,11 +1,11 @@
-//! The controller's side of leases: it renews those of nodes, and starts machines of lost hosts on others.
+//! The controller's side of leases: renews the leases of nodes, and starts machines of lost hosts on other hosts.
 //!
 //! ```text
-//!   lease over by the controller's clock, and a margin
-//!     -> one unit of changes: the host is lost, and its fenced machines are machines of other hosts
-//!     -> each is started there until that works or nobody wants it
-//!   the node is back
-//!     -> the machines that are another host's are removed there -> it gets a lease
+//!   the lease and a margin are over by the controller's clock
+//!     -> in one transaction: the host is recorded as lost, and its fenced machines are assigned to other hosts
+//!     -> each is started there, with retries until it is on or not wanted any more
+//!   the node reconnects
+//!     -> the machines that were assigned to other hosts are removed on it -> it gets a lease
 //! ```
 
 use std::collections::{HashMap, HashSet};
@@ -28,35 +28,35 @@ use crate::fleet::link::Link;
 use crate::fleet::placement::{Candidate, need_of, place};
 use crate::lifecycle::LifecycleError;
 
-/// How long a lease lasts unless it is set.
+/// The default duration of a lease.
 const LEASE_MS: u64 = 30_000;
 
-/// How long a look may take, unless half of a lease is longer.
-const STANDS_STILL_MS: u64 = 5_000;
+/// If a check comes later than this (or half a lease, if that is longer) after the previous one, the daemon stood still.
+const STOOD_STILL_MS: u64 = 5_000;
 
-/// How late the answer of a node may be that is there, besides two intervals.
+/// The reserve for a late answer of a node, in addition to two intervals.
 const HEARD_LATE_MS: u64 = 1_000;
 
-/// How many machines of lost hosts are started at a time.
+/// The most machines of lost hosts that are being started at the same time.
 const STARTS_AT_A_TIME: usize = 8;
 
-/// The pause before a machine that was moved and did not start is started again, in milliseconds.
+/// The pause before a failed start of a moved machine is retried, in milliseconds.
 const START_PAUSE_MS: u64 = 5_000;
 
-/// What a controller knows of the leases of its nodes. Times are milliseconds since the boot of this host.
+/// The controller's state of the leases of its nodes. Times are milliseconds since the boot of this host.
 #[derive(Default)]
 pub(crate) struct Leases {
     lease_ms: OnceLock<u64>,
-    /// When an answer of a node was heard last.
+    /// When the last answer of each node was heard.
     heard: Mutex<HashMap<Uuid, u64>>,
-    /// Nothing that was heard before counts: since then this daemon has the database, and reaches it.
+    /// When this daemon got the database, or could reach it again. Answers from before do not count.
     counts_from: Mutex<Option<u64>>,
-    /// When it was looked last whether hosts are lost.
-    looked: Mutex<Option<u64>>,
+    /// When it was last checked whether hosts are lost.
+    checked: Mutex<Option<u64>>,
     starting: Mutex<HashSet<Uuid>>,
-    /// When machines that did not start are started again, at the earliest.
+    /// When the start of each machine may be retried.
     start_from: Mutex<HashMap<Uuid, u64>>,
-    /// The last complaint that there is no room.
+    /// The last logged error that no host has room.
     no_room: Mutex<Option<String>>,
 }
 
@@ -69,33 +69,34 @@ impl Leases {
         self.lease_ms.get().copied().unwrap_or(LEASE_MS)
     }
 
-    /// From when on machines of a host may be given to others.
+    /// From when on the machines of a host may be given to other hosts.
     fn movable_from_ms(&self, host: &HostRecord) -> u64 {
         let heard = locked(&self.heard).get(&host.id).copied();
-        // Before the first look, nothing counts.
+        // Before the first check, no host counts as lost.
         let from = locked(&self.counts_from).unwrap_or(u64::MAX);
         movable_from_ms(heard.unwrap_or(0).max(from), host.lease_ms)
     }
 }
 
-/// Whether this daemon stood still since its last look. Then it heard nobody, and nodes that are there are to be heard first.
+/// Whether this daemon stood still since its last check. It then heard no node, and must first give nodes time to be heard.
 fn stood_still(last_ms: u64, now_ms: u64, lease_ms: u64) -> bool {
-    now_ms.saturating_sub(last_ms) > (lease_ms / 2).max(STANDS_STILL_MS)
+    now_ms.saturating_sub(last_ms) > (lease_ms / 2).max(STOOD_STILL_MS)
 }
 
-/// Whether another host may start a machine when its own is lost. Its node has said that it ends the machine then.
+/// Whether another host may start a machine when its host is lost. Its node has confirmed that it then ends the machine.
 fn is_movable(record: &MachineRecord) -> bool {
     record.may_restart_elsewhere() && record.fenced
 }
 
 impl Service {
-    /// How long the leases of nodes last.
+    /// Sets the duration of the leases of nodes.
     pub fn leases_last(&self, lease_ms: u64) {
-        // It is said once, at the start.
+        // Called once, at the start.
         let _ = self.fleet().leases.lease_ms.set(lease_ms);
     }
 
-    /// A node is connected: from now on its lease may be as long as that of any controller that it had.
+    /// Records a new connection of a node: from now on its lease may be as long as the longest that any of its controllers
+    /// gives.
     pub(super) fn begins_lease(&self, host: &mut HostRecord) {
         host.lease_ms = host.lease_ms.max(self.fleet().leases.lease_ms());
         self.note_heard(host.id);
@@ -105,12 +106,12 @@ impl Service {
         locked(&self.fleet().leases.heard).insert(host, self.since_boot_ms());
     }
 
-    /// Renews the lease of a node for as long as the host is its node's. Ends when the host was lost meanwhile.
+    /// Renews the lease of a node while it belongs to the host. Ends if the host was lost meanwhile.
     pub(super) async fn keep_lease(&self, link: &Link) {
         while let Err(problem) = self.remove_moved(link).await {
             tracing::warn!(
                 host = link.name,
-                "a node has machines of other hosts, and gets no lease: {problem}"
+                "a node still has machines that were assigned to other hosts, so it gets no lease: {problem}"
             );
             tokio::time::sleep(RETRY_PAUSE).await;
         }
@@ -123,9 +124,9 @@ impl Service {
             let body = serde_json::to_vec(&renewal).unwrap_or_default();
             let daemon = Caller::daemon();
             let asked = link.ask::<()>(&daemon, Method::PUT, LEASE, Some(body));
-            // An answer that comes later is of no use.
+            // A later answer is useless.
             if let Ok(Ok(())) = tokio::time::timeout(interval * 4, asked).await {
-                // Before the look at the database: who moves machines looks at this within a unit of changes.
+                // Before the database is checked, because the task that moves machines reads this within a transaction.
                 self.note_heard(link.host);
                 match self.has_lease(link, connected_at_ms).await {
                     Ok(true) => renewals.heard(renewal.number),
@@ -141,7 +142,7 @@ impl Service {
         }
     }
 
-    /// Whether a host has not been lost since its node connected, while the database is this controller's.
+    /// Whether a host has not been lost since its node connected, and the database belongs to this controller.
     async fn has_lease(&self, link: &Link, connected_at_ms: u64) -> Result<bool, DbError> {
         let mut repo = self.db().write().await?;
         let Some(mut host) = repo.hosts().by_id(link.host).await? else { return Ok(false) };
@@ -149,7 +150,7 @@ impl Service {
             return Ok(false);
         }
         let lease_ms = self.fleet().leases.lease_ms();
-        // A longer lease of an earlier connection is over by then.
+        // By then a longer lease of an earlier connection is over.
         let is_over = self.since_boot_ms().saturating_sub(connected_at_ms) > host.lease_ms;
         if host.lease_ms > lease_ms && is_over {
             host.lease_ms = lease_ms;
@@ -159,8 +160,9 @@ impl Service {
         Ok(true)
     }
 
-    /// Has a node remove the machines that are another host's by now. It also removes fenced machines that nobody knows any more: they
-    /// were moved, and removed after that, and the node would start them again.
+    /// Removes machines on a node that were assigned to other hosts. Also removes fenced machines that no longer exist:
+    /// they
+    /// were moved and then removed, and the node would otherwise restart them.
     pub(crate) async fn remove_moved(&self, link: &Link) -> Result<(), Problem> {
         let list = link.list().await?;
         let known = async { self.db().read().await?.machines().list().await };
@@ -172,7 +174,7 @@ impl Service {
                 continue;
             }
             let _turn = self.lock(machine.uuid).await;
-            // Again: the machine may have been given to this host meanwhile.
+            // Check again: the machine may have been assigned to this host meanwhile.
             let now = async { self.db().read().await?.machines().by_uuid(machine.uuid).await };
             if !goes(now.await.map_err(|e| problem(&e))?.map(|record| record.host)) {
                 continue;
@@ -182,31 +184,31 @@ impl Service {
             tracing::info!(
                 host = link.name,
                 machine = machine.name,
-                "removed a machine that is not of this host any more"
+                "removed a machine that does not belong to this host any more"
             );
         }
         link.is_cleared.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Gives machines of lost hosts to others, and starts those that were given.
+    /// Assigns machines of lost hosts to other hosts, and starts those that were assigned.
     pub(crate) async fn look_after_lost_hosts(&self) -> Result<(), DbError> {
-        // A node has no nodes of its own.
+        // A node has no nodes.
         if self.authority().is_none() || self.is_stopping() {
             return Ok(());
         }
         let leases = &self.fleet().leases;
         let now_ms = self.since_boot_ms();
-        let last_ms = locked(&leases.looked).replace(now_ms);
+        let last_ms = locked(&leases.checked).replace(now_ms);
         if last_ms.is_none_or(|last_ms| stood_still(last_ms, now_ms, leases.lease_ms())) {
             *locked(&leases.counts_from) = Some(now_ms);
         }
-        let looked = self.move_all_lost().await;
-        if looked.is_err() {
-            // Without the database no lease was renewed, and nodes that are there are to be heard first.
+        let checked = self.move_all_lost().await;
+        if checked.is_err() {
+            // Without the database no lease was renewed, so nodes must first be heard again.
             *locked(&leases.counts_from) = Some(self.since_boot_ms());
         }
-        looked?;
+        checked?;
         self.start_moved().await
     }
 
@@ -226,14 +228,14 @@ impl Service {
         Ok(())
     }
 
-    /// Gives the machines of a lost host to others, in one unit of changes.
+    /// Assigns the machines of a lost host to other hosts, in one transaction.
     async fn move_lost(
         &self,
         host: &HostRecord,
         hosts: &[HostRecord],
         mut movable: Vec<MachineRecord>,
     ) -> Result<(), DbError> {
-        // If there is not room for all, those that ran go first.
+        // If there is not room for all, machines that ran are assigned first.
         movable.sort_by_key(|record| !record.is_to_be_on());
         let turns: Vec<_> =
             movable.iter().filter_map(|it| Some((self.try_lock(it.uuid)?, it.uuid))).collect();
@@ -243,7 +245,7 @@ impl Service {
         self.only_heard(&mut candidates);
         let mut repo = self.db().write().await?;
         let Some(mut host) = repo.hosts().by_id(host.id).await? else { return Ok(()) };
-        // Again: its node may have been heard meanwhile.
+        // Check again: its node may have answered meanwhile.
         if self.since_boot_ms() < self.fleet().leases.movable_from_ms(&host) {
             return Ok(());
         }
@@ -260,7 +262,7 @@ impl Service {
             };
             let to_name = hosts.iter().find(|it| it.id == to).map_or("", |it| it.name.as_str());
             record.host = to;
-            // Until the node has the machine, nothing of it runs there. So a third host may have it if this one is lost too.
+            // Until the new node has the machine, it runs nowhere. So a third host may get it if this one is lost too.
             record.fenced = to != self.own_host();
             record.to_start = record.is_to_be_on();
             record.state = MachineState::Stopped;
@@ -271,7 +273,7 @@ impl Service {
             repo.events().append(self.event(&Caller::daemon(), subject, "moved", detail)).await?;
             moved += 1;
         }
-        self.tell_no_room(&host, refused);
+        self.log_no_room(&host, refused);
         if moved == 0 {
             return Ok(());
         }
@@ -295,7 +297,7 @@ impl Service {
         Ok(())
     }
 
-    /// Leaves out nodes that were not heard for a while: they may be lost too.
+    /// Removes candidates whose nodes were not heard for a while, because they may be lost too.
     fn only_heard(&self, candidates: &mut [Candidate]) {
         let leases = &self.fleet().leases;
         let least_ms =
@@ -308,7 +310,7 @@ impl Service {
         }
     }
 
-    /// Leaves out nodes that may have copies of machines that are another host's: they are about to remove those.
+    /// Removes candidates whose nodes may still have machines that were assigned to other hosts.
     pub(crate) fn only_cleared(&self, candidates: &mut [Candidate]) {
         let own = self.own_host();
         let is_cleared =
@@ -318,8 +320,8 @@ impl Service {
         }
     }
 
-    /// Says once that there is no room.
-    fn tell_no_room(&self, host: &HostRecord, refused: Option<String>) {
+    /// Logs once that no host has room.
+    fn log_no_room(&self, host: &HostRecord, refused: Option<String>) {
         let mut told = locked(&self.fleet().leases.no_room);
         if let Some(why) = refused.as_ref().filter(|why| told.as_ref() != Some(*why)) {
             tracing::error!(host = host.name, "machines of a lost host stay off: {why}");
@@ -329,7 +331,7 @@ impl Service {
         }
     }
 
-    /// Starts machines that were given to other hosts, each until that works or nobody wants it.
+    /// Starts machines that were assigned to other hosts, each with retries until it is on or not wanted any more.
     async fn start_moved(&self) -> Result<(), DbError> {
         let mut due = self.db().read().await?.machines().to_start().await?;
         let now_ms = self.since_boot_ms();
@@ -338,7 +340,7 @@ impl Service {
             from.retain(|uuid, _| due.iter().any(|record| record.uuid == *uuid));
             let from = |record: &MachineRecord| from.get(&record.uuid).copied().unwrap_or(0);
             due.retain(|record| from(record) <= now_ms);
-            // Machines that do not start must not keep the others off.
+            // Machines that fail to start must not delay the others.
             due.sort_by_key(from);
         }
         for record in due {
@@ -367,7 +369,7 @@ impl Service {
                 let why = problem(&error);
                 tracing::error!(
                     machine,
-                    "a machine that was moved does not start, and is started again: {why}"
+                    "cannot start a machine that was moved; it is tried again: {why}"
                 );
                 let from_ms = self.since_boot_ms().saturating_add(START_PAUSE_MS);
                 locked(&self.fleet().leases.start_from).insert(record.uuid, from_ms);

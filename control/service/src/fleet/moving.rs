@@ -1,6 +1,7 @@
-//! A machine is moved from one host to another: what it wrote is forgotten, and it keeps its name and its identity.
+//! Moves a machine from one host to another. Its disk is discarded; it keeps its name and its identity.
 //!
-//! Whether it may move is decided with its turn, and in the unit of changes after which nobody is given it. It is stopped and removed on its host first. Only then the database says that it is the other host's, so two hosts never have it.
+//! Whether it may move is decided under its lock, in the transaction after which nobody can claim it. It is then stopped
+//! and removed on its old host. Only after that the database assigns it to the other host, so two hosts never have it.
 
 use axum::http::Method;
 use headwater_api::{Machine, MachineState, Problem, ProblemKind, Wanted};
@@ -32,7 +33,7 @@ impl Service {
         }
         let there = MachineRecord { host: to.id, ..record.clone() };
         if !self.is_own(&there) {
-            // It goes on where it is until the other host can take it.
+            // Check the new host first, so that the machine keeps running until that host can take it.
             self.link_to(&there, "move").await?;
         }
         match self.can_run(&there).await {
@@ -48,9 +49,9 @@ impl Service {
             return Ok(Some(why));
         }
         if self.is_own(&record) {
-            self.empty_own(&record, caller).await?;
+            self.remove_own(&record, caller).await?;
         } else {
-            self.empty_there(&record, caller).await?;
+            self.remove_there(&record, caller).await?;
         }
         let mut repo = self.db().write().await?;
         let found = repo.machines().by_uuid(uuid).await?;
@@ -71,10 +72,10 @@ impl Service {
         if self.is_own(&record) {
             return Ok(None);
         }
-        // If the node has gone, the controller sends it the machine when it is back.
+        // If the node is not connected now, the controller sends it the machine when it reconnects.
         let Some(link) = self.link(to.id) else { return Ok(None) };
         match self.assign(&link, &record).await {
-            // The node may have the machine. The controller sends it again when the node is back.
+            // The node may have got the machine. The controller sends it again when the node reconnects.
             Err(problem) if problem.kind != ProblemKind::Unavailable => {
                 Err(refused("move", &record, &link, problem))
             }
@@ -130,8 +131,8 @@ impl Service {
         repo.save().await
     }
 
-    /// Stops a machine of this host, and removes its files. The caller has its turn.
-    async fn empty_own(&self, record: &MachineRecord, caller: &Caller) -> Result<(), LifecycleError> {
+    /// Stops a machine of this host, and removes its files. The caller holds its lock.
+    async fn remove_own(&self, record: &MachineRecord, caller: &Caller) -> Result<(), LifecycleError> {
         if self.active(record.uuid).is_some() {
             self.stop_locked(record.clone(), false, caller).await?;
         }
@@ -144,8 +145,8 @@ impl Service {
         Ok(())
     }
 
-    /// Has the node of a machine stop it and remove it.
-    async fn empty_there(&self, record: &MachineRecord, caller: &Caller) -> Result<(), LifecycleError> {
+    /// Stops and removes a machine through its node.
+    async fn remove_there(&self, record: &MachineRecord, caller: &Caller) -> Result<(), LifecycleError> {
         let link = self.link_to(record, "move").await?;
         self.must_have_database().await?;
         let failed = |source| refused("move", record, &link, source);
@@ -166,16 +167,16 @@ impl Service {
     }
 }
 
-/// Why a machine stays where it is.
+/// Why a machine is not moved.
 pub(crate) async fn why_left(
     repo: &mut dyn Repository,
     record: &MachineRecord,
 ) -> Result<Option<String>, DbError> {
     let Some(catalog) = &record.catalog else {
-        return Ok(Some("is of no catalog, and was given to this host".to_owned()));
+        return Ok(Some("has no catalog, so it belongs to this host".to_owned()));
     };
     if record.cache.persistent {
-        return Ok(Some("keeps its disk, which is on this host".to_owned()));
+        return Ok(Some("has a persistent write cache, whose disk is on this host".to_owned()));
     }
     let claims = repo.claims().list().await?;
     if let Some(claim) = claims.into_iter().find(|claim| claim.machine == record.uuid) {
@@ -183,8 +184,8 @@ pub(crate) async fn why_left(
     }
     let disks = repo.persistent_disks().of_machine(record.uuid).await?;
     Ok(match disks.first().map(|disk| disk.purpose) {
-        Some(Purpose::MaintenanceSession) => Some("edits an image".to_owned()),
-        Some(Purpose::Persistent) => Some("has a disk that is kept on this host".to_owned()),
+        Some(Purpose::MaintenanceSession) => Some("has a maintenance session".to_owned()),
+        Some(Purpose::Persistent) => Some("has a persistent disk on this host".to_owned()),
         None => match repo.catalogs().by_name(catalog).await? {
             Some(catalog) if catalog.keep_ready > 0 => {
                 Some(format!("is of catalog '{}', which keeps machines ready on this host", catalog.name))

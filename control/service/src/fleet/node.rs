@@ -1,4 +1,4 @@
-//! The node's side: it calls the controller, and answers what that asks over the same connection.
+//! The node's side: it connects to the controller, and answers the controller's requests over the same connection.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -32,7 +32,7 @@ use crate::fleet::protocol::{
 use crate::fleet::{BEAT, BEAT_TIMEOUT};
 use crate::operations::{self, create_machine};
 
-/// The path to which the controller puts a machine. Nobody else reaches it.
+/// The path at which the controller assigns a machine. Only the controller can reach it.
 pub(super) const MACHINES: &str = "/node/v1/machines";
 
 /// The path at which the controller asks whether this host can run a machine. Nothing is changed.
@@ -41,13 +41,13 @@ pub(super) const CHECK: &str = "/node/v1/check";
 /// The action of the event that a machine was put there.
 pub(super) const ASSIGNED: &str = "assigned";
 
-/// How a console is asked for over HTTP/2, which knows no upgrades.
+/// The protocol of a console over HTTP/2, which has no upgrades.
 pub(super) const CONSOLE: &str = "headwater-console";
 
-/// How long requests of the controller may go on once the daemon stops.
+/// Timeout of requests of the controller when the daemon stops.
 const ANSWERS_GRACE: Duration = Duration::from_secs(10);
 
-/// The fleet that a daemon is a node of.
+/// The fleet of which a daemon is a node.
 #[derive(Clone, Debug)]
 pub struct Membership {
     /// The URL of its controller.
@@ -58,14 +58,14 @@ pub struct Membership {
     pub lease_file: PathBuf,
 }
 
-/// A caller that the controller vouches for.
+/// A caller whom the controller has authenticated.
 #[derive(Clone)]
 pub(crate) struct OfController(pub(crate) Caller);
 
 impl Service {
-    /// This daemon is a node: its controller says which machines it has.
+    /// Makes this daemon a node, whose controller assigns its machines.
     pub fn is_node_of(&self, membership: Membership) {
-        // It is said once, at the start.
+        // Called once, at the start.
         let _ = self.fleet().membership.set(membership);
         self.read_lease();
     }
@@ -74,7 +74,8 @@ impl Service {
         self.fleet().membership.get()
     }
 
-    /// Says hello to the controller on a fresh connection, and answers its requests until the connection ends. An error: it was not let in.
+    /// Handshakes with the controller on a new connection, and answers its requests until the connection ends. An error
+    /// means that the controller refused the node.
     pub async fn serve_controller<S>(&self, mut stream: S, stop: watch::Receiver<bool>) -> Result<(), Problem>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -100,19 +101,20 @@ impl Service {
             }
             ToNode::Refused(problem) => return Err(problem.during("the controller refuses this node")),
             ToNode::Joined { .. } | ToNode::Ready => {
-                return Err(Problem::new(ProblemKind::Invalid, "the controller answers something else"));
+                return Err(Problem::new(ProblemKind::Invalid, "the controller's answer cannot be understood"));
             }
         };
         self.answer_controller(stream, generation, stop).await;
         Ok(())
     }
 
-    /// Refuses a connection that is older than one that was there: the controller, or its database, is an old copy.
+    /// Fails for a connection with a smaller number than a previous one: the controller, or its database, is then an old
+    /// copy.
     async fn take_generation(&self, generation: u64) -> Result<(), Problem> {
         let mut repo = self.db().write().await.map_err(|e| problem(&e))?;
         let own = repo.hosts().by_id(self.own_host()).await.map_err(|e| problem(&e))?;
         let Some(mut own) = own else {
-            return Err(Problem::new(ProblemKind::Failed, "the database does not know its own host"));
+            return Err(Problem::new(ProblemKind::Failed, "the database has no entry for its own host"));
         };
         if generation <= own.generation {
             return Err(old_copy(generation, own.generation));
@@ -162,7 +164,7 @@ impl Service {
             ended = connection.as_mut() => ended,
             () = stopped(&mut stop) => {
                 connection.as_mut().graceful_shutdown();
-                // A console would go on for as long as its client likes.
+                // A console would last as long as its client likes.
                 tokio::time::timeout(ANSWERS_GRACE, connection).await.unwrap_or(Ok(()))
             }
         };
@@ -173,7 +175,7 @@ impl Service {
     }
 }
 
-/// Why a controller and a node do not go on with each other.
+/// The error if controller and node disagree about the number of connections.
 pub(super) fn old_copy(counted: u64, seen: u64) -> Problem {
     let message = format!(
         "the controller has counted {counted} connections of this node, and the node has seen number {seen}: the controller's database is \
@@ -183,7 +185,7 @@ pub(super) fn old_copy(counted: u64, seen: u64) -> Problem {
         .advise("restore the newest copy; if there is none, 'headwater node accept HOST' on the controller lets the node in")
 }
 
-/// A request of the controller, with the caller that it names, and whether it asks for a console.
+/// Checks a request of the controller. Returns it with the caller that it names, and whether it asks for a console.
 fn admitted(
     mut request: hyper::Request<Incoming>,
     generation: u64,
@@ -193,12 +195,12 @@ fn admitted(
     let its = text(GENERATION).and_then(|text| text.parse::<u64>().ok());
     if its != Some(generation) {
         let its = its.map_or_else(|| "no number".to_owned(), |its| its.to_string());
-        let message = format!("the request is of connection {its}, and this is number {generation}");
+        let message = format!("the request belongs to connection {its}, but this is connection {generation}");
         return Err(Box::new(Problem::new(ProblemKind::Conflict, message)));
     }
     let role = text(ROLE).and_then(|role| Role::parse(role).ok());
     let (Some(principal), Some(role)) = (text(CALLER), role) else {
-        let message = "the controller does not say who asks";
+        let message = "the controller's request names no caller";
         return Err(Box::new(Problem::new(ProblemKind::Unauthorized, message)));
     };
     let principal = match principal {
@@ -217,7 +219,7 @@ fn admitted(
     Ok((request, is_console))
 }
 
-/// HTTP/2 says with 200 what HTTP/1 says with 101.
+/// Converts the answer to an upgrade: HTTP/2 uses status 200 for HTTP/1's 101.
 fn without_upgrade(mut answer: Response) -> Response {
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         *answer.status_mut() = StatusCode::OK;
@@ -227,7 +229,7 @@ fn without_upgrade(mut answer: Response) -> Response {
     answer
 }
 
-/// `PUT /node/v1/machines`: a machine that this node is to have, or what it boots.
+/// `PUT /node/v1/machines`: assigns a machine to this node, or changes what it boots.
 async fn assign(
     State(service): State<Service>,
     JsonBody(machine): JsonBody<AssignedMachine>,
@@ -265,7 +267,7 @@ const KEPT: [(&str, &Method); 12] = [
 /// Why a node refuses a request that does not come from its controller, if it does.
 pub(super) fn kept_elsewhere(service: &Service, request: &Request<Body>, path: &str) -> Option<Problem> {
     let membership = service.membership()?;
-    let is_kept = KEPT.iter().any(|(kept, method)| *kept == path && *method == request.method());
+    let is_kept = MANAGED.iter().any(|(kept, method)| *kept == path && *method == request.method());
     // A machine that the controller does not know can be removed only here.
     let is_forced = *request.method() == Method::DELETE
         && path == "/api/v1/machines/{machine}"
@@ -275,17 +277,17 @@ pub(super) fn kept_elsewhere(service: &Service, request: &Request<Body>, path: &
     }
     let Membership { controller, name, .. } = membership;
     let message =
-        format!("this daemon is the node of host '{name}', and its controller {controller} keeps that");
+        format!("this daemon is the node of host '{name}', and its controller {controller} manages that");
     Some(
         Problem::new(ProblemKind::Conflict, message)
             .advise(
-                "do it there; start, stop and reset work here too. A machine that the controller does not know is removed here with --force",
+                "send the request to the controller; start, stop and reset also work here. A machine that the controller does not know is removed here with --force",
             ),
     )
 }
 
 /// Waits until the daemon ends.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // An error means that the sender is gone, which is an end too.
+    // An error means that the sender was dropped, which is an end too.
     let _ = stop.wait_for(|stop| *stop).await;
 }

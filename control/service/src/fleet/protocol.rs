@@ -1,4 +1,4 @@
-//! The first lines of a connection, before the roles are turned: JSON from both sides.
+//! The handshake of a connection, before HTTP/2 begins: lines of JSON from both sides.
 
 use headwater_api::platform::Platform;
 use headwater_api::{CacheSettings, DiskTransport, Identity, Problem, ProblemKind, SchemeSettings};
@@ -9,40 +9,40 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use uuid::Uuid;
 
-/// The version of what is said here and of the requests that follow. Both sides must speak the same.
+/// The version of the handshake and of the requests that follow. Both sides must have the same.
 pub const PROTOCOL: u32 = 1;
 
 /// The longest line.
 pub const LINE_MAX_BYTES: usize = 64 << 10;
 
-/// How long the other side may take for its line.
+/// Timeout of a line.
 pub const LINE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How a token begins with which a node joins.
+/// The prefix of join tokens.
 pub const JOIN_PREFIX: &str = "hwj_";
 
-/// The first line: what a node wants.
+/// The first line of a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FromNode {
-    /// To join, without a certificate.
+    /// Joins the fleet, without a certificate.
     Join(Join),
-    /// To be asked, with the certificate that it has got.
+    /// Connects, with the certificate from joining.
     Hello(Hello),
 }
 
-/// A computer that is to be a host of the fleet.
+/// A computer that joins as a host of the fleet.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Join {
     /// The version of the protocol.
     pub protocol: u32,
     /// The secret of a join token.
     pub secret: String,
-    /// The name that the host is to have.
+    /// The name for the host.
     pub name: String,
     /// Its identity.
     pub host: Uuid,
-    /// The public key of its certificate, as the certificate has it, in hexadecimal digits.
+    /// The public key for its certificate, in hexadecimal digits.
     pub public_key: String,
     /// Its memory.
     pub memory_bytes: u64,
@@ -68,7 +68,7 @@ pub struct Hello {
     pub host: Uuid,
     /// Its clock, in milliseconds since 1970.
     pub now_ms: u64,
-    /// The highest number that a connection of it had.
+    /// The highest connection number (generation) that it has seen.
     pub generation: u64,
     /// Its memory.
     pub memory_bytes: u64,
@@ -76,31 +76,31 @@ pub struct Hello {
     pub cpus: u32,
 }
 
-/// The lines of the controller: one when it has accepted the connection, and the answer.
+/// The lines of the controller: [`ToNode::Ready`] after the TLS handshake, and then the answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToNode {
-    /// The certificates are accepted. Without this line, a node would not learn for sure why its certificate is refused.
+    /// The certificates are accepted. Without this line, a node could not reliably detect that its certificate was refused.
     Ready,
-    /// It has joined.
+    /// The host has joined.
     Joined {
         /// Its certificate, in PEM.
         certificate: String,
         /// The authority of the fleet, in PEM.
         authority: String,
     },
-    /// The controller asks from here on.
+    /// From here on the controller sends requests.
     Welcome {
-        /// The number of this connection: higher than that of each earlier one.
+        /// The number of this connection, higher than that of each earlier one.
         generation: u64,
         /// The name of the host.
         name: String,
     },
-    /// Nothing was changed.
+    /// The controller refuses the node, and has changed nothing.
     Refused(Problem),
 }
 
-/// A machine that a node is to have: all that the controller knows of it and a start needs.
+/// A machine that is assigned to a node, with everything that a start needs.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct AssignedMachine {
     pub(crate) uuid: Uuid,
@@ -128,7 +128,7 @@ pub(crate) struct AssignedMachine {
 }
 
 impl AssignedMachine {
-    /// A machine as its node is to have it. A node knows no catalogs: what those say is the machine's own there.
+    /// The machine for its node. A node knows no catalogs: settings of the catalog are copied into the machine.
     pub(crate) fn of(record: &MachineRecord) -> Self {
         let Platform { firmware, secure_boot, tpm, display, network, scratch_bytes } =
             record.platform.clone();
@@ -178,7 +178,7 @@ impl AssignedMachine {
     }
 }
 
-/// Reads a line. Not a byte after it is taken: those belong to HTTP.
+/// Reads a line, but no byte after it, because those belong to HTTP.
 pub async fn read_line<T: DeserializeOwned>(
     stream: &mut (impl AsyncRead + Unpin),
     who: &str,
@@ -191,16 +191,16 @@ pub async fn read_line<T: DeserializeOwned>(
                 Ok(b'\n') => return Ok(line),
                 Ok(byte) if line.len() < LINE_MAX_BYTES => line.push(byte),
                 Ok(_) => return Err(failed(format!("sends a line of more than {LINE_MAX_BYTES} bytes"))),
-                Err(error) => return Err(failed(format!("has broken the connection off: {error}"))),
+                Err(error) => return Err(failed(format!("has closed the connection: {error}"))),
             }
         }
     };
     let line = tokio::time::timeout(LINE_TIMEOUT, read).await;
-    let line = line.map_err(|_| failed(format!("says nothing for {} s", LINE_TIMEOUT.as_secs())))??;
+    let line = line.map_err(|_| failed(format!("sent nothing for {} s", LINE_TIMEOUT.as_secs())))??;
     serde_json::from_slice(&line).map_err(|error| {
-        let message = format!("{who} speaks another protocol than this release: {error}");
+        let message = format!("{who} uses another protocol than this release: {error}");
         Problem::new(ProblemKind::Invalid, message)
-            .advise("see whether that is the port of 'serve --nodes', and whether both have the same release")
+            .advise("check whether this is the port of 'serve --nodes', and whether both have the same release")
     })
 }
 
@@ -209,7 +209,7 @@ pub async fn wait_until_ready(stream: &mut (impl AsyncRead + Unpin)) -> Result<(
     match read_line(stream, "the controller").await? {
         ToNode::Ready => Ok(()),
         ToNode::Refused(problem) => Err(problem),
-        _ => Err(Problem::new(ProblemKind::Invalid, "the controller answers something else")),
+        _ => Err(Problem::new(ProblemKind::Invalid, "the controller's answer cannot be understood")),
     }
 }
 
@@ -227,11 +227,11 @@ pub async fn write_line<T: Serialize + Sync>(
     };
     match tokio::time::timeout(LINE_TIMEOUT, write).await {
         Ok(written) => written.map_err(|error| failed(error.to_string())),
-        Err(_) => Err(failed(format!("nothing was taken for {} s", LINE_TIMEOUT.as_secs()))),
+        Err(_) => Err(failed(format!("the other side accepted no bytes for {} s", LINE_TIMEOUT.as_secs()))),
     }
 }
 
-/// Why two releases cannot work together, if they cannot.
+/// Fails if the releases of both sides cannot work together.
 pub(crate) fn check_protocol(theirs: u32) -> Result<(), Problem> {
     if theirs == PROTOCOL {
         return Ok(());
@@ -260,8 +260,8 @@ mod tests {
     async fn what_is_no_line_of_the_protocol_is_refused() {
         let long = vec![b'x'; LINE_MAX_BYTES + 1];
         for (sent, why) in [
-            (&b"GET / HTTP/1.1\n"[..], "speaks another protocol"),
-            (&b"{\"welcome\""[..], "broken the connection off"),
+            (&b"GET / HTTP/1.1\n"[..], "uses another protocol"),
+            (&b"{\"welcome\""[..], "closed the connection"),
             (&long[..], "more than 65536 bytes"),
         ] {
             let (mut near, mut far) = tokio::io::duplex(1 << 20);

@@ -1,4 +1,4 @@
-//! Machines of other hosts: what is changed of them, and how they are shown.
+//! Machines of other hosts: changes to them, and their views.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ impl Service {
         self.fleet().links().get(&host).cloned()
     }
 
-    /// The node that runs a machine. `None`: this daemon does.
+    /// The node that runs a machine. `None`: this daemon runs it.
     pub(crate) async fn node_of(
         &self,
         machine: &str,
         what: &'static str,
     ) -> Result<Option<Arc<Link>>, LifecycleError> {
-        // The database is asked only about a machine that is not on here: it may be away.
+        // If the machine is on here, the database is not needed, which may be unavailable.
         if self.active_map().values().any(|active| active.name == machine) {
             return Ok(None);
         }
@@ -36,7 +36,7 @@ impl Service {
         if self.is_own(&record) { Ok(None) } else { self.link_to(&record, what).await.map(Some) }
     }
 
-    /// The connection to the node of a machine of another host, or why there is none.
+    /// The connection to the node of another host's machine, or an error if the node is not connected.
     pub(crate) async fn link_to(
         &self,
         record: &MachineRecord,
@@ -54,12 +54,12 @@ impl Service {
                 );
                 (host.name, since)
             }
-            None => (record.host.to_string(), "the fleet does not know that host".to_owned()),
+            None => (record.host.to_string(), "the fleet has no such host".to_owned()),
         };
         Err(LifecycleError::Away { what, machine: record.name.clone(), host, since })
     }
 
-    /// Refuses what only works on a machine of this host.
+    /// Fails for a machine of another host, for operations that work only here.
     pub(crate) async fn must_be_own(
         &self,
         what: &'static str,
@@ -73,14 +73,15 @@ impl Service {
         Err(LifecycleError::Elsewhere { what, machine: record.name.clone(), host })
     }
 
-    /// Refuses to have a node change something while another controller may have the database.
+    /// Fails if another controller may have the database. Checked before a node changes something.
     pub(crate) async fn must_have_database(&self) -> Result<(), DbError> {
-        // A unit of changes begins only while the database is this daemon's.
+        // A writer's transaction begins only while this daemon has the database.
         self.db().write().await.map(drop)
     }
 
-    /// Has the node of a machine start, stop or reset it: `how` is the end of the path. The caller has the machine's turn, so the machine
-    /// is not moved meanwhile. A stop by force does without.
+    /// Starts, stops or resets a machine through its node: `how` is the end of the path. The caller holds the machine's
+    /// lock, so that the machine
+    /// is not moved meanwhile. A forced stop works without the lock.
     pub(crate) async fn change_remote(
         &self,
         record: MachineRecord,
@@ -110,7 +111,7 @@ impl Service {
         self.take_answer(&link, record, &machine).await
     }
 
-    /// Has the node of a machine change its limits. The caller has the machine's turn.
+    /// Changes a machine's limits through its node. The caller holds the machine's lock.
     pub(crate) async fn set_remote(
         &self,
         record: MachineRecord,
@@ -153,7 +154,7 @@ impl Service {
         let found = repo.machines().by_uuid(record.uuid).await?;
         let now = as_said(record, machine);
         if found.is_none_or(|record| record.host != link.host) {
-            // It was removed, or moved after this stop by force.
+            // It was removed, or moved after this forced stop.
             return Ok(now);
         }
         repo.machines().update_state(&now).await?;
@@ -162,7 +163,7 @@ impl Service {
         Ok(now)
     }
 
-    /// Removes a machine from its node, and then here. The caller has the machine's turn.
+    /// Removes a machine from its node, and then from the database. The caller holds the machine's lock.
     pub(crate) async fn remove_remote(
         &self,
         record: MachineRecord,
@@ -174,7 +175,7 @@ impl Service {
         let path = format!("/api/v1/machines/{}?force={force}", record.name);
         let removed: Result<(), Problem> = link.ask(caller, Method::DELETE, &path, None).await;
         match removed {
-            // It has never heard of it.
+            // The node never got the machine.
             Err(problem) if problem.kind == headwater_api::ProblemKind::NotFound => {}
             removed => removed.map_err(|source| refused("remove", &record, &link, source))?,
         }
@@ -191,7 +192,7 @@ impl Service {
         Ok(())
     }
 
-    /// Has the node of a new machine know it. The caller has the machine's turn.
+    /// Sends a new machine to its node. The caller holds the machine's lock.
     pub(crate) async fn give_to_node(&self, record: &MachineRecord) -> Result<(), Problem> {
         let record = self.record_of(record.uuid, &record.name).await.map_err(|e| problem(&e))?;
         if self.is_own(&record) {
@@ -201,7 +202,7 @@ impl Service {
         self.assign(&link, &record).await
     }
 
-    /// The hosts that a machine may go to.
+    /// The hosts on which a machine may be placed.
     pub(crate) async fn candidates(&self, hosts: &[HostRecord]) -> Result<Vec<Candidate>, DbError> {
         let machines = self.db().read().await?.machines().list().await?;
         let is_there = |host: &HostRecord| host.id == self.own_host() || self.link(host.id).is_some();
@@ -214,20 +215,20 @@ impl Service {
         record: &MachineRecord,
         caller: &Caller,
     ) -> Result<Stats, LifecycleError> {
-        let link = self.link_to(record, "tell the metrics of").await?;
+        let link = self.link_to(record, "show the metrics of").await?;
         let path = format!("/api/v1/stats?machine={}", record.name);
         let stats = link.ask(caller, Method::GET, &path, None).await;
-        stats.map_err(|source| refused("tell the metrics of", record, &link, source))
+        stats.map_err(|source| refused("show the metrics of", record, &link, source))
     }
 
-    /// Has nodes compare again which versions their machines boot.
+    /// Makes nodes check again which versions their machines boot.
     pub(crate) fn boots_changed(&self) {
         for link in self.fleet().links().values() {
             link.changed.notify_one();
         }
     }
 
-    /// What nodes show of machines of other hosts, by their identity, and all hosts if there are several.
+    /// The nodes' views of machines of other hosts, by UUID; and all hosts if there are several.
     pub(crate) async fn seen_on_nodes(&self, records: &[MachineRecord]) -> Result<SeenOnNodes, DbError> {
         let hosts = self.db().read().await?.hosts().list().await?;
         if hosts.len() < 2 {
@@ -281,7 +282,7 @@ pub(crate) struct SeenOnNodes {
 }
 
 impl SeenOnNodes {
-    /// Completes how a machine is shown.
+    /// Completes the view of a machine.
     pub(crate) fn complete(&mut self, host: Uuid, view: &mut Machine) {
         let Some(its) = self.hosts.get(&host) else { return };
         view.host = Some(its.name.clone());
@@ -293,7 +294,7 @@ impl SeenOnNodes {
             view.reason = Some(format!("host '{}' is lost{since}; it was {was} then", its.name));
             return;
         }
-        // Machines of this daemon are not among them.
+        // It contains only machines of other hosts.
         let Some(seen) = self.machines.remove(&(host, view.uuid)) else { return };
         view.wanted = seen.wanted;
         view.state = seen.state;

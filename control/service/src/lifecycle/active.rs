@@ -12,10 +12,10 @@ use crate::backend::{BackendError, Disk, Vm};
 use crate::lifecycle::alarm::RaisedAlarm;
 use crate::lifecycle::guest_facts::GuestFacts;
 
-/// A boot that ends with a restart of the guest before this counts as quick.
+/// A boot that ends with a reboot of the guest within this time counts as quick.
 const QUICK_BOOT: Duration = Duration::from_secs(10);
 
-/// The same of one that ends before the guest was up.
+/// The same for a boot that ends before the guest was up.
 const QUICK_BOOT_NOT_UP: Duration = Duration::from_secs(300);
 
 /// The file in the directory of a machine in whose guest nobody has worked: it holds the process of the machine.
@@ -34,19 +34,19 @@ pub struct Active {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) vm: Arc<dyn Vm>,
     pub(crate) version_hash: String,
-    /// Limits that its disk has, and that could not be noted.
+    /// Limits of its disk that could not be written to the database yet.
     pending_events: Mutex<Option<CacheSettings>>,
     rate: Mutex<Option<Sample>>,
     iops: AtomicU64,
     peaks: Mutex<Peaks>,
     alarm: Mutex<Option<RaisedAlarm>>,
     boot: OnceLock<BootEnd>,
-    /// When its start began, and when its VM ran. No time of day: a clock that is set would count as part of the boot.
+    /// When its start began. An `Instant`, because setting the clock would otherwise change the boot time.
     asked_at: Instant,
     since: Instant,
-    /// Quick boots in a row before this one.
+    /// The number of quick boots in a row before this one.
     quick_boots: AtomicU32,
-    /// QEMU serves one client, and lets others wait without a word.
+    /// Serialises console clients, because QEMU serves only one and lets others wait silently.
     console: Arc<Semaphore>,
     console_client: Mutex<String>,
     displays: Arc<Semaphore>,
@@ -57,7 +57,7 @@ pub struct Active {
     guest: GuestFacts,
 }
 
-/// How long it took until the guest was up, and what was read from the image until then.
+/// The duration of the boot, and the bytes read from the image until then.
 struct BootEnd {
     took: Duration,
     read_bytes: u64,
@@ -77,7 +77,7 @@ pub(crate) struct Peaks {
 }
 
 impl Active {
-    /// Limits that its disk has, and that could not be noted.
+    /// Limits of its disk that could not be written to the database yet.
     pub(super) fn pending_limits(&self) -> MutexGuard<'_, Option<CacheSettings>> {
         self.pending_events.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -118,19 +118,19 @@ impl Active {
         DiskCounters { iops: self.iops.load(Ordering::Relaxed), ..self.disk.counters() }
     }
 
-    /// What runs it, for the history.
+    /// The accelerator and process, for the history.
     pub(crate) fn in_words(&self) -> String {
         format!("{} with process {}", self.vm.accelerator(), self.vm.pid())
     }
 
-    /// The guest is up: notes how long that took, and what was read from the image until now.
+    /// Records that the guest is up: the duration of the boot, and the bytes read from the image until now.
     pub(crate) fn has_booted(&self) {
         let took = self.asked_at.elapsed();
         self.disk.has_booted();
         self.boot.get_or_init(|| BootEnd { took, read_bytes: self.disk.counters().image_read_bytes });
     }
 
-    /// How long the start took until the guest was up, once it is.
+    /// The duration of the boot, once the guest is up.
     pub(crate) fn boot_time(&self) -> Option<Duration> {
         self.boot.get().map(|boot| boot.took)
     }
@@ -140,22 +140,22 @@ impl Active {
         self.boot.get().map(|boot| boot.read_bytes)
     }
 
-    /// How many boots in a row were quick, where this one ends now.
+    /// The number of quick boots in a row, if this boot ends now.
     pub(crate) fn quick_boots(&self) -> u32 {
         let before = self.quick_boots.load(Ordering::Relaxed);
         let quick = if self.boot_time().is_some() { QUICK_BOOT } else { QUICK_BOOT_NOT_UP };
         if self.since.elapsed() < quick { before.saturating_add(1) } else { 0 }
     }
 
-    /// Notes how many boots before this one were quick, in a row.
+    /// Sets the number of quick boots in a row before this one.
     pub(crate) fn follows_quick_boots(&self, count: u32) {
         self.quick_boots.store(count, Ordering::Relaxed);
     }
 
-    /// Takes the console for a client until the permit is dropped. An error says who has it.
+    /// Reserves the console for a client until the permit is dropped. The error names the present client.
     pub(crate) async fn take_console(&self, client: &str) -> Result<OwnedSemaphorePermit, String> {
-        // One that has just gone is perhaps not yet noticed to be.
-        let turn = tokio::time::timeout(CONSOLE_PATIENCE, self.console.clone().acquire_owned()).await;
+        // A client that has just disconnected may not be noticed yet.
+        let turn = tokio::time::timeout(CONSOLE_TIMEOUT, self.console.clone().acquire_owned()).await;
         let mut holder = self.console_client.lock().unwrap_or_else(PoisonError::into_inner);
         match turn {
             Ok(Ok(permit)) => {
@@ -214,12 +214,12 @@ impl Active {
         }
     }
 
-    /// Whether somebody worked in its guest.
+    /// Whether somebody has used its guest.
     pub(crate) fn is_used(&self) -> bool {
         self.is_used.load(Ordering::SeqCst)
     }
 
-    /// What stands in its way.
+    /// Its alarm.
     pub(crate) fn alarm(&self) -> MutexGuard<'_, Option<RaisedAlarm>> {
         self.alarm.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! Changing the limits of a machine's write cache, and what its guest has.
+//! Changes the limits of a machine's write cache, and memory and processors of its guest.
 
 use headwater_api::platform::Platform;
 use headwater_api::words::size;
@@ -12,7 +12,8 @@ use crate::lifecycle::LifecycleError;
 use crate::lifecycle::boot::{files_of, session_cache};
 
 impl Service {
-    /// Notes new limits, and gives them to the disk of a machine that is on. One that is off may also get other memory and processors.
+    /// Records new limits, and applies them to the disk of a machine that is on. Memory and processors can be changed only
+    /// while it is off.
     pub(crate) async fn set_limits(
         &self,
         name: &str,
@@ -25,7 +26,7 @@ impl Service {
         }
         let uuid = record.uuid;
         let active = self.active(uuid);
-        // What it has and could not be noted is noted with this.
+        // This also records earlier limits that could not be recorded.
         let noted_before = record.cache;
         let before = active.as_ref().and_then(|active| *active.pending_limits()).unwrap_or(noted_before);
         let guest_before = (record.memory_bytes, record.cpus);
@@ -61,7 +62,7 @@ impl Service {
             return Err(LifecycleError::Unknown(name.to_owned()));
         }
         let Some(active) = active else { return noted.map(|_| record).map_err(LifecycleError::Db) };
-        // Also where that cannot be noted: on a full disk it may be what lets the machine go on.
+        // Even if they cannot be recorded: on a full disk they may be what lets the machine continue.
         active.disk.set_limits(&in_use);
         *active.pending_limits() = noted.is_err().then_some(record.cache);
         tracing::info!(machine = name, caller = %caller.principal, ?limits, "new limits");
@@ -72,7 +73,7 @@ impl Service {
 }
 
 impl Service {
-    /// Refuses memory and processors that the host cannot give, and any for a machine that is on.
+    /// Fails for memory and processors that the host cannot provide, and for any such change while the machine is on.
     async fn check_guest(&self, record: &MachineRecord, is_on: bool) -> Result<(), LifecycleError> {
         if is_on {
             let (machine, state) = (record.name.clone(), record.state.name());
@@ -86,7 +87,7 @@ impl Service {
             name: &record.name,
             memory_bytes: record.memory_bytes,
             cpus: record.cpus,
-            // That does not change, and a start checks it.
+            // The platform does not change here, and a start checks it.
             platform: &Platform::default(),
             host_name: &record.identity.host_name,
             user_data: record.identity.user_data.as_deref(),
@@ -94,19 +95,20 @@ impl Service {
         self.hypervisor().check(plan).await.map_err(LifecycleError::backend("change", &record.name))
     }
 
-    /// Why a machine that is off could not be started now for want of disk space. Its limits are not refused for that: none is reserved
-    /// ahead, and there may be space by then.
+    /// Why a machine that is off could not be started now for lack of disk space. Only a warning, because no space is
+    /// reserved, and there
+    /// may be space at the start.
     pub(crate) async fn lacks_space(&self, machine: &Machine) -> Option<String> {
         if self.active(machine.uuid).is_some() {
             return None;
         }
-        // The space of another host is its node's to know.
+        // Only its node knows the space on another host.
         let record = self.record_of(machine.uuid, &machine.name).await.ok()?;
         if !self.is_own(&record) {
             return None;
         }
         let kept = |purpose| self.persistent_disk(machine.uuid, purpose);
-        // What cannot be told now is told by the start.
+        // The start reports what cannot be determined now.
         let (disk, cache) = match kept(Purpose::MaintenanceSession).await.ok()? {
             Some(edit) => (Some(edit), session_cache(machine.cache)),
             None if machine.cache.persistent => (kept(Purpose::Persistent).await.ok()?, machine.cache),
@@ -118,7 +120,7 @@ impl Service {
     }
 }
 
-/// What is another one than before.
+/// The changes, in words.
 fn changed(before: &CacheSettings, guest_before: (u64, u32), record: &MachineRecord) -> String {
     let (mut changes, after, (memory_before, cpus_before)) = (Vec::new(), &record.cache, guest_before);
     for (what, before, after) in [

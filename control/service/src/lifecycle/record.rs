@@ -1,4 +1,4 @@
-//! Reading and saving a machine's record together with the event that says what happened.
+//! Reads and saves a machine's record together with the event about the change, and makes views of it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::caller::Caller;
 use crate::lifecycle::boot::{KEPT_TPM_END, KEPT_VARIABLES_END};
 use crate::lifecycle::{Active, LifecycleError};
 
-/// Two reasons as one.
+/// Combines two reasons.
 pub(super) fn joined(one: Option<String>, other: Option<String>) -> Option<String> {
     match (one, other) {
         (Some(one), Some(other)) => Some(format!("{one}; {other}")),
@@ -26,13 +26,14 @@ pub(super) fn joined(one: Option<String>, other: Option<String>) -> Option<Strin
 }
 
 impl Service {
-    /// The record of a machine that must exist.
+    /// The record of a machine; an error if it does not exist.
     pub(crate) async fn record(&self, name: &str) -> Result<MachineRecord, LifecycleError> {
         let found = self.db().read().await?.machines().by_name(name).await?;
         found.ok_or_else(|| LifecycleError::Unknown(name.to_owned()))
     }
 
-    /// A machine that is on, and its UUID. The database is asked only about one that is not: it may be away.
+    /// A machine that is on, and its UUID. The database, which may be unavailable, is asked only about machines that are
+    /// not on.
     pub(crate) async fn on(
         &self,
         what: &'static str,
@@ -73,8 +74,9 @@ impl Service {
         found.ok_or_else(|| LifecycleError::Unknown(name.to_owned()))
     }
 
-    /// The turn of the machine that has this name now, and its record at that turn. One that is removed meanwhile is unknown,
-    /// also where another one has its name by then: that one's turn would be another.
+    /// Locks the machine that has this name now, and reads its record under the lock. If it is removed meanwhile it is
+    /// unknown,
+    /// even if another machine then has its name, because that has another lock.
     pub(crate) async fn turn_of(
         &self,
         name: &str,
@@ -84,7 +86,7 @@ impl Service {
         Ok((turn, self.record_of(uuid, name).await?))
     }
 
-    /// Refuses what only the daemon's own machines can have done to them.
+    /// Fails for a machine that the daemon does not run itself.
     pub(crate) fn is_vm(what: &'static str, record: &MachineRecord) -> Result<(), LifecycleError> {
         match record.boot {
             BootFrom::Vm => Ok(()),
@@ -92,7 +94,7 @@ impl Service {
         }
     }
 
-    /// Saves the changed state and its event, together.
+    /// Saves the changed state and its event in one transaction.
     pub(crate) async fn save(
         &self,
         record: &MachineRecord,
@@ -167,7 +169,7 @@ impl Service {
         let mut seen = self.seen_on_nodes(&records).await?;
         let kept = self.db().read().await?.persistent_disks().list().await?;
         let mut holders = self.holders().await?;
-        // Asked for all at once, and waited for together.
+        // All references are resolved at the same time.
         let references: HashSet<&str> = records.iter().map(MachineRecord::reference).collect();
         let views = references.into_iter().map(|reference| {
             let version = self.version_to_show(reference);
@@ -183,7 +185,7 @@ impl Service {
             let own = own.filter(|_| record.cache.persistent);
             let running = self.active(record.uuid).map(|active| active.version_hash.clone());
             let has = running.or_else(|| own.map(|disk| disk.hash.clone()));
-            // Off, and nothing is kept: what it ran last is gone, and people see its number beside what comes next.
+            // Off without a persistent disk: the last version is shown beside the next one.
             let last = record.version.clone();
             let host = record.host;
             let mut view = self.view(record);
@@ -212,19 +214,20 @@ impl Service {
         self.views(vec![record]).await?.pop().ok_or(LifecycleError::Unknown(name))
     }
 
-    /// The same of one that was changed. That was done, and must not be done again because it cannot be told in full.
+    /// The view of a machine that was just changed. If it cannot be read completely this is not an error, because the
+    /// client must not repeat the change.
     pub(crate) async fn changed_view(&self, record: MachineRecord) -> Machine {
         self.full_view(record.clone()).await.unwrap_or_else(|error| {
             tracing::warn!(
                 machine = record.name,
-                "what a machine boots and keeps cannot be told: {}",
+                "cannot determine what a machine boots next: {}",
                 problem(&error)
             );
             self.view(record)
         })
     }
 
-    /// Closes the disk of a machine whose VM ended, unless it was put away before, and saves the state that follows.
+    /// Closes the disk of a machine whose VM ended, unless that was done before, and saves the new state.
     pub(crate) async fn switched_off(
         &self,
         record: &mut MachineRecord,
@@ -239,8 +242,9 @@ impl Service {
         self.save(record, caller, "state", detail).await
     }
 
-    /// Forgets that a machine is on, closes its disk and removes its sockets. Its VM has ended. What its disk lost by that, which
-    /// is in the history by then.
+    /// Removes a machine from the ones that are on, closes its disk and removes its sockets. Its VM has ended. Returns an
+    /// error of the disk, which
+    /// is also in the history.
     pub(crate) async fn put_away(&self, uuid: Uuid, name: &str) -> Option<String> {
         let unsaved = self.close_disk(uuid, name).await?;
         let event = self.event(&Caller::daemon(), format!("machine {name}"), "not saved", unsaved.clone());
@@ -248,7 +252,7 @@ impl Service {
         Some(unsaved)
     }
 
-    /// The same, and what its disk lost was to be forgotten.
+    /// The same if the disk is discarded, so that an error of the disk does not matter.
     pub(crate) async fn put_away_forgotten(&self, uuid: Uuid, name: &str) {
         self.close_disk(uuid, name).await;
     }
@@ -263,14 +267,14 @@ impl Service {
             None => Ok(()),
         };
         self.remove_sockets(name).await;
-        // The machine is off all the same.
+        // The machine is off anyway.
         let unsaved = problem(&closed.err()?).to_string();
-        tracing::error!(machine = %name, "its disk was not closed in order: {unsaved}");
+        tracing::error!(machine = %name, "the disk of a machine was not closed in order: {unsaved}");
         Some(unsaved)
     }
 
-    /// Removes all that a machine's directory holds except the logs, which are for whoever asks what happened, and what belongs to a
-    /// disk that is kept.
+    /// Removes the files in a machine's directory, except its logs, and files that belong to a
+    /// persistent disk.
     pub(crate) async fn remove_sockets(&self, machine: &str) {
         self.remove_files(machine, |is_log| !is_log).await;
     }
@@ -289,7 +293,7 @@ impl Service {
                 .iter()
                 .any(|end| name.as_encoded_bytes().ends_with(end.as_bytes()));
             if go(is_log) && !is_kept {
-                // What cannot be removed now is replaced at the next start.
+                // A file that cannot be removed now is replaced at the next start.
                 let _ = tokio::fs::remove_file(entry.path()).await;
             }
         }

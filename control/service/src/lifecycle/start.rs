@@ -17,30 +17,30 @@ use crate::lifecycle::{Active, LifecycleError};
 /// Why a machine is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StartReason {
-    /// Somebody wants it.
+    /// A caller has requested it.
     Request,
-    /// Somebody wants it, and its requests recorded.
+    /// A caller has requested it with a recording of its requests.
     Recorded,
     /// It was on until it was reset.
     Reset,
-    /// Its guest restarted, and it is started until that works.
+    /// Its guest rebooted; the start is retried until it succeeds.
     Restart,
-    /// It was on when the daemon ended, and it is started until that works.
+    /// It was on when the daemon ended; the start is retried until it succeeds.
     Resume,
-    /// It was on when the lease of its node ended, and it is started until that works.
+    /// It was on when the lease of its node ended; the start is retried until it succeeds.
     Fenced,
 }
 
 impl StartReason {
-    /// What is wanted of a machine whose start failed.
-    fn otherwise(self) -> Wanted {
+    /// The wanted state of a machine whose start failed.
+    fn wanted_after_failure(self) -> Wanted {
         match self {
             Self::Request | Self::Recorded | Self::Reset => Wanted::Stopped,
             Self::Restart | Self::Resume | Self::Fenced => Wanted::Running,
         }
     }
 
-    /// Why it is started until that works.
+    /// The reason for a start that is retried, in words.
     pub(super) fn because(self) -> &'static str {
         match self {
             Self::Resume => "it was on when the daemon ended",
@@ -51,12 +51,12 @@ impl StartReason {
 }
 
 impl Service {
-    /// Starts a machine; one that is on already stays as it is. Returns once its VM runs.
+    /// Starts a machine; a machine that is on stays as it is. Returns when its VM runs.
     pub(crate) async fn start(&self, name: &str, caller: &Caller) -> Result<MachineRecord, LifecycleError> {
         self.start_because(name, caller, StartReason::Request).await
     }
 
-    /// Starts a machine, and records which requests it sends to its disk. A machine that is on already is refused.
+    /// Starts a machine, and records its requests to its disk. Fails for a machine that is on.
     pub(crate) async fn start_recorded(
         &self,
         name: &str,
@@ -81,7 +81,7 @@ impl Service {
         })
     }
 
-    /// Starts a machine of any host; one that is on already stays as it is. The caller has its turn.
+    /// Starts a machine of any host; a machine that is on stays as it is. The caller holds its lock.
     async fn start_at_turn(
         &self,
         record: MachineRecord,
@@ -131,7 +131,7 @@ impl Service {
         Ok(self.needs_no_start(uuid).await?)
     }
 
-    /// Starts a machine that is off; the caller holds its lock.
+    /// Starts a machine that is off. The caller holds its lock.
     pub(crate) async fn start_locked(
         &self,
         record: MachineRecord,
@@ -149,7 +149,7 @@ impl Service {
         let mut record = self.with_young_key(record).await;
         let boot = match self.what_to_boot(&record, caller).await {
             Ok(boot) => boot,
-            // Refused, and nothing is wrong with the machine.
+            // The request is refused, but nothing is wrong with the machine.
             Err(e @ (LifecycleError::BeingSealed { .. } | LifecycleError::EditOver { .. })) => return Err(e),
             Err(e) => return self.start_failed(record, caller, occasion, None, e).await,
         };
@@ -168,7 +168,7 @@ impl Service {
         }
 
         match self.bring_up(&record, &boot, occasion, asked_at).await {
-            // It takes seconds, and the daemon may have begun to stop meanwhile.
+            // The start takes seconds, and the daemon may have begun to stop meanwhile.
             Ok(active) if self.is_stopping() => {
                 let reason = self.take_down(&record, &active).await;
                 self.start_failed(record, caller, occasion, Some(&boot), reason).await
@@ -192,7 +192,8 @@ impl Service {
         }
     }
 
-    /// From now on a persistent disk of which nothing is there is lost. Where that cannot be noted, the next start notes it.
+    /// Records that a machine has opened a persistent disk, so that missing files mean that it is lost. If that fails, the
+    /// next start records it.
     async fn note_begun(&self, kept: &PersistentDisk) {
         let note = async {
             let mut repo = self.db().write().await?;
@@ -201,7 +202,7 @@ impl Service {
         };
         let noted: Result<(), DbError> = note.await;
         if let Err(error) = noted {
-            tracing::warn!(disk = %kept.id, %error, "cannot note that a persistent disk was begun");
+            tracing::warn!(disk = %kept.id, %error, "cannot record that a persistent disk was created");
         }
     }
 
@@ -217,34 +218,35 @@ impl Service {
             self.forget_begun(boot, &record.name).await;
         }
         let why = problem(&error).to_string();
-        let otherwise = occasion.otherwise();
-        let reason = match otherwise {
+        let wanted_after_failure = occasion.wanted_after_failure();
+        let reason = match wanted_after_failure {
             Wanted::Stopped => why.clone(),
             Wanted::Running => {
                 let because = occasion.because();
-                format!("{because}, and it is started again until that works or the daemon ends: {why}")
+                format!("{because}, and its start is retried until it succeeds or the daemon ends: {why}")
             }
         };
-        if boot.is_none() && otherwise == Wanted::Running && record.reason.as_ref() == Some(&reason) {
-            // The history has it already.
+        if boot.is_none() && wanted_after_failure == Wanted::Running && record.reason.as_ref() == Some(&reason) {
+            // The history already has this reason.
             return Err(error);
         }
         record.state = MachineState::Stopped;
-        record.wanted = otherwise;
+        record.wanted = wanted_after_failure;
         record.reason = Some(reason);
         self.remove_sockets(&record.name).await;
         if let Err(e) = self.save(&record, caller, "state", format!("the start failed: {why}")).await {
-            // Why it failed is what whoever asked needs; that it is off is noted when the database can be written.
-            tracing::error!(machine = %record.name, "its start failed, and that cannot be noted now: {}", problem(&e));
+            // The caller needs the reason of the failure; that the machine is off is recorded when the database can be
+            // written.
+            tracing::error!(machine = %record.name, "cannot record now that the start of a machine failed: {}", problem(&e));
         }
         Err(error)
     }
 
-    /// Undoes [`Service::bring_up`]. Returns why: the daemon stops, and the VM perhaps did not.
+    /// Undoes [`Service::bring_up`]. Returns the error: the daemon is stopping, or the VM could not be ended.
     async fn take_down(&self, record: &MachineRecord, active: &Active) -> LifecycleError {
         let ended = active.vm.stop(Duration::ZERO).await;
         if let Err(close) = active.disk.close().await {
-            tracing::warn!(machine = %record.name, "cannot close its disk cleanly: {close}");
+            tracing::warn!(machine = %record.name, "cannot close the disk of a machine cleanly: {close}");
         }
         match ended {
             Ok(_) => LifecycleError::Stopping(record.name.clone()),
@@ -252,7 +254,7 @@ impl Service {
         }
     }
 
-    /// Opens the disk and starts the VM on it; where the second fails, the first is undone.
+    /// Opens the disk and starts the VM. If the VM does not start, the disk is closed.
     async fn bring_up(
         &self,
         record: &MachineRecord,
@@ -282,7 +284,7 @@ impl Service {
             scratch_bytes: record.platform.scratch_bytes,
         };
         let disk = self.disks().open(request).await.map_err(failed())?;
-        // To open a disk takes seconds, and the lease may be over by now.
+        // Opening a disk takes seconds, and the lease may be over by now.
         let started = match self.is_fenced_off(record) {
             true => Err(LifecycleError::FencedOff(record.name.clone())),
             false => self.start_vm(record, boot, &*disk).await,
@@ -296,7 +298,7 @@ impl Service {
             }
             Err(e) => {
                 if let Err(close) = disk.close().await {
-                    tracing::warn!(machine = %record.name, "cannot close its disk cleanly: {close}");
+                    tracing::warn!(machine = %record.name, "cannot close the disk of a machine cleanly: {close}");
                 }
                 Err(e)
             }

@@ -1,4 +1,4 @@
-//! Stopping, resetting and removing a machine.
+//! Stops, resets and removes machines.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,12 +18,13 @@ use crate::lifecycle::restart::DAEMON_ENDED;
 use crate::lifecycle::start::StartReason;
 use crate::lifecycle::{Active, LifecycleError, STOP_GRACE_MS};
 
-/// How long a stop waits until it is noted before it is done all the same: many at once take turns, and each waits for the disk.
-const NOTE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a stop waits for the database before it continues anyway. Many concurrent writers wait for each other and for
+/// the disk.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Service {
-    /// Stops a machine: asks the guest, and kills it after the grace time, or at once with `force`. One that
-    /// is off stays off. What it wrote is forgotten, unless its disk is kept.
+    /// Stops a machine: asks the guest, and kills it after the grace time, or at once with `force`. A machine that
+    /// is off stays off. Its disk is discarded unless it is persistent.
     pub(crate) async fn stop(
         &self,
         name: &str,
@@ -32,13 +33,13 @@ impl Service {
     ) -> Result<MachineRecord, LifecycleError> {
         let record = self.record(name).await?;
         if force && !self.is_own(&record) {
-            // Another call may have its turn, and wait for the guest.
+            // Another call may hold its lock and wait for the guest.
             return self.change_remote(record, "stop", "stop?force=true", caller).await;
         }
         self.stop_record(record, force, caller).await
     }
 
-    /// The same of a machine that was looked up.
+    /// The same for a machine that was looked up.
     pub(super) async fn stop_record(
         &self,
         record: MachineRecord,
@@ -47,7 +48,7 @@ impl Service {
     ) -> Result<MachineRecord, LifecycleError> {
         let (name, uuid) = (record.name, record.uuid);
         let _turn = if force {
-            self.turn_by_force("stop", &name, uuid, caller).await?
+            self.lock_by_killing("stop", &name, uuid, caller).await?
         } else {
             self.lock(uuid).await
         };
@@ -64,7 +65,7 @@ impl Service {
         self.stop_locked(record, force, caller).await
     }
 
-    /// The same of one whose turn the caller has.
+    /// The same if the caller holds its lock.
     pub(crate) async fn stop_locked(
         &self,
         record: MachineRecord,
@@ -74,9 +75,10 @@ impl Service {
         self.stop_for(record, force, caller, Wanted::Stopped).await
     }
 
-    /// The machine's turn. Where somebody else has it, who may be waiting for the guest, the VM is ended first; who wanted
-    /// that is in the history before. A stop ends it also where that cannot be written.
-    async fn turn_by_force(
+    /// Locks the machine for a forced stop. If another task holds the lock, which may wait for the guest, the VM is ended
+    /// first; the
+    /// history records the caller before that. The VM is ended even if the history cannot be written.
+    async fn lock_by_killing(
         &self,
         what: &'static str,
         name: &str,
@@ -89,7 +91,7 @@ impl Service {
         if let Some(active) = self.active(uuid) {
             let event = self.event(caller, format!("machine {name}"), what, "by force".to_owned());
             if what == "stop" {
-                noted_in_time(name, self.append(event)).await;
+                recorded_in_time(name, self.append(event)).await;
             } else {
                 self.append(event).await?;
             }
@@ -98,7 +100,7 @@ impl Service {
         Ok(self.lock_by_force(uuid).await)
     }
 
-    /// Stops a machine, after which this is wanted of it: it is to be on again where the daemon ends.
+    /// Stops a machine, and sets its wanted state, which is `Running` if only the daemon ends.
     async fn stop_for(
         &self,
         mut record: MachineRecord,
@@ -111,7 +113,7 @@ impl Service {
                 record.wanted = Wanted::Stopped;
                 if record.state == MachineState::Stopped || self.is_unrecorded_restart(&record) {
                     record.state = MachineState::Stopped;
-                    // It said that the machine is started again.
+                    // The reason said that the machine is restarted, which is not true any more.
                     record.reason = None;
                 }
                 let detail = if force { "it is off" } else { "it was off already" };
@@ -125,16 +127,16 @@ impl Service {
         }
         record.state = MachineState::Stopping;
         let how = if force { "by force" } else { "by ACPI" };
-        // On a full disk it may be the machine's own writes that leave no room to note this.
-        let is_noted = noted_in_time(&record.name, self.save(&record, caller, "stop", how)).await;
+        // On a full disk, the machine's own writes may be the reason why this cannot be recorded.
+        let is_noted = recorded_in_time(&record.name, self.save(&record, caller, "stop", how)).await;
         let grace = if force { Duration::ZERO } else { Duration::from_millis(STOP_GRACE_MS) };
         let asked_at = Instant::now();
         let exit = active.vm.stop(grace).await.map_err(LifecycleError::backend("stop", &record.name))?;
         let reason = (exit == VmExit::Killed && !force).then(|| match asked_at.elapsed() {
             waited if waited < grace => {
-                format!("it was killed {} s after it was asked to switch itself off", waited.as_secs())
+                format!("it was killed {} s after it was asked to shut down", waited.as_secs())
             }
-            _ => format!("it did not switch itself off within {} s and was killed", grace.as_secs()),
+            _ => format!("it did not shut down within {} s and was killed", grace.as_secs()),
         });
         let mut unsaved = None;
         if !is_noted {
@@ -153,8 +155,8 @@ impl Service {
         }
     }
 
-    /// Gives a machine its pristine disk, also one whose disk is kept: one that is on is switched off like by its
-    /// reset button, and started again, and so is one that waits for that because its guest restarted.
+    /// Gives a machine a pristine disk, even if its disk is persistent. A machine that is on is switched off like by its
+    /// reset button and restarted; so is one that waits for its restart because its guest rebooted.
     pub(crate) async fn reset(&self, name: &str, caller: &Caller) -> Result<MachineRecord, LifecycleError> {
         let (_turn, mut record) = self.turn_of(name).await?;
         if !self.is_own(&record) {
@@ -170,7 +172,7 @@ impl Service {
             return Err(LifecycleError::BeingSealed { what: "reset", machine: record.name });
         }
         let active = self.active(uuid);
-        // One whose guest restarted is off only until it is started again.
+        // If its guest rebooted, it is off only until its restart.
         let is_restarting = record.wanted == Wanted::Running && self.is_restarting(uuid);
         if active.is_none() && !is_restarting {
             record.state =
@@ -180,20 +182,20 @@ impl Service {
             self.forget_for_reset(&record, kept.as_ref(), caller).await?;
             return Ok(record);
         }
-        // Where the store does not answer, it is better off as it is.
+        // Check the store first: if it does not answer, the machine stays as it is.
         self.version_of("reset", &record, record.reference()).await?;
         if active.is_none() {
             record.state = MachineState::Stopped;
             record.reason = None;
         }
-        self.save(&record, caller, "reset", "its disk is forgotten and it starts again").await?;
+        self.save(&record, caller, "reset", "its disk is discarded and it restarts").await?;
         self.reset_to_start(record, active, kept, caller).await.map_err(|e| match e {
             LifecycleError::Db(source) => LifecycleError::OffNotReset { machine: name.to_owned(), source },
             e => e,
         })
     }
 
-    /// The steps of a reset that is noted: where the database fails in one of them, the machine is off.
+    /// The steps of a reset after it was recorded. If the database fails in between, the machine is off.
     async fn reset_to_start(
         &self,
         mut record: MachineRecord,
@@ -210,7 +212,7 @@ impl Service {
         self.start_locked(record, caller, StartReason::Reset).await
     }
 
-    /// Forgets the disk of a machine that is off, together with the event that says who wanted that: nothing of it comes back.
+    /// Discards the disk of a machine that is off, together with the event that names the caller.
     async fn forget_for_reset(
         &self,
         record: &MachineRecord,
@@ -238,7 +240,7 @@ impl Service {
         Ok(())
     }
 
-    /// Removes a machine that is off; with `force` also one that is on.
+    /// Removes a machine that is off; with `force` also a machine that is on.
     pub(crate) async fn remove(
         &self,
         name: &str,
@@ -248,11 +250,11 @@ impl Service {
         let seen = self.record(name).await?;
         let uuid = seen.uuid;
         if self.is_own(&seen) {
-            // First, as nothing is to be killed that is not removed then.
-            self.may_go(&seen).await?;
+            // Checked first, so that nothing is killed that is not removed then.
+            self.check_removable(&seen).await?;
         }
         let _turn = if force {
-            self.turn_by_force("remove", name, uuid, caller).await?
+            self.lock_by_killing("remove", name, uuid, caller).await?
         } else {
             self.lock(uuid).await
         };
@@ -260,8 +262,8 @@ impl Service {
         if !self.is_own(&record) {
             return self.remove_remote(record, force, caller).await;
         }
-        // Again: whoever had the turn may have begun an edit or a version.
-        let kept = self.may_go(&record).await?;
+        // Check again: another task may have begun a maintenance session or a seal meanwhile.
+        let kept = self.check_removable(&record).await?;
         if !force && let Some(state) = self.not_off(&record) {
             return Err(LifecycleError::NotOff { machine: record.name, state });
         }
@@ -270,7 +272,7 @@ impl Service {
             self.save(&record, caller, "remove", "by force").await?;
             self.kill_locked(&active, &mut record, caller, "remove").await?;
         }
-        // While the name is this machine's: once it is free, the directory may be that of another one.
+        // Before the name is free, because then the directory may belong to another machine.
         self.remove_sockets(name).await;
         self.remove_logs(name).await;
         let mut repo = self.db().write().await?;
@@ -285,11 +287,12 @@ impl Service {
         self.is_fenced(uuid, name, false).await;
         self.roots_changed();
         if let Some(kept) = &kept {
-            // Only now: without them, a machine that stays could not read its disk. Their names are those of the disk.
+            // Only now: without these files, a machine that stays could not read its disk. Their names are those of the
+            // disk.
             let _ = tokio::fs::remove_file(self.kept_variables(name, kept)).await;
             let _ = tokio::fs::remove_dir_all(self.kept_tpm(name, kept)).await;
         }
-        // Fails if it has files of another machine of this name already.
+        // Fails if it already has files of another machine of this name.
         let _ = tokio::fs::remove_dir(self.run_dir(name)).await;
         if let Some(kept) = &kept {
             self.discard_files(kept).await;
@@ -299,8 +302,9 @@ impl Service {
         Ok(())
     }
 
-    /// The disk that goes with a machine. Refuses one that edits an image, or whose disk a version is being made of.
-    async fn may_go(&self, record: &MachineRecord) -> Result<Option<PersistentDisk>, LifecycleError> {
+    /// The persistent disk that is removed with a machine. Fails if the machine has a maintenance session, or its disk is
+    /// being sealed.
+    async fn check_removable(&self, record: &MachineRecord) -> Result<Option<PersistentDisk>, LifecycleError> {
         self.not_in_maintenance("remove", record).await?;
         let kept = self.persistent_disk(record.uuid, Purpose::Persistent).await?;
         if kept.as_ref().is_some_and(|kept| self.is_sealing(kept.id)) {
@@ -326,8 +330,9 @@ impl Service {
         !self.active_map().is_empty()
     }
 
-    /// Waits until the VMs of all machines that are on now have ended: from then on nothing sees their disks. Asked before it is
-    /// waited for.
+    /// Waits until the VMs of all machines that are on now have ended, so that nothing uses their disks. The machines are
+    /// collected at the call, not at the first
+    /// poll.
     pub fn vms_ended(&self) -> impl Future<Output = ()> + Send + use<> {
         let active: Vec<_> = self.active_map().values().cloned().collect();
         async move {
@@ -341,12 +346,12 @@ impl Service {
         if force && let Some(active) = self.active(machine.uuid) {
             active.vm.kill().await.map_err(LifecycleError::backend("stop", &machine.name))?;
         }
-        // Somebody who has its turn may be starting it. Once the daemon stops, nobody does so after that.
+        // Another task with its lock may be starting it. After the daemon began to stop, no new start begins.
         let _turn =
             if force { self.lock_by_force(machine.uuid).await } else { self.lock(machine.uuid).await };
         let is_on = self.active(machine.uuid).is_some();
         if !is_on && force {
-            // Where somebody else has stopped it, the database may be closed by now.
+            // If another task has stopped it, the database may be closed by now.
             return Ok(());
         }
         let read = async { self.db().read().await?.machines().by_uuid(machine.uuid).await };
@@ -357,15 +362,15 @@ impl Service {
             (Ok(Some(record)), None) => self.not_started_again(record, DAEMON_ENDED).await,
             (Ok(None), _) => Ok(()),
             (Err(e), Some(active)) => {
-                tracing::error!("cannot read what is noted of machine '{}', and stops it: {e}", machine.name);
+                tracing::error!("cannot read the record of machine '{}', which is stopped anyway: {e}", machine.name);
                 self.stop_active(machine.uuid, &active).await
             }
             (Err(e), None) => Err(e.into()),
         }
     }
 
-    /// Stops a machine of which the database does not tell: its guest is to write out what it has all the same. What is
-    /// noted of it stays as it is, and the next daemon finds it lost.
+    /// Stops a machine whose record cannot be read, so that its guest can write its data. The
+    /// record does not change, and the next daemon finds the machine lost.
     async fn stop_unread(&self, uuid: Uuid, active: &Active, force: bool) -> Result<(), LifecycleError> {
         if force {
             active.vm.kill().await.map_err(LifecycleError::backend("stop", &active.name))?;
@@ -377,7 +382,7 @@ impl Service {
         }
     }
 
-    /// Stops a machine that is on, and notes nothing. With its turn.
+    /// Stops a machine that is on, without recording it. The caller holds its lock.
     async fn stop_active(&self, uuid: Uuid, active: &Active) -> Result<(), LifecycleError> {
         let grace = Duration::from_millis(STOP_GRACE_MS);
         active.vm.stop(grace).await.map_err(LifecycleError::backend("stop", &active.name))?;
@@ -385,8 +390,9 @@ impl Service {
         Ok(())
     }
 
-    /// Stops all machines of this host, at the same time, and those that are being started too. Called when the daemon ends
-    /// and is not to leave them on. With `force` also while another call waits for guests that take their time.
+    /// Stops all machines of this host at the same time, including those that are being started. Called when the daemon
+    /// ends
+    /// and must not leave machines on. With `force`, also interrupts stops that wait for guests.
     pub async fn stop_all(&self, force: bool) {
         let stops: Vec<_> =
             match self.own_machines().await {
@@ -394,21 +400,21 @@ impl Service {
                     .into_iter()
                     .map(|machine| {
                         let service = self.clone();
-                        beside(machine.name.clone(), async move {
+                        spawn_stop(machine.name.clone(), async move {
                             service.stop_for_the_end(&machine, force).await
                         })
                     })
                     .collect(),
                 Err(e) => {
                     let on: Vec<_> = self.active_map().iter().map(|(uuid, it)| (*uuid, it.clone())).collect();
-                    // Who asks again when all is off finds the database closed.
+                    // A repeated call after all machines are off finds the database closed.
                     if !on.is_empty() {
-                        tracing::error!("cannot list the machines to stop, and stops those that are on: {e}");
+                        tracing::error!("cannot list the machines to stop, so only those that are on are stopped: {e}");
                     }
                     on.into_iter()
                         .map(|(uuid, active)| {
                             let service = self.clone();
-                            beside(active.name.clone(), async move {
+                            spawn_stop(active.name.clone(), async move {
                                 service.stop_unread(uuid, &active, force).await
                             })
                         })
@@ -416,14 +422,14 @@ impl Service {
                 }
             };
         for stop in stops {
-            // A panic there was reported by its own thread.
+            // A thread that panicked has reported that itself.
             let _ = stop.await;
         }
     }
 }
 
-/// Stops one machine while others are stopped, also where nobody waits for that any more.
-fn beside(
+/// Stops one machine concurrently with others, even if nobody waits any more.
+fn spawn_stop(
     machine: String,
     stop: impl Future<Output = Result<(), LifecycleError>> + Send + 'static,
 ) -> JoinHandle<()> {
@@ -434,23 +440,24 @@ fn beside(
     })
 }
 
-/// Whether a stop could be noted. It is done all the same, and noted afterwards: it gives back room, and a guest that is not stopped
-/// in order loses what it has not written out.
-async fn noted_in_time<E: Explain + 'static>(
+/// Waits until a stop is recorded, with a timeout. After it, the stop continues, and is recorded later: it frees space, and
+/// a guest that is not shut down
+/// loses data.
+async fn recorded_in_time<E: Explain + 'static>(
     machine: &str,
     noting: impl Future<Output = Result<(), E>>,
 ) -> bool {
-    match tokio::time::timeout(NOTE_PATIENCE, noting).await {
+    match tokio::time::timeout(RECORD_TIMEOUT, noting).await {
         Ok(Ok(())) => return true,
         Ok(Err(e)) => not_noted(machine, &e),
         Err(_) => {
-            let seconds = NOTE_PATIENCE.as_secs();
-            tracing::error!(machine, "it is stopped, and that could not be noted within {seconds} s");
+            let seconds = RECORD_TIMEOUT.as_secs();
+            tracing::error!(machine, "a machine is being stopped, but that could not be recorded within {seconds} s");
         }
     }
     false
 }
 
 fn not_noted(machine: &str, error: &(impl Explain + 'static)) {
-    tracing::error!(machine, "it is stopped, and that cannot be noted now: {}", problem(error));
+    tracing::error!(machine, "a machine is being stopped, but that cannot be recorded now: {}", problem(error));
 }

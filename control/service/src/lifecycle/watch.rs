@@ -1,4 +1,4 @@
-//! Watching a machine that is on: the guest is up, the VM ended.
+//! Watches a machine that is on: the guest has booted, the VM has ended.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -17,11 +17,12 @@ use crate::lifecycle::restart::DAEMON_ENDED;
 use crate::lifecycle::start::StartReason;
 use crate::lifecycle::{Active, FENCED, LifecycleError, restart};
 
-/// How long after its guest restarted a machine that did not start is started again, at first and at most.
-const AGAIN_FIRST: Duration = Duration::from_secs(1);
+/// The first pause before the failed restart of a machine whose guest rebooted is retried.
+const RETRY_FIRST: Duration = Duration::from_secs(1);
 const AGAIN_MOST: Duration = Duration::from_secs(60);
 
-/// Whether the start of a machine that is on is further than noted: the database could not be written then.
+/// Whether the start of a machine that is on has progressed further than recorded, because the database could not be
+/// written.
 pub(super) fn is_behind(record: &MachineRecord, active: &Active) -> bool {
     match record.state {
         MachineState::Starting => true,
@@ -30,12 +31,12 @@ pub(super) fn is_behind(record: &MachineRecord, active: &Active) -> bool {
     }
 }
 
-/// For the history.
+/// The reboot in words, for the history.
 fn how_it_restarted(kept: &[PersistentDisk]) -> &'static str {
     if kept.is_empty() {
-        "the guest restarted; what it wrote is forgotten"
+        "the guest restarted; its disk is discarded"
     } else {
-        "the guest restarted; its disk is kept"
+        "the guest restarted; its persistent disk stays"
     }
 }
 
@@ -50,18 +51,18 @@ async fn end_without_disk(name: &str, active: &Active, reason: String) -> VmExit
 }
 
 impl Service {
-    /// Watches until the VM ends.
+    /// Watches a machine until its VM ends.
     pub(crate) fn watch(&self, uuid: Uuid, name: String, active: Arc<Active>) {
         let service = self.clone();
         tokio::spawn(async move {
             let exit = service.follow(uuid, &name, &active).await;
             let restarted = exit == VmExit::Rebooted;
-            // From before it is off: nobody is to take it for lost while that cannot be noted.
+            // Set before it is recorded as off, so that no task takes the machine for lost if that cannot be recorded.
             let _restart = restarted.then(|| service.begin_restart(uuid));
             match service.has_ended(uuid, &name, active, exit).await {
                 Ok(()) => {}
                 Err(e) if restarted => service.start_again(uuid, &name, StartReason::Restart, e).await,
-                Err(e) => tracing::error!(machine = %name, "cannot note that it ended: {}", problem(&e)),
+                Err(e) => tracing::error!(machine = %name, "cannot record that a machine has ended: {}", problem(&e)),
             }
         });
     }
@@ -92,7 +93,7 @@ impl Service {
     async fn follow_firmware(&self, uuid: Uuid, name: &str, active: &Arc<Active>) -> Infallible {
         let said = active.vm.found_nothing_to_boot().await;
         if let Err(e) = self.nothing_to_boot(uuid, name, active, &said).await {
-            tracing::error!(machine = %name, "cannot note now that it finds nothing to boot: {}", problem(&e));
+            tracing::error!(machine = %name, "cannot record now that the firmware of a machine finds nothing to boot: {}", problem(&e));
         }
         std::future::pending().await
     }
@@ -117,7 +118,7 @@ impl Service {
     }
 
     async fn has_booted(&self, uuid: Uuid, name: &str, active: &Arc<Active>) -> Result<(), LifecycleError> {
-        // The time is taken now: the machine's turn, or an answer of the database, may come late.
+        // The time is taken now, because the lock or the database may be slow.
         active.has_booted();
         let _turn = self.lock(uuid).await;
         if !self.is_present(uuid, active) {
@@ -127,7 +128,7 @@ impl Service {
         self.catch_up(record, active).await
     }
 
-    /// Notes how far a machine's start is, where it is further than noted. The caller has the machine's turn.
+    /// Records the progress of a machine's start, if it is further than recorded. The caller holds the machine's lock.
     pub(super) async fn catch_up(
         &self,
         mut record: MachineRecord,
@@ -161,26 +162,26 @@ impl Service {
     ) -> Result<(), LifecycleError> {
         let turn = self.lock(uuid).await;
         if !self.is_present(uuid, &active) {
-            // Whoever stopped it has cleaned up.
+            // The task that stopped it has cleaned up.
             return Ok(());
         }
-        // Whatever the database says, or fails to say: where it cannot be read or written now, the record goes on
-        // saying that the machine is on, and the next comparison with the facts finds that it is lost.
+        // Done even if the database cannot be read or written: the record then still
+        // says that the machine is on, and the next comparison finds it lost.
         let unsaved = self.put_away(uuid, name).await;
         let quick_boots = active.quick_boots();
-        // Its disks, with their RAM: the next start makes its own.
+        // Drops its disks with their RAM; the next start opens its own.
         drop(active);
         let mut record = self.record(name).await?;
         let daemon = Caller::daemon();
         if matches!(exit, VmExit::Killed | VmExit::Crashed { .. }) && self.is_fenced_off(&record) {
-            // The guard was first. It is started again with the next lease.
+            // The guard ended it first. It is restarted with the next lease.
             let reason = joined(Some(FENCED.to_owned()), unsaved);
             return self.switched_off(&mut record, &daemon, MachineState::Stopped, reason, FENCED).await;
         }
         match exit {
             VmExit::PoweredOff => {
                 record.wanted = Wanted::Stopped;
-                let detail = "the guest switched itself off";
+                let detail = "the guest shut down";
                 self.switched_off(&mut record, &daemon, MachineState::Stopped, unsaved, detail).await
             }
             VmExit::Rebooted => {
@@ -189,10 +190,10 @@ impl Service {
                 let pause = restart::pause(quick_boots);
                 let reason = if !pause.is_zero() {
                     let seconds = pause.as_secs();
-                    Some(format!("the guest restarts again and again; it is started again in {seconds} s"))
+                    Some(format!("the guest keeps restarting; the machine is restarted in {seconds} s"))
                 } else if self.is_any_sealing(&kept) {
                     Some(
-                        "the guest restarted; it is started again when the version of its disk is made"
+                        "the guest restarted; the machine is restarted when the version of its disk is made"
                             .to_owned(),
                     )
                 } else {
@@ -210,7 +211,7 @@ impl Service {
                 Ok(())
             }
             VmExit::Killed => {
-                // By the end of the daemon, which notes no more of it. Anybody else notes what was asked for.
+                // Ended by the end of the daemon, which records nothing more. Any other caller records its own reason.
                 let is_left_wanted = self.is_stopping() && record.wanted == Wanted::Running;
                 let how = if is_left_wanted {
                     format!("it was ended; {DAEMON_ENDED}")
@@ -227,8 +228,9 @@ impl Service {
         }
     }
 
-    /// Goes on starting a machine whose guest restarted, or that was on when the daemon ended, for as long as it is wanted: the store may
-    /// only be away.
+    /// Retries the start of a machine whose guest rebooted, or that was on when the daemon ended, while it is wanted: the
+    /// failure may
+    /// be temporary, for instance of the store.
     pub(super) async fn start_again(
         &self,
         uuid: Uuid,
@@ -237,16 +239,16 @@ impl Service {
         mut error: LifecycleError,
     ) {
         let because = occasion.because();
-        let mut pause = AGAIN_FIRST;
+        let mut pause = RETRY_FIRST;
         while !self.is_stopping() {
             let mut why = problem(&error);
-            tracing::error!(machine = %name, "{because}, and it is not on again: {why}");
-            let again = "it is started again until that works";
+            tracing::error!(machine = %name, "{because}, and its restart failed: {why}");
+            let again = "the start is retried until it succeeds";
             let advice = why.advice.take();
             let alarm = Alarm {
                 subject: format!("machine {name}"),
                 since_ms: self.now_ms(),
-                message: format!("{because}, and it is not on again: {why}"),
+                message: format!("{because}, and its restart failed: {why}"),
                 advice: advice.map_or_else(|| again.to_owned(), |advice| format!("{advice}; {again}")),
             };
             self.restart_failed(uuid, alarm);
@@ -259,8 +261,9 @@ impl Service {
         }
     }
 
-    /// Starts a machine whose guest restarted, or that was on when the daemon ended, where it is off and wanted. That it is off may be still
-    /// to be noted.
+    /// Starts a machine whose guest rebooted, or that was on when the daemon ended, if it is off and wanted. That it is off
+    /// may not be
+    /// recorded yet.
     pub(super) async fn start_if_wanted(
         &self,
         uuid: Uuid,
@@ -281,7 +284,7 @@ impl Service {
             return Ok(());
         }
         let _turn = self.lock(uuid).await;
-        // Again, now that nobody else changes it.
+        // Check again, now that no other task changes it.
         let found = self.db().read().await?.machines().by_name(name).await?;
         let Some(mut record) = found.filter(is_wanted) else { return Ok(()) };
         let daemon = Caller::daemon();
@@ -293,12 +296,12 @@ impl Service {
         self.start_locked(record, &daemon, occasion).await.map(drop)
     }
 
-    /// Whether the guest of a machine that is noted as on restarted, and the machine is off until it is started again.
+    /// Whether the guest of a machine that is recorded as on has rebooted, so that the machine is off until its restart.
     pub(super) fn is_unrecorded_restart(&self, record: &MachineRecord) -> bool {
         record.state.is_active() && self.is_restarting(record.uuid) && self.active(record.uuid).is_none()
     }
 
-    /// Whether a machine is on, and was not off since it was found to be.
+    /// Whether a machine is on, without having been off since `active` was read.
     pub(crate) fn is_present(&self, uuid: Uuid, active: &Arc<Active>) -> bool {
         self.active(uuid).is_some_and(|present| Arc::ptr_eq(&present, active))
     }

@@ -1,4 +1,4 @@
-//! `GET /api/v1/machines/{machine}/console/attach`: a terminal on a machine's console.
+//! `GET /api/v1/machines/{machine}/console/attach`: a connection to a machine's serial console.
 
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -17,12 +17,12 @@ use crate::console;
 use crate::extract::Name;
 use crate::lifecycle::Active;
 
-/// The protocol that the connection is changed to: the console's bytes, both ways.
+/// The protocol to which the connection is upgraded: the console's bytes in both directions.
 pub const PROTOCOL: &str = "headwater-console";
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("a console is attached to by changing the connection's protocol to {PROTOCOL}")]
+    #[error("attaching to a console needs a connection upgrade to {PROTOCOL}")]
     NoUpgrade,
     #[error("cannot attach to the console of machine '{machine}': {holder} is attached to it")]
     Taken { machine: String, holder: String },
@@ -46,8 +46,9 @@ impl Explain for Error {
     }
 }
 
-/// Connects to the serial console, both ways: the connection carries its bytes once it was upgraded to
-/// `headwater-console`. One client at a time. Output that it does not take is left out, with a line that says so.
+/// Attaches to the serial console: after an upgrade to `headwater-console` the connection carries its bytes in both
+/// directions.
+/// One client at a time. Output that the client does not read in time is dropped; a line says so.
 #[utoipa::path(
     get,
     path = "/api/v1/machines/{machine}/console/attach",
@@ -56,7 +57,7 @@ impl Explain for Error {
     params(("machine" = String, Path, description = "Its name")),
     responses(
         (status = 101, description = "The connection carries the console's bytes from here on"),
-        (status = 400, description = "No upgrade was asked for", body = Problem),
+        (status = 400, description = "The request asks for no upgrade", body = Problem),
         (status = 404, description = "No such machine", body = Problem),
         (status = 409, description = "It is off, or another client is attached", body = Problem),
     ),

@@ -21,9 +21,9 @@ use crate::template;
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("cannot create catalog '{0}': there is one already")]
+    #[error("cannot create catalog '{0}': a catalog of that name exists")]
     Exists(String),
-    #[error("cannot create catalog '{0}': there is a machine of that name, and a pin must mean one of them")]
+    #[error("cannot create catalog '{0}': a machine of that name exists, and the name of a pin must be unambiguous")]
     IsMachine(String),
     #[error("cannot create catalog '{catalog}'")]
     Backend {
@@ -64,7 +64,7 @@ impl Explain for Error {
     }
 }
 
-/// Creates a catalog: what its machines boot, and how each is made. It has no machines yet.
+/// Creates a catalog: what its machines boot, and how they are made. It has no machines yet.
 #[utoipa::path(
     post,
     path = "/api/v1/catalogs",
@@ -73,9 +73,9 @@ impl Explain for Error {
     request_body = CreateCatalog,
     responses(
         (status = 201, body = Catalog),
-        (status = 400, description = "Odd name, or settings that this host cannot give", body = Problem),
+        (status = 400, description = "The name is not valid, or the host cannot provide the settings", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
-        (status = 409, description = "There is a catalog or a machine of that name", body = Problem),
+        (status = 409, description = "A catalog or machine of that name exists", body = Problem),
     ),
 )]
 pub(super) async fn create_catalog(
@@ -137,7 +137,7 @@ pub(super) async fn create_catalog(
     Ok((StatusCode::CREATED, Json(service.changed_catalog_view(record).await)))
 }
 
-/// How many machines are kept ready, and when.
+/// The number of machines that are kept ready, and when.
 fn pool_of(request: &CreateCatalog) -> Result<PoolRecord, Problem> {
     let ready_hours = request.ready_hours.clone().map(clock_hours::settled).transpose()?;
     let usual = if ready_hours.is_some() { DEFAULT_STOP_IDLE_S } else { 0 };

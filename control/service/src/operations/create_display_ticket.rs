@@ -1,4 +1,4 @@
-//! `POST /api/v1/machines/{machine}/display/ticket`: the right of a page to use a machine's display once.
+//! `POST /api/v1/machines/{machine}/display/ticket`: a ticket with which a page can use a machine's display once.
 
 use axum::Json;
 use axum::extract::State;

@@ -28,19 +28,19 @@ use crate::template;
 /// The longest name of a socket in a machine's directory, with its separator.
 const MAX_SOCKET_NAME_BYTES: usize = "/console.sock".len();
 
-/// How many identities are made at most for one machine: 24 bits of a MAC are random, and another machine may have it.
+/// How often a new identity is generated if another machine has its MAC address, of which 24 bits are random.
 const IDENTITIES_MAX: u32 = 16;
 
-/// Why a host cannot have a new machine.
+/// Why a machine cannot be created on a host.
 const NO_SUCH_HOST: &str = "there is no such host";
 const IS_AWAY: &str = "its node is not connected";
 const IS_CORDONED: &str = "it is cordoned";
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("cannot create machine '{0}': there is one already")]
+    #[error("cannot create machine '{0}': a machine of that name exists")]
     Exists(String),
-    #[error("cannot create machine '{0}': there is a catalog of that name, and a pin must mean one of them")]
+    #[error("cannot create machine '{0}': a catalog of that name exists, and the name of a pin must be unambiguous")]
     IsCatalog(String),
     #[error("cannot create machine '{machine}': machine '{other}' has the network card {mac}")]
     MacTaken { machine: String, mac: String, other: String },
@@ -55,7 +55,7 @@ enum Error {
     #[error("cannot create machine '{machine}': {why}")]
     Target { machine: String, why: &'static str },
     #[error(
-        "cannot create machine '{0}': it boots either an image or what its catalog says, and one of them must be given"
+        "cannot create machine '{0}': give either an image or a catalog"
     )]
     ImageOrCatalog(String),
     #[error(
@@ -114,7 +114,7 @@ impl Explain for Error {
             Self::Exists(_) | Self::IsCatalog(_) | Self::ImageOrCatalog(_) | Self::Identity { .. } => None,
             Self::Host { .. } => Some("'headwater node list' shows the hosts".to_owned()),
             Self::NoRoom { .. } => Some(
-                "stop machines, add a host ('headwater node token'), or name a host with --host, which is not checked"
+                "stop machines, add a host ('headwater node token'), or choose a host with --host, whose memory is then not checked"
                     .to_owned(),
             ),
             Self::MacTaken { .. } | Self::Target { .. } => None,
@@ -130,7 +130,7 @@ impl Explain for Error {
     }
 }
 
-/// Creates a machine with an identity of its own. It is not started.
+/// Creates a machine with its own identity. The machine is not started.
 #[utoipa::path(
     post,
     path = "/api/v1/machines",
@@ -139,9 +139,9 @@ impl Explain for Error {
     request_body = CreateMachine,
     responses(
         (status = 201, body = Machine),
-        (status = 400, description = "Odd name, or settings that this host cannot give", body = Problem),
+        (status = 400, description = "The name is not valid, or the host cannot provide the settings", body = Problem),
         (status = 404, description = "No such image, version or catalog", body = Problem),
-        (status = 409, description = "There is a machine or a catalog of that name", body = Problem),
+        (status = 409, description = "A machine or catalog of that name exists", body = Problem),
     ),
 )]
 pub(super) async fn create_machine(
@@ -152,12 +152,12 @@ pub(super) async fn create_machine(
     match (&request.catalog, &request.image) {
         (Some(catalog), _) => caller.must_have_catalog(catalog).map_err(Failure)?,
         (None, Some(image)) => caller.must_have_image(image).map_err(Failure)?,
-        // The request is refused.
+        // Fails later.
         (None, None) => {}
     }
     let is_on_a_bridge = matches!(request.network, Some(Network::Bridge(_)));
     if is_on_a_bridge || request.host.is_some() || request.mac.is_some() {
-        // Networks, hosts and cards are of the whole fleet: a catalog says which its machines get.
+        // Networks, hosts and network cards belong to the whole fleet, so scopes need a catalog that decides them.
         caller.must_have_everything().map_err(Failure)?;
     }
     let handle = service.clone();
@@ -168,7 +168,7 @@ pub(super) async fn create_machine(
     Ok((StatusCode::CREATED, Json(machine)))
 }
 
-/// Makes a machine as a request says.
+/// Creates a machine from a request.
 pub(crate) async fn make(
     service: &Service,
     caller: &Caller,
@@ -184,7 +184,7 @@ pub(crate) async fn make(
     give_to_node(service, caller, record).await
 }
 
-/// Has the node of a new machine know it. If the node refuses, the machine is gone again.
+/// Sends a new machine to its node. If the node refuses it, the machine is removed again.
 async fn give_to_node(
     service: &Service,
     caller: &Caller,
@@ -194,7 +194,7 @@ async fn give_to_node(
     let name = record.name.clone();
     let problem = match service.give_to_node(&record).await {
         Ok(()) => return Ok(record),
-        // The node may have it. The controller sends it again.
+        // The node may have got it. The controller sends it again.
         Err(problem) if problem.kind == ProblemKind::Unavailable => {
             tracing::warn!(machine = name, "the host of a new machine does not answer: {problem}");
             service.boots_changed();
@@ -205,7 +205,7 @@ async fn give_to_node(
     let failed = |source| Error::Db { machine: name.clone(), source };
     let mut repo = service.db().write().await.map_err(failed)?;
     repo.machines().remove(record.uuid).await.map_err(failed)?;
-    let detail = format!("its host did not take it: {problem}");
+    let detail = format!("its host did not accept the machine: {problem}");
     let event = service.event(caller, format!("machine {name}"), "removed", detail);
     repo.events().append(event).await.map_err(failed)?;
     repo.save().await.map_err(failed)?;
@@ -213,7 +213,7 @@ async fn give_to_node(
     Err(Failure(problem.during(format!("cannot create machine '{name}'"))))
 }
 
-/// Puts a machine to this node that its controller says, or changes what it boots.
+/// Adds a machine that the controller assigns to this node, or changes what it boots.
 pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Result<(), Failure> {
     let caller = Caller::daemon();
     let known = service.db().read().await?.machines().by_uuid(machine.uuid).await?;
@@ -336,7 +336,7 @@ async fn create(service: &Service, caller: &Caller, plan: Plan) -> Result<Machin
     Ok(record)
 }
 
-/// A machine to make, with everything that its request left to a catalog or to the defaults.
+/// A machine to create, with all settings resolved from the request, the catalog and the defaults.
 struct Plan {
     name: String,
     boot: BootFrom,
@@ -350,9 +350,9 @@ struct Plan {
     memory_bytes: u64,
     cpus: u32,
     platform: Platform,
-    /// Whether the request itself says some of it.
+    /// Whether the request itself sets any of it.
     chooses_platform: bool,
-    /// Whether the request or its catalog says the firmware.
+    /// Whether the request or its catalog sets the firmware.
     chooses_firmware: bool,
     host_name: String,
     user_data: Option<String>,
@@ -386,7 +386,7 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
         (None, Some(true)) => Some(Firmware::Uefi),
         (firmware, _) => firmware,
     };
-    // A pool lends machines of this host only.
+    // Machines of a pool are always on this host.
     let is_spread = of.is_some_and(|catalog| catalog.keep_ready == 0) && boot == BootFrom::Vm;
     let cache = request.cache.or(of.map(|it| it.cache)).unwrap_or(default_cache);
     let memory_bytes = request
@@ -423,7 +423,7 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
     Ok(plan)
 }
 
-/// The host of a new machine. `None`: this one. A machine that needs memory of any host says how much.
+/// Chooses the host of a new machine. `None`: this one. A machine without a required host needs memory on any.
 async fn choose_host(
     service: &Service,
     machine: &str,
@@ -439,7 +439,7 @@ async fn choose_host(
         let refused = Error::Target { machine: machine.to_owned(), why };
         return if named.is_some() { Err(refused.into()) } else { Ok(None) };
     }
-    // One host alone is not asked for room: what it has and takes is its own matter.
+    // A single host is not checked for room.
     if let (None, Some(need_bytes), true) = (named, need_bytes, hosts.len() > 1) {
         let no_room = |source| Error::NoRoom { machine: machine.to_owned(), source };
         let chosen = place(&mut service.candidates(&hosts).await?, need_bytes).map_err(no_room)?;
@@ -461,34 +461,34 @@ async fn choose_host(
     Ok(Some(host.id))
 }
 
-/// Refuses settings that a machine cannot have if it boots from the network, or can have only then.
+/// Fails for settings that are not possible with network boot, or only with network boot.
 fn check_target(plan: &Plan) -> Result<(), Error> {
     let cache = plan.cache;
     let why = match (plan.boot, &plan.mac) {
         (BootFrom::Vm, None) => return Ok(()),
-        (BootFrom::Vm, Some(_)) => "its network card has an address of its own; --mac is for --boot network",
+        (BootFrom::Vm, Some(_)) => "its MAC address is generated; --mac is for --boot network",
         (BootFrom::Network, None) => "give --mac, the address of the network card that it boots from",
         _ if cache.mode != CacheMode::Ram => {
-            "the write cache of a machine that boots from the network is in its memory; give --cache ram"
+            "the write cache of a machine that boots from the network is in the machine's memory; give --cache ram"
         }
         _ if cache.persistent => "a write cache in memory cannot be persistent",
         _ if cache.ram_bytes < CacheSettings::MIN_RAM_BYTES => "a write cache has 16 MiB or more",
         _ if plan.chooses_platform => {
-            "firmware, TPM, display, network and disks of a machine that boots from the network are its own; leave out --firmware, \
+            "firmware, TPM, display, network and disks of a machine that boots from the network are those of the computer; leave out --firmware, \
              --secure-boot, --tpm, --display, --network and --scratch"
         }
-        _ if plan.user_data.is_some() => "a machine that boots from the network is given no user data",
+        _ if plan.user_data.is_some() => "a machine that boots from the network gets no user data",
         _ => return Ok(()),
     };
     Err(Error::Target { machine: plan.name.clone(), why })
 }
 
-/// Chooses UEFI if the image boots with nothing else, and neither the request nor a catalog says the firmware.
+/// Chooses UEFI if the image boots only with UEFI, and neither the request nor a catalog sets the firmware.
 async fn choose_firmware(service: &Service, plan: &mut Plan) {
     if plan.boot == BootFrom::Network || plan.chooses_firmware {
         return;
     }
-    // An image that is not there is refused later.
+    // A missing image is an error later.
     let Ok((_, version)) = resolve(service, &plan.name, &plan.image).await else { return };
     let images = service.images();
     let refused = images.check_bootable(&version, plan.platform.firmware).await.err();
@@ -502,7 +502,7 @@ async fn choose_firmware(service: &Service, plan: &mut Plan) {
 async fn check(service: &Service, plan: &Plan) -> Result<(), Failure> {
     name::check_host_name(&plan.host_name)
         .map_err(|problem| Failure(problem.during(format!("cannot create machine '{}'", plan.name))))?;
-    // Nothing of it runs here.
+    // It will not run on this host.
     if plan.boot == BootFrom::Network || plan.host.is_some() {
         return Ok(());
     }
@@ -537,11 +537,11 @@ async fn resolve(service: &Service, machine: &str, image: &str) -> Result<(Image
     Ok((reference, version))
 }
 
-/// Makes sure that what a machine is to boot is there and stays. What one of a catalog boots is held for that.
+/// Checks that the version to boot exists, and retains it. For a machine of a catalog the catalog retains it.
 async fn resolve_and_hold(service: &Service, plan: &Plan) -> Result<(), Failure> {
     let (reference, version) = resolve(service, &plan.name, &plan.image).await?;
     let failed = |source| Error::Backend { machine: plan.name.clone(), source };
-    // A machine that boots from the network has a firmware of its own.
+    // A machine that boots from the network has its own firmware.
     if plan.boot == BootFrom::Vm {
         service.images().check_bootable(&version, plan.platform.firmware).await.map_err(failed)?;
     }

@@ -1,4 +1,4 @@
-//! `POST /api/v1/machines/{machine}/console/ticket`: the right of a page to attach to a console once.
+//! `POST /api/v1/machines/{machine}/console/ticket`: a ticket with which a page can attach to a console once.
 
 use axum::Json;
 use axum::extract::State;

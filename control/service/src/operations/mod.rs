@@ -91,10 +91,10 @@ use crate::caller::{self, Needs};
 use crate::fleet::forward;
 use crate::lifecycle::LifecycleError;
 
-/// What follows an `@` is a number where it is shorter, and else the beginning of a hash.
+/// Text after an `@` with fewer digits is a number; otherwise it is the beginning of a hash.
 const HASH_PREFIX_MIN: usize = 8;
 
-/// The longest request body: user data is the largest thing that clients send.
+/// The longest request body; user data is the largest part.
 pub const MAX_BODY_BYTES: usize = 8 << 20;
 
 #[derive(OpenApi)]
@@ -123,7 +123,7 @@ pub const MAX_BODY_BYTES: usize = 8 << 20;
 )]
 struct Description;
 
-/// Tokens, as the description names them.
+/// The security scheme of the OpenAPI description.
 struct TokenScheme;
 
 impl Modify for TokenScheme {
@@ -202,8 +202,8 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(create_join_token::create_join_token))
 }
 
-/// Changes a machine, to the end even where the client hangs up, and answers with what became of it: what the database
-/// and the machine tell, since a store may not answer for long.
+/// Changes a machine, running to the end even if the client disconnects, and answers with its state from the database
+/// and memory only, because a store may be slow.
 async fn change_machine<W>(
     service: Service,
     change: impl FnOnce(Service) -> W,
@@ -217,9 +217,9 @@ where
     }
     let disks = match persistent_disks_of(&service, &record).await {
         Ok(disks) => disks,
-        // It was done, and must not be done again because of this.
+        // Not an error, because the change was made and must not be repeated.
         Err(error) => {
-            tracing::warn!(machine = record.name, %error, "what a machine keeps cannot be told");
+            tracing::warn!(machine = record.name, %error, "cannot read the persistent disks of a machine");
             return Ok(Json(service.view(record)));
         }
     };
@@ -246,13 +246,13 @@ async fn persistent_disks_of(
     service.db().read().await?.persistent_disks().of_machine(record.uuid).await
 }
 
-/// Whether a store is named in a way that means the same to everybody. The daemon's working directory is not that of whoever asks.
+/// Whether a store's name means the same for the client and the daemon: relative paths do not.
 fn is_store(name: &str) -> bool {
     name.contains("://") || Path::new(name).is_absolute()
 }
 
-/// Whether a reference names another version than `name`, `IMAGE@NUMBER`, with this hash. What a channel points to only the
-/// store knows, and so the hash of what a machine that is off ran last.
+/// Whether a reference certainly names another version than `name` (`IMAGE@NUMBER`) with this hash. Only the
+/// store knows to what a channel points, and the hash of the last version of a machine that is off.
 fn is_another(reference: &str, name: &str, hash: Option<&str>) -> bool {
     let (Some((image, version)), Some((its_image, its_number))) =
         (reference.split_once('@'), name.split_once('@'))
@@ -272,17 +272,17 @@ fn number(text: &str) -> Option<u64> {
     text.parse().ok()
 }
 
-/// An edit as clients see it.
+/// A maintenance session as clients see it.
 fn session_view(disk: PersistentDisk, machine: String) -> MaintenanceSession {
     let PersistentDisk { image, version, author, created_at_ms: since_ms, .. } = disk;
     MaintenanceSession { image, version, machine, since_ms, author, warning: None }
 }
 
-/// The description of all operations. Any of them may be refused before it is looked at, and any may fail.
+/// The OpenAPI description of all operations, with the answers that any operation may give.
 pub fn openapi() -> utoipa::openapi::OpenApi {
     let mut described = routes().into_openapi();
     let refusals = [
-        ("400", "The request makes no sense"),
+        ("400", "The request is not valid"),
         ("401", "Over TCP: no token, or one that is unknown, revoked or expired"),
         ("403", "The role or the scopes of the caller do not allow this"),
         ("500", "The database, the store or the host failed"),
@@ -310,7 +310,7 @@ fn is_failure(status: &str) -> bool {
     status.starts_with(['4', '5'])
 }
 
-/// All operations over a service.
+/// The router with all operations of a service.
 pub fn router(service: Service) -> Router {
     let (router, described) = routes().split_for_parts();
     let needs = Needs::of(&described);

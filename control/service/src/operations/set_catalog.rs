@@ -32,7 +32,7 @@ use crate::retention::{ReferenceKind, Referrer};
     request_body = SetCatalog,
     responses(
         (status = 200, body = Catalog),
-        (status = 400, description = "No reference to an image, no path of a file in a guest, machines that keep their disks, or nothing to change", body = Problem),
+        (status = 400, description = "Not a reference to an image, not a path in a guest, machines with persistent disks, or nothing to change", body = Problem),
         (status = 404, description = "No such catalog, image or version", body = Problem),
         (status = 409, description = "It is pinned to a version of another image", body = Problem),
     ),
@@ -130,13 +130,13 @@ struct SetPool {
 }
 
 impl SetPool {
-    /// What it makes of a catalog.
+    /// The record after this change.
     fn of(&self, record: &CatalogRecord) -> PoolRecord {
         let ready_hours = match self.ready_always {
             true => None,
             false => self.ready_hours.clone().or_else(|| record.ready_hours.clone()),
         };
-        // Hours without an end of machines would begin once, and never end.
+        // Without a time after which machines are switched off, hours would only ever switch machines on.
         let is_first = record.ready_hours.is_none() && record.stop_idle_s == 0 && ready_hours.is_some();
         let usual = if is_first { DEFAULT_STOP_IDLE_S } else { record.stop_idle_s };
         PoolRecord {
@@ -214,7 +214,7 @@ async fn set_on_host_loss(
     let detail = format!("when their host is lost, its machines {}", on_host_loss.name());
     repo.events().append(service.event(caller, format!("catalog {name}"), "set", detail)).await?;
     repo.save().await?;
-    // Nodes learn which machines they end.
+    // Nodes must know which machines they end.
     service.boots_changed();
     Ok(record)
 }

@@ -24,19 +24,19 @@ use crate::fleet::moving::why_left;
 use crate::fleet::placement::{need_of, place};
 use crate::lifecycle::LifecycleError;
 
-/// Its kind.
+/// The kind of the task.
 pub(super) const KIND: &str = "drain";
 
-/// How many machines are moved at a time.
+/// The most machines that are moved at the same time.
 const AT_A_TIME: usize = 4;
 
-/// How far one machine is.
+/// The stage of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 enum Stage {
-    /// It is as it was.
+    /// Not moved yet.
     Pending,
-    /// It is on its way.
+    /// It is being moved.
     Moving {
         /// Its new host.
         to: Uuid,
@@ -52,11 +52,11 @@ struct Member {
     stage: Stage,
 }
 
-/// What it needs to go on.
+/// The data that the task needs to continue after a restart.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Plan {
     host: Uuid,
-    /// The catalogs whose machines it moves: nobody else changes these meanwhile.
+    /// The catalogs whose machines it moves. No other task may change these meanwhile.
     catalogs: BTreeSet<String>,
     members: Vec<Member>,
     report: DrainReport,
@@ -68,7 +68,7 @@ enum Error {
     Unknown(String),
     #[error("cannot drain host '{0}': its node is not connected")]
     Away(String),
-    #[error("cannot drain host '{host}': task {task} changes catalog '{catalog}', which has machines there")]
+    #[error("cannot drain host '{host}': task {task} changes catalog '{catalog}', which has machines on it")]
     CatalogBusy { host: String, catalog: String, task: i64 },
     #[error("cannot drain host '{host}': task {task} drains it")]
     Busy { host: String, task: i64 },
@@ -173,7 +173,7 @@ async fn plan(service: &Service, repo: &mut dyn Repository, host: &HostRecord) -
     Ok(Plan { host: host.id, catalogs, members, report })
 }
 
-/// Does what is left.
+/// Runs the rest of a plan.
 pub(super) async fn go_on(
     service: Service,
     caller: Caller,
@@ -189,20 +189,20 @@ pub(super) async fn go_on(
         }
         let host = plan.report.host.clone();
         let moved = plan.report.moved.len();
-        // A machine that is on its way is not left off.
+        // A machine that is being moved must not stay off.
         let is_cancelled = control.is_asked_to_stop();
         if is_cancelled && !plan.members.iter().any(Member::is_moving) {
             let why = format!(
                 "draining host '{host}' was cancelled: {moved} machine(s) were moved, and it stays cordoned"
             );
             return Err(Problem::new(ProblemKind::Cancelled, why)
-                .advise(format!("'headwater node uncordon {host}' lets it have new machines again")));
+                .advise(format!("'headwater node uncordon {host}' lets it get new machines again")));
         }
         control.report_doing(format!("{moved} of {all} machines moved"));
         let chosen = match choose(&service, &mut plan, is_cancelled).await {
             Ok(chosen) => chosen,
             Err(error) => {
-                tracing::warn!(host, "cannot choose the next machines to move, and tries again: {error}");
+                tracing::warn!(host, "cannot choose the next machines to move; it is tried again: {error}");
                 tokio::time::sleep(RETRY).await;
                 continue;
             }
@@ -250,7 +250,7 @@ impl Member {
 }
 
 impl Plan {
-    /// Others are moved first.
+    /// Moves a machine to the end of the plan.
     fn postpone(&mut self, uuid: Uuid) {
         if let Some(at) = self.members.iter().position(|member| member.uuid == uuid) {
             let member = self.members.remove(at);
@@ -272,7 +272,8 @@ impl Plan {
 /// A machine, its host and its new host.
 type Move = (Member, (HostRecord, HostRecord));
 
-/// The next machines and their new hosts, which are in the plan then. Those without a place are left. With `only_moving`, no other machine
+/// Chooses the next machines and their new hosts, and records both in the plan. Machines without a host with room are left.
+/// With `only_moving`, no other machine
 /// begins to move.
 async fn choose(service: &Service, plan: &mut Plan, only_moving: bool) -> Result<Vec<Move>, DbError> {
     let hosts = service.db().read().await?.hosts().list().await?;
@@ -297,7 +298,7 @@ async fn choose(service: &Service, plan: &mut Plan, only_moving: bool) -> Result
                 plan.end(member.uuid);
                 continue;
             }
-            // Somebody may have claimed it meanwhile.
+            // It may have been claimed meanwhile.
             _ => match why_left(&mut *repo, &record).await? {
                 Some(why) => Err(why),
                 None => {
@@ -323,7 +324,7 @@ async fn choose(service: &Service, plan: &mut Plan, only_moving: bool) -> Result
     Ok(chosen)
 }
 
-/// Moves a machine, and starts it if it was on. `Some`: why it stays.
+/// Moves a machine, and starts it if it was on. `Some`: why it is not moved.
 async fn move_one(
     service: &Service,
     member: &Member,
@@ -338,7 +339,7 @@ async fn move_one(
         let why = problem(&error);
         tracing::warn!(
             machine = name,
-            "a machine that was moved does not start, and is started again: {why}"
+            "cannot start a machine that was moved; it is tried again: {why}"
         );
     }
     Ok(stays)

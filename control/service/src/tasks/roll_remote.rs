@@ -1,4 +1,4 @@
-//! Machines of other hosts in a roll: their nodes say whether they are up, and run the health command.
+//! Machines of other hosts in a roll: their nodes report whether they have booted, and run the health command.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::Service;
 use crate::backend::TaskControl;
 use crate::caller::Caller;
 
-/// The most of an answer of a health command that is read: its output does not count.
+/// The most bytes of the answer of a health command that are read; its output is not used.
 const ANSWER_MAX_BYTES: usize = 64 << 20;
 
 impl Service {
@@ -29,13 +29,13 @@ impl Service {
         }
     }
 
-    /// Whether nothing was heard of a host for longer than a restart of its node takes.
+    /// Whether a host's node has not been heard for longer than its restart takes.
     pub(super) async fn is_lost(&self, host: Uuid) -> Result<bool, DbError> {
         let found = self.db().read().await?.hosts().by_id(host).await?;
         Ok(found.is_none_or(|host| host.state == HostState::Lost))
     }
 
-    /// Waits until a machine of another host is up, also if its guest restarts, and checks it.
+    /// Waits until a machine of another host has booted, even if its guest reboots, and runs the health command.
     pub(super) async fn wait_until_healthy_there(
         &self,
         record: &MachineRecord,
@@ -47,16 +47,16 @@ impl Service {
         let end = Instant::now() + Duration::from_secs(plan.request.boot_s);
         loop {
             if control.is_cancelled() {
-                return failed("was not waited for".to_owned());
+                return failed("was not checked, because the roll ended".to_owned());
             }
             let found = async { self.db().read().await?.machines().by_uuid(record.uuid).await };
             let host = match found.await {
                 Ok(None) => return Stage::Left { why: "was removed".to_owned() },
-                // Its host may have been lost, and another one has it.
+                // It may have been assigned to another host, because its own was lost.
                 Ok(Some(now)) => now.host,
                 Err(_) => record.host,
             };
-            // A node that is away may be back in time.
+            // A node that is not connected may reconnect in time.
             let seen = match self.link(host) {
                 Some(link) => link.machine(&record.name).await,
                 None => None,
@@ -72,7 +72,7 @@ impl Service {
                 _ => {}
             }
             if Instant::now() >= end {
-                return failed(format!("was not up within {} s", plan.request.boot_s));
+                return failed(format!("has not booted within {} s", plan.request.boot_s));
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -82,17 +82,17 @@ impl Service {
             tokio::time::timeout(limit + LOOK * 30, self.check_there(record, command, limit, caller));
         let checked = tokio::select! {
             checked = checking => checked,
-            () = ended(control) => return failed("was not waited for".to_owned()),
+            () = ended(control) => return failed("was not checked, because the roll ended".to_owned()),
         };
         match checked {
             Ok(Ok(0)) => Stage::Healthy,
-            Ok(Ok(code)) => failed(format!("is not healthy: the command ended with {code}")),
+            Ok(Ok(code)) => failed(format!("is not healthy: the health command failed with exit code {code}")),
             Ok(Err(problem)) => failed(format!("cannot be checked: {problem}")),
             Err(_) => failed(format!("did not answer its check within {} s", limit.as_secs())),
         }
     }
 
-    /// Runs the health command through the node, and gives its exit code.
+    /// Runs the health command through the node, and returns its exit code.
     async fn check_there(
         &self,
         record: &MachineRecord,

@@ -1,4 +1,4 @@
-//! The web console: static files, sessions, and the API for them, on a port of its own.
+//! The web console: static files, sessions, and the API, on a port of its own.
 //!
 //! ```text
 //!   headwater console --API--> ticket (60 s, one use)
@@ -9,9 +9,10 @@
 //!            POST /api/v1/machines/NAME/display/ticket --> WebSocket /display in the same way
 //! ```
 //!
-//! A browser sends what a page of anybody asks it to send. So there are no cookies, and the `Origin` of a request, if it has one, must be
-//! the console itself: a foreign page can neither read nor change anything. Without TLS, `Host` must be a name of the loopback
-//! interface too, so that a foreign name that points to this port is refused. With TLS the certificate does that.
+//! A browser sends requests that any page makes. So there are no cookies, and the `Origin` of a request, if it has one,
+//! must be
+//! the console itself: a foreign page can neither read nor change anything. Without TLS, `Host` must be a loopback name
+//! too, so that a foreign name that resolves to this port is refused. With TLS the certificate ensures that.
 
 mod assets;
 mod machine_socket;
@@ -46,7 +47,8 @@ use sessions::{SessionRight, Tickets};
 /// The longest request body of `/session`, in bytes.
 const SESSION_BODY_MAX_BYTES: usize = 1024;
 
-/// The policy of the page: it loads nothing of others, and nobody may frame it. Svelte makes its templates through the one policy of trusted types.
+/// The Content-Security-Policy of the page: it loads nothing from elsewhere, and nobody may frame it. Svelte creates its
+/// templates through the only trusted-types policy.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
      trusted-types svelte-trusted-html";
@@ -72,7 +74,7 @@ pub struct Reachable {
     pub fingerprint: Option<String>,
 }
 
-/// What a service knows of its ports.
+/// The state of the service's ports.
 #[derive(Debug, Default)]
 pub(crate) struct WebState {
     reachable: OnceLock<Reachable>,
@@ -95,7 +97,7 @@ impl Service {
     }
 }
 
-/// Serves the console until `stop` says true and the requests in flight are answered. `router` is that of all operations.
+/// Serves the console until `stop` is true and the requests in flight are answered. `router` has all operations.
 pub async fn serve(
     port: Port,
     router: Router,
@@ -125,10 +127,10 @@ fn console(router: Router, service: Service, hosts: Hosts) -> Router {
         .layer(middleware::map_response(protect))
 }
 
-/// The names under which a browser may reach the console.
+/// The host names under which a browser may reach the console.
 #[derive(Clone)]
 enum Hosts {
-    /// Over HTTP, these.
+    /// Over HTTP, only these.
     Loopback(Arc<[String; 2]>),
     /// Over HTTPS, any.
     Encrypted,
@@ -180,11 +182,11 @@ impl Hosts {
         if origins.any(|origin| !own(origin)) {
             return Some("its header Origin names another site");
         }
-        // A link may lead to a page from anywhere, but only that page asks for anything else.
+        // A link on any site may lead to the page, but everything else is requested by the page itself.
         let is_page = method == Method::GET && assets::ALL.iter().any(|asset| asset.path == path);
         let mut sites = headers.get_all("sec-fetch-site").iter();
         if !is_page && sites.any(|site| site.as_bytes() != b"same-origin") {
-            return Some("another site caused it");
+            return Some("another site caused the request");
         }
         None
     }
@@ -202,7 +204,7 @@ async fn protect(mut response: Response) -> Response {
     for (name, value) in HEADERS {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
-    // The static files say more.
+    // Static files have their own value.
     response.headers_mut().entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     response
 }
@@ -216,7 +218,7 @@ async fn require_session(State(service): State<Service>, request: Request, next:
             };
         }
         Some(secret) if !secret.starts_with(token::SESSION_PREFIX) => {
-            let message = "the console takes named tokens only, which begin with hwt_";
+            let message = "the console accepts only named tokens, which begin with hwt_";
             let problem = Problem::new(ProblemKind::Unauthorized, message).advise(OPEN_ANOTHER);
             return ([(header::WWW_AUTHENTICATE, "Bearer")], server::refusal(problem)).into_response();
         }
@@ -229,7 +231,7 @@ async fn require_session(State(service): State<Service>, request: Request, next:
             server::let_in(request, presented, next).await
         }
         Ok(None) => {
-            let problem = Problem::new(ProblemKind::Unauthorized, "the session has ended, or there is none");
+            let problem = Problem::new(ProblemKind::Unauthorized, "there is no such session, or it has ended");
             let refusal = server::refusal(problem.advise(OPEN_ANOTHER));
             ([(header::WWW_AUTHENTICATE, "Bearer")], refusal).into_response()
         }
@@ -273,7 +275,7 @@ async fn close(
     State(service): State<Service>,
     headers: HeaderMap,
 ) -> Result<axum::http::StatusCode, Failure> {
-    // Only somebody who has a session takes the turn of a writer.
+    // Only a caller with a session uses a writer's transaction.
     if let Some(secret) = bearer(&headers)
         && service.session(secret).await?.is_some()
     {

@@ -421,7 +421,7 @@ async fn a_machine_whose_restart_fails_has_an_alarm_until_it_is_on_or_stopped() 
         until("it has an alarm", async || alarm().await.is_some()).await;
         let shown = alarm().await.unwrap();
         assert!(
-            shown.message.contains("not on again") && shown.message.contains("not in this test"),
+            shown.message.contains("its restart failed") && shown.message.contains("not in this test"),
             "{shown}"
         );
         assert_eq!(fixture.view().await.alarm, Some(shown));

@@ -60,7 +60,7 @@ async fn a_seal_also_removes_what_the_catalog_says() {
     let api = Api::serve(&fixture).await;
     let set = async |body: &str| api.ask("PATCH", "catalogs/lab", body).await;
     for (body, why) in [
-        ("{}", "nothing is to change"),
+        ("{}", "no change of the catalog was given"),
         (r#"{"seal_removes":["licence.key"]}"#, "absolute path"),
         (r#"{"seal_removes":["/a\nb"]}"#, "absolute path"),
         (r#"{"seal_removes":["//"]}"#, "absolute path"),
