@@ -92,9 +92,7 @@ pub fn open_waiting(
         return Ok(Arc::new(RemoteStore::open(options)?));
     }
     if let Some((scheme, _)) = name.split_once("://") {
-        let message = format!(
-            "'{name}': {scheme}:// cannot be a store; use a directory, s3:// or https://"
-        );
+        let message = format!("'{name}': {scheme}:// cannot be a store; use a directory, s3:// or https://");
         return Err(StoreError::new(StoreErrorKind::Invalid, message));
     }
     Ok(Arc::new(LocalDir::open(Path::new(name), access)?))

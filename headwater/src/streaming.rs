@@ -125,9 +125,7 @@ impl StreamArgs {
     /// Warns that a chunk cache on disk has no use for images on this host.
     pub fn warn_of_no_use(&self, what: &str) {
         if self.chunk_cache.is_some() {
-            tracing::warn!(
-                "{what} is on this host, so --chunk-cache and --hydrate have no effect on it"
-            );
+            tracing::warn!("{what} is on this host, so --chunk-cache and --hydrate have no effect on it");
         }
     }
 
@@ -364,7 +362,9 @@ impl Streaming {
             }
         };
         let thread = std::thread::Builder::new().name("ending".into()).spawn(watch);
-        let thread = thread.inspect_err(|e| tracing::error!("cannot start the thread that ends waiting reads: {e}")).ok();
+        let thread = thread
+            .inspect_err(|e| tracing::error!("cannot start the thread that ends waiting reads: {e}"))
+            .ok();
         Ending { end: Some(end), thread }
     }
 }

@@ -69,7 +69,9 @@ pub fn is_damaged(chunks: u64) -> String {
 
 /// The advice if no store to repair from was named; `command` is the command that found the damage.
 pub fn how_to_repair(command: &str) -> String {
-    format!("'headwater {command} --repair-from STORE' repairs damage from STORE, another store with intact copies")
+    format!(
+        "'headwater {command} --repair-from STORE' repairs damage from STORE, another store with intact copies"
+    )
 }
 
 /// Explains a remark to a reader of the list of files.

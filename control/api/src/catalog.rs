@@ -13,15 +13,16 @@ use crate::scheme::SetScheme;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnHostLoss {
-    /// They are waited for. On their host they go on while the controller is away.
+    /// The machines stay with their host. While the controller cannot be reached, they keep running.
     #[default]
     Wait,
-    /// They are started on other hosts. Their host ends them when it has not heard the controller for the time of its lease.
+    /// The machines are started on other hosts. Their own host ends them when it has not heard the controller for the time
+    /// of its lease.
     Restart,
 }
 
 impl OnHostLoss {
-    /// Its name.
+    /// The policy's name in requests.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Wait => "wait",
@@ -29,7 +30,7 @@ impl OnHostLoss {
         }
     }
 
-    /// The one of that name.
+    /// Parses the output of [`OnHostLoss::name`].
     pub fn parse(text: &str) -> Result<Self, String> {
         [Self::Wait, Self::Restart]
             .into_iter()
@@ -46,7 +47,7 @@ pub struct CreateCatalog {
     pub name: String,
     /// `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`.
     pub image: String,
-    /// The write cache of a machine made from now on.
+    /// The write cache of machines that are created from now on.
     #[serde(default)]
     pub cache: CacheSettings,
     /// The memory of each machine's guest, in bytes.
@@ -74,19 +75,20 @@ pub struct CreateCatalog {
     #[serde(default)]
     #[schema(value_type = String)]
     pub network: Network,
-    /// Size of the scratch disk of each machine; 0: none.
+    /// Size of the scratch disk of each machine; 0: no scratch disk.
     #[serde(default)]
     pub scratch_bytes: u64,
     /// The cloud-init user data of each machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,
-    /// The names of machines that `scale` makes: `#` signs stand for the digits of a number. `NAME-##` unless given.
+    /// The pattern for names of machines that `scale` creates: `#` signs stand for the digits of a number. Default:
+    /// `NAME-##`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name_rule: Option<String>,
-    /// The number of the first machine that `scale` makes.
+    /// The number of the first machine that `scale` creates.
     #[serde(default = "CreateCatalog::default_first_number")]
     pub first_number: u32,
-    /// How many of its machines are kept on, fresh and unclaimed. Default: 0.
+    /// How many machines are kept on, freshly booted and unclaimed. Default: 0.
     #[serde(default)]
     pub keep_ready: u32,
     /// The hours in which `keep_ready` counts, as `mon-fri 07:00-19:00 Europe/Berlin`. Default: always. Without a time zone, that of the
@@ -96,7 +98,7 @@ pub struct CreateCatalog {
     /// Seconds until an unclaimed machine beyond `keep_ready` is switched off; 0: never. Default with `ready_hours`: 900.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_idle_s: Option<u64>,
-    /// Files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards.
+    /// Additional files that a seal removes in the guests of its machines: absolute paths, which may have wildcards.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub seal_removes: Vec<String>,
     /// The policy for its machines whose host is lost.
@@ -105,17 +107,17 @@ pub struct CreateCatalog {
 }
 
 impl CreateCatalog {
-    /// Numbers begin with 1.
+    /// Numbers start at 1.
     pub const fn default_first_number() -> u32 {
         1
     }
 }
 
-/// What is to change of a catalog; what is absent stays.
+/// The change of a catalog. Absent fields do not change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetCatalog {
-    /// What its machines boot from now on: `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`.
+    /// What its machines boot from their next boot on: `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// New settings for its machines, which take them at their next boot.
@@ -127,13 +129,14 @@ pub struct SetCatalog {
     /// The hours in which `keep_ready` counts, as `mon-fri 07:00-19:00 Europe/Berlin`. Without a time zone, that of the daemon's host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_hours: Option<Hours>,
-    /// `keep_ready` counts at all hours again.
+    /// Makes `keep_ready` count at all hours again.
     #[serde(default)]
     pub ready_always: bool,
     /// Seconds until an unclaimed machine beyond `keep_ready` is switched off; 0: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_idle_s: Option<u64>,
-    /// All files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards.
+    /// The complete list of additional files that a seal removes in the guests of its machines: absolute paths, which may
+    /// have wildcards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seal_removes: Option<Vec<String>>,
     /// The policy for its machines whose host is lost.
@@ -153,7 +156,7 @@ pub const MAX_STOP_IDLE_S: u64 = 7 * 86_400;
 /// The default `stop_idle_s` of a catalog with hours.
 pub const DEFAULT_STOP_IDLE_S: u64 = 900;
 
-/// The most paths that a seal removes for one catalog.
+/// The most paths of one catalog that a seal removes.
 pub const SEAL_REMOVES_MAX: usize = 100;
 
 /// Checks paths that a seal removes in a guest.
@@ -188,10 +191,10 @@ pub struct Catalog {
     pub name: String,
     /// What its machines boot, as given.
     pub image: String,
-    /// The version that its machines boot in place of `image`, as `IMAGE@NUMBER`. The pin of a machine has priority.
+    /// The version that its machines boot instead of `image`, as `IMAGE@NUMBER`. The pin of a machine has priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pin: Option<String>,
-    /// The version that `pin` or `image` means now. Absent if there is none.
+    /// The version to which `pin` or `image` resolves now. Absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_version: Option<String>,
     /// The number of the newest version of its scheme, whose settings follow.
@@ -209,7 +212,7 @@ pub struct Catalog {
     pub transport: DiskTransport,
     /// The firmware of each machine.
     pub firmware: Firmware,
-    /// Whether the firmware of each machine runs only loaders that are signed with Microsoft's keys: it must be `uefi` then.
+    /// Whether the firmware of each machine, which is then `uefi`, runs only loaders that are signed with Microsoft's keys.
     #[serde(default)]
     pub secure_boot: bool,
     /// Whether each machine has a TPM 2.0.
@@ -217,20 +220,20 @@ pub struct Catalog {
     pub tpm: bool,
     /// The display of each machine.
     pub display: Display,
-    /// How the network card of each machine is connected: `user` or `bridge:NAME`.
+    /// The connection of each machine's network card: `user` or `bridge:NAME`.
     #[schema(value_type = String)]
     pub network: Network,
-    /// Size of the scratch disk of each machine in bytes, whole MiB from 64 MiB to 4 TiB; 0: none.
+    /// Size of the scratch disk of each machine in bytes, whole MiB from 64 MiB to 4 TiB; 0: no scratch disk.
     #[serde(default)]
     pub scratch_bytes: u64,
     /// The cloud-init user data of each machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,
-    /// The names of machines that `scale` makes.
+    /// The pattern for names of machines that `scale` creates.
     pub name_rule: String,
-    /// The number of the first machine that `scale` makes.
+    /// The number of the first machine that `scale` creates.
     pub first_number: u32,
-    /// How many of its machines are kept on, fresh and unclaimed.
+    /// How many machines are kept on, freshly booted and unclaimed.
     #[serde(default)]
     pub keep_ready: u32,
     /// The hours in which `keep_ready` counts. Absent: always.
@@ -239,7 +242,7 @@ pub struct Catalog {
     /// Seconds until an unclaimed machine beyond `keep_ready` is switched off; 0: never.
     #[serde(default)]
     pub stop_idle_s: u64,
-    /// Files that a seal also removes in the guests of its machines.
+    /// Additional files that a seal removes in the guests of its machines.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub seal_removes: Vec<String>,
     /// The policy for its machines whose host is lost.

@@ -1,6 +1,5 @@
 //! Claims: a claim lends a machine of a catalog to one holder. Nobody else gets the machine until it was reset.
 /// The request to claim a machine.
-
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,6 @@
-//! The filter language of lists, shared by the API, the command line and the console. A database answers those terms that are about what it
-//! stores ([`Filter::stored`]); the others are about machines as they are now ([`Filter::live`]).
+//! The filter language of lists, shared by the API, the command line and the console. The database evaluates the terms
+//! about
+//! stored columns ([`Filter::stored`]); the other terms depend on the present state of machines ([`Filter::live`]).
 //!
 //! ```text
 //!   filter = term*                      all terms must match
@@ -8,8 +9,9 @@
 //!   number = digits with one of the units %, s, K, M, G, T
 //! ```
 //!
-//! `state:running,booting catalog:class version:old ram>80% -name:test-*`. A word alone matches names that contain it. Letters match in
-//! either case.
+//! Example: `state:running,booting catalog:class version:old ram>80% -name:test-*`. A word alone matches names that contain
+//! it. Upper and lower case
+//! letters match each other.
 
 use crate::machine::{CacheMode, Machine, MachineState};
 use crate::problem::{Problem, ProblemKind};
@@ -22,11 +24,11 @@ pub const MAX_FILTER_BYTES: usize = 4096;
 /// The keys by which a list can be filtered.
 #[derive(Clone, Copy, Debug)]
 struct Keys {
-    /// The keys of texts.
+    /// The keys with text values.
     texts: &'static [&'static str],
-    /// The keys of numbers.
+    /// The keys with numbers.
     numbers: &'static [&'static str],
-    /// The values that `state:` knows.
+    /// The permitted values of `state:`.
     states: &'static [&'static str],
     example: &'static str,
 }
@@ -75,51 +77,51 @@ const EVENTS: Keys = Keys {
     example: "subject:\"machine pc-*\" action:created,removed -caller:daemon",
 };
 
-/// What `is:` knows.
+/// The permitted values of `is:`.
 const IS: [&str; 7] = ["on", "off", "pinned", "kept", "editing", "alarm", "claimed"];
 
-/// A filter that was read.
+/// A parsed filter.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Filter(Vec<Term>);
 
-/// One of its terms.
+/// A term of a filter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Term {
-    /// A row that matches the test does not match the term.
+    /// Whether the term matches rows that do not match the test.
     pub is_negated: bool,
     /// What is tested.
     pub test: Test,
 }
 
-/// What a term tests. All texts are in lower case.
+/// The test of a term. All texts are in lower case.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Test {
     /// The name contains this.
     Word(String),
-    /// It is like one of the values, in which `*` stands for any characters.
+    /// The text of a key matches one of the values, in which `*` stands for any characters.
     Text {
-        /// One of the known keys.
+        /// A known key.
         key: String,
-        /// None of them is empty.
+        /// The values, none of which is empty.
         values: Vec<String>,
     },
-    /// It compares like this.
+    /// A number compares with the given one.
     Number {
-        /// One of the known keys.
+        /// A known key.
         key: String,
-        /// How.
+        /// The comparison.
         comparison: Comparison,
-        /// With what.
+        /// The number to compare with.
         number: f64,
-        /// Of what.
+        /// The unit of the number.
         unit: Unit,
     },
-    /// It is of a catalog or an image that a caller may see.
+    /// The row belongs to a catalog or an image within these scopes.
     Within(Scopes),
 }
 
 impl Test {
-    /// Whether it is about a machine as it is now, which no database knows.
+    /// Whether the test depends on the present state of machines, which no database knows.
     fn is_live(&self) -> bool {
         match self {
             Self::Word(_) | Self::Within(_) => false,
@@ -134,7 +136,7 @@ impl Test {
     }
 }
 
-/// How numbers are compared.
+/// A comparison of numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Comparison {
     /// `<`
@@ -157,32 +159,32 @@ pub enum Unit {
 }
 
 impl Filter {
-    /// Reads a filter of machines.
+    /// Parses a filter of machines.
     pub fn parse(text: &str) -> Result<Self, Problem> {
         Self::read(text, MACHINES)
     }
 
-    /// Reads a filter of tasks.
+    /// Parses a filter of tasks.
     pub fn parse_for_tasks(text: &str) -> Result<Self, Problem> {
         Self::read(text, TASKS)
     }
 
-    /// Reads a filter of events.
+    /// Parses a filter of events.
     pub fn parse_for_events(text: &str) -> Result<Self, Problem> {
         Self::read(text, EVENTS)
     }
 
     fn read(text: &str, keys: Keys) -> Result<Self, Problem> {
-        let odd = |why| odd(text, keys, why);
+        let error = |why| error(text, keys, why);
         if text.len() > MAX_FILTER_BYTES {
-            return Err(odd(format!("it is longer than {MAX_FILTER_BYTES} bytes")));
+            return Err(error(format!("it is longer than {MAX_FILTER_BYTES} bytes")));
         }
-        let words = words(text).map_err(odd)?;
+        let words = words(text).map_err(error)?;
         let terms: Result<Vec<_>, String> = words.iter().map(|word| term(word, keys)).collect();
-        terms.map(Self).map_err(odd)
+        terms.map(Self).map_err(error)
     }
 
-    /// The same, and of the rows only those that a caller with these scopes may see.
+    /// Adds the condition that rows are within a caller's scopes.
     #[must_use]
     pub fn within(mut self, scopes: Option<&Scopes>) -> Self {
         let term = |scopes: &Scopes| Term { is_negated: false, test: Test::Within(scopes.clone()) };
@@ -190,24 +192,24 @@ impl Filter {
         self
     }
 
-    /// Its terms, all of which must match.
+    /// The terms, all of which must match.
     pub fn terms(&self) -> &[Term] {
         &self.0
     }
 
-    /// The terms that a database can answer.
+    /// The terms that a database can evaluate.
     #[must_use]
     pub fn stored(&self) -> Self {
         Self(self.0.iter().filter(|term| !term.test.is_live()).cloned().collect())
     }
 
-    /// The other terms: what a machine uses, its alarm, and whether it is of an old version.
+    /// The other terms: about use, alarms, and outdated versions.
     #[must_use]
     pub fn live(&self) -> Self {
         Self(self.0.iter().filter(|term| term.test.is_live()).cloned().collect())
     }
 
-    /// Whether it is about the states of machines.
+    /// Whether a term depends on the states of machines.
     pub fn is_about_state(&self) -> bool {
         self.0.iter().any(|term| match &term.test {
             Test::Text { key, values } if key == "is" => {
@@ -229,13 +231,13 @@ impl Filter {
     }
 }
 
-fn odd(text: &str, keys: Keys, why: String) -> Problem {
+fn error(text: &str, keys: Keys, why: String) -> Problem {
     let shown: String = text.chars().take(100).collect();
     Problem::new(ProblemKind::Invalid, format!("cannot read the filter '{}': {why}", shown.escape_debug()))
         .advise(format!("write for instance: {}", keys.example))
 }
 
-/// The words of a text: blanks within quotes belong to a word.
+/// The words of a text. Blanks within quotes belong to a word.
 fn words(text: &str) -> Result<Vec<String>, String> {
     let (mut words, mut word, mut is_quoted) = (Vec::new(), String::new(), false);
     for c in text.chars() {
@@ -250,7 +252,7 @@ fn words(text: &str) -> Result<Vec<String>, String> {
         }
     }
     if is_quoted {
-        return Err("a quotation mark has no second one".to_owned());
+        return Err("a closing quotation mark is missing".to_owned());
     }
     if !word.is_empty() {
         words.push(word);
@@ -278,7 +280,7 @@ fn text_test(key: &str, values: &str, keys: Keys) -> Result<Test, String> {
     let key = key.to_lowercase();
     if !keys.texts.contains(&key.as_str()) {
         let comparable = if keys.numbers.contains(&key.as_str()) { " (compare it: ram>80%)" } else { "" };
-        return Err(format!("there is no '{key}:'{comparable}; there are {}", keys.texts.join(", ")));
+        return Err(format!("'{key}:' is not a key{comparable}; the keys are {}", keys.texts.join(", ")));
     }
     let values: Vec<String> = values.split(',').map(str::to_lowercase).collect();
     if values.iter().any(String::is_empty) {
@@ -294,7 +296,7 @@ fn text_test(key: &str, values: &str, keys: Keys) -> Result<Test, String> {
         _ => &[],
     };
     if let Some(other) = values.iter().find(|value| !known.is_empty() && !known.contains(&value.as_str())) {
-        return Err(format!("there is no '{key}:{other}'; there are {}", known.join(", ")));
+        return Err(format!("'{key}:{other}' is not possible; the values are {}", known.join(", ")));
     }
     Ok(Test::Text { key, values })
 }
@@ -303,12 +305,12 @@ fn number_test(key: &str, rest: &str, keys: Keys) -> Result<Test, String> {
     let key = key.to_lowercase();
     if keys.numbers.is_empty() {
         return Err(format!(
-            "'{key}{rest}' compares, and there are only texts here: {}",
+            "'{key}{rest}' is a comparison, but there are only keys with texts here: {}",
             keys.texts.join(", ")
         ));
     }
     if !keys.numbers.contains(&key.as_str()) {
-        return Err(format!("'{key}' is no number; these are: {}", keys.numbers.join(", ")));
+        return Err(format!("'{key}' is not a key with a number; these are: {}", keys.numbers.join(", ")));
     }
     let comparisons = [
         ("<=", Comparison::LessOrEqual),
@@ -318,7 +320,9 @@ fn number_test(key: &str, rest: &str, keys: Keys) -> Result<Test, String> {
     ];
     let found =
         comparisons.into_iter().find_map(|(sign, comparison)| Some((rest.strip_prefix(sign)?, comparison)));
-    let Some((text, comparison)) = found else { return Err(format!("'{key}{rest}' compares with nothing")) };
+    let Some((text, comparison)) = found else {
+        return Err(format!("'{key}{rest}' has no number to compare with"));
+    };
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == '%');
     let (factor, unit) = match text.get(digits.len()..).unwrap_or_default().to_lowercase().as_str() {
         "" | "s" => (1.0, Unit::Plain),
@@ -327,16 +331,16 @@ fn number_test(key: &str, rest: &str, keys: Keys) -> Result<Test, String> {
         "m" => (1024.0 * 1024.0, Unit::Plain),
         "g" => (1024.0 * 1024.0 * 1024.0, Unit::Plain),
         "t" => (1024.0 * 1024.0 * 1024.0 * 1024.0, Unit::Plain),
-        other => return Err(format!("'{other}' is no unit; there are %, s, K, M, G, T")),
+        other => return Err(format!("'{other}' is not a unit; the units are %, s, K, M, G, T")),
     };
     if unit == Unit::Percent && !matches!(key.as_str(), "ram" | "disk") {
-        return Err(format!("'{key}' has no limit to take a share of"));
+        return Err(format!("'{key}' has no limit, so it cannot be compared with a percentage"));
     }
     match digits.parse::<f64>() {
         Ok(number) if number.is_finite() => {
             Ok(Test::Number { key, comparison, number: number * factor, unit })
         }
-        _ => Err(format!("'{text}' is no number")),
+        _ => Err(format!("'{text}' is not a number")),
     }
 }
 
@@ -383,14 +387,14 @@ fn has(machine: &Machine, key: &str, value: &str) -> bool {
     }
 }
 
-/// A number of a machine, if it has it now.
+/// The value of a number of a machine, if it has one now.
 fn measure(machine: &Machine, key: &str, unit: Unit) -> Option<f64> {
     let number = |value: u64| value as f64;
     let share = |used: u64, limit: u64| (limit > 0).then(|| number(used) * 100.0 / number(limit));
     let disk = machine.disk.as_ref();
     match (key, unit) {
         ("ram", Unit::Plain) => disk.map(|disk| number(disk.ram_used_bytes)),
-        // The mode `disk` has a few MiB that its settings do not say.
+        // In mode `disk` the memory limit is a fixed size that is not in the settings.
         ("ram", Unit::Percent) if machine.cache.mode == CacheMode::Disk => None,
         ("ram", Unit::Percent) => disk.and_then(|disk| share(disk.ram_used_bytes, machine.cache.ram_bytes)),
         ("disk", Unit::Plain) => disk.map(|disk| number(disk.disk_used_bytes)),
@@ -404,7 +408,7 @@ fn measure(machine: &Machine, key: &str, unit: Unit) -> Option<f64> {
     }
 }
 
-/// Whether a text is like a pattern, in which `*` stands for any characters.
+/// Whether a text matches a pattern, in which `*` stands for any characters.
 pub(crate) fn is_like(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();

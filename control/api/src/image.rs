@@ -365,7 +365,9 @@ impl SourceFormat {
         [Self::Raw, Self::Qcow2, Self::Vhd, Self::Vhdx, Self::Vmdk]
             .into_iter()
             .find(|it| it.name() == called)
-            .ok_or_else(|| format!("'{text}' is not a format of disks; write raw, qcow2, vhd (or vpc), vhdx or vmdk"))
+            .ok_or_else(|| {
+                format!("'{text}' is not a format of disks; write raw, qcow2, vhd (or vpc), vhdx or vmdk")
+            })
     }
 }
 

@@ -1,4 +1,4 @@
-//! The words that the daemon and its clients exchange: requests, answers, errors and their schemas.
+//! The types of the API: requests, answers and errors, with their schemas, shared by the daemon and its clients.
 //!
 //! ```text
 //!   CLI, console, scripts --JSON over HTTP--> control/service
@@ -6,10 +6,10 @@
 //! ```
 //!
 //! # Guarantees
-//! - Every type is (de)serialisable and has an OpenAPI schema; unknown fields of a request are refused, so
-//!   that a misspelt option is an error and never silently ignored.
-//! - Every failed request is answered with a [`Problem`]: its [`ProblemKind`] says what a program may do, the
-//!   message and causes tell a person what was tried, on what, why it failed and what to do.
+//! - Every type is (de)serialisable and has an OpenAPI schema. Unknown fields of a request are errors, so
+//!   that a misspelt option is never silently ignored.
+//! - Every failed request is answered with a [`Problem`]: its [`ProblemKind`] tells programs what to do, its
+//!   message, causes and advice tell people what was tried, on what, why it failed and what to do.
 //! - Units are in the names: `_bytes`, `_ms`; times are milliseconds since 1970 UTC.
 //!
 //! # Limits

@@ -1,4 +1,4 @@
-//! Machines: what they are, what they should do and what they do.
+//! Machines: their settings, their wanted state and their present state.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -9,22 +9,22 @@ use crate::platform::{Display, Firmware, Network};
 /// Where a machine's writes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 pub enum CacheMode {
-    /// Memory only; when it is full, writes pause and then fail with "no space".
+    /// In memory only. When that is full, writes pause and then fail with "no space".
     #[serde(rename = "ram")]
     Ram,
-    /// Memory first, overflowing to disk.
+    /// In memory first, overflowing to disk.
     #[serde(rename = "ram+disk")]
     RamDisk,
-    /// Disk, with a little memory as buffer.
+    /// On disk, with a small memory buffer.
     #[serde(rename = "disk")]
     Disk,
 }
 
 impl CacheMode {
-    /// All modes, as written.
+    /// All modes, as written in requests.
     pub const NAMES: [&str; 3] = ["ram", "ram+disk", "disk"];
 
-    /// The mode as written.
+    /// The mode's name in requests.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ram => "ram",
@@ -33,7 +33,7 @@ impl CacheMode {
         }
     }
 
-    /// Reads a mode.
+    /// Parses the output of [`CacheMode::name`].
     pub fn parse(text: &str) -> Result<Self, String> {
         match text {
             "ram" => Ok(Self::Ram),
@@ -58,20 +58,20 @@ impl std::fmt::Display for CacheMode {
 /// How a machine reaches its disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 pub enum DiskTransport {
-    /// Through memory that it shares with the daemon (vhost-user-blk): the fastest.
+    /// Through vhost-user-blk, for which the machine shares its memory with the daemon: the fastest.
     #[default]
     #[serde(rename = "vhost-user")]
     VhostUser,
-    /// NBD on a socket, for hypervisors and policies under which a machine's memory is not to be shared.
+    /// NBD on a socket, for hypervisors and policies that do not permit shared memory.
     #[serde(rename = "nbd")]
     Nbd,
 }
 
 impl DiskTransport {
-    /// All transports, as written.
+    /// All transports, as written in requests.
     pub const NAMES: [&str; 2] = ["vhost-user", "nbd"];
 
-    /// The transport as written.
+    /// The transport's name in requests.
     pub const fn name(self) -> &'static str {
         match self {
             Self::VhostUser => "vhost-user",
@@ -79,7 +79,7 @@ impl DiskTransport {
         }
     }
 
-    /// Reads a transport.
+    /// Parses the output of [`DiskTransport::name`].
     pub fn parse(text: &str) -> Result<Self, String> {
         match text {
             "vhost-user" => Ok(Self::VhostUser),
@@ -98,20 +98,20 @@ impl std::fmt::Display for DiskTransport {
 /// What starts a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 pub enum BootFrom {
-    /// The daemon runs it as a virtual machine.
+    /// The daemon, as a virtual machine.
     #[default]
     #[serde(rename = "vm")]
     Vm,
-    /// Somebody switches it on, and its firmware boots from the network: a target.
+    /// A person or a remote power switch; the computer (a target) then boots from the network.
     #[serde(rename = "network")]
     Network,
 }
 
 impl BootFrom {
-    /// Both, as written.
+    /// All values, as written in requests.
     pub const NAMES: [&str; 2] = ["vm", "network"];
 
-    /// As written.
+    /// The value's name in requests.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Vm => "vm",
@@ -119,10 +119,12 @@ impl BootFrom {
         }
     }
 
-    /// Reads what [`BootFrom::name`] gave.
+    /// Parses the output of [`BootFrom::name`].
     pub fn parse(text: &str) -> Result<Self, String> {
         let found = [Self::Vm, Self::Network].into_iter().find(|boot| boot.name() == text);
-        found.ok_or_else(|| format!("'{text}' starts no machine; write one of {}", Self::NAMES.join(", ")))
+        found.ok_or_else(|| {
+            format!("'{text}' is not a way to start a machine; write one of {}", Self::NAMES.join(", "))
+        })
     }
 }
 
@@ -139,26 +141,26 @@ pub struct CacheSettings {
     /// Where writes go.
     #[serde(default = "CacheSettings::default_mode")]
     pub mode: CacheMode,
-    /// The most memory it may take; at least 16 MiB.
+    /// The memory limit; at least 16 MiB.
     #[serde(default = "CacheSettings::default_ram_bytes")]
     pub ram_bytes: u64,
-    /// The most disk space it may take; at least 16 MiB, and not used by `ram`.
+    /// The limit of overflow disk space; at least 16 MiB, and not used in mode `ram`.
     #[serde(default = "CacheSettings::default_disk_bytes")]
     pub disk_bytes: u64,
     /// Its weight, 1 to 10,000, among the write caches of the host while memory is short for all.
     #[serde(default = "CacheSettings::default_weight")]
     pub weight: u32,
-    /// Whether it is kept when the machine stops, restarts, or its host fails. It then belongs to the image's
-    /// version that the machine began with, until a reset. Not for `ram`.
+    /// Whether its contents stay when the machine stops, restarts, or its host fails. It then belongs to the
+    /// version that the machine booted first, until a reset. Not possible in mode `ram`.
     #[serde(default)]
     pub persistent: bool,
 }
 
 impl CacheSettings {
-    /// The least memory that it may have: 16 MiB.
+    /// The lowest memory limit: 16 MiB.
     pub const MIN_RAM_BYTES: u64 = 16 << 20;
 
-    /// The default of a machine that boots from the network: 512 MiB of its own memory.
+    /// The default for a machine that boots from the network: 512 MiB of its own memory.
     pub const fn of_target() -> Self {
         Self {
             mode: CacheMode::Ram,
@@ -202,7 +204,7 @@ impl Default for CacheSettings {
     }
 }
 
-/// What a machine should do.
+/// The wanted state of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Wanted {
@@ -213,7 +215,7 @@ pub enum Wanted {
 }
 
 impl Wanted {
-    /// As stored and shown.
+    /// The name in the database and in answers.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -221,13 +223,13 @@ impl Wanted {
         }
     }
 
-    /// Reads what [`Wanted::name`] gave.
+    /// Parses the output of [`Wanted::name`].
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Running, Self::Stopped].into_iter().find(|wanted| wanted.name() == text)
     }
 }
 
-/// What a machine does.
+/// The state of a machine.
 ///
 /// ```text
 ///   created --start--> starting --> booting --> running --stop--> stopping --> stopped
@@ -238,23 +240,23 @@ impl Wanted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MachineState {
-    /// Never started.
+    /// It was never started.
     Created,
-    /// Its disk is being opened and QEMU launched.
+    /// Its disk is being opened and QEMU is being started.
     Starting,
-    /// QEMU runs; the guest has not said yet that it is up.
+    /// QEMU runs; the guest has not reported that it has booted.
     Booting,
-    /// The guest is up.
+    /// The guest has booted.
     Running,
-    /// It was asked to shut down.
+    /// The guest was asked to shut down.
     Stopping,
-    /// Off; what it wrote is forgotten, unless its disk is kept.
+    /// It is off; its disk was discarded unless it is persistent.
     Stopped,
-    /// QEMU ended by itself with an error; what the machine wrote is forgotten, unless its disk is kept.
+    /// QEMU ended with an error; its disk was discarded unless it is persistent.
     Crashed,
-    /// The daemon died while it ran; what it wrote is gone, unless its disk is kept. Start it to boot it again.
+    /// The daemon died while it ran; its disk is lost unless it is persistent. Start it to boot it again.
     Lost,
-    /// The node of its host is not connected. It may run.
+    /// The node of its host is not connected. The machine may run.
     Unknown,
 }
 
@@ -272,7 +274,7 @@ impl MachineState {
         Self::Unknown,
     ];
 
-    /// As stored and shown.
+    /// The name in the database and in answers.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Created => "created",
@@ -287,12 +289,12 @@ impl MachineState {
         }
     }
 
-    /// Reads what [`MachineState::name`] gave.
+    /// Parses the output of [`MachineState::name`].
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.name() == text)
     }
 
-    /// Whether a QEMU and a volume belong to the state.
+    /// Whether the machine has a QEMU and a volume in this state.
     pub const fn is_active(self) -> bool {
         matches!(self, Self::Starting | Self::Booting | Self::Running | Self::Stopping)
     }
@@ -304,7 +306,7 @@ impl std::fmt::Display for MachineState {
     }
 }
 
-/// What makes a guest a machine of its own. Given to it on the seed disk at every start.
+/// The identity of a guest, which it gets on the seed disk at every start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Identity {
     /// Its host name.
@@ -313,49 +315,49 @@ pub struct Identity {
     pub machine_id: String,
     /// The public half of its SSH host key, as in `known_hosts`.
     pub ssh_host_key_public: String,
-    /// Cloud-init user data (`#cloud-config ...`) that was given when it was created. The list of all machines is without.
+    /// Cloud-init user data (`#cloud-config ...`) from the machine's creation. Not in lists of machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,
 }
 
-/// What a machine's disk did since it started.
+/// Counters of a machine's disk since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskCounters {
-    /// Reads answered.
+    /// Read requests answered.
     pub reads: u64,
-    /// Writes answered.
+    /// Write requests answered.
     pub writes: u64,
     /// Bytes read by the machine.
     pub read_bytes: u64,
     /// Bytes written by the machine.
     pub written_bytes: u64,
-    /// Bytes that were read from the image, as opposed to the write cache.
+    /// Bytes read from the image, not from the write cache.
     pub image_read_bytes: u64,
     /// Bytes that live in the write cache: in memory, packed and on the overflow disk. A packed block counts with its unpacked size.
     #[serde(default)]
     pub live_bytes: u64,
     /// Memory that the write cache takes now.
     pub ram_used_bytes: u64,
-    /// Overflow disk space that the write cache takes now.
+    /// Overflow disk space that the write cache uses now.
     pub disk_used_bytes: u64,
-    /// Bytes that moved from memory to the overflow disk, in all.
+    /// Bytes that were spilled from memory to the overflow disk.
     pub spilled_bytes: u64,
-    /// How often a write had to wait for room.
+    /// How often a write waited for space.
     pub pauses: u64,
-    /// Reads and writes a second, over the last second or so.
+    /// Read and write requests per second, over about the last second.
     pub iops: u64,
-    /// Bytes of the image, as they are stored, that `--hydrate` copies to this host; 0 without it.
+    /// Compressed bytes of the image that `--hydrate` copies to this host; 0 without `--hydrate`.
     pub to_copy_bytes: u64,
-    /// Of which are here.
+    /// Bytes of these that are copied.
     pub copied_bytes: u64,
 }
 
-/// Something that stands in a machine's way, or will, and that a person can do something about.
+/// A problem of a machine, an image or the store that a person can solve.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Alarm {
-    /// On what: `machine web-1`, `image debian@3`, `store`.
+    /// The subject: `machine web-1`, `image debian@3`, `store`.
     pub subject: String,
-    /// Since when.
+    /// When it began.
     pub since_ms: u64,
     /// What is wrong.
     pub message: String,
@@ -374,43 +376,45 @@ impl std::fmt::Display for Alarm {
 pub struct Machine {
     /// Its name.
     pub name: String,
-    /// Its identity for good.
+    /// Its permanent identity.
     pub uuid: Uuid,
     /// The host that runs it. Absent if there is only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// The address of its network card.
+    /// The MAC address of its network card.
     pub mac: String,
     /// What starts it.
     #[serde(default)]
     pub boot: BootFrom,
-    /// The image it boots, as given (`IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER`), or that of its catalog: resolved to
+    /// The image it boots, as given (`IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER`), or that of its catalog. It is resolved to
     /// a version at every start.
     pub image: String,
     /// The catalog that it belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub catalog: Option<String>,
-    /// The version that it, or its catalog, is pinned to whatever the channels of its image say, as `IMAGE@NUMBER`.
+    /// The version to which it, or its catalog, is pinned, whatever the channels of its image say, as `IMAGE@NUMBER`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pin: Option<String>,
     /// The version it runs, or ran last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// The version that it would boot now. Absent where there is none, and in answers to changes.
+    /// The version that it would boot now. Absent if there is none, and in answers to changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_version: Option<String>,
-    /// Whether it runs, or ran last, another version than its image or pin means now: it changes at its next boot, or where its
-    /// disk is kept, when it is reset. In answers to changes only where the image or pin names a version: what a
-    /// channel points to is the store's to say, which they do not wait for.
+    /// Whether the version that it runs, or ran last, is not the one to which its image or pin resolves now. It then
+    /// changes at its next boot, or if its
+    /// disk is persistent, when it is reset. In answers to changes it is set only if the image or pin names a version,
+    /// because these
+    /// answers do not wait for the store, which knows the channels.
     #[serde(default)]
     pub old: bool,
-    /// The version that its persistent disk belongs to, where there is one: it boots that until it is reset.
+    /// The version below its persistent disk, if it has one. It boots that version until it is reset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<String>,
-    /// Whether its node ends it when the node has not heard the controller for the time of its lease, so that another host can start it.
+    /// Whether its node ends it when the node's lease is over, so that another host can start it.
     #[serde(default)]
     pub fenced: bool,
-    /// The version that it edits: it boots that, on a private disk, until the edit is sealed or discarded.
+    /// The version below the private disk of its maintenance session. It boots that disk until it is sealed or discarded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub edits: Option<String>,
     /// Its write cache.
@@ -422,7 +426,7 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// The guest's processors.
     pub cpus: u32,
-    /// What it boots with, if the daemon runs it.
+    /// Its firmware, if the daemon runs it.
     #[serde(default)]
     pub firmware: Firmware,
     /// Whether its firmware runs only loaders that are signed with Microsoft's keys.
@@ -431,20 +435,20 @@ pub struct Machine {
     /// Whether it has a TPM 2.0.
     #[serde(default)]
     pub tpm: bool,
-    /// What shows its screen.
+    /// Its display.
     #[serde(default)]
     pub display: Display,
-    /// The unix socket of its display, while it is active.
+    /// The unix socket of its display, while it is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_socket: Option<String>,
-    /// How its network card is connected: `user` or `bridge:NAME`.
+    /// The connection of its network card: `user` or `bridge:NAME`.
     #[serde(default)]
     #[schema(value_type = String)]
     pub network: Network,
-    /// Size of its scratch disk, which is empty at each start; 0: it has none.
+    /// Size of its scratch disk, which is empty at each start; 0: no scratch disk.
     #[serde(default)]
     pub scratch_bytes: u64,
-    /// Who has claimed it. The claim may have ended, and the machine be about to be reset.
+    /// The holder of its claim. The claim may have ended, and the machine be about to be reset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claimed_for: Option<String>,
     /// The version of its catalog's scheme whose settings it has.
@@ -455,34 +459,34 @@ pub struct Machine {
     pub scheme_old: bool,
     /// What it should do.
     pub wanted: Wanted,
-    /// What it does.
+    /// The present state.
     pub state: MachineState,
-    /// Why it is in that state, where that needs saying.
+    /// Why it is in this state, if there is something to explain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// How long the last boot took, until the guest said that it is up.
+    /// How long the last boot took, until the guest reported that it has booted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_ms: Option<u64>,
-    /// When it was started last.
+    /// When it was last started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_at_ms: Option<u64>,
     /// When it was created.
     pub created_at_ms: u64,
-    /// What it tells its guest.
+    /// The identity that its guest gets.
     pub identity: Identity,
-    /// Why it could not be started now for want of disk space, in answers to `POST` of a new machine and `PATCH`, where it is off.
+    /// Why it could not be started now for lack of disk space. Only in answers to `POST` and `PATCH`, and if it is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
-    /// What stands in its way, while it is active.
+    /// Its alarm, while it is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alarm: Option<Alarm>,
-    /// Its disk's counters, while it is active.
+    /// Its disk's counters, while it is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskCounters>,
-    /// The process that runs it, while it is active.
+    /// The process that runs it, while it is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// How it is run (`kvm`, `tcg`), while it is active.
+    /// The accelerator (`kvm`, `tcg`), while it is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accelerator: Option<String>,
 }
@@ -490,13 +494,13 @@ pub struct Machine {
 /// Machines that match a filter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MachineList {
-    /// How many there are in all.
+    /// The number of all machines.
     pub total: u64,
-    /// How many match.
+    /// The number of machines that match.
     pub matching: u64,
-    /// The machines that match, in order, at most as many as were asked for, and 200 KB of them.
+    /// The machines of this page, in order: at most as many as requested, and 200 KB.
     pub machines: Vec<Machine>,
-    /// If more follow: `after` of the next page.
+    /// The `after` of the next page, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
@@ -518,50 +522,53 @@ pub struct CreateMachine {
     /// `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`; absent for a machine of a catalog.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// The catalog that it belongs to: it boots what that says. What is absent below is then the catalog's.
+    /// The catalog that it belongs to: the catalog decides what it boots, and is the default of the fields below.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub catalog: Option<String>,
-    /// The host that is to run it. Absent: that of the controller, or for a machine of a catalog the one with the most free memory.
+    /// The host that will run it. Absent: the controller's own, or for a machine of a catalog the one with the most free
+    /// memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
     /// Its write cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheSettings>,
-    /// How it reaches its disk; `vhost-user`.
+    /// How it reaches its disk. Default: `vhost-user`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<DiskTransport>,
-    /// The guest's memory; 512 MiB.
+    /// The guest's memory. Default: 512 MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// The guest's processors; 1.
+    /// The guest's processors. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
-    /// What it boots with; `uefi` if the image boots with nothing else, or else `bios`.
+    /// Its firmware. Default: `uefi` if the image boots with nothing else, or else `bios`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firmware: Option<Firmware>,
-    /// Whether its firmware runs only loaders that are signed with Microsoft's keys; `false`. If `true`, its firmware is `uefi` unless given.
+    /// Whether its firmware runs only loaders that are signed with Microsoft's keys. Default: `false`. If `true`, the
+    /// default of `firmware` is `uefi`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secure_boot: Option<bool>,
-    /// Whether it has a TPM 2.0; `false`.
+    /// Whether it has a TPM 2.0. Default: `false`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tpm: Option<bool>,
-    /// What shows its screen; `none`.
+    /// Its display. Default: `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display: Option<Display>,
-    /// How its network card is connected, `user` or `bridge:NAME`; `user`.
+    /// The connection of its network card, `user` or `bridge:NAME`. Default: `user`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub network: Option<Network>,
-    /// Size of its scratch disk in bytes, whole MiB from 64 MiB to 4 TiB; 0: it has none.
+    /// Size of its scratch disk in bytes, whole MiB from 64 MiB to 4 TiB; 0: no scratch disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scratch_bytes: Option<u64>,
-    /// The guest's host name; the machine's name where absent.
+    /// The guest's host name. Default: the machine's name.
     #[serde(default)]
     pub host_name: Option<String>,
-    /// What starts it; the daemon, as a virtual machine, where absent.
+    /// What starts it. Default: the daemon, as a virtual machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot: Option<BootFrom>,
-    /// The address of its network card, needed for a machine that boots from the network, and for no other.
+    /// The MAC address of its network card. Required for a machine that boots from the network, and not permitted
+    /// otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
     /// Cloud-init user data.
@@ -581,14 +588,14 @@ impl CreateMachine {
     }
 }
 
-/// New limits of a machine's write cache, and its weight; memory and processors of its guest. What is absent stays as it is.
+/// New limits of a machine's write cache, and its weight; memory and processors of its guest. Absent fields do not change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetMachine {
-    /// The most memory it may take.
+    /// The memory limit of the write cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram_bytes: Option<u64>,
-    /// The most disk space it may take.
+    /// The limit of overflow disk space of the write cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<u64>,
     /// Its weight among the write caches of the host.
@@ -606,17 +613,17 @@ pub struct SetMachine {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExecRequest {
-    /// The program (an absolute path, or found by the guest agent's search path) and its arguments.
+    /// The program (an absolute path, or found in the guest agent's search path) and its arguments.
     pub argv: Vec<String>,
-    /// How long to wait for it.
+    /// Timeout of the command.
     #[serde(default = "ExecRequest::default_timeout_ms")]
     pub timeout_ms: u64,
-    /// What it reads from its standard input, in base64; at most 1 MiB. Absent: nothing.
+    /// Its standard input, in base64; at most 1 MiB. Absent: empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stdin_base64: Option<String>,
 }
 
-/// The most that a command reads from its standard input: it crosses the guest agent's port in one message.
+/// The longest standard input of a command: it is sent to the guest agent in one message.
 pub const MAX_STDIN_BYTES: usize = 1 << 20;
 
 impl ExecRequest {
@@ -626,7 +633,7 @@ impl ExecRequest {
     }
 }
 
-/// What a command in a guest gave.
+/// The result of a command in a guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExecResult {
     /// Its exit code, or 128 + the signal that ended it.
@@ -635,7 +642,7 @@ pub struct ExecResult {
     pub stdout_base64: String,
     /// Its standard error, in base64.
     pub stderr_base64: String,
-    /// Whether the guest agent cut the output off.
+    /// Whether the guest agent cut the output.
     pub truncated: bool,
 }
 

@@ -30,7 +30,10 @@ impl Scopes {
     pub fn check(&self) -> Result<(), Problem> {
         let invalid = |message: String| Err(Problem::new(ProblemKind::Invalid, message));
         if self.catalogs.is_empty() && self.images.is_empty() {
-            return invalid("the list of scopes is empty, and would permit nothing: give at least one catalog or image".to_owned());
+            return invalid(
+                "the list of scopes is empty, and would permit nothing: give at least one catalog or image"
+                    .to_owned(),
+            );
         }
         if self.catalogs.len() > SCOPES_MAX || self.images.len() > SCOPES_MAX {
             return invalid(format!("at most {SCOPES_MAX} catalogs and {SCOPES_MAX} images can be given"));
@@ -42,7 +45,8 @@ impl Scopes {
             !pattern.is_empty() && pattern.len() <= MAX_NAME_BYTES && pattern.bytes().all(known)
         };
         let odd = |what: &str, pattern: &String| {
-            let message = format!("'{}' is not the name or a pattern of the names of {what}", pattern.escape_debug());
+            let message =
+                format!("'{}' is not the name or a pattern of the names of {what}", pattern.escape_debug());
             let advice =
                 "use the name, or a part of it with '*', such as class-*; a scope has no version or channel";
             Err(Problem::new(ProblemKind::Invalid, message).advise(advice))

@@ -84,15 +84,15 @@ impl MachineSort {
             }
             Self::Ram | Self::Disk | Self::Cache | Self::Iops => {
                 let message = format!("the order '{self}' has no pages, because it changes all the time");
-                return Err(
-                    Problem::new(ProblemKind::Invalid, message).advise("send the request with 'limit' and without 'after'")
-                );
+                return Err(Problem::new(ProblemKind::Invalid, message)
+                    .advise("send the request with 'limit' and without 'after'"));
             }
         };
         position.ok_or_else(|| {
             let shown: String = text.chars().take(100).collect();
             let message = format!("'{}' is not a position in the order '{self}'", shown.escape_debug());
-            Problem::new(ProblemKind::Invalid, message).advise("send the 'next' of the previous answer as 'after'")
+            Problem::new(ProblemKind::Invalid, message)
+                .advise("send the 'next' of the previous answer as 'after'")
         })
     }
 

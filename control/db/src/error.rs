@@ -13,7 +13,9 @@ pub enum DbError {
         what: String,
     },
     /// A column has a value that this release does not know.
-    #[error("the database has the value {found:?} in column {column}, which this release of headwater does not know")]
+    #[error(
+        "the database has the value {found:?} in column {column}, which this release of headwater does not know"
+    )]
     Unreadable {
         /// The column.
         column: &'static str,
@@ -83,7 +85,9 @@ pub enum DbError {
         why: String,
     },
     /// The connection failed while a change was committed.
-    #[error("the connection to the database {place} failed ({why}); the change may or may not have been saved")]
+    #[error(
+        "the connection to the database {place} failed ({why}); the change may or may not have been saved"
+    )]
     Unsure {
         /// Its URL without secrets.
         place: String,

@@ -1,5 +1,5 @@
-//! What the control plane remembers: machines, catalogs, disks that are kept, and the history of changes, behind
-//! traits.
+//! The database of the control plane: machines, catalogs, hosts, persistent disks, tasks, tokens and the history, behind
+//! traits that SQLite and PostgreSQL implement.
 //!
 //! ```text
 //!   control/service --> Database --read()/write()--> Repository --machines()--> MachineRepository
@@ -10,12 +10,12 @@
 //!
 //! # How to add an entity
 //! 1. A record in [`record`] and a trait in [`repository`].
-//! 2. A migration in `migrations/sqlite/` and the implementation in `sqlite/`.
-//! 3. Its cases in `tests/suite/`, which every database passes.
+//! 2. A migration in `migrations/sqlite/` and `migrations/postgres/`, and the statements in `sql/`.
+//! 3. Its cases in `tests/it/suite.rs`, which both databases pass.
 //!
 //! # Guarantees
-//! - What one [`Repository`] wrote becomes visible and durable as a whole at [`Repository::save`], or not at
-//!   all: a change and its event are never apart.
+//! - All changes of one [`Repository`] become visible and durable together at [`Repository::save`], or not at
+//!   all. So a change and its event are never separated.
 //! - Absent is `Ok(None)`, never an error.
 //! - Secrets are encrypted with a key that is kept elsewhere ([`secrets`]).
 //! - Writers are serialised; readers see one state of the database and never wait for a writer.
@@ -25,7 +25,8 @@
 //! - Sizes and times are stored as signed 64-bit numbers.
 //!
 //! # Errors
-//! [`DbError`]: `Taken` for a name that exists, `NoSpace` on a full disk, everything else failed.
+//! [`DbError`]: `Taken` for a name that exists, `NoSpace` on a full disk, `Away` if the server cannot be reached, and
+//! others.
 //!
 //! # Not here
 //! No rules (who may do what, which state follows which): they are in `control/service`. No clock and no

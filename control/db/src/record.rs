@@ -1,4 +1,4 @@
-//! The rows, as the service sees them.
+//! The records of all tables.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use headwater_api::{
 };
 use uuid::Uuid;
 
-/// Text that must not reach a log: its `Debug` says nothing.
+/// Text that must not appear in a log: its `Debug` output hides it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Option<String>);
 
@@ -44,23 +44,23 @@ impl std::fmt::Debug for Secret {
 /// A machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineRecord {
-    /// Its identity for good.
+    /// Its permanent identity.
     pub uuid: Uuid,
     /// Its name; unique.
     pub name: String,
     /// The host that runs it.
     pub host: Uuid,
-    /// Its network address; unique.
+    /// Its MAC address; unique.
     pub mac: String,
     /// What starts it.
     pub boot: BootFrom,
     /// The image reference as given, or that of its catalog.
     pub image: String,
-    /// The version that it boots in place of that, as `IMAGE@NUMBER`.
+    /// The version that it boots instead of `image`, as `IMAGE@NUMBER`.
     pub pin: Option<String>,
     /// The catalog that it belongs to.
     pub catalog: Option<String>,
-    /// The version that its catalog is pinned to, as it is read; it is stored with the catalog.
+    /// The version to which its catalog is pinned. Read only; it is stored with the catalog.
     pub catalog_pin: Option<String>,
     /// The version of its catalog's scheme whose settings it has.
     pub scheme: Option<u32>,
@@ -76,28 +76,29 @@ pub struct MachineRecord {
     pub cpus: u32,
     /// Its firmware, TPM, display, network and scratch disk.
     pub platform: Platform,
-    /// What its guest is told. In a list of machines without its user data.
+    /// The identity for its guest. Lists of machines do not contain its user data.
     pub identity: Identity,
     /// The private half of its SSH host key, as an OpenSSH file. Unread in a list of machines.
     pub ssh_host_key_private: Secret,
-    /// What it should do.
+    /// The wanted state.
     pub wanted: Wanted,
-    /// What it does.
+    /// The present state.
     pub state: MachineState,
-    /// Why.
+    /// Why it is in this state.
     pub reason: Option<String>,
     /// The version it runs, or ran last: `debian@3 (9f2c...)`.
     pub version: Option<String>,
-    /// The version below the persistent disk that a machine of another host has there, as its node said last. `None` for machines of
-    /// this host: theirs are in `persistent_disks`.
+    /// The version below the persistent disk of a machine of another host, as its node last reported it. `None` for
+    /// machines of
+    /// this host, whose disks are in `persistent_disks`.
     pub kept: Option<String>,
     /// How long the last boot took.
     pub boot_ms: Option<u64>,
     /// When it was started last.
     pub started_at_ms: Option<u64>,
-    /// Its node ends it when the lease of the node is over. With several hosts: the node has said that it does.
+    /// Whether its node ends it when the node's lease is over. On the controller: whether the node has confirmed that.
     pub fenced: bool,
-    /// It was moved to its host, or a move of it has failed, and it is to be started.
+    /// Whether it must be started because it was moved to its host, or its move has failed.
     pub to_start: bool,
     /// The policy of its catalog for machines whose host is lost.
     pub on_host_loss: OnHostLoss,
@@ -106,12 +107,12 @@ pub struct MachineRecord {
 }
 
 impl MachineRecord {
-    /// Whether another host may start it when its own host is lost: nothing of it is kept there.
+    /// Whether another host may start it when its own host is lost, which needs a disk that is not persistent.
     pub fn may_restart_elsewhere(&self) -> bool {
         self.on_host_loss == OnHostLoss::Restart && self.boot == BootFrom::Vm && !self.cache.persistent
     }
 
-    /// Whether it is wanted. A machine that was moved may be still to be started, and then its new node does not say so.
+    /// Whether it should be on. A machine that was moved may still have to be started, which its new node does not know.
     pub fn is_to_be_on(&self) -> bool {
         self.wanted == Wanted::Running || self.to_start
     }
@@ -156,7 +157,7 @@ pub struct CatalogRecord {
     pub name: String,
     /// The image reference as given.
     pub image: String,
-    /// The version that its machines boot in place of that, as `IMAGE@NUMBER`.
+    /// The version that its machines boot instead of `image`, as `IMAGE@NUMBER`.
     pub pin: Option<String>,
     /// The number of the newest version of its scheme, whose settings follow.
     pub scheme: u32,
@@ -172,17 +173,17 @@ pub struct CatalogRecord {
     pub platform: Platform,
     /// Their cloud-init user data.
     pub user_data: Option<String>,
-    /// The names of machines that it makes: `#` signs stand for the digits of a number.
+    /// The pattern for names of machines that `scale` creates: `#` signs stand for the digits of a number.
     pub name_rule: String,
     /// The number of the first of them.
     pub first_number: u32,
-    /// How many of its machines are kept on, fresh and unclaimed.
+    /// How many machines are kept on, freshly booted and unclaimed.
     pub keep_ready: u32,
-    /// The hours in which so many are kept on. `None`: always.
+    /// The hours in which they are kept on. `None`: always.
     pub ready_hours: Option<Hours>,
-    /// After how many seconds a free machine that is not to be ready is switched off; 0: never.
+    /// After how many seconds a surplus machine is switched off; 0: never.
     pub stop_idle_s: u64,
-    /// Paths that a seal also removes in their guests. None has a line break.
+    /// Paths that a seal also removes in their guests. No path contains a line break.
     pub seal_removes: Vec<String>,
     /// The policy for machines whose host is lost.
     pub on_host_loss: OnHostLoss,
@@ -229,56 +230,56 @@ pub struct SchemeRecord {
 pub struct PoolRecord {
     /// The catalog.
     pub catalog: String,
-    /// So many.
+    /// The number of ready machines.
     pub keep_ready: u32,
-    /// The hours in which they are. `None`: always.
+    /// The hours in which they are kept ready. `None`: always.
     pub ready_hours: Option<Hours>,
-    /// After how many seconds a free machine that is not to be ready is switched off; 0: never.
+    /// After how many seconds a surplus machine is switched off; 0: never.
     pub stop_idle_s: u64,
 }
 
 /// A computer that runs machines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostRecord {
-    /// Its identity for good.
+    /// Its permanent identity.
     pub id: Uuid,
     /// Its name; unique.
     pub name: String,
-    /// The fingerprint of the certificate that its node connects with; unique. `None`: it is the host of the daemon that owns the
+    /// The fingerprint of its node's certificate; unique. `None`: the host of the daemon that owns the
     /// database.
     pub fingerprint: Option<String>,
     /// Whether its node is connected.
     pub state: HostState,
-    /// New machines go to other hosts.
+    /// Whether new machines are placed on other hosts.
     pub cordoned: bool,
     /// Its memory.
     pub memory_bytes: u64,
     /// Its processors.
     pub cpus: u32,
-    /// The number of its newest connection. A node refuses what comes with an older one.
+    /// The number (generation) of its newest connection. A node refuses requests of an older connection.
     pub generation: u64,
-    /// The number of the newest event of its node that is in the history here; -1 before its first connection.
+    /// The number of the newest event of its node that was copied to this history; -1 before its first connection.
     pub seen_event: i64,
-    /// The longest lease that its node may have.
+    /// The longest lease that any controller may have given to its node.
     pub lease_ms: u64,
     /// When it joined.
     pub joined_at_ms: u64,
-    /// When its node was connected last.
+    /// When its node was last connected.
     pub seen_at_ms: Option<u64>,
 }
 
-/// A token with which a node joins.
+/// A token with which one node joins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinTokenRecord {
     /// The hash of its secret, in hexadecimal digits; unique.
     pub hash: String,
-    /// Who made it.
+    /// The caller that created it.
     pub created_by: String,
-    /// When.
+    /// When it was created.
     pub created_at_ms: u64,
-    /// When it ends.
+    /// When it expires.
     pub expires_at_ms: u64,
-    /// The host that joined with it.
+    /// The name of the host that joined with it.
     pub used_by: Option<String>,
 }
 
@@ -297,17 +298,17 @@ impl std::fmt::Debug for AuthorityRecord {
     }
 }
 
-/// What a disk is kept for.
+/// The purpose of a persistent disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
-    /// It is the disk of a machine with a persistent write cache.
+    /// The disk of a machine with a persistent write cache.
     Persistent,
-    /// A machine edits an image with it.
+    /// The private disk of a maintenance session.
     MaintenanceSession,
 }
 
 impl Purpose {
-    /// As stored.
+    /// The name in the database.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Persistent => "persistent",
@@ -315,32 +316,32 @@ impl Purpose {
         }
     }
 
-    /// Reads what [`Purpose::name`] gave.
+    /// Parses the output of [`Purpose::name`].
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Persistent, Self::MaintenanceSession].into_iter().find(|purpose| purpose.name() == text)
     }
 }
 
-/// A disk that outlives the runs of its machine: a persistent write cache over one version.
+/// A persistent disk: a write cache over one version that survives the runs of its machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PersistentDisk {
-    /// Its identity: it names its files and its key.
+    /// Its identity, which names its files and its key.
     pub id: Uuid,
-    /// Whose it is.
+    /// The machine to which it belongs.
     pub machine: Uuid,
-    /// What for.
+    /// Its purpose.
     pub purpose: Purpose,
-    /// The image below.
+    /// The image of the version below.
     pub image: String,
-    /// The number of its version.
+    /// The number of the version below.
     pub version: u64,
     /// The hash of that version's manifest.
     pub hash: String,
-    /// Who began it.
+    /// The caller that created it.
     pub author: String,
-    /// When.
+    /// When it was created.
     pub created_at_ms: u64,
-    /// A machine had it open: from then on its files are there, or lost.
+    /// Whether a machine had it open: from then on missing files mean that it is lost.
     pub is_begun: bool,
 }
 
@@ -351,39 +352,39 @@ impl PersistentDisk {
     }
 }
 
-/// An event to append; the database numbers it.
+/// An event to append. The database assigns its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewEvent {
-    /// When.
+    /// When it happened.
     pub at_ms: u64,
-    /// Who.
+    /// Who caused it.
     pub caller: String,
-    /// On what.
+    /// Its subject.
     pub subject: String,
-    /// What happened.
+    /// Its action.
     pub action: Cow<'static, str>,
-    /// In words.
+    /// A sentence that describes it.
     pub detail: String,
 }
 
-/// A machine that is lent to somebody.
+/// A claim: a machine that is lent to a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimRecord {
     /// Its identity.
     pub id: Uuid,
     /// The machine; it has one claim at most.
     pub machine: Uuid,
-    /// Who has it.
+    /// The holder.
     pub holder: String,
     /// The key of the request, after the name of its catalog and a `/`; unique.
     pub key: Option<String>,
-    /// Who asked for it.
+    /// The caller that requested it.
     pub claimed_by: String,
-    /// When.
+    /// When it was created.
     pub created_at_ms: u64,
-    /// When it ends.
+    /// When it expires.
     pub expires_at_ms: Option<u64>,
-    /// What of the guest ends it.
+    /// The event in the guest that ends it.
     pub reset_on: ResetOn,
     /// Why it has ended.
     pub ended: Option<String>,
@@ -396,15 +397,15 @@ pub struct TokenRecord {
     pub name: String,
     /// The hash of its secret, in hexadecimal digits; unique.
     pub hash: String,
-    /// The role of its holder.
+    /// Its role.
     pub role: Role,
-    /// The catalogs and images that the role is for. `None`: all, and the daemon itself.
+    /// The catalogs and images to which the role is limited. `None`: no limit.
     pub scopes: Option<Scopes>,
-    /// Who made it.
+    /// The caller that created it.
     pub created_by: String,
-    /// When.
+    /// When it was created.
     pub created_at_ms: u64,
-    /// When it ends; `None` if only a revocation ends it.
+    /// When it expires; `None`: it is valid until it is revoked.
     pub expires_at_ms: Option<u64>,
 }
 
@@ -413,13 +414,13 @@ pub struct TokenRecord {
 pub struct SessionRecord {
     /// The hash of its secret, in hexadecimal digits; unique.
     pub hash: String,
-    /// Who opened it.
+    /// The caller that opened it.
     pub principal: String,
-    /// The role of its holder.
+    /// Its role.
     pub role: Role,
     /// When it was opened.
     pub created_at_ms: u64,
-    /// When it was used last, to about a minute.
+    /// When it was last used, to about a minute.
     pub used_at_ms: u64,
 }
 
@@ -451,15 +452,15 @@ pub struct RunRecord {
 /// A task to add; the database numbers it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewTask {
-    /// What it does: `import`, `roll`.
+    /// The operation: `import`, `roll`.
     pub kind: &'static str,
-    /// On what: `image debian`, `catalog class`.
+    /// The subject: `image debian`, `catalog class`.
     pub subject: String,
-    /// Who asked for it.
+    /// The caller that requested it.
     pub caller: String,
-    /// What it needs to go on after a restart, as JSON. Without it, a restart ends it.
+    /// The plan with which it continues after a restart, as JSON. Without a plan, a restart ends the task.
     pub plan: Option<String>,
-    /// When.
+    /// When it was requested.
     pub created_at_ms: u64,
 }
 
@@ -468,26 +469,26 @@ pub struct NewTask {
 pub struct TaskRecord {
     /// Its number; later tasks have higher ones.
     pub id: i64,
-    /// What it does.
+    /// The operation.
     pub kind: String,
-    /// On what.
+    /// The subject.
     pub subject: String,
-    /// Who asked for it.
+    /// The caller that requested it.
     pub caller: String,
-    /// How far it is.
+    /// Its state.
     pub state: TaskState,
-    /// Somebody asked for its end.
+    /// Whether its cancellation was requested.
     pub cancelling: bool,
-    /// What it needs to go on after a restart, as JSON.
+    /// The plan with which it continues after a restart, as JSON.
     pub plan: Option<String>,
     /// A [`headwater_api::TaskProgress`], as JSON.
     pub progress: Option<String>,
-    /// A result, or a problem, as JSON.
+    /// The result or the problem, as JSON.
     pub outcome: Option<String>,
-    /// When it was asked for.
+    /// When it was requested.
     pub created_at_ms: u64,
     /// When it began.
     pub started_at_ms: Option<u64>,
-    /// When it ended. It does not change after that.
+    /// When it ended. The record does not change after that.
     pub ended_at_ms: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! The traits that a database implements.
+//! The traits of a database and its tables.
 
 use async_trait::async_trait;
 use headwater_api::{Event, Filter, MachineSort, OnHostLoss, Position};
@@ -13,21 +13,21 @@ use crate::record::{
 /// A database.
 #[async_trait]
 pub trait Database: Send + Sync + 'static {
-    /// Begins to read: sees one state of the database until it is dropped.
+    /// Begins a read transaction, which sees one state of the database until it is dropped.
     async fn read(&self) -> Result<Box<dyn Repository>, DbError>;
 
-    /// Begins to write: waits for other writers, so that what it reads stays true until it saves.
+    /// Begins a write transaction. Waits for other writers, so that what it reads stays true until it saves.
     async fn write(&self) -> Result<Box<dyn Repository>, DbError>;
 
-    /// A number that grows with each unit of work that is saved here. As long as it is the same, nothing has changed, unless another
-    /// program changed it.
+    /// A number that grows with each unit of work that is saved here. While it is the same, nothing has changed, except by
+    /// other programs.
     fn revision(&self) -> u64;
 
     /// Closes every connection; later calls fail.
     async fn close(&self);
 }
 
-/// A unit of work. Dropped without [`Repository::save`], nothing happened.
+/// A unit of work. If it is dropped without [`Repository::save`], nothing is changed.
 #[async_trait]
 pub trait Repository: Send {
     /// The machines.
@@ -39,7 +39,7 @@ pub trait Repository: Send {
     /// The catalogs.
     fn catalogs(&mut self) -> Box<dyn CatalogRepository + '_>;
 
-    /// The disks that are kept.
+    /// The persistent disks.
     fn persistent_disks(&mut self) -> Box<dyn PersistentDiskRepository + '_>;
 
     /// The age of machines' SSH host keys.
@@ -82,10 +82,11 @@ pub trait MachineRepository: Send {
     /// The machine with this network address, in lower case with colons.
     async fn by_mac(&mut self, mac: &str) -> Result<Option<MachineRecord>, DbError>;
 
-    /// All machines, by name as people count (`pc-2` before `pc-10`), without their user data: that may be large, and lists are read often.
+    /// All machines, in natural order of names (`pc-2` before `pc-10`), without their user data, which may be large.
     async fn list(&mut self) -> Result<Vec<MachineRecord>, DbError>;
 
-    /// At most `limit` machines that match the stored terms of a filter, in an order that is not live, after a position in that order.
+    /// At most `limit` machines that match the stored terms of a filter, in an order that is not live, after a position in
+    /// that order.
     /// Without their user data.
     async fn page(
         &mut self,
@@ -95,33 +96,34 @@ pub trait MachineRepository: Send {
         limit: u32,
     ) -> Result<Vec<MachineRecord>, DbError>;
 
-    /// The machines of a catalog, by name as people count, without their user data.
+    /// The machines of a catalog, in natural order of names, without their user data.
     async fn of_catalog(&mut self, catalog: &str) -> Result<Vec<MachineRecord>, DbError>;
 
-    /// The machines of a host, by name as people count, without their user data.
+    /// The machines of a host, in natural order of names, without their user data.
     async fn of_host(&mut self, host: Uuid) -> Result<Vec<MachineRecord>, DbError>;
 
     /// How many machines match the stored terms of a filter.
     async fn count(&mut self, filter: &Filter) -> Result<u64, DbError>;
 
-    /// Stores what may change in a machine's life: wanted, state, reason, version, boot time and start time.
+    /// Stores the state of a machine: wanted, state, reason, version, boot time and start time.
     /// Returns whether the machine exists.
     async fn update_state(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
 
-    /// Stores the host of a machine that is moved, with what is wanted of it, its state, the reason, whether it is to be started, and
-    /// whether it is fenced. The new host keeps nothing of it. Returns whether the machine exists.
+    /// Stores the host of a machine that is moved, with its wanted and present state, reason, whether it must be started,
+    /// and
+    /// whether it is fenced. It has no persistent disk on the new host. Returns whether the machine exists.
     async fn set_host(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
 
-    /// The machines that were moved and are to be started, by name as people count, without their user data.
+    /// The machines that were moved and must be started, in natural order of names, without their user data.
     async fn to_start(&mut self) -> Result<Vec<MachineRecord>, DbError>;
 
-    /// Notes that a machine that was moved was started. Returns whether the machine exists.
+    /// Records that a machine that was moved was started. Returns whether the machine exists.
     async fn is_started(&mut self, uuid: Uuid) -> Result<bool, DbError>;
 
-    /// Stores whether the node of a machine ends it when the lease of the node is over. Returns whether the machine exists.
+    /// Stores whether the node of a machine ends it when the node's lease is over. Returns whether the machine exists.
     async fn set_fenced(&mut self, uuid: Uuid, fenced: bool) -> Result<bool, DbError>;
 
-    /// Sets or takes away a machine's pin. Returns whether the machine exists.
+    /// Sets or removes a machine's pin. Returns whether the machine exists.
     async fn set_pin(&mut self, uuid: Uuid, pin: Option<&str>) -> Result<bool, DbError>;
 
     /// Stores a machine's SSH host key, both halves. Returns whether the machine exists.
@@ -140,22 +142,22 @@ pub trait MachineRepository: Send {
 /// Hosts, and the tokens with which they join.
 #[async_trait]
 pub trait HostRepository: Send {
-    /// Adds a host; `Taken` if its name, id or certificate is another one's.
+    /// Adds a host; `Taken` if its name, id or certificate belongs to another one.
     async fn add(&mut self, host: &HostRecord) -> Result<(), DbError>;
 
     /// The host with this identity.
     async fn by_id(&mut self, id: Uuid) -> Result<Option<HostRecord>, DbError>;
 
-    /// All hosts, by name as people count.
+    /// All hosts, in natural order of names.
     async fn list(&mut self) -> Result<Vec<HostRecord>, DbError>;
 
-    /// Stores all but its identity, name, certificate and when it joined. Returns whether the host exists.
+    /// Stores everything except its identity, name, certificate and when it joined. Returns whether the host exists.
     async fn update(&mut self, host: &HostRecord) -> Result<bool, DbError>;
 
     /// Removes a host without machines. Returns whether it existed.
     async fn remove(&mut self, id: Uuid) -> Result<bool, DbError>;
 
-    /// Stores what a machine boots: its image and its pin. Returns whether the machine exists.
+    /// Stores the image and the pin of a machine. Returns whether the machine exists.
     async fn set_boot(&mut self, machine: Uuid, image: &str, pin: Option<&str>) -> Result<bool, DbError>;
 
     /// The authority that signs the certificates of nodes.
@@ -164,17 +166,17 @@ pub trait HostRepository: Send {
     /// Adds the authority. There must be none.
     async fn add_authority(&mut self, authority: &AuthorityRecord) -> Result<(), DbError>;
 
-    /// Adds a token, and removes those that ended before `ended_ms`.
+    /// Adds a token, and removes those that expired before `ended_ms`.
     async fn add_token(&mut self, token: &JoinTokenRecord, ended_ms: u64) -> Result<(), DbError>;
 
     /// The token whose secret has this hash.
     async fn token(&mut self, hash: &str) -> Result<Option<JoinTokenRecord>, DbError>;
 
-    /// Notes which host joined with a token.
+    /// Records the host that joined with a token.
     async fn use_token(&mut self, hash: &str, host: &str) -> Result<(), DbError>;
 }
 
-/// Catalogs, by name. Which machines are theirs is stored with the machines.
+/// Catalogs, by name. The machines of a catalog are stored with the machines.
 #[async_trait]
 pub trait CatalogRepository: Send {
     /// Adds a catalog. Its name must be new.
@@ -183,7 +185,7 @@ pub trait CatalogRepository: Send {
     /// The catalog of that name.
     async fn by_name(&mut self, name: &str) -> Result<Option<CatalogRecord>, DbError>;
 
-    /// All catalogs, by name in the same way.
+    /// All catalogs, ordered by name.
     async fn list(&mut self) -> Result<Vec<CatalogRecord>, DbError>;
 
     /// Adds the newest version of a scheme, and has the catalog have its settings. Removes versions that exceed
@@ -196,44 +198,44 @@ pub trait CatalogRepository: Send {
     /// Sets what its machines boot. Returns whether the catalog exists.
     async fn set_image(&mut self, name: &str, image: &str) -> Result<bool, DbError>;
 
-    /// Sets what a seal also removes in its guests. Returns whether the catalog exists.
+    /// Sets the files that a seal also removes in its guests. Returns whether the catalog exists.
     async fn set_seal_removes(&mut self, name: &str, paths: &[String]) -> Result<bool, DbError>;
 
     /// Sets the policy for its machines whose host is lost. Returns whether the catalog exists.
     async fn set_on_host_loss(&mut self, name: &str, on_host_loss: OnHostLoss) -> Result<bool, DbError>;
 
-    /// Sets or takes away its pin. Returns whether the catalog exists.
+    /// Sets or removes its pin. Returns whether the catalog exists.
     async fn set_pin(&mut self, name: &str, pin: Option<&str>) -> Result<bool, DbError>;
 
-    /// The catalogs that keep machines ready, or switch off those that are not to be, by name.
+    /// The catalogs that keep machines ready, or switch off surplus machines, ordered by name.
     async fn pools(&mut self) -> Result<Vec<PoolRecord>, DbError>;
 
-    /// Sets how many of its machines are kept ready, and when. Returns whether the catalog exists.
+    /// Sets the number of ready machines, and their hours. Returns whether the catalog exists.
     async fn set_pool(&mut self, pool: &PoolRecord) -> Result<bool, DbError>;
 
     /// Removes a catalog without machines. Returns whether it existed.
     async fn remove(&mut self, name: &str) -> Result<bool, DbError>;
 }
 
-/// Disks that are kept: at most one of a machine for each purpose, and at most one edit of an image.
+/// Persistent disks: a machine has at most one for each purpose, and an image at most one maintenance session.
 #[async_trait]
 pub trait PersistentDiskRepository: Send {
-    /// Adds one; `Taken` where there is one already.
+    /// Adds a disk; `Taken` if there is one already.
     async fn add(&mut self, disk: &PersistentDisk) -> Result<(), DbError>;
 
-    /// Those of a machine.
+    /// The disks of a machine.
     async fn of_machine(&mut self, machine: Uuid) -> Result<Vec<PersistentDisk>, DbError>;
 
-    /// The edit of an image.
+    /// The disk of an image's maintenance session.
     async fn session_of(&mut self, image: &str) -> Result<Option<PersistentDisk>, DbError>;
 
-    /// All of them, oldest first.
+    /// All disks, oldest first.
     async fn list(&mut self) -> Result<Vec<PersistentDisk>, DbError>;
 
-    /// A machine has it open: its files are there.
+    /// Records that a machine had a disk open, so its files exist.
     async fn begun(&mut self, id: Uuid) -> Result<(), DbError>;
 
-    /// Removes one. Returns whether it existed.
+    /// Removes a disk. Returns whether it existed.
     async fn remove(&mut self, id: Uuid) -> Result<bool, DbError>;
 }
 
@@ -256,13 +258,13 @@ pub trait KeyRepository: Send {
 /// Claims: at most one for each machine. They go with their machine.
 #[async_trait]
 pub trait ClaimRepository: Send {
-    /// Adds a claim; `Taken` if its machine has one, or its key is another claim's.
+    /// Adds a claim; `Taken` if its machine has one, or another claim has its key.
     async fn add(&mut self, claim: &ClaimRecord) -> Result<(), DbError>;
 
     /// All claims, oldest first.
     async fn list(&mut self) -> Result<Vec<ClaimRecord>, DbError>;
 
-    /// Notes why a claim ends. Returns whether there is such a claim that has not ended.
+    /// Records why a claim ends. Returns whether the claim exists and had not ended.
     async fn end(&mut self, id: Uuid, why: &str) -> Result<bool, DbError>;
 
     /// Removes a claim. Returns whether it existed.
@@ -285,7 +287,7 @@ pub trait TokenRepository: Send {
     async fn remove(&mut self, name: &str) -> Result<bool, DbError>;
 }
 
-/// How many sessions of the web console are kept: a new one removes the one that was not used for longest.
+/// How many sessions of the web console are stored. A new session removes the one that was unused for longest.
 pub const KEPT_SESSIONS: i64 = 64;
 
 /// Sessions of the web console, by the hash of their secret.
@@ -297,7 +299,7 @@ pub trait SessionRepository: Send {
     /// The session whose secret has this hash.
     async fn by_hash(&mut self, hash: &str) -> Result<Option<SessionRecord>, DbError>;
 
-    /// Notes when a session was used last. Does nothing if there is no such session.
+    /// Records when a session was last used. Does nothing if there is no such session.
     async fn used(&mut self, hash: &str, at_ms: u64) -> Result<(), DbError>;
 
     /// Removes a session. Returns whether it existed.
@@ -326,7 +328,7 @@ pub trait RunRepository: Send {
 /// How many tasks are kept: ended ones with lower numbers are removed as new ones come.
 pub const KEPT_TASKS: i64 = 10_000;
 
-/// Tasks, by number. A task that ended does not change any more.
+/// Tasks, by number. A task that has ended does not change.
 #[async_trait]
 pub trait TaskRepository: Send {
     /// Adds a task that waits, and returns its number.
@@ -340,7 +342,7 @@ pub trait TaskRepository: Send {
         self.page(&Filter::default(), false, before, limit).await
     }
 
-    /// The newest `limit` tasks with numbers below `before` that match a filter, newest first; only those that have not ended if
+    /// The newest `limit` tasks with numbers below `before` that match a filter, newest first; only unended ones if
     /// `is_unended` is set.
     async fn page(
         &mut self,
@@ -350,22 +352,23 @@ pub trait TaskRepository: Send {
         limit: u32,
     ) -> Result<Vec<TaskRecord>, DbError>;
 
-    /// All that have not ended, oldest first.
+    /// All unended tasks, oldest first.
     async fn unended(&mut self) -> Result<Vec<TaskRecord>, DbError>;
 
-    /// Stores what changes in a task's life: state, plan, progress, outcome and times. Returns whether there is an unended
+    /// Stores the changes of a task: state, plan, progress, outcome and times. Returns whether there is an unended
     /// task of that number.
     async fn update(&mut self, task: &TaskRecord) -> Result<bool, DbError>;
 
-    /// Notes that somebody asked for a task's end. Returns whether there is an unended task of that number.
+    /// Records that the cancellation of a task was requested. Returns whether there is an unended task of that number.
     async fn cancel(&mut self, id: i64) -> Result<bool, DbError>;
 }
 
-/// How many events are kept at least; older ones are removed now and then as new ones come.
+/// The least number of events that are stored; older ones are removed from time to time when new ones are added.
 pub const KEPT_EVENTS: i64 = 100_000;
 
-/// How many are kept at least of those that are not the daemon's own about machines: guests that restart all day do not push out what
-/// people did.
+/// The least number of stored events that are not the daemon's own about machines, so that guests that reboot all day do
+/// not push out events about
+/// users.
 pub const KEPT_ACTIONS: i64 = 20_000;
 
 /// A part of the history.
@@ -377,8 +380,8 @@ pub enum EventWindow {
     After(i64),
 }
 
-/// The history. Events are only ever added, and forgotten once [`KEPT_EVENTS`] newer ones have come, and of what people did
-/// [`KEPT_ACTIONS`].
+/// The history. Events are only added. An event is removed after [`KEPT_EVENTS`] newer ones; events about users'
+/// actions after [`KEPT_ACTIONS`] newer ones of these.
 #[async_trait]
 pub trait EventRepository: Send {
     /// Appends an event.
@@ -389,7 +392,7 @@ pub trait EventRepository: Send {
         self.older(subject, i64::MAX, limit).await
     }
 
-    /// The same of those older than the event with the number `before`.
+    /// The same for events older than the one with the number `before`.
     async fn older(&mut self, subject: Option<&str>, before: i64, limit: u32) -> Result<Vec<Event>, DbError> {
         self.page(&Filter::default(), subject, EventWindow::Before(before), limit).await
     }
@@ -408,6 +411,6 @@ pub trait EventRepository: Send {
         limit: u32,
     ) -> Result<Vec<Event>, DbError>;
 
-    /// Whether there are events of a subject whose name begins so.
+    /// Whether there are events whose subject begins with a prefix.
     async fn any(&mut self, prefix: &str) -> Result<bool, DbError>;
 }

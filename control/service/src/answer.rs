@@ -110,7 +110,9 @@ impl Explain for DbError {
             DbError::Away { .. } => {
                 Some("try again in a moment; machines that are on keep running".to_owned())
             }
-            DbError::Unsure { .. } => Some("check whether the change was made before you try again".to_owned()),
+            DbError::Unsure { .. } => {
+                Some("check whether the change was made before you try again".to_owned())
+            }
             _ => None,
         }
     }

@@ -71,9 +71,8 @@ pub(crate) fn next(hours: &Hours, now_ms: u64) -> Result<Option<u64>, Problem> {
 
 fn instant(ms: u64) -> Result<Timestamp, Problem> {
     let instant = i64::try_from(ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
-    instant.ok_or_else(|| {
-        Problem::new(ProblemKind::Invalid, "the clock of this host shows an impossible time")
-    })
+    instant
+        .ok_or_else(|| Problem::new(ProblemKind::Invalid, "the clock of this host shows an impossible time"))
 }
 
 #[cfg(test)]

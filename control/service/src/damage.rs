@@ -322,7 +322,10 @@ impl Damage {
             (earlier.is_none(), has_room)
         };
         if !has_room {
-            tracing::error!(image = name, "damaged, but without an alarm, because {KNOWN_MAX} other versions are damaged: {text}");
+            tracing::error!(
+                image = name,
+                "damaged, but without an alarm, because {KNOWN_MAX} other versions are damaged: {text}"
+            );
         } else if is_new {
             tracing::warn!(image = name, "alarm: {text}");
         }

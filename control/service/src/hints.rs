@@ -14,7 +14,10 @@ const DIRECTORIES: [(&str, &str); 12] = [
     ("/var/log/journal", "set SystemMaxUse= in /etc/systemd/journald.conf of the image"),
     ("/var/log", "rotate logs earlier in the image, or send them to another computer"),
     ("/var/cache/apt", "run 'apt-get clean' before the seal, and install packages in a maintenance session"),
-    ("/var/cache/dnf", "run 'dnf clean all' before the seal and disable dnf-makecache.timer; install packages in a maintenance session"),
+    (
+        "/var/cache/dnf",
+        "run 'dnf clean all' before the seal and disable dnf-makecache.timer; install packages in a maintenance session",
+    ),
     ("/var/lib/docker", "pull container images in a maintenance session, or keep them on another disk"),
     ("/tmp", "mount it as tmpfs in the image"),
     ("/var/tmp", "find the program that leaves files there"),
@@ -67,8 +70,7 @@ pub fn hints(contents: &CacheContents, machine: &str, is_on: bool) -> Vec<CacheH
         (free(true), "defrag", format!("headwater machine exec {machine} -- defrag /C /L")),
     ];
     for (bytes, trim, command) in trims {
-        let message =
-            format!("{trim} in the guest frees up to {} of deleted files", size(bytes));
+        let message = format!("{trim} in the guest frees up to {} of deleted files", size(bytes));
         add(bytes, message, is_on.then_some(command));
     }
     for kind in &contents.kinds {
@@ -82,9 +84,8 @@ pub fn hints(contents: &CacheContents, machine: &str, is_on: bool) -> Vec<CacheH
                 add(bytes, message, None);
             }
             ContentsKind::Journal => {
-                let message = format!(
-                    "the journal of the file system occupies {share}: make it smaller in the image"
-                );
+                let message =
+                    format!("the journal of the file system occupies {share}: make it smaller in the image");
                 add(bytes, message, None);
             }
             _ => {}

@@ -87,12 +87,18 @@ impl Service {
         let releasing = async {
             for root in of_disk(disk, "") {
                 if let Err(e) = self.images().release(&root).await {
-                    tracing::warn!("cannot remove the retention root of {} now, whose disk was removed; it is tried again: {e}", disk.below());
+                    tracing::warn!(
+                        "cannot remove the retention root of {} now, whose disk was removed; it is tried again: {e}",
+                        disk.below()
+                    );
                 }
             }
         };
         if tokio::time::timeout(RELEASE_TIMEOUT, releasing).await.is_err() {
-            tracing::warn!("the store does not answer, so the retention root of {}, whose disk was removed, stays for now", disk.below());
+            tracing::warn!(
+                "the store does not answer, so the retention root of {}, whose disk was removed, stays for now",
+                disk.below()
+            );
         }
     }
 
@@ -159,7 +165,10 @@ impl Service {
             }
             Ok(false) => paused_ms.saturating_mul(2).clamp(RETRY_INTERVAL_MS, RETRY_INTERVAL_MAX_MS),
             Err(e) => {
-                tracing::warn!("cannot write retention roots to the store now; it is tried again: {}", problem(&e));
+                tracing::warn!(
+                    "cannot write retention roots to the store now; it is tried again: {}",
+                    problem(&e)
+                );
                 RETRY_INTERVAL_MS
             }
         };

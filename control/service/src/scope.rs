@@ -93,7 +93,10 @@ impl Caller {
     pub(crate) fn must_have_everything(&self) -> Result<(), Problem> {
         match &self.scopes {
             Some(scopes) => {
-                let message = format!("{} has the scope {scopes}, but this operation needs a caller without scopes", self.principal);
+                let message = format!(
+                    "{} has the scope {scopes}, but this operation needs a caller without scopes",
+                    self.principal
+                );
                 let problem = Problem::new(ProblemKind::Forbidden, message);
                 Err(problem.advise("ask for a token without '--catalog' and '--image'"))
             }
@@ -118,7 +121,9 @@ impl Service {
         caller: &Caller,
         parameters: impl Iterator<Item = (&'p str, &'p str)>,
     ) -> Result<(), Problem> {
-        let failed = |error: DbError| problem(&error).during("cannot look up the subject to check the caller's scopes");
+        let failed = |error: DbError| {
+            problem(&error).during("cannot look up the subject to check the caller's scopes")
+        };
         for (name, value) in parameters {
             match name {
                 "catalog" => caller.must_have_catalog(value)?,
@@ -147,7 +152,9 @@ impl Service {
 
     /// Fails if the caller may not see the subject of a task or an event of that time.
     async fn must_have_subject(&self, caller: &Caller, subject: &str, at_ms: u64) -> Result<(), Problem> {
-        let failed = |error: DbError| problem(&error).during("cannot look up the subject to check the caller's scopes");
+        let failed = |error: DbError| {
+            problem(&error).during("cannot look up the subject to check the caller's scopes")
+        };
         match subject.split_once(' ') {
             Some(("catalog", name)) => caller.must_have_catalog(name),
             Some(("image", reference)) => caller.must_have_image(reference),
@@ -165,7 +172,9 @@ impl Service {
 
     /// Fails if the caller may not see the machine that has this name now.
     pub(crate) async fn must_have_named_machine(&self, caller: &Caller, name: &str) -> Result<(), Problem> {
-        let failed = |error: DbError| problem(&error).during("cannot look up the subject to check the caller's scopes");
+        let failed = |error: DbError| {
+            problem(&error).during("cannot look up the subject to check the caller's scopes")
+        };
         let found = self.db().read().await.map_err(failed)?.machines().by_name(name).await;
         match found.map_err(failed)? {
             Some(machine) => caller.must_have_machine(&machine),

@@ -347,7 +347,10 @@ struct Reached {
 async fn refuse_browsers(State(reached): State<Reached>, request: Request, next: Next) -> Response {
     if is_foreign(request.headers(), reached) {
         let (message, advice) = if reached.by_any_name {
-            ("the request comes from a web page", "do not use a browser here: the web console has a separate port")
+            (
+                "the request comes from a web page",
+                "do not use a browser here: the web console has a separate port",
+            )
         } else {
             (
                 "the request comes from a web page or another host",

@@ -31,7 +31,9 @@ pub enum TokenError {
         source: io::Error,
     },
     /// The file has another content.
-    #[error("{path} does not contain a token of 64 hexadecimal digits (remove the file, and the daemon makes a new one)")]
+    #[error(
+        "{path} does not contain a token of 64 hexadecimal digits (remove the file, and the daemon makes a new one)"
+    )]
     Odd {
         /// The file.
         path: PathBuf,

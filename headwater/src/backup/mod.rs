@@ -114,9 +114,10 @@ impl Contents {
         let contents: Option<Self> = serde_json::from_str(&second).ok().filter(|_| is_whole);
         let contents = contents.ok_or_else(|| damaged("the checksum of its list of files does not match"))?;
         match contents.files.iter().find(|file| !is_allowed(&file.name)) {
-            Some(file) => {
-                Err(damaged(&format!("it has a file '{}', which backups never have", file.name.escape_debug())))
-            }
+            Some(file) => Err(damaged(&format!(
+                "it has a file '{}', which backups never have",
+                file.name.escape_debug()
+            ))),
             None => Ok(contents),
         }
     }

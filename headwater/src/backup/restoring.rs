@@ -128,7 +128,8 @@ fn entries(dir: &Path) -> anyhow::Result<Option<Vec<String>>> {
 fn refuse_full(dir: &Path, names: Option<&[String]>) -> anyhow::Result<()> {
     let is_odd = |name: &&String| !MAY_BE_THERE.contains(&name.as_str());
     let Some(first) = names.into_iter().flatten().filter(is_odd).min() else { return Ok(()) };
-    let message = format!("cannot restore into {}: the directory is not empty: it has '{first}'", dir.display());
+    let message =
+        format!("cannot restore into {}: the directory is not empty: it has '{first}'", dir.display());
     let advice = match first == RESTORING {
         true => {
             "an earlier restore was interrupted: remove its contents, except 'store' and 'cache', and restore again"

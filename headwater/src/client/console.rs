@@ -26,7 +26,8 @@ impl Client {
         let path = format!("/api/v1/machines/{}/console?follow={follow}", escape(name));
         let mut answer = self.send(Method::GET, &path, None).await?.into_body();
         while let Some(frame) = answer.frame().await {
-            let frame = frame.context("the connection to the daemon broke while it sent the console's log")?;
+            let frame =
+                frame.context("the connection to the daemon broke while it sent the console's log")?;
             each(frame.data_ref().map(|data| &data[..]).unwrap_or_default())?;
         }
         Ok(())
@@ -45,7 +46,9 @@ impl Client {
             return Err(super::refused(response).await);
         }
         Ok(TokioIo::new(
-            hyper::upgrade::on(response).await.context("the daemon did not switch the connection to the console")?,
+            hyper::upgrade::on(response)
+                .await
+                .context("the daemon did not switch the connection to the console")?,
         ))
     }
 }

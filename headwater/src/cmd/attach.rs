@@ -71,7 +71,9 @@ impl AttachedDisk {
             let _ = done.send(());
         };
         let thread = std::thread::Builder::new().name("detach".into()).spawn(work);
-        let thread = thread.inspect_err(|e| tracing::error!("cannot start the thread that removes {device}: {e}")).ok();
+        let thread = thread
+            .inspect_err(|e| tracing::error!("cannot start the thread that removes {device}: {e}"))
+            .ok();
         if stopped.recv_timeout(STOP_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(
                 "{device} was not removed within {} s; the remaining requests will fail",
@@ -209,7 +211,8 @@ impl AttachArgs {
             && plain.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
             && !plain.starts_with('.');
         if !is_name {
-            let text = format!("'{text}' is not a name for a device: use 1 to 63 letters, digits, '-', '_' and '.'");
+            let text =
+                format!("'{text}' is not a name for a device: use 1 to 63 letters, digits, '-', '_' and '.'");
             return Err(Problem::new(ProblemKind::Invalid, text));
         }
         Ok((Some(plain.to_owned()), None))
@@ -331,8 +334,7 @@ fn detached(args: &DetachArgs) -> anyhow::Result<String> {
         match owner(record.way, record.number, &record.mark()) {
             Owner::Others => {
                 forget(&registry(), &record);
-                let text =
-                    format!("its server died, and {} now belongs to another program", record.device());
+                let text = format!("its server died, and {} now belongs to another program", record.device());
                 return Err(Problem::new(ProblemKind::NotFound, text)).with_context(failed);
             }
             Owner::Unknown => return unknown(),
@@ -372,7 +374,10 @@ fn detached(args: &DetachArgs) -> anyhow::Result<String> {
 
 /// Asks the server of a device to end. Succeeds if it has ended already.
 fn ask_to_end(record: &Record) -> anyhow::Result<()> {
-    let pid = i32::try_from(record.pid).ok().and_then(Pid::from_raw).context("the record has an invalid process id")?;
+    let pid = i32::try_from(record.pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .context("the record has an invalid process id")?;
     let ended = |result: Result<(), Errno>| match result {
         Err(Errno::SRCH) => Ok(()),
         other => other.context("cannot end its server"),
@@ -411,7 +416,9 @@ fn left(record: &Record) -> String {
     }
     match owner(way, number, &mark) {
         Owner::Ours | Owner::Nobody => "dead; the next attach or detach removes it".into(),
-        Owner::Others => "belongs to another program now; the next attach or detach removes the record".into(),
+        Owner::Others => {
+            "belongs to another program now; the next attach or detach removes the record".into()
+        }
         Owner::Unknown if !rustix::process::geteuid().is_root() => {
             "its server died; only root can see to whom it belongs now".into()
         }

@@ -186,7 +186,8 @@ pub async fn restore(data_dir: DataDir, args: RestoreArgs, json: bool) -> anyhow
 fn next_steps(dir: &Path, contents: &Contents, nodes: &[String]) -> String {
     let dir = dir.display();
     let mut steps = vec![
-        "the daemon from which the backup comes must not run any more, because this one has its identity".to_owned(),
+        "the daemon from which the backup comes must not run any more, because this one has its identity"
+            .to_owned(),
         format!("images: 'headwater store sync FROM {dir}/store' if DIR/store does not exist"),
     ];
     if let Some(url) = &contents.postgres {

@@ -44,7 +44,9 @@ pub fn show_session(image: &Image) -> anyhow::Result<()> {
         return Ok(());
     };
     let since = show::time(*since_ms);
-    show::line(&format!("machine {machine} edits the image over version {version} since {since}, begun by {author}"))
+    show::line(&format!(
+        "machine {machine} edits the image over version {version} since {since}, begun by {author}"
+    ))
 }
 
 /// Whether a version is in use, and warnings about it.
@@ -92,7 +94,10 @@ pub async fn promote(
     let version = promoted.version;
     let forgets = promoted.forgets.map(|forgotten| {
         let at = show::time(forgotten.at_ms);
-        format!("; cancels the promotion to version {} at {at}, scheduled by {}", forgotten.version, forgotten.author)
+        format!(
+            "; cancels the promotion to version {} at {at}, scheduled by {}",
+            forgotten.version, forgotten.author
+        )
     });
     let forgets = forgets.unwrap_or_default();
     if at_ms.is_some() {

@@ -64,8 +64,7 @@ async fn with_fingerprint(error: anyhow::Error, address: &Address, context: &Con
         return error;
     }
     let Ok(seen) = server::seen_fingerprint(address).await else { return error };
-    let message =
-        format!("the certificate of {} is not trusted; its fingerprint is {seen}", address.url());
+    let message = format!("the certificate of {} is not trusted; its fingerprint is {seen}", address.url());
     let advice = format!(
         "compare it with what 'headwater status' shows on the server, then: headwater login {} --fingerprint {seen}",
         address.url()

@@ -115,7 +115,10 @@ async fn into_guest(
     let metadata = file.metadata().with_context(failed)?;
     let name = from.file_name().and_then(|name| name.to_str());
     let (true, Some(name)) = (metadata.is_file(), name) else {
-        return Err(invalid(format!("{}: it is not a regular file; pack a directory with tar first", failed())));
+        return Err(invalid(format!(
+            "{}: it is not a regular file; pack a directory with tar first",
+            failed()
+        )));
     };
     let mode = format!("{:o}", metadata.permissions().mode() & 0o777);
     let begun = sh(client, to.machine, BEGIN, &[to.path, name, &mode], None).await.with_context(failed)?;

@@ -47,7 +47,9 @@ impl Disks {
         };
         let path = recorder.path().display();
         if let Some(failure) = summary.failure {
-            bail!("the recording {path} has only the first requests, because it could not be written: {failure}");
+            bail!(
+                "the recording {path} has only the first requests, because it could not be written: {failure}"
+            );
         }
         let lacks = if summary.dropped == 0 {
             String::new()

@@ -337,9 +337,7 @@ fn serve_vhost_user(
 fn check_persistent(args: &ExportArgs) -> anyhow::Result<()> {
     let Some(name) = &args.persistent else { return Ok(()) };
     if args.limits.mode() == CacheMode::Ram {
-        return Err(invalid(
-            "a persistent cache needs a disk: give --cache ram+disk or --cache disk",
-        ));
+        return Err(invalid("a persistent cache needs a disk: give --cache ram+disk or --cache disk"));
     }
     // Check the name before anything with it is created or searched.
     Ok(PersistentOptions::check_name(name)?)
@@ -359,9 +357,9 @@ fn check_attach(args: &ExportArgs) -> anyhow::Result<()> {
         ("--queues", *queues != 1),
     ];
     match given.iter().find(|(_, is_given)| *is_given) {
-        Some((option, _)) => Err(invalid(format!(
-            "{option} is an option of a block device: give --attach too"
-        ))),
+        Some((option, _)) => {
+            Err(invalid(format!("{option} is an option of a block device: give --attach too")))
+        }
         None => Ok(()),
     }
 }
@@ -537,7 +535,9 @@ impl CopyWatch {
         say(&if copied.is_over && copied.done_bytes == copied.total_bytes {
             format!("the image is copied to this host: {total}; no server is needed now\n")
         } else if copied.is_over {
-            format!("the image was not copied completely to this host ({done} of {total}): a server is still needed\n")
+            format!(
+                "the image was not copied completely to this host ({done} of {total}): a server is still needed\n"
+            )
         } else {
             format!("copying the image to this host: {done} of {total} ({percent} %)\n")
         });

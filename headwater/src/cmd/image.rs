@@ -207,7 +207,8 @@ fn of_standard_input(error: anyhow::Error, spooled: &str) -> anyhow::Error {
         *text = text.replace(spooled, "FILE");
     }
     if is_named {
-        let save = "FILE is the data of standard input: save it to a file, or run the program earlier in the pipe";
+        let save =
+            "FILE is the data of standard input: save it to a file, or run the program earlier in the pipe";
         problem.advice =
             Some(problem.advice.map_or_else(|| save.to_owned(), |advice| format!("{advice}; {save}")));
     }
@@ -305,12 +306,10 @@ pub fn say_seen(remarks: &[String]) {
 /// A note if a version with the same bytes exists, so that the given note was ignored.
 fn note_of_persistent(version: &ImageVersion) -> String {
     let (place, note) = (format!("{}@{}", version.image, version.number), show::printable(&version.note));
-    let has = if note.is_empty() {
-        "it has no note".to_owned()
-    } else {
-        format!("its note stays '{note}'")
-    };
-    format!("{place} already has these bytes, and {has}: 'headwater image note {place} TEXT' changes the note")
+    let has = if note.is_empty() { "it has no note".to_owned() } else { format!("its note stays '{note}'") };
+    format!(
+        "{place} already has these bytes, and {has}: 'headwater image note {place} TEXT' changes the note"
+    )
 }
 
 /// Whether a text means a disk to import, and not an image of the store. An existing directory with the name of an
@@ -331,7 +330,8 @@ async fn spool(client: &Client, name: &str, quiet: bool) -> anyhow::Result<Spool
         return Err(Problem::new(ProblemKind::Invalid, why).advise(ELSEWHERE).into());
     }
     let Some(data_dir) = client.data_dir() else {
-        let why = format!("cannot import '{name}': standard input can be imported only by a daemon on this host");
+        let why =
+            format!("cannot import '{name}': standard input can be imported only by a daemon on this host");
         let advice = "copy the image to the server and give its path there";
         return Err(Problem::new(ProblemKind::Invalid, why).advise(advice).into());
     };
@@ -364,8 +364,11 @@ fn name_of(source: &str) -> Result<String, Problem> {
         Some(name) => Ok(name),
         // An export may have an empty name.
         None if export.as_deref() == Some("") => Ok("image".to_owned()),
-        None => Err(Problem::new(ProblemKind::Invalid, format!("'{source}' has no name from which an image name could be made"))
-            .advise("give one with --name")),
+        None => Err(Problem::new(
+            ProblemKind::Invalid,
+            format!("'{source}' has no name from which an image name could be made"),
+        )
+        .advise("give one with --name")),
     }
 }
 

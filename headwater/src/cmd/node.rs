@@ -82,8 +82,7 @@ pub async fn run(
         NodeCommand::Uncordon { host } => set(&client()?, &host, false, json).await?,
         NodeCommand::Accept { host } => {
             let accepted = client()?.accept_host(&host).await?;
-            let text =
-                format!("the node of host {host} is accepted at its next connection, within a minute");
+            let text = format!("the node of host {host} is accepted at its next connection, within a minute");
             if json { show::json(&accepted)? } else { show::line(&text)? }
         }
         NodeCommand::Remove { host, force } => {

@@ -152,10 +152,7 @@ pub fn clear(registry: &Registry, devices: &impl Devices, record: &Record) -> Ow
             tracing::warn!("removed {}: its server died, and its data is lost", record.device());
         }
         Owner::Others => {
-            tracing::warn!(
-                "{} stays: it is not the device of the server that died",
-                record.device()
-            );
+            tracing::warn!("{} stays: it is not the device of the server that died", record.device());
         }
         Owner::Unknown => tracing::warn!("{}", kept(record)),
     }
@@ -167,10 +164,7 @@ pub fn clear(registry: &Registry, devices: &impl Devices, record: &Record) -> Ow
 
 /// The message if a record is kept.
 pub fn kept(record: &Record) -> String {
-    format!(
-        "cannot identify or remove {}, so it stays, and so does its record",
-        record.device()
-    )
+    format!("cannot identify or remove {}, so it stays, and so does its record", record.device())
 }
 
 /// Removes the record of a device that is not ours any more, and its name. Its number and name may belong to another

@@ -193,7 +193,11 @@ async fn watch(client: &Client, names: &[String], json: bool) -> anyhow::Result<
         screen.show(&ours)?;
         if ours.iter().all(machine::is_off) {
             let crashed = ours.iter().any(|machine| machine.state == MachineState::Crashed);
-            note(if crashed { "all machines are off, and some of them crashed" } else { "all machines are off" });
+            note(if crashed {
+                "all machines are off, and some of them crashed"
+            } else {
+                "all machines are off"
+            });
             return Ok(u8::from(crashed));
         }
     }

@@ -33,10 +33,7 @@ pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
         ("images", status.images.map_or_else(unknown, |images| format!("{images}{asked}"))),
         ("store takes", status.store_bytes.map_or_else(unknown, |bytes| size::format(bytes) + &asked)),
         ("machines", active),
-        (
-            "tasks",
-            format!("{} running, {} waiting", status.tasks_running, status.tasks_waiting),
-        ),
+        ("tasks", format!("{} running, {} waiting", status.tasks_running, status.tasks_waiting)),
         ("write caches in RAM", size::format(status.ram_used_bytes)),
         ("of the host's limit", budget(&status.host_ram)),
         ("write caches on disk", size::format(status.disk_used_bytes)),
@@ -59,7 +56,9 @@ fn unknown(outdated: bool) -> String {
 /// The age of the store's figures, if they are outdated or old.
 fn asked(age_ms: Option<u64>, outdated: bool) -> String {
     match age_ms.map(|ms| ms / 1000) {
-        Some(age_s) if outdated => format!(", as of {age_s} s ago: the store has not answered since, or was changed"),
+        Some(age_s) if outdated => {
+            format!(", as of {age_s} s ago: the store has not answered since, or was changed")
+        }
         Some(age_s) if age_s >= OLD_S => format!(", as of {age_s} s ago"),
         _ => String::new(),
     }

@@ -316,7 +316,10 @@ impl CheckedVersion {
             show::line(&format!("{version} contains some of the damaged data, too"))?;
         }
         if self.checked.repaired > 0 {
-            show::line(&format!("{names}: {} damaged chunks or data objects repaired", self.checked.repaired))?;
+            show::line(&format!(
+                "{names}: {} damaged chunks or data objects repaired",
+                self.checked.repaired
+            ))?;
         }
         let verdict = match self.is_intact() {
             true => "is intact".to_owned(),
@@ -459,7 +462,8 @@ mod tests {
         };
         let is_there = "nothing to copy: all 7 versions are in /to already";
         assert_eq!(of(0, 0), is_there);
-        let now = |of: &str| format!("; channels, notes and retired marks of {of} were set to those of the source");
+        let now =
+            |of: &str| format!("; channels, notes and retired marks of {of} were set to those of the source");
         assert_eq!(of(0, 1), format!("{is_there}{}", now("an image")));
         assert!(of(2, 3).ends_with(&now("3 images")), "{}", of(2, 3));
     }

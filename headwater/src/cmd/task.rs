@@ -87,9 +87,7 @@ pub fn show_rolled(report: &RollReport) -> anyhow::Result<()> {
     let machines = if moved == 1 { "machine" } else { "machines" };
     show::line(&format!("{moved} {machines} of {catalog} moved from {} to {to}", report.from))?;
     if report.pinned {
-        let what = format!(
-            "{catalog} is pinned to {to}; 'headwater image unpin {catalog}' removes the pin"
-        );
+        let what = format!("{catalog} is pinned to {to}; 'headwater image unpin {catalog}' removes the pin");
         show::line(&what)?;
     }
     Ok(())

@@ -125,7 +125,11 @@ async fn record(
             times(trace.boots)
         );
         let problem = Problem::new(ProblemKind::Conflict, text);
-        return Err(problem.advise(format!("'headwater image trace remove {name}' removes it, so that boots are recorded again")).into());
+        return Err(problem
+            .advise(format!(
+                "'headwater image trace remove {name}' removes it, so that boots are recorded again"
+            ))
+            .into());
     }
     let mut signals = EndSignals::catch()?;
     let name = free_name(client).await?;

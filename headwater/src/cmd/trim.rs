@@ -43,8 +43,10 @@ async fn one(client: &Client, name: &str, json: bool) -> anyhow::Result<(u64, u6
     if result.exit_code != 0 {
         let said = STANDARD.decode(&result.stderr_base64).unwrap_or_default();
         let said = show::printable(String::from_utf8_lossy(&said).trim());
-        let message =
-            format!("cannot trim machine '{name}': fstrim failed with exit code {}: {said}", result.exit_code);
+        let message = format!(
+            "cannot trim machine '{name}': fstrim failed with exit code {}: {said}",
+            result.exit_code
+        );
         return Err(Problem::new(ProblemKind::Failed, message).into());
     }
     Ok((before, held(client, name).await?))

@@ -98,7 +98,9 @@ fn unknown(flags: &[Arg], key: &str) -> String {
     let names = flags.iter().filter_map(Arg::get_long);
     let plain = key.replace('_', "-").to_lowercase();
     match names.map(|name| (distance(&plain, name), name)).min() {
-        Some((far, name)) if far < SUGGESTION_DISTANCE => format!("unknown key '{key}': did you mean '{name}'?"),
+        Some((far, name)) if far < SUGGESTION_DISTANCE => {
+            format!("unknown key '{key}': did you mean '{name}'?")
+        }
         _ => format!("unknown key '{key}': 'headwater config show' lists the keys"),
     }
 }

@@ -146,7 +146,9 @@ impl OpenDatabase {
             && (lease.is_in_turn || !leaves_machines_on)
             && let Err(error) = lease.database.end_lease().await
         {
-            tracing::warn!("cannot release the lease on the database, so only this host's daemon can use it: {error}");
+            tracing::warn!(
+                "cannot release the lease on the database, so only this host's daemon can use it: {error}"
+            );
         }
         self.repository.close().await;
     }

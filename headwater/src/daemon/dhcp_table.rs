@@ -46,7 +46,8 @@ fn parse(text: &str) -> Result<Subnets, String> {
 }
 
 fn subnet(network: Network) -> Result<Subnet, String> {
-    let wrong = || format!("'{}' is not a network; write for instance 10.77.0.0/24", network.address.escape_debug());
+    let wrong =
+        || format!("'{}' is not a network; write for instance 10.77.0.0/24", network.address.escape_debug());
     let (first, prefix) = network.address.split_once('/').ok_or_else(wrong)?;
     let fixed = network.fixed.iter().map(|(card, address)| Ok((card.parse::<Mac>()?, *address)));
     let fixed = fixed.collect::<Result<HashMap<Mac, Ipv4Addr>, String>>()?;

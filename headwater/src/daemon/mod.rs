@@ -464,7 +464,8 @@ impl Daemon {
     /// Finishes requests in flight, stops all machines unless they are to stay on, and ends.
     pub async fn stop(self) {
         self.service.begin_stop();
-        let giving_up = (!self.keep_machines).then(|| tokio::spawn(fail_waiting_reads(Arc::clone(&self.disks))));
+        let giving_up =
+            (!self.keep_machines).then(|| tokio::spawn(fail_waiting_reads(Arc::clone(&self.disks))));
         if let Some(scrubbing) = self.scrubbing {
             // The verification checks for its end often, but the store may be slow.
             tokio::task::spawn_blocking(move || drop(scrubbing));
@@ -721,7 +722,10 @@ impl StoreKnown {
                 let advice = match store_within(directory) {
                     // As after `mv` into an existing directory.
                     Some(inside) => {
-                        format!("a store was found in {0}: move the contents of {0} to {place}", inside.display())
+                        format!(
+                            "a store was found in {0}: move the contents of {0} to {place}",
+                            inside.display()
+                        )
                     }
                     None => "mount its file system, or restore the store".to_owned(),
                 };

@@ -166,7 +166,8 @@ impl History {
         let shown = names.join(", ");
         if checked.repaired > 0 && self.repairs < NOTED_MAX {
             self.repairs = self.repairs.saturating_add(1);
-            let detail = format!("{shown}: damaged chunks or data objects that were repaired: {}", checked.repaired);
+            let detail =
+                format!("{shown}: damaged chunks or data objects that were repaired: {}", checked.repaired);
             let detail = detail.chars().take(NOTED_CHARS_MAX).collect();
             self.runtime.block_on(self.service.note_repair(image, detail));
         }

@@ -145,8 +145,9 @@ async fn connect(address: &Address, config: Arc<ClientConfig>) -> Result<TlsStre
     let url = address.url();
     let unreachable = |why: String| {
         let message = format!("cannot reach the controller at {url}: {why}");
-        Problem::new(ProblemKind::Unavailable, message)
-            .advise("check whether 'headwater serve --nodes' runs there, and whether a firewall is in between")
+        Problem::new(ProblemKind::Unavailable, message).advise(
+            "check whether 'headwater serve --nodes' runs there, and whether a firewall is in between",
+        )
     };
     let connecting = async {
         let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;

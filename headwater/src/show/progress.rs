@@ -197,7 +197,9 @@ impl Shown {
         if std::mem::replace(waits, true) {
             return;
         }
-        super::aside(&format!("{what}: waiting, because {running} other long operations of the daemon run\n"));
+        super::aside(&format!(
+            "{what}: waiting, because {running} other long operations of the daemon run\n"
+        ));
     }
 
     /// Ends the display.

@@ -203,7 +203,11 @@ fn a_damaged_backup_leaves_nothing_behind() {
         bytes[at] ^= 1;
         bytes
     };
-    refused(&changed(good.len() - 1), 6, &["the checksum of headwater.db does not match", "an earlier backup"]);
+    refused(
+        &changed(good.len() - 1),
+        6,
+        &["the checksum of headwater.db does not match", "an earlier backup"],
+    );
     refused(&changed(100), 6, &["the checksum of its list of files does not match"]);
     refused(&good[..good.len() - 1], 6, &["the checksum of headwater.db does not match"]);
     refused(&[&good[..], b"x"].concat(), 6, &["there is data after its last file"]);

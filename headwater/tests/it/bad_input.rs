@@ -153,7 +153,10 @@ fn what_makes_no_sense_is_2_and_invalid() {
             export("null:1G", &["--cache", "disk", "--ram", "5G"]),
             "--ram was given, and the cache mode 'disk'",
         ),
-        (vec!["serve", "--listen", "127.0.0.1:9", "--tls-cert", "x", "--tls-key", "y"], "that other hosts can reach"),
+        (
+            vec!["serve", "--listen", "127.0.0.1:9", "--tls-cert", "x", "--tls-key", "y"],
+            "that other hosts can reach",
+        ),
         (vec!["serve", "--listen", "127.0.0.1:9", "--token-file", "x"], "give --store-listen too"),
         (vec!["serve", "--repair-from", "/srv/images"], "give --scrub too"),
         (vec!["serve", "--nbd", "tcp:0.0.0.0:10809"], "other hosts or guests"),

@@ -193,7 +193,10 @@ fn a_roll_waits_for_its_hours_and_its_time() {
     let roll = ["catalog", "roll", "class", "--to", "tiny@2", "--no-wait"];
     for (more, told) in [
         (&["--window", "sun 02:00-02:00"][..], "have no length"),
-        (&["--window", "sun 02:00-05:00 Mars/Olympus"], "this host does not know the time zone 'Mars/Olympus'"),
+        (
+            &["--window", "sun 02:00-05:00 Mars/Olympus"],
+            "this host does not know the time zone 'Mars/Olympus'",
+        ),
         (&["--at", "2020-01-01T00:00Z"], "that time is in the past"),
         (&["--at", "+400d"], "the time until it begins is longer than"),
         (&["--at", "soon"], "'soon' is not a time"),

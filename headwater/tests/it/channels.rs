@@ -271,7 +271,10 @@ fn a_scheduled_promotion_survives_the_daemon_and_happens() {
     // This one takes its place. Whether its time comes before the next daemon or in it, it is carried out. Not sooner: the
     // time is reckoned before the daemon is asked, and what is past then is refused.
     let said = daemon.cli(&["image", "promote", "tiny@2", "production", "--at", "+5s"]).ok();
-    assert!(said.contains("; cancels the promotion to version 2 at 20") && said.contains(", as uid "), "{said}");
+    assert!(
+        said.contains("; cancels the promotion to version 2 at 20") && said.contains(", as uid "),
+        "{said}"
+    );
     let history = daemon.cli(&["image", "history", "tiny"]).ok();
     assert!(history.contains("; cancels the promotion to version 2 at 20"), "{history}");
     let daemon = Daemon::start_in(daemon.kill(), |_| {});

@@ -101,7 +101,10 @@ fn a_pool_is_ready_in_its_hours_only() {
         (&["--from", "7", "--to", "19:00"][..], "'7' is not a time of day"),
         (&["--from", "07:00", "--to", "07:00"], "have no length"),
         (&["--from", "07:00", "--to", "19:00", "--days", "mo"], "names no days"),
-        (&["--from", "07:00", "--to", "19:00", "--zone", "Europe/Atlantis"], "this host does not know the time zone"),
+        (
+            &["--from", "07:00", "--to", "19:00", "--zone", "Europe/Atlantis"],
+            "this host does not know the time zone",
+        ),
         (&["--from", "07:00"], "--to"),
         (&["--zone", "UTC"], "--from"),
         (&["--stop-idle", "8d"], "604800 s"),

@@ -177,7 +177,10 @@ fn damage_is_told_with_who_it_touches_and_repaired_from_another_store() {
     // A store that is not there is told before anything is read; one that has it repairs.
     daemon.cli(&["image", "verify", "d@1", "--repair-from", "ftp://x"]).fails(2, &["no stores at ftp://"]);
     let repaired = daemon.cli(&["image", "verify", "d@1", "--repair-from", copy.to_str().unwrap()]).ok();
-    assert!(repaired.contains("1 damaged chunks or data objects repaired") && repaired.contains("d@1 is intact"), "{repaired}");
+    assert!(
+        repaired.contains("1 damaged chunks or data objects repaired") && repaired.contains("d@1 is intact"),
+        "{repaired}"
+    );
     assert!(std::fs::read(&object).unwrap() == good);
     assert!(daemon.cli(&["image", "verify", "d@2"]).ok().contains("d@2 is intact"));
 }

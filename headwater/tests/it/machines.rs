@@ -108,10 +108,7 @@ fn a_guest_that_restarts_gets_a_pristine_disk_and_one_that_powers_off_is_stopped
     let off = daemon.wait_for("lab", "stopped");
     assert_eq!((&off["wanted"], off.get("pid")), (&"stopped".into(), None));
     let events = daemon.cli(&["events"]).ok();
-    assert!(
-        events.contains("the guest restarted") && events.contains("the guest shut down"),
-        "{events}"
-    );
+    assert!(events.contains("the guest restarted") && events.contains("the guest shut down"), "{events}");
 }
 
 #[test]

@@ -83,10 +83,7 @@ fn an_export_records_the_requests_of_each_machine() {
         .args(["export", "null:16M", "--nbd", &format!("unix:{}", dir.path().join("nbd2").display())])
         .arg("--record")
         .arg(&file));
-    again.fails(
-        4,
-        &["cannot record requests in", "two.rec", "File exists", "name a new file"],
-    );
+    again.fails(4, &["cannot record requests in", "two.rec", "File exists", "name a new file"]);
     assert_eq!(std::fs::read(&file).unwrap(), before);
 }
 

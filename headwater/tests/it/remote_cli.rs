@@ -144,7 +144,8 @@ fn what_is_not_a_server_is_said() {
     let user = User::new();
     user.login("http://lab1:9470", "x", &[]).fails(2, &["not encrypted"]);
     user.login("lab1", "x", &[]).fails(2, &["https://HOST:PORT"]);
-    user.login("https://127.0.0.1:1", "x", &[]).fails(7, &["https://127.0.0.1:1", "nothing listens at this address"]);
+    user.login("https://127.0.0.1:1", "x", &[])
+        .fails(7, &["https://127.0.0.1:1", "nothing listens at this address"]);
     let odd = user.cli(&["login", "https://127.0.0.1:1", "--fingerprint", "abc"]);
     assert!(odd.code == 2 && odd.err.contains("64 hexadecimal digits"), "{odd:?}");
     // A port that speaks no TLS, and one of the loopback interface as a forwarded one.

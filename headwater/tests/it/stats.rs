@@ -253,6 +253,9 @@ fn the_documentation_lists_what_there_is() {
         return;
     }
     let there: Vec<&str> = document.lines().filter(is_row).collect();
-    assert_eq!(there, wanted, "docs/metrics.md is outdated; run this test with HEADWATER_BLESS=1 to update it");
+    assert_eq!(
+        there, wanted,
+        "docs/metrics.md is outdated; run this test with HEADWATER_BLESS=1 to update it"
+    );
     assert!(FAMILIES.iter().any(|family| family.kind == Kind::Summary));
 }

@@ -343,13 +343,14 @@ fn damage_is_repaired_from_another_store_or_named() {
     let (object, good) = damage(&here);
     let found = store(&["verify", text(&here)]);
     assert_eq!(found.code, 6, "{found:?}");
-    for says in
-        ["bytes ", "disk@1: more files may be affected: ", "disk@1 is damaged in 1 chunk: "]
-    {
+    for says in ["bytes ", "disk@1: more files may be affected: ", "disk@1 is damaged in 1 chunk: "] {
         assert!(found.out.contains(says), "no '{says}' in {found:?}");
     }
     let report = store(&["verify", text(&here), "--repair-from", text(&copy)]).ok();
-    assert!(report.contains("1 damaged chunks or data objects repaired") && report.contains("is intact"), "{report}");
+    assert!(
+        report.contains("1 damaged chunks or data objects repaired") && report.contains("is intact"),
+        "{report}"
+    );
     assert!(std::fs::read(&object).unwrap() == good);
     // A manifest, which says what there is to verify.
     let manifest = std::fs::read_dir(here.join("manifests")).unwrap().next().unwrap().unwrap().path();
@@ -362,13 +363,19 @@ fn damage_is_repaired_from_another_store_or_named() {
         "{found:?}"
     );
     let report = store(&["verify", text(&here), "--repair-from", text(&copy)]).ok();
-    assert!(report.contains("1 damaged chunks or data objects repaired") && report.contains("is intact"), "{report}");
+    assert!(
+        report.contains("1 damaged chunks or data objects repaired") && report.contains("is intact"),
+        "{report}"
+    );
     std::fs::write(&manifest, &good[1..]).unwrap();
     let daemon = Daemon::start_in(data_dir, |_| {});
     let found = daemon.cli(&["image", "verify", "disk"]);
     assert!(found.code == 6 && found.out.contains("disk@1: the manifest"), "{found:?}");
     let report = daemon.cli(&["image", "verify", "disk", "--repair-from", text(&copy)]).ok();
-    assert!(report.contains("1 damaged chunks or data objects repaired") && report.contains("is intact"), "{report}");
+    assert!(
+        report.contains("1 damaged chunks or data objects repaired") && report.contains("is intact"),
+        "{report}"
+    );
     assert!(std::fs::read(&manifest).unwrap() == good);
     store(&["verify", text(&dir.path().join("nothing"))]).fails(3, &["no image store"]);
     assert!(!dir.path().join("nothing").exists());
@@ -565,7 +572,10 @@ fn a_daemon_repairs_its_store_from_directories_and_from_servers_that_ask_for_a_t
     let found = daemon.cli(&["image", "verify", "disk"]);
     assert_eq!(found.code, 6, "{found:?}");
     let report = verify(&daemon).ok();
-    assert!(report.contains("1 damaged chunks or data objects repaired") && report.contains("sound"), "{report}");
+    assert!(
+        report.contains("1 damaged chunks or data objects repaired") && report.contains("sound"),
+        "{report}"
+    );
     assert!(std::fs::read(&object).unwrap() == good);
 }
 
@@ -851,7 +861,10 @@ fn a_daemon_ends_while_reads_wait_for_a_bucket_that_is_gone() {
         status["store_outdated"] == true && alarms.iter().any(|alarm| alarm["subject"] == "store")
     });
     let shown = daemon.cli(&["status"]).ok();
-    assert!(shown.contains("the store has not answered since") && shown.contains("ALARM: store since"), "{shown}");
+    assert!(
+        shown.contains("the store has not answered since") && shown.contains("ALARM: store since"),
+        "{shown}"
+    );
     let watchdog = support::Watchdog::on(daemon.pid());
     assert_eq!(daemon.terminate().0, Some(0));
     drop(watchdog);

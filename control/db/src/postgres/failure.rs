@@ -65,7 +65,9 @@ pub(super) fn of_connection(place: &Place, error: sqlx::Error) -> DbError {
             }
         }
         sqlx::Error::Io(io) => match io.kind() {
-            ErrorKind::ConnectionRefused | ErrorKind::NotFound => away("nothing listens at this address".to_owned()),
+            ErrorKind::ConnectionRefused | ErrorKind::NotFound => {
+                away("nothing listens at this address".to_owned())
+            }
             ErrorKind::UnexpectedEof | ErrorKind::InvalidData => {
                 refused("what answers there is not PostgreSQL")
             }

@@ -1,15 +1,15 @@
-//! Filters of lists as conditions of a statement. Which column a key means stands in one table for each list.
+//! Converts filters of lists to SQL conditions. One table for each list maps keys to columns.
 
 use headwater_api::filter::{Comparison, Filter, Test};
 use headwater_api::{MachineState, Scopes};
 
 use crate::sql::statement::Value;
 
-/// What a key of a filter means.
+/// The column of a key of a filter.
 enum Column {
-    /// A text, which the value is a pattern of.
+    /// A text column that is matched with patterns.
     Like(&'static str),
-    /// A text in one of few values.
+    /// A text column with a fixed set of values.
     Is(&'static str),
     /// The version of a catalog's scheme that a machine has: `old`, or a number.
     Scheme,
@@ -17,26 +17,27 @@ enum Column {
     Number(&'static str, f64),
 }
 
-/// What says to which catalog or image a row belongs.
+/// How a row belongs to a catalog or an image.
 #[derive(Clone, Copy)]
 enum Owner {
     /// The columns `catalog` and `image` of a machine.
     Machine,
-    /// The column `subject`, which names an image, a catalog or a machine. A machine had to be there at the time of that column: a machine of
+    /// The column `subject`, which names an image, a catalog or a machine. A machine must have existed at the time in the
+    /// given column, because a machine of
     /// another catalog may have had its name before.
     Subject(&'static str),
 }
 
-/// What the keys of a list mean.
+/// The columns of a list.
 pub(super) struct Columns {
-    /// The texts that a word alone is looked for in.
+    /// The text columns that are searched for a word without a key.
     words: &'static [&'static str],
-    /// What says to which catalog or image a row belongs.
+    /// How a row belongs to a catalog or an image.
     owner: Owner,
     keys: &'static [(&'static str, Column)],
 }
 
-/// Of the view `machines_and_catalogs`.
+/// The columns of the view `machines_and_catalogs`.
 pub(super) const MACHINES: Columns = Columns {
     words: &["name"],
     owner: Owner::Machine,
@@ -55,7 +56,7 @@ pub(super) const MACHINES: Columns = Columns {
     ],
 };
 
-/// Of the table `events`.
+/// The columns of the table `events`.
 pub(super) const EVENTS: Columns = Columns {
     words: &["subject", "detail"],
     owner: Owner::Subject("at_ms"),
@@ -66,7 +67,7 @@ pub(super) const EVENTS: Columns = Columns {
     ],
 };
 
-/// Of the table `tasks`.
+/// The columns of the table `tasks`.
 pub(super) const TASKS: Columns = Columns {
     words: &["subject"],
     owner: Owner::Subject("created_at_ms"),
@@ -78,7 +79,7 @@ pub(super) const TASKS: Columns = Columns {
     ],
 };
 
-/// What `is:` means of a machine. What is not here matches nothing.
+/// The condition for `is:` of a machine. Unknown values match nothing.
 fn is(value: &str) -> String {
     let active = |not: &str| {
         let names = MachineState::ALL.into_iter().filter(|state| state.is_active()).map(MachineState::name);
@@ -96,21 +97,21 @@ fn is(value: &str) -> String {
     }
 }
 
-/// A condition, and its values.
+/// An SQL condition and its values.
 pub(super) struct Condition {
     pub(super) text: String,
     pub(super) values: Vec<Value>,
-    /// How many values come before them.
+    /// The number of values before them in the statement.
     before: usize,
 }
 
 impl Condition {
-    /// What matches a filter, in a statement that has `before` values already.
+    /// The condition of a filter, in a statement that already has `before` values.
     pub(super) fn of(filter: &Filter, columns: &Columns, before: usize) -> Self {
         let mut condition = Self { text: "TRUE".to_owned(), values: Vec::new(), before };
         for term in filter.terms() {
             let parts = condition.parts(&term.test, columns);
-            // A column without a value matches no test, and the negation of each.
+            // NULL matches no test, and so matches the negation of each.
             let test = format!("coalesce({}, FALSE)", if parts.is_empty() { "FALSE" } else { &parts });
             condition.text.push_str(if term.is_negated { " AND NOT " } else { " AND " });
             condition.text.push_str(&test);
@@ -118,7 +119,7 @@ impl Condition {
         condition
     }
 
-    /// The same and another one. `?` stands for its value.
+    /// Adds a condition with AND. `?` stands for its value.
     pub(super) fn and(mut self, text: &str, values: Vec<Value>) -> Self {
         self.text.push_str(" AND ");
         let mut values = values.into_iter();
@@ -134,13 +135,13 @@ impl Condition {
         self
     }
 
-    /// Adds a value, and gives its number.
+    /// Adds a value, and returns its number.
     pub(super) fn value(&mut self, value: impl Into<Value>) -> String {
         self.values.push(value.into());
         format!("${}", self.before + self.values.len())
     }
 
-    /// Parts, at least one of which must be true.
+    /// Alternatives, at least one of which must be true.
     fn parts(&mut self, test: &Test, columns: &Columns) -> String {
         let parts: Vec<String> = match test {
             Test::Word(word) => {
@@ -162,7 +163,7 @@ impl Condition {
         parts.join(" OR ")
     }
 
-    /// Conditions that are true of machines within scopes.
+    /// Conditions for machines within scopes.
     fn machines_within(&mut self, scopes: &Scopes) -> Vec<String> {
         let mut parts = Vec::new();
         for pattern in &scopes.catalogs {
@@ -176,18 +177,19 @@ impl Condition {
         parts
     }
 
-    /// The condition that a column has the name of an image that is like a pattern, or a reference to a version of that image.
+    /// The condition that a column contains the name of an image that matches a pattern, or a reference to a version of
+    /// that image.
     fn images_like(&mut self, column: &str, before: &str, pattern: &str) -> String {
         let [name, channel, version] = ["", ":*", "@*"].map(|end| {
             let number = self.value(pattern_of(&format!("{before}{pattern}{end}")));
             like(column, &number)
         });
-        // The end of a name is not the end of a reference.
+        // `debian` must match `debian:test`, but not `debian2`.
         let is_name = format!("{column} NOT LIKE '%:%' AND {column} NOT LIKE '%@%'");
         format!("({name} AND {is_name}) OR {channel} OR {version}")
     }
 
-    /// Conditions that are true of subjects within scopes. `time` is the column with the time of the row.
+    /// Conditions for subjects within scopes. `time` is the column with the time of the row.
     fn subjects_within(&mut self, scopes: &Scopes, time: &str) -> Vec<String> {
         let mut parts = Vec::new();
         for pattern in &scopes.catalogs {
@@ -234,7 +236,7 @@ impl Condition {
         columns.keys.iter().filter(|(name, _)| *name == key).find_map(|(_, column)| match column {
             Column::Number(column, factor) => {
                 let bound = number * factor;
-                // The column has whole numbers.
+                // The column has integers.
                 let (sign, bound) = match comparison {
                     Comparison::Less => ("<", bound.ceil()),
                     Comparison::LessOrEqual => ("<=", bound.floor()),
@@ -249,16 +251,16 @@ impl Condition {
 }
 
 fn like(column: &str, number: &str) -> String {
-    // `LIKE` of SQLite makes no difference between upper and lower case of a to z, and that of PostgreSQL does.
+    // In SQLite `LIKE` ignores the case of a to z, in PostgreSQL it does not.
     format!("lower({column}) LIKE {number} ESCAPE '!'")
 }
 
-/// A pattern in which `*` stands for any characters, as `LIKE` takes it.
+/// Converts a pattern, in which `*` stands for any characters, to `LIKE` syntax.
 fn pattern_of(text: &str) -> String {
     escaped(text).replace('*', "%")
 }
 
-/// A text as a pattern that matches it alone.
+/// Escapes a text so that it matches only itself.
 fn escaped(text: &str) -> String {
     text.replace('!', "!!").replace('%', "!%").replace('_', "!_")
 }

@@ -1,4 +1,4 @@
-//! The columns that machines and catalogs have alike: what a machine is made of.
+//! The columns that the tables of machines and catalogs share: the settings of a machine.
 
 use headwater_api::platform::{Display, Firmware, Platform};
 use headwater_api::{CacheMode, CacheSettings, DiskTransport, SchemeSettings};
@@ -6,7 +6,7 @@ use headwater_api::{CacheMode, CacheSettings, DiskTransport, SchemeSettings};
 use crate::error::DbError;
 use crate::sql::statement::{Insert, Row, Statement};
 
-/// As records have them.
+/// The settings as in records.
 pub(super) struct Hardware {
     pub(super) cache: CacheSettings,
     pub(super) transport: DiskTransport,
@@ -16,7 +16,7 @@ pub(super) struct Hardware {
 }
 
 impl Hardware {
-    /// As stored in a row.
+    /// Reads them from a row.
     pub(super) fn of(row: &Row) -> Result<Self, DbError> {
         Ok(Self {
             cache: CacheSettings {

@@ -1,6 +1,6 @@
-//! Statements with their values, and the rows that answer them, of SQLite or PostgreSQL.
+//! SQL statements with values, and the rows of their results, for SQLite and PostgreSQL.
 //!
-//! Both databases take `$1`, `$2`, .. for values, so that a statement is written once.
+//! Both databases use `$1`, `$2`, .. for values, so that a statement is written once.
 
 use sqlx::postgres::{PgArguments, PgRow, Postgres};
 use sqlx::query::Query;
@@ -97,12 +97,13 @@ impl From<bool> for Value {
     }
 }
 
-/// The integers of both databases are signed. Every size and time of ours is far below the limit; a larger number is stored as the limit.
+/// Converts to the signed integers of both databases. All sizes and times are far below the limit; a larger number is
+/// stored as the limit.
 fn stored(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// A number as it was before it was stored.
+/// Converts a stored number back.
 pub(crate) fn loaded(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }
@@ -115,26 +116,26 @@ pub(crate) struct Statement {
 }
 
 impl Statement {
-    /// A statement whose values follow.
+    /// A statement; values are added with [`Statement::bind`].
     pub(crate) fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), values: Vec::new() }
     }
 
-    /// The same, with the value of the next number.
+    /// Adds the next value.
     pub(crate) fn bind(mut self, value: impl Into<Value>) -> Self {
         self.values.push(value.into());
         self
     }
 
-    /// The same, with more values.
+    /// Adds several values.
     pub(crate) fn bind_all(mut self, values: Vec<Value>) -> Self {
         self.values.extend(values);
         self
     }
 
-    /// For SQLite.
+    /// The statement for SQLite.
     pub(crate) fn sqlite(self) -> Query<'static, Sqlite, SqliteArguments> {
-        // Its text is of this crate; what came from outside is among the values.
+        // The text is from this crate only; external data is in the values.
         let query = sqlx::query(AssertSqlSafe(self.text));
         self.values.into_iter().fold(query, |query, value| match value {
             Value::Text(text) => query.bind(text),
@@ -144,11 +145,11 @@ impl Statement {
         })
     }
 
-    /// For PostgreSQL.
+    /// The statement for PostgreSQL.
     pub(crate) fn postgres(self) -> Query<'static, Postgres, PgArguments> {
         let query = sqlx::query(AssertSqlSafe(self.text));
         self.values.into_iter().fold(query, |query, value| match value {
-            // PostgreSQL has no text with the character NUL, and would refuse the whole unit.
+            // PostgreSQL has no NUL character in texts, and would fail the whole transaction.
             Value::Text(text) => query.bind(text.map(|text| text.replace('\0', "\u{fffd}"))),
             Value::Number(number) => query.bind(number),
             Value::Flag(flag) => query.bind(flag),
@@ -157,7 +158,7 @@ impl Statement {
     }
 }
 
-/// A row to add. The columns and their values stand side by side.
+/// A row to insert, with columns and values side by side.
 pub(crate) struct Insert {
     table: &'static str,
     columns: Vec<&'static str>,
@@ -165,19 +166,19 @@ pub(crate) struct Insert {
 }
 
 impl Insert {
-    /// A row of a table.
+    /// An insertion into a table.
     pub(crate) fn into(table: &'static str) -> Self {
         Self { table, columns: Vec::new(), values: Vec::new() }
     }
 
-    /// The same, with a value of a column.
+    /// Adds a column with its value.
     pub(crate) fn set(mut self, column: &'static str, value: impl Into<Value>) -> Self {
         self.columns.push(column);
         self.values.push(value.into());
         self
     }
 
-    /// The statement that adds the row, with `end` after it.
+    /// The statement that inserts the row, with `end` after it.
     pub(crate) fn statement(self, end: &str) -> Statement {
         let Self { table, columns, values } = self;
         let numbers: Vec<String> = (1..=columns.len()).map(|n| format!("${n}")).collect();
@@ -187,7 +188,7 @@ impl Insert {
     }
 }
 
-/// A row of an answer.
+/// A row of a result.
 pub(crate) enum Row {
     Sqlite(SqliteRow),
     Postgres(PgRow),
@@ -233,7 +234,7 @@ impl Row {
         self.read(column, |text| Uuid::parse_str(text).ok())
     }
 
-    /// What a column's text means.
+    /// Parses the text of a column.
     pub(crate) fn read<T>(
         &self,
         column: &'static str,
@@ -244,7 +245,7 @@ impl Row {
     }
 }
 
-/// A stored value that its column cannot have.
+/// The error for a value that a column cannot have.
 pub(crate) fn unreadable(column: &'static str, found: &str) -> DbError {
     DbError::Unreadable { column, found: found.to_owned() }
 }

@@ -116,6 +116,10 @@ impl Service {
         let said = String::from_utf8_lossy(&done.stderr).replace(&secret, "(secret)");
         let said: String =
             said.chars().take(SAID_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect();
-        Err(format!("the guest did not accept the secret: /etc/headwater/claimed failed with exit code {}: {}", done.exit_code, said.trim()))
+        Err(format!(
+            "the guest did not accept the secret: /etc/headwater/claimed failed with exit code {}: {}",
+            done.exit_code,
+            said.trim()
+        ))
     }
 }

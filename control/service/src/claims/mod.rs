@@ -563,7 +563,10 @@ impl Service {
             }
             repo.claims().remove(claim.id).await?;
             if let Some(machine) = machine {
-                let detail = format!("the claim of {} ended: its machine stopped together with an earlier daemon", claim.holder);
+                let detail = format!(
+                    "the claim of {} ended: its machine stopped together with an earlier daemon",
+                    claim.holder
+                );
                 let subject = format!("machine {}", machine.name);
                 let event = self.event(&Caller::daemon(), subject, "claim ended", detail);
                 repo.events().append(event).await?;

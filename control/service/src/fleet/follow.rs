@@ -142,7 +142,11 @@ impl Service {
             }
             if let Err(problem) = self.assign(link, record).await {
                 is_done &= problem.kind != ProblemKind::Unavailable;
-                tracing::warn!(host = link.name, machine = name, "a node does not accept a machine: {problem}");
+                tracing::warn!(
+                    host = link.name,
+                    machine = name,
+                    "a node does not accept a machine: {problem}"
+                );
             }
         }
         for (uuid, machine) in known {

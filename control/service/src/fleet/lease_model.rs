@@ -141,8 +141,10 @@ struct World {
 impl World {
     fn new(seed: u64, fault: Fault) -> Self {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
-        let clock =
-            |random: &mut Random| Clock { began_ms: random.below(1_000_000), per_mille: 970 + random.below(61) };
+        let clock = |random: &mut Random| Clock {
+            began_ms: random.below(1_000_000),
+            per_mille: 970 + random.below(61),
+        };
         let node = |random: &mut Random| Node {
             clock: clock(random),
             lease: NodeLease::default(),

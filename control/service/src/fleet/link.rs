@@ -98,10 +98,9 @@ impl Link {
     /// Builds a request for this node.
     pub(crate) fn request(&self, method: Method, path: &str, body: Body) -> Result<Request<Body>, Problem> {
         let request = Request::builder().method(method).uri(format!("http://node{path}"));
-        request
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(body)
-            .map_err(|error| Problem::new(ProblemKind::Invalid, format!("'{path}' is not a valid path: {error}")))
+        request.header(header::CONTENT_TYPE, "application/json").body(body).map_err(|error| {
+            Problem::new(ProblemKind::Invalid, format!("'{path}' is not a valid path: {error}"))
+        })
     }
 
     /// Sends a request on behalf of a caller.
@@ -139,8 +138,10 @@ impl Link {
         let answered = tokio::time::timeout(limit, answered).await;
         let (status, bytes) = answered.map_err(|_| self.late(limit))??;
         let odd = |error: serde_json::Error| {
-            let message =
-                format!("the node of host '{}' sent an answer ({status}) that cannot be read: {error}", self.name);
+            let message = format!(
+                "the node of host '{}' sent an answer ({status}) that cannot be read: {error}",
+                self.name
+            );
             Problem::new(ProblemKind::Failed, message)
         };
         if status.is_success() {

@@ -101,7 +101,10 @@ impl Service {
             }
             ToNode::Refused(problem) => return Err(problem.during("the controller refuses this node")),
             ToNode::Joined { .. } | ToNode::Ready => {
-                return Err(Problem::new(ProblemKind::Invalid, "the controller's answer cannot be understood"));
+                return Err(Problem::new(
+                    ProblemKind::Invalid,
+                    "the controller's answer cannot be understood",
+                ));
             }
         };
         self.answer_controller(stream, generation, stop).await;

@@ -199,8 +199,9 @@ pub async fn read_line<T: DeserializeOwned>(
     let line = line.map_err(|_| failed(format!("sent nothing for {} s", LINE_TIMEOUT.as_secs())))??;
     serde_json::from_slice(&line).map_err(|error| {
         let message = format!("{who} uses another protocol than this release: {error}");
-        Problem::new(ProblemKind::Invalid, message)
-            .advise("check whether this is the port of 'serve --nodes', and whether both have the same release")
+        Problem::new(ProblemKind::Invalid, message).advise(
+            "check whether this is the port of 'serve --nodes', and whether both have the same release",
+        )
     })
 }
 

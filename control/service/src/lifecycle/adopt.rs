@@ -62,7 +62,10 @@ impl Service {
         let mut adopted = self.hypervisor().adopt(left.clone()).await;
         for _ in 1..ATTEMPTS {
             if let Err(error) = &adopted {
-                tracing::warn!(machine = record.name, "cannot take the machine over yet; trying again: {error}");
+                tracing::warn!(
+                    machine = record.name,
+                    "cannot take the machine over yet; trying again: {error}"
+                );
                 tokio::time::sleep(ATTEMPTS_PAUSE).await;
                 adopted = self.hypervisor().adopt(left.clone()).await;
             }
@@ -71,7 +74,10 @@ impl Service {
             Ok(Some(vm)) => vm,
             Ok(None) => return Ok(false),
             Err(error) => {
-                tracing::error!(machine = record.name, "cannot take the machine over, so it is ended: {error}");
+                tracing::error!(
+                    machine = record.name,
+                    "cannot take the machine over, so it is ended: {error}"
+                );
                 return Ok(false);
             }
         };
@@ -97,7 +103,10 @@ impl Service {
         for (open, disk) in left {
             tracing::warn!(machine = open.machine, "closing the disk of a machine whose process has ended");
             if let Err(error) = disk.close().await {
-                tracing::error!(machine = open.machine, "the disk of a machine was not closed in order: {error}");
+                tracing::error!(
+                    machine = open.machine,
+                    "the disk of a machine was not closed in order: {error}"
+                );
             }
         }
     }

@@ -178,7 +178,8 @@ mod tests {
         let (mut raised, start) = (None, Instant::now());
         // The clock that is shown differs.
         let mut look_at = |clock_ms: u64, cause, at_ms: u64| {
-            let change = update_alarm(&mut raised, subject, cause, clock_ms, start + Duration::from_millis(at_ms));
+            let change =
+                update_alarm(&mut raised, subject, cause, clock_ms, start + Duration::from_millis(at_ms));
             (change, raised.as_ref().map(|raised| raised.alarm.clone()))
         };
         assert_eq!(look_at(90_000, None, 0).0, Change::None);

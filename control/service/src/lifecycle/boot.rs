@@ -52,7 +52,9 @@ impl Boot {
         match &self.kept {
             None => "",
             Some(_) if self.begun => ", on a new persistent disk",
-            Some(kept) if kept.purpose == Purpose::MaintenanceSession => ", on the private disk of its maintenance session",
+            Some(kept) if kept.purpose == Purpose::MaintenanceSession => {
+                ", on the private disk of its maintenance session"
+            }
             Some(_) => ", on its persistent disk",
         }
     }

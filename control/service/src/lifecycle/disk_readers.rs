@@ -65,7 +65,11 @@ impl Service {
     /// database. Must be called within a Tokio runtime.
     pub fn note_reading(&self, machine: &str, who: &str, detail: &str) {
         let Ok(place) = self.note_places().try_acquire_owned() else {
-            tracing::error!(machine, who, "the history misses that the disk of a machine is read, because {MAX_NOTES} such events already wait to be written");
+            tracing::error!(
+                machine,
+                who,
+                "the history misses that the disk of a machine is read, because {MAX_NOTES} such events already wait to be written"
+            );
             return;
         };
         let caller = Caller::admin(who);
@@ -73,7 +77,10 @@ impl Service {
         let (service, machine) = (self.clone(), machine.to_owned());
         tokio::spawn(async move {
             if let Err(error) = service.append(event).await {
-                tracing::error!(machine, "cannot write to the history who reads the disk of a machine: {error}");
+                tracing::error!(
+                    machine,
+                    "cannot write to the history who reads the disk of a machine: {error}"
+                );
             }
             drop(place);
         });

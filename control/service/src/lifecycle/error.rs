@@ -169,9 +169,7 @@ pub enum LifecycleError {
         source: BackendError,
     },
     /// Its guest did not shut down after the removal.
-    #[error(
-        "cannot seal image '{image}': machine '{machine}' did not shut down, and was ended: {how}"
-    )]
+    #[error("cannot seal image '{image}': machine '{machine}' did not shut down, and was ended: {how}")]
     NotInOrder {
         /// The image.
         image: String,
@@ -215,7 +213,9 @@ pub enum LifecycleError {
         source: Box<LifecycleError>,
     },
     /// Its session was sealed before, and was ended only now.
-    #[error("cannot start machine '{machine}' on the private disk of its maintenance session: the disk was sealed as {version}")]
+    #[error(
+        "cannot start machine '{machine}' on the private disk of its maintenance session: the disk was sealed as {version}"
+    )]
     EditOver {
         /// The machine.
         machine: String,

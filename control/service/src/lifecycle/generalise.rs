@@ -34,7 +34,8 @@ pub(super) fn keeps_identity(left: &IdentityLeft, parent: &ImageVersion, is_gene
 
 /// The error if a catalog's setting could not be read.
 fn of_catalog(error: CatalogError) -> BackendError {
-    BackendError::new(error.kind(), "cannot read the catalog's list of files that a seal removes").because(error)
+    BackendError::new(error.kind(), "cannot read the catalog's list of files that a seal removes")
+        .because(error)
 }
 
 impl Service {

@@ -83,9 +83,11 @@ impl Service {
         if !self.images().is_read_only() {
             return Ok(());
         }
-        let error =
-            BackendError::new(ProblemKind::Invalid, "this daemon reads its store from servers, and cannot write to it")
-                .advise("do it on a daemon that has the store itself: a directory, or s3://..");
+        let error = BackendError::new(
+            ProblemKind::Invalid,
+            "this daemon reads its store from servers, and cannot write to it",
+        )
+        .advise("do it on a daemon that has the store itself: a directory, or s3://..");
         Err(LifecycleError::backend(what, machine)(error))
     }
 

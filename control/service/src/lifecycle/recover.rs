@@ -168,7 +168,9 @@ impl Service {
         let kept = self.db().read().await?.persistent_disks().of_machine(record.uuid).await?;
         let reason = match kept.is_empty() {
             true => format!("{how}; what it wrote is lost; start it to boot a fresh disk"),
-            false => format!("{how}; its persistent disk is as after a power cut; start it to boot the disk again"),
+            false => {
+                format!("{how}; its persistent disk is as after a power cut; start it to boot the disk again")
+            }
         };
         record.state = MachineState::Lost;
         record.reason = Some(reason.clone());
@@ -245,7 +247,8 @@ impl Service {
                 Verdict::Lost if self.is_unrecorded_restart(&record) => {}
                 Verdict::Lost => {
                     tracing::error!(machine = %record.name, "the machine is recorded as {}, but is not on", record.state);
-                    let how = format!("it ended while it was {}, which could not be recorded then", record.state);
+                    let how =
+                        format!("it ended while it was {}, which could not be recorded then", record.state);
                     self.mark_lost(record, &how).await?;
                 }
                 Verdict::StopIt => {

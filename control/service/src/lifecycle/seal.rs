@@ -69,8 +69,10 @@ impl Service {
         control: Arc<TaskControl>,
     ) -> Result<Sealed, LifecycleError> {
         let (edit, record) = self.session_of("seal", image).await?;
-        let sealing =
-            || LifecycleError::BeingSealed { what: "seal the maintenance session of", machine: record.name.clone() };
+        let sealing = || LifecycleError::BeingSealed {
+            what: "seal the maintenance session of",
+            machine: record.name.clone(),
+        };
         let what = format!("image '{image}'");
         let mut removed = None;
         let (guard, record) = {
@@ -117,7 +119,8 @@ impl Service {
                         || keeps_identity(&left, &parent, removed.is_some()),
                 };
                 let sealed = frozen.seal(order, control).await;
-                let tried = format!("a version from the session of machine {} over {}", record.name, edit.below());
+                let tried =
+                    format!("a version from the session of machine {} over {}", record.name, edit.below());
                 let outcome = match self.or_tried(caller, image, ("seal tried", &tried), sealed).await {
                     Ok(outcome) => outcome,
                     Err(e) => return Err(self.not_sealed(e, &what, &record, &edit).await),

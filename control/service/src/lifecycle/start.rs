@@ -226,7 +226,10 @@ impl Service {
                 format!("{because}, and its start is retried until it succeeds or the daemon ends: {why}")
             }
         };
-        if boot.is_none() && wanted_after_failure == Wanted::Running && record.reason.as_ref() == Some(&reason) {
+        if boot.is_none()
+            && wanted_after_failure == Wanted::Running
+            && record.reason.as_ref() == Some(&reason)
+        {
             // The history already has this reason.
             return Err(error);
         }

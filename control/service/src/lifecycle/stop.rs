@@ -304,7 +304,10 @@ impl Service {
 
     /// The persistent disk that is removed with a machine. Fails if the machine has a maintenance session, or its disk is
     /// being sealed.
-    async fn check_removable(&self, record: &MachineRecord) -> Result<Option<PersistentDisk>, LifecycleError> {
+    async fn check_removable(
+        &self,
+        record: &MachineRecord,
+    ) -> Result<Option<PersistentDisk>, LifecycleError> {
         self.not_in_maintenance("remove", record).await?;
         let kept = self.persistent_disk(record.uuid, Purpose::Persistent).await?;
         if kept.as_ref().is_some_and(|kept| self.is_sealing(kept.id)) {
@@ -362,7 +365,10 @@ impl Service {
             (Ok(Some(record)), None) => self.not_started_again(record, DAEMON_ENDED).await,
             (Ok(None), _) => Ok(()),
             (Err(e), Some(active)) => {
-                tracing::error!("cannot read the record of machine '{}', which is stopped anyway: {e}", machine.name);
+                tracing::error!(
+                    "cannot read the record of machine '{}', which is stopped anyway: {e}",
+                    machine.name
+                );
                 self.stop_active(machine.uuid, &active).await
             }
             (Err(e), None) => Err(e.into()),
@@ -394,33 +400,34 @@ impl Service {
     /// ends
     /// and must not leave machines on. With `force`, also interrupts stops that wait for guests.
     pub async fn stop_all(&self, force: bool) {
-        let stops: Vec<_> =
-            match self.own_machines().await {
-                Ok(machines) => machines
-                    .into_iter()
-                    .map(|machine| {
+        let stops: Vec<_> = match self.own_machines().await {
+            Ok(machines) => machines
+                .into_iter()
+                .map(|machine| {
+                    let service = self.clone();
+                    spawn_stop(machine.name.clone(), async move {
+                        service.stop_for_the_end(&machine, force).await
+                    })
+                })
+                .collect(),
+            Err(e) => {
+                let on: Vec<_> = self.active_map().iter().map(|(uuid, it)| (*uuid, it.clone())).collect();
+                // A repeated call after all machines are off finds the database closed.
+                if !on.is_empty() {
+                    tracing::error!(
+                        "cannot list the machines to stop, so only those that are on are stopped: {e}"
+                    );
+                }
+                on.into_iter()
+                    .map(|(uuid, active)| {
                         let service = self.clone();
-                        spawn_stop(machine.name.clone(), async move {
-                            service.stop_for_the_end(&machine, force).await
+                        spawn_stop(active.name.clone(), async move {
+                            service.stop_unread(uuid, &active, force).await
                         })
                     })
-                    .collect(),
-                Err(e) => {
-                    let on: Vec<_> = self.active_map().iter().map(|(uuid, it)| (*uuid, it.clone())).collect();
-                    // A repeated call after all machines are off finds the database closed.
-                    if !on.is_empty() {
-                        tracing::error!("cannot list the machines to stop, so only those that are on are stopped: {e}");
-                    }
-                    on.into_iter()
-                        .map(|(uuid, active)| {
-                            let service = self.clone();
-                            spawn_stop(active.name.clone(), async move {
-                                service.stop_unread(uuid, &active, force).await
-                            })
-                        })
-                        .collect()
-                }
-            };
+                    .collect()
+            }
+        };
         for stop in stops {
             // A thread that panicked has reported that itself.
             let _ = stop.await;
@@ -452,12 +459,19 @@ async fn recorded_in_time<E: Explain + 'static>(
         Ok(Err(e)) => not_noted(machine, &e),
         Err(_) => {
             let seconds = RECORD_TIMEOUT.as_secs();
-            tracing::error!(machine, "a machine is being stopped, but that could not be recorded within {seconds} s");
+            tracing::error!(
+                machine,
+                "a machine is being stopped, but that could not be recorded within {seconds} s"
+            );
         }
     }
     false
 }
 
 fn not_noted(machine: &str, error: &(impl Explain + 'static)) {
-    tracing::error!(machine, "a machine is being stopped, but that cannot be recorded now: {}", problem(error));
+    tracing::error!(
+        machine,
+        "a machine is being stopped, but that cannot be recorded now: {}",
+        problem(error)
+    );
 }

@@ -62,7 +62,9 @@ impl Service {
             match service.has_ended(uuid, &name, active, exit).await {
                 Ok(()) => {}
                 Err(e) if restarted => service.start_again(uuid, &name, StartReason::Restart, e).await,
-                Err(e) => tracing::error!(machine = %name, "cannot record that a machine has ended: {}", problem(&e)),
+                Err(e) => {
+                    tracing::error!(machine = %name, "cannot record that a machine has ended: {}", problem(&e))
+                }
             }
         });
     }

@@ -23,7 +23,9 @@ use crate::template;
 enum Error {
     #[error("cannot create catalog '{0}': a catalog of that name exists")]
     Exists(String),
-    #[error("cannot create catalog '{0}': a machine of that name exists, and the name of a pin must be unambiguous")]
+    #[error(
+        "cannot create catalog '{0}': a machine of that name exists, and the name of a pin must be unambiguous"
+    )]
     IsMachine(String),
     #[error("cannot create catalog '{catalog}'")]
     Backend {

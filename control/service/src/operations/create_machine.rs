@@ -40,7 +40,9 @@ const IS_CORDONED: &str = "it is cordoned";
 enum Error {
     #[error("cannot create machine '{0}': a machine of that name exists")]
     Exists(String),
-    #[error("cannot create machine '{0}': a catalog of that name exists, and the name of a pin must be unambiguous")]
+    #[error(
+        "cannot create machine '{0}': a catalog of that name exists, and the name of a pin must be unambiguous"
+    )]
     IsCatalog(String),
     #[error("cannot create machine '{machine}': machine '{other}' has the network card {mac}")]
     MacTaken { machine: String, mac: String, other: String },
@@ -54,9 +56,7 @@ enum Error {
     },
     #[error("cannot create machine '{machine}': {why}")]
     Target { machine: String, why: &'static str },
-    #[error(
-        "cannot create machine '{0}': give either an image or a catalog"
-    )]
+    #[error("cannot create machine '{0}': give either an image or a catalog")]
     ImageOrCatalog(String),
     #[error(
         "cannot create machine '{machine}': sockets in its directory {run_dir} would have paths of {len} bytes, and \

@@ -25,7 +25,10 @@ impl Explain for TooMany {
     }
 
     fn advice(&self) -> Option<String> {
-        Some("request the next page with before=ID, where ID is the id of the last task of this answer".to_owned())
+        Some(
+            "request the next page with before=ID, where ID is the id of the last task of this answer"
+                .to_owned(),
+        )
     }
 }
 

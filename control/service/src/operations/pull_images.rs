@@ -157,10 +157,12 @@ fn in_words(image: &PulledImage, source: &str) -> String {
     }
     for it in &image.forgets {
         let at = time(it.at_ms);
-        text.push_str(&format!("; cancels the promotion of {} to version {} at {at}", it.channel, it.version));
+        text.push_str(&format!(
+            "; cancels the promotion of {} to version {} at {at}",
+            it.channel, it.version
+        ));
     }
-    for (what, versions) in
-        [("changed note of", noted), ("retired:", retired), ("in use again:", unretired)]
+    for (what, versions) in [("changed note of", noted), ("retired:", retired), ("in use again:", unretired)]
     {
         if !versions.is_empty() {
             text.push_str(&format!("; {what} {}", numbers(versions)));

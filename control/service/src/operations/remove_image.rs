@@ -17,7 +17,9 @@ use crate::uses;
 enum Error {
     #[error("cannot remove '{what}': {}", .uses.join("; "))]
     InUse { what: String, uses: Vec<String> },
-    #[error("cannot remove '{what}' with channels: '--force' removes an image with its channels, but this names one version")]
+    #[error(
+        "cannot remove '{what}' with channels: '--force' removes an image with its channels, but this names one version"
+    )]
     OfVersion { what: String },
 }
 

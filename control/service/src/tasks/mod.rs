@@ -106,7 +106,11 @@ where
     let id = match service.add_task(&what, None).await {
         Ok(id) => Some(id),
         Err(error) => {
-            tracing::warn!(kind = what.kind, subject = what.subject, "cannot write a task to the database, so 'task list' does not show it: {error}");
+            tracing::warn!(
+                kind = what.kind,
+                subject = what.subject,
+                "cannot write a task to the database, so 'task list' does not show it: {error}"
+            );
             None
         }
     };
@@ -375,7 +379,8 @@ impl Service {
                     self.spawn_task(Some(id), control, after_nodes(service, work));
                 }
                 _ => {
-                    let why = "the daemon ended while the task ran, and such tasks do not continue after a restart";
+                    let why =
+                        "the daemon ended while the task ran, and such tasks do not continue after a restart";
                     let problem = Problem::new(ProblemKind::Failed, why).advise("start it again");
                     let progress = stored(task.progress.as_deref()).unwrap_or_default();
                     self.note_end(id, &Err(problem), &progress).await?;
@@ -436,9 +441,9 @@ pub(crate) fn ended_lines(task: Task) -> Response {
     let event = match (task.result, task.problem) {
         (Some(result), _) => TaskEvent::Done { result: *result },
         (None, Some(problem)) => TaskEvent::Failed { problem },
-        (None, None) => {
-            TaskEvent::Failed { problem: Problem::new(ProblemKind::Failed, "the outcome of the task was not recorded") }
-        }
+        (None, None) => TaskEvent::Failed {
+            problem: Problem::new(ProblemKind::Failed, "the outcome of the task was not recorded"),
+        },
     };
     ndjson(Body::from(line(&event)))
 }

@@ -242,7 +242,10 @@ pub(super) async fn go_on(
         let is_cancelled = control.is_asked_to_stop();
         let now_ms = service.now_ms();
         let gate = gate(&plan.request, now_ms).unwrap_or_else(|error| {
-            tracing::error!(catalog = plan.catalog, "a roll cannot determine whether its window is open; it is tried again: {error}");
+            tracing::error!(
+                catalog = plan.catalog,
+                "a roll cannot determine whether its window is open; it is tried again: {error}"
+            );
             Gate::Closed(plan.waits_until_ms.unwrap_or(now_ms))
         });
         let looked = if gate == Gate::Open && plan.waits_until_ms.is_some() {
@@ -351,7 +354,9 @@ impl Service {
         if machine.boot == BootFrom::Network {
             left("boots from the network: it boots the new version when it is switched on again")
         } else if !self.is_own(machine) && self.link(machine.host).is_none() {
-            left("is on a host that is not connected: it boots the new version after 'headwater machine reset'")
+            left(
+                "is on a host that is not connected: it boots the new version after 'headwater machine reset'",
+            )
         } else if editing.contains(&machine.uuid) {
             left("has a maintenance session")
         } else if machine.pin.is_some() {
@@ -502,7 +507,10 @@ impl Service {
                 Ok(Pinned::ByOther) => return Stage::Left { why: "was pinned to a version".to_owned() },
                 Ok(Pinned::Claimed) => return Stage::Left { why: IS_CLAIMED.to_owned() },
                 Err(error @ DbError::Away { .. }) if may_wait(end, control) => {
-                    tracing::warn!(machine = member.machine, "a roll waits until the database or a node can be reached: {error}");
+                    tracing::warn!(
+                        machine = member.machine,
+                        "a roll waits until the database or a node can be reached: {error}"
+                    );
                     tokio::time::sleep(LOOK).await;
                     continue;
                 }
@@ -530,7 +538,11 @@ impl Service {
                 // Another caller started it at the same time, before it was pinned.
                 Ok(_) => starts += 1,
                 Err(error) if passes(&error) && may_wait(end, control) => {
-                    tracing::warn!(machine = member.machine, "a roll waits until the database or a node can be reached: {}", problem(&error));
+                    tracing::warn!(
+                        machine = member.machine,
+                        "a roll waits until the database or a node can be reached: {}",
+                        problem(&error)
+                    );
                     tokio::time::sleep(LOOK).await;
                 }
                 Err(LifecycleError::Unknown(_)) => return Stage::Left { why: "was removed".to_owned() },
@@ -621,7 +633,10 @@ impl Service {
                     "the health command failed with exit code {}: {said}",
                     output.exit_code
                 );
-                failed(format!("is not healthy: the health command failed with exit code {}", output.exit_code))
+                failed(format!(
+                    "is not healthy: the health command failed with exit code {}",
+                    output.exit_code
+                ))
             }
             Ok(Err(error)) => failed(format!("cannot be checked: {}", problem(&error))),
             Err(_) => failed(format!("did not answer its check within {} s", limit.as_secs())),

@@ -86,7 +86,9 @@ impl Service {
         };
         match checked {
             Ok(Ok(0)) => Stage::Healthy,
-            Ok(Ok(code)) => failed(format!("is not healthy: the health command failed with exit code {code}")),
+            Ok(Ok(code)) => {
+                failed(format!("is not healthy: the health command failed with exit code {code}"))
+            }
             Ok(Err(problem)) => failed(format!("cannot be checked: {problem}")),
             Err(_) => failed(format!("did not answer its check within {} s", limit.as_secs())),
         }

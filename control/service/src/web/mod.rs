@@ -231,7 +231,8 @@ async fn require_session(State(service): State<Service>, request: Request, next:
             server::let_in(request, presented, next).await
         }
         Ok(None) => {
-            let problem = Problem::new(ProblemKind::Unauthorized, "there is no such session, or it has ended");
+            let problem =
+                Problem::new(ProblemKind::Unauthorized, "there is no such session, or it has ended");
             let refusal = server::refusal(problem.advise(OPEN_ANOTHER));
             ([(header::WWW_AUTHENTICATE, "Bearer")], refusal).into_response()
         }

@@ -50,7 +50,11 @@ fn owner(dir: &Path, there: &Path) -> Check {
             CHECK,
             format!("{} belongs to user {}, mode {:o}", dir.display(), found.uid(), found.mode() & 0o7777),
         ),
-        Err(e) => Check::fail(CHECK, format!("cannot read the attributes of {}: {e}", dir.display()), "run this as root"),
+        Err(e) => Check::fail(
+            CHECK,
+            format!("cannot read the attributes of {}: {e}", dir.display()),
+            "run this as root",
+        ),
     }
 }
 

@@ -235,7 +235,11 @@ pub fn clock() -> Check {
     let shown = crate::show::time(now.saturating_mul(1000));
     if now < EARLIEST_UNIX_S {
         let advice = "set the clock: 'timedatectl set-ntp true'";
-        return Check::fail("clock", format!("the time is {shown}, which is before this program was written"), advice);
+        return Check::fail(
+            "clock",
+            format!("the time is {shown}, which is before this program was written"),
+            advice,
+        );
     }
     let synchronised = [
         "/run/systemd/timesync/synchronized",

@@ -175,7 +175,12 @@ struct Column {
 }
 
 const COLUMNS: [Column; 9] = [
-    Column { heading: "MACHINE", width: Constraint::Fill(1), from: 0, cell: |_, m, palette| name(m, palette) },
+    Column {
+        heading: "MACHINE",
+        width: Constraint::Fill(1),
+        from: 0,
+        cell: |_, m, palette| name(m, palette),
+    },
     Column {
         heading: "STATE",
         width: Constraint::Length(8),
@@ -183,7 +188,12 @@ const COLUMNS: [Column; 9] = [
         cell: |_, m, palette| palette.state(m).into(),
     },
     Column { heading: "RAM", width: Constraint::Length(16), from: 0, cell: |_, m, palette| ram(m, palette) },
-    Column { heading: "DISK", width: Constraint::Length(16), from: 52, cell: |_, m, palette| disk(m, palette) },
+    Column {
+        heading: "DISK",
+        width: Constraint::Length(16),
+        from: 52,
+        cell: |_, m, palette| disk(m, palette),
+    },
     Column { heading: "   IOPS", width: Constraint::Length(7), from: 62, cell: |_, m, _| iops(m) },
     Column {
         heading: "WRITE/S",
@@ -231,10 +241,9 @@ fn table(frame: &mut Frame<'_>, area: Rect, top: &Top, palette: &Palette) {
             Span::styled(column.heading.trim_start(), style),
         ]))
     });
-    let rows = top
-        .machines()
-        .iter()
-        .map(|machine| Row::new(columns.iter().map(|column| Cell::from((column.cell)(top, machine, palette)))));
+    let rows = top.machines().iter().map(|machine| {
+        Row::new(columns.iter().map(|column| Cell::from((column.cell)(top, machine, palette))))
+    });
     if top.machines().is_empty() {
         let text = if top.filter().is_empty() {
             "There are no machines yet: headwater machine create NAME IMAGE".to_owned()
@@ -380,9 +389,7 @@ fn help() -> Vec<Line<'static>> {
     let mut lines = vec![Line::styled("Keys", BOLD)];
     lines.extend(keys.map(|(key, what)| Line::raw(format!("  {key:<12}{what}"))));
     lines.push(Line::raw(""));
-    lines.push(Line::raw(
-        "RAM and DISK show the use of the write cache and its limit. ! marks an alarm.",
-    ));
+    lines.push(Line::raw("RAM and DISK show the use of the write cache and its limit. ! marks an alarm."));
     lines.push(Line::raw("Any key closes this."));
     lines
 }

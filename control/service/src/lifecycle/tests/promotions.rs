@@ -129,9 +129,15 @@ async fn a_promotion_says_which_one_to_come_it_took_the_place_of() {
                 "promotion scheduled",
                 "production to version 1 at 2023-11-14 22:13:29Z; cancels the promotion to version 2 at 2023-11-14 22:13:25Z"
             ),
-            ("promoted", "production to version 1; cancels the promotion to version 1 at 2023-11-14 22:13:29Z"),
+            (
+                "promoted",
+                "production to version 1; cancels the promotion to version 1 at 2023-11-14 22:13:29Z"
+            ),
             ("promotion scheduled", "production to version 2 at 2023-11-14 22:13:25Z"),
-            ("promoted", "production stays at version 1; cancels the promotion to version 2 at 2023-11-14 22:13:25Z"),
+            (
+                "promoted",
+                "production stays at version 1; cancels the promotion to version 2 at 2023-11-14 22:13:25Z"
+            ),
             ("promoted", "production stays at version 1"),
         ]
     );
