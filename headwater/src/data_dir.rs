@@ -1,4 +1,4 @@
-//! The data directory: where everything is, and the lock that makes its owner the only one.
+//! The data directory: the paths of its files, and the lock that only one daemon can hold.
 
 use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -11,10 +11,10 @@ use rustix::fs::OFlags;
 
 use crate::failure::{Locked, invalid};
 
-/// Write permission of group and others.
+/// The permission bits that let group and others write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// The directory in a data directory that is being restored. It is not there after that.
+/// The directory in the data directory while a restore is in progress. Its presence means that a restore did not end.
 pub const RESTORING: &str = "restoring";
 
 /// The layout of a data directory.
@@ -22,7 +22,7 @@ pub const RESTORING: &str = "restoring";
 pub struct DataDir(PathBuf);
 
 impl DataDir {
-    /// The given directory, or the usual one. A relative one is taken from the present directory.
+    /// The given directory, or the default. A relative path is resolved from the current directory.
     pub fn locate(given: Option<PathBuf>) -> anyhow::Result<Self> {
         let dir = match given {
             Some(dir) => dir,
@@ -48,7 +48,7 @@ impl DataDir {
         }
     }
 
-    /// Whether the daemon's socket is there, or only its group can tell.
+    /// Whether the daemon's socket exists, or cannot be checked without membership in its group.
     fn may_have_socket(&self) -> bool {
         match self.socket().symlink_metadata() {
             Ok(_) => true,
@@ -56,7 +56,7 @@ impl DataDir {
         }
     }
 
-    /// Lets members of this process's group reach the socket and the directory for files, and see nothing else of the directory.
+    /// Lets members of this process's group reach the socket and the directory for files, but list nothing else.
     pub fn open_to_group(&self) -> anyhow::Result<()> {
         let (socket, exchange) = (self.socket(), exchange(&self.0));
         let open = |path: &Path, mode| {
@@ -83,7 +83,7 @@ impl DataDir {
         self.0.join("api.sock")
     }
 
-    /// The socket of the process that has the machines' disks.
+    /// The socket of the disk process.
     pub fn disks_socket(&self) -> PathBuf {
         self.0.join("disks.sock")
     }
@@ -98,7 +98,7 @@ impl DataDir {
         self.0.join("disks.lock")
     }
 
-    /// The token of clients over TCP.
+    /// The token of the default client over TCP.
     pub fn token(&self) -> PathBuf {
         self.0.join("api.token")
     }
@@ -123,39 +123,39 @@ impl DataDir {
         self.0.join("cache")
     }
 
-    /// Kernels of versions that machines boot from the network, and the hashes of these machines' tokens.
+    /// The directory of kernels for machines that boot from the network, and of the hashes of these machines' tokens.
     pub fn boot(&self) -> PathBuf {
         self.0.join("boot")
     }
 
-    /// The certificate that the daemon made for itself, and its key.
+    /// The directory of the daemon's self-signed certificate and its key.
     pub fn tls(&self) -> PathBuf {
         self.0.join("tls")
     }
 
-    /// Keys of persistent write caches.
+    /// The directory of the keys of persistent write caches.
     pub fn keys(&self) -> PathBuf {
         self.0.join("keys")
     }
 
-    /// Recordings of the requests of machines.
+    /// The directory of recordings of the machines' disk requests.
     pub fn recordings(&self) -> PathBuf {
         self.0.join("recordings")
     }
 
-    /// Machines' sockets, logs and seed disks.
+    /// The directory of the machines' sockets, logs and seed disks.
     pub fn run(&self) -> PathBuf {
         self.0.join("run")
     }
 
-    /// Who the daemon of this directory is to others that share its store: 32 hexadecimal digits, made once. The directory's lock
-    /// is held.
+    /// The identity of this daemon towards others that share its store: 32 hexadecimal digits, created once. The
+    /// caller holds the directory's lock.
     pub fn identity(&self) -> anyhow::Result<String> {
         let path = self.0.join("daemon.id");
         let failed = || format!("cannot use {}", path.display());
         let odd = || {
             let message = format!("{} does not hold 32 hexadecimal digits", path.display());
-            let advice = "restore it, or remove it to have another made";
+            let advice = "restore the file, or remove it so that a new one is created";
             anyhow::Error::new(Problem::new(ProblemKind::Damaged, message).advise(advice))
         };
         match std::fs::read_to_string(&path) {
@@ -168,7 +168,7 @@ impl DataDir {
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             Err(e) => return Err(e).with_context(failed),
         }
-        // Under another name first, so that it is whole or not there.
+        // Written under another name first, so that the file is complete if it exists.
         let new = self.0.join("daemon.id.new");
         let id = uuid::Uuid::new_v4().simple().to_string();
         let mut options = File::options();
@@ -180,8 +180,8 @@ impl DataDir {
         Ok(id)
     }
 
-    /// Makes the directory where it is missing, for its owner only, and takes its lock. One in which somebody else could put what is
-    /// taken for our own, as a database, keys or a link, is refused.
+    /// Creates the directory if it does not exist, for its owner only, and takes its lock. Fails if another user could
+    /// put files there that the daemon would trust, such as a database, keys or a link.
     pub fn lock(&self) -> anyhow::Result<DataDirLock> {
         let failed = || format!("cannot use the data directory {}", self.0.display());
         if self.0.exists() && !self.0.is_dir() {
@@ -208,7 +208,7 @@ impl DataDir {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut holder = String::new();
-                // Who holds it is only for the message.
+                // The holder is only for the message.
                 let _ = file.read_to_string(&mut holder);
                 let data_dir = self.0.display().to_string();
                 return Err(Locked { data_dir, holder: holder.trim().to_owned() }.into());
@@ -219,14 +219,15 @@ impl DataDir {
             .and_then(|()| file.seek(SeekFrom::Start(0)))
             .and_then(|_| write!(file, "{}", std::process::id()))
             .with_context(failed)?;
-        // Not the store's: where the start is refused because that is gone, what is moved to its place must not end up inside of it.
+        // Not the store: if the start fails because the store is missing, an empty directory here would receive a
+        // moved store as a subdirectory.
         for dir in [self.cache(), self.run()] {
             builder.create(&dir).with_context(failed)?;
         }
         Ok(DataDirLock { _file: file })
     }
 
-    /// Makes the store's directory where it is missing, for its owner only. The directory's lock is held.
+    /// Creates the store's directory if it does not exist, for its owner only. The caller holds the directory's lock.
     pub fn make_store(&self) -> anyhow::Result<()> {
         let (dir, mut builder) = (self.store(), std::fs::DirBuilder::new());
         builder.recursive(true).mode(0o700);
@@ -243,18 +244,18 @@ impl DataDir {
             let why = format!("it belongs to user {} and this process to user {user}", found.uid());
             return refused(
                 why,
-                "run it as that user, or, if what is in it is yours, give it to this one (chown -R)",
+                "run it as that user, or, if its files are yours, change their owner to this user (chown -R)",
             );
         }
         if found.mode() & OTHERS_WRITE != 0 {
             let why = format!("others can write to it (mode {:o})", found.mode() & 0o7777);
-            return refused(why, "look what is in it, then take that from them (chmod go-w)");
+            return refused(why, "check its files, then remove that permission (chmod go-w)");
         }
         Ok(())
     }
 }
 
-/// The user who has a data directory, if it is not this one.
+/// The owner of a data directory, if it is not the current user.
 pub fn other_owner(data_dir: &Path) -> Option<u32> {
     let owner = data_dir.metadata().ok()?.uid();
     (owner != rustix::process::geteuid().as_raw()).then_some(owner)
@@ -265,13 +266,13 @@ pub fn exchange(data_dir: &Path) -> PathBuf {
     data_dir.join("exchange")
 }
 
-/// Held as long as the data directory is ours; it goes with the process, however that ends.
+/// The lock of the data directory. The kernel releases it when the process ends.
 #[derive(Debug)]
 pub struct DataDirLock {
     _file: File,
 }
 
-/// The data directory of this host's service.
+/// The data directory of the systemd service.
 fn system_dir() -> PathBuf {
     crate::config::system_data_dir().unwrap_or_else(|| PathBuf::from("/var/lib/headwater"))
 }

@@ -1,4 +1,4 @@
-//! Flags of machines and catalogs.
+//! The flags of `headwater machine` and `headwater catalog`.
 
 use std::path::PathBuf;
 
@@ -15,13 +15,14 @@ use crate::caches::{LimitArgs, NewLimits};
 use crate::cli::complete;
 use crate::failure::invalid;
 
-/// A machine's write cache and size.
+/// The write cache and the hardware of a machine.
 #[derive(Debug, Args)]
 pub struct MachineArgs {
     /// Its write cache
     #[command(flatten)]
     pub limits: LimitArgs,
-    /// Its weight among the host's write caches while memory is short, 1 to 10000 [default: 100]
+    /// Its weight among the write caches of the host, 1 to 10000: while memory is short, a larger weight gets a
+    /// larger share [default: 100]
     #[arg(long, value_name = "WEIGHT")]
     pub weight: Option<u32>,
     /// The guest's memory [default: 512M]
@@ -33,22 +34,24 @@ pub struct MachineArgs {
     /// How the guest reaches its disk: vhost-user (memory shared with the disk process) or nbd (a socket) [default: vhost-user]
     #[arg(long, value_name = "HOW", value_parser = DiskTransport::parse)]
     pub transport: Option<DiskTransport>,
-    /// What the guest boots with: bios (SeaBIOS) or uefi (OVMF) [default: uefi if the image boots with nothing else, or else bios]
+    /// The firmware: bios (SeaBIOS) or uefi (OVMF) [default: uefi if the image boots with UEFI only, or else bios]
     #[arg(long, value_name = "KIND", value_parser = Firmware::parse)]
     pub firmware: Option<Firmware>,
-    /// Let the firmware, which is uefi then, run only loaders that are signed with Microsoft's keys
+    /// Enable Secure Boot: the firmware, which must be uefi, runs only loaders that are signed with Microsoft's keys
     #[arg(long, value_name = "YES", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub secure_boot: Option<bool>,
-    /// Give the guest a TPM 2.0 (swtpm); it is kept with its disk, or else new at each start
+    /// Give the guest a TPM 2.0 (swtpm): it keeps its contents if the disk is persistent, or else starts empty at
+    /// each start
     #[arg(long, value_name = "YES", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub tpm: Option<bool>,
-    /// The guest's screen: none, or vnc (on a unix socket in its directory) [default: none]
+    /// The guest's screen: none, or vnc (on a unix socket in the machine's directory) [default: none]
     #[arg(long, value_name = "HOW", value_parser = Display::parse)]
     pub display: Option<Display>,
     /// The guest's network: user (out through the host), or bridge:NAME (a port of this bridge; needs root or CAP_NET_ADMIN) [default: user]
     #[arg(long, value_name = "HOW")]
     pub network: Option<Network>,
-    /// Give the guest a scratch disk of this size for swap and temporary files: empty at each start, never sealed; 0 for none [default: none]
+    /// Give the guest a scratch disk of this size for swap and temporary files: empty at each start, never sealed; 0
+    /// means none [default: none]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub scratch: Option<u64>,
     /// File with cloud-init user data for the guest (#cloud-config, a script, ...), of at most 4M
@@ -57,19 +60,19 @@ pub struct MachineArgs {
 }
 
 impl MachineArgs {
-    /// The firmware: UEFI if nothing else is said with Secure Boot.
+    /// The firmware of these flags: UEFI if only Secure Boot is given.
     pub fn firmware(&self) -> Option<Firmware> {
         self.firmware.or((self.secure_boot == Some(true)).then_some(Firmware::Uefi))
     }
 
-    /// The write cache as the API has it: what is not given is as in `base`.
+    /// The write cache of these flags; values that are not given are those of `base`.
     pub fn cache_settings(&self, base: CacheSettings) -> Result<CacheSettings, Problem> {
         let weight = self.weight.unwrap_or(base.weight);
         Ok(CacheSettings { weight, ..self.limits.settings(base)? })
     }
 }
 
-/// What a count of processors may be.
+/// Accepts the possible counts of processors.
 fn processors() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=i64::from(MAX_CPUS))
 }
@@ -84,20 +87,22 @@ pub enum MachineCommand {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(required_unless_present = "catalog", add = complete::images())]
         image: Option<String>,
-        /// The catalog that it belongs to: it boots what that says, and what is not given is as there
+        /// The catalog that it belongs to: the machine boots the catalog's image, and has the catalog's settings
+        /// where no flag gives others
         #[arg(long, conflicts_with = "image", add = complete::catalogs())]
         catalog: Option<String>,
         /// The host that is to run it, as 'headwater node list' names it [default: the controller's own; of a catalog, the one with the most
         /// free memory]
         #[arg(long, value_name = "HOST")]
         host: Option<String>,
-        /// Keep its disk over stops, restarts and crashes; it stays on its version until a reset
+        /// Keep its disk over stops, restarts and crashes; the machine stays on its version until a reset
         #[arg(long)]
         persistent: bool,
         /// The guest's host name [default: the machine's name]
         #[arg(long, value_name = "NAME")]
         host_name: Option<String>,
-        /// What starts it: vm (the daemon) or network (somebody switches it on, and 'serve --boot' answers) [default: vm]
+        /// What starts it: vm (the daemon starts a virtual machine) or network (somebody switches a computer on, which
+        /// 'serve --boot' answers) [default: vm]
         #[arg(long, value_name = "FROM", value_parser = BootFrom::parse)]
         boot: Option<BootFrom>,
         /// The network card that it boots from: 52:54:00:12:34:56. Needed with --boot network
@@ -109,12 +114,13 @@ pub enum MachineCommand {
     },
     /// List all machines, or those that match a filter
     List {
-        /// Only those that match all terms, such as state:running catalog:class version:old 'ram>80%' desk; begin one with ! for "not"
+        /// Only those that match all terms, such as state:running catalog:class version:old 'ram>80%' desk; ! before
+        /// a term means "not"
         filter: Vec<String>,
-        /// In this order: name, state, ram, disk, cache (both together), iops or boot
+        /// Sort by: name, state, ram, disk, cache (RAM and disk together), iops or boot
         #[arg(long, value_name = "ORDER", default_value_t, value_parser = MachineSort::parse)]
         sort: MachineSort,
-        /// At most so many
+        /// The most machines to list
         #[arg(long, value_name = "COUNT")]
         limit: Option<u32>,
     },
@@ -124,13 +130,14 @@ pub enum MachineCommand {
         #[arg(add = complete::machines())]
         name: String,
     },
-    /// Change the limits of a machine's write cache, at once where it is on; or its memory and processors while it is off
+    /// Change the limits of a machine's write cache (at once if the machine is on), or its memory and processors
+    /// while it is off
     #[command(group = clap::ArgGroup::new("limits").required(true).multiple(true))]
     Set {
         /// Its name
         #[arg(add = complete::machines())]
         name: String,
-        /// What is to be another one
+        /// The new limits
         #[command(flatten)]
         limits: NewLimits,
         /// Its weight among the host's write caches while memory is short, 1 to 10000
@@ -143,7 +150,7 @@ pub enum MachineCommand {
         #[arg(long, value_name = "COUNT", value_parser = processors(), group = "limits")]
         cpus: Option<u32>,
     },
-    /// Make a version of a machine's disk as it is now, while the machine goes on
+    /// Make a version of a machine's disk as it is now, while the machine keeps running
     Seal {
         /// Its name
         #[arg(add = complete::machines())]
@@ -151,7 +158,8 @@ pub enum MachineCommand {
         /// A line about the version, for people
         #[arg(long)]
         note: Option<String>,
-        /// Also where the machine edits an image that has newer versions, whose changes are not in it then
+        /// Also if the machine edits an image that got newer versions since: the new version does not have their
+        /// changes
         #[arg(long)]
         over_newer: bool,
         /// Do not search the disk, and seal a machine that is off even if its SSH host key, machine-id or host name is on it;
@@ -159,47 +167,48 @@ pub enum MachineCommand {
         #[arg(long)]
         keep_identity: bool,
     },
-    /// Start machines, each on a pristine disk, or on its own where that is kept
+    /// Start machines, each on a pristine disk, or on its persistent disk
     Start {
         /// The machines
         #[command(flatten)]
         which: Which,
-        /// Record which requests each sends to its disk, until it is off or its guest restarts: in DIR/recordings/NAME-N.rec of the daemon, never what they
-        /// carry
+        /// Record the requests that each machine sends to its disk, without their data, until it is off or its guest
+        /// reboots. The file is DIR/recordings/NAME-N.rec in the daemon's data directory
         #[arg(long)]
         record: bool,
-        /// Wait until the guests are up: at most 600 seconds, or so many
+        /// Wait until the guests have booted, for this many seconds, or 600
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "600")]
         wait: Option<u64>,
     },
-    /// Stop machines: ask the guest, end it after 30 seconds, forget what it wrote unless its disk is kept
+    /// Stop machines: ask the guest to shut down, end it after 30 seconds, and discard its changes unless its disk is
+    /// persistent
     Stop {
         /// The machines
         #[command(flatten)]
         which: Which,
-        /// End them at once
+        /// End them at once, without asking the guests
         #[arg(long)]
         force: bool,
     },
-    /// Give machines a pristine disk, also those whose disk is kept; those that are on start again at once
+    /// Give machines a pristine disk, also in place of a persistent disk; machines that are on start again at once
     Reset {
         /// The machines
         #[command(flatten)]
         which: Which,
-        /// Wait until the guests are up: at most 600 seconds, or so many
+        /// Wait until the guests have booted, for this many seconds, or 600
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "600")]
         wait: Option<u64>,
     },
-    /// Remove machines that are off; a disk that is kept goes with its machine
+    /// Remove machines that are off, with their persistent disks
     Remove {
         /// The machines
         #[command(flatten)]
         which: Which,
-        /// End them first where they are on
+        /// End machines that are on, and remove them too
         #[arg(long)]
         force: bool,
     },
-    /// Connect the terminal to a machine's console (Ctrl-] leaves), or print what it printed
+    /// Connect the terminal to a machine's console (Ctrl-] leaves), or print what the guest wrote to it
     Console {
         /// Its name
         #[arg(add = complete::machines())]
@@ -207,7 +216,7 @@ pub enum MachineCommand {
         /// Print what the console printed since the machine started, and end
         #[arg(long)]
         log: bool,
-        /// Print it and go on until the machine is off
+        /// Print it and what follows until the machine is off
         #[arg(long)]
         follow: bool,
     },
@@ -216,38 +225,42 @@ pub enum MachineCommand {
         /// Its name
         #[arg(add = complete::machines())]
         name: String,
-        /// The file, which is replaced if it is there; - for standard output
+        /// The file, which is replaced if it exists; - for standard output
         #[arg(value_hint = ValueHint::FilePath)]
         file: PathBuf,
     },
-    /// Copy a file into a guest or out of it, through its agent: one of the two is NAME:PATH
+    /// Copy a file into a guest or out of it through the guest agent: one of the two is NAME:PATH
     Cp {
         /// The file: PATH, or NAME:/PATH
         from: String,
-        /// Where to: PATH, or NAME:/PATH; a directory takes the file under its own name
+        /// The destination: PATH, or NAME:/PATH; in a directory the file keeps its name
         to: String,
     },
-    /// Give machines that are off another SSH host key, and print its public half; guests have the key from their next boot on
+    /// Give machines that are off a new SSH host key, and print its public half; the guests get the key at their next
+    /// boot
     Rotate {
         /// The machines
         #[command(flatten)]
         which: Which,
     },
-    /// Have guests give back what files left that were removed (fstrim, through their agents): it takes room in their write caches until then
+    /// Have guests discard the blocks of removed files (fstrim, through the guest agents): the blocks use space in
+    /// their write caches until then
     Trim {
         /// The machines
         #[command(flatten)]
         which: Which,
     },
-    /// Run a command in a guest, through its agent; its exit code becomes ours, and Ctrl-C ends it
+    /// Run a command in a guest through the guest agent; its exit code becomes that of this command, and Ctrl-C ends
+    /// it
     Exec {
         /// The machine's name
         #[arg(add = complete::machines())]
         name: String,
-        /// End the command after so many seconds
+        /// End the command after this many seconds
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
         timeout: u64,
-        /// Give the command our standard input, read to its end: at most 1 MiB. Without it, it reads nothing
+        /// Pass standard input to the command, read to its end: at most 1 MiB. Without the flag, the command gets an
+        /// empty input
         #[arg(short = 'i', long)]
         stdin: bool,
         /// The command and its arguments
@@ -256,7 +269,7 @@ pub enum MachineCommand {
     },
 }
 
-/// The machines of a command: by name, or all that match.
+/// The machines of a command: by name, by catalog, or by filter.
 #[derive(Debug, Args)]
 pub struct Which {
     /// Their names
@@ -268,7 +281,7 @@ pub struct Which {
     /// All machines that match, such as 'state:running version:old -name:test-*'
     #[arg(long, value_name = "FILTER", conflicts_with = "names", allow_hyphen_values = true)]
     pub filter: Option<String>,
-    /// Only if exactly so many match
+    /// Do nothing unless exactly this many machines match
     #[arg(long, value_name = "COUNT", conflicts_with = "names")]
     pub expect: Option<u64>,
 }
@@ -282,10 +295,10 @@ pub struct RollArgs {
     /// The version: IMAGE@NUMBER, or IMAGE:CHANNEL for the one that it points to now
     #[arg(long, value_name = "VERSION", add = complete::images())]
     pub to: String,
-    /// So many machines go first, and the others only if they are healthy
+    /// How many machines are moved first; the others follow only if these are healthy
     #[arg(long, value_name = "COUNT", default_value_t = RollRequest::default_canary())]
     pub canary: u32,
-    /// How many of the others go at once: a number, or a share such as 10%
+    /// How many of the others are moved at once: a number, or a share such as 10%
     #[arg(long, value_name = "BATCH", default_value_t, value_parser = Batch::parse)]
     pub batch: Batch,
     /// How long to wait after each batch, such as 60s or 5m
@@ -300,7 +313,7 @@ pub struct RollArgs {
     /// How long a machine may take until it is up
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = super::task::span)]
     pub boot_timeout: u64,
-    /// So many machines besides the canaries may fail before all are taken back
+    /// How many machines besides the canaries may fail before all are moved back
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     pub max_failures: u32,
     /// Move no machine before this time: 2026-12-24T03:00Z, or +90m, +12h, +7d from now
@@ -361,33 +374,34 @@ pub enum CatalogCommand {
         /// What its machines boot: IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images())]
         image: String,
-        /// Keep its machines' disks over stops, restarts and crashes
+        /// Keep the disks of its machines over stops, restarts and crashes
         #[arg(long)]
         persistent: bool,
-        /// Make so many machines
+        /// Create this many machines
         #[arg(long, value_name = "COUNT")]
         count: Option<u32>,
-        /// The names of machines that are made by number: '#' signs stand for its digits [default: NAME-##]
+        /// The names of machines that are created by number: '#' signs stand for the digits [default: NAME-##]
         #[arg(long = "name", value_name = "RULE")]
         name_rule: Option<String>,
-        /// The number of the first of them
+        /// The number of the first machine
         #[arg(long, value_name = "NUMBER", default_value_t = 1)]
         first: u32,
-        /// Keep so many of its machines on, fresh, for 'catalog claim'
+        /// Keep this many machines on, with pristine disks, for 'catalog claim'
         #[arg(long, value_name = "COUNT", default_value_t = 0, conflicts_with = "persistent")]
         keep_ready: u32,
-        /// When they are kept on
+        /// The hours at which machines are kept ready
         #[command(flatten)]
         hours: ReadyHoursArgs,
-        /// Start the machines that are made
+        /// Start the machines that are created
         #[arg(long, requires = "count")]
         start: bool,
         /// The policy for machines whose host is lost: wait, or restart, which starts them on other hosts. With restart, a host ends them
         /// if it does not hear the controller for 30 s ('serve --node-lease')
         #[arg(long, value_name = "WHAT", default_value = "wait", value_parser = OnHostLoss::parse)]
         on_host_loss: OnHostLoss,
-        /// Also remove this in guests of its machines whose edits are sealed, besides the machine's identity: an absolute path in
-        /// the guest, which may have wildcards; may be given several times
+        /// Also remove this path from the version when a machine of the catalog is sealed at the end of a maintenance
+        /// session, besides the machine's identity: an absolute path in the guest, which may have wildcards; may be
+        /// given several times
         #[arg(long, value_name = "PATH", value_parser = super::guest_path)]
         seal_removes: Vec<String>,
         /// Write cache and size of each machine
@@ -415,24 +429,25 @@ pub enum CatalogCommand {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images(), group = "change")]
         image: Option<String>,
-        /// Also remove this in guests of its machines whose edits are sealed, instead of what was set before: an absolute path in the
-        /// guest, which may have wildcards; may be given several times
+        /// Also remove this path from the version when a machine of the catalog is sealed at the end of a maintenance
+        /// session: an absolute path in the guest, which may have wildcards; may be given several times. The given
+        /// paths replace the earlier ones
         #[arg(long, value_name = "PATH", value_parser = super::guest_path, group = "change")]
         seal_removes: Vec<String>,
-        /// Remove nothing of the kind any more
+        /// Remove no additional paths any more
         #[arg(long, conflicts_with = "seal_removes", group = "change")]
         seal_removes_nothing: bool,
-        /// Keep so many of its machines on, fresh, for 'catalog claim'
+        /// Keep this many machines on, with pristine disks, for 'catalog claim'
         #[arg(long, value_name = "COUNT", group = "change")]
         keep_ready: Option<u32>,
-        /// When they are kept on
+        /// The hours at which machines are kept ready
         #[command(flatten)]
         hours: ReadyHoursArgs,
         /// The policy for machines whose host is lost: wait, or restart, which starts them on other hosts. With restart, a host ends them
         /// if it does not hear the controller for 30 s ('serve --node-lease')
         #[arg(long, value_name = "WHAT", value_parser = OnHostLoss::parse, group = "change")]
         on_host_loss: Option<OnHostLoss>,
-        /// Keep them on at all hours again
+        /// Keep machines ready at all hours again
         #[arg(long, conflicts_with = "from", group = "change")]
         always: bool,
         /// Give a machine another SSH host key when it boots and its key is older than this, such as 30d, or never
@@ -453,27 +468,27 @@ pub enum CatalogCommand {
         /// The catalog
         #[arg(add = complete::catalogs())]
         catalog: String,
-        /// Who gets it: a person, a job
+        /// The holder of the claim: a person, a job
         #[arg(long = "for", value_name = "HOLDER")]
         holder: String,
-        /// For how long, such as 30m or 8h; until it is released or switches itself off unless given
+        /// How long the claim lasts, such as 30m or 8h [default: until the claim is released or the guest shuts down]
         #[arg(long, value_name = "TIME", value_parser = super::task::span)]
         ttl: Option<u64>,
-        /// Wait so long for a machine if none is ready; one that is off is started
+        /// How long to wait for a machine if none is ready; a machine that is off is started
         #[arg(long, value_name = "TIME", value_parser = super::task::span)]
         wait: Option<u64>,
-        /// A text that is the same if this is tried again: the answer is the same claim then
+        /// An idempotency key: a repeated command with the same key gets the same claim
         #[arg(long)]
         key: Option<String>,
-        /// Make a secret that the guest and the holder alone know, and print it in a second line. The guest needs the agent of QEMU, and finds
-        /// it in /run/headwater/claim.json
+        /// Create a secret for the guest and the holder, and print it on a second line. The guest needs the guest
+        /// agent of QEMU, and finds the secret in /run/headwater/claim.json
         #[arg(long)]
         secret: bool,
         /// End the claim when the guest is off (shutdown), or also when its last user has logged off (logoff)
         #[arg(long, value_name = "WHEN", default_value = "shutdown", value_parser = ResetOn::parse)]
         reset_on: ResetOn,
     },
-    /// List who has which machine
+    /// List the claims: who has which machine
     Claims {
         /// Only those of this catalog
         #[arg(add = complete::catalogs())]
@@ -485,21 +500,24 @@ pub enum CatalogCommand {
         #[arg(add = complete::machines())]
         claim: String,
     },
-    /// Give a catalog so many machines: makes some, or removes some, first those that are off
+    /// Set the number of a catalog's machines: creates the missing ones, or removes surplus ones, first those that
+    /// are off
     Scale {
         /// Its name
         #[arg(add = complete::catalogs())]
         name: String,
-        /// How many it is to have
+        /// The new number of machines
         count: u32,
-        /// Start the machines that are made
+        /// Start the machines that are created
         #[arg(long)]
         start: bool,
-        /// Also remove machines that keep their disk or are pinned, if there are not enough others
+        /// Also remove machines that have a persistent disk or are pinned, if there are not enough others. Claimed
+        /// machines always stay
         #[arg(long)]
         force: bool,
     },
-    /// Move a catalog's machines to a version: canaries first, then batches; takes all back if too many are not healthy
+    /// Move a catalog's machines to a version: canaries first, then batches; moves all back if too many are not
+    /// healthy
     Roll(RollArgs),
     /// Remove a catalog that has no machines
     Remove {
@@ -509,35 +527,36 @@ pub enum CatalogCommand {
     },
 }
 
-/// When machines of a catalog are kept on.
+/// The hours at which machines of a catalog are kept ready.
 #[derive(Clone, Debug, Args)]
 pub struct ReadyHoursArgs {
     /// Keep machines ready from this time of day, such as 07:00
     #[arg(long, value_name = "HH:MM", requires = "to")]
     pub from: Option<String>,
-    /// Until this time, such as 19:00. If it is not later than --from, on the next day
+    /// Keep them ready until this time of day, such as 19:00; on the next day if it is not later than --from
     #[arg(long, value_name = "HH:MM", requires = "from")]
     pub to: Option<String>,
-    /// On these days: mon-fri, sat,sun or daily
+    /// The days: mon-fri, sat,sun or daily
     #[arg(long, value_name = "DAYS", default_value = "daily", requires = "from")]
     pub days: String,
-    /// By the clock of this time zone, such as Europe/Berlin [default: that of the daemon's host]
+    /// The time zone of these hours, such as Europe/Berlin [default: that of the daemon's host]
     #[arg(long, value_name = "ZONE", requires = "from")]
     pub zone: Option<String>,
-    /// Switch a free machine off that is not to be ready for so long, such as 15m, or never [default: never; 15m with --from]
+    /// Switch an unclaimed machine off if it is not to be kept ready for this long, such as 15m, or never [default:
+    /// never; 15m with --from]
     #[arg(long, value_name = "TIME", value_parser = idle_span)]
     pub stop_idle: Option<u64>,
 }
 
 impl ReadyHoursArgs {
-    /// The hours, if they are given.
+    /// The hours of these flags. `None`: no hours are given.
     pub fn hours(&self) -> anyhow::Result<Option<Hours>> {
         let Some((from, to)) = self.from.as_ref().zip(self.to.as_ref()) else { return Ok(None) };
         Hours::new(&self.days, from, to, self.zone.as_deref()).map(Some).map_err(invalid)
     }
 }
 
-/// A time, or `never`.
+/// Accepts a duration, or `never`.
 fn idle_span(text: &str) -> Result<u64, String> {
     match text {
         "never" | "0" => Ok(0),

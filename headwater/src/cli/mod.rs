@@ -1,4 +1,4 @@
-//! The command line: the commands, and their flags.
+//! The command line of `headwater`: commands, flags and their help texts (clap).
 
 mod backup;
 mod boot;
@@ -92,7 +92,8 @@ pub enum Command {
     Config(ConfigCommand),
     /// Check whether this host can run machines, and say what to do if not, without a daemon
     Doctor(DoctorArgs),
-    /// Boot three machines from a small Debian, overflow their write caches and reset one, with a daemon of its own
+    /// Boot three machines from a small Debian, fill their write caches beyond RAM and reset one, with a temporary
+    /// daemon
     Demo(DemoArgs),
     /// Import, promote, verify, export and remove images and their versions
     #[command(subcommand)]
@@ -100,10 +101,10 @@ pub enum Command {
     /// Create, start, stop, reset, seal and remove machines
     #[command(subcommand)]
     Machine(MachineCommand),
-    /// Create, show, change and remove catalogs: machines that are made alike and boot the same
+    /// Create, show, change and remove catalogs: groups of machines with the same settings and image
     #[command(subcommand)]
     Catalog(CatalogCommand),
-    /// List, follow and cancel tasks: work that outlives the command that began it
+    /// List, follow and cancel tasks: work that continues after the command that started it
     #[command(subcommand)]
     Task(TaskCommand),
     /// Copy the database, keys and certificates of this host's daemon to one file, also while it runs
@@ -124,13 +125,13 @@ pub enum Command {
     /// List, choose and forget the servers of 'headwater login'
     #[command(subcommand)]
     Context(ContextCommand),
-    /// Say which sizes of virtual machines in a cloud hold an OS disk, without a daemon
+    /// Calculate which sizes of virtual machines in a cloud have space for an OS disk, without a daemon
     #[command(subcommand)]
     Size(SizeCommand),
-    /// Check how machines in a cloud are to be made, without a daemon
+    /// Check the scheme of a cloud, which describes how machines are created there, without a daemon
     #[command(subcommand)]
     Scheme(SchemeCommand),
-    /// Prepare a site whose machines boot from the network, without a daemon
+    /// Prepare a network whose machines boot from it, without a daemon
     #[command(subcommand)]
     Boot(BootCommand),
     /// Copy versions between stores, serve, verify and repair a store, without a daemon
@@ -140,7 +141,7 @@ pub enum Command {
     Console(ConsoleArgs),
     /// Show what the daemon and its host do
     Status,
-    /// Show the host and its machines, again each second; those with the largest write caches first
+    /// Show the host and its machines, refreshed each second; the largest write caches first
     Top(TopArgs),
     /// Show the metrics of the host and of machines that are on
     Stats(StatsArgs),
@@ -152,7 +153,7 @@ pub enum Command {
     /// Make one volume a block device of this kernel, until Ctrl-C, SIGTERM or 'headwater detach'
     #[command(mut_group("front-end", |group| group.required(false)))]
     Attach(ExportArgs),
-    /// Show and change the limits of write caches of exports and attached devices that run, without a daemon
+    /// Show and change the limits of write caches of running exports and attached devices, without a daemon
     #[command(subcommand)]
     Cache(CacheCommand),
     /// Remove a block device that 'headwater attach' made
@@ -176,12 +177,12 @@ pub enum Command {
     },
 }
 
-/// Where something listens.
+/// Parses the address of a listener.
 fn ip_and_port(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| "it is not IP:PORT, such as 127.0.0.1:8090 or [::1]:8090".to_owned())
 }
 
-/// The size of a disk's sectors.
+/// Parses the size of a disk's sectors.
 fn sector_bytes(text: &str) -> Result<u32, String> {
     match text {
         "512" => Ok(512),
@@ -190,13 +191,13 @@ fn sector_bytes(text: &str) -> Result<u32, String> {
     }
 }
 
-/// A file in a guest.
+/// Parses the absolute path of a file in a guest.
 fn guest_path(text: &str) -> Result<String, String> {
     headwater_api::check_guest_path(text).map_err(|problem| problem.message)?;
     Ok(text.to_owned())
 }
 
-/// How a log is written.
+/// The format of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// Lines for people
@@ -206,7 +207,7 @@ pub enum LogFormat {
 }
 
 impl LogFormat {
-    /// Its name on the command line.
+    /// The value of `--log-format` for this format.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Text => "text",
@@ -229,10 +230,10 @@ pub struct ConsoleArgs {
 /// `headwater stats`.
 #[derive(Debug, Args)]
 pub struct StatsArgs {
-    /// Only those of this machine
+    /// Only the metrics of this machine
     #[arg(add = complete::machines())]
     pub machine: Option<String>,
-    /// Again each second, with the rates of counters, until Ctrl-C
+    /// Print them each second, with the rates of counters, until Ctrl-C
     #[arg(long)]
     pub watch: bool,
 }
@@ -240,16 +241,16 @@ pub struct StatsArgs {
 /// `headwater events`.
 #[derive(Debug, Args)]
 pub struct EventsArgs {
-    /// Only those of one subject, for instance 'machine web-1'
+    /// Only the events of this subject, for instance 'machine web-1'
     #[arg(long)]
     pub subject: Option<String>,
-    /// Only those older than the event with this id, which --json shows
+    /// Only events older than the event with this id, which --json shows
     #[arg(long, value_name = "ID")]
     pub before: Option<i64>,
-    /// Go on with those that come, until Ctrl-C; with --json one object a line
+    /// Print new events as they occur, until Ctrl-C; with --json one object a line
     #[arg(long, conflicts_with = "before")]
     pub follow: bool,
-    /// At most so many, the newest; the daemon keeps the newest 100,000
+    /// The most events to print, the newest ones; the daemon keeps the newest 100,000
     #[arg(long, value_name = "COUNT", default_value_t = 100)]
     pub limit: u32,
 }

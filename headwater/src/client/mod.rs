@@ -1,4 +1,5 @@
-//! A client of the daemon: HTTP/1 over its unix socket, or over TLS to another host, one connection a request.
+//! A client of the daemon's API: HTTP/1 over the unix socket, or over TLS to another host. Each request has its own
+//! connection.
 
 mod console;
 pub mod server;
@@ -32,34 +33,34 @@ use crate::contexts::{Context, Contexts};
 use crate::data_dir::DataDir;
 use crate::failure::{Unreachable, invalid};
 
-/// Talks to one daemon.
+/// Sends requests to one daemon.
 #[derive(Clone, Debug)]
 pub struct Client(Target);
 
 #[derive(Clone, Debug)]
 enum Target {
-    /// On this host, at this socket.
+    /// The daemon of this host, at this socket.
     Local(PathBuf),
-    /// On another host.
+    /// A daemon on another host.
     Remote(Arc<Remote>),
 }
 
 struct Remote {
     address: Address,
     trust: Trust,
-    /// The header that shows the token.
+    /// The value of the `Authorization` header, with the token.
     authorization: HeaderValue,
 }
 
 impl std::fmt::Debug for Remote {
-    /// Without the token.
+    /// Prints no token.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Remote").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
 impl Client {
-    /// A client of the daemon that listens on `socket`. Nothing is connected yet.
+    /// A client of the daemon that listens on `socket`. Connects with the first request.
     pub fn new(socket: PathBuf) -> Self {
         Self(Target::Local(socket))
     }
@@ -72,7 +73,7 @@ impl Client {
         Ok(Self(Target::Remote(Arc::new(remote))))
     }
 
-    /// The client of the context that was named; else of the data directory, if one was given; else of the current context.
+    /// The client of the named context; or else of the given data directory; or else of the current context.
     pub fn choose(context: Option<&str>, data_dir: Option<PathBuf>) -> anyhow::Result<Self> {
         if context.is_some_and(|name| !name.is_empty()) || data_dir.is_none() {
             let contexts = Contexts::load()?;
@@ -83,7 +84,7 @@ impl Client {
         Ok(Self::new(DataDir::of_daemon(data_dir)?.socket()))
     }
 
-    /// The daemon's data directory, if it is on this host: its socket lies there.
+    /// The daemon's data directory, which has its socket. `None`: the daemon is on another host.
     pub fn data_dir(&self) -> Option<&Path> {
         match &self.0 {
             Target::Local(socket) => Some(socket.parent().unwrap_or(Path::new("."))),
@@ -91,13 +92,14 @@ impl Client {
         }
     }
 
-    /// Refuses the path of a file that the daemon is to open, if the daemon does not see it: it is on another host, and the path is
-    /// relative to a directory of this host.
+    /// Checks that the daemon can open a file. Fails if the daemon is on another host and the path is relative,
+    /// because that is relative to a directory of this host.
     pub fn sees(&self, path: &Path) -> anyhow::Result<()> {
         match &self.0 {
             Target::Remote(remote) if path.is_relative() => {
                 let (path, host) = (path.display(), &remote.address.host);
-                let message = format!("'{path}' is a file of this host, and {host} does not see it");
+                let message =
+                    format!("'{path}' is relative to a directory of this host, so {host} cannot open it");
                 let advice = format!("copy it to {host}, and give its absolute path there");
                 Err(Problem::new(ProblemKind::Invalid, message).advise(advice).into())
             }
@@ -105,12 +107,12 @@ impl Client {
         }
     }
 
-    /// Who the daemon takes this client for.
+    /// The identity and permissions that the daemon sees for this client.
     pub async fn caller(&self) -> anyhow::Result<CallerInfo> {
         self.get("/api/v1/caller").await
     }
 
-    /// What the daemon does.
+    /// The state of the daemon.
     pub async fn status(&self) -> anyhow::Result<Status> {
         self.get("/api/v1/status").await
     }
@@ -131,7 +133,7 @@ impl Client {
         self.get(&format!("/api/v1/images/{}", escape(reference))).await
     }
 
-    /// Removes an image, with `force` also where its channels are set, or one version of it.
+    /// Removes an image or one version of it. `force`: also an image whose channels are set.
     pub async fn remove_image(&self, reference: &str, force: bool) -> anyhow::Result<Removed> {
         let path = format!("/api/v1/images/{}?force={force}", escape(reference));
         json(self.send(Method::DELETE, &path, None).await?).await
@@ -142,18 +144,18 @@ impl Client {
         self.post(&format!("/api/v1/images/{}/promotion", escape(reference)), request).await
     }
 
-    /// Forgets a scheduled promotion.
+    /// Cancels a scheduled promotion.
     pub async fn cancel_promotion(&self, image: &str, channel: Channel) -> anyhow::Result<ChannelPointer> {
         let path = format!("/api/v1/images/{}/promotion?channel={channel}", escape(image));
         json(self.send(Method::DELETE, &path, None).await?).await
     }
 
-    /// Points a channel where it pointed before.
+    /// Points a channel to the version before its current one.
     pub async fn revert(&self, image: &str, request: &ChannelRequest) -> anyhow::Result<Reverted> {
         self.post(&format!("/api/v1/images/{}/revert", escape(image)), request).await
     }
 
-    /// Takes a version out of use, or brings it back.
+    /// Retires a version, or makes it usable again.
     pub async fn retire(&self, reference: &str, request: &RetireRequest) -> anyhow::Result<ImageVersion> {
         self.post(&format!("/api/v1/images/{}/retire", escape(reference)), request).await
     }
@@ -163,13 +165,13 @@ impl Client {
         self.post(&format!("/api/v1/images/{}/note", escape(reference)), request).await
     }
 
-    /// Has a machine boot one version.
+    /// Pins a machine to one version.
     pub async fn pin(&self, machine: &str, request: &PinRequest) -> anyhow::Result<Machine> {
         let path = format!("/api/v1/machines/{}/pin", escape(machine));
         json(self.send(Method::PUT, &path, Some(serde_json::to_vec(request)?)).await?).await
     }
 
-    /// Lets a machine follow its image again.
+    /// Unpins a machine, so that it boots what its image or channel names.
     pub async fn unpin(&self, machine: &str) -> anyhow::Result<Machine> {
         let path = format!("/api/v1/machines/{}/pin", escape(machine));
         json(self.send(Method::DELETE, &path, None).await?).await
@@ -180,7 +182,7 @@ impl Client {
         self.get(&format!("/api/v1/images/{}/trace", escape(reference))).await
     }
 
-    /// Takes a boot trace of another host in.
+    /// Merges a boot trace from another host.
     pub async fn merge_trace(
         &self,
         reference: &str,
@@ -189,18 +191,18 @@ impl Client {
         self.post(&format!("/api/v1/images/{}/trace/merge", escape(reference)), request).await
     }
 
-    /// Writes a boot trace for another host.
+    /// Writes a boot trace to a file for another host.
     pub async fn save_trace(&self, reference: &str, request: &SaveTraceRequest) -> anyhow::Result<BootTrace> {
         self.post(&format!("/api/v1/images/{}/trace/save", escape(reference)), request).await
     }
 
-    /// Forgets a boot trace.
+    /// Removes a boot trace.
     pub async fn remove_trace(&self, reference: &str) -> anyhow::Result<BootTrace> {
         let path = format!("/api/v1/images/{}/trace", escape(reference));
         json(self.send(Method::DELETE, &path, None).await?).await
     }
 
-    /// Has a machine edit an image.
+    /// Begins a maintenance session of an image on a machine.
     pub async fn edit(
         &self,
         image: &str,
@@ -209,7 +211,7 @@ impl Client {
         self.post(&format!("/api/v1/images/{}/edit", escape(image)), request).await
     }
 
-    /// Forgets what was edited.
+    /// Discards a maintenance session and its changes.
     pub async fn discard_session(&self, image: &str) -> anyhow::Result<()> {
         let path = format!("/api/v1/images/{}/edit", escape(image));
         self.send(Method::DELETE, &path, None).await.map(drop)
@@ -230,7 +232,7 @@ impl Client {
         self.post("/api/v1/catalogs", request).await
     }
 
-    /// Changes what its machines boot.
+    /// Changes the settings of a catalog.
     pub async fn set_catalog(&self, name: &str, request: &SetCatalog) -> anyhow::Result<Catalog> {
         let path = format!("/api/v1/catalogs/{}", escape(name));
         json(self.send(Method::PATCH, &path, Some(serde_json::to_vec(request)?)).await?).await
@@ -268,13 +270,13 @@ impl Client {
         self.send(Method::DELETE, &format!("/api/v1/catalogs/{}", escape(name)), None).await.map(drop)
     }
 
-    /// Has all machines of a catalog boot one version.
+    /// Pins all machines of a catalog to one version.
     pub async fn pin_catalog(&self, name: &str, request: &PinRequest) -> anyhow::Result<Catalog> {
         let path = format!("/api/v1/catalogs/{}/pin", escape(name));
         json(self.send(Method::PUT, &path, Some(serde_json::to_vec(request)?)).await?).await
     }
 
-    /// Lets them follow their image again.
+    /// Unpins all machines of a catalog.
     pub async fn unpin_catalog(&self, name: &str) -> anyhow::Result<Catalog> {
         let path = format!("/api/v1/catalogs/{}/pin", escape(name));
         json(self.send(Method::DELETE, &path, None).await?).await
@@ -285,14 +287,14 @@ impl Client {
         self.machines_like("", MachineSort::Name, None).await
     }
 
-    /// The machines that match a filter, in as many answers as they take.
+    /// The machines that match a filter. Sends as many requests as there are pages.
     pub async fn machines_like(
         &self,
         filter: &str,
         sort: MachineSort,
         limit: Option<u32>,
     ) -> anyhow::Result<MachineList> {
-        // An order that changes all the time has no pages: it is made here.
+        // An order that changes all the time cannot be paged, so the machines are sorted here.
         let asked = if sort.is_live() { MachineSort::Name } else { sort };
         let wanted = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
         let needed = if sort.is_live() { usize::MAX } else { wanted };
@@ -339,7 +341,7 @@ impl Client {
         json(self.send(Method::PATCH, &path, Some(serde_json::to_vec(limits)?)).await?).await
     }
 
-    /// `start`, `stop`, `stop?force=true` or `reset`.
+    /// Changes the state of a machine. `verb`: `start`, `stop`, `stop?force=true` or `reset`.
     pub async fn change_machine(&self, name: &str, verb: &str) -> anyhow::Result<Machine> {
         let path = format!("/api/v1/machines/{}/{verb}", escape(name));
         json(self.send(Method::POST, &path, None).await?).await
@@ -356,19 +358,19 @@ impl Client {
         self.post(&format!("/api/v1/machines/{}/exec", escape(name)), request).await
     }
 
-    /// Who fills a machine's write cache.
+    /// What uses the space of a machine's write cache, by file and process of the guest.
     pub async fn cache_contents(&self, name: &str) -> anyhow::Result<CacheContents> {
         self.get(&format!("/api/v1/machines/{}/cache/contents", escape(name))).await
     }
 
-    /// What a machine's display shows, as a PNG.
+    /// The machine's screen as a PNG.
     pub async fn screenshot(&self, name: &str) -> anyhow::Result<Bytes> {
         let path = format!("/api/v1/machines/{}/screenshot", escape(name));
         let answer = self.send(Method::GET, &path, None).await?.into_body();
-        Ok(answer.collect().await.context("the daemon broke the picture off")?.to_bytes())
+        Ok(answer.collect().await.context("the answer with the picture ended early")?.to_bytes())
     }
 
-    /// The newest tasks, in as many answers as they take.
+    /// The newest tasks. Sends as many requests as there are pages.
     pub async fn tasks(&self, unended: bool, limit: u32) -> anyhow::Result<TaskList> {
         let (mut all, mut left, mut from) = (TaskList { tasks: Vec::new() }, limit, String::new());
         loop {
@@ -391,7 +393,7 @@ impl Client {
         self.get(&format!("/api/v1/tasks/{id}")).await
     }
 
-    /// Asks a task to end.
+    /// Requests the cancellation of a task.
     pub async fn cancel_task(&self, id: i64) -> anyhow::Result<Task> {
         json(self.send(Method::POST, &format!("/api/v1/tasks/{id}/cancel"), None).await?).await
     }
@@ -406,13 +408,14 @@ impl Client {
         self.get(&format!("/api/v1/hosts/{}", escape(name))).await
     }
 
-    /// Changes whether a host gets new machines.
+    /// Cordons or uncordons a host.
     pub async fn set_host(&self, name: &str, request: SetHost) -> anyhow::Result<Host> {
         let path = format!("/api/v1/hosts/{}", escape(name));
         json(self.send(Method::PATCH, &path, Some(serde_json::to_vec(&request)?)).await?).await
     }
 
-    /// Lets the node of a host in although the controller's database is an old copy.
+    /// Accepts the node of a host that has seen newer data than the controller's database, which was restored from an
+    /// old copy.
     pub async fn accept_host(&self, name: &str) -> anyhow::Result<Host> {
         let path = format!("/api/v1/hosts/{}/accept", escape(name));
         json(self.send(Method::POST, &path, None).await?).await
@@ -424,12 +427,12 @@ impl Client {
         self.send(Method::DELETE, &path, None).await.map(drop)
     }
 
-    /// Makes a token with which a node joins.
+    /// Creates a token with which a node joins.
     pub async fn create_join_token(&self, request: &CreateJoinToken) -> anyhow::Result<JoinToken> {
         self.post("/api/v1/join-tokens", request).await
     }
 
-    /// Makes a token.
+    /// Creates a token.
     pub async fn create_token(&self, request: &CreateToken) -> anyhow::Result<NewToken> {
         self.post("/api/v1/tokens", request).await
     }
@@ -439,17 +442,17 @@ impl Client {
         self.get("/api/v1/tokens").await
     }
 
-    /// Makes a link to the web console.
+    /// Creates a link to the web console.
     pub async fn console_link(&self, request: &CreateConsoleTicket) -> anyhow::Result<ConsoleLink> {
         self.post("/api/v1/console/tickets", request).await
     }
 
-    /// Ends a token.
+    /// Revokes a token.
     pub async fn revoke_token(&self, name: &str) -> anyhow::Result<()> {
         self.send(Method::DELETE, &format!("/api/v1/tokens/{}", escape(name)), None).await.map(drop)
     }
 
-    /// The newest events, or the newest of those older than `before`, in as many answers as they take.
+    /// The newest events, or the newest of those older than `before`. Sends as many requests as there are pages.
     pub async fn events(
         &self,
         subject: Option<&str>,
@@ -467,14 +470,14 @@ impl Client {
             before = page.events.last().map(|event| event.id);
             all.events.append(&mut page.events);
             left = left.saturating_sub(given);
-            // An answer may have fewer than were asked for, because they are long.
+            // An answer may have fewer events than requested, because its size is limited.
             if left == 0 || given == 0 {
                 return Ok(all);
             }
         }
     }
 
-    /// The events after one, oldest first. Waits some seconds for the next.
+    /// The events after the given one, oldest first. The daemon waits some seconds for an event if there is none.
     pub async fn events_after(&self, subject: Option<&str>, after: i64) -> anyhow::Result<EventList> {
         let subject = subject.map(|subject| format!("&subject={}", escape(subject))).unwrap_or_default();
         self.get(&format!("/api/v1/events?limit={MAX_EVENTS}&wait_s=30&after={after}{subject}")).await
@@ -488,16 +491,16 @@ impl Client {
         json(self.send(Method::POST, path, Some(serde_json::to_vec(body)?)).await?).await
     }
 
-    /// Sends a request; an answer that says "failed" becomes its problem.
+    /// Sends a request. Fails with the problem of the answer if its status is an error.
     async fn send(
         &self,
         method: Method,
         path: &str,
         body: Option<Vec<u8>>,
     ) -> anyhow::Result<Response<Incoming>> {
-        // The path of something without a name is that of all of them.
+        // With an empty name, the path would be that of the whole list.
         if path.split('?').next().is_some_and(|path| path.ends_with('/') || path.contains("//")) {
-            return Err(invalid("a name is empty, and everything has one"));
+            return Err(invalid("a name in the request is empty"));
         }
         let mut request = self.request(method, path);
         if body.is_some() {
@@ -508,7 +511,7 @@ impl Client {
         if response.status().is_success() { Ok(response) } else { Err(refused(response).await) }
     }
 
-    /// A request with the headers that say where it goes, and who sends it.
+    /// A request with the headers for the host and the token.
     fn request(&self, method: Method, path: &str) -> hyper::http::request::Builder {
         let request = Request::builder().method(method).uri(path);
         match &self.0 {
@@ -533,7 +536,7 @@ impl Client {
         };
         let unreachable = |e: std::io::Error| {
             let reason = match e.kind() {
-                std::io::ErrorKind::NotFound => "there is no such socket".to_owned(),
+                std::io::ErrorKind::NotFound => "the socket does not exist".to_owned(),
                 std::io::ErrorKind::ConnectionRefused => "nothing listens at this address".to_owned(),
                 _ => e.to_string(),
             };
@@ -550,7 +553,7 @@ impl Client {
     }
 }
 
-/// Sends a request over a connection of its own.
+/// Sends a request over a new connection.
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: Request<Full<Bytes>>,
@@ -560,18 +563,18 @@ async fn exchange(
         .await
         .context("cannot speak HTTP with the daemon")?;
     tokio::spawn(async move {
-        // An error of the connection is an error of the answer too, which is handled.
+        // An error of the connection also fails the answer, where it is handled.
         let _ = connection.with_upgrades().await;
     });
     let sent = sender.send_request(request).await;
-    sent.with_context(|| format!("the daemon at {to} hung up before it answered"))
+    sent.with_context(|| format!("the daemon at {to} closed the connection before it answered"))
 }
 
-/// The problem that an answer tells of.
+/// The problem in the body of an answer.
 async fn refused(response: Response<Incoming>) -> anyhow::Error {
     let status = response.status();
     let Ok(body) = response.into_body().collect().await else {
-        return anyhow::anyhow!("the daemon broke its answer off");
+        return anyhow::anyhow!("the daemon's answer ended early");
     };
     serde_json::from_slice::<Problem>(&body.to_bytes())
         .unwrap_or_else(|_| Problem::new(ProblemKind::Failed, format!("the daemon answered {status}")))
@@ -579,11 +582,12 @@ async fn refused(response: Response<Incoming>) -> anyhow::Error {
 }
 
 async fn json<T: DeserializeOwned>(response: Response<Incoming>) -> anyhow::Result<T> {
-    let bytes = response.into_body().collect().await.context("the daemon broke its answer off")?.to_bytes();
-    serde_json::from_slice(&bytes).context("cannot understand the daemon's answer: is it of another version?")
+    let bytes = response.into_body().collect().await.context("the daemon's answer ended early")?.to_bytes();
+    serde_json::from_slice(&bytes)
+        .context("cannot parse the daemon's answer: it may be another version of headwater")
 }
 
-/// A name as part of a path or a parameter.
+/// Percent-encodes a name for a path or a parameter.
 fn escape(text: &str) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
@@ -593,7 +597,7 @@ fn escape(text: &str) -> String {
             out.push_str(&format!("%{byte:02X}"));
         }
     }
-    // Alone these would be steps in the path, whatever follows.
+    // Alone these would be relative path segments, even if percent-encoded dots follow.
     if matches!(out.as_str(), "." | "..") { out.replace('.', "%2E") } else { out }
 }
 

@@ -1,4 +1,5 @@
-//! `headwater catalog`: machines that are made alike and boot the same.
+//! Carries out the commands of `headwater catalog`. A catalog is a group of machines that have the same settings and
+//! boot the same image.
 
 mod scheme;
 
@@ -15,7 +16,7 @@ use crate::cmd::{channels, machine, task, when};
 use crate::show;
 use crate::show::progress::{Shown, said_if_slow};
 
-/// Carries out one of the catalog commands.
+/// Carries out one command of `headwater catalog`.
 pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow::Result<u8> {
     match command {
         CatalogCommand::Create {
@@ -101,7 +102,7 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
         }
         CatalogCommand::Release { claim } => {
             let claim = client.release(&claim).await?;
-            let text = format!("released {}, which is reset now", claim.machine);
+            let text = format!("released {}, which is being reset", claim.machine);
             if json { show::json(&claim)? } else { show::line(&text)? }
         }
         CatalogCommand::Remove { name } => remove(&client, name, json).await?,
@@ -207,7 +208,7 @@ async fn roll(client: &Client, args: RollArgs, json: bool) -> anyhow::Result<()>
     if json { show::json(&result) } else { task::show_result(&result) }
 }
 
-/// How machines of a catalog are named that are made by number.
+/// The names and numbers of the machines that `--count` creates.
 struct NamesOfMachines {
     name_rule: Option<String>,
     first: u32,
@@ -244,7 +245,7 @@ fn creation(
     })
 }
 
-/// How many machines are kept ready, when, and when others are switched off.
+/// How many machines are kept ready, at which hours, and when idle machines are switched off.
 fn ready_text(catalog: &Catalog) -> String {
     let hours = catalog.ready_hours.as_ref().map(|hours| format!(" {hours}")).unwrap_or_default();
     let idle = match catalog.stop_idle_s {
@@ -261,16 +262,16 @@ fn removed_text(catalog: &Catalog) -> String {
     }
 }
 
-/// Says what a catalog's machines boot from now on.
+/// Prints what the catalog's machines boot from their next boot on.
 pub fn told_next(catalog: &Catalog) -> anyhow::Result<()> {
     let what = catalog.pin.as_ref().unwrap_or(&catalog.image);
     let next = match catalog.next_version.as_ref() {
         Some(next) if next == what => next.clone(),
         Some(next) => format!("{what}, which is {next},"),
-        None => format!("{what}, which is not there,"),
+        None => format!("{what}, which does not exist,"),
     };
     let from = if catalog.cache.persistent {
-        "from their next boot on, those whose disks are kept once they are reset"
+        "from their next boot on, those with persistent disks after a reset"
     } else {
         "from their next boot on"
     };
@@ -278,7 +279,7 @@ pub fn told_next(catalog: &Catalog) -> anyhow::Result<()> {
     if catalog.old.is_empty() {
         return Ok(());
     }
-    show::line(&format!("still on another version until then: {}", catalog.old.join(", ")))
+    show::line(&format!("these machines run another version until then: {}", catalog.old.join(", ")))
 }
 
 fn show_list(catalogs: &[Catalog]) -> anyhow::Result<()> {
@@ -295,15 +296,16 @@ fn show_list(catalogs: &[Catalog]) -> anyhow::Result<()> {
     show::table(&["CATALOG", "IMAGE", "PINNED TO", "NEXT", "MACHINES", "OLD"], catalogs.iter().map(row))
 }
 
-/// The machine, and its secret if it has one, alone on the standard output: a script reads them from there.
+/// Prints the name of the machine, and its secret if it has one, on standard output, where scripts read them. All else
+/// goes to standard error.
 fn show_claim(claim: &Claim) -> anyhow::Result<()> {
     let until = claim.expires_at_ms.map_or_else(
-        || "until it is released or switches itself off".to_owned(),
+        || "until it is released or shuts down".to_owned(),
         |end| format!("until {}", show::time(end)),
     );
     let addresses: Vec<String> = claim.addresses.iter().map(ToString::to_string).collect();
     let at = match addresses.is_empty() {
-        true => "its guest has not said its addresses".to_owned(),
+        true => "the guest agent has not reported addresses".to_owned(),
         false => format!("its addresses: {}", addresses.join(", ")),
     };
     let holder = show::printable(&claim.holder);

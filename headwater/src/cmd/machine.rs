@@ -1,4 +1,4 @@
-//! `headwater machine`: machines, through the daemon.
+//! Carries out the commands of `headwater machine` with requests to the daemon.
 
 use std::io::{ErrorKind, Read};
 use std::path::Path;
@@ -22,16 +22,16 @@ use crate::failure::invalid;
 use crate::replace::replace;
 use crate::show::{self, progress::said_if_slow};
 
-/// How often a boot that is waited for is looked at.
+/// The pause between two requests for a machine's state, while a command waits for its boot.
 const WAIT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How what gzip made begins.
+/// The first bytes of a gzip file (RFC 1952).
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// Said of a reset of a machine that is off.
+/// Appended to the result of a reset of a machine that is off.
 const STAYS_OFF: &str = ", as it was: a reset does not start it, and its disk is pristine at its next start";
 
-/// Carries out one of the machine commands.
+/// Carries out one command of `headwater machine`.
 pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow::Result<u8> {
     match command {
         MachineCommand::Create { name, image, catalog, host, persistent, host_name, boot, mac, machine } => {
@@ -111,7 +111,7 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
     Ok(0)
 }
 
-/// The names of the machines of a command.
+/// The names of the machines that the arguments of a command select.
 async fn named(client: &Client, which: Which) -> anyhow::Result<Vec<String>> {
     if which.catalog.is_none() && which.filter.is_none() {
         return Ok(which.names);
@@ -121,7 +121,7 @@ async fn named(client: &Client, which: Which) -> anyhow::Result<Vec<String>> {
         return Err(invalid("the filter is empty, and would match all machines: write 'name:*' for all"));
     }
     if let Some(catalog) = &which.catalog {
-        // A mistyped catalog would match nothing without a word.
+        // A mistyped catalog would select no machine without an error.
         client.catalog(catalog).await?;
         filter.push_str(&format!(" catalog:{catalog}"));
     }
@@ -135,7 +135,8 @@ async fn named(client: &Client, which: Which) -> anyhow::Result<Vec<String>> {
     Ok(list.machines.into_iter().map(|machine| machine.name).collect())
 }
 
-/// A filter of arguments. `!` is `-`, which shells and programs take for an option.
+/// The filter text of these arguments. An argument may begin with `!` instead of `-`, which shells and clap take for
+/// an option.
 pub fn terms(arguments: &[String]) -> String {
     let term = |argument: &String| match argument.strip_prefix('!') {
         Some(rest) => format!("-{rest}"),
@@ -153,24 +154,25 @@ fn show_list(list: &MachineList) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What was done, and does not help as things are. The JSON of the answer says it too.
+/// Prints a warning: the change was made, but has no effect at present. The JSON of the answer has the warning too.
 pub fn warn(warning: Option<&str>) {
     if let Some(warning) = warning {
         show::aside(&format!("headwater: {}\n", show::printable(warning)));
     }
 }
 
-/// What a new machine boots.
+/// What a new machine boots from.
 pub enum Boots {
-    /// An image.
+    /// A disk over this image.
     Image(String),
-    /// An image, from the network.
+    /// A disk over this image, which firmware on the network reaches (`--boot network`).
     Target(String),
-    /// What its catalog says; it also has that write cache unless another one is given.
+    /// The image of this catalog. The machine gets the catalog's write cache unless the command line gives another
+    /// one.
     Catalog { name: String, cache: CacheSettings },
 }
 
-/// A machine to create, of what the command line says.
+/// The request that creates a machine as the command line describes it.
 pub fn creation(name: String, boots: Boots, args: &MachineArgs) -> anyhow::Result<CreateMachine> {
     let (image, catalog, cache) = match boots {
         Boots::Image(image) => (Some(image), None, CacheSettings::default()),
@@ -199,7 +201,7 @@ pub fn creation(name: String, boots: Boots, args: &MachineArgs) -> anyhow::Resul
     })
 }
 
-/// The user data that the command line names.
+/// The contents of the file that `--user-data` names, unpacked.
 pub fn user_data(args: &MachineArgs) -> anyhow::Result<Option<String>> {
     args.user_data.as_deref().map(read_user_data).transpose()
 }
@@ -212,11 +214,14 @@ fn read_user_data(path: &Path) -> anyhow::Result<String> {
     };
     let bytes = if bytes.starts_with(&GZIP_MAGIC) { unpacked(&bytes, path)? } else { bytes };
     String::from_utf8(bytes).map_err(|_| {
-        invalid(format!("the user data {} is not text in UTF-8, nor that with gzip", path.display()))
+        invalid(format!(
+            "the user data {} is neither text in UTF-8 nor such text packed with gzip",
+            path.display()
+        ))
     })
 }
 
-/// What gzip made smaller. A guest is given it as it was: cloud-init would unpack it to the same.
+/// Unpacks gzip, because the API takes text. cloud-init gets the same contents as from the packed file.
 fn unpacked(bytes: &[u8], path: &Path) -> anyhow::Result<Vec<u8>> {
     let mut text = Vec::new();
     let most = MAX_USER_DATA_BYTES as u64;
@@ -226,7 +231,7 @@ fn unpacked(bytes: &[u8], path: &Path) -> anyhow::Result<Vec<u8>> {
     if text.len() > MAX_USER_DATA_BYTES {
         let most = size::format(most);
         return Err(invalid(format!(
-            "the user data {} is longer than {most} once it is unpacked",
+            "the user data {} is longer than {most} after it is unpacked",
             path.display()
         )));
     }
@@ -247,7 +252,7 @@ async fn screenshot(client: &Client, name: &str, file: &Path, json: bool) -> any
     }
 }
 
-/// The network of a machine or catalog, in words.
+/// The network of a machine or catalog, for people.
 pub fn network_text(network: &Network) -> String {
     match network {
         Network::User => "user (out through the host)".to_owned(),
@@ -255,7 +260,7 @@ pub fn network_text(network: &Network) -> String {
     }
 }
 
-/// The display of a machine, in words.
+/// The display of a machine, for people.
 fn display_text(machine: &Machine) -> String {
     match &machine.display_socket {
         Some(socket) => format!("{}, unix socket {}", machine.display, show::printable(socket)),
@@ -263,10 +268,10 @@ fn display_text(machine: &Machine) -> String {
     }
 }
 
-/// The request of a start whose machine is recorded.
+/// The path segment that starts a machine and records its requests.
 pub const START_RECORDED: &str = "start?record=true";
 
-/// Changes all machines at the same time; the first failure is ours, once all are done.
+/// Changes all machines at the same time. Fails with the first failure after all requests have ended.
 async fn change(
     client: &Client,
     names: &[String],
@@ -282,10 +287,11 @@ async fn change(
                 let what = waits_for(&name, verb);
                 let machine = said_if_slow(json, &what, client.change_machine(&name, verb)).await?;
                 match wait {
-                    // It was off, and nobody starts it.
+                    // The machine was off and stays off, so there is no boot to wait for.
                     Some(_) if verb == "reset" && is_off(&machine) => Ok(machine),
                     Some(seconds) => {
-                        let what = format!("waiting for the guest of {name} to be up, {seconds} s at most");
+                        let what =
+                            format!("waiting until the guest of {name} has booted, {seconds} s at most");
                         let up = wait_until_up(&client, machine, Duration::from_secs(seconds));
                         said_if_slow(json, &what, up).await
                     }
@@ -313,14 +319,15 @@ async fn change(
     failures.end()
 }
 
-/// Gives machines other keys, one after the other; the first failure is ours, once all were tried.
+/// Gives machines new SSH host keys, one machine after the other. Fails with the first failure after all machines
+/// were tried.
 async fn rotate(client: &Client, names: Vec<String>, json: bool) -> anyhow::Result<()> {
     let mut rotated = Vec::new();
     let mut failures = Failures::new(json);
     for name in names {
         match said_if_slow(json, &behind(&name), client.change_machine(&name, "rotate")).await {
             Ok(machine) if json => rotated.push(machine),
-            // As in a file of known hosts.
+            // In the format of known_hosts.
             Ok(machine) => {
                 let key = &machine.identity.ssh_host_key_public;
                 show::if_read(show::line(&format!("{name} {}", show::printable(key))))?;
@@ -334,7 +341,7 @@ async fn rotate(client: &Client, names: Vec<String>, json: bool) -> anyhow::Resu
     failures.end()
 }
 
-/// Removes one after the other, as far as they can be; the first failure is ours.
+/// Removes machines, one after the other. Fails with the first failure after all machines were tried.
 async fn remove(client: &Client, names: Vec<String>, force: bool, json: bool) -> anyhow::Result<()> {
     let mut removed = Vec::new();
     let mut failures = Failures::new(json);
@@ -352,11 +359,11 @@ async fn remove(client: &Client, names: Vec<String>, force: bool, json: bool) ->
     failures.end()
 }
 
-/// What a change of a machine waits for, as far as is known here.
+/// The text that is shown while the daemon makes a change. It guesses what the change waits for.
 fn waits_for(name: &str, verb: &str) -> String {
     match verb {
         "stop" => format!(
-            "waiting for {name} to switch itself off; 'headwater machine stop --force {name}' ends it at once"
+            "waiting for {name} to shut down; 'headwater machine stop --force {name}' ends it at once"
         ),
         "start" | START_RECORDED => format!("waiting for {name} to start, or for another change of it"),
         "reset" => format!("waiting for {name} to end and start again, or for another change of it"),
@@ -364,26 +371,27 @@ fn waits_for(name: &str, verb: &str) -> String {
     }
 }
 
-/// What a change waits for that is done at once where nothing else is under way.
+/// The text for a change that is immediate unless another change of the machine is in progress.
 pub fn behind(name: &str) -> String {
     format!(
         "waiting for {name}: another change of it may be under way, such as a stop that waits for its guest"
     )
 }
 
-/// Failures of a command that names several machines.
+/// Collects the failures of a command on several machines.
 pub struct Failures {
     first: Option<anyhow::Error>,
     json: bool,
 }
 
 impl Failures {
-    /// Of a command that answers like this.
+    /// `json`: whether failures are printed as JSON.
     pub fn new(json: bool) -> Self {
         Self { first: None, json }
     }
 
-    /// All are told; the last word is the first one's, with its exit code.
+    /// Prints each failure except the first one, which [`Failures::end`] returns: its exit code is that of the
+    /// command.
     pub fn add(&mut self, error: anyhow::Error) {
         match self.first {
             Some(_) => crate::failure::tell(&error, self.json),
@@ -391,13 +399,13 @@ impl Failures {
         }
     }
 
-    /// The first one, if there is one.
+    /// Fails with the first failure, if any.
     pub fn end(self) -> anyhow::Result<()> {
         self.first.map_or(Ok(()), Err)
     }
 }
 
-/// A machine's state in a line.
+/// The state of a machine in one sentence.
 pub fn sentence(machine: &Machine) -> String {
     let mut text = format!("{} is {}", machine.name, machine.state);
     if let (MachineState::Running, Some(boot_ms)) = (machine.state, machine.boot_ms) {
@@ -412,7 +420,7 @@ pub fn sentence(machine: &Machine) -> String {
     text
 }
 
-/// A write cache in words.
+/// The mode and limits of a write cache, for people.
 pub fn cache_text(cache: &CacheSettings) -> String {
     let ram = size::format(show::machines::ram_limit_bytes(cache));
     let disk = match cache.mode {
@@ -425,17 +433,17 @@ pub fn cache_text(cache: &CacheSettings) -> String {
     format!("{}, RAM {ram}{disk}{weight}{kept}", cache.mode)
 }
 
-/// How far the copy of a machine's image to this host is.
+/// How much of its image a machine's disk has copied to this host.
 fn copied_text(disk: &DiskCounters) -> String {
     let whole = size::format(disk.to_copy_bytes);
     if disk.copied_bytes >= disk.to_copy_bytes {
-        return format!("{whole}, all of it: it needs no server");
+        return format!("all {whole}; no server is needed");
     }
     let percent = u128::from(disk.copied_bytes) * 100 / u128::from(disk.to_copy_bytes);
     format!("{} of {whole} ({percent} %)", size::format(disk.copied_bytes))
 }
 
-/// What starts a machine, in words.
+/// What starts a machine, for people.
 fn started_by(machine: &Machine) -> String {
     match machine.boot {
         BootFrom::Vm => "the daemon".to_owned(),
@@ -447,23 +455,23 @@ fn console_advice(name: &str) -> String {
     format!("'headwater machine console --log {name}' shows what it printed")
 }
 
-/// Off, and not about to be started again: a guest that restarts is off for a moment.
+/// Whether a machine is off and will not start by itself. A guest that reboots is off for a moment.
 pub fn is_off(machine: &Machine) -> bool {
     let restarts = machine.state == MachineState::Stopped && machine.wanted == Wanted::Running;
     !machine.state.is_active() && !restarts
 }
 
-/// A firmware, and whether it runs signed loaders only.
+/// The firmware, and whether Secure Boot is enabled.
 pub fn firmware_text(firmware: Firmware, secure_boot: bool) -> String {
     if secure_boot { format!("{firmware} with Secure Boot") } else { firmware.to_string() }
 }
 
-/// The size of a scratch disk.
+/// The size of a scratch disk, for people.
 pub fn scratch_text(scratch_bytes: u64) -> String {
     if scratch_bytes == 0 { "none".to_owned() } else { size::format(scratch_bytes) }
 }
 
-/// Whether there is a TPM.
+/// Whether there is a TPM, for people.
 pub fn tpm_text(tpm: bool) -> String {
     if tpm { "2.0, swtpm" } else { "none" }.to_owned()
 }
@@ -474,13 +482,13 @@ fn no_boot_advice(machine: &Machine) -> String {
         "install a boot loader in the image that is signed with Microsoft's keys, such as Debian's shim-signed with \
          grub-efi-amd64-signed"
     } else {
-        "install a boot loader in the image, for UEFI or BIOS as the machine has"
+        "install a boot loader for the firmware of the machine (UEFI or BIOS) in the image"
     };
     format!("{install}; {}", console_advice(&machine.name))
 }
 
 async fn wait_until_up(client: &Client, mut machine: Machine, limit: Duration) -> anyhow::Result<Machine> {
-    // None: so far away that it never comes.
+    // `None`: the deadline overflows, so there is none.
     let deadline = tokio::time::Instant::now().checked_add(limit);
     loop {
         match machine.state {
@@ -489,13 +497,14 @@ async fn wait_until_up(client: &Client, mut machine: Machine, limit: Duration) -
                 let problem = Problem::new(ProblemKind::Failed, sentence(&machine));
                 return Err(problem.advise(console_advice(&machine.name)).into());
             }
-            // The firmware found nothing to boot, and waits for nobody.
+            // The firmware found nothing to boot, so waiting is useless.
             MachineState::Booting if machine.reason.is_some() => {
                 let problem = Problem::new(ProblemKind::Failed, sentence(&machine));
                 return Err(problem.advise(no_boot_advice(&machine)).into());
             }
             _ if deadline.is_some_and(|deadline| tokio::time::Instant::now() >= deadline) => {
-                let message = format!("machine '{}' is not up after {} s", machine.name, limit.as_secs());
+                let message =
+                    format!("machine '{}' has not booted after {} s", machine.name, limit.as_secs());
                 let problem = Problem::new(ProblemKind::Failed, message);
                 return Err(problem.advise(console_advice(&machine.name)).into());
             }
@@ -521,7 +530,7 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
         ("at its next boot", or_dash(machine.next_version.clone())),
         ("pinned to", or_dash(machine.pin.clone())),
         ("catalog", or_dash(machine.catalog.clone())),
-        ("its disk is kept over", or_dash(machine.kept.clone())),
+        ("persistent disk over", or_dash(machine.kept.clone())),
         ("edits", or_dash(machine.edits.clone())),
         ("host", or_dash(machine.host.clone())),
         ("uuid", machine.uuid.to_string()),
@@ -539,7 +548,7 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
         ("process", or_dash(machine.pid.map(|pid| pid.to_string()))),
         ("run by", or_dash(machine.accelerator.clone())),
     ];
-    // Those of a target are its own.
+    // A target has hardware of its own.
     if machine.boot == BootFrom::Vm {
         pairs.extend([
             ("firmware", firmware_text(machine.firmware, machine.secure_boot)),
@@ -585,7 +594,7 @@ mod tests {
         serde_json::from_value(machine).unwrap()
     }
 
-    /// Waits for a machine that is shown like this, one look after the other.
+    /// Waits for a machine whose states are these, one for each request.
     async fn wait(looks: Vec<Machine>, limit: Duration) -> anyhow::Result<Machine> {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("api.sock")).unwrap();

@@ -1,4 +1,5 @@
-//! Messages of the disk process to its service manager. The connection is made early, because the process may make none later.
+//! Sends messages to the service manager for the disk process. It connects early, because the sandbox forbids later
+//! connections.
 
 use std::ffi::OsStr;
 use std::io::ErrorKind;
@@ -24,12 +25,12 @@ impl Notifier {
         Self(socket)
     }
 
-    /// Says something. Without a service manager nobody waits for it.
+    /// Sends a state. Does nothing without a service manager.
     pub fn say(&self, state: &NotifyState<'_>) {
         if let Some(socket) = &self.0
             && let Err(error) = socket.send(state.to_string().as_bytes())
         {
-            tracing::warn!(%error, "cannot tell the service manager");
+            tracing::warn!(%error, "cannot send a state to the service manager");
         }
     }
 }

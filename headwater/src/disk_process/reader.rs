@@ -1,4 +1,4 @@
-//! A frozen disk in the disk process, as a device that an NBD client of the daemon reads.
+//! Reads a frozen disk of the disk process, as a block device for the NBD clients of the daemon.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -17,7 +17,7 @@ use super::protocol::{Call, PlainExtent};
 pub struct RemoteDevice {
     geometry: Geometry,
     connection: Arc<Mutex<Connection>>,
-    /// Absent if the thread could not be started.
+    /// `None`: the thread could not be started.
     requests: Option<Sender<(Request, Completion)>>,
 }
 
@@ -26,7 +26,7 @@ impl RemoteDevice {
         let (requests, waiting) = channel::<(Request, Completion)>();
         let reading = Arc::clone(&connection);
         let thread = std::thread::Builder::new().name("hw-disk-reader".into());
-        // It ends when the device is dropped.
+        // The thread ends when the device is dropped.
         let started = thread.spawn(move || {
             for (request, completion) in waiting {
                 carry_out(&reading, request, completion);

@@ -1,4 +1,5 @@
-//! What the disk process may do from the moment on at which it knows its settings: it gives up everything else.
+//! Restricts the disk process once it knows its settings: it gives up all permissions that these settings do not
+//! need.
 //!
 //! | means | takes away |
 //! |---|---|
@@ -21,13 +22,13 @@ use landlock::{
 
 use super::system_calls;
 
-/// The Landlock that this was written for: Linux 6.15.
+/// The version of Landlock that these rules are written for: Linux 6.15.
 const NEWEST: ABI = ABI::V7;
 
-/// Capabilities that are kept: a store or a cache may belong to another user, and keys are locked in memory.
+/// The capabilities that are kept: files of a store or cache may belong to another user, and keys are locked in memory.
 const KEPT: [Capability; 2] = [Capability::CAP_DAC_OVERRIDE, Capability::CAP_IPC_LOCK];
 
-/// What every process reads: memory limits and pressure, processors, libraries, and random numbers.
+/// Paths that each process reads: memory limits and pressure, processors, libraries, and random numbers.
 const SYSTEM: [&str; 8] = [
     "/proc",
     "/sys/fs/cgroup",
@@ -39,10 +40,10 @@ const SYSTEM: [&str; 8] = [
     "/etc/ld.so.cache",
 ];
 
-/// What is read to reach hosts by name and to trust them.
+/// Paths that are read to resolve host names and to check certificates.
 const NETWORK: [&str; 4] = ["/etc", "/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager"];
 
-/// Variables that name files with keys of a bucket.
+/// Environment variables that name files with the keys of a bucket.
 const KEY_FILES: [&str; 4] = [
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
@@ -58,39 +59,39 @@ const WRITE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
 
 const LISTEN: BitFlags<AccessFs> = make_bitflags!(AccessFs::{MakeSock | RemoveFile});
 
-/// What the process needs for its settings.
+/// The files and network that the process needs for its settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Directories and files that are read.
     pub read: Vec<PathBuf>,
     /// Files that may be replaced by others of the same name.
     pub replaced: Vec<PathBuf>,
-    /// Directories that are written. They are made, for their owner only, if they are missing.
+    /// Directories that are written. Missing ones are created, for their owner only.
     pub write: Vec<PathBuf>,
-    /// Directories with a directory for each machine, in which its socket is made.
+    /// Directories that have a directory for each machine, in which the machine's socket is created.
     pub listen: Vec<PathBuf>,
-    /// No directory that has this in it may be read as a whole.
+    /// A path: no directory that contains it may be readable as a whole.
     pub guarded: PathBuf,
-    /// The store is across a network.
+    /// Whether the store is reached over a network.
     pub network: bool,
 }
 
-/// What was given up.
+/// The restrictions that are in force.
 #[derive(Debug)]
 pub struct Sandbox {
-    /// Which part of the file system rules the kernel enforces.
+    /// The file rules that the kernel enforces.
     files: RulesetStatus,
-    /// Why there is no filter of system calls, if there is none.
+    /// Why system calls are not filtered. `None`: they are.
     unfiltered: Option<String>,
-    /// The directories of the settings, and which ones they were.
+    /// The directories of the settings, with their device and inode numbers when the rules were made.
     roots: Vec<(PathBuf, Option<(u64, u64)>)>,
 }
 
 impl Needs {
-    /// Gives up everything else, for this thread and those that it starts.
+    /// Gives up all other permissions, for this thread and the threads that it starts.
     pub fn restrict(&self) -> anyhow::Result<Sandbox> {
         for dir in &self.write {
-            // Whoever opens it says why it cannot be made.
+            // If this fails, opening the directory later reports why.
             let _ = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
         }
         let roots = [&self.read, &self.write, &self.listen].into_iter().flatten();
@@ -117,7 +118,7 @@ impl Needs {
         let mut rules = rules.create()?;
         let variables = KEY_FILES.iter().filter_map(std::env::var_os).map(PathBuf::from);
         let program = std::env::current_exe();
-        // A panic names its place with the symbols of the program.
+        // A panic message needs the symbols of the program for its backtrace.
         let mut read: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).chain(program).collect();
         read.extend(self.read.iter().cloned());
         read.extend(self.replaced.iter().flat_map(|file| self.around(file)));
@@ -133,8 +134,9 @@ impl Needs {
         Ok(rules.restrict_self()?.ruleset)
     }
 
-    /// The directories of a file that may be replaced: the one that it has now, and the one of its path, in which a symbolic link may
-    /// lead to another one tomorrow. If too much else is in a directory, it is the file as it is now instead.
+    /// The directories of a file that may be replaced: its present directory, and that of its path, in which a
+    /// symbolic link may lead to another directory later. If a directory has too much else in it, the file itself is
+    /// allowed instead.
     fn around(&self, file: &Path) -> [PathBuf; 2] {
         let guarded = self.guarded.canonicalize().unwrap_or_else(|_| self.guarded.clone());
         let parent_of = |file: &Path| {
@@ -164,14 +166,14 @@ fn give_up_capabilities() -> Result<(), caps::errors::CapsError> {
     caps::clear(None, CapSet::Inheritable)
 }
 
-/// Device and number of what is at a path.
+/// The device and inode numbers of a path.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     path.metadata().ok().map(|found| (found.dev(), found.ino()))
 }
 
 impl Sandbox {
-    /// Whether a directory of the settings appeared, or was replaced, since. The rules are about what was there before, so only
-    /// another process can use it.
+    /// Whether a directory of the settings was created or replaced since. The rules apply to the earlier directory, so
+    /// only a new process can use the new one.
     pub fn has_moved(&self) -> bool {
         self.files != RulesetStatus::NotEnforced
             && self.roots.iter().any(|(path, then)| {
@@ -180,7 +182,7 @@ impl Sandbox {
             })
     }
 
-    /// Says in the log what the kernel could not take away.
+    /// Logs which restrictions the kernel does not support.
     pub fn log(&self) {
         match self.files {
             RulesetStatus::FullyEnforced => {
@@ -199,7 +201,7 @@ impl Sandbox {
     }
 }
 
-/// How much of Landlock the running kernel has. `None`: all that is used. Otherwise the version, which is 0 if there is none.
+/// The newest version of Landlock that the kernel has, 0 for none. `None`: it has everything that is used.
 pub fn landlock_lacks() -> Option<u8> {
     let has = |abi| {
         let rules = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
@@ -209,7 +211,7 @@ pub fn landlock_lacks() -> Option<u8> {
     if scopes.scope(Scope::from_all(NEWEST)).is_ok() {
         return None;
     }
-    // Each of these brought rights of files, so it can be told whether it is there.
+    // Each of these versions added file rights, so its presence can be detected.
     let known = [(ABI::V5, 5), (ABI::V3, 3), (ABI::V2, 2), (ABI::V1, 1)];
     Some(known.into_iter().find(|(abi, _)| has(*abi)).map_or(0, |(_, version)| version))
 }

@@ -1,4 +1,5 @@
-//! The system calls that the disk process does without: a list of what is denied, because libraries use others at will.
+//! Filters the system calls of the disk process (seccomp). It is a list of denied calls, because libraries may use
+//! any others.
 //!
 //! A denied call fails with EPERM. `clone3` fails with ENOSYS, because a filter cannot see its flags; the C library uses `clone` then.
 //! Requests that are submitted through io_uring are not system calls: a filter does not see them, but Landlock does.
@@ -32,7 +33,7 @@ const DENIED: &[c_long] = &[
     libc::SYS_setdomainname, libc::SYS_setuid, libc::SYS_setgid, libc::SYS_setgroups,
 ];
 
-/// The same, of this processor alone.
+/// More such calls, on this processor architecture only.
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
 const DENIED_HERE: &[c_long] = &[
@@ -42,7 +43,8 @@ const DENIED_HERE: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const DENIED_HERE: &[c_long] = &[];
 
-/// On x86-64 a kernel may have every call a second time, with numbers from 2^30 on (x32). All of these fail with ENOSYS.
+/// On x86-64, a kernel may have each call a second time, with numbers from 2^30 on (x32). All of these fail with
+/// ENOSYS.
 const NO_SECOND_NUMBERS: [sock_filter; 4] = [
     // The number of the call.
     sock_filter { code: 0x20, jt: 0, jf: 0, k: 0 },
@@ -52,7 +54,8 @@ const NO_SECOND_NUMBERS: [sock_filter; 4] = [
     sock_filter { code: 0x06, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW },
 ];
 
-/// Denies the calling thread, and those that it starts, what it does without. `false`: not on this processor.
+/// Denies the calling thread, and the threads that it starts, the system calls that no disk needs. `false`: there is
+/// no filter for this processor.
 pub fn deny(network: bool) -> anyhow::Result<bool> {
     let Ok(processor) = TargetArch::try_from(std::env::consts::ARCH) else { return Ok(false) };
     for program in filters(network, processor)? {
@@ -74,7 +77,8 @@ fn filters(network: bool, processor: TargetArch) -> Result<[BpfProgram; 2], secc
     let others = families.iter().map(|family| argument(SeccompCmpOp::Ne, flag(*family)));
     denied.insert(libc::SYS_socket, vec![SeccompRule::new(others.collect::<Result<_, _>>()?)?]);
     if !network {
-        // Or it could call the daemon. Machines and daemons connect to it.
+        // The process could call the daemon otherwise. It needs no connections of its own: machines and daemons
+        // connect to it.
         denied.insert(libc::SYS_connect, Vec::new());
     }
     let hidden = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);

@@ -224,10 +224,7 @@ fn whoever_waits_is_told_what_for() {
     // The boot sector knows no ACPI.
     let mut stop = begin(&["machine", "stop", "lab"]);
     let line = told(&mut stop);
-    assert!(
-        line.contains("waiting for lab to switch itself off; 'headwater machine stop --force lab'"),
-        "{line}"
-    );
+    assert!(line.contains("waiting for lab to shut down; 'headwater machine stop --force lab'"), "{line}");
     let mut set = begin(&["machine", "set", "lab", "--weight", "7"]);
     let line = told(&mut set);
     assert!(line.starts_with("waiting for lab: another change of it may be under way"), "{line}");
@@ -331,7 +328,7 @@ fn host_names_and_user_data_are_taken_where_cloud_init_takes_them() {
     // A small file may unpack to anything.
     pack(&vec![b'#'; 5 << 20]);
     let create = ["machine", "create", "three", "tiny", "--user-data", path];
-    daemon.cli(&create).fails(2, &["longer than 4.0 MiB once it is unpacked"]);
+    daemon.cli(&create).fails(2, &["longer than 4.0 MiB after it is unpacked"]);
     std::fs::write(&packed, [0x1f, 0x8b, 8, 0]).unwrap();
     daemon.cli(&create).fails(2, &["cannot be unpacked"]);
 }

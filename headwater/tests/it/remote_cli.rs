@@ -84,7 +84,7 @@ fn a_user_of_another_host_logs_in_and_works_until_the_token_is_revoked() {
     assert!(daemon.history("lab").contains("token anna"));
     // It may not do everything, and files are those of the server.
     user.cli(&["image", "remove", "tiny", "--force"]).fails(1, &["operator", "admin"]);
-    user.cli(&["image", "import", "./disk.raw", "--name", "new"]).fails(2, &["127.0.0.1 does not see it"]);
+    user.cli(&["image", "import", "./disk.raw", "--name", "new"]).fails(2, &["so 127.0.0.1 cannot open it"]);
 
     daemon.cli(&["token", "revoke", "anna"]).ok();
     user.cli(&["machine", "list"]).fails(1, &["no such token, or it was revoked"]);

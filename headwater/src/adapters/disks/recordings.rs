@@ -24,7 +24,7 @@ pub(super) struct Recording {
     device: Arc<dyn Device>,
 }
 
-/// Begins a recording in the first file `MACHINE-N.rec` that is not there yet.
+/// Begins a recording in the first file `MACHINE-N.rec` that does not exist yet.
 pub(super) fn begin(
     dir: &Path,
     machine: &str,
@@ -55,7 +55,7 @@ pub(super) fn begin(
 }
 
 impl Recording {
-    /// What the machine is served.
+    /// The device that the machine uses: it records each request.
     pub(super) fn device(&self) -> Arc<dyn Device> {
         Arc::clone(&self.device)
     }
@@ -67,7 +67,7 @@ impl Drop for Recording {
         let (machine, file) = (&self.machine, self.recorder.path().display());
         let (requests, dropped) = (summary.requests, summary.dropped);
         match summary.failure {
-            // Logged when it happened; this is the end of the machine.
+            // The failure was logged when it happened; this line is for the end of the machine.
             Some(failure) => tracing::warn!(machine, %file, requests, "a recording ended early: {failure}"),
             None if dropped > 0 => {
                 tracing::warn!(machine, %file, requests, dropped, "a recording lacks requests that came too fast");

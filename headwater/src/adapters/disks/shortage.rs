@@ -1,4 +1,4 @@
-//! What stands in the way of a machine's disk, for its alarm.
+//! Finds out what prevents a machine's disk from working, such as a full write cache. The machine's alarm shows it.
 
 use std::time::{Duration, Instant};
 
@@ -9,21 +9,22 @@ use headwater_service::backend::Shortage;
 use super::served::ServedVolume;
 use crate::streaming::reads_wait;
 
-/// A write that waited so long found no room; shorter waits are a disk that is slower than its machine.
+/// A write that waited this long found no space; shorter waits mean that the disk is slower than the machine.
 pub(super) const SHORTAGE_AFTER: Duration = Duration::from_secs(2);
 
-/// An overflow file that has less than so many bytes left below its limit is full: it grows by segments.
+/// An overflow file with less than this many bytes below its limit counts as full, because it grows by segments.
 const DISK_FULL_MARGIN_BYTES: u64 = 8 << 20;
 
-/// A persistent disk that could not be written for so long is not one that had no room for a moment.
+/// How long a persistent disk must be unwritable before it is reported: a shorter failure may be a lack of space for
+/// a moment.
 const FAILING_AFTER: Duration = Duration::from_secs(3);
 
-/// Since when each look found a persistent disk that could not be written.
+/// Since when each check has found that a persistent disk cannot be written.
 #[derive(Debug, Default)]
 pub(super) struct Failing(Option<Instant>);
 
 impl Failing {
-    /// Notes what a look found, and says whether that lasts.
+    /// Records the result of a check. Returns whether the failure has lasted for [`FAILING_AFTER`].
     fn look(&mut self, fails: bool, now: Instant) -> bool {
         let since = fails.then(|| *self.0.get_or_insert(now));
         self.0 = since;
@@ -32,11 +33,11 @@ impl Failing {
 }
 
 impl ServedVolume {
-    /// The worst of what there is.
+    /// The most severe shortage, if any.
     pub(super) fn trouble(&self) -> Option<Shortage> {
         let failing = self.not_saved();
         match (self.not_durable(), self.full_cache()) {
-            // What it has on disk comes back only when the disk is opened again.
+            // Space on disk becomes usable only when the disk is opened again.
             (Some(broken), Some(full)) => {
                 Some(Shortage { message: format!("{}; {}", broken.message, full.message), ..broken })
             }
@@ -77,7 +78,7 @@ impl ServedVolume {
     }
 
     fn no_server(&self) -> Option<Shortage> {
-        // The store counts the reads of all machines, and one whose image is here needs no server.
+        // The store counts the reads of all machines. A machine whose image is on this host needs no server.
         let copied = self.copied();
         if copied.total_bytes > 0 && copied.done_bytes >= copied.total_bytes {
             return None;
@@ -88,7 +89,7 @@ impl ServedVolume {
         })
     }
 
-    /// Whether writes find no room, or did not for long.
+    /// Whether writes find no space, or found none a short time ago.
     pub(super) fn is_full(&self) -> bool {
         let shortage = self.volume.shortage();
         let waiting = || self.parts.lock().as_ref().map_or(0, |parts| parts.server.waiting_writes());
@@ -127,7 +128,8 @@ impl ServedVolume {
     }
 }
 
-/// What else helps: a guest that mounts without `discard` keeps the blocks of removed files until it is told to give them back.
+/// The additional advice to trim: a guest that mounts without `discard` keeps the blocks of removed files until it
+/// discards them.
 fn freed_by_trim(machine: &str) -> String {
     format!(
         "files removed in the guest free some once it gives their blocks back: 'headwater machine trim {machine}', or fstrim -a in the guest"
