@@ -20,8 +20,7 @@
 //! - Changes of one machine are serialised; a client that disconnects does not leave a change half done.
 //! - A machine changes its image version only when it starts; with a persistent disk, only when it is reset.
 //! - One machine at a time has a maintenance session of an image. Its changes become a version or leave no trace, even if
-//!   the daemon
-//!   dies in between.
+//!   the daemon dies in between.
 //! - A scheduled promotion happens once, when the clock has reached its time, also after a restart and
 //!   if the clock is set.
 //! - If a daemon died, [`Service::recover`] of the next one ends what it left behind, and records machines that ended as
