@@ -18,7 +18,7 @@ pub async fn edit(client: &Client, image: &str, machine: String, json: bool) -> 
     let MaintenanceSession { image, version, machine, .. } = edit;
     show::line(&format!(
         "{machine} boots {image}@{version} on a private disk from its next start on; 'headwater image seal {image}' makes \
-         a version of what it does, 'headwater image discard {image}' forgets it"
+         a version of its changes, 'headwater image discard {image}' discards them"
     ))
 }
 
