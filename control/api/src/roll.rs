@@ -14,8 +14,8 @@ pub struct ScaleRequest {
     /// Start the machines that are created.
     #[serde(default)]
     pub start: bool,
-    /// If there are not enough other machines, also remove machines with a persistent disk, and pinned machines. Claimed
-    /// machines always stay.
+    /// If there are not enough other machines, also remove claimed and pinned machines, and machines with a persistent
+    /// disk. Machines with a maintenance session always stay.
     #[serde(default)]
     pub force: bool,
 }

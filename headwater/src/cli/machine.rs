@@ -511,8 +511,8 @@ pub enum CatalogCommand {
         /// Start the machines that are created
         #[arg(long)]
         start: bool,
-        /// Also remove machines that have a persistent disk or are pinned, if there are not enough others. Claimed
-        /// machines always stay
+        /// If there are not enough others, also remove claimed and pinned machines, and machines with a persistent disk;
+        /// machines with a maintenance session always stay
         #[arg(long)]
         force: bool,
     },

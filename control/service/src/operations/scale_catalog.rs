@@ -11,9 +11,8 @@ use crate::extract::{Body, Name};
 use crate::tasks;
 
 /// Creates machines with names by the catalog's pattern, or removes machines: first those that are off, with the highest
-/// numbers. Machines
-/// with a persistent disk and pinned machines are removed only with `force`; claimed machines and those with a maintenance
-/// session always stay.
+/// numbers. Claimed and pinned machines, and machines with a persistent disk, are removed only with `force`; machines with a
+/// maintenance session always stay.
 #[utoipa::path(
     post,
     path = "/api/v1/catalogs/{catalog}/scale",

@@ -73,7 +73,7 @@ impl Explain for Error {
         match self {
             Self::TooMany { .. } => None,
             Self::Kept { .. } => Some(
-                "--force also removes pinned machines and machines with a persistent disk, together with the disk; claimed machines and those with a maintenance session always stay"
+                "--force also removes claimed and pinned machines, and machines with a persistent disk together with the disk; machines with a maintenance session always stay"
                     .to_owned(),
             ),
             Self::NoRoom { .. } => Some("stop machines, or add a host ('headwater node token')".to_owned()),
