@@ -1,4 +1,4 @@
-//! Machines' disks: a volume over a version of an image, served on a unix socket by vhost-user-blk or NBD.
+//! Opens machines' disks: a volume over a version of an image, served on a unix socket by vhost-user-blk or NBD.
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileTypeExt;
@@ -37,10 +37,10 @@ use crate::disk_process::{Keeper, LeftCaches, LeftDisk};
 use crate::streaming::{Above, StreamArgs, Streamed, Streaming};
 use crate::traces::{TraceOutbox, Traces};
 
-/// Where files of disks are.
+/// The directories for files of disks.
 #[derive(Clone, Debug)]
 pub struct Directories {
-    /// Overflow files, and those of persistent disks.
+    /// Overflow files, and the files of persistent disks.
     pub overflow: PathBuf,
     /// The keys of persistent disks.
     pub keys: PathBuf,
@@ -48,14 +48,14 @@ pub struct Directories {
     pub recordings: PathBuf,
 }
 
-/// The disks of one data directory.
+/// Opens the disks of one data directory.
 pub struct Volumes {
     store: Arc<dyn Store>,
     files: PersistentDiskFiles,
     recordings: PathBuf,
     streaming: Arc<Streaming>,
     host: Arc<Host>,
-    /// Memory for all write caches.
+    /// The memory limit for all write caches together.
     ram_bytes: u64,
     caches: CacheArgs,
     readable: Arc<Readable>,
@@ -64,14 +64,14 @@ pub struct Volumes {
     keeper: Option<Arc<Keeper>>,
 }
 
-/// What can be lent to readers outside.
+/// The disks that readers outside of machines can use.
 #[derive(Default)]
 struct Readable {
     /// The disks of machines that are on, or were; by name.
     on: Mutex<HashMap<String, Weak<ServedVolume>>>,
     /// Persistent disks whose machines are off.
     kept: Mutex<HashMap<Uuid, SnapshotLeases>>,
-    /// Of write caches, of all machines.
+    /// The permits for scans of write caches, of all machines.
     scans: Arc<Scans>,
 }
 
@@ -122,13 +122,13 @@ impl Volumes {
         self.opener().serve(request, Some(caches))
     }
 
-    /// What the disk of a machine is that is on, as a reader outside sees it.
+    /// The geometry of the disk of a machine that is on, for a reader outside.
     pub fn geometry_of(&self, machine: &str) -> Option<Geometry> {
         let geometry = self.readable.of_machine(machine)?.volume.geometry();
         Some(Geometry { read_only: true, volatile_cache: false, ..geometry })
     }
 
-    /// What a disk over a version is, as a reader outside sees it.
+    /// The geometry of a disk over a version, for a reader outside.
     pub fn geometry_over(&self, version: &ImageVersion) -> Result<Geometry, BackendError> {
         let outline = headwater_image::outline_of(&*self.store, hash_of(version)?).map_err(image_failed)?;
         Ok(Geometry {
@@ -140,18 +140,19 @@ impl Volumes {
         })
     }
 
-    /// Lends the disk of a machine that is on, as it is now or as others read it already. `None` where it is off.
+    /// Opens a frozen view of the disk of a machine that is on: a new view, or that of other readers. `None`: the
+    /// machine is off.
     pub fn open_reader(&self, machine: &str) -> Option<Result<Reader, BackendError>> {
         let served = self.readable.of_machine(machine)?;
         Some(served.open_reader())
     }
 
-    /// Whether there is anything to lend of a persistent disk. One that is lost is told of by who opens it.
+    /// Whether a persistent disk exists or was used. If its files are lost, opening it reports that.
     pub fn is_begun(&self, kept: PersistentDiskRef) -> bool {
         kept.is_begun || self.files.is_begun(kept.id)
     }
 
-    /// Lends a persistent disk whose machine is off, as it was left. A machine that starts takes it back.
+    /// Opens a persistent disk whose machine is off, in its last state. The readers lose it when the machine starts.
     pub fn read_persistent(&self, request: &PersistentDiskRequest) -> Result<Reader, BackendError> {
         let opener = self.opener();
         self.readable.of_kept(request.kept.id).borrow(|| opener.left(request))
@@ -173,12 +174,12 @@ impl Volumes {
         self.opener().freeze_persistent(request)
     }
 
-    /// What boots of the images read.
+    /// The recorder of boot traces.
     pub fn traces(&self) -> Arc<Traces> {
         Arc::clone(self.streaming.traces())
     }
 
-    /// Why reads of images wait, if they do: for people.
+    /// Why reads of images wait, for people. `None`: none waits.
     pub fn reads_wait(&self) -> Option<String> {
         self.streaming.trouble()
     }
@@ -318,7 +319,7 @@ impl Disks for Volumes {
 }
 
 impl Volumes {
-    /// Refuses a write cache that this host cannot give, or limits of one that are new.
+    /// Checks that this host can provide a write cache. `before`: the earlier limits, which are not checked again.
     fn refuse(&self, cache: &CacheSettings, before: Option<&CacheSettings>) -> Result<(), BackendError> {
         let is_new =
             |limit: fn(&CacheSettings) -> u64| before.is_none_or(|before| limit(before) != limit(cache));
@@ -335,7 +336,7 @@ impl Volumes {
             check_share(cache.ram_bytes, self.ram_bytes).or_else(invalid)?;
         }
         if is_disk_new && cache.mode != CacheMode::Ram && cache.disk_bytes == 0 {
-            return invalid(format!("the cache mode '{}' needs disk space, and was given none", cache.mode));
+            return invalid(format!("the cache mode '{}' needs disk space, but its limit is 0", cache.mode));
         }
         if is_disk_new && cache.mode != CacheMode::Ram && cache.disk_bytes < MIN_DISK_BYTES {
             return invalid(format!(
@@ -351,7 +352,10 @@ impl Volumes {
             ));
         }
         if !(1..=MAX_WEIGHT).contains(&cache.weight) {
-            return invalid(format!("{} is no weight of a write cache; use 1 to {MAX_WEIGHT}", cache.weight));
+            return invalid(format!(
+                "{} is not a valid weight of a write cache; use 1 to {MAX_WEIGHT}",
+                cache.weight
+            ));
         }
         Ok(())
     }
@@ -371,21 +375,21 @@ impl Volumes {
     }
 }
 
-/// A volume that was opened.
+/// An open volume.
 struct Opened {
     volume: Arc<Volume>,
-    /// Holds its version, and what is done in the background for that.
+    /// Keeps the version, and runs its background work.
     pin: Pin,
-    /// Holds its version alone.
+    /// Keeps the version only.
     version: Arc<Pin>,
     image: Weak<Streamed>,
 }
 
-/// How a disk is opened.
+/// The options for opening a disk.
 struct Opening {
     kept: Option<PersistentDiskRef>,
     little_space: LittleSpace,
-    /// The firmware of the machine that boots from the disk, if a machine does.
+    /// The firmware of the machine. `None`: no machine boots from the disk.
     firmware: Option<Firmware>,
     /// Whether that runs signed loaders only.
     secure_boot: bool,
@@ -401,7 +405,7 @@ impl Opening {
     }
 }
 
-/// What it takes to open disks on a thread of its own.
+/// Opens disks on a thread that may block.
 struct Opener {
     store: Arc<dyn Store>,
     files: PersistentDiskFiles,
@@ -415,7 +419,7 @@ struct Opener {
 }
 
 impl Opener {
-    /// As [`Opener::open_volume`], and takes the disk back from those who read it.
+    /// Like [`Opener::open_volume`], but first takes a persistent disk back from its readers.
     fn volume(
         &self,
         name: &str,
@@ -425,7 +429,7 @@ impl Opener {
     ) -> Result<Opened, BackendError> {
         let kept = open.kept;
         let snapshot_leases = kept.map(|kept| self.readable.of_kept(kept.id));
-        // Until it is open here: a reader who came between would have it open then.
+        // Readers are kept away until the disk is open here, because a new reader would open it first.
         let taken = snapshot_leases.as_ref().map(SnapshotLeases::take_back);
         if let (Some(kept), Some(taken)) = (kept, &taken)
             && taken.readers > 0
@@ -506,8 +510,9 @@ impl Opener {
 
     /// A persistent disk whose machine is off, as it was left. The caller has the lock of its views.
     fn left(&self, request: &PersistentDiskRequest) -> Result<FrozenVolume, BackendError> {
-        // It may have been discarded since the caller looked, or have never been begun; whoever discards it waits for
-        // this lock. A disk is begun by its machine alone, or one that is gone would come back empty.
+        // The disk may have been discarded since the caller's check, or never begun; a discard waits for this lock.
+        // Only
+        // its machine may begin a disk, because a missing disk would otherwise be replaced by an empty one.
         if !self.files.is_begun(request.kept.id) {
             let message = "the disk was discarded, or its machine has not begun it";
             return Err(BackendError::new(ProblemKind::Conflict, message));
@@ -524,16 +529,16 @@ impl Opener {
     /// Opens a persistent disk that no machine uses, frozen.
     fn freeze_persistent(&self, request: PersistentDiskRequest) -> Result<FrozenVolume, BackendError> {
         if self.files.is_incomplete(request.kept.id) {
-            let message = "its last writes are not on its persistent disk, which failed or was full when they were to be saved";
-            return Err(BackendError::new(ProblemKind::Conflict, message).advise(
-                "start the machine, see that all is there, and stop it: then a version can be made of it",
-            ));
+            let message = "its last writes are not on its persistent disk, because the disk below failed or was full when they were saved";
+            return Err(BackendError::new(ProblemKind::Conflict, message)
+                .advise("start the machine, check its data, and stop it: then a version can be made of it"));
         }
         let snapshot_leases = self.readable.of_kept(request.kept.id);
         // Until it is open here, as below.
         let _unread = snapshot_leases.keep_unread()?;
-        // With that, as whoever discards the disk waits for it. A disk is begun by its machine alone: one that a seal began
-        // would tie the machine to the version of a first start that broke off.
+        // Checked with that lock, because a discard waits for it. Only its machine may begin a disk: a disk that a
+        // seal began
+        // would tie the machine to the version of an aborted first start.
         if !request.kept.is_begun && !self.files.is_begun(request.kept.id) {
             let advice = or_discard("start it first", &request.version.image, request.is_edit);
             let message = "its machine has not begun the disk";
@@ -554,7 +559,7 @@ impl Opener {
         let LeftCaches { disk: left, scratch: left_scratch } = left.unwrap_or_default();
         let little_space = if request.goes_on { LittleSpace::Logged } else { LittleSpace::Refused };
         if little_space == LittleSpace::Refused && request.cache.mode != CacheMode::Ram {
-            // The same as opening it would say, and what to do of this machine.
+            // Opening the disk would fail with the same error; this adds advice for the machine.
             let name = request.kept.map(|kept| persistent_disks::name(kept.id));
             check_directory(&self.files.cache_dir, name.as_deref(), request.cache.disk_bytes)
                 .map_err(|e| volume_failed(e).advise(lower_limit(&request.machine)))?;
@@ -616,7 +621,7 @@ impl Opener {
     }
 }
 
-/// Removes a socket that a process left which had this data directory before: the lock says that no other has it now.
+/// Removes a socket of an earlier process of this data directory. The lock shows that no other process uses it now.
 fn remove_socket(socket: &Path) -> Result<(), BackendError> {
     if !socket.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
         return Ok(());
@@ -636,7 +641,7 @@ fn sweep(dir: &Path) -> Result<Vec<String>, BackendError> {
     let failed = |e| BackendError::from_io(format!("cannot clean up {}", dir.display()), e);
     let mut removed = Vec::new();
     if std::fs::symlink_metadata(dir).map_err(failed)?.is_symlink() {
-        // It leads to where others may have their overflow files, too, and one of them may be at that moment.
+        // A link may lead to a directory where other daemons create their overflow files at this moment.
         return Ok(removed);
     }
     for entry in std::fs::read_dir(dir).map_err(failed)? {
@@ -659,7 +664,7 @@ fn kind_of(error: &IoError) -> ProblemKind {
     }
 }
 
-/// A limit of disk that an earlier release may have let a machine have.
+/// The disk limit of a machine. An earlier release may have allowed smaller ones.
 fn at_least(disk_bytes: u64) -> u64 {
     disk_bytes.max(MIN_DISK_BYTES)
 }
@@ -672,7 +677,7 @@ fn volume_failed(error: IoError) -> BackendError {
     BackendError::new(kind_of(&error), "cannot open the machine's disk").because(error)
 }
 
-/// Runs what blocks on a thread of its own.
+/// Runs blocking work on a thread of its own.
 pub async fn blocking<T: Send + 'static>(
     what: &'static str,
     work: impl FnOnce() -> Result<T, BackendError> + Send + 'static,
@@ -683,7 +688,7 @@ pub async fn blocking<T: Send + 'static>(
     }
 }
 
-/// The API's mode in the words of the data path.
+/// The mode of the API as the mode of the data path.
 pub fn volume_mode(mode: CacheMode) -> headwater_volume::CacheMode {
     match mode {
         CacheMode::Ram => headwater_volume::CacheMode::Ram,
@@ -692,8 +697,9 @@ pub fn volume_mode(mode: CacheMode) -> headwater_volume::CacheMode {
     }
 }
 
-/// The memory that this process can have at all: the host's, or the limit of its container or unit. No limit where that cannot
-/// be told.
+/// The memory that this process can use at most: that of the host, or the limit of its container or unit. Without a
+/// limit if it cannot
+/// be determined.
 pub fn host_memory_bytes() -> u64 {
     SystemPressure::new().memory_bytes().unwrap_or(u64::MAX)
 }

@@ -56,7 +56,7 @@ fn errors_name_the_line_and_the_nearest_key() {
             "FILE:3: unknown key 'cache_ram': did you mean 'cache-ram'?",
         ),
         ("scrubb = \"1M\"", "FILE:1: unknown key 'scrubb': did you mean 'scrub'?"),
-        ("from = \"https://a\"", "FILE:1: unknown key 'from': it is called 'store' here"),
+        ("from = \"https://a\"", "FILE:1: unknown key 'from': the key is 'store' in this file"),
         ("entirely-else = 1", "FILE:1: unknown key 'entirely-else': 'headwater config show' lists the keys"),
         ("config = \"x\"", "FILE:1: unknown key 'config'"),
         ("[serve]\nlog = \"info\"", "FILE:1: unknown key 'serve'"),

@@ -1,4 +1,4 @@
-//! The disks of the disk process, as the daemon sees them.
+//! The daemon's client of the disk process: it implements the traits for disks with calls over a unix socket.
 
 use std::collections::BTreeSet;
 use std::io::{BufReader, ErrorKind, Read};
@@ -36,10 +36,10 @@ use crate::adapters::frozen;
 use crate::adapters::images::image_failed;
 use crate::traces::{Place, Traces};
 
-/// How old figures may be before they are asked for again: those of all machines come together.
+/// How old figures may be before they are fetched again; one call fetches those of all machines.
 const FRESH: Duration = Duration::from_millis(10);
 
-/// How long figures are waited for, before the last ones have to do.
+/// How long the daemon waits for figures before it uses the last ones.
 const FIGURES_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long the disk process may be silent before that is an alarm of each machine. A crash and an upgrade take less.
@@ -48,16 +48,16 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// How often it is looked whether a long call is to be cancelled.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long it is waited until the store has a boot that was just recorded.
+/// How long the daemon waits for a boot that was just recorded to be in the store.
 const TRACES_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A chunk cache for those who read no chunks.
+/// The size of the chunk cache of a process that reads no chunks.
 const NO_CHUNKS_BYTES: u64 = 1 << 20;
 
-/// Connections that are kept for the next calls.
+/// The most idle connections that are kept for later calls.
 const MAX_IDLE: usize = 16;
 
-/// How a caller reacts to a call that takes long.
+/// The reaction to a call that takes long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiting {
     GoOn,
@@ -86,12 +86,13 @@ impl Connection {
         Ok(Self { reading: BufReader::new(writing.try_clone()?), writing, line: Vec::new() })
     }
 
-    /// Makes a call, and waits for its end.
+    /// Makes a call, and waits for its answer.
     pub fn call<T: DeserializeOwned>(&mut self, call: &Call) -> Result<T, BackendError> {
         self.long_call(call, &mut |_| {}, &|| Waiting::GoOn)
     }
 
-    /// Makes a call that says how far it is. Each time the read timeout of the connection is over, `waiting` says what to do.
+    /// Makes a call that reports progress. Whenever the read timeout of the connection expires, `waiting` decides
+    /// what to do.
     fn long_call<T: DeserializeOwned>(
         &mut self,
         call: &Call,
@@ -108,7 +109,7 @@ impl Connection {
                     match waiting() {
                         Waiting::GoOn => {}
                         Waiting::Cancel if !std::mem::replace(&mut has_cancelled, true) => {
-                            // A connection that has ended is noticed with the answer.
+                            // If the connection has ended, reading the answer fails.
                             let _ = self.writing.shutdown(Shutdown::Write);
                         }
                         Waiting::Cancel => {}
@@ -150,15 +151,15 @@ fn gone(error: std::io::Error) -> BackendError {
     BackendError::new(ProblemKind::Unavailable, "the disk process does not answer").because(error)
 }
 
-/// The disk process.
+/// A client of the disk process.
 pub struct DiskClient {
     link: Arc<Link>,
-    /// Ends with the process.
+    /// Becomes true when the process has ended.
     ended: watch::Receiver<bool>,
     has_earlier_settings: bool,
 }
 
-/// The way to the disk process, and what was last heard from there.
+/// The connections to the disk process, and its last figures.
 struct Link {
     socket: PathBuf,
     idle: Mutex<Vec<Connection>>,
@@ -173,11 +174,11 @@ struct Link {
     store: OnceLock<Arc<dyn Store>>,
 }
 
-/// What came of [`begin`].
+/// The result of [`begin`].
 pub enum Begun {
     /// The process can be used.
     Ready(DiskClient),
-    /// The process ends. If it is `restarted`, another one listens soon.
+    /// The process ends. If it is `restarted`, another process listens soon.
     Ends { restarted: bool },
 }
 
@@ -245,13 +246,13 @@ fn keep_traces(holding: &mut Connection, link: &Link) -> std::io::Result<()> {
         let keep = |answer| -> anyhow::Result<()> {
             if let Answer::Done(value) = answer {
                 let StoreTrace { manifest, trace } = serde_json::from_value(value)?;
-                // It is open soon after the disk process.
+                // The store is open soon after the disk process.
                 link.store.wait().set_trace(manifest.parse()?, Some(&trace))?;
             }
             Ok(())
         };
         if let Err(error) = keep(answer) {
-            tracing::info!("the recording of a boot is not kept: {error:#}");
+            tracing::info!("the recording of a boot cannot be stored: {error:#}");
         }
         send(&mut holding.writing, &Call::Hold)?;
     }
@@ -320,7 +321,7 @@ impl Link {
         let mut connection = self.connection()?;
         connection.writing.set_read_timeout(Some(LOOK_INTERVAL)).map_err(gone)?;
         let outcome = connection.long_call(call, &mut |_| {}, &|| Waiting::unless_cancelled(control))?;
-        // After a failure the connection may be one that was ended, to cancel the call.
+        // After a failure, the connection may have been shut down to cancel the call.
         if !control.is_cancelled() && connection.writing.set_read_timeout(None).is_ok() {
             self.give_back(connection);
         }
@@ -334,7 +335,7 @@ impl Link {
         }
     }
 
-    /// The figures of all disks; those of the last time, if the process does not answer soon.
+    /// The figures of all disks; the last ones if the process does not answer in time.
     fn figures(&self) -> Option<Arc<Snapshot>> {
         // Held while they are asked for: who comes meanwhile gets the same ones.
         let mut figures = self.figures.lock();
@@ -381,20 +382,20 @@ impl Link {
 }
 
 impl DiskClient {
-    /// Has the process open the store too, which is where this process keeps versions of disks, and boot traces.
+    /// Makes the process open the store. This process also uses it: for versions of disks, and for boot traces.
     pub fn open_store(&self, store: &Arc<dyn Store>) -> Result<(), BackendError> {
-        // A seal waits for a bucket that is away, as a disk does.
+        // A seal waits for an unreachable bucket, as a disk does.
         let store = store.retrying().unwrap_or_else(|| Arc::clone(store));
         let _ = self.link.store.set(store);
         self.link.call(&Call::OpenStore)
     }
 
-    /// Whether the process goes on with the settings of an earlier daemon.
+    /// Whether the process still uses the settings of an earlier daemon.
     pub fn has_earlier_settings(&self) -> bool {
         self.has_earlier_settings
     }
 
-    /// The place of the last known state of the store.
+    /// The storage for the last known state of the store.
     pub fn known_store(&self) -> Arc<dyn KnownStore> {
         Arc::clone(&self.link) as Arc<dyn KnownStore>
     }
@@ -403,12 +404,12 @@ impl DiskClient {
     pub fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut ended = self.ended.clone();
         async move {
-            // Its sender goes only after it has sent.
+            // The sender is dropped only after it has sent.
             let _ = ended.wait_for(|ended| *ended).await;
         }
     }
 
-    /// Has the process end if it serves this daemon alone and no disk is open, and waits for that.
+    /// Makes the process end if it serves only this daemon and no disk is open, and waits for that.
     pub async fn end_if_unused(&self, patience: Duration) {
         let ending = async {
             if let Ok(true) = self.call::<bool>("end the disk process", Call::Quit).await {
@@ -416,7 +417,7 @@ impl DiskClient {
             }
         };
         if tokio::time::timeout(patience, ending).await.is_err() {
-            tracing::warn!("the disk process does not end");
+            tracing::warn!("the disk process does not end in time");
         }
     }
 
@@ -573,7 +574,7 @@ impl DiskHost for DiskClient {
                 let traces = Traces::new(Arc::clone(store), ChunkCache::new(NO_CHUNKS_BYTES));
                 Arc::new(StoreTraces { link: Arc::clone(&self.link), traces })
             }
-            // They are kept with the chunk cache of the disk process.
+            // Traces are kept with the chunk cache of the disk process.
             _ => Arc::clone(&self.link) as Arc<dyn BootTraces>,
         }
     }
@@ -589,7 +590,7 @@ impl DiskHost for DiskClient {
     }
 }
 
-/// A disk in the disk process. It stays open when this is dropped.
+/// A disk in the disk process. Dropping this does not close the disk.
 struct RemoteDisk {
     link: Arc<Link>,
     uuid: Uuid,
@@ -598,21 +599,22 @@ struct RemoteDisk {
 }
 
 impl RemoteDisk {
-    /// Makes a call from a function that cannot wait in another way. Other tasks go on with the other threads of the daemon, however
-    /// long the disk process takes.
+    /// Makes a call from a function that cannot be async. Other tasks move to other threads of the daemon, however
+    /// long the disk process
+    /// takes.
     fn call<T: DeserializeOwned>(&self, call: &Call) -> Result<T, BackendError> {
         in_place(|| self.link.call(call))
     }
 
-    /// Makes a call that has no answer. Only the log says that it failed.
+    /// Makes a call without an answer. A failure is only logged.
     fn tell(&self, call: &Call) {
         if let Err(error) = self.call::<()>(call) {
-            tracing::warn!(disk = %self.uuid, %error, "cannot tell the disk process");
+            tracing::warn!(disk = %self.uuid, %error, "cannot send a call to the disk process");
         }
     }
 }
 
-/// Runs what blocks, on this thread, and gives the tasks of this thread to another one.
+/// Runs blocking work on this thread, and moves the tasks of this thread to another one.
 fn in_place<T>(work: impl FnOnce() -> T) -> T {
     let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
     if matches!(flavor, Ok(RuntimeFlavor::MultiThread)) { tokio::task::block_in_place(work) } else { work() }
@@ -728,8 +730,8 @@ impl RemoteFrozen {
             let call = Call::Changed { offset: range.offset(), len: range.len(), max };
             let runs = connection.lock().call::<Vec<(u64, bool)>>(&call);
             runs.unwrap_or_else(|error| {
-                // The next read fails, and with it the seal.
-                tracing::warn!(%error, "cannot ask what of a disk has changed");
+                // The next read fails, and then the seal.
+                tracing::warn!(%error, "cannot fetch the changed ranges of a disk");
                 vec![(range.len(), true)]
             })
         };
@@ -773,7 +775,7 @@ struct StoreTraces {
 }
 
 impl StoreTraces {
-    /// Waits until all that was recorded is in the store.
+    /// Waits until all recorded boots are in the store.
     fn settle(&self) {
         let begun = Instant::now();
         while self.link.figures().is_some_and(|figures| figures.waiting_traces > 0) {
@@ -832,10 +834,10 @@ fn decoded(found: FoundTrace) -> Result<(Trace, Place), BackendError> {
 }
 
 impl Link {
-    /// Makes a call about what is kept of a store. A failure counts as "nothing is known".
+    /// Makes a call about the last known state of a store. A failure counts as "nothing is known".
     fn kept<T: DeserializeOwned + Default>(&self, call: &Call) -> T {
         self.call(call).unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot use what is known of the store");
+            tracing::warn!(%error, "cannot use the last known state of the store");
             T::default()
         })
     }
@@ -856,7 +858,9 @@ impl KnownStore for Link {
                 let (store, name) = (store.to_owned(), image.name.to_string());
                 self.kept::<Value>(&Call::KeepImage { store, name, image: bytes });
             }
-            Err(error) => tracing::warn!(image = %image.name, %error, "cannot keep what an image is"),
+            Err(error) => {
+                tracing::warn!(image = %image.name, %error, "cannot keep the last known state of an image")
+            }
         }
     }
 

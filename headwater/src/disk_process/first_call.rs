@@ -1,7 +1,8 @@
-//! The time before the disk process knows its settings: one thread waits for the first daemon.
+//! Waits for the first daemon on one thread, before the disk process knows its settings.
 //!
-//! What the process may do depends on the settings, and only a process with one thread can give up the rest ([`super::sandbox`]).
-//! So the connections of this time are handed on, and are served by threads afterwards.
+//! The permitted actions depend on the settings, and only a process with a single thread can give up its other
+//! permissions
+//! ([`super::sandbox`]). The connections of this time are handed on, and are served by threads afterwards.
 
 use std::io::BufReader;
 use std::os::fd::AsFd;
@@ -25,19 +26,19 @@ const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// How long the rest of a line may take.
 const LINE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Connections at a time.
+/// The most connections at a time.
 const MAX_CONNECTIONS: usize = 16;
 
-/// A connection of the time before.
+/// A connection that was opened before the settings were known.
 pub struct Early {
     pub stream: UnixStream,
-    /// A daemon uses the disks for as long as it is open.
+    /// Whether the connection is held: a daemon uses the disks as long as it is open.
     pub is_held: bool,
-    /// What was asked and is not answered yet.
+    /// A call without an answer yet.
     pub call: Option<Call>,
 }
 
-/// Waits for a daemon that gives settings. `None`: no such daemon comes, or the process is of no use to it.
+/// Waits for a daemon that sends settings. `None`: no daemon came in time, or it cannot use this process.
 pub fn wait(
     listener: &UnixListener,
     socket: &Path,
@@ -76,7 +77,7 @@ pub fn wait(
     }
 }
 
-/// Which connection has something to say. `Some(None)`: there is another one.
+/// Finds the connection that has data. `Some(None)`: a new connection is waiting.
 fn ready(listener: &UnixListener, connections: &[Early]) -> std::io::Result<Option<Option<usize>>> {
     let streams = connections.iter().map(|connection| connection.stream.as_fd());
     let all = streams.chain([listener.as_fd()]);
@@ -89,20 +90,20 @@ fn ready(listener: &UnixListener, connections: &[Early]) -> std::io::Result<Opti
     Ok(first.map(|index| (index < connections.len()).then_some(index)))
 }
 
-/// What came of a line.
+/// The effect of a message.
 enum Said {
     More,
     /// The connection has ended.
     Nothing,
     Begin(Box<Settings>),
-    /// The process is of no use to this daemon.
+    /// This daemon cannot use the process, so the process ends.
     Ends,
 }
 
 fn answer(connection: &mut Early, options: Options) -> Said {
     let Early { stream, is_held, call } = connection;
     let Ok(copy) = stream.try_clone() else { return Said::Nothing };
-    // It says one thing at a time, so nothing is left behind in the buffer.
+    // A client sends one call at a time, so the buffer holds nothing else.
     let received = receive::<Call>(&mut BufReader::new(copy), &mut Vec::new());
     let failed = |kind, message: String| Answer::Failed(Failure::of(Problem::new(kind, message)));
     let reply = match received {
@@ -112,7 +113,7 @@ fn answer(connection: &mut Early, options: Options) -> Said {
         }
         Ok(Some(Call::Begin { version, .. })) if version != VERSION => {
             let ends = serde_json::to_value(Welcome::Ends { restarted: !options.ends_unused });
-            // A daemon that has gone meanwhile does not wait for the end.
+            // If the daemon has ended, there is nobody to answer.
             let _ = send(stream, &Answer::Done(ends.unwrap_or_default()));
             return Said::Ends;
         }
@@ -122,9 +123,7 @@ fn answer(connection: &mut Early, options: Options) -> Said {
                     *call = Some(Call::Begin { version, settings });
                     return Said::Begin(Box::new(known));
                 }
-                Err(error) => {
-                    failed(ProblemKind::Invalid, format!("cannot understand the settings: {error}"))
-                }
+                Err(error) => failed(ProblemKind::Invalid, format!("cannot parse the settings: {error}")),
             }
         }
         Ok(Some(_)) => failed(ProblemKind::Conflict, "the disk process has no settings".to_owned()),

@@ -1,4 +1,4 @@
-//! What a daemon and the disk process say to each other.
+//! The protocol between a daemon and the disk process.
 //!
 //! A connection carries one call at a time: a [`Call`] as a line of JSON, then any number of [`Answer::Progress`] lines, then
 //! [`Answer::Done`] or [`Answer::Failed`]. The answer to [`Call::Read`] is followed by the bytes. A frozen disk and a reader belong
@@ -26,13 +26,13 @@ use uuid::Uuid;
 /// The version of this protocol.
 pub const VERSION: u32 = 2;
 
-/// The longest line, in bytes. The longest one is a boot trace.
+/// The most bytes of a message, which is one line. Boot traces are the longest messages.
 const MAX_LINE_BYTES: usize = 64 << 20;
 
 /// The most bytes of one [`Call::Read`].
 pub const MAX_READ_BYTES: u64 = headwater_block::MAX_REQUEST_BYTES as u64;
 
-/// What a daemon asks for.
+/// A call of the daemon.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Call {
@@ -47,7 +47,7 @@ pub enum Call {
     /// A daemon uses the disks for as long as this connection is open. Answered at once. Boot traces for the store, which only the
     /// daemon writes, follow as further answers, each a [`StoreTrace`]; the daemon sends [`Call::Hold`] again when it has kept one.
     Hold,
-    /// Ends the process unless a disk is open, or it runs also without a daemon. The answer says whether it ends.
+    /// Ends the process unless a disk is open, or it also runs without a daemon. The answer says whether it ends.
     Quit,
     Check {
         cache: CacheSettings,
@@ -111,21 +111,22 @@ pub enum Call {
     OpenPersistent {
         request: Box<PersistentDiskRequest>,
     },
-    /// Of the connection's frozen disk.
+    /// About the connection's frozen disk.
     IdentityLeft {
         given: GivenIdentity,
     },
-    /// Of the connection's frozen disk: what its machine changed. The answer is a list of runs, each with its length.
+    /// About the connection's frozen disk: the ranges that its machine changed. The answer is a list of runs, each
+    /// with its length.
     Changed {
         offset: u64,
         len: u64,
         max: usize,
     },
-    /// Who fills the write cache of an open disk. The answer is a [`headwater_api::CacheContents`].
+    /// What occupies the write cache of an open disk. The answer is a [`headwater_api::CacheContents`].
     Contents {
         uuid: Uuid,
     },
-    /// The same of a persistent disk that no machine uses.
+    /// The same for a persistent disk that no machine uses.
     PersistentContents {
         request: Box<PersistentDiskRequest>,
     },
@@ -146,12 +147,12 @@ pub enum Call {
     ReadPersistent {
         request: Box<PersistentDiskRequest>,
     },
-    /// Of the connection's reader or frozen disk. The bytes follow the answer.
+    /// About the connection's reader or frozen disk. The bytes follow the answer.
     Read {
         offset: u64,
         len: u64,
     },
-    /// Of the connection's reader or frozen disk. The answer is a list of [`PlainExtent`].
+    /// About the connection's reader or frozen disk. The answer is a list of [`PlainExtent`].
     Extents {
         offset: u64,
         len: u64,
@@ -221,11 +222,11 @@ impl Call {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// The call goes on.
+    /// The progress of the call, which is still running.
     Progress(Progress),
-    /// The call has ended.
+    /// The call succeeded, with this result.
     Done(serde_json::Value),
-    /// The call has failed.
+    /// The call failed.
     Failed(Failure),
 }
 
@@ -237,12 +238,12 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Of an error that is no [`BackendError`].
+    /// A failure without the causes of a [`BackendError`].
     pub fn of(problem: Problem) -> Self {
         Self { problem, is_unknown: false }
     }
 
-    /// What failed.
+    /// The problem without its causes.
     pub fn into_problem(self) -> Problem {
         self.problem
     }
@@ -254,7 +255,7 @@ impl From<&BackendError> for Failure {
     }
 }
 
-/// An error of a backend with its advice, which is no part of its chain.
+/// The problem for an error of a backend, with its advice, which is not in the chain of causes.
 pub fn problem_of(error: &BackendError) -> Problem {
     let mut problem = Problem::from_error(error.kind(), error);
     problem.advice = error.advice().map(str::to_owned);
@@ -295,8 +296,9 @@ pub enum Welcome {
     Ready,
     /// The disks can be used, with the settings of an earlier daemon, because disks are open.
     EarlierSettings,
-    /// The process ends, because it has the settings, or speaks the protocol, of an earlier daemon. If it is `restarted` by somebody
-    /// else, another one listens soon; otherwise start one.
+    /// The process ends, because it has the settings or the protocol of an earlier daemon. `restarted`: somebody else
+    /// starts it again, so
+    /// another process listens soon; otherwise the daemon must start one.
     Ends { restarted: bool },
 }
 
@@ -308,7 +310,7 @@ pub struct Opened {
     pub sector_bytes: u32,
 }
 
-/// What is known of an open disk at a moment.
+/// The state of an open disk at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DiskSnapshot {
     pub counters: DiskCounters,
@@ -316,19 +318,19 @@ pub struct DiskSnapshot {
     pub shortage: Option<Shortage>,
 }
 
-/// What is known of all disks at a moment.
+/// The state of all disks at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Snapshot {
     pub host_ram: HostRam,
     pub metrics: Vec<Sample>,
     pub reads_wait: Option<String>,
     pub unrecorded: Option<String>,
-    /// Boot traces that the daemon has not kept yet.
+    /// The number of boot traces that the daemon has not stored yet.
     pub waiting_traces: usize,
     pub disks: BTreeMap<Uuid, DiskSnapshot>,
 }
 
-/// An identity with its private key, which only this connection sees.
+/// An identity with its private key. Only this connection carries it.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct GivenIdentity {
     host_name: String,
@@ -374,7 +376,7 @@ impl From<Geometry> for PlainGeometry {
 impl From<PlainGeometry> for Geometry {
     fn from(geometry: PlainGeometry) -> Self {
         let PlainGeometry { size_bytes, logical_block_bytes, physical_block_bytes } = geometry;
-        // A reader outside never writes.
+        // Readers outside never write.
         Self { size_bytes, logical_block_bytes, physical_block_bytes, read_only: true, volatile_cache: false }
     }
 }
@@ -393,7 +395,7 @@ pub struct OpenedReader {
     pub is_first: bool,
 }
 
-/// An [`Extent`]: its length, and what it holds.
+/// An [`Extent`]: its length, and a number for its kind.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct PlainExtent(u64, u8);
 
@@ -419,7 +421,7 @@ impl From<PlainExtent> for Extent {
     }
 }
 
-/// A boot trace that the daemon is to keep in the store.
+/// A boot trace that the daemon stores.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StoreTrace {
     pub manifest: String,
@@ -440,8 +442,9 @@ pub fn send(stream: &mut UnixStream, message: &impl Serialize) -> std::io::Resul
     stream.write_all(&line)
 }
 
-/// Reads one message. `None`: the other end has no more to say. After [`ErrorKind::WouldBlock`], which is the read timeout of the
-/// stream, it can be called again with the same `line`.
+/// Reads one message. `None`: the other end has closed its sending half. After [`ErrorKind::WouldBlock`], which is
+/// the read timeout of
+/// the stream, it can be called again with the same `line`.
 pub fn receive<T: DeserializeOwned>(
     stream: &mut BufReader<UnixStream>,
     line: &mut Vec<u8>,
@@ -469,7 +472,7 @@ pub fn receive<T: DeserializeOwned>(
     }
 }
 
-/// The error of a call for which there is no such open disk.
+/// The error of a call about a disk that is not open.
 pub fn not_open() -> BackendError {
     BackendError::new(ProblemKind::NotFound, "the disk is not open in the disk process")
 }

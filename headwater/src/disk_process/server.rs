@@ -1,4 +1,4 @@
-//! `headwater disks`: the disks of a host, served to the daemon over a unix socket.
+//! `headwater disks`: serves the disks of a host to the daemon over a unix socket.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -46,10 +46,10 @@ use crate::last_known::LastKnown;
 use crate::signals::EndSignals;
 use crate::traces::{Place, TraceOutbox};
 
-/// How often it is looked whether the process is to end, and how far a call is.
+/// The interval at which the process checks whether to end, and reports the progress of calls.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How much time the service manager is asked for at a time, while disks are closed.
+/// The time that the process requests from the service manager at once, while disks are closed.
 const MORE_TIME: Duration = Duration::from_secs(60);
 
 /// The pause between two attempts to open the store, while machines wait for their disks.
@@ -87,13 +87,13 @@ struct Host {
 /// The store and the write caches, once the daemon has opened the store.
 struct OpenStore {
     volumes: Arc<Volumes>,
-    /// Boot traces for a store that the daemon writes.
+    /// The queue of boot traces for a store that the daemon writes.
     outbox: Option<Arc<TraceOutbox>>,
 }
 
-/// What all connections share.
+/// The state that all connections share.
 struct Shared {
-    /// Those of the first daemon.
+    /// The settings of the first daemon.
     settings: Settings,
     sandbox: Sandbox,
     host: OnceLock<Host>,
@@ -250,7 +250,7 @@ impl Prepared {
     }
 }
 
-/// Refuses a second process for the same disks.
+/// Takes the lock of the disks. Fails if another process has it.
 pub fn lock(data_dir: &DataDir) -> anyhow::Result<File> {
     let path = data_dir.disks_lock();
     let failed = || format!("cannot open {}", path.display());
@@ -265,14 +265,14 @@ pub fn lock(data_dir: &DataDir) -> anyhow::Result<File> {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut holder = String::new();
-            // Only for the message.
+            // The holder is only for the message.
             let _ = file.read_to_string(&mut holder);
             let message = format!(
                 "process {} serves the disks of {} already",
                 holder.trim(),
                 data_dir.path().display()
             );
-            let advice = "machines of 'headwater serve' may be on: start that, and stop them";
+            let advice = "machines may be on: start 'headwater serve', and stop them";
             return Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into());
         }
         Err(TryLockError::Error(e)) => return Err(e).with_context(failed),
@@ -290,7 +290,7 @@ fn bind(socket: &Path) -> anyhow::Result<UnixListener> {
         Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).with_context(failed),
         _ => {}
     }
-    // A process that can connect controls all disks, so only the owner may connect, from the first moment on.
+    // A process that can connect controls all disks, so only the owner may connect, from the start.
     let private = socket.with_extension("new");
     let _ = std::fs::remove_file(&private);
     let listener = UnixListener::bind(&private).with_context(failed)?;
@@ -466,7 +466,7 @@ impl Shared {
                 return ends();
             }
             let message = format!(
-                "the daemon speaks version {version} of the protocol, and the disk process {VERSION}"
+                "the daemon uses version {version} of the protocol, and the disk process uses version {VERSION}"
             );
             let advice = if version > VERSION {
                 "machines are on: 'headwater upgrade' has the disk process run the daemon's program"
@@ -475,14 +475,13 @@ impl Shared {
             };
             return Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into());
         }
-        let settings: Settings =
-            serde_json::from_value(settings).context("cannot understand the settings")?;
+        let settings: Settings = serde_json::from_value(settings).context("cannot parse the settings")?;
         let is_usable = self.settings == settings && !self.is_store_closed.load(Ordering::SeqCst);
         if is_idle && (!is_usable || self.sandbox.has_moved()) {
             return ends();
         }
         if !is_usable && !self.settings.is_same_store(&settings) {
-            let message = "machines are on, and their disks are over another store";
+            let message = "machines are on, and their disks use another store";
             let advice = "start the daemon with that store, and stop the machines first";
             return Err(Problem::new(ProblemKind::Conflict, message).advise(advice).into());
         }
@@ -635,7 +634,7 @@ fn serve_calls(
     }
 }
 
-/// Sends boot traces to a daemon until it ends.
+/// Sends boot traces to a daemon until its connection ends.
 fn hold(
     stream: &mut UnixStream,
     reading: &mut BufReader<UnixStream>,
@@ -674,7 +673,7 @@ fn answer(
         Call::Begin { version, settings } => {
             let mut say = |doing: &'static str| {
                 let progress = Progress { doing: Some(doing.to_owned()), ..Progress::default() };
-                // A daemon that has gone meanwhile is noticed with the answer.
+                // If the daemon has ended, sending the answer fails later.
                 let _ = send(stream, &Answer::Progress(progress));
             };
             let welcome = shared.begin(version, settings, &mut say);
@@ -719,7 +718,7 @@ fn answer(
     }
 }
 
-/// Carries out a long call, says how far it is, and cancels it if the daemon ends its half of the connection.
+/// Runs a long call, reports its progress, and cancels it if the daemon closes its sending half of the connection.
 fn followed<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     stream: &mut UnixStream,
     shared: &Shared,
@@ -729,7 +728,7 @@ fn followed<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     let (result, ended) = mpsc::channel();
     let working = work(Arc::clone(&control));
     shared.runtime.spawn(async move {
-        // Nobody waits for it only if this thread has panicked.
+        // The receiver is gone only if this thread has panicked.
         let _ = result.send(working.await);
     });
     let mut said = Progress::default();
@@ -737,7 +736,10 @@ fn followed<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
         match ended.recv_timeout(LOOK_INTERVAL) {
             Ok(outcome) => return Ok(outcome),
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(Failure::of(Problem::new(ProblemKind::Failed, "the operation broke off")));
+                return Err(Failure::of(Problem::new(
+                    ProblemKind::Failed,
+                    "the operation ended without a result",
+                )));
             }
             Err(RecvTimeoutError::Timeout) => {}
         }
@@ -754,7 +756,7 @@ fn followed<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     }
 }
 
-/// Whether the other end sends nothing more.
+/// Whether the other end has closed its sending half.
 fn has_hung_up(stream: &UnixStream) -> bool {
     let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -763,7 +765,7 @@ fn has_hung_up(stream: &UnixStream) -> bool {
     polled.is_ok() && fd.revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
 }
 
-/// Calls that end soon.
+/// Handles calls that end soon.
 fn quick(
     call: Call,
     shared: &Shared,
@@ -840,7 +842,7 @@ fn value(value: &impl Serialize) -> Result<Value, BackendError> {
     serde_json::to_value(value).map_err(|e| BackendError::new(ProblemKind::Failed, e.to_string()))
 }
 
-/// Calls about one open disk.
+/// Handles calls about one open disk.
 fn of_disk(
     call: Call,
     shared: &Shared,
@@ -890,7 +892,7 @@ fn of_disk(
             value(&closed?)
         }
         other => {
-            Err(BackendError::new(ProblemKind::Invalid, format!("the call {other:?} makes no sense here")))
+            Err(BackendError::new(ProblemKind::Invalid, format!("the call {other:?} is not possible here")))
         }
     }
 }
@@ -913,11 +915,14 @@ fn of_traces(call: Call, traces: &dyn BootTraces) -> Result<Value, BackendError>
             value(&found(traces.merge(trace)?))
         }
         Call::RemoveTrace { manifest } => value(&traces.remove(hash(&manifest)?)?),
-        other => Err(BackendError::new(ProblemKind::Invalid, format!("{other:?} is about no boot trace"))),
+        other => Err(BackendError::new(
+            ProblemKind::Invalid,
+            format!("{other:?} is not a call about a boot trace"),
+        )),
     }
 }
 
-/// Calls about what is kept of a store across a network. Without a chunk cache nothing is kept.
+/// Handles calls about the last known state of a store across a network. Without a chunk cache nothing is kept.
 fn of_known_store(call: Call, known: Option<&DiskCache>) -> Result<Value, BackendError> {
     let name = |text: &str| {
         text.parse::<ImageName>().map_err(|e| BackendError::new(ProblemKind::Invalid, e.to_string()))
@@ -940,7 +945,10 @@ fn of_known_store(call: Call, known: Option<&DiskCache>) -> Result<Value, Backen
         Call::ForgetImage { store, name: image_name } => {
             value(&known.forget_image(&store, &name(&image_name)?))
         }
-        other => Err(BackendError::new(ProblemKind::Invalid, format!("{other:?} is about no known store"))),
+        other => Err(BackendError::new(
+            ProblemKind::Invalid,
+            format!("{other:?} is not a call about the last known state of a store"),
+        )),
     }
 }
 
@@ -949,7 +957,7 @@ fn range(offset: u64, len: u64) -> Result<ByteRange, BackendError> {
         .ok_or_else(|| BackendError::new(ProblemKind::Invalid, "a range ends past 2^64"))
 }
 
-/// The kinds of [`super::reader`], which makes an [`headwater_block::IoError`] of it again.
+/// Maps an I/O error to the kinds from which [`super::reader`] makes an [`headwater_block::IoError`] again.
 fn io_failed(error: headwater_block::IoError) -> BackendError {
     let kind = match error.kind() {
         IoErrorKind::Closed => ProblemKind::Conflict,
@@ -988,11 +996,11 @@ impl Session {
         let buffer = vec![0; usize::try_from(len).unwrap_or(0)];
         let (sender, ended) = mpsc::channel();
         let completion = Completion::new(move |outcome| {
-            // Nobody waits for it only if this thread has panicked.
+            // The receiver is gone only if this thread has panicked.
             let _ = sender.send(outcome);
         });
         reader.submit(Request::Read { range, buffer }, completion);
-        let broke_off = |_| BackendError::new(ProblemKind::Failed, "a read broke off");
+        let broke_off = |_| BackendError::new(ProblemKind::Failed, "a read ended without a result");
         let outcome = ended.recv().map_err(broke_off)?;
         outcome.result.map_err(io_failed)?;
         Ok(outcome.buffer)

@@ -1,4 +1,4 @@
-//! What the daemon tells the disk process at first.
+//! The settings that the daemon sends to the disk process with the first call.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::data_dir::DataDir;
 use crate::stores::Credentials;
 use crate::streaming::{Ahead, BootTrace, CopyRate, DiskCachePlace, StreamArgs};
 
-/// Where images and overflow are, and how they are read and written.
+/// The places of images and overflow, and the options for reading and writing them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     store: Option<String>,
@@ -31,17 +31,17 @@ pub struct Settings {
     has_readahead: bool,
 }
 
-/// How fast images are copied to this host.
+/// The limit for the rate at which images are copied to this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum HydrateRate {
     Max,
-    /// So many bytes a second.
+    /// Bytes per second.
     Bytes(u64),
 }
 
 impl Settings {
-    /// Those of a daemon.
+    /// The settings of a daemon.
     pub fn new(
         data_dir: &DataDir,
         store: Option<&str>,
@@ -80,17 +80,17 @@ impl Settings {
         })
     }
 
-    /// Whether both are about the same images, however these are read.
+    /// Whether both use the same store, even if they read it with other options.
     pub fn is_same_store(&self, other: &Self) -> bool {
         (&self.store, &self.own_store) == (&other.store, &other.own_store)
     }
 
-    /// The name of the store. `None`: it is that of the data directory.
+    /// The name of the store. `None`: that of the data directory.
     pub fn store(&self) -> Option<&str> {
         self.store.as_deref()
     }
 
-    /// What the disk process needs for all this.
+    /// The files and the network that the disk process needs for these settings.
     pub fn needs(&self, data_dir: &DataDir) -> Needs {
         let store = match &self.store {
             Some(name) => crate::stores::directory(name).map(PathBuf::from),
@@ -133,7 +133,7 @@ impl Settings {
         self.recordings_dir.clone()
     }
 
-    /// The token and the authorities for servers of the store.
+    /// The token and the certificate authorities for servers of the store.
     pub fn credentials(&self) -> Credentials {
         Credentials { token: self.token.clone(), ca: self.ca.clone() }
     }

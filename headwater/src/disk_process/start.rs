@@ -1,4 +1,4 @@
-//! Finding the disk process, or starting it.
+//! Connects to the disk process, or starts it.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
@@ -16,19 +16,20 @@ use super::settings::Settings;
 use crate::cli::LogFormat;
 use crate::data_dir::DataDir;
 
-/// How long a process that was started may take to listen.
+/// How long a started process may take until it listens.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a service manager may take to start the process again.
+/// How long a service manager may take to restart the process.
 const RESTART_PATIENCE: Duration = Duration::from_secs(15);
 
-/// How often a process may end while a daemon begins to use it.
+/// How often the process may end while a daemon connects.
 const MAX_ENDS: u32 = 3;
 
-/// How often it is looked whether it does.
+/// The interval at which the daemon checks whether the process listens.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Uses the disk process of a data directory, and starts it if there is none. The lock of the directory is held.
+/// Connects to the disk process of a data directory, and starts it if none listens. The caller has the lock of the
+/// directory.
 pub fn connect(
     data_dir: &DataDir,
     settings: &Settings,
@@ -39,7 +40,8 @@ pub fn connect(
     let mut ends = 0;
     loop {
         if !is_there(data_dir)? {
-            // A process that ends listens no longer, and keeps its lock to the last: a new one would find that.
+            // A process that ends stops listening first and releases its lock last; a new process would fail at that
+            // lock.
             if socket.exists() && !is_gone_soon(data_dir) {
                 return Err(does_not_end());
             }
@@ -84,10 +86,10 @@ fn is_there(data_dir: &DataDir) -> anyhow::Result<bool> {
     }
 }
 
-/// Waits for the end of a process that ends.
+/// Waits for the end of a process that is ending.
 fn is_gone_soon(data_dir: &DataDir) -> bool {
     let begun = Instant::now();
-    // Its lock goes last, with all that it has.
+    // It releases its lock last.
     while server::lock(data_dir).is_err() {
         if begun.elapsed() > START_PATIENCE {
             return false;
@@ -103,20 +105,20 @@ fn does_not_end() -> anyhow::Error {
 
 fn start(data_dir: &DataDir, (filter, format): (&str, LogFormat)) -> anyhow::Result<()> {
     let failed = "cannot start the disk process";
-    // This very program, also if its file was replaced meanwhile.
+    // The program of this process, even if its file was replaced meanwhile.
     let mut command = Command::new("/proc/self/exe");
     command.arg0("headwater").arg("--data-dir").arg(data_dir.path()).args(["disks", "--end-unused", "--log"]);
     command.arg(filter).args(["--log-format", format.name()]).env_remove("NOTIFY_SOCKET");
-    // It has nothing to do with the database.
+    // The disk process does not use the database.
     command.env_remove("PGPASSWORD").env_remove("CREDENTIALS_DIRECTORY");
-    // Ctrl-C in the terminal of the daemon is not for it.
+    // Ctrl-C in the daemon's terminal must not end it.
     let child = command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
     let mut child = child.context(failed)?;
     let begun = Instant::now();
     while !is_there(data_dir)? {
         if let Some(status) = child.try_wait().context(failed)? {
             let message = format!("{failed}: it ended ({status})");
-            return Err(Problem::new(ProblemKind::Failed, message).advise("its log says why").into());
+            return Err(Problem::new(ProblemKind::Failed, message).advise("its log has the reason").into());
         }
         if begun.elapsed() > START_PATIENCE {
             let message = format!("{failed}: it does not listen after {} s", START_PATIENCE.as_secs());
@@ -128,7 +130,7 @@ fn start(data_dir: &DataDir, (filter, format): (&str, LogFormat)) -> anyhow::Res
     Ok(())
 }
 
-/// Waits for its end on a thread, so that it does not stay behind as a zombie.
+/// Waits for the end of the process on a thread, so that it does not stay behind as a zombie.
 fn wait_for_end(mut child: Child) {
     let waiting =
         std::thread::Builder::new().name("hw-disks-wait".into()).spawn(move || match child.wait() {
@@ -137,6 +139,6 @@ fn wait_for_end(mut child: Child) {
             Err(error) => tracing::warn!(%error, "cannot wait for the disk process"),
         });
     if let Err(error) = waiting {
-        tracing::warn!(%error, "nobody waits for the end of the disk process");
+        tracing::warn!(%error, "cannot start a thread that waits for the end of the disk process");
     }
 }

@@ -133,7 +133,7 @@ fn the_history_is_given_in_pages() {
     let before = all[1000].to_string();
     assert_eq!(ids(&parse(&shown(&["--before", &before]))), all[1001..1101]);
     let two = daemon.cli(&["events", "--limit", "2"]);
-    assert_eq!(two.err, format!("older ones, if there are any: --before {}\n", all[1]));
+    assert_eq!(two.err, format!("for older events: --before {}\n", all[1]));
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn a_token_for_one_catalog_sees_and_changes_that_alone() {
     }
     let create = |more: &[&str]| daemon.cli(&[&["token", "create", "anna", "--role"], more].concat());
     create(&["operator", "--catalog", "No Name"])
-        .fails(2, &["'No Name' is not the name or the pattern of a catalog"]);
+        .fails(2, &["'No Name' is not the name or a pattern of the names of"]);
     create(&["operator", "--image", "tiny@1"]).fails(2, &["a scope has no version"]);
     create(&["metrics", "--catalog", "class"]).fails(2, &["the role metrics cannot be limited by scopes"]);
     let token = create(&["operator", "--catalog", "cl*"]).ok();

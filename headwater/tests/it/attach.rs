@@ -21,8 +21,8 @@ fn names_that_are_none_are_refused_before_anything_else() {
     for name in ["a b", "../up", ".hidden", "", "/dev/sda/1", &"x".repeat(64)] {
         attach(&["--device", name]).fails(2, &[&format!("'{name}'"), "1 to 63 letters"]);
     }
-    attach(&["--device", "nbd0", "--via", "ublk"]).fails(2, &["nbd0 is no device of --via ublk"]);
-    attach(&["--device", "/dev/ublkb3", "--via", "nbd"]).fails(2, &["ublkb3 is no device of --via nbd"]);
+    attach(&["--device", "nbd0", "--via", "ublk"]).fails(2, &["nbd0 is not a device of --via ublk"]);
+    attach(&["--device", "/dev/ublkb3", "--via", "nbd"]).fails(2, &["ublkb3 is not a device of --via nbd"]);
     assert_eq!(attach(&["--queues", "0"]).code, 2);
     assert_eq!(attach(&["--via", "floppy"]).code, 2);
 }

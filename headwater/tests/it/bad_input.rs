@@ -140,11 +140,11 @@ fn what_makes_no_sense_is_2_and_invalid() {
             export("deb@1", &["--chunk-cache", "cc:1M"]),
             "headwater: a chunk cache of 1.0 MiB in cc is too small: the minimum is 64.0 MiB",
         ),
-        (export("null:1G", &["--write-through"]), "--write-through is about a block device"),
+        (export("null:1G", &["--write-through"]), "--write-through is an option of a block device"),
         (export("null:1G", &["--queues", "2"]), "give --attach too"),
         (export("null:1G", &["--cache", "ram", "--persistent", "p"]), "needs a disk"),
         (export("null:1G", &["--persistent", "a/b"]), "'a/b' is no name"),
-        (export("null:1G", &["--stats", "/"]), "cannot write the counters to /: it is no regular file"),
+        (export("null:1G", &["--stats", "/"]), "cannot write the counters to /: it is not a regular file"),
         (
             export("null:1G", &["--cache", "ram", "--disk", "5G"]),
             "--disk was given, and the cache mode 'ram'",

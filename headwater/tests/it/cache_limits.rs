@@ -196,9 +196,9 @@ fn each_volume_of_a_process_has_limits_of_its_own() {
             "a write cache needs at least 16.0 MiB of RAM, but its limit would be 15.0 MiB",
         ),
         (2, &["--ram", "1000000G"][..], "give a smaller --ram"),
-        (3, &["--ram", "32M", "--volume", "three"][..], "it has no volume 'three'"),
-        (2, &["--ram", "32M", "--weight", "0"][..], "0 is no weight of a write cache; use 1 to 10000"),
-        (2, &["--weight", "10001"][..], "10001 is no weight of a write cache"),
+        (3, &["--ram", "32M", "--volume", "three"][..], "there is no volume 'three'"),
+        (2, &["--ram", "32M", "--weight", "0"][..], "0 is not a valid weight; use 1 to 10000"),
+        (2, &["--weight", "10001"][..], "10001 is not a valid weight"),
         (2, &[][..], "--ram"),
     ] {
         let ran = export.set(args);
@@ -249,7 +249,7 @@ fn the_volumes_of_a_process_have_one_limit_together() {
     export.set(&["--ram", "64M"]).ok();
     export
         .set(&["--ram", "65M", "--volume", "two"])
-        .fails(2, &["larger than the 64.0 MiB that all together may take"]);
+        .fails(2, &["larger than the limit of 64.0 MiB for all together"]);
     let (one, two) = (export.client("one"), export.client("two"));
     let writers = [write(&one, 0, 80), write(&two, 0, 80)];
     wait_until("writes wait", || [0, 1].iter().all(|number| export.cache(*number)["state"] == "waiting"));

@@ -65,7 +65,11 @@ fn a_promotion_reaches_a_running_machine_at_its_next_boot_only() {
     // Back, and a pin wins over any channel.
     assert!(daemon.cli(&["image", "revert", "tiny", "production"]).ok().contains("version 1 again"));
     let said = daemon.cli(&["image", "revert", "tiny", "production"]).ok();
-    assert!(said.contains("not set any more") && said.contains("tiny means its newest version"), "{said}");
+    assert!(
+        said.contains("not set any more")
+            && said.contains("machines that name only tiny boot its newest version"),
+        "{said}"
+    );
     assert_eq!(number(&daemon, "tiny"), 2);
     daemon.cli(&["image", "revert", "tiny", "production"]).fails(3, &["not set"]);
     daemon.cli(&["image", "promote", "tiny@1", "production"]).ok();

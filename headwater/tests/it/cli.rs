@@ -416,7 +416,7 @@ fn run_of_what_does_not_exist_or_cannot_be_says_so() {
     // The machine that could not be started is gone.
     let too_large = ran(&[disk, "--memory", "64M", "--disk", "9000T"]);
     assert_eq!(too_large.code, 2, "{too_large:?}");
-    assert!(too_large.err.contains("(say another limit with --disk SIZE)"), "{too_large:?}");
+    assert!(too_large.err.contains("(give another limit with --disk SIZE)"), "{too_large:?}");
     assert!(!too_large.err.contains("machine set"), "{too_large:?}");
     let empty = short_dir();
     let mut command: Command = headwater();

@@ -148,7 +148,7 @@ fn a_kept_disk_is_read_while_its_machine_is_off_and_goes_back_to_it() {
     daemon.cli(&["image", "edit", "tiny", "--machine", "plain"]).ok();
     assert!(listed(&uri(&daemon, "")).is_empty(), "nor is that of an edit");
     let none = Client::open(&uri(&daemon, "plain")).err().expect("it was not begun").to_string();
-    assert!(none.contains("has not begun its disk"), "{none}");
+    assert!(none.contains("has not created its persistent disk yet"), "{none}");
     daemon.cli(&["image", "discard", "tiny"]).ok();
     daemon.cli(&["machine", "start", "kept", "--wait"]).ok();
     daemon.console("kept", "w", Some("W"));

@@ -50,7 +50,7 @@ fn an_image_comes_out_as_it_went_in() {
     assert!(!noted(&raw, "one").err.contains("its note stays"));
     let said = noted(&raw, "two").err;
     assert!(said.contains("noted@1 already, and its note stays 'one'"), "{said}");
-    assert!(said.contains("'headwater image note noted@1 TEXT' changes that"), "{said}");
+    assert!(said.contains("'headwater image note noted@1 TEXT' changes the note"), "{said}");
     assert!(!noted(&raw, "one").err.contains("its note stays"));
     daemon.cli(&["image", "note", "noted@1", "two"]).ok();
     assert!(!noted(&raw, "two").err.contains("its note stays"));
@@ -172,10 +172,12 @@ fn damage_is_told_with_who_it_touches_and_repaired_from_another_store() {
     }
     let text = daemon.cli(&["image", "verify", "d@1"]);
     assert!(text.out.contains("touched: d@1: machine 'desk'"), "{text:?}");
-    assert!(text.out.contains("d@2 holds some of it, too"), "{text:?}");
+    assert!(text.out.contains("d@2 contains some of the damaged data, too"), "{text:?}");
 
     // A store that is not there is told before anything is read; one that has it repairs.
-    daemon.cli(&["image", "verify", "d@1", "--repair-from", "ftp://x"]).fails(2, &["no stores at ftp://"]);
+    daemon
+        .cli(&["image", "verify", "d@1", "--repair-from", "ftp://x"])
+        .fails(2, &["ftp:// cannot be a store"]);
     let repaired = daemon.cli(&["image", "verify", "d@1", "--repair-from", copy.to_str().unwrap()]).ok();
     assert!(
         repaired.contains("1 damaged chunks or data objects repaired") && repaired.contains("d@1 is intact"),
@@ -281,11 +283,11 @@ fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_t
     let logged = logged();
     for says in [
         "damaged: the manifest",
-        "touched by the damage: manifest@1: machine 'm-manifest'",
-        "touched by the damage: manifest@1: catalog 'c-manifest'",
+        "affected by the damage: manifest@1: machine 'm-manifest'",
+        "affected by the damage: manifest@1: catalog 'c-manifest'",
         "damaged: bytes ",
-        "touched by the damage: chunk@1: machine 'm-chunk'",
-        "touched by the damage: chunk@1: catalog 'c-chunk'",
+        "affected by the damage: chunk@1: machine 'm-chunk'",
+        "affected by the damage: chunk@1: catalog 'c-chunk'",
         "cannot be read because of that: the whole disk: /etc/large.conf",
     ] {
         assert!(logged.contains(says), "no '{says}' in {logged}");

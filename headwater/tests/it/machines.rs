@@ -208,7 +208,7 @@ fn whoever_waits_is_told_what_for() {
     daemon.with_tiny_machine("lab");
     daemon
         .cli(&["machine", "start", "--wait=0", "lab"])
-        .fails(1, &["not up after 0 s", "'headwater machine console --log lab' shows"]);
+        .fails(1, &["has not booted after 0 s", "'headwater machine console --log lab' shows"]);
     daemon.wait_for("lab", "running");
     let begin = |args: &[&str]| {
         let mut command = headwater();

@@ -114,7 +114,7 @@ fn an_image_is_edited_on_one_machine_and_sealed_for_all() {
     assert_eq!(json(&daemon, &["image", "show", "tiny"])["edit"]["machine"], "lab");
     for table in ["show", "versions"] {
         let told = daemon.cli(&["image", table, "tiny"]).ok();
-        assert!(told.contains("machine lab edits it over version 1 since 20"), "{told}");
+        assert!(told.contains("machine lab edits the image over version 1 since 20"), "{told}");
     }
     daemon.cli(&["image", "remove", "tiny@1"]).fails(4, &["'lab' edits it"]);
     daemon.cli(&["image", "seal", "tiny"]).fails(4, &["has not begun the disk", "start it first"]);
@@ -258,7 +258,7 @@ fn a_version_is_made_of_a_machine_that_goes_on() {
     refused.fails(2, &["the note has 1025 bytes"]);
     let said = daemon.cli(&["machine", "seal", "lab", "--note", "as it was"]).ok();
     assert!(said.contains("sealed as tiny@2 over tiny@1") && said.contains("as after a power cut"), "{said}");
-    assert!(said.contains("production of tiny was not set, and is version 1 from now on"), "{said}");
+    assert!(said.contains("production of tiny was not set; it now points to version 1"), "{said}");
     // It goes on, and what it writes now is not in the version.
     daemon.console("lab", "w", Some("W"));
     assert_eq!(daemon.machine("lab")["pid"], pid);

@@ -143,7 +143,7 @@ fn a_machine_of_a_node_is_used_through_its_controller() {
     daemon.cli(&["image", "pin", "there", "tiny@1"]).ok();
     wait_until("the node has the pin", || node.machine("there")["pin"] == "tiny@1");
     // The node does what the controller says, and changes nothing by itself that the controller keeps.
-    node.cli(&["machine", "remove", "there"]).fails(4, &["its controller", "keeps that"]);
+    node.cli(&["machine", "remove", "there"]).fails(4, &["its controller", "manages that"]);
     node.cli(&["machine", "create", "own", "tiny"]).fails(4, &["its controller"]);
     daemon.cli(&["image", "edit", "tiny", "--machine", "there"]).fails(4, &["it is on host 'b'"]);
     daemon.cli(&["machine", "remove", "there"]).ok();

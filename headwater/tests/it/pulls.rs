@@ -115,7 +115,7 @@ fn what_cannot_be_pulled_is_told_with_its_reason() {
     let daemon = Daemon::start();
     let pull = |source: &str, more: &[&str]| daemon.cli(&[&["image", "pull", source][..], more].concat());
     pull("/nowhere/store", &[]).fails(3, &["cannot pull from '/nowhere/store'", "no image store"]);
-    pull("ftp://x", &[]).fails(2, &["no stores at ftp://"]);
+    pull("ftp://x", &[]).fails(2, &["ftp:// cannot be a store"]);
     pull("/proc/self/cwd", &[]).fails(2, &["/proc/self/cwd"]);
     pull(text(&source), &["disk@9"]).fails(3, &["disk"]);
     pull(text(&source), &["other"]).fails(3, &["there is no image 'other'"]);

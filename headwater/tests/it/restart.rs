@@ -450,7 +450,7 @@ fn a_store_that_is_gone_is_not_replaced_by_an_empty_one() {
     let (_, dir) = daemon.terminate();
     std::fs::remove_dir_all(dir.path().join("store")).unwrap();
     run(headwater().args(["serve", "--data-dir"]).arg(dir.path()))
-        .fails(3, &["there is no store in", "the history has images of one", "--new-store"]);
+        .fails(3, &["there is no store in", "the history has events about images", "--new-store"]);
 }
 
 #[test]

@@ -83,8 +83,8 @@ fn stands_still_until(daemon: &Daemon, raise: &[&str]) -> serde_json::Value {
         });
         assert!(!guest.is_finished(), "the guest's write was done although there was no room");
         let list = daemon.cli(&["machine", "list"]).ok();
-        assert!(list.contains("running (!)") && list.contains("ALARM: it stands still"), "{list}");
-        assert!(daemon.cli(&["machine", "show", "lab"]).ok().contains("ALARM: it stands still"));
+        assert!(list.contains("running (!)") && list.contains("ALARM: the machine is paused"), "{list}");
+        assert!(daemon.cli(&["machine", "show", "lab"]).ok().contains("ALARM: the machine is paused"));
         let status = daemon.cli(&["status"]).ok();
         assert!(status.contains("ALARM: machine lab since 20"), "{status}");
         daemon.cli(&[&["machine", "set", "lab"], raise].concat()).ok();

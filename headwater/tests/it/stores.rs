@@ -318,7 +318,7 @@ fn versions_travel_between_a_directory_a_bucket_and_a_server() {
     store(&["copy", &server, "https://localhost:1", "disk", "--token", text(&shown)])
         .fails(2, &["read-only"]);
     store(&["copy", text(&here), text(&copy), "disk@9"]).fails(3, &["disk"]);
-    store(&["sync", "ftp://x", text(&copy)]).fails(2, &["no stores at ftp://"]);
+    store(&["sync", "ftp://x", text(&copy)]).fails(2, &["ftp:// cannot be a store"]);
     store(&["serve", text(&copy), "--listen", "0.0.0.0:0"]).fails(2, &["--tls-cert"]);
     let (others, file) = (dir.path().join("others"), dir.path().join("others/a.raw"));
     std::fs::create_dir(&others).unwrap();
@@ -546,7 +546,8 @@ fn a_daemon_repairs_its_store_from_directories_and_from_servers_that_ask_for_a_t
         });
         wait_until("the history has it", || {
             let history = daemon.cli(&["image", "history", "disk"]).ok();
-            history.contains("repaired") && history.contains("disk@1: damaged places that were repaired: 1")
+            history.contains("repaired")
+                && history.contains("disk@1: damaged chunks or data objects that were repaired: 1")
         });
         let (code, dir) = daemon.terminate();
         assert_eq!(code, Some(0));

@@ -683,7 +683,7 @@ impl Fixture {
 
 /// The seconds that a machine waits, as its reason says.
 fn pause_of(reason: &str) -> u64 {
-    let seconds = reason.strip_prefix("the guest restarts again and again; it is started again in ");
+    let seconds = reason.strip_prefix("the guest keeps restarting; the machine is restarted in ");
     seconds.and_then(|rest| rest.strip_suffix(" s")?.parse().ok()).unwrap_or_else(|| panic!("{reason}"))
 }
 

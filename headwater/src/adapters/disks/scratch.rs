@@ -1,7 +1,8 @@
-//! The scratch disk of a machine: empty at each start, forgotten at its end, in nothing that is sealed, frozen or read.
+//! The scratch disk of a machine: empty at each start, discarded at its end, and never included in a seal, a freeze
+//! or a disk export.
 //!
-//! It belongs to the machine's disk, so it is opened, adopted and closed together with that. All that is done with a
-//! machine's disk leaves the scratch disk out.
+//! It is opened, adopted and closed together with the machine's disk. All other operations on the machine's disk
+//! ignore it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,13 +19,13 @@ use headwater_writecache::overflow::check_directory;
 use super::served::Server;
 use super::{Opener, kind_of, volume_mode};
 
-/// The name of its socket in the machine's directory.
+/// The name of the scratch disk's socket in the machine's directory.
 pub const SOCKET: &str = "scratch.sock";
 
 /// The space of its write cache beyond the disk's size: blocks that were overwritten, until their segments are cleaned.
 const SPARE_BYTES: u64 = 64 << 20;
 
-/// A disk that is full of zeroes.
+/// An empty base: a read-only disk of zeroes.
 struct Empty {
     size_bytes: u64,
 }
@@ -146,14 +147,14 @@ impl Scratch {
         Ok(Some(Self { volume, server }))
     }
 
-    /// What stands in its way.
+    /// The shortage to report, if its write cache is full.
     pub(super) fn trouble(&self, cache_dir: &Path) -> Option<Shortage> {
         let shortage = self.volume.shortage();
         let is_full = shortage.refusing
             || shortage.waited >= super::shortage::SHORTAGE_AFTER
             || self.server.waiting_writes() > 0;
         is_full.then(|| Shortage {
-            message: "the write cache of its scratch disk is full, and writes to that wait".into(),
+            message: "the write cache of its scratch disk is full, and writes to it wait".into(),
             advice: format!("free space on the file system of {}", cache_dir.display()),
         })
     }

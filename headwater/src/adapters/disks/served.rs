@@ -1,4 +1,4 @@
-//! The disk of a machine that is on.
+//! Serves the disk of a machine that is on.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -30,7 +30,7 @@ use crate::adapters::snapshot_leases::{Reader, SnapshotLeases, being_read};
 use crate::adapters::totals::Totals;
 use crate::streaming::Streamed;
 
-/// What speaks to the machine.
+/// The server on the machine's socket.
 pub(super) enum Server {
     VhostUser(headwater_vhost_user::Server),
     Nbd(headwater_nbd::Server),
@@ -77,11 +77,11 @@ impl Server {
         }
     }
 
-    /// Writes that found no room and that nobody was told of: they are tried again until there is.
+    /// The number of writes that wait for space in the server, which retries them. Their guest has no answer yet.
     pub(super) fn waiting_writes(&self) -> usize {
         match self {
             Self::VhostUser(server) => server.waiting_writes(),
-            // Its clients are told, and QEMU then stops the machine.
+            // NBD clients get the error, and QEMU then pauses the machine.
             Self::Nbd(_) => 0,
         }
     }
@@ -91,27 +91,27 @@ pub(super) struct ServedVolume {
     pub(super) machine: String,
     pub(super) mode: CacheMode,
     pub(super) files: PersistentDiskFiles,
-    /// It, where it is kept.
+    /// The id of the persistent disk, if it is one.
     pub(super) kept: Option<Uuid>,
-    /// Since when its write cache cannot be saved.
+    /// Since when the write cache could not be saved.
     pub(super) failing: Mutex<Failing>,
     pub(super) store: Arc<dyn Store>,
     pub(super) below: ImageVersion,
     pub(super) socket: PathBuf,
     pub(super) transport: DiskTransport,
     pub(super) volume: Arc<Volume>,
-    /// What is done in the background for its image, while the disk is open.
+    /// The background work for the image while the disk is open.
     pub(super) image: Weak<Streamed>,
-    /// To readers outside.
+    /// The frozen views that readers outside use.
     pub(super) snapshot_leases: SnapshotLeases,
     pub(super) totals: Arc<Totals>,
     pub(super) survival: Arc<Survival>,
     pub(super) scans: Arc<Scans>,
-    /// Gone once the disk is closed.
+    /// `None` once the disk is closed.
     pub(super) parts: Arc<Mutex<Option<ServedParts>>>,
 }
 
-/// What a disk needs while it is open.
+/// The parts of an open disk.
 pub(super) struct ServedParts {
     pub(super) server: Server,
     pub(super) recording: Option<Recording>,
@@ -122,7 +122,7 @@ pub(super) struct ServedParts {
 }
 
 impl ServedVolume {
-    /// How far the copy of its image to this host is; zeroes where none is made.
+    /// The progress of the copy of the image to this host; zero if no copy is made.
     pub(super) fn copied(&self) -> BackgroundProgress {
         self.image.upgrade().and_then(|image| image.copied()).unwrap_or_default()
     }
@@ -154,18 +154,18 @@ impl ServedVolume {
         self.snapshot_leases.borrow(|| self.frozen())
     }
 
-    /// Freezes it for a scan of its write cache.
+    /// Opens a frozen view for a scan of the write cache.
     pub(super) fn open_scan(&self) -> Result<Reader, BackendError> {
         self.snapshot_leases.borrow_for_scan(|| self.frozen())
     }
 
-    /// Freezes it for nobody else.
+    /// Freezes the disk for one caller, without sharing the view.
     pub(super) fn freeze_alone(&self) -> Result<FrozenVolume, BackendError> {
         self.snapshot_leases.freeze_alone(|| self.frozen())
     }
 
     fn frozen(&self) -> Result<FrozenVolume, BackendError> {
-        // Whoever closes the disk takes it back from readers afterwards, so one that is closed is not lent.
+        // A closed disk is not lent: its closing takes it back from readers after this lock.
         let parts = self.parts.lock();
         let Some(parts) = &*parts else {
             return Err(BackendError::new(ProblemKind::Conflict, "the machine is being switched off"));
@@ -218,7 +218,7 @@ impl Disk for ServedVolume {
     }
 
     fn can_freeze(&self) -> Result<(), BackendError> {
-        // Now, and not while the file systems of the guest are frozen.
+        // A scan ends now, and not while the guest's file systems are frozen.
         self.snapshot_leases.end_scan();
         match self.snapshot_leases.readers() {
             0 => Ok(()),
@@ -259,7 +259,7 @@ impl Disk for ServedVolume {
         }
         let readers = self.snapshot_leases.take_back().readers;
         if readers > 0 {
-            tracing::warn!(machine = %self.machine, readers, "its write cache is full: the frozen view was taken from those who read it");
+            tracing::warn!(machine = %self.machine, readers, "its write cache is full: frozen views were taken from their readers");
         }
     }
 
@@ -295,7 +295,8 @@ impl Disk for ServedVolume {
             }
             totals.closed(&volume);
             match kept {
-                // Later ones have nothing to save, and a start that failed says nothing of what was lost before.
+                // Closing again has nothing to save, and a failed start must not clear an earlier record of lost
+                // writes.
                 Some(kept) if saved.is_err() || is_used => noted(&files, kept, saved),
                 _ => saved.map_err(not_saved),
             }
@@ -304,16 +305,17 @@ impl Disk for ServedVolume {
     }
 }
 
-/// Leaves a note beside a persistent disk where its last writes are not on it, and takes it away where they are: no version is to be
-/// made of it without them.
+/// Records beside a persistent disk that its last writes are missing, or removes that record if they are saved. A
+/// seal must not make a
+/// version without them.
 fn noted(files: &PersistentDiskFiles, kept: Uuid, saved: Result<(), IoError>) -> Result<(), BackendError> {
     if let Err(error) = files.set_incomplete(kept, saved.is_err()) {
-        tracing::error!(disk = %kept, %error, "cannot note whether a persistent disk has its last writes");
+        tracing::error!(disk = %kept, %error, "cannot record whether a persistent disk has its last writes");
     }
     saved.map_err(not_saved)
 }
 
 fn not_saved(error: IoError) -> BackendError {
-    let message = "its last writes are not on its persistent disk, which is as at its last flush that succeeded, or later";
+    let message = "its last writes are not on its persistent disk, which has the state of its last successful flush, or a later one";
     BackendError::new(kind_of(&error), message).because(error)
 }

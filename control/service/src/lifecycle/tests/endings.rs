@@ -548,7 +548,7 @@ async fn what_was_on_when_the_daemon_stopped_is_wanted_and_starts_again_when_ask
     next.resume().await;
     until("it is said why", async || {
         let reason = fixture.record().await.reason.unwrap_or_default();
-        reason.starts_with("it was on when the daemon ended, and it is started again until that works")
+        reason.starts_with("it was on when the daemon ended, and its start is retried until it succeeds")
     })
     .await;
     *fixture.host.unreadable.lock().unwrap() = None;

@@ -575,7 +575,10 @@ async fn a_store_that_hides_an_image_does_not_say_that_its_edit_was_not_sealed()
     fixture.host.image_hides.store(true, Ordering::SeqCst);
     for refused in [fixture.start().await.map(drop), fixture.seal().await.map(drop)] {
         let refused = problem(&refused.unwrap_err());
-        assert!(refused.to_string().contains("no image 'image', which is being edited"), "{refused}");
+        assert!(
+            refused.to_string().contains("no image 'image', although it has a maintenance session"),
+            "{refused}"
+        );
     }
     assert!(fixture.host.opened.lock().unwrap().is_empty());
     assert_eq!(fixture.kept().await, [edit]);

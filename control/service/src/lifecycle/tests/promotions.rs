@@ -163,13 +163,13 @@ async fn a_change_of_the_store_whose_answer_is_lost_is_in_the_history() {
     let request = headwater_api::SealRequest::default();
     fixture.service.seal_machine("lab", request, &Caller::daemon(), control).await.unwrap_err();
     fixture.service.promote_due().await;
-    let unknown = "and whether that was done is not known: nobody answered";
+    let unknown = "it may or may not have been done: nobody answered";
     let expected = [
         ("promotion tried", "what was due"),
         ("seal tried", "a version of the disk of machine lab over image@1"),
         ("promotion tried", "production to version 1"),
     ];
     let expected = expected
-        .map(|(action, what)| ("image image".to_owned(), action.to_owned(), format!("{what}, {unknown}")));
+        .map(|(action, what)| ("image image".to_owned(), action.to_owned(), format!("{what}; {unknown}")));
     assert_eq!(tried().await, expected);
 }

@@ -54,8 +54,8 @@ impl Fixture {
     }
 }
 
-const CAME: &str = "version 2 from /srv/images, with channels, notes and what is retired; machines boot version 2 from now on, and \
-                    no more version 1";
+const CAME: &str = "version 2 from /srv/images, with channels, notes and retired marks; machines now boot version 2 \
+                    instead of version 1";
 
 #[tokio::test]
 async fn the_history_says_who_pulled_what_from_where() {
@@ -158,6 +158,6 @@ async fn a_pull_whose_answer_from_the_store_is_lost_is_noted_as_tried() {
     assert_eq!(api.ask("POST", "pull", r#"{"source":"/srv/images"}"#).await.0, 200);
     let pulled = fixture.pulled().await;
     let told: Vec<_> = pulled.iter().map(|(_, action, detail)| (action.as_str(), detail.as_str())).collect();
-    let tried = "versions from /srv/images, and whether that was done is not known: nobody answered";
+    let tried = "versions from /srv/images; it may or may not have been done: nobody answered";
     assert_eq!(told, [("pull tried", tried), ("pulled", CAME)]);
 }
