@@ -282,7 +282,7 @@ mod tests {
         let reading = told.iter().position(|told| *told == format!("reading: {whole}")).unwrap();
         assert_eq!(
             told[reading + 1..],
-            ["looking for versions that are touched: 0 of 1", "looking for files that are touched: 0 B read"]
+            ["looking for affected versions: 0 of 1", "looking for affected files: 0 B read"]
         );
 
         let sources = sources(&[copy.display().to_string()]);

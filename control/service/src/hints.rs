@@ -155,7 +155,7 @@ mod tests {
         let kinds = [(ContentsKind::File, 1000), (ContentsKind::Free, 1229)];
         let linux = hints(&contents("ext4", 1229, &kinds), "desk-1", true);
         assert_eq!(linux.len(), 1);
-        assert_eq!(linux[0].message, "fstrim in the guest gives back up to 1.2 GiB: files that were deleted");
+        assert_eq!(linux[0].message, "fstrim in the guest frees up to 1.2 GiB of deleted files");
         assert_eq!(linux[0].command.as_deref(), Some("headwater machine trim desk-1"));
         let windows = hints(&contents("NTFS", 1229, &kinds), "desk-1", true);
         assert_eq!(windows[0].command.as_deref(), Some("headwater machine exec desk-1 -- defrag /C /L"));
@@ -187,7 +187,7 @@ mod tests {
             messages[1].starts_with("/var/log/journal takes 200.0 MiB: set SystemMaxUse="),
             "{messages:?}"
         );
-        assert!(messages[2].starts_with("the journal of the file system takes 128.0 MiB"), "{messages:?}");
+        assert!(messages[2].starts_with("the journal of the file system occupies 128.0 MiB"), "{messages:?}");
     }
 
     #[test]

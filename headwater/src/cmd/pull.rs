@@ -172,7 +172,7 @@ mod tests {
         );
         assert!(told.contains("promote deb@2 production' holds them to version 2"), "{told}");
         let told = says(true, Some(2), Some(3)).unwrap();
-        assert!(told.contains("boot version 3 from their next boot on, and no more version 2"), "{told}");
+        assert!(told.contains("boot version 3 instead of version 2 from their next boot on"), "{told}");
         assert!(says(true, Some(2), None).unwrap().contains("do not start"));
     }
 

@@ -161,6 +161,6 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         std::fs::write(data_dir.tls().join("cert.pem"), "nothing").unwrap();
         let error = Ports::bind(everywhere, None, None, &data_dir).await.err().unwrap();
-        assert!(error.to_string().contains("does not hold a certificate"), "{error}");
+        assert!(error.to_string().contains("does not contain a certificate"), "{error}");
     }
 }

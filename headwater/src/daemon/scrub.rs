@@ -303,7 +303,7 @@ mod tests {
         // The second line says why the first one was not repaired.
         assert_eq!(found(1, &["bytes 0+65536", "bytes 0+65536: no source has it"]), "; the log says more");
         let many = ["bytes 0+65536", "bytes 65536+65536", "11998 chunks more"];
-        assert_eq!(found(12_000, &many), "; 12000 chunks are damaged in all, see the log");
+        assert_eq!(found(12_000, &many), "; 12000 chunks are damaged in total, see the log");
     }
 
     #[test]

@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(*end, "the end");
         let lost = |note: &&str| -> usize {
             let (_, text) = note.split_once(" WARN headwater::logging::queue: ").unwrap();
-            text.strip_suffix(" lines of this log are lost: they could not be written as fast as they came")
+            text.strip_suffix(" lines of this log are lost, because they could not be written fast enough")
                 .unwrap()
                 .parse()
                 .unwrap()

@@ -287,7 +287,7 @@ mod tests {
         let stands_still = text("x", &of(0, 1 << 20), 0, Duration::ZERO);
         assert_eq!(stands_still, "x: 0%, 0 B of 1.0 MiB, 0 B/s, left unknown");
         let unknown = text("x", &Progress::default(), 0, Duration::ZERO);
-        assert_eq!(unknown, "x: it is not known yet how much there is to do");
+        assert_eq!(unknown, "x: the total is not known yet");
         // Of a disk that is mostly holes.
         let progress = of((90 << 30) + (250 << 20), 100 << 30);
         let line = text("x", &progress, 90 << 30, Duration::from_secs(5));

@@ -118,7 +118,7 @@ fn what_is_in_use_missing_or_too_small_has_its_code() {
         &["machine", "show", ""],
         &["catalog", "show", ""],
     ] {
-        daemon.cli(args).fails(2, &["a name is empty"]);
+        daemon.cli(args).fails(2, &["a name in the request is empty"]);
     }
     ends(&["store", "serve", store, "--listen", &taken], 4, "cannot listen on");
     let tokens = ["--token-file", "/no/such"];

@@ -155,7 +155,7 @@ fn a_kept_disk_is_read_while_its_machine_is_off_and_goes_back_to_it() {
     daemon.cli(&["machine", "stop", "kept", "--force"]).ok();
     let exports = listed(&uri(&daemon, ""));
     assert_eq!((exports.len(), exports[0].2), (1, tiny_disk().len() as u64));
-    assert!(exports[0].1.contains("as it was left"), "{exports:?}");
+    assert!(exports[0].1.contains("its persistent disk"), "{exports:?}");
 
     let reader = Client::open(&uri(&daemon, "kept")).expect("it opens");
     let left = counted_by(&reader);

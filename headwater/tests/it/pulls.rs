@@ -83,7 +83,7 @@ fn a_daemon_brings_the_versions_of_another_store_while_it_runs() {
     assert_eq!(daemon.machine("desk")["next_version"], "disk@1");
     let there = added_by_a_daemon(there, &[2, 3]);
     let said = daemon.cli(&["image", "pull", text(&source)]).ok();
-    let moved = "machines that boot 'disk' boot version 3 from their next boot on, and no more version 1";
+    let moved = "machines that boot 'disk' boot version 3 instead of version 1 from their next boot on";
     assert!(said.contains(moved), "{said}");
     assert_eq!(versions(&daemon), (vec![1, 2, 3], serde_json::json!(["maintenance", "production"])));
     assert_eq!(daemon.machine("desk")["next_version"], "disk@3");

@@ -224,8 +224,8 @@ fn limits_that_cannot_be_are_refused_and_change_nothing() {
     set("lab", &["--ram", "900T"]).fails(2, &["larger than this host's"]);
     set("lab", &["--disk", "0"]).fails(2, &["needs disk space"]);
     set("lab", &["--disk", "15M"]).fails(2, &["15.0 MiB of disk is too small; it takes 16.0 MiB or more"]);
-    set("ram", &["--disk", "1G"]).fails(2, &["'ram' has no limit of its own for disk"]);
-    set("disk", &["--ram", "64M"]).fails(2, &["'disk' has no limit of its own for memory"]);
+    set("ram", &["--disk", "1G"]).fails(2, &["'ram' has no limit for disk"]);
+    set("disk", &["--ram", "64M"]).fails(2, &["'disk' has no limit for memory"]);
     set("nobody", &["--ram", "64M"]).fails(3, &["no machine 'nobody'"]);
     assert_eq!(daemon.cli(&["machine", "list", "--json"]).ok(), before);
     let said = set("lab", &["--ram", "128M", "--disk", "2G"]).ok();

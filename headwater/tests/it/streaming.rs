@@ -281,7 +281,7 @@ fn a_chunk_cache_that_is_of_no_use_is_told() {
     let export = Export::start(dir.path().join("store").to_str().expect("a name"), |_, command| {
         command.args(["--chunk-cache", &place, "--hydrate", "max"]);
     });
-    wait_until("the log says so", || export.log().contains("the store is on this host: --chunk-cache keeps"));
+    wait_until("the log says so", || export.log().contains("the store is on this host, so --chunk-cache"));
     assert!(export.read("out") == bytes);
 }
 

@@ -634,7 +634,7 @@ async fn a_machine_that_runs_is_sealed_between_freeze_and_thaw_of_its_guest() {
     // The guest is not up yet.
     let sealed = fixture.seal_machine().await.unwrap();
     assert_eq!((sealed.version.number, sealed.parent.as_str()), (3, "image@1"));
-    assert!(sealed.pause.unwrap().remark.unwrap().contains("not up"));
+    assert!(sealed.pause.unwrap().remark.unwrap().contains("has not booted"));
     let mut record = fixture.record().await;
     record.state = MachineState::Running;
     fixture.service.save(&record, &Caller::daemon(), "state", "up").await.unwrap();
@@ -889,7 +889,7 @@ async fn the_disk_of_an_edit_gets_more_room_whatever_the_mode_of_its_machine() {
     let fixture = Fixture::with_cache(|cache| (cache.mode, cache.disk_bytes) = (CacheMode::Ram, 0)).await;
     let api = Api::serve(&fixture).await;
     let (status, answer) = api.ask("PATCH", "machines/lab", r#"{"disk_bytes":1073741824}"#).await;
-    assert!(status == 400 && answer.contains("no limit of its own for disk"), "{answer}");
+    assert!(status == 400 && answer.contains("no limit for disk"), "{answer}");
     fixture.edit().await;
     fixture.start().await.unwrap();
     let (status, answer) = api.ask("PATCH", "machines/lab", r#"{"disk_bytes":1073741824}"#).await;
