@@ -83,7 +83,8 @@ fn owners_of_blocks_are_those_that_the_blocks_name() {
 
         // Blocks of trees, besides the beginning of the disk and a copy of the superblock.
         let dump = run("btrfs", &["inspect-internal", "dump-tree", "-t", "extent", name]);
-        let blocks = dump.lines().filter(|line| line.contains("METADATA_ITEM")).count() as u64;
+        let is_item = |line: &&str| line.trim_start().starts_with("item ") && line.contains("METADATA_ITEM");
+        let blocks = dump.lines().filter(is_item).count() as u64;
         let node = run("btrfs", &["inspect-internal", "dump-super", name]);
         let node = node.lines().find_map(|line| line.strip_prefix("nodesize")).unwrap().trim().parse::<u64>();
         let of_trees: u64 = owners
