@@ -18,6 +18,7 @@
 //! Start reading at `cli/mod.rs`, then `daemon/mod.rs`.
 
 mod adapters;
+mod alarm_channels;
 mod backup;
 mod caches;
 mod cli;

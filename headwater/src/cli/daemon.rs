@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum, ValueHint};
 use headwater_boot_server::Uefi;
 use headwater_nbd::{Address, Right};
 
+use crate::alarm_channels::AlarmArgs;
 use crate::caches::CacheArgs;
 use crate::cli::{LogFormat, MachineArgs, OfferArgs};
 use crate::daemon::boot::{self, BootOffer};
@@ -124,6 +125,9 @@ pub struct ServeArgs {
     /// The NBD server
     #[command(flatten)]
     pub nbd: ServeNbdArgs,
+    /// The channels of alarms
+    #[command(flatten)]
+    pub alarms: AlarmArgs,
     /// Verify all versions in the background, at this rate in bytes per second
     #[arg(long, value_name = "RATE", value_parser = streaming::rate)]
     pub scrub: Option<u64>,

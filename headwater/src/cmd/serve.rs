@@ -57,6 +57,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         waker: Waker::new(args.boot.wake_command.clone(), args.boot.boot.as_deref()),
         boot: args.boot.offer(&args.offer),
         nbd: args.nbd.offer()?,
+        alarm_channels: args.alarms.channels()?,
         repair_from: args.repair_from,
         scrub,
         scrub_pause,

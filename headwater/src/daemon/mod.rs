@@ -29,7 +29,7 @@ use std::time::Duration;
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
 use headwater_db::{Database, DbError};
-use headwater_service::backend::{SystemClock, SystemRandom, Wake};
+use headwater_service::backend::{AlarmChannel, SystemClock, SystemRandom, Wake};
 use headwater_service::fleet::OwnHost;
 use headwater_service::lifecycle::STOP_GRACE_MS;
 use headwater_service::web::Reachable;
@@ -133,6 +133,8 @@ pub struct Options {
     pub waker: Option<Waker>,
     /// How machines' disks are offered over NBD.
     pub nbd: Option<Offer>,
+    /// The channels by which alarms are sent.
+    pub alarm_channels: Vec<Arc<dyn AlarmChannel>>,
     /// Stores from which this one may be repaired. Their servers get the credentials even if a request names them.
     pub repair_from: Vec<String>,
     /// The background verification.
@@ -217,6 +219,14 @@ async fn start_background(service: &Service, resume: bool, left_tasks: Vec<i64>)
     recovered.context("cannot continue the tasks of an earlier daemon")
 }
 
+/// Begins what a daemon does again and again: it compares wanted and actual state, and sends alarms.
+fn tick(service: &Service, channels: Vec<Arc<dyn AlarmChannel>>) -> [JoinHandle<()>; 2] {
+    let (ticking, sending) = (service.clone(), service.clone());
+    let ticker = tokio::spawn(async move { ticking.keep_reconciling().await });
+    let alarms = tokio::spawn(async move { sending.keep_alarms(channels).await });
+    [ticker, alarms]
+}
+
 /// A running daemon.
 pub struct Daemon {
     data_dir: DataDir,
@@ -233,6 +243,7 @@ pub struct Daemon {
     stop: watch::Sender<bool>,
     servers: Vec<JoinHandle<std::io::Result<()>>>,
     ticker: JoinHandle<()>,
+    alarms: JoinHandle<()>,
     reachable: Reachable,
     offer_url: Option<String>,
     boot_url: Option<String>,
@@ -341,8 +352,7 @@ impl Daemon {
         let scrub = |scrub| Scrubbing::start(store.clone(), scrub, options.scrub_pause, service.clone());
         let scrubbing = options.scrub.map(scrub).transpose()?;
         start_background(&service, options.resume, left_tasks).await?;
-        let ticking = service.clone();
-        let ticker = tokio::spawn(async move { ticking.keep_reconciling().await });
+        let [ticker, alarms] = tick(&service, options.alarm_channels);
         Ok(Self {
             data_dir,
             _socket_file: socket_file,
@@ -357,6 +367,7 @@ impl Daemon {
             stop,
             servers,
             ticker,
+            alarms,
             reachable,
             offer_url,
             boot_url,
@@ -504,6 +515,7 @@ impl Daemon {
         }
         let ticker = self.ticker;
         ticker.abort();
+        self.alarms.abort();
         // Events that it was writing return to the queue of waiting events.
         let _ = ticker.await;
         // Operations whose clients have disconnected write to the history last.
