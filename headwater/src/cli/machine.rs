@@ -416,6 +416,12 @@ pub enum CatalogCommand {
         #[arg(add = complete::catalogs())]
         name: String,
     },
+    /// Say how much RAM and disk the write caches of its machines need, by what they took in their runs on this host
+    Advice {
+        /// Its name
+        #[arg(add = complete::catalogs())]
+        name: String,
+    },
     /// Change what a catalog's machines boot and their settings from their next boot on, how many are ready, what a seal removes, or the
     /// policy for lost hosts; an option that is not given changes nothing
     #[command(group = clap::ArgGroup::new("change").required(true).multiple(true).args([

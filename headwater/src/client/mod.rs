@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use headwater_api::{
-    BootTrace, CacheContents, CallerInfo, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest,
+    BootTrace, CacheContents, CallerInfo, Catalog, CatalogAdvice, CatalogList, Channel, ChannelPointer, ChannelRequest,
     Claim, ClaimList, ClaimRequest, ConsoleLink, CreateCatalog, CreateConsoleTicket, CreateJoinToken,
     CreateMachine, CreateToken, EventList, ExecRequest, ExecResult, Host, HostList, Image, ImageList,
     ImageVersion, JoinToken, MAX_EVENTS, MAX_TASKS, Machine, MachineList, MachineSort, MaintenanceRequest,
@@ -225,6 +225,11 @@ impl Client {
     /// One catalog.
     pub async fn catalog(&self, name: &str) -> anyhow::Result<Catalog> {
         self.get(&format!("/api/v1/catalogs/{}", escape(name))).await
+    }
+
+    /// The advice on the sizes of its machines' write caches.
+    pub async fn advice(&self, name: &str) -> anyhow::Result<CatalogAdvice> {
+        self.get(&format!("/api/v1/catalogs/{}/advice", escape(name))).await
     }
 
     /// Creates a catalog.

@@ -58,6 +58,10 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             let list = client.catalogs().await?;
             if json { show::json(&list)? } else { show_list(&list.catalogs)? }
         }
+        CatalogCommand::Advice { name } => {
+            let advice = client.advice(&name).await?;
+            if json { show::json(&advice)? } else { super::advice::show(&advice)? }
+        }
         CatalogCommand::Show { name } => {
             let catalog = client.catalog(&name).await?;
             if json { show::json(&catalog)? } else { show_one(&client, catalog).await? }

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod advice;
 mod attach;
 mod backup;
 mod boot;

@@ -1,5 +1,6 @@
 //! The tests of this crate as one program, since each costs its linking; those that need a process for themselves lie beside it.
 
+mod advice;
 mod api;
 mod attach;
 mod backup;
