@@ -14,12 +14,18 @@ pub enum CacheCommand {
     /// Show what occupies the write cache of a machine: files, directories, deleted files that were not trimmed,
     /// journal, swap
     ///
-    /// Scans the file systems (ext2, ext3, ext4, NTFS and FAT) on a snapshot of the machine's disk, while the machine
-    /// runs.
+    /// Scans the file systems on a snapshot of the machine's disk, while the machine runs. ext2, ext3, ext4, XFS, Btrfs, NTFS and FAT are
+    /// read, also in linear volumes of LVM.
     Contents {
         /// The machine
-        #[arg(value_name = "MACHINE")]
-        machine: String,
+        #[arg(value_name = "MACHINE", required_unless_present = "catalog")]
+        machine: Option<String>,
+        /// Scan machines of this catalog in place of one machine, and add up what they hold
+        #[arg(long, value_name = "CATALOG", conflicts_with = "machine")]
+        catalog: Option<String>,
+        /// The most machines of the catalog that are scanned, spread over it
+        #[arg(long, value_name = "COUNT", requires = "catalog", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
+        machines: u16,
         /// Whether lines show directories, files or kinds
         #[arg(long, value_enum, default_value_t = By::Dir, value_name = "BY")]
         by: By,

@@ -22,9 +22,15 @@ pub async fn run(
             let processes = limits::client::list().await?;
             if json { show::json(&processes)? } else { table(&processes)? }
         }
-        CacheCommand::Contents { machine, by, lines } => {
-            let contents = client()?.cache_contents(&machine).await?;
-            if json { show::json(&contents)? } else { contents::show(&contents, by, lines)? }
+        CacheCommand::Contents { machine, catalog, machines, by, lines } => {
+            let (contents, whose) = match (machine, catalog) {
+                (_, Some(catalog)) => contents::of_catalog(&client()?, &catalog, machines.into()).await?,
+                (machine, None) => {
+                    let machine = machine.unwrap_or_default();
+                    (client()?.cache_contents(&machine).await?, format!("machine {machine}"))
+                }
+            };
+            if json { show::json(&contents)? } else { contents::show(&contents, &whose, by, lines)? }
         }
         CacheCommand::Set { which, volume, limits: NewLimits { ram, disk }, weight } => {
             let change = Change { volume, ram_bytes: ram, disk_bytes: disk, weight };

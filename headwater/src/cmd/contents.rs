@@ -1,21 +1,110 @@
 //! `headwater cache contents`: prints what occupies a machine's write cache, as tables.
 
-use headwater_api::{CacheContents, ContentsKind, HeldBytes, PathContents};
+use std::collections::HashMap;
+
+use anyhow::Context as _;
+use headwater_api::{
+    CacheContents, ContentsKind, HeldBytes, KindContents, MachineSort, PathContents, Problem, ProblemKind,
+};
 use headwater_block::size;
 
 use crate::cli::By;
+use crate::client::Client;
 use crate::show;
 
+/// The most files and the most directories of several machines together.
+const ITEMS_MAX: usize = 1000;
+
+/// Scans some machines of a catalog that are on, one after the other, and adds up what their write caches hold. Returns that, and whose it is.
+pub async fn of_catalog(
+    client: &Client,
+    catalog: &str,
+    most: usize,
+) -> anyhow::Result<(CacheContents, String)> {
+    // A catalog that is not there is an error of its own.
+    client.catalog(catalog).await?;
+    let filter = format!("catalog:{catalog} is:on");
+    let machines = client.machines_like(&filter, MachineSort::Name, None).await?.machines;
+    if machines.is_empty() {
+        let message =
+            format!("no machine of catalog '{catalog}' is on, so that there is no write cache to scan");
+        return Err(Problem::new(ProblemKind::Conflict, message).advise("start one").into());
+    }
+    let step = machines.len().div_ceil(most).max(1);
+    let (mut sum, mut count) = (CacheContents::default(), 0);
+    for machine in machines.iter().step_by(step) {
+        let found = client.cache_contents(&machine.name).await;
+        let found = found.with_context(|| format!("cannot scan machine '{}'", machine.name))?;
+        add(&mut sum, found);
+        count += 1;
+    }
+    let whose = format!("{count} of the {} machines of catalog {catalog} that are on", machines.len());
+    sum.machine.clone_from(&whose);
+    Ok((sum, whose))
+}
+
+fn plus(one: &mut HeldBytes, other: &HeldBytes) {
+    one.total_bytes += other.total_bytes;
+    one.ram_bytes += other.ram_bytes;
+    one.packed_bytes += other.packed_bytes;
+    one.disk_bytes += other.disk_bytes;
+}
+
+/// Adds what another machine's write cache holds. Paths are equal if they are in the partition of the same number: the machines boot the
+/// same image. Hints and remarks are about single machines, and left out.
+fn add(sum: &mut CacheContents, other: CacheContents) {
+    sum.at_ms = sum.at_ms.max(other.at_ms);
+    sum.took_ms += other.took_ms;
+    sum.files_total += other.files_total;
+    plus(&mut sum.held, &other.held);
+    for KindContents { kind, held } in other.kinds {
+        match sum.kinds.iter_mut().find(|known| known.kind == kind) {
+            Some(known) => plus(&mut known.held, &held),
+            None => sum.kinds.push(KindContents { kind, held }),
+        }
+    }
+    sum.kinds.sort_by_key(|kind| std::cmp::Reverse(kind.held.total_bytes));
+    for mut partition in other.partitions {
+        match sum.partitions.iter_mut().find(|known| known.number == partition.number) {
+            Some(known) => {
+                plus(&mut known.held, &partition.held);
+                known.free_bytes += partition.free_bytes;
+            }
+            None => {
+                partition.remarks.clear();
+                sum.partitions.push(partition);
+            }
+        }
+    }
+    sum.files = added(std::mem::take(&mut sum.files), other.files);
+    sum.directories = added(std::mem::take(&mut sum.directories), other.directories);
+}
+
+fn added(known: Vec<PathContents>, more: Vec<PathContents>) -> Vec<PathContents> {
+    let mut all: HashMap<(u32, String), PathContents> = HashMap::new();
+    for item in known.into_iter().chain(more) {
+        match all.get_mut(&(item.partition, item.path.clone())) {
+            Some(known) => plus(&mut known.held, &item.held),
+            None => {
+                all.insert((item.partition, item.path.clone()), item);
+            }
+        }
+    }
+    let mut all: Vec<PathContents> = all.into_values().collect();
+    all.sort_by(|a, b| b.held.total_bytes.cmp(&a.held.total_bytes).then_with(|| a.path.cmp(&b.path)));
+    all.truncate(ITEMS_MAX);
+    all
+}
+
 /// Writes the tables, and then the hints.
-pub fn show(contents: &CacheContents, by: By, lines: usize) -> anyhow::Result<()> {
+pub fn show(contents: &CacheContents, whose: &str, by: By, lines: usize) -> anyhow::Result<()> {
     let all = contents.held;
     if all.total_bytes == 0 {
-        return show::line(&format!("the write cache of machine {} is empty", contents.machine));
+        return show::line(&format!("the write cache of {whose} is empty"));
     }
     show::line(&format!(
-        "{} in the write cache of machine {}: RAM {}, packed {}, disk {}",
+        "{} in the write cache of {whose}: RAM {}, packed {}, disk {}",
         size::format(all.total_bytes),
-        contents.machine,
         size::format(all.ram_bytes),
         size::format(all.packed_bytes),
         size::format(all.disk_bytes)
@@ -105,5 +194,37 @@ fn in_words(kind: ContentsKind) -> &'static str {
         ContentsKind::Unknown => "unknown: not readable here",
         ContentsKind::Outside => "outside of all partitions",
         ContentsKind::Other => "of a kind that a newer daemon added",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(partition: u32, path: &str, bytes: u64) -> PathContents {
+        let held = HeldBytes { total_bytes: bytes, ram_bytes: bytes, ..HeldBytes::default() };
+        PathContents { partition, path: path.to_owned(), kind: ContentsKind::File, held }
+    }
+
+    #[test]
+    fn machines_add_up_by_partition_and_path() {
+        let of = |bytes: u64, other: &str| CacheContents {
+            held: HeldBytes { total_bytes: bytes, ..HeldBytes::default() },
+            kinds: vec![KindContents {
+                kind: ContentsKind::File,
+                held: HeldBytes { total_bytes: bytes, ..HeldBytes::default() },
+            }],
+            files: vec![item(1, "/var/log", bytes), item(2, "/var/log", 1), item(1, other, 5)],
+            files_total: 3,
+            ..CacheContents::default()
+        };
+        let mut sum = CacheContents::default();
+        add(&mut sum, of(10, "/a"));
+        add(&mut sum, of(30, "/b"));
+        assert_eq!((sum.held.total_bytes, sum.kinds.len(), sum.files_total), (40, 1, 6));
+        assert_eq!(
+            sum.files,
+            [item(1, "/var/log", 40), item(1, "/a", 5), item(1, "/b", 5), item(2, "/var/log", 2)]
+        );
     }
 }
