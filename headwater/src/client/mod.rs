@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use headwater_api::{
-    BootTrace, CacheContents, CallerInfo, Catalog, CatalogAdvice, CatalogList, Channel, ChannelPointer, ChannelRequest,
-    Claim, ClaimList, ClaimRequest, ConsoleLink, CreateCatalog, CreateConsoleTicket, CreateJoinToken,
-    CreateMachine, CreateToken, EventList, ExecRequest, ExecResult, Host, HostList, Image, ImageList,
-    ImageVersion, JoinToken, MAX_EVENTS, MAX_TASKS, Machine, MachineList, MachineSort, MaintenanceRequest,
-    MaintenanceSession, MergeTraceRequest, NewToken, NoteRequest, PinRequest, Problem, ProblemKind,
-    PromoteRequest, Promoted, Removed, RetireRequest, RevertScheme, Reverted, SaveTraceRequest, SchemeList,
-    SetCatalog, SetHost, SetMachine, Stats, Status, Task, TaskList, TokenList,
+    BootTrace, CacheContents, CallerInfo, Catalog, CatalogAdvice, CatalogList, Channel, ChannelPointer,
+    ChannelRequest, Claim, ClaimList, ClaimRequest, ConsoleLink, CreateCatalog, CreateConsoleTicket,
+    CreateJoinToken, CreateMachine, CreateToken, EventList, ExecRequest, ExecResult, Host, HostList, Image,
+    ImageList, ImageVersion, JoinToken, MAX_EVENTS, MAX_TASKS, Machine, MachineList, MachineSort,
+    MaintenanceRequest, MaintenanceSession, MergeTraceRequest, NewToken, NoteRequest, PinRequest, Problem,
+    ProblemKind, PromoteRequest, Promoted, Removed, RetireRequest, RevertScheme, Reverted, SaveTraceRequest,
+    SchemeList, SetCatalog, SetHost, SetMachine, Stats, Status, Task, TaskList, TokenList,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};

@@ -17,6 +17,7 @@ mod one_image;
 mod promotions;
 mod pulls;
 mod removals;
+mod rolls;
 mod schemes;
 mod seals;
 mod slow_store;
@@ -506,7 +507,9 @@ impl Hypervisor for FakeHypervisor {
     async fn describe(&self) -> Result<String, BackendError> {
         unused()
     }
-    async fn check(&self, _: VmPlan<'_>) -> Result<(), BackendError> {
+    async fn check(&self, plan: VmPlan<'_>) -> Result<(), BackendError> {
+        // A guest would not know what a template is.
+        assert!(!plan.user_data.is_some_and(|text| text.starts_with("## template: headwater")));
         match self.0.checks_fail.load(Ordering::SeqCst) {
             true => Err(BackendError::new(ProblemKind::Invalid, "'swtpm' is not installed")),
             false => Ok(()),
