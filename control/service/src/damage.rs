@@ -74,8 +74,8 @@ impl Findings<'_> {
             (1, _) => "1 chunk of the version is damaged".to_owned(),
             (chunks, _) => format!("{chunks} chunks of the version are damaged"),
         };
-        let files = told("cannot be read because of that", self.files);
-        let remarks = told("files may be touched that are not named", self.remarks);
+        let files = named("cannot be read because of that", self.files);
+        let remarks = named("files may be touched that are not named", self.remarks);
         format!("{what}{touches}{files}{remarks}")
     }
 
@@ -157,6 +157,8 @@ pub(crate) struct SavedDamage {
     hash: Option<String>,
     chunks: u64,
     alarm: Alarm,
+    /// The message of the alarm for callers with scopes.
+    to_scoped: String,
 }
 
 /// The numbers of damaged versions and chunks, for metrics.
@@ -192,6 +194,7 @@ impl Damage {
             hash: known.hash.clone(),
             chunks: known.chunks,
             alarm: known.alarm.clone(),
+            to_scoped: known.to_scoped.clone(),
         };
         self.lock().iter().map(saved).collect()
     }
@@ -199,8 +202,8 @@ impl Damage {
     /// Takes up what an earlier daemon knew: any check from now on may end it.
     pub(crate) fn recall(&self, saved: Vec<SavedDamage>) {
         let now = Instant::now();
-        for SavedDamage { name, hash, chunks, alarm } in saved {
-            self.put(&name, KnownDamage { hash, chunks, seen: now, was_missed: false, alarm });
+        for SavedDamage { name, hash, chunks, alarm, to_scoped } in saved {
+            self.put(&name, KnownDamage { hash, chunks, seen: now, was_missed: false, alarm, to_scoped });
         }
     }
 

@@ -295,7 +295,6 @@ impl Service {
     pub(crate) fn servers_alarm(&self) -> Option<Alarm> {
         let ServersGone { gone, servers, gone_for, why } = self.images().servers_gone()?;
         let gone_ms = u64::try_from(gone_for.as_millis()).unwrap_or(u64::MAX);
-        let are = if gone == 1 { "is" } else { "are" };
         Some(Alarm {
             subject: "store".to_owned(),
             since_ms: self.now_ms().saturating_sub(gone_ms),

@@ -147,7 +147,7 @@ impl AttachArgs {
         };
         // Held until the device is recorded: two concurrent attaches could take the same name, or resume the same
         // device.
-        let lock = registry().lock(LOCK_TIMEOUT).with_context(failed)?;
+        let lock = registry().turn(LOCK_TIMEOUT).with_context(failed)?;
         let waiting = clear_all(&registry(), &KernelDevices, fate).with_context(failed)?;
         let is_free = |name| check_free(&registry(), name, waiting.as_ref());
         name.as_deref().map_or(Ok(()), is_free).with_context(failed)?;

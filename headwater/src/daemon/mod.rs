@@ -262,7 +262,7 @@ impl Daemon {
         let lock = data_dir.lock()?;
         let keys = SecretsKeyFile::of(&data_dir, options.secrets_key.as_deref());
         let waited = stand_by(&data_dir, options.database.as_ref(), &keys, &step).await?;
-        let turn = waited.as_ref().and_then(OpenDatabase::turn);
+        let turn = waited.as_ref().and_then(OpenDatabase::shared);
         let started = Self::start_locked(data_dir, lock, waited, options, step).await;
         if started.is_err()
             && let Some(turn) = turn

@@ -124,6 +124,7 @@ mod tests {
             name: "class".to_owned(),
             image: "debian".to_owned(),
             pin: None,
+            scheme: 1,
             cache: CacheSettings::default(),
             transport: DiskTransport::default(),
             memory_bytes: 0,

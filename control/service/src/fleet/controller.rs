@@ -245,7 +245,7 @@ impl Service {
                 "the clocks of a node and of this host differ"
             );
         }
-        Ok(Admitted { record, address: peer.address.clone(), release: hello.release, clock_ahead_ms, place })
+        Ok(Admitted { record, address: peer.address.clone(), release: hello.release, clock_ahead_ms, slot })
     }
 
     /// Reserves the connection of a host; each host has at most one.
@@ -265,7 +265,7 @@ impl Service {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let Admitted { record, address, release, clock_ahead_ms, place } = admitted;
+        let Admitted { record, address, release, clock_ahead_ms, slot } = admitted;
         let (host, name, generation) = (record.id, record.name, record.generation);
         let welcome = ToNode::Welcome { generation, name: name.clone() };
         let turned = async {
@@ -323,7 +323,7 @@ impl Service {
         if let Err(error) = self.node_seen(host).await {
             tracing::warn!(host = name, "cannot note when a node was connected last: {error}");
         }
-        drop(place);
+        drop(slot);
         tracing::warn!(host = name, "a node is not connected any more: {why}");
         let service = self.clone();
         // The host is recorded as lost only if it stays away for a while.
@@ -421,7 +421,7 @@ struct Admitted {
     address: String,
     release: String,
     clock_ahead_ms: i64,
-    place: ConnectionSlot,
+    slot: ConnectionSlot,
 }
 
 /// The reservation of a host's only connection. Dropping it releases the reservation.

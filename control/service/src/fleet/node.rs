@@ -252,7 +252,7 @@ async fn check(
 }
 
 /// What of a machine its controller keeps: that is changed there.
-const KEPT: [(&str, &Method); 12] = [
+const MANAGED: [(&str, &Method); 12] = [
     ("/api/v1/machines", &Method::POST),
     ("/api/v1/machines/{machine}", &Method::PATCH),
     ("/api/v1/machines/{machine}", &Method::DELETE),

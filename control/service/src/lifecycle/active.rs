@@ -22,7 +22,7 @@ const QUICK_BOOT_NOT_UP: Duration = Duration::from_secs(300);
 const UNUSED_NOTE: &str = "unused";
 
 /// How long the console's last client may take to let go of it.
-const CONSOLE_PATIENCE: Duration = Duration::from_secs(10);
+const CONSOLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The most pages that have a machine's display at a time: QEMU packs the picture for each of them.
 pub(crate) const DISPLAYS_MAX: usize = 8;

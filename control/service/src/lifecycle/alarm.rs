@@ -138,7 +138,7 @@ impl Service {
         }
         let (change, alarm) = {
             let mut raised = active.alarm();
-            let change = look(&mut raised, || subject.clone(), found, self.now_ms(), Instant::now());
+            let change = update_alarm(&mut raised, || subject.clone(), found, self.now_ms(), Instant::now());
             if change == Change::RaisedAlarm
                 && let Some(raised) = raised.as_mut()
                 && let Some(since_ms) = self.alarm_state().goes_on_since(&subject)

@@ -146,7 +146,7 @@ fn not_begun() -> Problem {
 }
 
 /// The progress of a task, as lines for a caller. One that ended at once is answered with its outcome.
-async fn answer(id: Option<i64>, live: Arc<Live>, caller: Caller) -> Response {
+async fn answer(id: Option<i64>, live: Arc<RunningTask>, caller: Caller) -> Response {
     let mut end = live.end.clone();
     let prompt = tokio::time::timeout(Duration::from_millis(PROMPT_MS), ended(&mut end)).await;
     let mut response = match prompt {
@@ -175,7 +175,7 @@ fn panicked() -> Problem {
     )
 }
 
-type Followed = (Arc<Live>, watch::Receiver<Option<Outcome>>, Caller);
+type Followed = (Arc<RunningTask>, watch::Receiver<Option<Outcome>>, Caller);
 
 async fn next_line(followed: Option<Followed>) -> Option<(Result<Bytes, Infallible>, Option<Followed>)> {
     let (live, mut end, caller) = followed?;

@@ -209,7 +209,7 @@ async fn a_later_daemon_knows_whether_a_machine_was_used() {
     let taken_over = || {
         let (disk, vm) = (run.disk.clone(), run.vm.clone());
         let active = crate::lifecycle::Active::new(
-            "class-1".to_owned(),
+            ("class-1".to_owned(), None),
             disk,
             vm,
             String::new(),

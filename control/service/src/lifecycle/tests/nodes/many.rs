@@ -117,7 +117,7 @@ async fn roll_with_a_killed_controller(machines: usize) {
     assert_eq!(before.state, TaskState::Running);
 
     let next = Fixture::service_on(own_host(), db.clone(), &fleet.pair.controller.host, dir);
-    next.has_nodes(Arc::new(PlainAuthority));
+    next.accept_nodes(Arc::new(PlainAuthority));
     let left = next.left_tasks().await.unwrap();
     next.recover().await.unwrap();
     fleet.connect(&tokio::runtime::Handle::current(), &next).await;
