@@ -1,15 +1,23 @@
 // The types of the API. Generated from docs/openapi.json; do not change this file by hand:
 // HEADWATER_BLESS=1 cargo test -p headwater-service --test openapi writes it again.
 
-/** Something that stands in a machine's way, or will, and that a person can do something about. */
+/** Sizes of a write cache. */
+export interface AdvisedSizes {
+  /** Overflow disk that is enough for the same runs if nothing stays in RAM. */
+  disk_bytes: number;
+  /** RAM with which nothing is spilled in 95 % of all runs, with a certainty of 95 %. */
+  ram_bytes: number;
+}
+
+/** A problem of a machine, an image or the store that a person can solve. */
 export interface Alarm {
   /** What to do. */
   advice: string;
   /** What is wrong. */
   message: string;
-  /** Since when. */
+  /** When it began. */
   since_ms: number;
-  /** On what: `machine web-1`, `image debian@3`, `store`. */
+  /** The subject: `machine web-1`, `image debian@3`, `store`. */
   subject: string;
 }
 
@@ -20,25 +28,25 @@ export type BootFrom = "vm" | "network";
 
 /** A version's boot trace. */
 export interface BootTrace {
-  /** Boots that it was made from. */
+  /** The number of boots from which it was made. */
   boots: number;
-  /** Boots from which on nothing more is recorded. */
+  /** The number of boots after which recording ends. */
   boots_wanted: number;
-  /** Chunks of the disk that they read. */
+  /** The number of chunks of the disk that these boots read. */
   chunks: number;
-  /** What these are of the disk. */
+  /** Uncompressed bytes of these chunks. */
   image_bytes: number;
-  /** How long after the start the last of them was read, in milliseconds. */
+  /** The time from the start of the machine to the last of these reads, in milliseconds. */
   lasts_ms: number;
   /** Where it is kept. */
   place: TracePlace;
-  /** What these take in the store: so much is fetched before a boot. */
+  /** Bytes of these chunks in the store, which are fetched before a boot. */
   stored_bytes: number;
   /** The version. */
   version: ImageVersion;
 }
 
-/** Who fills a machine's write cache. */
+/** The report of what occupies a machine's write cache. */
 export interface CacheContents {
   /** When the scan began. */
   at_ms: number;
@@ -46,27 +54,27 @@ export interface CacheContents {
   directories: PathContents[];
   /** The largest files, largest first. */
   files: PathContents[];
-  /** How many files have something in the write cache. */
+  /** The number of files with blocks in the write cache. */
   files_total: number;
   /** All blocks that take space in the write cache. */
   held: HeldBytes;
-  /** What makes the write cache smaller, the largest gain first. */
+  /** Actions that would free space in the write cache, the largest gain first. */
   hints: CacheHint[];
-  /** By kind, largest first. They add up to `held`. */
+  /** The bytes by kind, largest first. Their sum is `held`. */
   kinds: KindContents[];
   /** The machine. */
   machine: string;
-  /** By partition. */
+  /** The bytes by partition. */
   partitions: PartitionContents[];
   /** How long the scan took. */
   took_ms: number;
 }
 
-/** Something that makes the write cache smaller. */
+/** An action that would free space in the write cache. */
 export interface CacheHint {
-  /** The command that does it, if one command does. */
+  /** The command that does so, if a single command does. */
   command?: string;
-  /** What takes how much, and what to do. */
+  /** What occupies how much, and how to free it. */
   message: string;
 }
 
@@ -75,23 +83,23 @@ export type CacheMode = "ram" | "ram+disk" | "disk";
 
 /** A machine's write cache. */
 export interface CacheSettings {
-  /** The most disk space it may take; at least 16 MiB, and not used by `ram`. */
+  /** The limit of overflow disk space; at least 16 MiB, and not used in mode `ram`. */
   disk_bytes?: number;
   /** Where writes go. */
   mode?: CacheMode;
-  /** Whether it is kept when the machine stops, restarts, or its host fails. It then belongs to the image's version that the machine began with, until a reset. Not for `ram`. */
+  /** Whether its contents stay when the machine stops, restarts, or its host fails. It then belongs to the version that the machine booted first, until a reset. Not possible in mode `ram`. */
   persistent?: boolean;
-  /** The most memory it may take; at least 16 MiB. */
+  /** The memory limit; at least 16 MiB. */
   ram_bytes?: number;
   /** Its weight, 1 to 10,000, among the write caches of the host while memory is short for all. */
   weight?: number;
 }
 
-/** Who asks, as the history names them, and what they may do. */
+/** The caller of a request: its name in the history, and its permissions. */
 export interface CallerInfo {
   /** For instance `uid 1000 (anna)` or `token nightly`. */
   principal: string;
-  /** Their role. */
+  /** The caller's role. */
   role: Role;
   scopes?: Scopes;
 }
@@ -108,11 +116,11 @@ export interface Catalog {
   display: Display;
   /** The firmware of each machine. */
   firmware: Firmware;
-  /** The number of the first machine that `scale` makes. */
+  /** The number of the first machine that `scale` creates. */
   first_number: number;
   /** What its machines boot, as given. */
   image: string;
-  /** How many of its machines are kept on, fresh and unclaimed. */
+  /** How many machines are kept on, freshly booted and unclaimed. */
   keep_ready?: number;
   /** The names of its machines. */
   machines: string[];
@@ -120,28 +128,30 @@ export interface Catalog {
   memory_bytes: number;
   /** Its name. */
   name: string;
-  /** The names of machines that `scale` makes. */
+  /** The pattern for names of machines that `scale` creates. */
   name_rule: string;
-  /** How the network card of each machine is connected: `user` or `bridge:NAME`. */
+  /** The connection of each machine's network card: `user` or `bridge:NAME`. */
   network: string;
-  /** The version that `pin` or `image` means now. Absent if there is none. */
+  /** The version to which `pin` or `image` resolves now. Absent if there is none. */
   next_version?: string;
   /** The names of its machines whose running version, or last version if they are off, is not `next_version`. */
   old: string[];
   /** The policy for its machines whose host is lost. */
   on_host_loss?: OnHostLoss;
-  /** The version that its machines boot in place of `image`, as `IMAGE@NUMBER`. The pin of a machine has priority. */
+  /** The version that its machines boot instead of `image`, as `IMAGE@NUMBER`. The pin of a machine has priority. */
   pin?: string;
   ready_hours?: Hours;
+  /** Seconds after which an SSH host key is replaced when its machine boots; 0: never. */
+  rotate_after_s?: number;
   /** The number of the newest version of its scheme, whose settings follow. */
   scheme: number;
   /** The names of machines that have settings of an older version of it. They take the newest ones at their next boot. */
   scheme_old?: string[];
-  /** Size of the scratch disk of each machine in bytes, whole MiB from 64 MiB to 4 TiB; 0: none. */
+  /** Size of the scratch disk of each machine in bytes, whole MiB from 64 MiB to 4 TiB; 0: no scratch disk. */
   scratch_bytes?: number;
-  /** Files that a seal also removes in the guests of its machines. */
+  /** Additional files that a seal removes in the guests of its machines. */
   seal_removes?: string[];
-  /** Whether the firmware of each machine runs only loaders that are signed with Microsoft's keys: it must be `uefi` then. */
+  /** Whether the firmware of each machine, which is then `uefi`, runs only loaders that are signed with Microsoft's keys. */
   secure_boot?: boolean;
   /** Seconds until an unclaimed machine beyond `keep_ready` is switched off; 0: never. */
   stop_idle_s?: number;
@@ -151,6 +161,31 @@ export interface Catalog {
   transport: DiskTransport;
   /** The cloud-init user data of each machine. */
   user_data?: string;
+}
+
+/** How much RAM and disk the write caches of a catalog's machines need. */
+export interface CatalogAdvice {
+  advised?: AdvisedSizes;
+  /** The catalog. */
+  catalog: string;
+  /** The host that the runs are of. */
+  host: HostAdvice;
+  /** Runs in which writes waited for space. They could have needed more. */
+  limited_runs: number;
+  /** The same of the largest run. */
+  live_max_bytes: number;
+  /** The most bytes that lived in the write cache, of the run in the middle. */
+  live_median_bytes: number;
+  /** The write cache of a machine that is made now. */
+  now: CacheSettings;
+  /** The share of all written bytes that never went to the overflow disk, with the limits of that time. */
+  ram_share?: number;
+  /** Why it is so, in one sentence. */
+  reason: string;
+  /** Runs that it rests on: the newest 1,000 on this host. */
+  runs: number;
+  /** Runs that are needed for an advice. */
+  runs_needed: number;
 }
 
 /** All catalogs. */
@@ -169,24 +204,24 @@ export interface ChangedFile {
   size_bytes: number;
 }
 
-/** A role that machines have, and the version that it boots. */
+/** The role of a machine. A channel of an image points to the version that machines of this role boot. */
 export type Channel = "maintenance" | "test" | "production";
 
-/** A channel that points elsewhere now. */
+/** The change of a channel. */
 export interface ChannelMove {
   /** The channel. */
   channel: Channel;
-  /** The version that it pointed to. Absent: it was not set. */
+  /** The version to which it pointed before. Absent: it was not set. */
   from?: number;
-  /** The one that it points to. Absent: it is not set any more. */
+  /** The version to which it points now. Absent: it is not set any more. */
   to?: number;
 }
 
-/** Where a channel points, pointed, or will point. */
+/** A past, present or scheduled position of a channel. */
 export interface ChannelPointer {
-  /** Since when, or from when on. */
+  /** When it began, or is scheduled to begin. */
   at_ms: number;
-  /** Who asked for it. */
+  /** The caller that requested it. */
   author: string;
   /** The channel. */
   channel: Channel;
@@ -196,27 +231,27 @@ export interface ChannelPointer {
 
 /** A channel of the image that the path names. */
 export interface ChannelRequest {
-  /** It. */
+  /** The channel. */
   channel: Channel;
 }
 
 /** A claim. */
 export interface Claim {
-  /** Where others reach the guest, as its agent says, IPv4 first. Empty if it has not said so yet. */
+  /** The guest's addresses as its guest agent reports them, IPv4 first. Empty until the agent has reported. */
   addresses?: string[];
   /** The catalog. */
   catalog: string;
-  /** Who asked for it. */
+  /** The caller that sent the request. */
   claimed_by: string;
   /** The command that opens its console. */
   console?: string;
-  /** When. */
+  /** When the claim was created. */
   created_at_ms: number;
-  /** Why it has ended. Its machine is being reset, and the claim is gone after that. */
+  /** Why the claim has ended. Its machine is being reset; then the claim is removed. */
   ended?: string;
-  /** When it ends. */
+  /** When the claim expires. Absent: never. */
   expires_at_ms?: number;
-  /** Who has it. */
+  /** The holder, as given in the request. */
   for: string;
   /** Its identity. */
   id: string;
@@ -226,9 +261,9 @@ export interface Claim {
   mac: string;
   /** The machine. */
   machine: string;
-  /** What of the guest ends it. */
+  /** The event in the guest that ends the claim. */
   reset_on?: ResetOn;
-  /** The secret that the guest knows, only in the answer to the request that made it. */
+  /** The secret that the guest knows. Only the answer to the request that created it contains it. */
   secret?: string;
 }
 
@@ -240,33 +275,33 @@ export interface ClaimList {
 
 /** A machine to claim. */
 export interface ClaimRequest {
-  /** Who gets it, in words: a person, a job. */
+  /** The holder, as free text: for instance the name of a person or of a CI job. */
   for: string;
-  /** A request with the key of a claim that lasts is answered with that claim: a client that lost the answer asks again. */
+  /** An idempotency key. If a claim with this key exists, the answer is that claim, so that a client can repeat a request whose answer was lost. */
   key?: string;
-  /** When it ends by itself. */
+  /** The event in the guest that ends the claim. */
   reset_on?: ResetOn;
-  /** Make a secret that the guest and the holder alone know. The guest needs the agent of QEMU, and gets it in `/run/headwater/claim.json`. */
+  /** Create a secret that only the guest and the holder know. The guest must run the QEMU guest agent, and gets the secret in `/run/headwater/claim.json`. */
   secret?: boolean;
-  /** For how long, in seconds. Without it, until it is released or the guest switches itself off. */
+  /** The duration of the claim in seconds. Absent: until the claim is released or the guest shuts down. */
   ttl_s?: number;
-  /** How long to wait for a machine if none is ready; a machine that is off is started then. At most 3,600. */
+  /** How long to wait, in seconds, if no machine is ready. A machine that is off is then started. At most 3,600. */
   wait_s?: number;
 }
 
-/** A link that opens the web console, once. */
+/** A link that opens the web console once. */
 export interface ConsoleLink {
-  /** When it ends. */
+  /** When the link expires. */
   expires_at_ms: number;
-  /** For a browser on the daemon's host. It holds a secret. */
+  /** The URL, for a browser on the daemon's host. It contains a secret. */
   url: string;
 }
 
-/** The right to attach to the serial console of a machine, once. */
+/** A ticket that permits one connection to the serial console of a machine. */
 export interface ConsoleTicket {
-  /** When it ends. */
+  /** When the ticket expires. */
   expires_at_ms: number;
-  /** The secret, which the page sends as a protocol of its WebSocket. */
+  /** The secret. The page sends it as a subprotocol of its WebSocket. */
   ticket: string;
 }
 
@@ -275,7 +310,7 @@ export type ContentsKind = "file" | "free" | "journal" | "swap" | "metadata" | "
 
 /** A catalog to create: what its machines boot, and how they are made. */
 export interface CreateCatalog {
-  /** The write cache of a machine made from now on. */
+  /** The write cache of machines that are created from now on. */
   cache?: CacheSettings;
   /** The processors of each machine's guest. */
   cpus?: number;
@@ -283,26 +318,26 @@ export interface CreateCatalog {
   display?: Display;
   /** The firmware of each machine. */
   firmware?: Firmware;
-  /** The number of the first machine that `scale` makes. */
+  /** The number of the first machine that `scale` creates. */
   first_number?: number;
   /** `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`. */
   image: string;
-  /** How many of its machines are kept on, fresh and unclaimed. Default: 0. */
+  /** How many machines are kept on, freshly booted and unclaimed. Default: 0. */
   keep_ready?: number;
   /** The memory of each machine's guest, in bytes. */
   memory_bytes?: number;
   /** 1 to 63 of a-z, 0-9 and '-'. It must not be the name of a machine. */
   name: string;
-  /** The names of machines that `scale` makes: `#` signs stand for the digits of a number. `NAME-##` unless given. */
+  /** The pattern for names of machines that `scale` creates: `#` signs stand for the digits of a number. Default: `NAME-##`. */
   name_rule?: string;
   /** How the network card of each machine is connected: `user` or `bridge:NAME`. */
   network?: string;
   /** The policy for its machines whose host is lost. */
   on_host_loss?: OnHostLoss;
   ready_hours?: Hours;
-  /** Size of the scratch disk of each machine; 0: none. */
+  /** Size of the scratch disk of each machine; 0: no scratch disk. */
   scratch_bytes?: number;
-  /** Files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards. */
+  /** Additional files that a seal removes in the guests of its machines: absolute paths, which may have wildcards. */
   seal_removes?: string[];
   /** Whether the firmware of each machine runs only loaders that are signed with Microsoft's keys. */
   secure_boot?: boolean;
@@ -316,15 +351,15 @@ export interface CreateCatalog {
   user_data?: string;
 }
 
-/** A link to the web console to make. */
+/** The request to create a link to the web console. */
 export interface CreateConsoleTicket {
   /** The role of the session that it opens: `viewer`, `operator` or `admin`. */
   role: Role;
 }
 
-/** A token to make, with which a node joins once. */
+/** The request to create a token with which one node joins. */
 export interface CreateJoinToken {
-  /** For how long, in seconds; an hour unless given. */
+  /** How long the token is valid, in seconds. Default: one hour. */
   valid_s?: number;
 }
 
@@ -332,55 +367,55 @@ export interface CreateJoinToken {
 export interface CreateMachine {
   boot?: BootFrom;
   cache?: CacheSettings;
-  /** The catalog that it belongs to: it boots what that says. What is absent below is then the catalog's. */
+  /** The catalog that it belongs to: the catalog decides what it boots, and is the default of the fields below. */
   catalog?: string;
-  /** The guest's processors; 1. */
+  /** The guest's processors. Default: 1. */
   cpus?: number;
   display?: Display;
   firmware?: Firmware;
-  /** The host that is to run it. Absent: that of the controller, or for a machine of a catalog the one with the most free memory. */
+  /** The host that will run it. Absent: the controller's own, or for a machine of a catalog the one with the most free memory. */
   host?: string;
-  /** The guest's host name; the machine's name where absent. */
+  /** The guest's host name. Default: the machine's name. */
   host_name?: string;
   /** `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`; absent for a machine of a catalog. */
   image?: string;
-  /** The address of its network card, needed for a machine that boots from the network, and for no other. */
+  /** The MAC address of its network card. Required for a machine that boots from the network, and not permitted otherwise. */
   mac?: string;
-  /** The guest's memory; 512 MiB. */
+  /** The guest's memory. Default: 512 MiB. */
   memory_bytes?: number;
   /** 1 to 63 of a-z, 0-9 and '-'. */
   name: string;
-  /** How its network card is connected, `user` or `bridge:NAME`; `user`. */
+  /** The connection of its network card, `user` or `bridge:NAME`. Default: `user`. */
   network?: string;
-  /** Size of its scratch disk in bytes, whole MiB from 64 MiB to 4 TiB; 0: it has none. */
+  /** Size of its scratch disk in bytes, whole MiB from 64 MiB to 4 TiB; 0: no scratch disk. */
   scratch_bytes?: number;
-  /** Whether its firmware runs only loaders that are signed with Microsoft's keys; `false`. If `true`, its firmware is `uefi` unless given. */
+  /** Whether its firmware runs only loaders that are signed with Microsoft's keys. Default: `false`. If `true`, the default of `firmware` is `uefi`. */
   secure_boot?: boolean;
-  /** Whether it has a TPM 2.0; `false`. */
+  /** Whether it has a TPM 2.0. Default: `false`. */
   tpm?: boolean;
   transport?: DiskTransport;
   /** Cloud-init user data. */
   user_data?: string;
 }
 
-/** A token to make. */
+/** The request to create a token. */
 export interface CreateToken {
   /** 1 to 63 of a-z, 0-9 and '-': the history names it. */
   name: string;
-  /** The role of its holder. */
+  /** The role of callers with this token. */
   role: Role;
   scopes?: Scopes;
-  /** For how long, in seconds. Without it, until it is revoked. */
+  /** How long the token is valid, in seconds. Absent: until it is revoked. */
   valid_s?: number;
 }
 
-/** What changed between two versions. */
+/** The differences between two versions. */
 export interface DiffReport {
   /** Bytes in blocks of 4 KiB that differ. */
   changed_bytes: number;
   /** Chunks that differ. */
   changed_chunks: number;
-  /** The older one: that of the path. */
+  /** The older version, which the path names. */
   from: ImageVersion;
   /** By partition of the newer one. */
   partitions: PartitionDifference[];
@@ -390,33 +425,35 @@ export interface DiffReport {
 
 /** The version to compare with. */
 export interface DiffRequest {
-  /** `IMAGE@NUMBER` or `IMAGE@HASH`, also of another image. */
+  /** `IMAGE@NUMBER` or `IMAGE@HASH`; it may be a version of another image. */
   with: string;
 }
 
-/** What a machine's disk did since it started. */
+/** Counters of a machine's disk since its start. */
 export interface DiskCounters {
-  /** Of which are here. */
+  /** Bytes of these that are copied. */
   copied_bytes: number;
-  /** Overflow disk space that the write cache takes now. */
+  /** Overflow disk space that the write cache uses now. */
   disk_used_bytes: number;
-  /** Bytes that were read from the image, as opposed to the write cache. */
+  /** Bytes read from the image, not from the write cache. */
   image_read_bytes: number;
-  /** Reads and writes a second, over the last second or so. */
+  /** Read and write requests per second, over about the last second. */
   iops: number;
-  /** How often a write had to wait for room. */
+  /** Bytes that live in the write cache: in memory, packed and on the overflow disk. A packed block counts with its unpacked size. */
+  live_bytes?: number;
+  /** How often a write waited for space. */
   pauses: number;
   /** Memory that the write cache takes now. */
   ram_used_bytes: number;
   /** Bytes read by the machine. */
   read_bytes: number;
-  /** Reads answered. */
+  /** Read requests answered. */
   reads: number;
-  /** Bytes that moved from memory to the overflow disk, in all. */
+  /** Bytes that were spilled from memory to the overflow disk. */
   spilled_bytes: number;
-  /** Bytes of the image, as they are stored, that `--hydrate` copies to this host; 0 without it. */
+  /** Compressed bytes of the image that `--hydrate` copies to this host; 0 without `--hydrate`. */
   to_copy_bytes: number;
-  /** Writes answered. */
+  /** Write requests answered. */
   writes: number;
   /** Bytes written by the machine. */
   written_bytes: number;
@@ -425,14 +462,14 @@ export interface DiskCounters {
 /** How a machine reaches its disk. */
 export type DiskTransport = "vhost-user" | "nbd";
 
-/** What shows a virtual machine's screen. */
+/** The display of a virtual machine. */
 export type Display = "none" | "vnc";
 
-/** What draining a host did. */
+/** The result of draining a host. */
 export interface DrainReport {
   /** The host. */
   host: string;
-  /** Machines that are on the host still, or were moved and do not start. */
+  /** Machines that are still on the host, or that were moved but do not start. */
   left: LeftMachine[];
   /** The machines that were moved. A machine that was on is started on its new host. */
   moved: MovedMachine[];
@@ -440,21 +477,21 @@ export interface DrainReport {
 
 /** One change. */
 export interface Event {
-  /** What happened: `created`, `start`, `state`, ... */
+  /** The action: `created`, `start`, `state`, ... */
   action: string;
-  /** When. */
+  /** When it happened. */
   at_ms: number;
-  /** Who: `uid 1000 (anna)` for a client of the socket, `uid 1000` if `/etc/passwd` has no name, `token NAME`, `tcp 127.0.0.1:5000` with the token of the data directory, or `daemon`. `console of ` and one of these: a session of the web console, and who asked for its link. */
+  /** Who caused it: `uid 1000 (anna)` for a client of the socket, `uid 1000` if `/etc/passwd` has no name, `token NAME`, `tcp 127.0.0.1:5000` with the token of the data directory, or `daemon`. `console of ` before one of these means a session of the web console whose link that caller created. */
   caller: string;
-  /** In words. */
+  /** A sentence that describes the event. */
   detail: string;
-  /** Counts up; the order of events. */
+  /** The number of the event. Later events have larger numbers. */
   id: number;
-  /** On what: `machine web-1`, `image debian`. */
+  /** The subject: `machine web-1`, `image debian`. */
   subject: string;
 }
 
-/** Some events. */
+/** A list of events. */
 export interface EventList {
   /** Newest first, or oldest first if they were asked for by `after`. */
   events: Event[];
@@ -462,15 +499,15 @@ export interface EventList {
 
 /** A command to run in a guest. */
 export interface ExecRequest {
-  /** The program (an absolute path, or found by the guest agent's search path) and its arguments. */
+  /** The program (an absolute path, or found in the guest agent's search path) and its arguments. */
   argv: string[];
-  /** What it reads from its standard input, in base64; at most 1 MiB. Absent: nothing. */
+  /** Its standard input, in base64; at most 1 MiB. Absent: empty. */
   stdin_base64?: string;
-  /** How long to wait for it. */
+  /** Timeout of the command. */
   timeout_ms?: number;
 }
 
-/** What a command in a guest gave. */
+/** The result of a command in a guest. */
 export interface ExecResult {
   /** Its exit code, or 128 + the signal that ended it. */
   exit_code: number;
@@ -478,25 +515,25 @@ export interface ExecResult {
   stderr_base64: string;
   /** Its standard output, in base64. */
   stdout_base64: string;
-  /** Whether the guest agent cut the output off. */
+  /** Whether the guest agent cut the output. */
   truncated: boolean;
 }
 
 /** The format of an exported disk. */
 export type ExportFormat = "raw" | "qcow2" | "vhd" | "vhd-fixed" | "vhdx" | "vmdk";
 
-/** Where to write a version, and how. */
+/** The request to write a version to a file. */
 export interface ExportRequest {
-  /** The format; raw where absent. */
+  /** The format. Default: raw. */
   format?: ExportFormat;
-  /** An absolute path on the daemon's host. It must not exist yet. */
+  /** An absolute path on the daemon's host. No file of that name may exist yet. */
   target: string;
 }
 
 /** What happened to a file. */
 export type FileChange = "added" | "removed" | "changed" | "attributes";
 
-/** What tells a file of a host from all others, as `stat` gives it. */
+/** The identity of a file on a host, as `stat` returns it. */
 export interface FileId {
   /** `st_dev`. */
   device: number;
@@ -504,72 +541,90 @@ export interface FileId {
   inode: number;
 }
 
-/** What a virtual machine boots with. */
+/** The firmware of a virtual machine. */
 export type Firmware = "bios" | "uefi";
 
-/** Bytes of a disk that are in its write cache, by where their newest contents are. A packed block counts with its unpacked size. */
+/** Bytes of a disk whose newest contents are in its write cache. Packed (compressed) blocks count with their uncompressed size. */
 export interface HeldBytes {
   /** On the overflow disk. */
   disk_bytes: number;
-  /** In RAM, packed. */
+  /** Compressed in RAM (uncompressed size). */
   packed_bytes: number;
-  /** In RAM. */
+  /** Uncompressed in RAM. */
   ram_bytes: number;
-  /** In RAM, packed and on disk together. */
+  /** The sum of the three fields below. */
   total_bytes: number;
 }
 
 /** A computer that runs machines. */
 export interface Host {
-  /** The address of its node, while that is connected. */
+  /** The address of its node; absent unless the node is connected. */
   address?: string;
-  /** How many milliseconds its clock is ahead of that of the controller, while its node is connected. */
+  /** How far its clock is ahead of the controller's, in milliseconds; absent unless its node is connected. */
   clock_ahead_ms?: number;
-  /** New machines go to other hosts. */
+  /** Whether new machines are placed on other hosts. */
   cordoned: boolean;
-  /** Its processors. */
+  /** The number of its processors. */
   cpus: number;
   /** The fingerprint of its certificate. */
   fingerprint?: string;
-  /** Its identity for good. */
+  /** Its permanent identity. */
   id: string;
   /** When it joined. */
   joined_at_ms: number;
-  /** How many machines it has. */
+  /** The number of its machines. */
   machines: number;
-  /** How many of them are on, as far as is known. */
+  /** The number of its machines that are on, as far as is known. */
   machines_active: number;
-  /** Its memory. */
+  /** Its memory in bytes. */
   memory_bytes: number;
-  /** What is left of its memory if all its machines are on, with their write caches. */
+  /** The memory that would be free if all its machines were on, with full write caches. */
   memory_free_bytes: number;
   /** Its name. */
   name: string;
-  /** Whether it is the host of the controller, which needs no node. */
+  /** Whether it is the controller's own host, which needs no node. */
   own: boolean;
-  /** When its node was connected last. */
+  /** When its node was last connected. */
   seen_at_ms?: number;
   /** Whether its node is connected. */
   state: HostState;
-  /** The release of its node, while that is connected. */
+  /** The release of its node; absent unless the node is connected. */
   version?: string;
+}
+
+/** What the write caches of a host take together. */
+export interface HostAdvice {
+  /** RAM that all write caches may use, as configured. */
+  configured_bytes: number;
+  /** Days until that is full, if it goes on as in the samples. Absent if the free space does not shrink, or not surely. */
+  days_to_full?: number;
+  /** The same at the earliest, with a certainty of 95 %. */
+  days_to_full_at_least?: number;
+  /** Free bytes of the file system of the data directory. */
+  free_bytes: number;
+  /** The most bytes that lived in all write caches at the same time, except in 1 % of the samples. Machines do not peak together, so that this is less than the sum of their peaks. Absent with fewer than 100 samples. */
+  live_p99_bytes?: number;
+  /** RAM with which nothing of that is spilled: a value for `serve --cache-ram`. */
+  ram_bytes?: number;
+  /** How often it was measured: each five minutes for at most a week, since the daemon started. */
+  samples: number;
 }
 
 /** All hosts. */
 export interface HostList {
-  /** By name. */
+  /** Ordered by name. */
   hosts: Host[];
 }
 
 /** The memory that the write caches of a host share. */
 export interface HostRam {
-  /** How much they may take together, as configured. */
+  /** The configured limit of all write caches together. */
   configured_bytes: number;
-  /** How much now: less under memory pressure. */
+  /** The present limit: lower than the configured one under memory pressure. */
   limit_bytes: number;
   /** How often memory pressure lowered the limit. */
   pressure_shrinks: number;
-  /** How much they take, buffers and index included. */
+  /** The memory that the write caches use, including buffers and index. */
   used_bytes: number;
 }
 
@@ -578,7 +633,7 @@ export type HostState = "joined" | "up" | "lost";
 
 export type Hours = string;
 
-/** What makes a guest a machine of its own. Given to it on the seed disk at every start. */
+/** The identity of a guest, which it gets on the seed disk at every start. */
 export interface Identity {
   /** Its host name. */
   host_name: string;
@@ -586,7 +641,7 @@ export interface Identity {
   machine_id: string;
   /** The public half of its SSH host key, as in `known_hosts`. */
   ssh_host_key_public: string;
-  /** Cloud-init user data (`#cloud-config ...`) that was given when it was created. The list of all machines is without. */
+  /** Cloud-init user data (`#cloud-config ...`) from the machine's creation. Not in lists of machines. */
   user_data?: string;
 }
 
@@ -595,9 +650,9 @@ export interface Image {
   edit?: MaintenanceSession;
   /** Its name. */
   name: string;
-  /** Where its channels pointed, oldest first; the last one of a channel is where it points. */
+  /** The positions of its channels, oldest first. The last entry of a channel is its present position. */
   pointers?: ChannelPointer[];
-  /** Promotions to come. */
+  /** Scheduled promotions. */
   scheduled?: ChannelPointer[];
   /** Its versions, oldest first. */
   versions: ImageVersion[];
@@ -607,13 +662,13 @@ export interface Image {
 export interface ImageList {
   /** Ordered by name. */
   images: Image[];
-  /** Why other images are missing here: their lists of versions are damaged or of a later release. */
+  /** Why other images are missing from the list: their version lists are damaged, or were written by a later release. */
   unreadable?: Problem[];
 }
 
 /** One immutable state of an image. */
 export interface ImageVersion {
-  /** Who made it. */
+  /** The caller that made it. */
   author?: string;
   /** The channels that point to it now. */
   channels?: Channel[];
@@ -623,47 +678,47 @@ export interface ImageVersion {
   hash: string;
   /** The image. */
   image: string;
-  /** Whether it is not generalised: it may hold the identity of one machine, such as its private SSH host key. Such a version is promoted to `production` only with `force`. */
+  /** Whether it was not generalised, so that it may contain the identity of a machine, such as its private SSH host key. `production` is promoted to such a version only with `force`. */
   keeps_identity?: boolean;
-  /** What people say about it. */
+  /** A note for people. */
   note?: string;
-  /** Counts from 1 for each image. */
+  /** The number of the version: 1, 2, .. for each image. */
   number: number;
-  /** Whether it was taken out of use. */
+  /** Whether it was retired (taken out of use). */
   retired?: boolean;
   /** Size of the disk. */
   size_bytes: number;
   /** Where it came from. */
   source: string;
-  /** What this version added to the store when it was made, compressed: what was there already is not counted, also where it was another image's that is gone. */
+  /** Compressed bytes that this version added to the store when it was made. Data that the store already had is not counted, even if the image that it came from was removed since. */
   stored_bytes: number;
 }
 
-/** What to import, and under which name. */
+/** The request to import a disk as a version of an image. */
 export interface ImportRequest {
-  /** Whether a qcow2 image may have backing files outside of its own directory, and devices: who made it can have it name whatever the daemon may read. */
+  /** Whether a qcow2 image may have devices as backing files, or files outside of its own directory. The author of the image chooses their names, so this permits any file that the daemon can read. */
   backing?: boolean;
   format?: SourceFormat;
-  /** The image's name. An image that exists gets a new version. */
+  /** The image's name. If the image exists, it gets a new version. */
   name: string;
-  /** A line for people about the version. */
+  /** One line about the version, for people. */
   note?: string;
-  /** Size of the disk's sectors: 512 or 4096. Absent: what its partition table says, or the file, device or server. */
+  /** Size of the disk's sectors: 512 or 4096. Absent: it is taken from the partition table, or else from the file, device or server. */
   sector_bytes?: number;
   /** An absolute path on the daemon's host (raw, qcow2, VHD, VHDX, VMDK), or an NBD URI such as `nbd+unix:///name?socket=/path` or `nbd://127.0.0.1:10809/name`. */
   source: string;
   source_id?: FileId;
-  /** What the source is called in the version and in errors, where that is something else. */
+  /** The name of the source in the version and in errors, if it is not `source`. */
   source_name?: string;
 }
 
-/** A token with which a node joins once. */
+/** A token with which one node joins. */
 export interface JoinToken {
-  /** When it ends. */
+  /** When the token expires. */
   expires_at_ms: number;
   /** The secret, with the fingerprint of the controller's authority. */
   token: string;
-  /** Where nodes reach the controller. */
+  /** The URL at which nodes reach the controller. */
   url: string;
 }
 
@@ -685,149 +740,149 @@ export interface LeftMachine {
 
 /** A machine, its settings and its present state. */
 export interface Machine {
-  /** How it is run (`kvm`, `tcg`), while it is active. */
+  /** The accelerator (`kvm`, `tcg`), while it is on. */
   accelerator?: string;
   alarm?: Alarm;
   /** What starts it. */
   boot?: BootFrom;
-  /** How long the last boot took, until the guest said that it is up. */
+  /** How long the last boot took, until the guest reported that it has booted. */
   boot_ms?: number;
   /** Its write cache. */
   cache: CacheSettings;
   /** The catalog that it belongs to. */
   catalog?: string;
-  /** Who has claimed it. The claim may have ended, and the machine be about to be reset. */
+  /** The holder of its claim. The claim may have ended, and the machine be about to be reset. */
   claimed_for?: string;
   /** The guest's processors. */
   cpus: number;
   /** When it was created. */
   created_at_ms: number;
   disk?: DiskCounters;
-  /** What shows its screen. */
+  /** Its display. */
   display?: Display;
-  /** The unix socket of its display, while it is active. */
+  /** The unix socket of its display, while it is on. */
   display_socket?: string;
-  /** The version that it edits: it boots that, on a private disk, until the edit is sealed or discarded. */
+  /** The version below the private disk of its maintenance session. It boots that disk until it is sealed or discarded. */
   edits?: string;
-  /** Whether its node ends it when the node has not heard the controller for the time of its lease, so that another host can start it. */
+  /** Whether its node ends it when the node's lease is over, so that another host can start it. */
   fenced?: boolean;
-  /** What it boots with, if the daemon runs it. */
+  /** Its firmware, if the daemon runs it. */
   firmware?: Firmware;
   /** The host that runs it. Absent if there is only one. */
   host?: string;
-  /** What it tells its guest. */
+  /** The identity that its guest gets. */
   identity: Identity;
-  /** The image it boots, as given (`IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER`), or that of its catalog: resolved to a version at every start. */
+  /** The image it boots, as given (`IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER`), or that of its catalog. It is resolved to a version at every start. */
   image: string;
-  /** The version that its persistent disk belongs to, where there is one: it boots that until it is reset. */
+  /** The version below its persistent disk, if it has one. It boots that version until it is reset. */
   kept?: string;
-  /** The address of its network card. */
+  /** The MAC address of its network card. */
   mac: string;
   /** The guest's memory. */
   memory_bytes: number;
   /** Its name. */
   name: string;
-  /** How its network card is connected: `user` or `bridge:NAME`. */
+  /** The connection of its network card: `user` or `bridge:NAME`. */
   network?: string;
-  /** The version that it would boot now. Absent where there is none, and in answers to changes. */
+  /** The version that it would boot now. Absent if there is none, and in answers to changes. */
   next_version?: string;
-  /** Whether it runs, or ran last, another version than its image or pin means now: it changes at its next boot, or where its disk is kept, when it is reset. In answers to changes only where the image or pin names a version: what a channel points to is the store's to say, which they do not wait for. */
+  /** Whether the version that it runs, or ran last, is not the one to which its image or pin resolves now. It then changes at its next boot, or if its disk is persistent, when it is reset. In answers to changes it is set only if the image or pin names a version, because these answers do not wait for the store, which knows the channels. */
   old?: boolean;
-  /** The process that runs it, while it is active. */
+  /** The process that runs it, while it is on. */
   pid?: number;
-  /** The version that it, or its catalog, is pinned to whatever the channels of its image say, as `IMAGE@NUMBER`. */
+  /** The version to which it, or its catalog, is pinned, whatever the channels of its image say, as `IMAGE@NUMBER`. */
   pin?: string;
-  /** Why it is in that state, where that needs saying. */
+  /** Why it is in this state, if there is something to explain. */
   reason?: string;
   /** The version of its catalog's scheme whose settings it has. */
   scheme?: number;
   /** Whether the scheme has a newer version, which it takes at its next boot. */
   scheme_old?: boolean;
-  /** Size of its scratch disk, which is empty at each start; 0: it has none. */
+  /** Size of its scratch disk, which is empty at each start; 0: no scratch disk. */
   scratch_bytes?: number;
   /** Whether its firmware runs only loaders that are signed with Microsoft's keys. */
   secure_boot?: boolean;
-  /** When it was started last. */
+  /** When it was last started. */
   started_at_ms?: number;
-  /** What it does. */
+  /** The present state. */
   state: MachineState;
   /** Whether it has a TPM 2.0. */
   tpm?: boolean;
   /** How it reaches its disk. */
   transport?: DiskTransport;
-  /** Its identity for good. */
+  /** Its permanent identity. */
   uuid: string;
   /** The version it runs, or ran last. */
   version?: string;
   /** What it should do. */
   wanted: Wanted;
-  /** Why it could not be started now for want of disk space, in answers to `POST` of a new machine and `PATCH`, where it is off. */
+  /** Why it could not be started now for lack of disk space. Only in answers to `POST` and `PATCH`, and if it is off. */
   warning?: string;
 }
 
 /** Machines that match a filter. */
 export interface MachineList {
-  /** The machines that match, in order, at most as many as were asked for, and 200 KB of them. */
+  /** The machines of this page, in order: at most as many as requested, and 200 KB. */
   machines: Machine[];
-  /** How many match. */
+  /** The number of machines that match. */
   matching: number;
-  /** If more follow: `after` of the next page. */
+  /** The `after` of the next page, if there is one. */
   next?: string;
-  /** How many there are in all. */
+  /** The number of all machines. */
   total: number;
 }
 
-/** An order of machines: the largest first, but names and states from a to z. Machines that are equal are in the order of names. */
+/** An order of machines. Names and states ascend, numbers descend. Equal machines are ordered by name. */
 export type MachineSort = "name" | "state" | "ram" | "disk" | "cache" | "iops" | "boot";
 
-/** What a machine does. */
+/** The state of a machine. */
 export type MachineState = "created" | "starting" | "booting" | "running" | "stopping" | "stopped" | "crashed" | "lost" | "unknown";
 
-/** The machine that is to edit an image. */
+/** The request to begin a maintenance session. */
 export interface MaintenanceRequest {
-  /** Its name. */
+  /** The name of the machine that edits the image. */
   machine: string;
 }
 
-/** An image that is being edited: one machine has a private disk over one of its versions. */
+/** A maintenance session: one machine has a private disk over a version of the image, until the disk is sealed or discarded. */
 export interface MaintenanceSession {
-  /** Who began it. */
+  /** The caller that began it. */
   author: string;
   /** The image. */
   image: string;
   /** The machine. */
   machine: string;
-  /** Since when. */
+  /** When the session began. */
   since_ms: number;
-  /** The number of the version below. */
+  /** The number of the version below the private disk. */
   version: number;
-  /** Why the machine could not be started on its disk now for want of space, in the answer to `POST` of an edit. */
+  /** Why the machine could not be started now for lack of disk space; only in the answer to the request that begins the session. */
   warning?: string;
 }
 
-/** A file with a boot trace to take in. */
+/** The request to merge a boot trace from a file. */
 export interface MergeTraceRequest {
-  /** An absolute path on the daemon's host. */
+  /** The file: an absolute path on the daemon's host. */
   source: string;
 }
 
-/** A machine that is on another host now. */
+/** A machine that was moved to another host. */
 export interface MovedMachine {
   /** Its name. */
   machine: string;
-  /** Its host. */
+  /** Its new host. */
   to: string;
 }
 
-/** A token that was made. Its secret is shown this once: the daemon keeps a hash of it. */
+/** A new token. Only this answer contains its secret: the daemon stores a hash. */
 export type NewToken = TokenInfo & {
   /** For the header `Authorization: Bearer SECRET`. */
   secret: string;
 };
 
-/** A note of the version that the path names. */
+/** A note about the version that the path names. */
 export interface NoteRequest {
-  /** A line for people, at most 1024 bytes; an empty one takes the note away. */
+  /** One line for people, at most 1024 bytes. An empty note removes the present one. */
   note: string;
 }
 
@@ -838,49 +893,49 @@ export type OnHostLoss = "wait" | "restart";
 export interface PartitionContents {
   /** What is in it: `ext4`, `NTFS`, `LVM with the volumes ..`. */
   file_system: string;
-  /** How much of that is free in its file system. */
+  /** Bytes of these that are free in its file system. */
   free_bytes: number;
   /** Its bytes in the write cache. */
   held: HeldBytes;
   /** From 1; 0 is the whole disk. */
   number: number;
-  /** Sentences about figures that are not whole. */
+  /** Notes on incomplete figures. */
   remarks: string[];
 }
 
-/** What changed in a partition. */
+/** The changes in a partition. */
 export interface PartitionDifference {
   /** Bytes in it that changed, in blocks of 4 KiB. */
   changed_bytes: number;
-  /** Changed files by path; absent where nothing changed, or no file system could be read. */
+  /** Changed files by path. Absent if nothing changed, or if no file system could be read. */
   files?: ChangedFile[];
   /** Its length. */
   len_bytes: number;
   /** Its number, from 1; 0 is the whole disk. */
   number: number;
-  /** Where it starts. */
+  /** Its first byte on the disk. */
   offset_bytes: number;
-  /** Why files are missing. */
+  /** Why files are missing from the list. */
   remark?: string;
 }
 
 /** A file or a directory. */
 export interface PathContents {
-  /** Its bytes in the write cache; of a directory with everything below it. */
+  /** Its bytes in the write cache; for a directory the sum of everything below it. */
   held: HeldBytes;
   /** Its purpose. */
   kind: ContentsKind;
   /** The number of its partition; 0 is the whole disk. */
   partition: number;
-  /** From the root of its file system. Control characters, marks of writing direction and bytes that are no UTF-8 are written as `\u{..}` and `\xNN`, and a backslash as two. `(no name, 17)`: it has no name that leads to the root. */
+  /** From the root of its file system. Control characters, bidirectional control characters and bytes that are not UTF-8 are written as `\u{..}` and `\xNN`, and a backslash as two. `(no name, 17)`: no path leads to inode 17. */
   path: string;
 }
 
-/** How a running machine was stopped for the instant of which a version was made. */
+/** How long a running machine was paused for the snapshot from which a version was made. */
 export interface Pause {
-  /** How long its disk answered nothing. */
+  /** How long its disk did not answer requests. */
   disk_us: number;
-  /** How long its guest's file systems stood still at most, from the request to freeze them to the answer that they go on, so that the version needs no repair; absent where the guest agent did not do that: then the version is as after a power cut. */
+  /** The longest time for which its guest's file systems were frozen, from the request to freeze them to the answer that they are thawed. Absent if the guest agent could not freeze them: the version is then as after a power cut, and its file systems may need a check. */
   guest_ms?: number;
   /** Why the guest's file systems were not frozen. */
   remark?: string;
@@ -894,136 +949,136 @@ export interface PinRequest {
 
 /** Why a task or a request failed. */
 export interface Problem {
-  /** What to do about it. */
+  /** What the user can do. */
   advice?: string;
-  /** Why it failed, outermost first. */
+  /** Why it failed. The first cause is the nearest to `message`. */
   causes?: string[];
-  /** For programs. */
+  /** The class of the failure, for programs. */
   kind: ProblemKind;
-  /** What was tried, on what. */
+  /** What was tried, and on what. */
   message: string;
-  /** After how many seconds the same request may work; the answer has it as `Retry-After` too. */
+  /** The number of seconds after which the same request may succeed. It is also the answer's `Retry-After`. */
   retry_after_s?: number;
 }
 
-/** The body of every failed request: the members of RFC 9457, and those of the problem. */
+/** The body of every failed request: the members of RFC 9457, and the problem. */
 export type ProblemDetails = Problem & {
   /** The message, its causes and the advice in one line. */
   detail: string;
   /** The status of the answer. */
   status: number;
-  /** The same for each problem of a kind. */
+  /** A title; the same for each problem of a kind. */
   title: string;
   /** `tag:headwater,2026:problem/KIND`. An identifier: nothing can be loaded from there. */
   type: string;
 };
 
-/** What a program needs to know about a failure. A kind exists only where a caller acts differently. */
+/** The class of a failure. Kinds differ only if a caller would act differently. */
 export type ProblemKind = "invalid" | "unauthorized" | "forbidden" | "not_found" | "conflict" | "no_space" | "damaged" | "unavailable" | "cancelled" | "failed";
 
-/** How far an operation is. */
+/** The progress of a task. */
 export interface Progress {
-  /** What it does now, for people, where these bytes do not say it: a verification that repairs, or looks for what the damage touches, has read them all, and a comparison that looks at files has read all changes; a pull reads lists and manifests before, and may wait for a server. */
+  /** The present step, for people, if the bytes do not show it. Examples: a verification has read all bytes and repairs, or searches for the files that damage affects; a comparison has read all changes and compares files; a pull reads lists and manifests before it copies, or waits for a server. */
   doing?: string;
-  /** Bytes done. */
+  /** Bytes that are done. */
   done_bytes: number;
-  /** Bytes in all; 0 while that is unknown. */
+  /** The total of bytes; 0 if it is unknown. */
   total_bytes: number;
 }
 
-/** A version to promote: the one that the path names. */
+/** The promotion of the version that the path names. */
 export interface PromoteRequest {
-  /** When; absent: now. A scheduled promotion is carried out when the daemon's clock has reached that time, or when the daemon starts after it. */
+  /** When. Absent: now. A scheduled promotion takes place when the daemon's clock reaches this time, or at the daemon's next start after it. */
   at_ms?: number;
-  /** Where to. */
+  /** The channel that will point to the version. */
   channel: Channel;
-  /** Whether a version that is not generalised may become `production`. */
+  /** Whether to promote `production` to the version even if it was not generalised. */
   force?: boolean;
 }
 
-/** What came of a promotion. */
+/** The result of a promotion. */
 export interface Promoted {
-  /** Since when, or from when on. */
+  /** When this begins. */
   at_ms: number;
-  /** Who asked for it. */
+  /** The caller that requested it. */
   author: string;
   /** The channel. */
   channel: Channel;
   forgets?: ChannelPointer;
-  /** The version to which it points now, or will. */
+  /** The version to which it points now, or will point at `at_ms`. */
   version: number;
 }
 
-/** What a pull did. */
+/** The result of a pull. */
 export interface PullReport {
-  /** Their bytes. */
+  /** Bytes of these data objects. */
   bytes: number;
-  /** Images whose channels, scheduled promotions, notes or retired versions are the source's now, and were not. */
+  /** The number of images whose channels, scheduled promotions, notes or retired marks were changed to those of the source. */
   followed: number;
-  /** The images that are not what they were. */
+  /** The images that were changed. */
   images: PulledImage[];
   /** Why other versions did not come: the source has lost or damaged some of them, or a list of versions cannot be read. */
   not_copied?: Problem[];
-  /** Data objects that were copied. */
+  /** The number of data objects that were copied. */
   objects: number;
-  /** Versions that were here already. */
+  /** The number of versions that this store already had. */
   present: number;
-  /** Versions that are new here. */
+  /** The number of versions that are new in this store. */
   versions: number;
 }
 
-/** The store whose versions are to come here, and which of them. */
+/** The request to copy versions from another store. */
 export interface PullRequest {
-  /** Versions, each as `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH` of that store. Empty: all that it has, with the channels, scheduled promotions, notes and what is retired. */
+  /** Versions, each as `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH` of that store. Empty: all versions, with the channels, scheduled promotions, notes and retired marks. */
   images?: string[];
-  /** A directory of the daemon's host by its absolute path, `s3://BUCKET/PREFIX`, or `https://HOST[,https://HOST..]`. Servers are shown the daemon's token only where all of them were named when it was started. */
+  /** The store to copy from: an absolute path of a directory on the daemon's host, `s3://BUCKET/PREFIX`, or `https://HOST[,https://HOST..]`. Servers get the daemon's token only if all of them were named when the daemon was started. */
   source: string;
 }
 
-/** What a pull did to an image, itself: what others did to it meanwhile is not told. */
+/** The changes that a pull made to one image. Changes by others at the same time are not included. */
 export interface PulledImage {
-  /** The version that machines booted which name the image alone. Absent: there was none. The same as in `boots` where the pull did not change that. */
+  /** The version that machines booted before the pull if they name only the image. Absent: there was none. Equal to `boots` if the pull did not change it. */
   booted?: number;
-  /** The one that they boot from their next boot on. Absent: there is none. */
+  /** The version that these machines boot from their next start on. Absent: there is none. */
   boots?: number;
-  /** Its channels that point elsewhere now. */
+  /** The channels that were moved. */
   channels?: ChannelMove[];
-  /** The machine that edits the image, over an older version than the newest, which came now: what it does is sealed over that only where the request says so. */
+  /** The machine of the image's maintenance session, if the pull brought a version that is newer than the one below its disk. To seal the session, the request then needs `over_newer`. */
   edited_by?: string;
-  /** Whether its channels, scheduled promotions, notes or retired versions are the source's now, and were not. */
+  /** Whether its channels, scheduled promotions, notes or retired marks were changed to those of the source. */
   followed: boolean;
-  /** Promotions to come that will not happen: the source has no such ones. */
+  /** Scheduled promotions that were cancelled, because the source does not have them. */
   forgets?: ChannelPointer[];
   /** Its name. */
   image: string;
-  /** Whether one of these was the newest version of the image when it came. */
+  /** Whether one of these was the newest version of the image when it was copied. */
   newest: boolean;
-  /** Versions that were here and have another note now. */
+  /** Versions that existed here and whose note was changed. */
   noted?: number[];
-  /** Versions that were here and are taken out of use now. */
+  /** Versions that existed here and were retired. */
   retired?: number[];
-  /** Promotions to come that came from the source. */
+  /** Scheduled promotions that were copied from the source. */
   scheduled?: ChannelPointer[];
-  /** Versions that were here and are in use again. */
+  /** Versions that existed here and were brought back into use. */
   unretired?: number[];
-  /** The numbers of its versions that are new here. */
+  /** The numbers of its versions that are new in this store. */
   versions: number[];
 }
 
-/** What was removed. */
+/** The result of a removal. */
 export interface Removed {
-  /** Space that became free. */
+  /** Space that was freed. */
   freed_bytes: number;
-  /** The names of what is gone. */
+  /** The names of what was removed. */
   removed: string[];
 }
 
-/** What of a guest ends its claim, besides its release and the end of its time. */
+/** The event in a guest that ends its claim. A claim also ends when it is released or expires. */
 export type ResetOn = "shutdown" | "logoff";
 
-/** Whether a version is taken out of use, or brought back. */
+/** The request to retire a version, or to bring it back into use. */
 export interface RetireRequest {
-  /** `false` brings it back. */
+  /** `true` retires the version, `false` brings it back into use. */
   retired: boolean;
 }
 
@@ -1033,97 +1088,97 @@ export interface RevertScheme {
   version: number;
 }
 
-/** What came of taking a promotion back. */
+/** The result of reverting a promotion. */
 export interface Reverted {
-  /** Since when. */
+  /** When this began. */
   at_ms: number;
-  /** Who asked for it. */
+  /** The caller that requested it. */
   author: string;
   /** The channel. */
   channel: Channel;
-  /** Where it points now. Absent: it is not set any more, as before its first promotion. */
+  /** The version to which it points now. Absent: the channel is not set, as before its first promotion. */
   version?: number;
 }
 
 /** The set of permissions of a caller. Each role may also do what the roles before it may. */
 export type Role = "metrics" | "viewer" | "operator" | "admin";
 
-/** What a roll did. */
+/** The result of a roll. */
 export interface RollReport {
   /** The catalog. */
   catalog: string;
-  /** Machines that are on the version and not healthy, as many as the request allows. */
+  /** The machines that were moved and are not healthy. The request permits this number of failures. */
   failed: LeftMachine[];
-  /** The version that its machines ran before. */
+  /** The version that its machines ran before the roll. */
   from: string;
-  /** Machines that were left alone. */
+  /** The machines that were not moved. */
   left: LeftMachine[];
-  /** The machines that were moved, and are healthy. */
+  /** The machines that were moved and are healthy. */
   moved: string[];
-  /** Whether the catalog is pinned to the version now. It is not if its image means that version anyway. */
+  /** Whether the roll pinned the catalog to the version. It does not if the catalog's image already resolves to that version. */
   pinned: boolean;
   /** The version that they run now. */
   to: string;
 }
 
-/** The version that a catalog's machines are to run, and how carefully they are moved to it. */
+/** The version that a catalog's machines are to run, and how they are moved to it. */
 export interface RollRequest {
   /** No machine is moved before this time, in milliseconds since 1970 UTC. */
   at_ms?: number;
-  /** How many of the others go at once. */
+  /** How many of the other machines are moved at once. */
   batch?: Batch;
-  /** How long a machine may take until it is up, in seconds. */
+  /** The timeout of a machine's boot, in seconds. */
   boot_s?: number;
-  /** So many machines go first, and the others only if they are healthy. 0 for none. */
+  /** The number of machines that are moved first. The roll continues only if they are healthy. 0: none. */
   canary?: number;
-  /** A command of the guest's shell that ends with 0 if the machine is healthy. Without it, a machine that is up is healthy. */
+  /** A shell command in the guest that exits with 0 if the machine is healthy. Absent: a machine that has booted is healthy. */
   health?: string;
-  /** How long that may take, in seconds. */
+  /** The timeout of the health command, in seconds. */
   health_s?: number;
-  /** So many machines besides the canaries may fail before all are taken back. */
+  /** How many machines besides the canaries may fail before all machines are moved back. */
   max_failures?: number;
   /** How long to wait after a batch, in seconds. */
   pause_s?: number;
-  /** `IMAGE@NUMBER`, or a channel, which means the version that it points to now. */
+  /** `IMAGE@NUMBER`, or a channel, which is resolved once, now. */
   to: string;
   window?: Hours;
 }
 
-/** One value of a metric. */
+/** One value of a metric at a moment. */
 export interface Sample {
-  /** Which one: `machine`, `served`, ... */
+  /** The labels, for instance `machine` or `served`. */
   labels?: Record<string, string>;
-  /** The metric's name; for a summary also with `_sum` or `_count` at its end. */
+  /** The metric's name; for parts of a summary with `_sum` or `_count` at its end. */
   metric: string;
   /** The value. */
   value: number;
 }
 
-/** Where to write a boot trace. */
+/** The request to write a boot trace to a file. */
 export interface SaveTraceRequest {
-  /** An absolute path on the daemon's host. It must not exist yet. */
+  /** The file: an absolute path on the daemon's host. It must not exist yet. */
   target: string;
 }
 
-/** What became of that. */
+/** The result of scaling. */
 export interface ScaleReport {
   /** The catalog. */
   catalog: string;
-  /** How many it has now. */
+  /** The number of machines of the catalog after the change. */
   count: number;
-  /** The machines that were made. */
+  /** The machines that were created. */
   created: string[];
   /** The machines that were removed. */
   removed: string[];
 }
 
-/** How many machines a catalog is to have. */
+/** The request to change the number of machines of a catalog. */
 export interface ScaleRequest {
-  /** So many. */
+  /** The number of machines that the catalog is to have. */
   count: number;
-  /** Also remove machines whose disk is kept, or that are pinned, if there are not enough others. */
+  /** If there are not enough other machines, also remove claimed and pinned machines, and machines with a persistent disk. Machines with a maintenance session always stay. */
   force?: boolean;
-  /** Start those that are made. */
+  /** Start the machines that are created. */
   start?: boolean;
 }
 
@@ -1173,7 +1228,7 @@ export interface SchemeVersion {
   version: number;
 }
 
-/** The only catalogs and images that a caller sees and may act on, with what their role permits. In a pattern, `*` stands for any characters. */
+/** The only catalogs and images that a caller sees and may act on, within the permissions of its role. In a pattern, `*` stands for any characters. */
 export interface Scopes {
   /** Patterns of names of catalogs. Their machines, claims, tasks and events belong to them. */
   catalogs?: string[];
@@ -1181,69 +1236,71 @@ export interface Scopes {
   images?: string[];
 }
 
-/** What a version that is made of a disk is called. */
+/** The options of a seal. */
 export interface SealRequest {
-  /** Whether the version may hold the machine's identity: nothing is removed in its guest, and what is found on its disk does not refuse the seal. */
+  /** Whether the version may contain the machine's identity: nothing is removed in its guest, and an identity found on its disk does not make the seal fail. */
   keep_identity?: boolean;
-  /** A line about the version, for people. */
+  /** One line about the new version, for people. */
   note?: string;
-  /** Whether what was edited becomes a version also where the image has versions that are newer than the one it was edited over: what they changed is not in it. What a machine that edits nothing has is sealed in any case. */
+  /** Whether a maintenance session may be sealed although the image has versions newer than the one below its disk; the changes of those versions are not in the new one. Other machines are sealed in any case. */
   over_newer?: boolean;
 }
 
 /** A version that was made of a disk. */
 export interface Sealed {
-  /** Bytes in chunks that the machine changed: so much was read. */
+  /** Bytes of the chunks that the machine changed, all of which were read. */
   changed_bytes: number;
   /** The parts of the machine's identity that are in the version. */
   identity?: string[];
-  /** The newest version there was, as `IMAGE@NUMBER`, where that is not the one that it was made from: what it changed is in this one only where the machine did it, too. */
+  /** The newest version at that time, as `IMAGE@NUMBER`, if it is not `parent`. Its changes are not in the new version, unless the machine made them too. */
   newer?: string;
-  /** File systems that could not be looked into for that. */
+  /** File systems that could not be searched for the machine's identity. */
   not_looked_into?: string[];
   /** The version that it was made from, as `IMAGE@NUMBER`. */
   parent: string;
   pause?: Pause;
-  /** The version that `production` was set to before, as it was not set and machines would have booted this one. */
+  /** The version to which `production` was set by this seal. It was not set before, and machines would have booted the new version. */
   production?: number;
   /** The files and settings that were removed in the guest before the machine was switched off. */
   removed?: string[];
-  /** It. */
+  /** The new version. */
   version: ImageVersion;
 }
 
-/** What is to change of a catalog; what is absent stays. */
+/** The change of a catalog. Absent fields do not change. */
 export interface SetCatalog {
-  /** What its machines boot from now on: `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`. */
+  /** What its machines boot from their next boot on: `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`. */
   image?: string;
   /** How many of its machines are kept on, fresh and unclaimed. */
   keep_ready?: number;
   on_host_loss?: OnHostLoss;
-  /** `keep_ready` counts at all hours again. */
+  /** Makes `keep_ready` count at all hours again. */
   ready_always?: boolean;
   ready_hours?: Hours;
+  /** Seconds after which an SSH host key is replaced when its machine boots, from 3600 (an hour) to 315360000 (ten years); 0: never. */
+  rotate_after_s?: number;
   scheme?: SetScheme;
-  /** All files that a seal also removes in the guests of its machines: absolute paths, which may have wildcards. */
+  /** The complete list of additional files that a seal removes in the guests of its machines: absolute paths, which may have wildcards. */
   seal_removes?: string[];
   /** Seconds until an unclaimed machine beyond `keep_ready` is switched off; 0: never. */
   stop_idle_s?: number;
 }
 
-/** What to change of a host. */
+/** The change of a host. */
 export interface SetHost {
-  /** Whether new machines go to other hosts. */
+  /** Whether new machines are placed on other hosts. */
   cordoned: boolean;
 }
 
-/** New limits of a machine's write cache, and its weight; memory and processors of its guest. What is absent stays as it is. */
+/** New limits of a machine's write cache, and its weight; memory and processors of its guest. Absent fields do not change. */
 export interface SetMachine {
   /** The guest's processors; only while the machine is off. */
   cpus?: number;
-  /** The most disk space it may take. */
+  /** The limit of overflow disk space of the write cache. */
   disk_bytes?: number;
   /** The guest's memory; only while the machine is off. */
   memory_bytes?: number;
-  /** The most memory it may take. */
+  /** The memory limit of the write cache. */
   ram_bytes?: number;
   /** Its weight among the write caches of the host. */
   weight?: number;
@@ -1274,9 +1331,9 @@ export interface SetScheme {
 /** The format of a file that is imported. */
 export type SourceFormat = "raw" | "qcow2" | "vhd" | "vhdx" | "vmdk";
 
-/** All metrics at a moment. */
+/** The values of all metrics at a moment. */
 export interface Stats {
-  /** When. */
+  /** When they were read. */
   at_ms: number;
   /** In the order of [`FAMILIES`], then by labels. */
   samples: Sample[];
@@ -1284,49 +1341,49 @@ export interface Stats {
 
 /** What `headwater status` shows. */
 export interface Status {
-  /** What stands in machines' way, a store that does not answer, and versions that were found damaged. */
+  /** Alarms: machines that cannot work, a store that does not answer, damaged versions. */
   alarms: Alarm[];
   /** The URL of the API over TCP, if the daemon serves one. */
   api_url?: string;
-  /** Why boots of images are not recorded, as where `--boot-trace off` says so. Absent where they are, and from a daemon that does not tell. */
+  /** Why boots of images are not recorded, for instance because of `--boot-trace off`. Absent if they are recorded, and in answers of older daemons. */
   boots_unrecorded?: string;
   /** The URL of the web console, if the daemon serves one. */
   console_url?: string;
-  /** Its data directory. */
+  /** The daemon's data directory. */
   data_dir: string;
   /** Disk space of the write caches in use, in all. */
   disk_used_bytes: number;
-  /** The fingerprint of the certificate of both, if the daemon made it: `sha256:` and 64 hexadecimal digits. */
+  /** The fingerprint of the certificate of the API and the web console, if the daemon made it: `sha256:` and 64 hexadecimal digits. */
   fingerprint?: string;
   /** Free bytes on the file system of the data directory. */
   free_bytes: number;
   /** The memory that all write caches share. */
   host_ram: HostRam;
-  /** How machines are run: for instance `KVM`, `TCG: /dev/kvm does not exist`, or why they cannot be. */
+  /** How machines are run: `KVM`, or `TCG: /dev/kvm does not exist`, or why they cannot be run. */
   hypervisor: string;
-  /** How many images there are; absent where the store does not tell, as a plain web server. */
+  /** The number of images. Absent if the store cannot list them, like a plain web server. */
   images?: number;
-  /** How many machines there are. */
+  /** The number of machines. */
   machines: number;
-  /** How many of them are starting, booting, running or stopping. */
+  /** The number of machines that are starting, booting, running or stopping. The number of running tasks (imports, verifications, comparisons, seals, exports and others). */
   machines_active: number;
-  /** Its process. */
+  /** The daemon's process id. */
   pid: number;
-  /** Memory of the write caches in use, in all. */
+  /** Memory that all write caches use. */
   ram_used_bytes: number;
-  /** Since when it runs. */
+  /** When the daemon started. */
   started_at_ms: number;
-  /** How long ago the store was asked for the two: more than a minute where it does not answer soon. Absent where neither is known. */
+  /** The age of `images` and `store_bytes`. More than a minute if the store answers slowly or not at all. Absent if neither is known. */
   store_age_ms?: number;
-  /** Bytes that the store's files take. Absent where the store does not tell, as one that is read from servers. */
+  /** Bytes of the store's files. Absent if the store cannot tell, like a store that is read from servers. */
   store_bytes?: number;
-  /** Whether the two may be others by now: this daemon changed the store since, or that does not answer. It answers where no alarm has `store` as its subject. */
+  /** Whether `images` and `store_bytes` may be outdated, because this daemon changed the store since, or the store does not answer. If the store does not answer, there is an alarm with the subject `store`. */
   store_outdated?: boolean;
-  /** Whether images are only read here, as where the store is one of servers: nothing can be imported. */
+  /** Whether the store is read-only, like a store that is read from servers: nothing can be imported. */
   store_read_only?: boolean;
   /** How many long operations run: imports, verifications, comparisons, seals, exports. */
   tasks_running?: number;
-  /** How many wait for these. */
+  /** The number of tasks that wait for these. */
   tasks_waiting?: number;
   /** The daemon's version. */
   version: string;
@@ -1334,43 +1391,43 @@ export interface Status {
 
 /** A task. */
 export interface Task {
-  /** Who asked for it. */
+  /** The caller that requested it. */
   caller: string;
-  /** Somebody asked for its end. */
+  /** Whether a user has requested to cancel it. */
   cancelling: boolean;
-  /** When it was asked for. */
+  /** When the task was requested. */
   created_at_ms: number;
-  /** When it ended. */
+  /** When the task ended. */
   ended_at_ms?: number;
   /** Its number; later tasks have higher ones. */
   id: number;
-  /** What it does: `import`, `pull`, `verify`, `compare`, `seal`, `export`, `scale` or `roll`. */
+  /** The operation: `import`, `pull`, `verify`, `compare`, `seal`, `export`, `scale` or `roll`. */
   kind: string;
   problem?: Problem;
   progress?: Progress;
   result?: TaskResult;
-  /** When it began. */
+  /** When the task began. */
   started_at_ms?: number;
-  /** How far it is. */
+  /** The task's state. */
   state: TaskState;
-  /** On what: `image debian`, `catalog class`. */
+  /** The subject: `image debian`, `catalog class`. */
   subject: string;
 }
 
 /** One line of the answer. */
 export type TaskEvent = {
   event: "waiting";
-  /** How many others run, as many as may at once. */
+  /** How many other tasks run, which is the most that may run at once. */
   running: number;
 } | Progress & {
   event: "progress";
 } | {
   event: "done";
-  /** What came of it. */
+  /** The result. */
   result: TaskResult;
 } | {
   event: "failed";
-  /** Why. */
+  /** Why it failed. */
   problem: Problem;
 };
 
@@ -1380,18 +1437,18 @@ export interface TaskList {
   tasks: Task[];
 }
 
-/** What an operation ended with. */
+/** The result of a task that succeeded. */
 export type TaskResult = {
   /** Whether the import made it. */
   created: boolean;
-  /** Chunks that the store had, and that are damaged there. This version has sound ones in their place; older versions that share them need a repair. */
+  /** The number of chunks of this disk that the store already had, but damaged. The new version has intact copies; older versions that share the damaged chunks need a repair. */
   damaged_chunks?: number;
-  /** The machine that edits the image, over an older version: what it does is sealed over that version only where the request says so. */
+  /** The machine of the image's maintenance session, which has an older version below its disk. To seal the session, the request then needs `over_newer`. */
   edited_by?: string;
   kind: "imported";
-  /** Remarks on the disk, a line each: machines cannot boot it, nothing on it is known, its sectors have 4,096 bytes. */
+  /** Notes on the disk, one line each: machines cannot boot it, its contents are unknown, its sectors have 4,096 bytes. */
   remarks?: string[];
-  /** It. */
+  /** The version. */
   version: ImageVersion;
 } | PullReport & {
   kind: "pulled";
@@ -1405,7 +1462,7 @@ export type TaskResult = {
   kind: "exported";
   /** The file's size. */
   size_bytes: number;
-  /** It. */
+  /** The version. */
   version: ImageVersion;
 } | ScaleReport & {
   kind: "scaled";
@@ -1415,62 +1472,62 @@ export type TaskResult = {
   kind: "drained";
 };
 
-/** How far a task is. */
+/** The state of a task. */
 export type TaskState = "waiting" | "running" | "done" | "failed" | "cancelled";
 
 /** A token, without its secret. */
 export interface TokenInfo {
-  /** When. */
+  /** When it was created. */
   created_at_ms: number;
-  /** Who made it. */
+  /** The caller that created it. */
   created_by: string;
-  /** When it ends. Absent: when it is revoked. */
+  /** When it expires. Absent: it is valid until it is revoked. */
   expires_at_ms?: number;
-  /** Its name. */
+  /** The token's name. */
   name: string;
-  /** The role of its holder. */
+  /** The role of callers with this token. */
   role: Role;
   scopes?: Scopes;
 }
 
-/** All tokens. */
+/** The list of all tokens. */
 export interface TokenList {
-  /** By name. */
+  /** Ordered by name. */
   tokens: TokenInfo[];
 }
 
 /** Where a boot trace is kept. */
 export type TracePlace = "store" | "host";
 
-/** What a verification found. */
+/** The result of a verification. */
 export interface VerifyReport {
   /** Bytes that were read and compared with their hashes. */
   checked_bytes: number;
-  /** What is damaged still, one line each: where in the disk, and what is wrong. Empty: all is well. */
+  /** Damage that remains, one line each: its position on the disk and what is wrong. Empty: there is none. */
   damage: string[];
-  /** Chunks that are damaged still, more of them than have a line where there are very many. None where the manifest is. */
+  /** The number of chunks that remain damaged. It can exceed the number of lines in `damage`. 0 if the manifest is damaged. */
   damaged_chunks?: number;
   /** Files that cannot be read because of the damage. */
   files?: string[];
-  /** Why there may be more of them: what could not be looked into, one line each. */
+  /** What could not be examined, so that more files may be damaged; one line each. */
   remarks?: string[];
-  /** Chunks and data objects that were damaged and are right again. */
+  /** The number of damaged chunks and data objects that were repaired. */
   repaired?: number;
-  /** Who uses these versions: machines, catalogs, channels, persistent disks. Where that cannot be told, why. */
+  /** Machines, catalogs, channels and persistent disks that use these versions. If that could not be determined, the reason. */
   uses?: string[];
   /** The version that was read. */
   version: ImageVersion;
-  /** The versions that hold what is damaged: this one, and others that share it, as `IMAGE@NUMBER`. */
+  /** The versions that contain the damaged data: this one and others that share it, as `IMAGE@NUMBER`. */
   versions?: string[];
 }
 
-/** How to verify a version. */
+/** The options of a verification. */
 export interface VerifyRequest {
-  /** How many bytes of the store are read a second at most; absent: as many as it gives. Not 0. */
+  /** The most bytes to read from the store per second, greater than 0. Absent: no limit. */
   rate_bytes_s?: number;
-  /** Stores and servers that may have what is damaged here: directories of the daemon's host by their absolute paths, `s3://BUCKET/PREFIX`, `https://HOST[,https://HOST..]`. The first one that has it is taken. Servers are shown the daemon's token only where all of a list were named when it was started. */
+  /** Stores and servers that may have intact copies of damaged data: absolute paths of directories on the daemon's host, `s3://BUCKET/PREFIX`, `https://HOST[,https://HOST..]`. The first one that has a copy is used. Servers get the daemon's token only if all servers of a list were named when the daemon was started. */
   repair_from?: string[];
 }
 
-/** What a machine should do. */
+/** The wanted state of a machine. */
 export type Wanted = "running" | "stopped";

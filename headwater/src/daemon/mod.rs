@@ -314,8 +314,7 @@ impl Daemon {
         let OpenStore { store, last_known, disks, disk_process, disks_lock } =
             open_store(&data_dir, wanted, known, &step).await?;
         let boot = options.boot.map(|boot| boot::Opened::new(&boot, &data_dir)).transpose()?;
-        let boot_url = boot.as_ref().map(boot::Opened::url);
-        let issued = boot.as_ref().map(boot::Opened::issued);
+        let (boot_url, issued) = boot.as_ref().map(|boot| (boot.url(), boot.issued())).unzip();
         let offer = offer_store(&store, options.offer.as_ref(), issued.as_deref()).await?;
         let offer_url = offer.as_ref().map(StoreServer::url);
         let daemon = DaemonName::here(database.identity(&data_dir).await?, data_dir.path());
@@ -349,8 +348,9 @@ impl Daemon {
             servers.push(boot.serve(service.clone(), store.clone(), offer.address(), stopped.clone()).await?);
         }
         servers.extend(offer.map(|offer| tokio::spawn(run_offer(offer, stopped))));
-        let scrub = |scrub| Scrubbing::start(store.clone(), scrub, options.scrub_pause, service.clone());
-        let scrubbing = options.scrub.map(scrub).transpose()?;
+        let (scrub, pause) = (options.scrub, options.scrub_pause);
+        let scrubbing =
+            scrub.map(|rate| Scrubbing::start(store.clone(), rate, pause, service.clone())).transpose()?;
         start_background(&service, options.resume, left_tasks).await?;
         let [ticker, alarms] = tick(&service, options.alarm_channels);
         Ok(Self {

@@ -239,13 +239,10 @@ pub(super) async fn go_on(
         if service.is_stopping() {
             return Err(super::stopped());
         }
-        let is_cancelled = control.is_asked_to_stop();
-        let now_ms = service.now_ms();
+        let (is_cancelled, now_ms) = (control.is_asked_to_stop(), service.now_ms());
         let gate = gate(&plan.request, now_ms).unwrap_or_else(|error| {
-            tracing::error!(
-                catalog = plan.catalog,
-                "a roll cannot determine whether its window is open; it is tried again: {error}"
-            );
+            let catalog = &plan.catalog;
+            tracing::error!(catalog, "a roll cannot tell if its window is open, and tries again: {error}");
             Gate::Closed(plan.waits_until_ms.unwrap_or(now_ms))
         });
         let looked = if gate == Gate::Open && plan.waits_until_ms.is_some() {
@@ -264,10 +261,8 @@ pub(super) async fn go_on(
             Ok(())
         };
         if let Err(error) = looked {
-            tracing::error!(
-                catalog = plan.catalog,
-                "a roll cannot read the states of its machines; it is tried again: {error}"
-            );
+            let catalog = &plan.catalog;
+            tracing::error!(catalog, "a roll cannot read its machines' states, and tries again: {error}");
             tokio::time::sleep(LOOK).await;
             continue;
         }
@@ -315,7 +310,7 @@ pub(super) async fn go_on(
                 Ok(false) => return service.finish_roll(&plan, &caller).await,
                 Err(error) => {
                     let catalog = &plan.catalog;
-                    tracing::error!(catalog, "a roll cannot look at its machines, and tries again: {error}");
+                    tracing::error!(catalog, "a roll cannot read its machines, and tries again: {error}");
                     tokio::time::sleep(LOOK).await;
                 }
             },

@@ -1,0 +1,91 @@
+//! Takes over the disks of the disk process before this one, which crashed or was replaced.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use headwater_service::backend::OpenDisk;
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+use super::{Entry, Shared};
+use crate::adapters::disks::Volumes;
+use crate::disk_process::keeper;
+use crate::disk_process::kept::{Handed, LeftDisk};
+use crate::disk_process::protocol::Failure;
+
+/// The pause between two attempts to open the store, while machines wait for their disks.
+const RECOVER_PAUSE: Duration = Duration::from_secs(1);
+
+/// Disks that are taken over at a time: a persistent disk waits for the disk of the host.
+const RECOVER_THREADS: usize = 16;
+
+/// How long a disk is served before the next one is taken over, if one of them may be why disk processes crash. QEMU connects within a
+/// second, and sends again what had no answer.
+const CAREFUL_PAUSE: Duration = Duration::from_millis(1500);
+
+impl Shared {
+    /// Takes over the disks of the process before this one.
+    pub(super) fn recover(&self, left: Handed) {
+        let begun = Instant::now();
+        let left = left.disks();
+        if left.is_empty() {
+            // The daemon may not even have made the store.
+            return;
+        }
+        while let Err(error) = self.open_host().and_then(|()| self.open_store()) {
+            // Without the store no disk can be served. The machines wait.
+            tracing::warn!("cannot take the disks over yet: {error:#}");
+            std::thread::sleep(RECOVER_PAUSE);
+            if self.is_ending.load(Ordering::SeqCst) {
+                return;
+            }
+        }
+        let Ok(volumes) = self.volumes() else { return };
+        if keeper::is_careful() {
+            for (uuid, left) in left {
+                // If the keeper has ended, nobody asks which disk it was.
+                let _ = self.keeper.takes_over(Some(uuid));
+                self.take_over(&volumes, uuid, left);
+                tracing::warn!(%uuid, "the next disk waits, because disk processes have crashed again and again");
+                std::thread::sleep(CAREFUL_PAUSE);
+                let _ = self.keeper.takes_over(None);
+            }
+        } else {
+            let left = Mutex::new(left.into_iter());
+            std::thread::scope(|scope| {
+                for _ in 0..RECOVER_THREADS {
+                    scope.spawn(|| {
+                        let next = || left.lock().next();
+                        while let Some((uuid, left)) = next() {
+                            self.take_over(&volumes, uuid, left);
+                        }
+                    });
+                }
+            });
+        }
+        let (disks, took_ms) = (self.disks.lock().len(), begun.elapsed().as_millis());
+        tracing::info!(disks, took_ms, "all disks of the process before this one are taken over");
+    }
+
+    /// Takes one disk over, or has the log say why that is not possible.
+    fn take_over(&self, volumes: &Volumes, uuid: Uuid, left: anyhow::Result<LeftDisk>) {
+        match left.and_then(|left| self.recover_disk(volumes, left)) {
+            Ok(machine) => tracing::info!(machine, "its disk is taken over"),
+            Err(error) => {
+                tracing::error!(%uuid, "a disk is lost with the disk process that had it: {error:#}");
+                // The file is given up as it is.
+                let _ = self.keeper.forget(uuid);
+            }
+        }
+    }
+
+    fn recover_disk(&self, volumes: &Volumes, left: LeftDisk) -> anyhow::Result<String> {
+        let (uuid, request) = (left.request.uuid, &left.request);
+        let (machine, version) = (request.machine.clone(), request.version.clone());
+        let _runtime = self.runtime.enter();
+        let disk = volumes.recover(left).map_err(|error| Failure::from(&error).into_problem())?;
+        let info = OpenDisk { machine: machine.clone(), uuid, version };
+        self.disks.lock().insert(uuid, Entry { info, disk });
+        Ok(machine)
+    }
+}
