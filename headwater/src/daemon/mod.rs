@@ -298,7 +298,6 @@ impl Daemon {
         let in_turn = waited.is_some();
         let database = open_database(&data_dir, waited, options.database, options.secrets_key).await?;
         let nodes = nodes.with_database(&*database.repository).await?;
-        let nodes_url = nodes.url();
         let known = match options.new_store {
             true => StoreKnown::default(),
             false => StoreKnown::of(&*database.repository, options.history_counts).await?,
@@ -335,7 +334,7 @@ impl Daemon {
         let nbd = options.nbd.map(|offer| offer.serve(service.clone(), disks.clone())).transpose()?;
         let router = operations::router(service.clone());
         let (stop, stopped) = watch::channel(false);
-        let mut servers = nodes.serve(&service, &stopped);
+        let (nodes_url, mut servers) = (nodes.url(), nodes.serve(&service, &stopped));
         servers.push(tokio::spawn(server::serve_unix(unix, router.clone(), stopped.clone())));
         servers.extend(api.zip(own).map(|(port, own)| {
             let tokens = server::Tokens { own, named: service.clone() };
