@@ -95,7 +95,15 @@ struct Webhook {
 impl Webhook {
     fn read(path: &Path) -> anyhow::Result<Self> {
         let failed = || format!("cannot read {} of --alarm-webhook", path.display());
-        let len = path.metadata().with_context(failed)?.len();
+        let found = path.metadata().with_context(failed)?;
+        if std::os::unix::fs::MetadataExt::mode(&found) & 0o007 != 0 {
+            let path = path.display();
+            return Err(invalid(format!(
+                "{}: other users can read or write it: run 'chmod o= {path}'",
+                failed()
+            )));
+        }
+        let len = found.len();
         if len > WEBHOOK_FILE_BYTES_MAX {
             return Err(invalid(format!(
                 "{}: it has {len} bytes, and is no file with a URL and a key",

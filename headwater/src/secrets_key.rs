@@ -24,6 +24,9 @@ use crate::replace;
 /// The file in a data directory, and in a backup.
 pub const FILE_NAME: &str = "secrets.key";
 
+/// The name of the file with the next key, while the key is replaced.
+pub const NEWER_FILE_NAME: &str = "secrets.key.new";
+
 /// The name of the key among the credentials that the service manager passes.
 const CREDENTIAL: &str = "secrets-key";
 
@@ -101,6 +104,13 @@ impl SecretsKeyFile {
 
     /// Encrypts the secrets of an open database with a new key. Returns how many there are.
     pub async fn rotate(&self, database: &dyn Secrets) -> anyhow::Result<u64> {
+        if self.is_credential {
+            let message =
+                format!("cannot replace {}: it is a credential of the service", self.path.display());
+            return Err(Problem::new(ProblemKind::Invalid, message)
+                .advise("decrypt it to a file, name the file with --secrets-key, and encrypt the new file with 'systemd-creds encrypt'")
+                .into());
+        }
         let newer = self.newer();
         let bytes = random()?;
         // Durable before anything is encrypted with it.

@@ -130,8 +130,8 @@ impl Service {
             Err(_) => return,
         };
         self.damage().recall(saved.damage);
-        let of_machine = |alarm: &Alarm| alarm.subject.starts_with("machine ");
-        let earlier = saved.alarms.into_iter().filter(of_machine);
+        let is_kept = |alarm: &Alarm| alarm.subject.starts_with("machine ") || alarm.subject == "store";
+        let earlier = saved.alarms.into_iter().filter(is_kept);
         *self.alarm_state().earlier() = earlier.map(|alarm| (alarm.subject.clone(), alarm)).collect();
         *self.alarm_state().sent() = saved.sent;
     }
@@ -143,6 +143,8 @@ impl Service {
     }
 
     async fn keep_alarms_at(&self, channels: Vec<Arc<dyn AlarmChannel>>, pace: Pace) {
+        // A channel that was switched off and on again is told what stands.
+        self.alarm_state().sent().retain(|name, _| channels.iter().any(|channel| channel.name() == name));
         let (sender, receiver) = watch::channel(None);
         let sending = channels.into_iter().map(|channel| self.keep_sending(channel, receiver.clone(), pace));
         tokio::join!(self.keep_looking(&sender, pace), join_all(sending));
@@ -158,13 +160,17 @@ impl Service {
             if began.elapsed() >= pace.grace {
                 self.end_earlier_alarms();
             }
+            // Before the look, which takes alarms out of these whose causes it sees again.
+            let earlier: Vec<Alarm> = self.alarm_state().earlier().values().cloned().collect();
             let found = match self.db().read().await {
                 Ok(mut repo) => self.alarms(&mut *repo).await,
                 Err(error) => Err(error),
             };
             // Channels and file wait for a database that is away.
             let Ok(mut now) = found else { continue };
-            let earlier: Vec<Alarm> = self.alarm_state().earlier().values().cloned().collect();
+            self.alarm_state()
+                .earlier()
+                .retain(|subject, _| now.iter().all(|alarm| alarm.subject != *subject));
             now.extend(earlier);
             now.sort_by(|a, b| natural(&a.subject, &b.subject));
             now.dedup_by(|a, b| a.subject == b.subject);
@@ -181,7 +187,7 @@ impl Service {
     /// Ends the alarms of an earlier daemon whose causes were not seen again.
     fn end_earlier_alarms(&self) {
         let earlier = std::mem::take(&mut *self.alarm_state().earlier());
-        for subject in earlier.into_keys() {
+        for subject in earlier.into_keys().filter(|subject| subject.starts_with("machine ")) {
             let text = "its cause was not seen again after the daemon started";
             tracing::info!(subject, "the alarm is over: {text}");
             self.pending_events().add(self.event(&Caller::daemon(), subject, "alarm over", text));
@@ -223,7 +229,7 @@ impl Service {
                 Err(_) => Some(format!("it takes more than {} s", SEND_TIMEOUT.as_secs())),
             };
             if let Some(why) = failed {
-                left_out = (1_u32 << failures.min(6)).min(MISSED_ROUNDS_MAX);
+                left_out = (1_u32 << failures.min(6)).min(MISSED_ROUNDS_MAX) - 1;
                 failures = failures.saturating_add(1);
                 tracing::error!(channel = name, failures, "cannot send alarms, and tries again: {why}");
                 continue;
@@ -236,6 +242,8 @@ impl Service {
                 sent.retain(|alarm| news.over.iter().all(|over| over.subject != alarm.subject));
                 sent.extend(news.began);
             }
+            // What is known by now: the send may have lasted a minute.
+            let now = alarms.borrow().clone().unwrap_or(now);
             self.save_alarms(now).await;
         }
     }

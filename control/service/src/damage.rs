@@ -75,7 +75,7 @@ impl Findings<'_> {
             (chunks, _) => format!("{chunks} chunks of the version are damaged"),
         };
         let files = named("cannot be read because of that", self.files);
-        let remarks = named("files may be touched that are not named", self.remarks);
+        let remarks = named("more files may be affected", self.remarks);
         format!("{what}{touches}{files}{remarks}")
     }
 

@@ -110,7 +110,7 @@ impl Scratch {
         match word {
             "temp" => Ok(Self::Temp),
             "none" => Ok(Self::None),
-            _ => Err(format!("there is no place '{word}' for scratch space: write temp or none")),
+            _ => Err(format!("'{word}' is not a valid place for scratch space: use temp or none")),
         }
     }
 }

@@ -15,6 +15,9 @@ use crate::placement::Placement;
 use crate::units::{usize_of, usize_of_u32};
 use crate::{Bytes, Fault, Partition, ReadAt, fault};
 
+/// The longest name or number: LVM has 127 bytes for a name.
+const WORD_BYTES_MAX: usize = 255;
+
 /// The longest text that is read.
 const TEXT_BYTES_MAX: u64 = 4 << 20;
 /// The most volumes of a group that are looked at.
@@ -103,7 +106,13 @@ pub fn logical_volumes(disk: &Arc<dyn ReadAt>, physical: &[Partition]) -> Vec<Lo
         name: volume.name,
     };
     let visible = |volume: &Volume| volume.is_visible;
-    groups.into_values().flat_map(|group| group.volumes).filter(visible).map(placed).collect()
+    groups
+        .into_values()
+        .flat_map(|group| group.volumes)
+        .filter(visible)
+        .take(VOLUMES_MAX)
+        .map(placed)
+        .collect()
 }
 
 fn placement(pieces: &[Piece], places: &BTreeMap<Vec<u8>, Partition>) -> Result<Placement, Fault> {
@@ -295,7 +304,7 @@ impl Reader<'_> {
         let rest = self.text.get(self.at..).unwrap_or_default();
         let is_of_word = |byte: &u8| byte.is_ascii_alphanumeric() || b"_-+./@:".contains(byte);
         let len = rest.iter().take_while(|byte| is_of_word(byte)).count();
-        if len == 0 {
+        if len == 0 || len > WORD_BYTES_MAX {
             return Err(fault("its metadata are no text of LVM2"));
         }
         self.at += len;

@@ -575,6 +575,8 @@ impl Opener {
             tracing::warn!(machine = %request.machine, "its requests are recorded no longer: another disk process serves its disk");
         }
         let recording = (request.is_recorded && !is_recovered).then(begin).transpose();
+        // Another process may still recover what this one cannot serve.
+        let forget = |volume: &Volume| if is_recovered { volume.close() } else { forget(volume) };
         let recording = recording.inspect_err(|_| forget(&volume))?;
         let device = recording.as_ref().map_or_else(|| volume.clone() as Arc<dyn Device>, Recording::device);
         let scratch = Scratch::open(&self, &request, little_space, is_recovered, left_scratch)

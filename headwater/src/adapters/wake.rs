@@ -8,12 +8,16 @@ use async_trait::async_trait;
 use headwater_api::ProblemKind;
 use headwater_boot_server::{Mac, wake};
 use headwater_service::backend::{BackendError, Wake};
+use tokio::io::AsyncReadExt;
 
 /// How long the command may take.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The most of what the command prints that is in an error.
 const SAID_CHARS: usize = 200;
+
+/// The most bytes of standard error that are kept.
+const SAID_MAX_BYTES: u64 = 4096;
 
 /// How physical machines are switched on.
 #[derive(Clone, Debug)]
@@ -55,23 +59,40 @@ impl Wake for Waker {
 async fn run(program: &PathBuf, machine: &str, mac: &str) -> Result<String, BackendError> {
     let shown = program.display();
     let mut command = tokio::process::Command::new(program);
-    command.arg(machine).arg(mac).stdin(Stdio::null()).kill_on_drop(true);
-    command.env_remove("PGPASSWORD").env_remove("CREDENTIALS_DIRECTORY").env_remove("NOTIFY_SOCKET");
+    // The environment of the daemon may have secrets.
+    command
+        .arg(machine)
+        .arg(mac)
+        .env_clear()
+        .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
     let failed = |why: String| {
         let advice =
             "it is run with the name of the machine and the address of its card, and must end with 0";
         BackendError::new(ProblemKind::Failed, format!("{shown} {why}")).advise(advice)
     };
-    let Ok(output) = tokio::time::timeout(COMMAND_TIMEOUT, command.output()).await else {
+    let cannot_run = |e| BackendError::from_io(format!("cannot run {shown}"), e);
+    let mut child = command.spawn().map_err(cannot_run)?;
+    let stderr = child.stderr.take();
+    let work = async {
+        let mut said = Vec::new();
+        if let Some(mut stderr) = stderr {
+            (&mut stderr).take(SAID_MAX_BYTES).read_to_end(&mut said).await?;
+            // The rest is read, so that the program does not wait, and dropped.
+            tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await?;
+        }
+        Ok::<_, std::io::Error>((child.wait().await?, said))
+    };
+    let Ok(ended) = tokio::time::timeout(COMMAND_TIMEOUT, work).await else {
         return Err(failed(format!("did not end within {} s, and was killed", COMMAND_TIMEOUT.as_secs())));
     };
-    let output = output.map_err(|e| BackendError::from_io(format!("cannot run {shown}"), e))?;
-    if output.status.success() {
+    let (status, said) = ended.map_err(cannot_run)?;
+    if status.success() {
         return Ok(format!("{shown} {machine} {mac}"));
     }
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = String::from_utf8_lossy(&said);
     let said = said.trim().chars().take(SAID_CHARS).map(|c| if c.is_control() { ' ' } else { c });
-    Err(failed(format!("ended with {}: {}", output.status, said.collect::<String>())))
+    Err(failed(format!("ended with {}: {}", status, said.collect::<String>())))
 }
 
 #[cfg(test)]

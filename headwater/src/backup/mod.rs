@@ -20,7 +20,7 @@ use aws_lc_rs::digest::{Context, Digest, SHA256};
 use headwater_api::{Problem, ProblemKind};
 use serde::{Deserialize, Serialize};
 
-use crate::secrets_key::FILE_NAME;
+use crate::secrets_key::{FILE_NAME, NEWER_FILE_NAME};
 
 /// The first line. Its number is that of the format.
 const FIRST_LINE: &str = "headwater backup 1";
@@ -37,8 +37,9 @@ pub const DATABASE: &str = "headwater.db";
 /// The configuration file. It is restored into the data directory, because that of the host may be another one.
 pub const CONFIGURATION: &str = "headwater.toml";
 
-/// Files of a data directory that are in a backup.
-const FILES: [&str; 6] = ["api.token", CONFIGURATION, "daemon.id", "database.place", DATABASE, FILE_NAME];
+/// Files of a data directory that are in a backup. While the key of the secrets is replaced, either of its two files may be the right one.
+const FILES: [&str; 7] =
+    ["api.token", CONFIGURATION, "daemon.id", "database.place", DATABASE, FILE_NAME, NEWER_FILE_NAME];
 
 /// Directories of a data directory whose files are in a backup.
 const DIRECTORIES: [&str; 4] = ["boot", "keys", "node", "tls"];

@@ -146,8 +146,18 @@ async fn look_at_database(path: &Path, contents: &Contents, now_ms: u64) -> anyh
     sqlite::check(path).await?;
     let database = SqliteDatabase::open(path).await?;
     if let Some(keys) = path.parent().map(SecretsKeyFile::in_directory).filter(SecretsKeyFile::exists) {
-        // A key that does not fit is noticed now, and not when a machine is started.
-        keys.unlock(&database).await?;
+        // A key that does not fit is noticed now, and not when a machine is started. It may be outdated: the daemon can have its key in
+        // another place, and refuses to start without the right one.
+        if let Err(error) = keys.unlock(&database).await {
+            let is_other =
+                error.downcast_ref::<Problem>().is_some_and(|problem| problem.kind == ProblemKind::Invalid);
+            if !is_other {
+                return Err(error);
+            }
+            tracing::warn!(
+                "the key of secrets in the backup is not that of its database: 'serve --secrets-key' names the right one"
+            );
+        }
     }
     let user = rustix::process::geteuid().as_raw();
     let event = NewEvent {

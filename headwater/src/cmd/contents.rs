@@ -31,12 +31,24 @@ pub async fn of_catalog(
         return Err(Problem::new(ProblemKind::Conflict, message).advise("start one").into());
     }
     let step = machines.len().div_ceil(most).max(1);
-    let (mut sum, mut count) = (CacheContents::default(), 0);
+    let (mut sum, mut count, mut last) = (CacheContents::default(), 0, None);
     for machine in machines.iter().step_by(step) {
-        let found = client.cache_contents(&machine.name).await;
-        let found = found.with_context(|| format!("cannot scan machine '{}'", machine.name))?;
-        add(&mut sum, found);
-        count += 1;
+        match client.cache_contents(&machine.name).await {
+            Ok(found) => {
+                add(&mut sum, found);
+                count += 1;
+            }
+            // It may have been stopped or reset since the list was made.
+            Err(error) => {
+                tracing::warn!("machine '{}' is left out: {error:#}", machine.name);
+                last = Some(error.context(format!("cannot scan machine '{}'", machine.name)));
+            }
+        }
+    }
+    if count == 0
+        && let Some(error) = last
+    {
+        return Err(error);
     }
     let whose = format!("{count} of the {} machines of catalog {catalog} that are on", machines.len());
     sum.machine.clone_from(&whose);

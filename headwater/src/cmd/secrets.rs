@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::cli::SecretsCommand;
-use crate::daemon::database::OpenDatabase;
+use crate::daemon::database::{OpenDatabase, has_open_disks};
 use crate::data_dir::DataDir;
 use crate::secrets_key::SecretsKeyFile;
 use crate::show;
@@ -21,7 +21,8 @@ pub async fn run(data_dir: DataDir, command: SecretsCommand, json: bool) -> anyh
     let keys = SecretsKeyFile::of(&data_dir, database.secrets_key.as_deref());
     let opened = OpenDatabase::open(&data_dir, database.shared()?, &keys).await?;
     let rotated = keys.rotate(&*opened.secrets).await;
-    opened.close(false).await;
+    // Machines that are on keep the lease, as when their daemon ends.
+    opened.close(has_open_disks(&data_dir)).await;
     let rotated = rotated?;
     if json {
         show::json(&Report { rotated })?;

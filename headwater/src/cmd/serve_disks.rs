@@ -1,11 +1,13 @@
-//! `headwater disks`: the keeper of disks, which starts itself again as the process that has the disks of machines.
+//! `headwater disks`: runs as one of two processes. Started by a user or by `serve`, it is the keeper: it holds the file descriptors of all
+//! disks and starts a child, the disk process, again after a crash. The child is the same command with `HEADWATER_KEPT` set; it serves the
+//! disks. The work of both is in `disk_process`.
 
 use crate::cli::DisksArgs;
 use crate::data_dir::DataDir;
 use crate::disk_process::{self, Options};
 use crate::logging;
 
-/// Serves until it is not needed any more.
+/// Runs the keeper or the disk process until no daemon needs it. Returns the exit code.
 pub fn run(data_dir: &DataDir, args: &DisksArgs) -> anyhow::Result<u8> {
     if args.versions {
         crate::show::json(&disk_process::Versions::own())?;

@@ -243,7 +243,7 @@ fn has_persistent_disks(data_dir: &DataDir) -> bool {
 }
 
 /// Whether a machine may be on: its disk then has a socket.
-fn has_open_disks(data_dir: &DataDir) -> bool {
+pub fn has_open_disks(data_dir: &DataDir) -> bool {
     entries(&data_dir.run()).any(|machine| machine.join("disk.sock").exists())
 }
 

@@ -664,7 +664,8 @@ impl Disk for RemoteDisk {
     }
 
     fn relieve(&self) {
-        if self.link.is_silent() {
+        // The disk process has just been asked for a shortage: if that had no answer, this would wait for one.
+        if self.link.silent_since.lock().is_some() {
             return;
         }
         self.tell(&Call::Relieve { uuid: self.uuid });

@@ -55,6 +55,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const KEPT: &str = "HEADWATER_KEPT";
 const CAREFUL: &str = "careful";
 
+/// Only a disk process that an upgrade tries has this variable.
+const TRIED: &str = "HEADWATER_TRIED";
+
+/// Whether an upgrade tries this program: if it cannot take all disks over, the one from before serves again.
+pub fn is_tried() -> bool {
+    std::env::var_os(TRIED).is_some()
+}
+
 /// Whether a keeper has started this process.
 pub fn is_kept() -> bool {
     std::env::var_os(KEPT).is_some()
@@ -100,6 +108,8 @@ struct Keeping {
     program: Option<OwnedFd>,
     /// The disk process has taken all disks over.
     is_serving: bool,
+    /// When it last took over a disk, or said which one is next.
+    progress: Instant,
     upgrade: Option<Upgrade>,
 }
 
@@ -177,6 +187,7 @@ async fn keep_on(kept: BTreeMap<String, OwnedFd>, control: OwnedFd) -> anyhow::R
         crashes: Crashes::default(),
         program: None,
         is_serving: false,
+        progress: Instant::now(),
         upgrade: None,
     };
     loop {
@@ -281,6 +292,10 @@ impl Keeping {
             let text = "the disk process is just starting; try again in a moment; nothing has changed";
             return asked.answer(Err(text.to_owned())).await;
         }
+        if self.crashes.is_careful() {
+            let text = "disk processes have crashed within the last minute; try again in a minute; nothing has changed";
+            return asked.answer(Err(text.to_owned())).await;
+        }
         match upgrade::check(&asked.program).await {
             Err(why) => asked.answer(Err(why)).await,
             Ok(version) => {
@@ -298,7 +313,7 @@ impl Keeping {
         if let Some(mut upgrade) = self.upgrade.take_if(|upgrade| upgrade.is_tried) {
             upgrade.disks = self.kept.keys().filter(|name| is_request(name)).count();
             let (ours, theirs) = pair().context(failed)?;
-            match start(theirs, self.crashes.is_careful(), Some(&upgrade.asked.program)) {
+            match start(theirs, self.crashes.is_careful(), true, Some(&upgrade.asked.program)) {
                 Ok(child) => {
                     self.upgrade = Some(upgrade);
                     return Ok((child, ours));
@@ -307,14 +322,18 @@ impl Keeping {
             }
         }
         let (ours, theirs) = pair().context(failed)?;
-        let child = start(theirs, self.crashes.is_careful(), self.program.as_ref()).context(failed)?;
+        let child = start(theirs, self.crashes.is_careful(), false, self.program.as_ref()).context(failed)?;
         Ok((child, ours))
     }
 
     /// When a step of an upgrade is late.
     fn deadline(&self, started: Instant) -> Option<Instant> {
         let upgrade = self.upgrade.as_ref()?;
-        Some(if upgrade.is_tried { started + SERVES_WITHIN } else { upgrade.begun + HANDS_OVER_WITHIN })
+        Some(if upgrade.is_tried {
+            started.max(self.progress) + SERVES_WITHIN
+        } else {
+            upgrade.begun + HANDS_OVER_WITHIN
+        })
     }
 
     /// Runs a disk process to its end.
@@ -383,8 +402,15 @@ impl Keeping {
             Ok(Some(Message::Remove(name))) if ![LOCK, LISTENER, MEMORY].contains(&&*name) => {
                 self.kept.remove(&name);
             }
-            Ok(Some(Message::TakesOver(uuid))) => self.taken_over = uuid,
+            Ok(Some(Message::TakesOver(uuid))) => {
+                self.taken_over = uuid;
+                self.progress = Instant::now();
+            }
             Ok(Some(_)) => {}
+            // The message is gone, and the next one can be read.
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+                tracing::error!(%error, "a disk does not outlive a crash of its process: its descriptor could not be kept (limit of open files?)");
+            }
             Ok(None) | Err(_) => return false,
         }
         true
@@ -402,8 +428,16 @@ fn pair() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// A program as the disk process. Its standard input is the socket of the keeper.
-fn start(socket: OwnedFd, is_careful: bool, program: Option<&OwnedFd>) -> std::io::Result<Child> {
+fn start(
+    socket: OwnedFd,
+    is_careful: bool,
+    is_tried: bool,
+    program: Option<&OwnedFd>,
+) -> std::io::Result<Child> {
     let mut command = upgrade::command(program);
+    if is_tried {
+        command.env(TRIED, "1");
+    }
     command.env(KEPT, if is_careful { CAREFUL } else { "1" }).stdin(Stdio::from(socket)).spawn()
 }
 

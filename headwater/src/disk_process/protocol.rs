@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 /// The version of this protocol.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The most bytes of a message, which is one line. Boot traces are the longest messages.
 const MAX_LINE_BYTES: usize = 64 << 20;

@@ -1,4 +1,8 @@
-//! `headwater disks`: serves the disks of a host to the daemon over a unix socket.
+//! The disk process: serves the daemon's calls (open, close, snapshot, limits) on `DIR/disks.sock`. Requests of guests do not pass here: each
+//! disk has a socket of its own for QEMU.
+//!
+//! Order: `prepare` (descriptors from the keeper, settings from the first daemon, sandbox), `serve`, recovery of the disks of the process
+//! before this one, one thread for each connection. It ends by closing all disks, or by handing them over to the next process.
 
 mod recovery;
 

@@ -118,8 +118,9 @@ pub const SCRATCH_SERIAL: &str = "headwater-scratch";
 /// in 10.2.
 const RECONNECTS_IN_MS: Version = Version(9, 2);
 
-/// How long QEMU waits for a disk over NBD whose server has ended, before its requests fail.
-const RECONNECT_DELAY_S: u32 = 60;
+/// How long QEMU waits for a disk over NBD whose server has ended, before its requests fail: a day, because a disk that does not come back
+/// ends its machine.
+const RECONNECT_DELAY_S: u32 = 24 * 3600;
 
 /// Most queues of a disk over vhost-user; the server has a thread for each.
 const MAX_DISK_QUEUES: u32 = 8;

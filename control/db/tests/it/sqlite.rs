@@ -1,7 +1,7 @@
 //! What is particular to SQLite's file.
 
 use headwater_db::sqlite::SqliteDatabase;
-use headwater_db::{Database, DbError, SECRETS_KEY_BYTES, Secret, Secrets, SecretsKey};
+use headwater_db::{Database, DbError, SECRETS_KEY_BYTES, SchemeRecord, Secret, Secrets, SecretsKey};
 
 use crate::suite;
 
@@ -102,12 +102,22 @@ async fn the_files_of_a_database_reveal_no_secret() {
     repo.machines().add(&machine).await.unwrap();
     repo.catalogs().add(&catalog).await.unwrap();
     repo.hosts().add_authority(&signing).await.unwrap();
+    let later = "the password of the next version";
+    let scheme = SchemeRecord {
+        catalog: "c".to_owned(),
+        version: 2,
+        settings: catalog.settings().with_user_data(Some(later.to_owned())),
+        created_by: "uid 0".to_owned(),
+        created_at_ms: 1,
+    };
+    repo.catalogs().add_scheme(&scheme).await.unwrap();
+    (catalog.scheme, catalog.user_data) = (2, Some(later.to_owned()));
     repo.save().await.unwrap();
-    let secrets = [key, text, word, &signing.key];
-    assert_eq!(secrets.map(|secret| found(&dir, secret)), [0; 4]);
+    let secrets = [key, text, word, later, &signing.key];
+    assert_eq!(secrets.map(|secret| found(&dir, secret)), [0; 5]);
     assert!(found(&dir, &machine.identity.ssh_host_key_public) > 0, "the database is somewhere else");
     db.close().await;
-    assert_eq!(secrets.map(|secret| found(&dir, secret)), [0; 4]);
+    assert_eq!(secrets.map(|secret| found(&dir, secret)), [0; 5]);
 
     // Without the key, or with another one, everything but the secrets is there.
     let path = dir.path().join("headwater.db");
@@ -125,7 +135,7 @@ async fn the_files_of_a_database_reveal_no_secret() {
 
     // The other key counts after it was changed.
     db.unlock(suite::key()).await.unwrap();
-    assert_eq!(db.rotate(&other()).await.unwrap(), 4);
+    assert_eq!(db.rotate(&other()).await.unwrap(), 5);
     db.close().await;
     let db = SqliteDatabase::open(&path).await.unwrap();
     assert!(matches!(db.unlock(suite::key()).await, Err(DbError::OtherSecretsKey { .. })));
@@ -133,6 +143,7 @@ async fn the_files_of_a_database_reveal_no_secret() {
     let mut repo = db.read().await.unwrap();
     assert_eq!(repo.machines().by_name("m").await.unwrap(), Some(machine));
     assert_eq!(repo.catalogs().list().await.unwrap(), [catalog]);
+    assert_eq!(repo.catalogs().schemes("c").await.unwrap(), [scheme]);
     assert_eq!(repo.hosts().authority().await.unwrap(), Some(signing));
 }
 

@@ -38,6 +38,9 @@ fn advise(catalog: &CatalogRecord, runs: &[RunRecord], host: HostAdvice) -> Cata
             "in {limited} of {count} runs writes waited for space, so that nobody knows how much they needed: give the machines more \
              first"
         ),
+        (None, _) if count == 0 => {
+            format!("no runs on this host yet, of {RUNS_NEEDED}; runs on other hosts are not counted")
+        }
         (None, _) => format!("not enough runs yet: {count} of {RUNS_NEEDED}"),
     };
     CatalogAdvice {

@@ -84,7 +84,7 @@ pub(crate) enum ClaimError {
     KeyEnded { catalog: String, key: String },
     #[error("cannot claim machine '{machine}' with a secret: {why}")]
     Secret { machine: String, why: String },
-    #[error("cannot switch idle machines of catalog '{0}' off after more than {MAX_STOP_IDLE_S} s")]
+    #[error("the time after which idle machines of catalog '{0}' are switched off is too long: it may have {days} days at most", days = MAX_STOP_IDLE_S / 86_400)]
     LongIdle(String),
     #[error("there is no claim '{0}', and no claimed machine of that name")]
     Unknown(String),

@@ -123,7 +123,10 @@ impl Service {
             let fenced = record.may_restart_elsewhere();
             let is_known = known.get(&record.uuid).is_some_and(|machine| {
                 let boots_the_same = machine.image == record.image && machine.pin.as_deref() == record.pin();
-                boots_the_same && machine.fenced == fenced && record.fenced == fenced
+                // A new key or scheme was perhaps not sent before the connection broke.
+                let is_the_same = machine.identity.ssh_host_key_public == record.identity.ssh_host_key_public
+                    && (machine.scheme == record.scheme || machine.state.is_active());
+                boots_the_same && is_the_same && machine.fenced == fenced && record.fenced == fenced
             });
             if is_known {
                 continue;

@@ -68,7 +68,7 @@ impl Service {
     pub(crate) async fn note(&self, event: NewEvent) {
         if let Err(e) = self.append(event.clone()).await {
             tracing::error!(
-                "cannot write event '{}' of {} by {} to the history; it is written when the database works again: {}",
+                "cannot write event '{}' of {} by {} to the history now; it is written later, unless too many events wait already: {}",
                 event.action,
                 event.subject,
                 event.caller,

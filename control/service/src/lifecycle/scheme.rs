@@ -4,11 +4,12 @@
 //! A machine that edits an image boots with the settings of before until the maintenance session ends: the variables of its firmware and
 //! the state of its TPM are kept with the disk of the session.
 
-use headwater_api::SchemeDifference;
+use headwater_api::{SchemeDifference, SchemeSettings};
 use headwater_db::{DbError, MachineRecord, Purpose};
 
 use crate::Service;
 use crate::caller::Caller;
+use crate::template::{self, Values};
 
 /// Differences in words.
 pub(crate) fn in_words(differences: &[SchemeDifference]) -> String {
@@ -41,7 +42,22 @@ impl Service {
         let version = |number| versions.iter().find(|version| version.version == number);
         let (Some(base), Some(newer)) = (version(own), version(newest)) else { return Ok(record) };
         let before = now.settings();
-        let after = before.clone().merged(&base.settings, newer.settings.clone());
+        // A machine has its user data with its own values, so versions are compared as they are for this machine.
+        let uuid = now.uuid.to_string();
+        let values = Values {
+            name: &now.name,
+            host_name: &now.identity.host_name,
+            catalog,
+            mac: &now.mac,
+            uuid: &uuid,
+        };
+        let of_machine = |settings: &SchemeSettings| {
+            let text = settings.user_data.as_deref();
+            // The template was checked when the version was made.
+            let text = text.map(|text| template::render(text, &values).unwrap_or_else(|_| text.to_owned()));
+            settings.clone().with_user_data(text)
+        };
+        let after = before.clone().merged(&of_machine(&base.settings), of_machine(&newer.settings));
         let detail = format!("version {own} -> {newest}: {}", in_words(&before.differences(&after)));
         record.catalog_scheme = Some(newest);
         record.take_settings(after, Some(newest));

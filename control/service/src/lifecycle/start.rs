@@ -72,7 +72,12 @@ impl Service {
         reason: StartReason,
     ) -> Result<MachineRecord, LifecycleError> {
         let started = async {
-            let (_turn, record) = self.turn_of(name).await?;
+            let (turn, record) = self.turn_of(name).await?;
+            if self.is_own(&record) && record.boot == BootFrom::Network && reason == StartReason::Request {
+                // A command of the site may wait until the machine boots, which needs the turn.
+                drop(turn);
+                return self.wake(record, caller).await;
+            }
             self.start_at_turn(record, caller, reason).await
         };
         started.await.map_err(|e| match e {
@@ -91,9 +96,6 @@ impl Service {
         if !self.is_own(&record) {
             let how = if reason == StartReason::Recorded { "start?record=true" } else { "start" };
             return self.change_remote(record, "start", how, caller).await;
-        }
-        if record.boot == BootFrom::Network && reason == StartReason::Request {
-            return self.wake(record, caller).await;
         }
         Self::is_vm("start", &record)?;
         match (self.active(record.uuid).is_some(), reason) {

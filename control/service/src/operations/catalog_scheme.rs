@@ -16,6 +16,7 @@ use crate::claims::check_pool;
 use crate::extract::{Body, Name};
 use crate::lifecycle::scheme::in_words;
 use crate::operations::set_catalog::pool_as_it_is;
+use crate::template;
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -156,13 +157,18 @@ pub(super) async fn check(
         caller.must_have_everything().map_err(Failure)?;
     }
     let platform = settings.platform();
+    // As the guest of some machine gets it.
+    let user_data = settings.user_data.as_deref().map(template::sample).transpose();
+    let user_data = user_data.map_err(|problem| {
+        Failure(problem.during(format!("cannot change the scheme of catalog '{name}'")))
+    })?;
     let plan = VmPlan {
         name,
         memory_bytes: settings.memory_bytes,
         cpus: settings.cpus,
         platform: &platform,
         host_name: name,
-        user_data: settings.user_data.as_deref(),
+        user_data: user_data.as_deref(),
     };
     let failed = |source| Error::Backend { catalog: name.clone(), source };
     service.hypervisor().check(plan).await.map_err(failed)?;

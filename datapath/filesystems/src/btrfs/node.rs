@@ -42,9 +42,12 @@ impl Leaf<'_> {
     /// Hands over each item.
     pub(super) fn each(&self, item: &mut TakesItem<'_>) -> Result<(), Fault> {
         let body = self.block.get(HEADER_BYTES..).unwrap_or_default();
+        // Items that overlap would be as many names as the square of a block's bytes.
+        let mut left = body.len();
         for head in body.chunks_exact(ITEM_BYTES).take(self.items) {
             let key = Key { object: u64_at(head, 0), kind: u8_at(head, 8), offset: u64_at(head, 9) };
             let (at, len) = (usize_of_u32(u32_at(head, 17)), usize_of_u32(u32_at(head, 21)));
+            left = left.checked_sub(len).ok_or_else(|| fault("items overlap in their block"))?;
             let data = body.get(at..).and_then(|rest| rest.get(..len));
             item(&key, data.ok_or_else(|| fault("an item lies outside of its block"))?)?;
         }

@@ -12,6 +12,7 @@ use crate::adapters::disks::Volumes;
 use crate::disk_process::keeper;
 use crate::disk_process::kept::{Handed, LeftDisk};
 use crate::disk_process::protocol::Failure;
+use crate::logging;
 
 /// The pause between two attempts to open the store, while machines wait for their disks.
 const RECOVER_PAUSE: Duration = Duration::from_secs(1);
@@ -58,6 +59,8 @@ impl Shared {
                         let next = || left.lock().next();
                         while let Some((uuid, left)) = next() {
                             self.take_over(&volumes, uuid, left);
+                            // A sign of progress: the keeper waits for the next disk.
+                            let _ = self.keeper.takes_over(None);
                         }
                     });
                 }
@@ -71,6 +74,12 @@ impl Shared {
     fn take_over(&self, volumes: &Volumes, uuid: Uuid, left: anyhow::Result<LeftDisk>) {
         match left.and_then(|left| self.recover_disk(volumes, left)) {
             Ok(machine) => tracing::info!(machine, "its disk is taken over"),
+            Err(error) if keeper::is_tried() => {
+                tracing::error!(%uuid, "this program cannot take a disk over, so the program from before serves again: {error:#}");
+                logging::flush();
+                // Nothing is forgotten and nothing is closed: the keeper has all that the disk needs.
+                std::process::exit(1);
+            }
             Err(error) => {
                 tracing::error!(%uuid, "a disk is lost with the disk process that had it: {error:#}");
                 // The file is given up as it is.
