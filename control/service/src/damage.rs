@@ -590,6 +590,6 @@ mod tests {
         let figures = DamageFigures { alarms: 101, versions: 1_000, chunks: 1_000 };
         assert_eq!((checks.damage.figures(), checks.alarms().len()), (figures, 101));
         let last = checks.alarms().pop();
-        assert_eq!(last.as_deref(), Some("images since 100000: 900 versions more are damaged"));
+        assert_eq!(last.as_deref(), Some("images since 100000: 900 more versions are damaged"));
     }
 }

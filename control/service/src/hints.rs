@@ -182,7 +182,7 @@ mod tests {
         let messages: Vec<String> =
             hints(&contents, "desk-1", true).into_iter().map(|hint| hint.message).collect();
         assert_eq!(messages.len(), 3, "{messages:?}");
-        assert!(messages[0].starts_with("swap or the page file takes 600.0 MiB (60 %)"), "{messages:?}");
+        assert!(messages[0].starts_with("swap or the page file occupies 600.0 MiB (60 %)"), "{messages:?}");
         assert!(
             messages[1].starts_with("/var/log/journal takes 200.0 MiB: set SystemMaxUse="),
             "{messages:?}"

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 
-use anyhow::Context as _;
 use headwater_api::{
     CacheContents, ContentsKind, HeldBytes, KindContents, MachineSort, PathContents, Problem, ProblemKind,
 };

@@ -226,12 +226,12 @@ fn a_token_for_one_catalog_sees_and_changes_that_alone() {
     assert!(events.contains("class") && !events.contains("office") && !events.contains("token"), "{events}");
     anna(&["catalog", "show", "class"]).ok();
     anna(&["status"]).ok();
-    let needed = ["token anna has the scope catalog:cl*, and this needs catalog:office"];
+    let needed = ["token anna has the scope catalog:cl*, but this operation needs catalog:office"];
     anna(&["machine", "show", "office-01"]).fails(1, &needed);
     anna(&["machine", "remove", "office-01"]).fails(1, &needed);
     anna(&["catalog", "scale", "office", "0"]).fails(1, &needed);
     anna(&["machine", "create", "pc", "--catalog", "office"]).fails(1, &needed);
-    anna(&["machine", "create", "pc", "tiny"]).fails(1, &["this needs image:tiny"]);
+    anna(&["machine", "create", "pc", "tiny"]).fails(1, &["this operation needs image:tiny"]);
     anna(&["image", "list"]).ok();
     anna(&["node", "list"]).fails(1, &["needs a caller without scopes"]);
     anna(&["machine", "create", "pc", "--catalog", "class"]).ok();
@@ -306,7 +306,7 @@ fn named_tokens_may_do_what_their_roles_say_until_they_end() {
     assert!(status == 401 && answer.contains("revoked"), "{answer}");
     let short = daemon.cli(&["token", "create", "brief", "--role", "viewer", "--expires", "1s"]).ok();
     headwater_testkit::wait_until("it ends", || ask(short.trim(), "GET", "/api/v1/status").0 == 401);
-    assert!(ask(short.trim(), "GET", "/api/v1/status").1.contains("the token 'brief' ended at"));
+    assert!(ask(short.trim(), "GET", "/api/v1/status").1.contains("the token 'brief' expired at"));
     // No secret is in a file of the daemon.
     for entry in std::fs::read_dir(daemon.path()).unwrap() {
         let path = entry.unwrap().path();

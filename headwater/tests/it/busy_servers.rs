@@ -74,7 +74,10 @@ fn one_of_two_servers_that_is_gone_is_an_alarm_until_it_is_back() {
     let raised = alarms();
     let message = raised[0]["message"].as_str().unwrap();
     assert_eq!((raised.len(), raised[0]["subject"].as_str()), (1, Some("store")));
-    assert!(message.contains(&format!("1 of 2 servers of the store is gone: {}", goes.url())), "{message}");
+    assert!(
+        message.contains(&format!("1 of 2 servers of the store cannot be reached: {}", goes.url())),
+        "{message}"
+    );
     goes.revive();
     wait_until("the alarm is over", || alarms().is_empty());
 }

@@ -236,7 +236,7 @@ fn the_volumes_of_a_process_have_one_limit_together() {
     };
     refused(
         &["--cache-ram", "32M"],
-        &["64.0 MiB of memory (--ram) is larger than the 32.0 MiB", "give a smaller --ram"],
+        &["64.0 MiB of memory (--ram) is larger than the limit of 32.0 MiB", "give a smaller --ram"],
     );
     let many: Vec<_> = ["a", "b", "c"].iter().flat_map(|name| ["--nbd-export", name]).collect();
     refused(

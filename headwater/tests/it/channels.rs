@@ -198,7 +198,7 @@ fn an_image_that_a_channel_points_into_is_removed_only_with_its_channels() {
     refused(&["version 1 will be promoted to test", with]);
     let (status, answer) = http(&daemon.socket(), "DELETE", "/api/v1/images/tiny?force=false", None);
     assert!(status == 409 && answer.contains("promoted to test"), "{status} {answer}");
-    daemon.cli(&["image", "remove", "tiny@2", "--force"]).fails(2, &["'tiny@2'", "names a version"]);
+    daemon.cli(&["image", "remove", "tiny@2", "--force"]).fails(2, &["'tiny@2'", "this names one version"]);
     let removed = daemon.cli(&["--json", "image", "remove", "tiny", "--force"]).ok();
     let removed: serde_json::Value = serde_json::from_str(&removed).unwrap();
     assert_eq!(removed["removed"], serde_json::json!(["tiny@1", "tiny@2"]));
@@ -276,7 +276,7 @@ fn a_scheduled_promotion_survives_the_daemon_and_happens() {
     // time is reckoned before the daemon is asked, and what is past then is refused.
     let said = daemon.cli(&["image", "promote", "tiny@2", "production", "--at", "+5s"]).ok();
     assert!(
-        said.contains("; cancels the promotion to version 2 at 20") && said.contains(", as uid "),
+        said.contains("; cancels the promotion to version 2 at 20") && said.contains(", scheduled by uid "),
         "{said}"
     );
     let history = daemon.cli(&["image", "history", "tiny"]).ok();

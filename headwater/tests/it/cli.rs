@@ -140,7 +140,7 @@ fn bad_names_and_sizes_are_refused_with_advice() {
     create("a\u{1b}[2J", "tiny", &[]).fails(2, &["\\u{1b}"]);
     create("new", "none", &[]).fails(3, &["no image 'none'"]);
     create("new", "tiny@7", &[]).fails(3, &["no version 7"]);
-    create("lab", "tiny", &[]).fails(4, &["there is one already"]);
+    create("lab", "tiny", &[]).fails(4, &["a machine of that name exists"]);
     create("new", "tiny", &["--ram", "900T"]).fails(2, &["larger than this host's"]);
     create("new", "tiny", &["--memory", "900T"]).fails(2, &["this host has"]);
     create("new", "tiny", &["--memory", "1"]).fails(2, &["cannot run here: 1 bytes of memory are too few"]);

@@ -91,7 +91,7 @@ fn directories_in_the_way_are_refused_with_a_code() {
     export(&dir.path().join("none")).fails(3, &["no such directory", "create it"]);
     let file = dir.path().join("file");
     std::fs::write(&file, "x").expect("it can be written");
-    export(&file).fails(2, &["no directory"]);
+    export(&file).fails(2, &["not a directory"]);
     export(dir.path()).fails(2, &["files in it"]);
     std::fs::remove_file(&file).expect("it can be removed");
     let first = Export::start(dir.path(), &[]);

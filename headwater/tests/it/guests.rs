@@ -226,7 +226,9 @@ fn a_file_is_copied_in_and_out(daemon: &Daemon) {
     );
     daemon.cli(&["machine", "cp", "two:/var/tmp/there", &path(&back)]).ok();
     assert!(std::fs::read(&back).expect("it is there") == bytes, "the file came back otherwise");
-    daemon.cli(&["machine", "cp", "two:/var/tmp/none", &path(&back)]).fails(1, &["/var/tmp/none is no file"]);
+    daemon
+        .cli(&["machine", "cp", "two:/var/tmp/none", &path(&back)])
+        .fails(1, &["/var/tmp/none is not an existing file"]);
     daemon.cli(&["machine", "cp", &path(&there), "two:/none/at/all"]).fails(1, &["/none/at/all"]);
     daemon.cli(&["machine", "cp", &path(&there), &path(&back)]).fails(2, &["NAME:/PATH"]);
     // What the image itself adds to a seal.

@@ -49,7 +49,7 @@ fn an_image_comes_out_as_it_went_in() {
     };
     assert!(!noted(&raw, "one").err.contains("its note stays"));
     let said = noted(&raw, "two").err;
-    assert!(said.contains("noted@1 already, and its note stays 'one'"), "{said}");
+    assert!(said.contains("noted@1 already has these bytes, and its note stays 'one'"), "{said}");
     assert!(said.contains("'headwater image note noted@1 TEXT' changes the note"), "{said}");
     assert!(!noted(&raw, "one").err.contains("its note stays"));
     daemon.cli(&["image", "note", "noted@1", "two"]).ok();
@@ -252,7 +252,8 @@ fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_t
     assert_eq!(files.code, 6, "{files:?}");
     assert!(files.out.contains("files@1: cannot be read: the whole disk: /etc/large.conf"), "{files:?}");
     let text = daemon.cli(&["image", "verify", "manifest"]).out;
-    for says in ["manifest@1: the manifest", "touched: manifest@1: machine 'm-manifest'", "twin@1 holds some"]
+    for says in
+        ["manifest@1: the manifest", "touched: manifest@1: machine 'm-manifest'", "twin@1 contains some"]
     {
         assert!(text.contains(says), "no '{says}' in {text}");
     }
@@ -917,7 +918,7 @@ fn an_operation_that_waits_for_others_says_so() {
     let _watchdog = support::Watchdog::on(fifth.id());
     let mut line = String::new();
     BufReader::new(fifth.stderr.take().unwrap()).read_line(&mut line).unwrap();
-    assert!(line.contains("import e: waits, as 4 other long operations"), "{line}");
+    assert!(line.contains("import e: waiting, because 4 other long operations"), "{line}");
     assert_eq!(counts(), (4, 1));
     assert!(daemon.cli(&["status"]).ok().contains("4 running, 1 waiting"));
     disk.release();

@@ -14,7 +14,7 @@ fn a_machine_boots_writes_and_is_pristine_after_a_reset() {
     daemon.cli(&["machine", "remove", "lab", "--force"]).ok();
     daemon.create("lab", "tiny", &["--transport", "nbd"]);
     boots_writes_and_is_pristine_after_a_reset(&daemon, "nbd", "virtio-blk-pci");
-    assert!(daemon.cli(&["image", "verify", "tiny"]).ok().contains("sound"));
+    assert!(daemon.cli(&["image", "verify", "tiny"]).ok().contains("intact"));
 }
 
 fn boots_writes_and_is_pristine_after_a_reset(daemon: &Daemon, transport: &str, device: &str) {

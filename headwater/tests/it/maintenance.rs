@@ -78,7 +78,9 @@ fn a_persistent_machine_keeps_its_disk_until_it_is_reset() {
     assert!(key.exists() && kept.join("map").exists());
     let aside = daemon.path().join("aside");
     std::fs::rename(&kept, &aside).unwrap();
-    daemon.cli(&["machine", "start", "lab"]).fails(6, &["persistent disk", "is not there", "machine reset"]);
+    daemon
+        .cli(&["machine", "start", "lab"])
+        .fails(6, &["persistent disk", "does not exist", "machine reset"]);
     std::fs::rename(&aside, &kept).unwrap();
     assert_eq!(boot(&daemon, "lab"), found);
     daemon.cli(&["machine", "set", "lab", "--weight", "9"]).ok();
@@ -229,7 +231,7 @@ fn a_daemon_that_is_killed_while_it_seals_has_the_edit_or_the_version() {
         let now = image["versions"].as_array().unwrap().len();
         assert_eq!(image["edit"].is_null(), now == before + 1, "round {round}: {image}");
         sealed += now - before;
-        assert!(daemon.cli(&["image", "verify", "tiny"]).ok().contains("sound"));
+        assert!(daemon.cli(&["image", "verify", "tiny"]).ok().contains("intact"));
         let left = std::fs::read_dir(daemon.path().join("cache")).unwrap().count();
         assert_eq!(left, usize::from(now == before), "round {round}: {left} disks are left");
     }
@@ -326,7 +328,7 @@ fn the_machines_of_a_catalog_are_made_alike_and_boot_what_it_says() {
     daemon.cli(&["catalog", "create", "class", "nothing"]).fails(3, &["nothing"]);
     let size = ["--memory", "64M", "--ram", "32M", "--disk", "1G", "--weight", "7"];
     daemon.cli(&[&["catalog", "create", "class", "tiny:test"][..], &size].concat()).ok();
-    daemon.cli(&["catalog", "create", "class", "tiny"]).fails(4, &["'class'", "there is one already"]);
+    daemon.cli(&["catalog", "create", "class", "tiny"]).fails(4, &["'class'", "of that name exists"]);
     daemon.cli(&["machine", "create", "class", "tiny"]).fails(4, &["catalog of that name"]);
     daemon.cli(&["machine", "create", "a", "--catalog", "nobody"]).fails(3, &["no catalog 'nobody'"]);
     daemon.cli(&["machine", "create", "a", "--catalog", "class"]).ok();

@@ -62,7 +62,8 @@ impl Export {
     }
 
     fn wait_until_copied(&mut self) {
-        let copied = self.lines.by_ref().map_while(Result::ok).find(|line| line.contains("needs no server"));
+        let copied =
+            self.lines.by_ref().map_while(Result::ok).find(|line| line.contains("no server is needed"));
         assert!(copied.is_some(), "{}", self.log());
     }
 

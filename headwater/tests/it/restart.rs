@@ -371,7 +371,7 @@ fn damaged_files_of_a_data_directory_are_said_to_be_damaged() {
         |dir: &Path| run(headwater().args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(dir));
     let dir = short_dir();
     for (name, words) in
-        [("api.token", ["api.token", "remove it"]), ("daemon.id", ["daemon.id", "remove it"])]
+        [("api.token", ["api.token", "remove the file"]), ("daemon.id", ["daemon.id", "remove it"])]
     {
         for text in ["0123", "\u{e4}"] {
             std::fs::write(dir.path().join(name), &text.as_bytes()[..text.len().div_ceil(2)]).unwrap();

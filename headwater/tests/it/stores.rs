@@ -155,7 +155,7 @@ fn a_daemon_keeps_images_in_a_bucket() {
     std::fs::write(&raw, pseudo_random(1 << 20, 2)).unwrap();
     assert!(other.cli(&["image", "import", text(&raw), "--name", "disk"]).ok().contains("disk@2"));
     assert!(daemon.cli(&["image", "list"]).ok().contains("disk"));
-    assert!(daemon.cli(&["image", "verify", "disk@2"]).ok().contains("sound"));
+    assert!(daemon.cli(&["image", "verify", "disk@2"]).ok().contains("intact"));
     assert!(daemon.cli(&["image", "remove", "disk@1"]).ok().contains("removed disk@1"));
     // A bucket is one place however its URL is written.
     let own = url.replace("/golden?", "/golden/?timeout=9&");
@@ -473,11 +473,11 @@ fn damaged_lists_stand_in_the_way_of_themselves_only_between_servers_and_buckets
         }
     };
     let of_bucket = "third (its list of versions in s3://sync-damaged/";
-    synced_with(&url, &bucket, &["0 versions copied", "2 were there", of_bucket]);
+    synced_with(&url, &bucket, &["0 versions copied", "2 were already there", of_bucket]);
     synced_with(&bucket, &other_bucket, &["2 versions copied", of_bucket]);
     flip(&here.join("images/other"));
     let of_server = format!("other (its list of versions in {url}");
-    synced_with(&url, &bucket, &["0 versions copied", "1 were there", of_bucket, &of_server]);
+    synced_with(&url, &bucket, &["0 versions copied", "1 were already there", of_bucket, &of_server]);
     // Taken away, the bucket's comes anew.
     std::fs::remove_file(&third).unwrap();
     synced_with(&url, &bucket, &["1 versions copied", "not copied: other"]);
@@ -506,7 +506,10 @@ fn what_cannot_be_read_stands_in_the_way_of_itself_only() {
     for says in [format!("other (its list of versions in {}", text(&here)), format!("in {}", text(&copy))] {
         assert!(synced.err.contains(&says), "no '{says}' in {synced:?}");
     }
-    assert!(synced.out.contains("0 versions copied") && synced.out.contains("1 were there"), "{synced:?}");
+    assert!(
+        synced.out.contains("0 versions copied") && synced.out.contains("1 were already there"),
+        "{synced:?}"
+    );
     std::fs::remove_file(copy.join("images/third")).unwrap();
     let synced = store(&["sync", text(&here), text(&copy)]);
     assert!(synced.out.contains("1 versions copied") && !synced.err.contains("third"), "{synced:?}");
@@ -574,7 +577,7 @@ fn a_daemon_repairs_its_store_from_directories_and_from_servers_that_ask_for_a_t
     assert_eq!(found.code, 6, "{found:?}");
     let report = verify(&daemon).ok();
     assert!(
-        report.contains("1 damaged chunks or data objects repaired") && report.contains("sound"),
+        report.contains("1 damaged chunks or data objects repaired") && report.contains("intact"),
         "{report}"
     );
     assert!(std::fs::read(&object).unwrap() == good);

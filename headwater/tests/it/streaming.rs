@@ -150,7 +150,8 @@ fn an_image_of_servers_is_read_through_their_failures_and_then_needs_none() {
     let mut export = start(&|_, command| {
         command.args(["--chunk-cache", &place, "--hydrate", "max"]);
     });
-    let copied = export.lines.by_ref().map_while(Result::ok).find(|line| line.contains("needs no server"));
+    let copied =
+        export.lines.by_ref().map_while(Result::ok).find(|line| line.contains("no server is needed"));
     assert!(copied.is_some(), "{}", export.log());
     a.kill();
     b.kill();

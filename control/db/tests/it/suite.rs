@@ -265,6 +265,7 @@ pub async fn catalogs_say_what_their_machines_boot(db: &dyn Database) {
     assert!(!repo.catalogs().set_pool(&PoolRecord { catalog: "nobody".to_owned(), ..idle }).await.unwrap());
     assert_eq!(repo.catalogs().pools().await.unwrap(), [pool(&lab)]);
     member.image = "debian:test".to_owned();
+    member.catalog_scheme = Some(lab.scheme);
     assert_eq!(repo.machines().by_name("m").await.unwrap(), Some(member.clone()));
     assert_eq!(member.reference(), "debian:test");
 

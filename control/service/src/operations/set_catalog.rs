@@ -67,7 +67,7 @@ pub(super) async fn set_catalog(
     let is_other_set =
         scheme.is_some() || seal_removes.is_some() || on_host_loss.is_some() || rotate_after_s.is_some();
     if image.is_none() && pool == SetPool::default() && !is_other_set {
-        let nothing = "nothing is to change of the catalog: give 'image', 'scheme', 'keep_ready', 'ready_hours', 'ready_always', \
+        let nothing = "no change of the catalog was given: give 'image', 'scheme', 'keep_ready', 'ready_hours', 'ready_always', \
                        'stop_idle_s', 'seal_removes', 'on_host_loss' or 'rotate_after_s'";
         return Err(Failure(Problem::new(ProblemKind::Invalid, nothing.to_owned())));
     }

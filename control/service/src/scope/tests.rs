@@ -240,11 +240,11 @@ async fn each_operation_is_refused_outside_of_the_scopes() {
         let (status, answer) = world.ask(method.clone(), &path, None).await;
         let message = answer["message"].as_str().unwrap_or_default();
         let needed = match &template {
-            _ if needs_everything => "everything",
+            _ if needs_everything => "a caller without scopes",
             it if it.contains("{image}") => "image:other",
             _ => "catalog:theirs",
         };
-        let is_named = message.ends_with(&format!("this needs {needed}"));
+        let is_named = message.ends_with(&format!("this operation needs {needed}"));
         assert!(
             status == 403 && answer["kind"] == "forbidden" && is_named,
             "{method} {path}: {status} {answer}"
@@ -379,7 +379,7 @@ async fn names_in_bodies_and_queries_must_be_in_scope() {
         (Method::PATCH, "catalogs/mine", json!({ "image": "other:test" }), "image:other"),
         (Method::POST, "images/image/edit", json!({ "machine": "pc-theirs" }), "catalog:theirs"),
         (Method::POST, "images/image@1/diff", json!({ "with": "other@1" }), "image:other"),
-        (Method::GET, "stats", Value::Null, "everything"),
+        (Method::GET, "stats", Value::Null, "a caller without scopes"),
         (Method::GET, "stats?machine=pc-theirs", Value::Null, "catalog:theirs"),
     ] {
         let (status, answer) = world.ask(method, &format!("/api/v1/{path}"), Some(body)).await;

@@ -110,7 +110,7 @@ fn an_update_is_rolled_and_taken_back_in_the_browser() {
     browser.type_text("is:on version:tiny@2");
     browser.wait("[...document.querySelectorAll('tr[data-machine]')].map(row => row.dataset.machine).join() === 'class-01'");
     browser.type_text(" state:run");
-    browser.wait("document.body.innerText.includes('there is no')");
+    browser.wait("document.body.innerText.includes('is not possible')");
     browser.follow("#/tasks");
     browser.wait("document.querySelectorAll('tr[data-task]').length === 6");
     browser.follow("#/history");

@@ -82,5 +82,5 @@ async fn a_mac_that_another_machine_has_is_not_a_name_that_is_taken() {
     }
     let (status, answer) = api.ask("POST", "machines", r#"{"name":"two","image":"image"}"#).await;
     assert_eq!(status, ProblemKind::Conflict.http_status());
-    assert!(answer.contains("there is one already"), "{answer}");
+    assert!(answer.contains("a machine of that name exists"), "{answer}");
 }

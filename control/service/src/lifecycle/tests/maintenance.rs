@@ -199,7 +199,7 @@ async fn a_machine_that_is_started_again_is_not_off_for_an_edit_or_a_removal() {
     assert!(matches!(edited, LifecycleError::StillOn { .. }), "{edited}");
     let removed = fixture.service.remove("lab", false, &caller).await.unwrap_err();
     assert!(matches!(removed, LifecycleError::NotOff { .. }), "{removed}");
-    assert!(problem(&removed).to_string().contains("started again"), "{removed}");
+    assert!(problem(&removed).to_string().contains("off only until its restart"), "{removed}");
     fixture.stop().await;
     fixture.edit().await;
     fixture.service.discard_session("image", &caller).await.unwrap();

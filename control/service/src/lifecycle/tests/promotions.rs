@@ -54,7 +54,7 @@ async fn a_promotion_is_carried_out_once_when_the_clock_has_reached_its_time() {
         api.ask("POST", "images/image@1/promotion", &body).await
     };
     let (status, answer) = promote(NOON_MS - 1).await;
-    assert!(status == 400 && answer.contains("2023-11-14 22:13:19Z: that is 1 s ago"), "{answer}");
+    assert!(status == 400 && answer.contains("2023-11-14 22:13:19Z: that time was 1 s ago"), "{answer}");
     let (status, answer) = promote(NOON_MS + 5000).await;
     assert!(status == 200 && answer.contains(r#""at_ms":1700000005000"#), "{answer}");
 

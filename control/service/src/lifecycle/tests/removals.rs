@@ -54,7 +54,7 @@ async fn a_version_is_not_removed_while_the_store_cannot_say_who_boots_it() {
     // Nor is a report of its damage lost for that.
     let (status, answer) = api.ask("POST", "images/image@1/verify", "").await;
     assert!(status == 200 && answer.contains("chunk 0"), "{answer}");
-    assert!(answer.contains("image@1: cannot tell who uses it: not in this test"), "{answer}");
+    assert!(answer.contains("image@1: cannot determine who uses it: not in this test"), "{answer}");
     *fixture.host.unreadable.lock().unwrap() = None;
     let (status, answer) = api.ask("DELETE", "images/image@1", "").await;
     assert_eq!(status, ProblemKind::Conflict.http_status(), "{answer}");

@@ -436,7 +436,7 @@ fn late_or_missing_answers_lose_nothing() {
             relay.fail("PUT", "/images/", Fault::Silence, u32::MAX);
         });
         let message = removed.unwrap_err().to_string();
-        assert!(message.contains("it is not known whether image 'a'"), "{message}");
+        assert!(message.contains("it is unknown whether image 'a'"), "{message}");
     };
     let made = || {
         let removed = Shelf::new(3, Duration::from_secs(1))

@@ -100,7 +100,7 @@ fn a_server_without_multipart_uploads_is_reported_at_once() {
         own.server.set_quirk(Some(quirk));
         let error = publish(&store, "a", &object, &[], b"manifest").unwrap_err();
         let message = error.to_string();
-        assert!(message.contains("does not know uploads in parts"), "{quirk:?}: {message}");
+        assert!(message.contains("does not support uploads in parts"), "{quirk:?}: {message}");
         assert!(!message.contains("try again"), "{quirk:?}: {message}");
     }
     own.server.set_quirk(None);

@@ -422,6 +422,9 @@ fn an_object_that_needs_too_large_parts_is_not_started() {
     let target = place.open(Access::Copy { new_chunk_bytes: 65_536 }).unwrap();
     let error = target.publish().unwrap().copy_object(&Huge, &mut |_| Ok(())).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::NoSpace);
-    assert!(error.to_string().contains("it has 9001 GiB, and a bucket gets at most 9000 GiB"), "{error}");
+    assert!(
+        error.to_string().contains("it has 9001 GiB, and an object in a bucket can have at most 9000 GiB"),
+        "{error}"
+    );
     assert!(!relay.take_seen().iter().any(|request| request.contains("upload")));
 }

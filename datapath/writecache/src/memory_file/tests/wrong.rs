@@ -110,7 +110,7 @@ fn what_contradicts_itself_is_given_up_and_stays_as_it_is() {
     let quiet = quiet();
     let word = |block| quiet.word(block);
     quiet.refuse(0, 7, "not the memory of a write cache");
-    quiet.refuse(8, 2, "version 2");
+    quiet.refuse(8, 2, "format 2");
     quiet.refuse(16, 5, "checksum");
     quiet.refuse(96, 5, "checksum");
     quiet.refuse(136, 2, "was ended");
