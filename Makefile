@@ -9,7 +9,7 @@ AZURITE := 3.37.0
 CONSOLE_TOOLS := node=nodejs npm=npm
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
-# Demos run a program that is compiled quickly, not for speed: a third of the time. HEADWATER names another one.
+# Demos run a program that is compiled quickly, not for speed. HEADWATER names another one.
 PROGRAM = $(if $(HEADWATER),,cargo build --locked --package headwater)
 
 .DEFAULT_GOAL := help

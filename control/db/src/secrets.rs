@@ -3,7 +3,7 @@
 //! | column | secret |
 //! |---|---|
 //! | `machines.ssh_host_key_private` | the private SSH host key of a machine |
-//! | `user_data.text`, `catalogs.user_data` | user data, which may hold passwords |
+//! | `user_data.text`, `catalogs.user_data`, `schemes.user_data` | user data, which may hold passwords |
 //! | `authorities.key` | the key that signs the certificates of nodes |
 //! | `secrets_keys.mark` | a known text, by which another key is noticed before it is used |
 //!
