@@ -289,13 +289,16 @@ mod tests {
         let (checked, told) = check_from(&sources);
         assert_eq!((checked.damaged_chunks, checked.repaired, checked.remarks.len()), (0, 1, 0));
         let reading = told.iter().position(|told| *told == format!("reading: {whole}")).unwrap();
-        for says in ["repairing: 0 of 1 places", "repairing: 1 of 1 places"] {
+        for says in ["repairing: 0 of 1 chunks or data objects", "repairing: 1 of 1 chunks or data objects"] {
             assert!(told[reading + 1..].contains(&says.to_owned()), "no '{says}' in {told:?}");
         }
         assert_eq!(told.last(), Some(&format!("reading what was repaired: {whole}")));
         assert!(std::fs::read(&object).unwrap() == good);
         let copying = RepairProgress::Repairing { done: 2, listed: 9, copied_bytes: 3 << 20 };
-        assert_eq!(Doing::Repairing(copying).to_string(), "repairing: 2 of 9 places, 3.0 MiB copied");
+        assert_eq!(
+            Doing::Repairing(copying).to_string(),
+            "repairing: 2 of 9 chunks or data objects, 3.0 MiB copied"
+        );
     }
 
     #[test]

@@ -530,7 +530,7 @@ mod tests {
             ("is:big", "pinned"),
             ("ram:80", "compare it"),
             ("name>3", "iops"),
-            ("ram>", "no number"),
+            ("ram>", "'' is not a number"),
             ("ram>x", "unit"),
             ("iops>5%", "no limit"),
             ("ram>8X", "unit"),

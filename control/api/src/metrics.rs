@@ -232,6 +232,7 @@ pub const FAMILIES: &[Family] = &[
     gauge("headwater_cache_ram_target_bytes", MACHINE, "RAM limit of the write cache, as configured."),
     gauge("headwater_cache_ram_share_bytes", MACHINE, "Present RAM limit of the write cache: lower than the configured one if the host's limit is short."),
     gauge("headwater_cache_ram_used_bytes", MACHINE, "RAM that the write cache uses, including index and packed (compressed) blocks."),
+    gauge("headwater_cache_live_bytes", MACHINE, "Size of the blocks in the write cache, in RAM, packed and on the overflow disk. A packed block counts with its unpacked size."),
     gauge("headwater_cache_index_bytes", MACHINE, "RAM of the write cache's index: the map of blocks and the records of segments."),
     gauge("headwater_cache_packed_bytes", MACHINE, "RAM of the write cache's packed (compressed) segments."),
     gauge("headwater_cache_packed_holds_bytes", MACHINE, "Uncompressed size of the blocks in packed segments."),

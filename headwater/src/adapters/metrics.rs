@@ -90,6 +90,7 @@ fn cache(counters: &VolumeCounters) -> Vec<Sample> {
         Sample::new("headwater_cache_ram_target_bytes", cache.ram_target_bytes),
         Sample::new("headwater_cache_ram_share_bytes", cache.ram_share_bytes),
         Sample::new("headwater_cache_ram_used_bytes", cache.ram_used_bytes),
+        Sample::new("headwater_cache_live_bytes", cache.live_bytes),
         Sample::new("headwater_cache_index_bytes", cache.index_bytes),
         Sample::new("headwater_cache_packed_bytes", cache.packed_bytes),
         Sample::new("headwater_cache_packed_holds_bytes", cache.packed_holds_bytes),

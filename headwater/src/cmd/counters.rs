@@ -174,6 +174,7 @@ fn cache(cache: &Snapshot) -> Vec<Row> {
     );
     let spilled = segments(size::format(cache.spilled_bytes), cache.spilled_segments);
     vec![
+        ("blocks in the cache", size::format(cache.live_bytes)),
         ("cache memory", of(cache.ram_used_bytes, cache.ram_target_bytes)),
         ("  present limit", size::format(cache.ram_share_bytes)),
         ("  all write caches together", together),

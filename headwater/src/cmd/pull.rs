@@ -142,13 +142,13 @@ mod tests {
             ..PulledImage::default()
         };
         let others = [
-            "channel test of deb points to version 4, and no more to version 3".to_owned(),
+            "channel test of deb points to version 4 instead of version 3".to_owned(),
             "channel test of deb is not set any more".to_owned(),
             format!("version 5 of deb will be promoted to test at {}", show::time(0)),
             format!("version 4 of deb will not be promoted to production at {}", show::time(0)),
         ];
         let told = lines(&image);
-        assert_eq!(told[0], "channel production of deb points to version 3, and no more to version 2");
+        assert_eq!(told[0], "channel production of deb points to version 3 instead of version 2");
         assert_eq!(told[1..], others);
         // The same note is not printed twice.
         image.booted = Some(2);

@@ -87,8 +87,8 @@ mod tests {
     fn a_wrong_table_is_refused_with_its_reason() {
         for (text, expected) in [
             ("", "missing field `network`"),
-            ("network = []", "names no network"),
-            ("[[network]]\naddress = '10.77.0.0'", "'10.77.0.0' is no network"),
+            ("network = []", "the table of networks is empty"),
+            ("[[network]]\naddress = '10.77.0.0'", "'10.77.0.0' is not a network"),
             ("[[network]]\naddress = '10.77.0.9/24'", "10.77.0.9/24 is no network"),
             ("[[network]]\naddress = '10.77.0.0/24'\nrage = 1", "unknown field `rage`"),
             ("[[network]]\naddress = '10.77.0.0/24'\n[network.fixed]\nx = '10.77.0.5'", "'x' is no hardware"),

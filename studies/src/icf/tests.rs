@@ -130,7 +130,11 @@ fn a_fault_is_reported_with_line_and_column() {
             "'Worker type\n\tNETWORK,TCP",
             "line 37, column 2: only DISK workers are supported",
         ),
-        ("\t0          1          30", "\t0 61 3", "line 7, column 2: the run time must be three numbers"),
+        (
+            "\t0          1          30",
+            "\t0 61 3",
+            "line 7, column 2: the run time must be hours (0-8784), minutes (0-59) and seconds",
+        ),
         ("\tNORMAL", "\tCYCLE_TARGETS", "line 16, column 2: only tests of type NORMAL"),
         (
             "Version 1.1.0\n'TEST",

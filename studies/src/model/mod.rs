@@ -188,7 +188,7 @@ mod tests {
         }
         assert_eq!(Model::parse("real"), Ok(None));
         for (text, why) in
-            [("p11", "one of real"), ("sas15k:2:raid5", "3 to 64"), ("sas15k:8:raid6", "none of")]
+            [("p11", "one of real"), ("sas15k:2:raid5", "3 to 64"), ("sas15k:8:raid6", "one of real")]
         {
             assert!(Model::parse(text).unwrap_err().contains(why), "{text}");
         }

@@ -79,7 +79,10 @@ fn recordings_are_validated_with_the_model_deviation() {
     let output = validate(&["--boot-seconds", "0.5"]);
     let said = text(&output);
     assert!(output.status.success(), "{said}");
-    assert!(said.contains("the model misses the 20 %") && said.contains("Recorded desktops: 1."), "{said}");
+    assert!(
+        said.contains("the model differs by more than 20 %") && said.contains("Recorded desktops: 1."),
+        "{said}"
+    );
     let json: serde_json::Value = serde_json::from_str(&read(&out.join("results.json"))).unwrap();
     let phases = json["recorded"][0].as_array().unwrap();
     assert_eq!((phases[0][0].as_str(), phases[0][1]["writes"].as_f64()), (Some("boot"), Some(500.0)));

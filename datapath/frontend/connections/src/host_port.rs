@@ -49,8 +49,8 @@ mod tests {
             ("h:70000", "the port"),
             ("h:x", "the port"),
             ("h:", "the port"),
-            ("[::1", "the bracket"),
-            ("[::1]x", "something"),
+            ("[::1", "the closing bracket"),
+            ("[::1]x", "only a colon and a port"),
         ] {
             assert!(split(bad).unwrap_err().starts_with(why), "{bad}");
         }

@@ -275,6 +275,6 @@ mod tests {
         let touched = looked_into(disk, Touched { files: vec![before], remarks: Vec::new() });
         let bytes: usize = touched.files.iter().map(String::len).sum();
         assert!(touched.files.len() > 1 && bytes <= TOUCHED_PATHS_BYTES_MAX, "{bytes}");
-        assert!(touched.remarks[0].contains("are not listed"), "{:?}", touched.remarks);
+        assert!(touched.remarks[0].contains("more damaged files than are listed"), "{:?}", touched.remarks);
     }
 }

@@ -643,6 +643,6 @@ fn single_files_are_read_by_name_in_their_partition() {
             assert!(!matches!(read_file(&disk, partition, path, 100), Ok(Some(_))), "{partition} {path}");
         }
         let why = read_file(&disk, 2, "large", 1 << 20).unwrap_err().to_string();
-        assert!(why.contains("it has 3.0 MiB, and at most 1.0 MiB are read"), "{why}");
+        assert!(why.contains("it has 3.0 MiB, and the limit is 1.0 MiB"), "{why}");
     }
 }
