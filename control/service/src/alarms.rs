@@ -111,7 +111,7 @@ impl Service {
     /// All alarms: of the store, of images, and of machines.
     pub(crate) async fn alarms(&self, repo: &mut dyn Repository) -> Result<Vec<Alarm>, DbError> {
         let of_machines = self.alarms_of_machines(repo).await?;
-        let store = self.store_figures().await;
+        let store = self.store_figures_for_alarms().await;
         let of_store = self.store_alarm(&store).or_else(|| self.servers_alarm());
         Ok(of_store.into_iter().chain(self.damage().alarms()).chain(of_machines).collect())
     }

@@ -91,8 +91,8 @@ impl<T> State<T> {
     }
 
     fn is_outdated(&self) -> bool {
-        self.last.as_ref().is_some_and(|(_, store_view_cache)| {
-            self.changed.is_some_and(|changed| *store_view_cache <= changed)
+        self.last.as_ref().is_some_and(|(_, begun_at)| {
+            self.changed.is_some_and(|changed| *begun_at <= changed)
         })
     }
 }
@@ -135,9 +135,9 @@ impl<T: Clone + Send + 'static> StoreView<T> {
             }
             let state = self.lock();
             let outdated = state.is_outdated();
-            state.last.clone().map(|(value, store_view_cache)| Answer {
+            state.last.clone().map(|(value, begun_at)| Answer {
                 value,
-                age: store_view_cache.elapsed(),
+                age: begun_at.elapsed(),
                 outdated,
             })
         }
@@ -145,9 +145,9 @@ impl<T: Clone + Send + 'static> StoreView<T> {
 
     fn is_young(&self, max_age: Duration) -> bool {
         let state = self.lock();
-        let store_view_cache = state.last.as_ref().map(|(_, store_view_cache)| *store_view_cache);
-        store_view_cache
-            .is_some_and(|store_view_cache| store_view_cache.elapsed() < max_age && !state.is_outdated())
+        let begun_at = state.last.as_ref().map(|(_, begun_at)| *begun_at);
+        begun_at
+            .is_some_and(|begun_at| begun_at.elapsed() < max_age && !state.is_outdated())
     }
 
     /// Whether there was no answer yet, and a query runs.
@@ -190,7 +190,7 @@ impl<T: Clone + Send + 'static> StoreView<T> {
             let mut state = this.lock();
             match answer {
                 // A later query was answered first.
-                _ if state.last.as_ref().is_some_and(|(_, store_view_cache)| *store_view_cache > since) => {}
+                _ if state.last.as_ref().is_some_and(|(_, begun_at)| *begun_at > since) => {}
                 Ok(value) => (state.last, state.failing) = (Some((value, since)), None),
                 // A failure leaves the last answer: the images of a store that cannot be reached still exist.
                 Err(e) if e.kind() == ProblemKind::Failed => {
@@ -258,8 +258,17 @@ impl Service {
     /// not know
     /// its size, a plain web server not its images.
     pub(crate) async fn store_figures(&self) -> StoreFigures {
+        self.store_figures_of(IMAGES_MAX_AGE).await
+    }
+
+    /// The same for alarms, which are looked for all the time, also if nobody shows figures: they query the store once a minute.
+    pub(crate) async fn store_figures_for_alarms(&self) -> StoreFigures {
+        self.store_figures_of(BYTES_MAX_AGE).await
+    }
+
+    async fn store_figures_of(&self, images_max_age: Duration) -> StoreFigures {
         let (lister, measurer) = (Arc::clone(self.images()), Arc::clone(self.images()));
-        let images = self.answers().images.clone().ask(IMAGES_MAX_AGE, None, || async move {
+        let images = self.answers().images.clone().ask(images_max_age, None, || async move {
             let count = |list: Listed| list.images.len().saturating_add(list.unreadable.len());
             lister.list().await.map(|list| u64::try_from(count(list)).unwrap_or(u64::MAX))
         });
@@ -321,7 +330,7 @@ impl Service {
         reference: &str,
     ) -> impl Future<Output = Option<ImageVersion>> + Send + use<> {
         // The start of the machine reports a reference that cannot be resolved.
-        let store_view_cache = ImageRef::parse(reference).ok().map(|parsed| {
+        let begun_at = ImageRef::parse(reference).ok().map(|parsed| {
             let (images, places) = (Arc::clone(self.images()), self.answers().question_places.clone());
             self.answers().version(&parsed).ask(Duration::ZERO, Some(TIMEOUT_CHANGED), || async move {
                 let _place = places.acquire_owned().await;
@@ -331,7 +340,7 @@ impl Service {
                 }
             })
         });
-        async move { store_view_cache?.await?.value }
+        async move { begun_at?.await?.value }
     }
 }
 
@@ -343,14 +352,14 @@ mod tests {
 
     /// A store that answers with its number of queries, when the test allows it.
     struct Slow {
-        store_view_cache: AtomicU64,
+        begun_at: AtomicU64,
         answers: Semaphore,
     }
 
-    async fn ask(store_view_cache: &StoreView<u64>, store: &Arc<Slow>, max_age: Duration) -> Option<u64> {
+    async fn ask(begun_at: &StoreView<u64>, store: &Arc<Slow>, max_age: Duration) -> Option<u64> {
         let store = Arc::clone(store);
-        let answer = store_view_cache.clone().ask(max_age, None, || async move {
-            let number = store.store_view_cache.fetch_add(1, Ordering::SeqCst) + 1;
+        let answer = begun_at.clone().ask(max_age, None, || async move {
+            let number = store.begun_at.fetch_add(1, Ordering::SeqCst) + 1;
             store.answers.acquire().await.unwrap().forget();
             Ok(number)
         });
@@ -359,61 +368,61 @@ mod tests {
 
     #[tokio::test]
     async fn a_store_that_is_away_holds_nobody_up_and_is_asked_once() {
-        let (store_view_cache, store) = (
+        let (begun_at, store) = (
             StoreView::default(),
-            Arc::new(Slow { store_view_cache: AtomicU64::new(0), answers: Semaphore::new(0) }),
+            Arc::new(Slow { begun_at: AtomicU64::new(0), answers: Semaphore::new(0) }),
         );
         let (any, none) = (Duration::MAX, Duration::ZERO);
-        let times = || store.store_view_cache.load(Ordering::SeqCst);
+        let times = || store.begun_at.load(Ordering::SeqCst);
         for _ in 0..3 {
-            assert_eq!(ask(&store_view_cache, &store, any).await, None);
+            assert_eq!(ask(&begun_at, &store, any).await, None);
         }
         assert_eq!(times(), 1);
         // The store answers again: the next view has the new answer, and makes no query while that is recent.
-        let mut ended = store_view_cache.lock().question.clone().unwrap().1;
+        let mut ended = begun_at.lock().question.clone().unwrap().1;
         store.answers.add_permits(1);
         assert!(ended.changed().await.is_err());
-        assert_eq!((ask(&store_view_cache, &store, any).await, times()), (Some(1), 1));
+        assert_eq!((ask(&begun_at, &store, any).await, times()), (Some(1), 1));
         // The answer is old and the store fails again: the last answer.
-        assert_eq!((ask(&store_view_cache, &store, none).await, times()), (Some(1), 2));
-        assert_eq!((ask(&store_view_cache, &store, none).await, times()), (Some(1), 2));
-        let mut ended = store_view_cache.lock().question.clone().unwrap().1;
+        assert_eq!((ask(&begun_at, &store, none).await, times()), (Some(1), 2));
+        assert_eq!((ask(&begun_at, &store, none).await, times()), (Some(1), 2));
+        let mut ended = begun_at.lock().question.clone().unwrap().1;
         store.answers.add_permits(1);
         assert!(ended.changed().await.is_err());
-        assert_eq!((ask(&store_view_cache, &store, any).await, times()), (Some(2), 2));
+        assert_eq!((ask(&begun_at, &store, any).await, times()), (Some(2), 2));
         // Recent, but outdated.
-        store_view_cache.changed();
+        begun_at.changed();
         store.answers.add_permits(1);
-        assert_eq!((ask(&store_view_cache, &store, any).await, times()), (Some(3), 3));
+        assert_eq!((ask(&begun_at, &store, any).await, times()), (Some(3), 3));
     }
 
     #[tokio::test]
     async fn a_question_from_before_a_change_does_not_tell_what_came_of_it() {
-        let store_view_cache = StoreView::default();
+        let begun_at = StoreView::default();
         let (goes_on, waits) = tokio::sync::oneshot::channel::<()>();
-        let slow = store_view_cache.begin(true, || async move {
+        let slow = begun_at.begin(true, || async move {
             let _ = waits.await;
             Ok(1)
         });
         let minute = Some(Duration::from_secs(60));
-        assert_eq!(store_view_cache.lock().timeout(minute), Duration::from_secs(60), "nothing is known");
-        store_view_cache.changed();
-        let answer = store_view_cache.clone().ask(Duration::ZERO, minute, || async { Ok(2) }).await;
+        assert_eq!(begun_at.lock().timeout(minute), Duration::from_secs(60), "nothing is known");
+        begun_at.changed();
+        let answer = begun_at.clone().ask(Duration::ZERO, minute, || async { Ok(2) }).await;
         assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((2, false)));
-        assert_eq!(store_view_cache.lock().timeout(minute), TIMEOUT);
+        assert_eq!(begun_at.lock().timeout(minute), TIMEOUT);
         // The first query is answered last, and its answer is ignored.
         drop(goes_on);
         let mut ended = slow.1;
         assert!(ended.changed().await.is_err());
-        assert_eq!(store_view_cache.lock().last.map(|(value, _)| value), Some(2));
-        store_view_cache.changed();
-        assert_eq!(store_view_cache.lock().timeout(minute), Duration::from_secs(60));
+        assert_eq!(begun_at.lock().last.map(|(value, _)| value), Some(2));
+        begun_at.changed();
+        assert_eq!(begun_at.lock().timeout(minute), Duration::from_secs(60));
         let away = || BackendError::new(ProblemKind::Failed, "away");
         let failed =
-            store_view_cache.clone().ask(Duration::ZERO, minute, || async move { Err(away()) }).await;
+            begun_at.clone().ask(Duration::ZERO, minute, || async move { Err(away()) }).await;
         assert!(failed.is_some_and(|answer| answer.outdated));
         assert_eq!(
-            store_view_cache.lock().timeout(minute),
+            begun_at.lock().timeout(minute),
             TIMEOUT,
             "a store that is away is not waited for so long"
         );
@@ -421,26 +430,26 @@ mod tests {
 
     #[tokio::test]
     async fn a_failure_leaves_what_was_known() {
-        let store_view_cache = StoreView::default();
+        let begun_at = StoreView::default();
         let failed = || BackendError::new(ProblemKind::Failed, "away");
-        assert!(store_view_cache.clone().ask(Duration::ZERO, None, || async { Ok(7) }).await.is_some());
+        assert!(begun_at.clone().ask(Duration::ZERO, None, || async { Ok(7) }).await.is_some());
         let answer =
-            store_view_cache.clone().ask(Duration::ZERO, None, || async move { Err(failed()) }).await;
+            begun_at.clone().ask(Duration::ZERO, None, || async move { Err(failed()) }).await;
         assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((7, false)));
         assert!(
-            store_view_cache
+            begun_at
                 .silence()
                 .is_some_and(|silence| silence.why.is_some_and(|why| why.contains("away")))
         );
         // Changed since, so outdated.
-        store_view_cache.changed();
-        let answer = store_view_cache.clone().ask(Duration::MAX, None, || async move { Err(failed()) }).await;
+        begun_at.changed();
+        let answer = begun_at.clone().ask(Duration::MAX, None, || async move { Err(failed()) }).await;
         assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((7, true)));
         // A store that cannot tell does answer.
         let untold = || BackendError::new(ProblemKind::Invalid, "it does not tell");
-        store_view_cache.clone().ask(Duration::ZERO, None, || async move { Err(untold()) }).await;
-        assert_eq!(store_view_cache.silence(), None);
-        let answer = store_view_cache.clone().ask(Duration::ZERO, None, || async { Ok(8) }).await;
+        begun_at.clone().ask(Duration::ZERO, None, || async move { Err(untold()) }).await;
+        assert_eq!(begun_at.silence(), None);
+        let answer = begun_at.clone().ask(Duration::ZERO, None, || async { Ok(8) }).await;
         assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((8, false)));
     }
 }
