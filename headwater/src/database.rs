@@ -13,7 +13,7 @@ const CREDENTIAL: &str = "database-password";
 /// The longest password.
 const PASSWORD_MAX_BYTES: u64 = 4096;
 
-/// The database of `headwater serve`.
+/// The database of `headwater serve`, for commands that open it while the daemon is off.
 #[derive(Debug, Args)]
 pub struct DatabaseArgs {
     /// Store machines, catalogs and the history in this PostgreSQL database instead of DIR/headwater.db:
@@ -21,23 +21,36 @@ pub struct DatabaseArgs {
     #[arg(long, value_name = "URL")]
     pub database: Option<String>,
     /// File with the password of the database [default: the credential 'database-password' of the service, the
-    /// variable PGPASSWORD or
-    /// ~/.pgpass]
+    /// variable PGPASSWORD or ~/.pgpass]
     #[arg(long, value_name = "FILE", requires = "database")]
     pub database_password_file: Option<PathBuf>,
+    /// The file with the key that encrypts the secrets in the database, which is made if the database has no key yet [default: the
+    /// credential 'secrets-key' of the service, or DIR/secrets.key]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub secrets_key: Option<PathBuf>,
+}
+
+/// How `headwater serve` shares its database with other daemons.
+#[derive(Debug, Args)]
+pub struct SharingArgs {
     /// Use the database although the daemon of another host had it last and did not release it. Only if that host is
     /// lost for good
     #[arg(long, requires = "database")]
     pub take_over_database: bool,
     /// Be one of several controllers: wait while another one has the database, and take it over within seconds when
-    /// that one ends or
-    /// fails
+    /// that one ends or fails
     #[arg(long, requires = "database", conflicts_with = "take_over_database")]
     pub standby: bool,
-    /// The file with the key that encrypts the secrets in the database, which is made if the database has no key yet [default: the
-    /// credential 'secrets-key' of the service, or DIR/secrets.key]
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub secrets_key: Option<PathBuf>,
+}
+
+impl SharingArgs {
+    fn usage(&self) -> Usage {
+        match (self.standby, self.take_over_database) {
+            (true, _) => Usage::InTurn,
+            (false, true) => Usage::Alone(Taking::IfOver),
+            (false, false) => Usage::Alone(Taking::IfFree),
+        }
+    }
 }
 
 /// A PostgreSQL database, and how to take its lease.
@@ -69,13 +82,17 @@ impl DatabaseArgs {
         })?)
     }
 
-    /// The PostgreSQL database, if one was given.
-    pub fn shared(&self) -> anyhow::Result<Option<Shared>> {
-        let usage = match (self.standby, self.take_over_database) {
-            (true, _) => Usage::InTurn,
-            (false, true) => Usage::Alone(Taking::IfOver),
-            (false, false) => Usage::Alone(Taking::IfFree),
-        };
+    /// The PostgreSQL database, if one was given, with the rules by which `sharing` takes it.
+    pub fn shared(&self, sharing: &SharingArgs) -> anyhow::Result<Option<Shared>> {
+        self.used(sharing.usage())
+    }
+
+    /// The same for a command that uses a database only while no daemon has it.
+    pub fn alone(&self) -> anyhow::Result<Option<Shared>> {
+        self.used(Usage::Alone(Taking::IfFree))
+    }
+
+    fn used(&self, usage: Usage) -> anyhow::Result<Option<Shared>> {
         Ok(self.place()?.map(|place| Shared { place, usage }))
     }
 

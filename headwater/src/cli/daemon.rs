@@ -12,7 +12,7 @@ use crate::caches::CacheArgs;
 use crate::cli::{LogFormat, MachineArgs, OfferArgs};
 use crate::daemon::boot::{self, BootOffer};
 use crate::daemon::exports::{self, Offer};
-use crate::database::DatabaseArgs;
+use crate::database::{DatabaseArgs, SharingArgs};
 use crate::failure::invalid;
 use crate::logging;
 use crate::stores::{self, Credentials};
@@ -73,13 +73,15 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub listen: Option<SocketAddr>,
     /// Also serve the web console at this address, for instance 0.0.0.0:9471, with TLS unless it is a loopback
-    /// address;
-    /// 'headwater console' opens it
+    /// address; 'headwater console' opens it
     #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub console: Option<SocketAddr>,
     /// The database
     #[command(flatten)]
     pub database: DatabaseArgs,
+    /// The other daemons of the database
+    #[command(flatten)]
+    pub sharing: SharingArgs,
     /// Also let nodes of other hosts join and connect at this address, for instance 0.0.0.0:9472, always with TLS:
     /// see
     /// 'headwater node token'

@@ -428,6 +428,7 @@ pub enum CatalogCommand {
         "from", "stop_idle", "cache", "ram", "disk", "weight", "memory", "cpus", "transport", "firmware", "secure_boot", "tpm",
         "display", "network", "scratch", "user_data",
     ]))]
+    #[command(mut_args(super::without_default))]
     Set {
         /// Its name
         #[arg(add = complete::catalogs())]

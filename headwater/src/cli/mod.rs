@@ -255,6 +255,20 @@ pub struct EventsArgs {
     pub limit: u32,
 }
 
+/// Removes `[default: ..]` from an option's help, for a command that changes nothing where an option is not given. Those
+/// of hours stay: `--from` sets them all.
+pub(super) fn without_default(arg: clap::Arg) -> clap::Arg {
+    if ["days", "zone", "stop_idle"].contains(&arg.get_id().as_str()) {
+        return arg;
+    }
+    let shorter = |help: &clap::builder::StyledStr| {
+        help.to_string().split_once(" [default: ").map(|(text, _)| text.to_owned())
+    };
+    let (help, long) = (arg.get_help().and_then(shorter), arg.get_long_help().and_then(shorter));
+    let arg = if let Some(help) = help { arg.help(help) } else { arg };
+    if let Some(long) = long { arg.long_help(long) } else { arg }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,7 +19,7 @@ pub async fn run(data_dir: DataDir, command: SecretsCommand, json: bool) -> anyh
     let SecretsCommand::RotateKey { database } = command;
     let _lock = data_dir.lock()?;
     let keys = SecretsKeyFile::of(&data_dir, database.secrets_key.as_deref());
-    let opened = OpenDatabase::open(&data_dir, database.shared()?, &keys).await?;
+    let opened = OpenDatabase::open(&data_dir, database.alone()?, &keys).await?;
     let rotated = keys.rotate(&*opened.secrets).await;
     // Machines that are on keep the lease, as when their daemon ends.
     opened.close(has_open_disks(&data_dir)).await;

@@ -42,7 +42,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     let (scrub, scrub_pause) = scrub(&args);
     let options = Options {
         disks: DisksIn::OwnProcess { filter: args.log.clone(), format: args.log_format },
-        database: args.database.shared()?,
+        database: args.database.shared(&args.sharing)?,
         secrets_key: args.database.secrets_key.clone(),
         keep_machines: args.keep_machines,
         group_access: args.group_access,
@@ -74,7 +74,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         extend_timeout();
     };
     let warning = options.offer.as_ref().filter(|_| options.boot.is_none()).and_then(store::offered_to_all);
-    if args.database.standby {
+    if args.sharing.standby {
         // It may stand by for months, which is not a slow start.
         notify(NotifyState::Ready);
     }
