@@ -319,10 +319,10 @@ fn unknown_size(name: &str, table: &SizeTable) -> SchemeRefusal {
     let similar = table.similar(name);
     let advice = match similar.is_empty() {
         true => {
-            "'headwater size advise --os-disk SIZE' lists sizes; for other sizes, give a table with --sizes FILE"
+            "'headwater size advise --os-disk 127G --all' lists the machine sizes of the table; --sizes FILE uses another table"
                 .to_owned()
         }
-        false => format!("similar sizes: {}; for other sizes, give a table with --sizes FILE", similar.join(", ")),
+        false => format!("similar sizes: {}; --sizes FILE uses another table", similar.join(", ")),
     };
     SchemeRefusal {
         is_not_found: true,

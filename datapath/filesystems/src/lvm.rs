@@ -4,8 +4,8 @@
 //!   label (in one of 4 sectors) -> header of the physical volume -> area of metadata -> newest text
 //!   text: group { extent_size, physical_volumes { pv0 { id, pe_start } }, logical_volumes { root { segment1 { .. } } } }
 //! ```
-//! Linear volumes are read, also over several physical volumes of the same disk. Striped, mirrored and thin volumes, and what lies on
-//! another disk, are only named.
+//! Linear volumes are read, also over several physical volumes of the same disk. Striped, mirrored and thin volumes, and volumes on other
+//! disks, are listed without being read. The checksums of label and metadata are not checked.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const WORD_BYTES_MAX: usize = 255;
 
 /// The longest text that is read.
 const TEXT_BYTES_MAX: u64 = 4 << 20;
-/// The most volumes of a group that are looked at.
+/// The most volumes that are read of a group, and of a disk.
 const VOLUMES_MAX: usize = 100;
 /// The most values and sections of a text.
 const VALUES_MAX: usize = 200_000;
@@ -40,7 +40,7 @@ pub(crate) fn label_of(begin: &[u8]) -> Option<Vec<u8>> {
     sectors.find(is_label).map(<[u8]>::to_vec)
 }
 
-/// The header of a physical volume, behind its label.
+/// The header of a physical volume, which follows its label.
 fn header_of(label: &[u8]) -> &[u8] {
     label.get(usize_of_u32(u32_at(label, 20))..).unwrap_or_default()
 }
@@ -60,7 +60,7 @@ fn metadata(bytes: &mut Bytes, label: &[u8]) -> Result<Section, Fault> {
     if len > TEXT_BYTES_MAX || at >= area_bytes || at < 512 {
         return Err(fault("its metadata make no sense"));
     }
-    // The area is a ring behind its header.
+    // After its header, the area is a ring.
     let first = len.min(area_bytes - at);
     let mut text = vec![0; usize_of(len)];
     let (before, after) = text.split_at_mut(usize_of(first));
@@ -154,7 +154,7 @@ struct Group {
     volumes: Vec<Volume>,
 }
 
-/// The beginning of the extents of a physical volume.
+/// The identity of a physical volume, and where its extents begin.
 struct Physical {
     id: Vec<u8>,
     first_byte: u64,
@@ -338,7 +338,7 @@ impl Reader<'_> {
 
     fn count(&mut self, depth: usize) -> Result<(), Fault> {
         let left = self.left.checked_sub(1).filter(|_| depth < DEPTH_MAX);
-        self.left = left.ok_or_else(|| fault("its metadata have too many values"))?;
+        self.left = left.ok_or_else(|| fault("its metadata have too many values, or are nested too deeply"))?;
         Ok(())
     }
 
@@ -500,7 +500,7 @@ version = 1
         for odd in ["", "a", "a {", "a = \"b", "a = [", "a = [1", "= 1", "a { } }", &deep, &many] {
             assert!(group(odd).is_err(), "{:?}", &odd[..odd.len().min(20)]);
         }
-        // Segments that are not in order, and a gap between two of them.
+        // A gap between two segments.
         let gap = TEXT.replace("start_extent = 3", "start_extent = 4");
         assert!(group(&gap).unwrap().volumes[0].pieces.is_err());
     }

@@ -6,7 +6,7 @@
 //! A run is a range of consecutive chunks with data. Chunks outside all runs are zero and need no space. The
 //! chunk entries follow one another in the order of the runs. So the size of a manifest, in a file and in
 //! memory, depends on the amount of data in the image and not on its size. Finding a chunk is one binary
-//! search, and never follows a chain.
+//! search, and never looks into parent versions.
 //!
 //! Everything is checked when a manifest is parsed, so that its users need not check: runs are ascending and
 //! inside the image, every chunk is inside its object, every object is used. One content has one encoding, so
@@ -51,7 +51,7 @@ pub struct ObjectRef {
     pub len_bytes: u64,
 }
 
-/// Reads from manifests what versions need of a store.
+/// Lists the objects, and their ranges, that a version needs from a store.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Manifests;
 
@@ -134,7 +134,7 @@ impl ManifestBuilder {
         &self.0.refs
     }
 
-    /// Whether it describes the same bytes as another manifest, wherever these are stored.
+    /// Whether it describes the same bytes in chunks of the same size as another manifest, wherever these are stored.
     pub fn has_bytes_of(&self, other: &Manifest) -> bool {
         self.0.has_bytes_of(other)
     }
@@ -177,7 +177,8 @@ impl Manifest {
         self.refs.get(self.outline.place(index)?)
     }
 
-    /// Whether the disk has the same bytes and sectors as another one, wherever the bytes are stored.
+    /// Whether the disk has the same bytes, sector size and chunk size as another one, wherever the bytes are stored.
+    /// Equal bytes in chunks of another size count as different.
     pub fn has_bytes_of(&self, other: &Self) -> bool {
         self.size_bytes() == other.size_bytes()
             && self.sector_bytes() == other.sector_bytes()
@@ -375,7 +376,7 @@ mod tests {
             Manifests.objects(&bytes)
         };
         assert_eq!(longest(OBJECT_MAX_BYTES).unwrap()[0].1, OBJECT_MAX_BYTES);
-        // This version is not copied, but others are.
+        // `Damaged`: a copy of the store skips this version, and copies the others.
         assert_eq!(longest(OBJECT_MAX_BYTES + 1).unwrap_err().kind(), StoreErrorKind::Damaged);
     }
 

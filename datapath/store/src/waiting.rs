@@ -1,4 +1,11 @@
-//! A read that waits for its store without occupying a thread.
+//! The state of a read that waits for its store without occupying a thread.
+//!
+//! 1. The caller passes a [`Waiting`] to [`Object::read_or_wait`](crate::Object::read_or_wait).
+//! 2. A store that has no bytes yet calls [`Waiting::begin`], and the call returns `false`.
+//! 3. The caller polls [`Waiting::is_due`], and then repeats the call. The store gets its state back with
+//!    [`Waiting::end`].
+//!
+//! Nothing wakes the caller.
 
 use std::any::Any;
 use std::fmt;
@@ -40,7 +47,7 @@ impl Waiting {
     }
 
     /// Whether to repeat the read: the state of its store has changed, or it has waited long enough to check
-    /// again.
+    /// again. True if the read does not wait.
     pub fn is_due(&self, now: Instant) -> bool {
         self.state.as_ref().is_none_or(|(_, is_due)| is_due(now))
     }
@@ -66,7 +73,7 @@ impl Waiting {
         self.state.is_some()
     }
 
-    /// What the read needs to continue, if it has waited.
+    /// What the read needs to continue. `None` if it has not waited, or if its state has another type.
     pub fn end<T: Any>(&mut self) -> Option<T> {
         let (state, _) = self.state.take()?;
         state.downcast().ok().map(|state| *state)

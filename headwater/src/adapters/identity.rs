@@ -1,11 +1,11 @@
-//! Searches a machine's disk for the machine's identity, before others boot a version of it.
+//! Searches a machine's disk for the machine's identity, before other machines boot a version of it.
 //!
 //! ```text
 //!   file systems that can be read   SSH host keys, machine-id, host name, a Windows that sysprep has not generalised
 //!   all blocks that were written    the private SSH host key: in file systems that cannot be read, and in blocks of removed files
 //! ```
-//! Files are read with [`small_files`] only, the file system readers of `image diff`. If they are replaced, only calls of
-//! it change.
+//! The blocks are searched only if no file has the key. Files are read only with [`small_files`], which uses the file
+//! system readers of `image diff`.
 
 use std::sync::Arc;
 
@@ -38,9 +38,8 @@ const OVERLAP_BYTES: usize = 128;
 /// The number of runs of changed blocks that are looked up at once.
 const RUNS: usize = 1024;
 
-/// The number of lines of a private key file before the first line with secret data: the header line, and three lines with
-/// bytes of the
-/// format and, twice, the public key.
+/// The number of lines of a private key file before the first line with secret data: the header line, and three lines
+/// with bytes of the format and, twice, the public key.
 const OPEN_LINES: usize = 4;
 /// A shorter line could occur by chance in other data.
 const LINE_CHARS_MIN: usize = 40;
@@ -133,7 +132,7 @@ fn io_failed(error: IoError) -> BackendError {
     BackendError::new(ProblemKind::Failed, "cannot read the machine's disk").because(error)
 }
 
-/// The offset of the machine's private key on the disk, if the machine wrote it there.
+/// The offset on the disk of a secret line of the machine's private key, if the machine wrote one there.
 fn search(disk: &FrozenView, key: &PrivateKey, cancel: &Cancel) -> Result<Option<u64>, BackendError> {
     let mut found = None;
     let mut buffer = vec![0; OVERLAP_BYTES + SEARCH_BYTES];

@@ -589,7 +589,7 @@ async fn refused(response: Response<Incoming>) -> anyhow::Error {
 async fn json<T: DeserializeOwned>(response: Response<Incoming>) -> anyhow::Result<T> {
     let bytes = response.into_body().collect().await.context("the daemon's answer ended early")?.to_bytes();
     serde_json::from_slice(&bytes)
-        .context("cannot parse the daemon's answer: it may be another version of headwater")
+        .context("cannot parse the daemon's answer: the daemon may be another version of headwater")
 }
 
 /// Percent-encodes a name for a path or a parameter.

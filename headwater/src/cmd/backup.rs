@@ -174,7 +174,7 @@ pub async fn restore(data_dir: DataDir, args: RestoreArgs, json: bool) -> anyhow
     }
     let (taken, made) = (taken(&contents).join(", "), show::time(contents.made_at_ms));
     show::line(&format!(
-        "restored {} from the backup of {made} on host {}: {taken}",
+        "restored {} from the backup that host {} made at {made}: {taken}",
         dir.display(),
         contents.host
     ))?;

@@ -35,10 +35,10 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
         } => {
             let what = channels::behind_store(&image);
             let rule = NamesOfMachines { name_rule, first };
-            let made = creation(name, image, persistent, rule, &machine)?;
+            let new = creation(name, image, persistent, rule, &machine)?;
             let (ready_hours, stop_idle_s) = (hours.hours()?, hours.stop_idle);
             let request =
-                CreateCatalog { keep_ready, ready_hours, stop_idle_s, seal_removes, on_host_loss, ..made };
+                CreateCatalog { keep_ready, ready_hours, stop_idle_s, seal_removes, on_host_loss, ..new };
             let catalog = said_if_slow(json, &what, client.create_catalog(&request)).await?;
             let text = format!("created catalog {}; its machines boot {}", catalog.name, catalog.image);
             if !json {
@@ -79,7 +79,7 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             machine,
             rotate_after,
         } => {
-            let is_list_set = seal_removes_nothing || !seal_removes.is_empty();
+            let sets_seal_removes = seal_removes_nothing || !seal_removes.is_empty();
             let scheme = scheme::change(&client, &name, &machine, no_user_data).await?;
             let request = SetCatalog {
                 image,
@@ -88,11 +88,11 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
                 ready_hours: hours.hours()?,
                 ready_always: always,
                 stop_idle_s: hours.stop_idle,
-                seal_removes: is_list_set.then_some(seal_removes),
+                seal_removes: sets_seal_removes.then_some(seal_removes),
                 on_host_loss,
                 rotate_after_s: rotate_after,
             };
-            set(&client, &name, &request, is_list_set, json).await?;
+            set(&client, &name, &request, sets_seal_removes, json).await?;
         }
         CatalogCommand::Scheme(command) => scheme::run(&client, command, json).await?,
         CatalogCommand::Claim { catalog, holder, ttl, wait, key, secret, reset_on } => {
@@ -106,7 +106,7 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
         }
         CatalogCommand::Release { claim } => {
             let claim = client.release(&claim).await?;
-            let text = format!("released {}, which is being reset", claim.machine);
+            let text = format!("released {}; it is reset or switched off", claim.machine);
             if json { show::json(&claim)? } else { show::line(&text)? }
         }
         CatalogCommand::Remove { name } => remove(&client, name, json).await?,
@@ -124,18 +124,18 @@ async fn set(
     client: &Client,
     name: &str,
     request: &SetCatalog,
-    is_list_set: bool,
+    sets_seal_removes: bool,
     json: bool,
 ) -> anyhow::Result<()> {
     let what = channels::behind_store(request.image.as_deref().unwrap_or_default());
     let catalog = said_if_slow(json, &what, client.set_catalog(name, request)).await?;
-    if json { show::json(&catalog) } else { show_change(&catalog, request, is_list_set) }
+    if json { show::json(&catalog) } else { show_change(&catalog, request, sets_seal_removes) }
 }
 
 /// Says what was changed of a catalog.
-fn show_change(catalog: &Catalog, request: &SetCatalog, is_list_set: bool) -> anyhow::Result<()> {
+fn show_change(catalog: &Catalog, request: &SetCatalog, sets_seal_removes: bool) -> anyhow::Result<()> {
     if request.image.is_some() {
-        told_next(catalog)?;
+        show_next_version(catalog)?;
     }
     if request.scheme.is_some() {
         scheme::show_newest(catalog)?;
@@ -148,7 +148,7 @@ fn show_change(catalog: &Catalog, request: &SetCatalog, is_list_set: bool) -> an
             ready_text(catalog)
         ))?;
     }
-    if is_list_set {
+    if sets_seal_removes {
         let what = removed_text(catalog);
         show::line(&format!("a seal of a machine of {} also removes {what}", catalog.name))?;
     }
@@ -165,7 +165,7 @@ fn show_change(catalog: &Catalog, request: &SetCatalog, is_list_set: bool) -> an
 /// When SSH host keys are replaced.
 fn rotation_text(catalog: &Catalog) -> String {
     match catalog.rotate_after_s {
-        0 => "not replaced by themselves".to_owned(),
+        0 => "not replaced automatically".to_owned(),
         after_s if after_s % 86_400 == 0 => format!("replaced at a boot after {} d", after_s / 86_400),
         after_s => format!("replaced at a boot after {after_s} s"),
     }
@@ -267,7 +267,7 @@ fn removed_text(catalog: &Catalog) -> String {
 }
 
 /// Prints what the catalog's machines boot from their next boot on.
-pub fn told_next(catalog: &Catalog) -> anyhow::Result<()> {
+pub fn show_next_version(catalog: &Catalog) -> anyhow::Result<()> {
     let what = catalog.pin.as_ref().unwrap_or(&catalog.image);
     let next = match catalog.next_version.as_ref() {
         Some(next) if next == what => next.clone(),

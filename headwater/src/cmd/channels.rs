@@ -187,7 +187,7 @@ pub async fn pin(client: &Client, name: &str, version: String, json: bool) -> an
     let (what, request) = (behind_store(&version), PinRequest { version });
     if is_catalog(client, name).await? {
         let catalog = said_if_slow(json, &what, client.pin_catalog(name, &request)).await?;
-        return if json { show::json(&catalog) } else { catalog::told_next(&catalog) };
+        return if json { show::json(&catalog) } else { catalog::show_next_version(&catalog) };
     }
     let machine = said_if_slow(json, &what, client.pin(name, &request)).await?;
     if json {
@@ -207,7 +207,7 @@ pub async fn unpin(client: &Client, name: &str, json: bool) -> anyhow::Result<()
     let what = behind_store(&format!("the image of {name}"));
     if is_catalog(client, name).await? {
         let catalog = said_if_slow(json, &what, client.unpin_catalog(name)).await?;
-        return if json { show::json(&catalog) } else { catalog::told_next(&catalog) };
+        return if json { show::json(&catalog) } else { catalog::show_next_version(&catalog) };
     }
     let machine = said_if_slow(json, &what, client.unpin(name)).await?;
     if json {

@@ -1,4 +1,6 @@
-//! The placement of study 004's OS disk on each of its machine sizes, computed as by `headwater size`.
+//! A table of study 004, which compares a cloud disk with an ephemeral disk: where an OS disk of 127 GiB goes on the
+//! study's machine sizes and on one newer size, and the write rates there. Unlike the default of `headwater size advise`,
+//! managed disks are allowed.
 
 use headwater_report::page::Column;
 use headwater_sizes::{Date, OsDiskPlace, Question, SizeTable, place, size::GIB, size::gib};
@@ -8,10 +10,10 @@ use crate::bundle::Table;
 /// The size of the study's OS disk.
 const OS_DISK_BYTES: u64 = 127 * GIB;
 
-/// The sizes that the study compares, and a newer size with a local disk.
+/// The sizes that the study compares, and a newer size with a local disk, `D8ds_v5`.
 const SIZES: [&str; 5] = ["D8s_v3", "DS3_v2", "NV12", "D8s_v4", "D8ds_v5"];
 
-/// The table. Retired sizes are placed as on the day of the study.
+/// The table. Sizes that are retired today are placed too: the date of the question is 1970, before every retirement.
 pub fn table() -> Table {
     let table = SizeTable::built_in();
     let question = Question::about(OS_DISK_BYTES, Date::of_seconds(0));

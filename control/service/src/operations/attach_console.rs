@@ -40,7 +40,7 @@ impl Explain for Error {
         match self {
             Self::NoUpgrade => None,
             Self::Taken { machine, .. } => Some(format!(
-                "one client at a time: end that one, or read along with 'headwater machine console {machine} --follow'"
+                "one client at a time: disconnect that client, or read along with 'headwater machine console {machine} --follow'"
             )),
         }
     }
@@ -59,7 +59,7 @@ impl Explain for Error {
         (status = 101, description = "The connection carries the console's bytes from here on"),
         (status = 400, description = "The request asks for no upgrade", body = Problem),
         (status = 404, description = "No such machine", body = Problem),
-        (status = 409, description = "It is off, or another client is attached", body = Problem),
+        (status = 409, description = "The machine is off, or another client is attached", body = Problem),
     ),
 )]
 pub(super) async fn attach_console(
@@ -88,7 +88,7 @@ pub(super) async fn attach_console(
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers, Body::empty()).into_response())
 }
 
-/// Connects to the console of a machine that is on for `principal`, who holds it until the permit is dropped.
+/// Connects `principal` to the console of a running machine. The permit keeps others out until it is dropped.
 pub(crate) async fn open_console(
     service: &Service,
     active: &Active,

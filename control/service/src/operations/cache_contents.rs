@@ -39,7 +39,7 @@ impl Drop for CancelOnDrop {
         (status = 404, description = "No such machine", body = Problem),
         (
             status = 409,
-            description = "The machine is off and has no persistent disk, or its disk is being read, sealed or scanned, or the scan was ended by a seal or a reader",
+            description = "The machine is off and has no persistent disk; or its disk is being sealed, or read by an NBD client; or another scan runs on this host; or the scan was ended by a seal, an NBD client, a stop of the machine, or lack of space",
             body = Problem,
         ),
     ),

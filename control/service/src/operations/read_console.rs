@@ -31,12 +31,12 @@ const PIECE_BYTES: usize = 64 << 10;
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Query {
-    /// Continue with new output until the machine is off.
+    /// Continue with new output until the machine is off or the daemon stops.
     #[serde(default)]
     follow: bool,
 }
 
-/// The output of the machine on its serial console since its last start.
+/// The output of the machine on its serial console since its last start; of more than 16 MiB, the newest part.
 #[utoipa::path(
     get,
     path = "/api/v1/machines/{machine}/console",

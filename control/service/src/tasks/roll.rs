@@ -262,7 +262,7 @@ pub(super) async fn go_on(
         };
         if let Err(error) = looked {
             let catalog = &plan.catalog;
-            tracing::error!(catalog, "a roll cannot read its machines' states, and tries again: {error}");
+            tracing::error!(catalog, "the roll cannot read its machines' states, and tries again: {error}");
             tokio::time::sleep(LOOK).await;
             continue;
         }
@@ -310,7 +310,7 @@ pub(super) async fn go_on(
                 Ok(false) => return service.finish_roll(&plan, &caller).await,
                 Err(error) => {
                     let catalog = &plan.catalog;
-                    tracing::error!(catalog, "a roll cannot read its machines, and tries again: {error}");
+                    tracing::error!(catalog, "the roll cannot list its machines, and tries again: {error}");
                     tokio::time::sleep(LOOK).await;
                 }
             },

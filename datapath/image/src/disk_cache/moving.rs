@@ -1,6 +1,10 @@
 //! Makes space in the chunk cache: removes a segment after its remaining chunks have been copied to another
-//! one. It chooses the oldest segment whose removal frees space. A segment of retained chunks only would just
-//! be rewritten. A segment that could not be synced is removed before all others.
+//! one. It chooses the oldest segment whose removal frees a quarter of its length, or otherwise the one that
+//! frees most. A segment of retained chunks only would just be rewritten. A segment that could not be synced
+//! is removed before all others.
+//!
+//! In the names here, a chunk is `kept` if a retained version needs it, and it `stays` if it is copied: all
+//! kept chunks, and some others that were used.
 //!
 //! 1. The segment becomes the first one, and the chunks to drop are removed from the index.
 //! 2. All other chunks, including those that still arrive in the segment, are copied to the file `moving`. No
@@ -33,7 +37,8 @@ use crate::index::HashTable;
 use crate::units::{u64_of, usize_of_u32};
 
 const MOVING: &str = "moving";
-/// How many chunks are not cached after a failed move. A failing disk should not be kept busy with retries.
+/// How many chunks are not cached after a failed move, or if no segment's removal frees space. A failing disk
+/// should not be kept busy with retries.
 const PASSES: u32 = 256;
 /// A segment is chosen before younger ones if its removal frees at least 1 / `WORTH_MOVING` of its length.
 /// Freeing less is not worth the copying while other segments free more.
@@ -77,8 +82,9 @@ impl DiskCache {
         state.bytes.saturating_add(len).saturating_add(self.segment_bytes) <= self.capacity_bytes
     }
 
-    /// Reserves space for a record in the newest segment. `None`: there is none now. It moves at most one
-    /// segment, because the caller has other work.
+    /// Reserves space for a record in the newest segment. `None`: there is none now. It removes any number of
+    /// segments without chunks to copy, but copies the chunks of at most one, because the caller has other
+    /// work.
     pub(super) fn claim(&self, len: u64) -> io::Result<Option<(u64, Arc<File>, u64)>> {
         let mut has_moved = false;
         loop {

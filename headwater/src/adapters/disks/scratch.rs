@@ -1,8 +1,8 @@
-//! The scratch disk of a machine: empty at each start, discarded at its end, and never included in a seal, a freeze
-//! or a disk export.
+//! The scratch disk of a machine: empty at each start, discarded when the machine stops, and never included in a seal,
+//! a freeze or a disk export.
 //!
-//! It is opened, adopted and closed together with the machine's disk. All other operations on the machine's disk
-//! ignore it.
+//! It is opened, taken over by the next disk process, and closed together with the machine's disk. All other operations
+//! on the machine's disk ignore it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +22,8 @@ use super::{Opener, kind_of, volume_mode};
 /// The name of the scratch disk's socket in the machine's directory.
 pub const SOCKET: &str = "scratch.sock";
 
-/// The space of its write cache beyond the disk's size: blocks that were overwritten, until their segments are cleaned.
+/// The fixed part of the space that its write cache may take (see [`disk_bytes`]): for blocks that were overwritten, until
+/// their segments are cleaned.
 const SPARE_BYTES: u64 = 64 << 20;
 
 /// An empty base: a read-only disk of zeroes.
@@ -70,7 +71,7 @@ impl Device for Empty {
     }
 }
 
-/// How much space its write cache may take.
+/// How much space its write cache may take: the disk's size, a sixteenth of it, and [`SPARE_BYTES`].
 fn disk_bytes(size_bytes: u64) -> u64 {
     size_bytes.saturating_add(size_bytes / 16).saturating_add(SPARE_BYTES)
 }
@@ -100,8 +101,8 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Opens it and serves it on a socket in the machine's directory. If it is recovered, it is the one that another process has `left`.
-    /// `None`: the machine has none.
+    /// Opens it and serves it on a socket in the machine's directory. With `is_recovered` it takes over the disk in `left`,
+    /// and fails if there is none. The result is `None` if the machine has no scratch disk.
     pub(super) fn open(
         opener: &Opener,
         request: &DiskRequest,
@@ -164,7 +165,7 @@ impl Scratch {
         self.server.stop();
     }
 
-    /// Forgets it.
+    /// Closes and discards it.
     pub(super) fn close(self, totals: &super::Totals) {
         self.volume.end();
         // Writes that wait for space give up, or the server would wait for them.

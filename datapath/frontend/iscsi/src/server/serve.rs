@@ -172,7 +172,7 @@ fn find_place<'a>(
         }
         SessionRefusal::Evicted => (status::OUT_OF_RESOURCES, "too many logins are under way"),
         SessionRefusal::Full => {
-            (status::OUT_OF_RESOURCES, "all connections are taken, and none of them may be cut for this one")
+            (status::OUT_OF_RESOURCES, "all connections are taken, and none may be closed for this initiator")
         }
     })
 }

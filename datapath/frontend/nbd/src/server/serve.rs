@@ -69,7 +69,7 @@ fn register_owner(shared: &Shared, permit: &Permit, socket: &Socket, peer: &Peer
         NotOpened::Full => {
             let limit = shared.limits.connections;
             End::Fault(format!(
-                "{limit} clients are connected, which is the limit, and none of them may be cut for this one"
+                "{limit} clients are connected, which is the limit, and none may be disconnected for this one"
             ))
         }
     })
