@@ -90,7 +90,8 @@ pub struct CacheArgs {
     /// How write caches handle writes
     #[command(flatten)]
     pub writing: WritingArgs,
-    /// Memory that the write caches of all machines together may use, 16M or more [default: all memory of this host]
+    /// Memory that the write caches of all machines together may use, 16M or more [default: all memory of this
+    /// host, or of its cgroup if that has less]
     #[arg(long, value_name = "SIZE", value_parser = cache_ram)]
     pub cache_ram: Option<u64>,
 }

@@ -8,11 +8,10 @@ use crate::caches::NewLimits;
 #[derive(Debug, Subcommand)]
 pub enum CacheCommand {
     /// List the write caches of this user's running exports and attached devices (for root: of all users), with their
-    /// limits and
-    /// use
+    /// limits and use
     List,
     /// Show what occupies the write cache of a machine: files, directories, deleted files that were not trimmed,
-    /// journal, swap
+    /// journal, swap.
     ///
     /// Scans the file systems on a snapshot of the machine's disk, while the machine runs. ext2, ext3, ext4, XFS, Btrfs, NTFS and FAT are
     /// read, also in linear volumes of LVM.

@@ -91,8 +91,8 @@ pub enum MachineCommand {
         /// where no flag gives others
         #[arg(long, conflicts_with = "image", add = complete::catalogs())]
         catalog: Option<String>,
-        /// The host that is to run it, as 'headwater node list' names it [default: the controller's own; of a catalog, the one with the most
-        /// free memory]
+        /// The host that is to run it, as 'headwater node list' names it [default: the controller's own; of a catalog that
+        /// keeps no machines ready, the one with the most free memory]
         #[arg(long, value_name = "HOST")]
         host: Option<String>,
         /// Keep its disk over stops, restarts and crashes; the machine stays on its version until a reset

@@ -153,7 +153,8 @@ pub enum Command {
     /// Make one volume a block device of this kernel, until Ctrl-C, SIGTERM or 'headwater detach'
     #[command(mut_group("front-end", |group| group.required(false)))]
     Attach(ExportArgs),
-    /// Show and change the limits of write caches of running exports and attached devices, without a daemon
+    /// Show and change the limits of write caches of running exports and attached devices, without a daemon; show the
+    /// contents of a machine's write cache
     #[command(subcommand)]
     Cache(CacheCommand),
     /// Remove a block device that 'headwater attach' made
