@@ -128,7 +128,7 @@ pub enum Command {
     /// Calculate which sizes of virtual machines in a cloud have space for an OS disk, without a daemon
     #[command(subcommand)]
     Size(SizeCommand),
-    /// Check the scheme of a cloud, which describes how machines are created there, without a daemon
+    /// Check a cloud scheme, which describes how machines are created in a cloud (not 'catalog scheme'), without a daemon
     #[command(subcommand)]
     Scheme(SchemeCommand),
     /// Prepare a network whose machines boot from it, without a daemon
