@@ -373,7 +373,7 @@ export interface CreateMachine {
   cpus?: number;
   display?: Display;
   firmware?: Firmware;
-  /** The host that will run it. Absent: the controller's own, or for a machine of a catalog the one with the most free memory. */
+  /** The host that will run it. Absent: the controller's own, or for a machine of a catalog that keeps none ready, the one with the most free memory. */
   host?: string;
   /** The guest's host name. Default: the machine's name. */
   host_name?: string;

@@ -525,8 +525,8 @@ pub struct CreateMachine {
     /// The catalog that it belongs to: the catalog decides what it boots, and is the default of the fields below.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub catalog: Option<String>,
-    /// The host that will run it. Absent: the controller's own, or for a machine of a catalog the one with the most free
-    /// memory.
+    /// The host that will run it. Absent: the controller's own, or for a machine of a catalog
+    /// that keeps none ready, the one with the most free memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
     /// Its write cache.

@@ -83,15 +83,14 @@ pub enum Op<'a> {
         /// Answer only when durable (FUA).
         fua: bool,
     },
-    /// The contents are no longer needed; reads afterwards give zeroes. Never fails for lack of space: if
-    /// there is no space to store the rest of a partly discarded 4 KiB block, or to record that a block
-    /// without space is zero, these blocks keep their contents. A caller that needs zeroes uses
-    /// [`Op::WriteZeroes`].
+    /// The contents are no longer needed. Reads normally give zeroes afterwards. A discard never fails for lack of
+    /// space: if there is no space to store the rest of a partly discarded 4 KiB block, or to record that a block is
+    /// zero, these blocks keep their contents. A caller that needs zeroes uses [`Op::WriteZeroes`].
     Discard {
         /// What to discard.
         range: ByteRange,
     },
-    /// Make durable what was answered before this was submitted.
+    /// Make durable the changes of all requests that were answered before this one was submitted.
     Flush,
 }
 
@@ -177,14 +176,14 @@ pub struct Extent {
     pub kind: ExtentKind,
 }
 
-/// A disk: front-ends serve it, a volume is one, and a volume has one as its base.
+/// A disk. Front-ends serve it. Volumes implement it, on top of a base device.
 ///
 /// # Contract
 /// - The caller has checked the range with [`Geometry::check_data`] (or `check` for requests without
 ///   data) and gives buffers of exactly the range's length. An implementer may rely on both, but must
 ///   not be unsound if they are wrong.
 /// - Requests in flight at the same time may be carried out in any order. Overlapping ones have no
-///   defined order, but each 4 KiB block holds the whole of one of them afterwards.
+///   defined order, but each 4 KiB block is afterwards as if one had been carried out after the other.
 /// - A write is visible to every read that starts after it was answered.
 /// - `Flush` covers writes answered before it was submitted, not those in flight.
 /// - After an error the device works on; only the contents of the failed request's blocks are uncertain.
@@ -207,7 +206,8 @@ pub trait Device: Send + Sync + 'static {
     }
 
     /// Copies the range into `into` if that needs no I/O and no waiting. Unlike a read by the machine, it is
-    /// not recorded, triggers no readahead and does not count as use. Returns whether it copied.
+    /// not recorded, triggers no readahead and does not count as use. Returns whether it copied. A device that records
+    /// reads, reads ahead or counts use must override this default, because the default calls [`Device::try_now`].
     fn peek(&self, range: ByteRange, into: &mut [u8]) -> bool {
         matches!(self.try_now(Op::Read { range, into }), Ok(Attempt::Done))
     }

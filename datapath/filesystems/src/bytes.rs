@@ -8,7 +8,7 @@ use crate::partitions::Partition;
 use crate::units::{u64_of, usize_of};
 use crate::{Fault, fault};
 
-/// How much is read at a time if only a few bytes are wanted.
+/// How much is read at a time if less is wanted.
 const PAGE_BYTES: usize = 64 << 10;
 
 /// A disk or a partition that a file system is read from.
@@ -16,7 +16,7 @@ pub trait ReadAt: Send + Sync {
     /// Its length in bytes.
     fn len_bytes(&self) -> u64;
 
-    /// Reads must start and end on multiples of this.
+    /// Reads must start and end on multiples of this, or end at the end of the disk.
     fn unit_bytes(&self) -> u64 {
         512
     }
@@ -106,7 +106,7 @@ impl Bytes {
         self.len_bytes
     }
 
-    /// Whether there is none.
+    /// Whether the partition has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len_bytes == 0
     }
@@ -153,7 +153,7 @@ pub(crate) fn read_any(disk: &dyn ReadAt, at: u64, into: &mut [u8]) -> Result<()
     let start = at / unit * unit;
     let skip = usize_of(at - start);
     let len = skip.saturating_add(into.len());
-    // A disk whose length is no multiple of its unit ends with a short read.
+    // At the end of a disk whose length is no multiple of its unit, the last read is shorter than a unit.
     let most = usize_of(disk.len_bytes().saturating_sub(start));
     let whole = len.next_multiple_of(usize_of(unit)).min(most.max(len));
     if whole == into.len() {

@@ -44,7 +44,7 @@ impl Visits {
     pub fn add(&mut self) -> Result<(), Fault> {
         if self.left == 0 {
             self.over = Some(fault(format!(
-                "it has more than {ENTRIES_MAX} entries, or directories that contain themselves"
+                "it has more than {ENTRIES_MAX} entries, or directories that contain themselves (a loop)"
             )));
         }
         self.left = self.left.saturating_sub(1);

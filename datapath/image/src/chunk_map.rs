@@ -3,7 +3,11 @@
 //! A manifest is normally read as a whole. If a manifest is long and its store can read and check parts of it
 //! ([`Store::manifest_parts`]), only the [`Outline`] is read when the version is opened. The chunk entries
 //! are read page by page when they are first needed. So opening takes the same time whatever the version's
-//! size, and the map needs memory only for the used parts of the disk.
+//! size, and the map needs memory only for the used ranges of the disk. With a chunk cache on the local disk, the
+//! manifest is always read as a whole, because the cache keeps whole manifests.
+//!
+//! A *part* is the unit that the store can check alone; a *page* is the unit that the map reads, and lies in one or two
+//! parts.
 //!
 //! A lookup never reads from the store. A caller that finds a page missing calls [`ChunkMap::load`], on a
 //! thread that may wait for a disk.
@@ -69,7 +73,7 @@ impl ChunkMap {
         }
     }
 
-    /// The chunk with number `index`; `None` if it is zero.
+    /// The chunk with number `index`; `None` if the chunk has only zeroes.
     pub(crate) fn chunk(&self, index: u64) -> Result<Option<&ChunkRef>, NotRead> {
         match self {
             Self::Whole(manifest) => Ok(manifest.chunk(index)),
@@ -158,8 +162,8 @@ impl Pages {
     }
 }
 
-/// Reads, parses and checks a whole manifest. It is kept on the local disk, and read from there while no
-/// server answers.
+/// Reads, parses and checks a whole manifest. With `disk`, the manifest is kept there, and read from there if the store
+/// cannot be reached or has an I/O error.
 pub(crate) fn read_manifest(
     store: &dyn Store,
     id: Hash,

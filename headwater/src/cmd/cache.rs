@@ -1,5 +1,5 @@
-//! `headwater cache`: write caches of running exports and attached devices, and the report of what occupies a
-//! machine's write cache.
+//! `headwater cache`: the limits of write caches of running exports and attached devices, and the report of what
+//! occupies a machine's write cache.
 
 use headwater_api::CacheMode;
 use headwater_block::size;
@@ -11,7 +11,7 @@ use crate::cmd::contents;
 use crate::limits::{self, Cache, Change, Process, State};
 use crate::show;
 
-/// Runs a command.
+/// Runs a command. Only `contents` calls `client`: it asks the daemon.
 pub async fn run(
     client: impl FnOnce() -> anyhow::Result<Client>,
     command: CacheCommand,
@@ -67,7 +67,7 @@ fn row(process: &Process, cache: &Cache) -> Vec<String> {
         State::Full => "full: writes fail",
         State::Failing => "flushes fail: its disk is full, or failed",
     };
-    // The name of a device is more useful than that of its source.
+    // The name of a device is more useful than that of its volume.
     let volume = process.devices.first().filter(|_| process.caches.len() == 1).unwrap_or(&cache.volume);
     vec![
         process.pid.to_string(),

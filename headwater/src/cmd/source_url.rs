@@ -26,7 +26,7 @@ pub fn split(source: &str) -> anyhow::Result<Option<(String, String)>> {
     let is_bucket = S3Url::is_meant(source);
     if !is_bucket && !stores::is_server(source) {
         return Err(invalid(format!(
-            "cannot export '{source}': no images are read from {scheme}://; name an image of the store, a file, or {FORMS}"
+            "cannot export '{source}': headwater cannot read images from {scheme}://; name an image of the store, a file, or {FORMS}"
         )));
     }
     // The query, with the bucket's endpoint, comes after the image.

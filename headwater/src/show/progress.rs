@@ -79,7 +79,7 @@ impl Drawn {
         match self {
             Self::Nothing => "",
             Self::Words => "{msg}: {prefix}",
-            Self::Bytes => "{msg} {wide_bar} {percent:>3}% {bytes}/{total_bytes} {bytes_per_sec} left {left}",
+            Self::Bytes => "{msg} {wide_bar} {percent:>3}% {bytes}/{total_bytes} {bytes_per_sec}, {left}",
             Self::Through => "{msg} {wide_bar} {total_bytes} done, finishing",
             Self::Read => "{msg}: {bytes} read, {bytes_per_sec}",
         }
@@ -225,13 +225,13 @@ fn unhide(bar: &ProgressBar) {
     }
 }
 
-/// The remaining time of a bar. Nothing without a rate, because it would otherwise be 0 seconds.
+/// The remaining time of a bar. It is unknown without a rate, because the bar would otherwise say 0 seconds.
 fn left(state: &ProgressState, out: &mut dyn std::fmt::Write) {
     // Writing to the drawing cannot fail.
     let _ = if state.per_sec() >= 1.0 {
-        write!(out, "{:#}", HumanDuration(state.eta()))
+        write!(out, "{:#} left", HumanDuration(state.eta()))
     } else {
-        out.write_str("unknown")
+        out.write_str("time left unknown")
     };
 }
 
@@ -261,9 +261,9 @@ fn text(what: &str, progress: &Progress, first_bytes: u64, passed: Duration) -> 
     let rate = rate(done_bytes.saturating_sub(first_bytes), passed);
     let percent = (u128::from(done_bytes) * 100).checked_div(u128::from(total_bytes)).unwrap_or(0);
     let left = total_bytes.saturating_sub(done_bytes).checked_div(rate);
-    let left = left.map_or_else(|| "unknown".to_owned(), |left| format!("{left} s"));
+    let left = left.map_or_else(|| "time left unknown".to_owned(), |left| format!("{left} s left"));
     let (done, total, rate) = (size::format(done_bytes), size::format(total_bytes), size::format(rate));
-    format!("{what}: {percent}%, {done} of {total}, {rate}/s, left {left}")
+    format!("{what}: {percent}%, {done} of {total}, {rate}/s, {left}")
 }
 
 /// Bytes per second.
@@ -283,15 +283,15 @@ mod tests {
     #[test]
     fn a_line_tells_rate_and_time_left() {
         let line = text("import x", &of(100 << 20, 400 << 20), 0, Duration::from_secs(2));
-        assert_eq!(line, "import x: 25%, 100.0 MiB of 400.0 MiB, 50.0 MiB/s, left 6 s");
+        assert_eq!(line, "import x: 25%, 100.0 MiB of 400.0 MiB, 50.0 MiB/s, 6 s left");
         let stands_still = text("x", &of(0, 1 << 20), 0, Duration::ZERO);
-        assert_eq!(stands_still, "x: 0%, 0 B of 1.0 MiB, 0 B/s, left unknown");
+        assert_eq!(stands_still, "x: 0%, 0 B of 1.0 MiB, 0 B/s, time left unknown");
         let unknown = text("x", &Progress::default(), 0, Duration::ZERO);
         assert_eq!(unknown, "x: the total is not known yet");
         // Of a disk that is mostly holes.
         let progress = of((90 << 30) + (250 << 20), 100 << 30);
         let line = text("x", &progress, 90 << 30, Duration::from_secs(5));
-        assert!(line.ends_with("50.0 MiB/s, left 199 s"), "{line}");
+        assert!(line.ends_with("50.0 MiB/s, 199 s left"), "{line}");
     }
 
     #[test]
@@ -299,7 +299,7 @@ mod tests {
         let bar = ProgressBar::with_draw_target(Some(100 << 20), ProgressDrawTarget::hidden());
         let mut told = String::new();
         bar.update(|state| left(state, &mut told));
-        assert_eq!(told, "unknown");
+        assert_eq!(told, "time left unknown");
     }
 
     #[test]

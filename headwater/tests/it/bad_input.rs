@@ -128,7 +128,7 @@ fn what_makes_no_sense_is_2_and_invalid() {
         |source: &'static str, more: &[&'static str]| [&["export", source], more, &listening].concat();
     for (args, words) in [
         (export("null:10X", &[]), "'10X' is not a size"),
-        (export("ftp://host/disk", &[]), "no images are read from ftp://"),
+        (export("ftp://host/disk", &[]), "headwater cannot read images from ftp://"),
         (export("https://host/", &[]), "no image in it"),
         (export("nbd+unix:///?socket=/nowhere/x", &[]), "image import URI"),
         (export("null:1G", &["--ram", "1M"]), "needs at least"),

@@ -1,6 +1,6 @@
-//! Finds out whether hardware acceleration works on this host, by running a guest.
+//! Finds out how QEMU runs on this host: its version, whether its sandbox works, and whether KVM works.
 //!
-//! On some hosts `/dev/kvm` opens and makes virtual machines, but QEMU aborts when it sets up the processor, or the
+//! `/dev/kvm` alone proves nothing: on some hosts it opens and makes virtual machines, but QEMU aborts when it sets up the processor, or the
 //! guest makes no progress. So the probe runs a real guest: a boot sector that counts for a moment and then writes to
 //! QEMU's `isa-debug-exit` port. QEMU then ends with an exit code that no other event produces.
 //!
@@ -81,8 +81,8 @@ impl Version {
     }
 }
 
-/// Finds out how machines can be run here. The first call takes up to about two seconds; its result is
-/// kept until the process ends. An error (QEMU is missing or does not run at all) is not kept.
+/// Finds out how machines can be run here. The first call usually takes a few seconds, and at most about a minute; its
+/// result is kept until the process ends. An error (QEMU is missing or does not run at all) is not kept.
 pub async fn probe() -> Result<Probe> {
     static RESULT: OnceCell<Probe> = OnceCell::const_new();
     RESULT.get_or_try_init(run_probe).await.cloned()
@@ -118,7 +118,7 @@ async fn run_probe() -> Result<Probe> {
     let acceleration = match std::fs::File::options().read(true).write(true).open("/dev/kvm") {
         Err(error) => Acceleration::Tcg { reason: format!("/dev/kvm cannot be opened: {error}") },
         Ok(_) if !processor_virtualises(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()) => {
-            Acceleration::Tcg { reason: NO_PROCESSOR.into() }
+            Acceleration::Tcg { reason: NO_VIRTUALISATION.into() }
         }
         Ok(_) => {
             let kvm = Trial { accelerator: "kvm", cpu: "host", timeout: KVM_TIMEOUT };
@@ -149,11 +149,10 @@ async fn version_of(qemu: &Path) -> Result<Version> {
         .ok_or_else(|| failed(format!("it printed '{}' instead of its version", first_line())))
 }
 
-const NO_PROCESSOR: &str = "/dev/kvm opens, but the processor has neither VMX nor SVM (/proc/cpuinfo): a KVM that does \
+const NO_VIRTUALISATION: &str = "/dev/kvm opens, but the processor has neither VMX nor SVM (/proc/cpuinfo): KVM \
                             without them stops guests in instructions that it cannot emulate";
 
-/// Whether the processor can run guests, by `/proc/cpuinfo`. Processors other than x86 report nothing there, and count
-/// as able.
+/// Whether the processor can run guests, by `/proc/cpuinfo`. If the file has no flags at all, this counts as yes.
 fn processor_virtualises(cpuinfo: &str) -> bool {
     let mut flags = cpuinfo.lines().filter_map(|line| line.strip_prefix("flags")).peekable();
     flags.peek().is_none()

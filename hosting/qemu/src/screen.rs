@@ -1,4 +1,5 @@
-//! Pictures of a machine's screen: every build of QEMU writes PPM, and this module converts it to PNG.
+//! Pictures of a machine's screen: every build of QEMU writes PPM, but some builds cannot write PNG. So this module
+//! converts PPM to PNG.
 
 use std::io::Write;
 use std::path::Path;
@@ -39,7 +40,7 @@ struct Picture<'a> {
 impl<'a> Picture<'a> {
     /// Reads a PPM as QEMU writes it: `P6`, width and height, and the largest value 255, each followed by white space.
     fn parse(bytes: &'a [u8]) -> std::result::Result<Self, String> {
-        let odd = || "it is not a PPM with 8 bits per colour".to_owned();
+        let odd = || "it is not a PPM with 8 bits per channel".to_owned();
         let mut rest = bytes;
         let mut word = || -> Option<&str> {
             let end = rest.iter().position(u8::is_ascii_whitespace)?;

@@ -390,8 +390,8 @@ impl Report<'_> {
 }
 
 const NOTES: [&str; 6] = [
-    "A block of 4 KiB stays in RAM if it is overwritten, discarded or read there before it is spilled. The cache spills ahead of need, \
-     as soon as more than 70 % of its RAM is filled with what is nowhere else.",
+    "A written block of 4 KiB counts as kept in RAM if it is overwritten or discarded before the cache spills it to disk, or if the \
+     cache never spills it. Spilling begins as soon as blocks without a copy on disk fill more than 70 % of the cache's RAM.",
     "The model has the cache's rules: segments of 2 MiB, overwriting in place, second chance, packing up to half of the RAM, the index. \
      It has no threads and no disk: moving takes no time, and the disk never lacks space.",
     "A write that begins within a block counts as one that begins at the block.",

@@ -1,4 +1,13 @@
-//! `POST /api/v1/machines`: a new machine.
+//! Creates machines: on request (`POST /api/v1/machines`), and on a node those that its controller assigns ([`assign`]).
+//! Starts none.
+//!
+//! [`make`] has these steps:
+//!
+//! 1. [`settle`] fills in the settings of the catalog and the defaults, and chooses the host.
+//! 2. [`choose_firmware`] chooses UEFI if the image needs it.
+//! 3. [`check`] asks the hypervisor and the disks whether this host can run the machine.
+//! 4. [`create`] retains the version and stores the record.
+//! 5. [`give_to_node`] sends the record to its node, if the machine is for another host.
 
 use axum::Json;
 use axum::extract::State;
@@ -28,7 +37,8 @@ use crate::template;
 /// The longest name of a socket in a machine's directory, with its separator.
 const MAX_SOCKET_NAME_BYTES: usize = "/console.sock".len();
 
-/// How often a new identity is generated if another machine has its MAC address, of which 24 bits are random.
+/// How many identities are generated, with the first one, while another machine has the MAC address, of which 24 bits are
+/// random.
 const IDENTITIES_MAX: u32 = 16;
 
 /// Why a machine cannot be created on a host.
@@ -55,7 +65,7 @@ enum Error {
         source: NoRoom,
     },
     #[error("cannot create machine '{machine}': {why}")]
-    Target { machine: String, why: &'static str },
+    NetworkBoot { machine: String, why: &'static str },
     #[error("cannot create machine '{0}': give either an image or a catalog")]
     ImageOrCatalog(String),
     #[error(
@@ -96,7 +106,7 @@ impl Explain for Error {
             Self::Host { why, .. } if *why == NO_SUCH_HOST => ProblemKind::NotFound,
             Self::Host { why, .. } if *why == IS_AWAY => ProblemKind::Unavailable,
             Self::Host { .. } | Self::NoRoom { .. } => ProblemKind::Conflict,
-            Self::ImageOrCatalog(_) | Self::PathTooLong { .. } | Self::Target { .. } => ProblemKind::Invalid,
+            Self::ImageOrCatalog(_) | Self::PathTooLong { .. } | Self::NetworkBoot { .. } => ProblemKind::Invalid,
             Self::Backend { source, .. } => source.kind(),
             Self::Template { source, .. } => source.kind,
             Self::Identity { .. } => ProblemKind::Failed,
@@ -117,7 +127,7 @@ impl Explain for Error {
                 "stop machines, add a host ('headwater node token'), or choose a host with --host, whose memory is then not checked"
                     .to_owned(),
             ),
-            Self::MacTaken { .. } | Self::Target { .. } => None,
+            Self::MacTaken { .. } | Self::NetworkBoot { .. } => None,
             Self::Db { source, .. } => source.advice(),
         }
     }
@@ -140,8 +150,9 @@ impl Explain for Error {
     responses(
         (status = 201, body = Machine),
         (status = 400, description = "The name is not valid, or the host cannot provide the settings", body = Problem),
-        (status = 404, description = "No such image, version or catalog", body = Problem),
-        (status = 409, description = "A machine or catalog of that name exists", body = Problem),
+        (status = 404, description = "No such image, version, catalog or host", body = Problem),
+        (status = 409, description = "A machine or catalog of that name exists, another machine has the MAC address, or the host is cordoned or lacks memory", body = Problem),
+        (status = 503, description = "The node of the host is not connected", body = Problem),
     ),
 )]
 pub(super) async fn create_machine(
@@ -157,7 +168,7 @@ pub(super) async fn create_machine(
     }
     let is_on_a_bridge = matches!(request.network, Some(Network::Bridge(_)));
     if is_on_a_bridge || request.host.is_some() || request.mac.is_some() {
-        // Networks, hosts and network cards belong to the whole fleet, so scopes need a catalog that decides them.
+        // Networks, hosts and network cards belong to the whole fleet, so a token with a scope may not choose them.
         caller.must_have_everything().map_err(Failure)?;
     }
     let handle = service.clone();
@@ -168,7 +179,7 @@ pub(super) async fn create_machine(
     Ok((StatusCode::CREATED, Json(machine)))
 }
 
-/// Creates a machine from a request.
+/// Creates a machine from a request. The module's documentation lists the steps.
 pub(crate) async fn make(
     service: &Service,
     caller: &Caller,
@@ -268,7 +279,7 @@ pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Resul
     Ok(())
 }
 
-/// What a node makes of a machine that its controller puts there.
+/// The plan of a machine that the controller assigns to this node. The controller has resolved all settings.
 fn plan_of(machine: &AssignedMachine) -> Plan {
     Plan {
         name: machine.name.clone(),
@@ -289,11 +300,12 @@ fn plan_of(machine: &AssignedMachine) -> Plan {
     }
 }
 
-/// Whether this host can run a machine that is another host's now.
+/// Fails if this host cannot run a machine that the controller wants to move here from another host.
 pub(crate) async fn check_assigned(service: &Service, machine: &AssignedMachine) -> Result<(), Failure> {
     check(service, &plan_of(machine)).await
 }
 
+/// Retains the version to boot, and stores the machine's record.
 async fn create(service: &Service, caller: &Caller, plan: Plan) -> Result<MachineRecord, Failure> {
     let _using = service.using_versions().await;
     resolve_and_hold(service, &plan).await?;
@@ -350,7 +362,7 @@ struct Plan {
     memory_bytes: u64,
     cpus: u32,
     platform: Platform,
-    /// Whether the request itself sets any of it.
+    /// Whether the request sets a field of `platform`. Only read for network boot, where none may be set.
     chooses_platform: bool,
     /// Whether the request or its catalog sets the firmware.
     chooses_firmware: bool,
@@ -358,6 +370,7 @@ struct Plan {
     user_data: Option<String>,
 }
 
+/// Resolves the settings of a request: its own, else those of its catalog, else the defaults. Chooses the host.
 async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failure> {
     name::check_machine(&request.name).map_err(Failure)?;
     let catalog = match &request.catalog {
@@ -419,11 +432,12 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
         name: request.name,
         catalog,
     };
-    check_target(&plan)?;
+    check_network_boot(&plan)?;
     Ok(plan)
 }
 
-/// Chooses the host of a new machine. `None`: this one. A machine without a required host needs memory on any.
+/// Chooses the host of a new machine: `named`; or, with `need_bytes`, one with that much free memory; or this one. Returns
+/// `None` for this host.
 async fn choose_host(
     service: &Service,
     machine: &str,
@@ -436,7 +450,7 @@ async fn choose_host(
     let own = service.own_host();
     if boot == BootFrom::Network {
         let why = "a machine that boots from the network runs on no host; leave out --host";
-        let refused = Error::Target { machine: machine.to_owned(), why };
+        let refused = Error::NetworkBoot { machine: machine.to_owned(), why };
         return if named.is_some() { Err(refused.into()) } else { Ok(None) };
     }
     // A single host is not checked for room.
@@ -462,7 +476,7 @@ async fn choose_host(
 }
 
 /// Fails for settings that are not possible with network boot, or only with network boot.
-fn check_target(plan: &Plan) -> Result<(), Error> {
+fn check_network_boot(plan: &Plan) -> Result<(), Error> {
     let cache = plan.cache;
     let why = match (plan.boot, &plan.mac) {
         (BootFrom::Vm, None) => return Ok(()),
@@ -480,7 +494,7 @@ fn check_target(plan: &Plan) -> Result<(), Error> {
         _ if plan.user_data.is_some() => "a machine that boots from the network gets no user data",
         _ => return Ok(()),
     };
-    Err(Error::Target { machine: plan.name.clone(), why })
+    Err(Error::NetworkBoot { machine: plan.name.clone(), why })
 }
 
 /// Chooses UEFI if the image boots only with UEFI, and neither the request nor a catalog sets the firmware.
@@ -499,6 +513,7 @@ async fn choose_firmware(service: &Service, plan: &mut Plan) {
     }
 }
 
+/// Fails if the host name is not valid, or if the machine is for this host and the host cannot run it.
 async fn check(service: &Service, plan: &Plan) -> Result<(), Failure> {
     name::check_host_name(&plan.host_name)
         .map_err(|problem| Failure(problem.during(format!("cannot create machine '{}'", plan.name))))?;
@@ -552,7 +567,7 @@ async fn resolve_and_hold(service: &Service, plan: &Plan) -> Result<(), Failure>
     Ok(())
 }
 
-/// An identity, with user data in which the values of the machine are.
+/// Makes an identity, and fills the machine's values into the user data.
 fn identity(
     service: &Service,
     (machine, host_name): (&str, &str),
@@ -586,6 +601,7 @@ fn give_another_identity(
     Ok(())
 }
 
+/// Makes the record of a planned machine, with a new identity.
 fn record(service: &Service, plan: Plan) -> Result<MachineRecord, Error> {
     let catalog = plan.catalog.as_ref().map(|it| &*it.name);
     let new = identity(service, (&plan.name, &plan.host_name), catalog, plan.user_data.as_deref())?;

@@ -23,7 +23,7 @@ use crate::extract::Name;
         (status = 409, description = "It has a maintenance session, or a version is being made of its disk", body = Problem),
         (status = 422, description = "Its version is damaged", body = Problem),
         (status = 500, description = "It could not be restarted, or the database could not record that it is on or off", body = Problem),
-        (status = 503, description = "QEMU is not installed, or the daemon is stopping", body = Problem),
+        (status = 503, description = "The daemon is stopping", body = Problem),
         (status = 507, description = "Not enough memory or disk, or no space to note it", body = Problem),
     ),
 )]

@@ -37,7 +37,7 @@ pub(super) struct Query {
         (status = 409, description = "A version is being made of its disk, or its maintenance session was sealed before; or it is on, and a recording was requested", body = Problem),
         (status = 422, description = "Its version or its persistent disk is damaged, or files of that disk are missing", body = Problem),
         (status = 500, description = "It could not be started, or it is on but the database could not record that", body = Problem),
-        (status = 503, description = "QEMU is not installed, or the daemon is stopping", body = Problem),
+        (status = 503, description = "The daemon is stopping", body = Problem),
         (status = 507, description = "Not enough memory or disk, or no space for the database", body = Problem),
     ),
 )]

@@ -45,7 +45,7 @@ fn of_size(scheme: &Scheme, question: &Question, size: &MachineSize, placement: 
     if question.generation().is_none() && size.generations.len() == 1 {
         let only = size.generations.first().map(Generation::to_string).unwrap_or_default();
         warnings.push(format!(
-            "{name} boots only images of generation {only}: give the image's generation with --generation to check it"
+            "{name} boots only images of generation {only}, and the image's generation was not checked: give it with --generation"
         ));
     }
     if size.vcpus_available < size.vcpus {

@@ -4,24 +4,25 @@ use crate::fields::{has, u8_at, u16_at, u32_at, u64_at};
 use crate::units::usize_of;
 use crate::{Fault, Kind, fault};
 
-/// Where it is in the partition, and how long.
+/// The superblock's offset in the partition, and its length.
 pub(super) const SUPERBLOCK_AT: u64 = 1024;
 pub(super) const SUPERBLOCK_BYTES: usize = 1024;
 const MAGIC_AT: usize = 0x38;
 const MAGIC: [u8; 2] = [0x53, 0xef];
-/// The largest blocks that Linux reads have 64 KiB: 2 to the power of 10 and so many.
+/// The largest `s_log_block_size`: blocks have 2^(10 + this) bytes, and Linux reads blocks of at most 64 KiB.
 const LOG_BLOCK_BYTES_MAX: u32 = 6;
-/// Most groups of blocks: with the usual 128 MiB each, 512 TiB.
+/// The most block groups: with the usual 128 MiB each, 512 TiB.
 const GROUPS_MAX: u64 = 1 << 22;
 
-/// Features that change how the file system is read.
+/// The `incompat` features: a reader that lacks one cannot read the file system.
 pub(super) mod incompat {
     pub(crate) const FILE_TYPE: u32 = 0x2;
     pub(crate) const RECOVER: u32 = 0x4;
     pub(crate) const JOURNAL_DEVICE: u32 = 0x8;
     pub(crate) const META_BG: u32 = 0x10;
+    /// 64BIT: numbers of blocks have more than 32 bits.
     pub(crate) const WIDE: u32 = 0x80;
-    /// Names of the features that are read.
+    /// The `incompat` features that this reader supports.
     pub(crate) const KNOWN: u32 = FILE_TYPE
         | RECOVER
         | META_BG
@@ -34,7 +35,7 @@ pub(super) mod incompat {
         | 0x4000 // large directories
         | 0x8000 // inline data
         | 0x1_0000 // encryption: names and contents are read as they are stored
-        | 0x2_0000; // names in any case
+        | 0x2_0000; // casefold: names match in upper and lower case
     pub(crate) const OF_EXT2: u32 = FILE_TYPE | META_BG;
     pub(crate) const OF_EXT3: u32 = OF_EXT2 | RECOVER;
     pub(crate) const MULTIPLE_MOUNT: u32 = 0x100;
@@ -46,10 +47,11 @@ mod compat {
     pub(super) const SPARSE_SUPER_2: u32 = 0x200;
 }
 
-mod read_only {
+/// The `ro_compat` features: only a writer must know them, and some change what a reader may rely on.
+mod ro_compat {
     pub(super) const SPARSE_SUPER: u32 = 0x1;
-    pub(super) const GROUP_SUMS: u32 = 0x10;
-    pub(super) const METADATA_SUMS: u32 = 0x400;
+    pub(super) const GDT_CSUM: u32 = 0x10;
+    pub(super) const METADATA_CSUM: u32 = 0x400;
     /// Sparse superblocks, large files, directories as trees.
     pub(super) const OF_EXT3: u32 = 0x7;
 }
@@ -68,13 +70,13 @@ pub(super) struct Superblock {
     pub(super) descriptor_bytes: u64,
     pub(super) incompat: u32,
     compat: u32,
-    read_only: u32,
+    ro_compat: u32,
     first_meta_bg: u64,
     backups: [u32; 2],
     pub(super) first_inode: u64,
-    /// The inode of the journal, if it has one in itself.
+    /// The inode of the internal journal; 0 if the file system has none.
     pub(super) journal: u64,
-    /// Inodes of quotas and of the list of orphans.
+    /// Inodes of the quota files and of the list of orphans.
     pub(super) special: [u64; 4],
     pub(super) mount_protection: u64,
 }
@@ -86,11 +88,11 @@ pub(crate) fn is_ext(superblock: &[u8]) -> bool {
 
 /// What an ext file system is called, by its features.
 pub(crate) fn kind_of(superblock: &[u8]) -> Kind {
-    let (compat, incompat, read_only) =
+    let (compat, incompat, ro_compat) =
         (u32_at(superblock, 0x5c), u32_at(superblock, 0x60), u32_at(superblock, 0x64));
     match () {
         () if incompat & incompat::JOURNAL_DEVICE != 0 => Kind::ExtJournal,
-        () if incompat & !incompat::OF_EXT3 != 0 || read_only & !read_only::OF_EXT3 != 0 => Kind::Ext4,
+        () if incompat & !incompat::OF_EXT3 != 0 || ro_compat & !ro_compat::OF_EXT3 != 0 => Kind::Ext4,
         () if compat & compat::JOURNAL != 0 => Kind::Ext3,
         () if incompat & !incompat::OF_EXT2 != 0 => Kind::Ext4,
         () => Kind::Ext2,
@@ -107,7 +109,7 @@ impl Superblock {
         if log_block_bytes > LOG_BLOCK_BYTES_MAX {
             return Err(fault(format!("its blocks have 2^{} bytes", u64::from(log_block_bytes) + 10)));
         }
-        let (compat, incompat, read_only) = (u32_at(block, 0x5c), u32_at(block, 0x60), u32_at(block, 0x64));
+        let (compat, incompat, ro_compat) = (u32_at(block, 0x5c), u32_at(block, 0x60), u32_at(block, 0x64));
         let unknown = incompat & !incompat::KNOWN;
         if unknown != 0 {
             return Err(fault(format!("it has features that are not read: {unknown:#x} of \"incompat\"")));
@@ -128,7 +130,7 @@ impl Superblock {
             descriptor_bytes: or(u16_at(block, 0xfe).into(), is_wide, 32),
             incompat,
             compat,
-            read_only,
+            ro_compat,
             first_meta_bg: u32_at(block, 0x104).into(),
             backups: [u32_at(block, 0x24c), u32_at(block, 0x250)],
             first_inode: or(u32_at(block, 0x54).into(), !is_old, 11),
@@ -163,7 +165,7 @@ impl Superblock {
         }
         self.groups = (self.blocks - self.first_block).div_ceil(self.blocks_per_group);
         if self.groups > GROUPS_MAX {
-            return Err(fault(format!("it has {} groups of blocks", self.groups)));
+            return Err(fault(format!("it has {} block groups", self.groups)));
         }
         if self.blocks > partition_bytes / self.block_bytes {
             let bytes = self.blocks.saturating_mul(self.block_bytes);
@@ -173,7 +175,7 @@ impl Superblock {
         Ok(())
     }
 
-    /// Whether it was not unmounted, so that the journal counts.
+    /// Whether the file system was not unmounted, so the journal must be replayed.
     pub(super) fn needs_recovery(&self) -> bool {
         self.incompat & incompat::RECOVER != 0
     }
@@ -188,7 +190,7 @@ impl Superblock {
 
     /// Whether descriptors say which inodes were never used.
     pub(super) fn has_group_sums(&self) -> bool {
-        self.read_only & (read_only::GROUP_SUMS | read_only::METADATA_SUMS) != 0
+        self.ro_compat & (ro_compat::GDT_CSUM | ro_compat::METADATA_CSUM) != 0
     }
 
     pub(super) fn group_at(&self, group: u64) -> u64 {
@@ -215,7 +217,7 @@ impl Superblock {
             }
             power == group
         };
-        self.read_only & read_only::SPARSE_SUPER == 0
+        self.ro_compat & ro_compat::SPARSE_SUPER == 0
             || group == 1
             || [3, 5, 7].iter().any(|base| is_power(*base))
     }
@@ -230,21 +232,25 @@ impl Superblock {
         if self.has(incompat::META_BG) { all.min(self.first_meta_bg) } else { all }
     }
 
-    /// Whether the descriptors of a group are in its meta group, which begins with a group of the second number and has so
-    /// many groups.
+    /// With META_BG, block groups are combined into meta block groups: as many as have their descriptors in one block, which is
+    /// in the meta block group itself. Returns the first group of the meta block group that holds the descriptor of `group`,
+    /// and the number of its groups. `None`: the descriptor is in the table after the superblock.
     fn meta_group(&self, group: u64) -> Option<(u64, u64)> {
         let groups = self.descriptors_per_block();
         let is_meta = self.has(incompat::META_BG) && group / groups >= self.first_meta_bg;
         is_meta.then_some((group / groups * groups, groups))
     }
 
-    /// Where the block of descriptors is that a group has for its meta group.
+    /// The block in this group that holds the descriptors of its meta block group: the group's first block, or the one after
+    /// its copy of the superblock.
     fn meta_descriptors(&self, group: u64) -> u64 {
+        // With blocks of 1 KiB, the first superblock is in block 1. If the first group begins with block 0, that block is before it.
         let is_shifted = group == 0 && self.first_block == 0 && self.block_bytes == 1024;
         self.group_at(group) + u64::from(self.has_copy(group)) + u64::from(is_shifted)
     }
 
-    /// The block of descriptors in a group, if its meta group keeps a copy of them there.
+    /// The block in this group that holds the descriptors of its meta block group: only the first, second and last group of a
+    /// meta block group have one.
     pub(super) fn meta_copy(&self, group: u64) -> Option<u64> {
         let (first, groups) = self.meta_group(group)?;
         let number = group - first;
@@ -268,7 +274,7 @@ impl Superblock {
     }
 }
 
-/// A descriptor of a group of blocks.
+/// The descriptor of a block group.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Group {
     pub(super) block_bitmap: u64,
@@ -297,7 +303,7 @@ impl Group {
         }
     }
 
-    /// The longest descriptor, as a place to read one into.
+    /// A buffer for one descriptor.
     pub(super) fn buffer(superblock: &Superblock) -> Vec<u8> {
         vec![0; usize_of(superblock.descriptor_bytes)]
     }

@@ -19,7 +19,7 @@ use crate::units::{u64_of, usize_of};
 use crate::visits::Visits;
 use crate::{Fault, fault};
 
-/// The most memory for what is known of the files of a volume: about five million of them. While it grows, vectors may be half
+/// The most memory for the table of a volume's files: enough for about five million of them. While it grows, vectors may be half
 /// empty.
 pub(super) const TABLE_BYTES_MAX: usize = 512 << 20;
 /// The most records that are in use and cannot be read.
@@ -205,7 +205,7 @@ impl Table {
         its.map(|(id, stream)| (id, self.text(stream.text), stream.size_bytes))
     }
 
-    /// What all of it takes.
+    /// The memory that the table needs.
     fn held_bytes(&self) -> usize {
         let names = self.names.len().saturating_mul(size_of::<Name>());
         let files = self.files.len().saturating_mul(size_of::<File>());
@@ -213,11 +213,11 @@ impl Table {
         names.saturating_add(files).saturating_add(streams).saturating_add(self.text.len())
     }
 
-    /// Whether it and so many bytes beside it fit into what may be taken.
+    /// Fails if the table and `more_bytes` in addition need more memory than is allowed.
     fn check_size(&self, more_bytes: usize) -> Result<(), Fault> {
         if self.held_bytes().saturating_add(more_bytes) > TABLE_BYTES_MAX {
             let most = TABLE_BYTES_MAX >> 20;
-            return Err(fault(format!("what is known of its files takes more than {most} MiB")));
+            return Err(fault(format!("the table of its files needs more than {most} MiB of memory, which is the limit")));
         }
         Ok(())
     }

@@ -493,7 +493,7 @@ fn comparisons_beyond_the_memory_limit_become_remarks() {
         after[1024 + at..][..4].copy_from_slice(&value.to_le_bytes());
         after
     };
-    assert!(remark(with(0x150, 1 << 18)).contains("groups of blocks"));
+    assert!(remark(with(0x150, 1 << 18)).contains("block groups"));
     assert!(remark(with(0x18, 20)).contains("its blocks have 2^30 bytes"));
 }
 

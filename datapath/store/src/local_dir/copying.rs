@@ -9,7 +9,10 @@
 //! - If a copy fills the disk, its file is removed, and a copy that does not fit is not started. A copy that
 //!   replaces a damaged object leaves some space free, because machines may write to the same disk.
 //! - If the same object is being copied already, as in two concurrent repairs, the second copy uses a file of
-//!   its own, which is not kept either.
+//!   its own, which is never kept.
+//! - A source may have deleted ranges of an object (holes, [`crate::holes`]). The copy has the same holes, except where
+//!   the target's own object still has the bytes: [`Filled`] reads those from there. So a copy never loses bytes that the
+//!   target had.
 
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom};
@@ -34,8 +37,8 @@ const PIECE_BYTES: usize = 1 << 20;
 const MIB: u64 = 1 << 20;
 /// How long the file of an interrupted copy is kept.
 const ABANDONED_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
-/// The most attempts at a copy while other processes keep copying the same object.
-const PLACED_MAX: usize = 4;
+/// How often a copy is attempted while other processes keep copying the same object.
+const ATTEMPTS_MAX: usize = 4;
 /// The fraction of a file system that a copy of a damaged object leaves free for other writers such as
 /// machines: one part in this many.
 const RESERVE_PART: u64 = 64;
@@ -43,6 +46,7 @@ const RESERVE_PART: u64 = 64;
 const RESERVE_MAX_BYTES: u64 = 1 << 30;
 
 impl Inner {
+    /// Copies an object. `copied` is called with the number of bytes of each step, and its error ends the copy.
     pub(super) fn copy_object(
         &self,
         source: &dyn Object,
@@ -52,8 +56,8 @@ impl Inner {
         if self.copy_once(source, &holes, copied)? {
             return Ok(());
         }
-        for _ in 1..PLACED_MAX {
-            // All its bytes were reported once.
+        for _ in 1..ATTEMPTS_MAX {
+            // Reports 0 bytes now, because the first attempt reported them all.
             if self.copy_once(source, &holes, &mut |_| copied(0))? {
                 return Ok(());
             }
@@ -76,17 +80,19 @@ impl Inner {
         copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
     ) -> Result<bool, StoreError> {
         let mut part = Part::new(self, source.id());
-        let outcome = self.own(source.id(), holes).and_then(|own| match own {
-            Some(own) => {
-                let ours = |why: &str| own_object_is_damaged(source.id(), why);
-                let filled = Filled::new(source, Arc::clone(holes), own).map_err(|e| ours(&e.to_string()))?;
-                self.copy_to(&mut part, &filled, copied).map_err(|e| filled.blame(e, &ours, copied))
+        let outcome = self.target_object(source.id(), holes).and_then(|target| match target {
+            Some(target) => {
+                let target_error = |why: &str| own_object_is_damaged(source.id(), why);
+                let filled = Filled::new(source, Arc::clone(holes), target)
+                    .map_err(|e| target_error(&e.to_string()))?;
+                self.copy_to(&mut part, &filled, copied).map_err(|e| filled.blame(e, &target_error, copied))
             }
             None => self.copy_to(&mut part, source, copied),
         });
         part.is_kept = match &outcome {
             Ok(is_placed) => *is_placed,
-            // The file of an earlier copy used the space.
+            // If the disk became full, the file is removed to free its space. But if `check_room` refused the copy, nothing
+            // was written, and the part of an earlier copy stays.
             Err(e) => {
                 self.keeps_parts && part.is_named && (part.is_refused || e.kind() != StoreErrorKind::NoSpace)
             }
@@ -95,12 +101,12 @@ impl Inner {
     }
 
     /// The existing object that a copy with these holes would replace.
-    fn own(&self, id: Hash, holes: &Holes) -> Result<Option<Arc<dyn Object>>, StoreError> {
+    fn target_object(&self, id: Hash, holes: &Holes) -> Result<Option<Arc<dyn Object>>, StoreError> {
         if holes.is_empty() {
             return Ok(None);
         }
         match LocalObject::open(&self.layout, id) {
-            Ok(own) => Ok(Some(Arc::new(own))),
+            Ok(object) => Ok(Some(Arc::new(object))),
             Err(e) if e.kind() == StoreErrorKind::NotFound => Ok(None),
             Err(e) => Err(e),
         }
@@ -128,7 +134,7 @@ impl Inner {
             // Holes occupied no space before, so the space is checked again for a copy without them.
             part.check_room(&holes, len_bytes)?;
             hashing = ObjectHashing::new(&holes, len_bytes);
-            // All its bytes were reported once.
+            // Reports 0 bytes now, because all bytes were reported before.
             part.append(&mut file, (source, &holes), (0, &mut hashing), &mut |_| copied(0))?;
             hash = hashing.finish();
         }
@@ -151,8 +157,8 @@ impl Inner {
         let _placing = self.placing.lock();
         if !holes.is_empty() {
             self.allow_holes()?;
-            match self.own(id, holes)? {
-                Some(there) if holes.common(&*there.holes()?) != *holes => return Ok(false),
+            match self.target_object(id, holes)? {
+                Some(present) if holes.common(&*present.holes()?) != *holes => return Ok(false),
                 Some(_) => {}
                 None => self.put_holes(id, holes, len_bytes)?,
             }
@@ -280,11 +286,11 @@ impl<'a> Part<'a> {
     fn check_room(&self, holes: &Holes, len_bytes: u64) -> Result<(), StoreError> {
         // If the free space is unknown, the copy is started, and fails when the disk is full.
         let Ok(space) = rustix::fs::statvfs(self.store.layout.tmp()) else { return Ok(()) };
-        let there = if self.is_named { fs::metadata(&self.path).map_or(0, |part| part.len()) } else { 0 };
+        let copied_bytes = if self.is_named { fs::metadata(&self.path).map_or(0, |part| part.len()) } else { 0 };
         // Holes occupy no space, neither in the copied part nor in the rest.
-        let gone = holes.within(&(there..len_bytes)).into_iter();
-        let gone_bytes = gone.fold(0u64, |sum, hole| sum.saturating_add(hole.end.saturating_sub(hole.start)));
-        let more_bytes = len_bytes.saturating_sub(there).saturating_sub(gone_bytes);
+        let rest = holes.within(&(copied_bytes..len_bytes)).into_iter();
+        let hole_bytes = rest.fold(0u64, |sum, hole| sum.saturating_add(hole.end.saturating_sub(hole.start)));
+        let more_bytes = len_bytes.saturating_sub(copied_bytes).saturating_sub(hole_bytes);
         if more_bytes == 0 || space.f_blocks == 0 {
             return Ok(());
         }
@@ -332,13 +338,13 @@ impl<'a> Part<'a> {
                 at = at.saturating_add(len);
                 copied(len)?;
             }
-            let gone = hole.end.saturating_sub(at);
-            if gone > 0 {
+            let hole_bytes = hole.end.saturating_sub(at);
+            if hole_bytes > 0 {
                 step().and_then(|()| file.set_len(hole.end)).map_err(failed)?;
                 file.seek(SeekFrom::Start(hole.end)).map_err(failed)?;
-                hashing.pass(gone);
+                hashing.pass(hole_bytes);
                 at = hole.end;
-                copied(gone)?;
+                copied(hole_bytes)?;
             }
         }
         Ok(())

@@ -1,4 +1,5 @@
-//! Memory that a queue shares with the kernel: its descriptors, and a buffer for each request.
+//! The memory of a queue: the kernel's descriptors, which are mapped read-only, and a buffer for each request, from and into
+//! which the kernel copies.
 #![expect(unsafe_code, reason = "the kernel writes to mappings, which Rust cannot see")]
 
 use std::os::fd::BorrowedFd;
@@ -43,6 +44,7 @@ pub(super) struct Descriptors {
 impl Descriptors {
     pub(super) fn map(device: BorrowedFd<'_>, queue: u16, depth: u16) -> std::io::Result<Self> {
         let bytes = (usize::from(depth) * DESCRIPTOR_BYTES).next_multiple_of(PAGE_BYTES);
+        // ublk places the descriptors of each queue as if it had the maximum depth.
         let each = (MAX_QUEUE_DEPTH * DESCRIPTOR_BYTES as u64).next_multiple_of(PAGE_BYTES as u64);
         let offset = u64::from(queue) * each;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that is in use.
@@ -96,7 +98,7 @@ impl Buffers {
         u64::try_from(at).unwrap_or(0)
     }
 
-    /// The first `len` bytes of a tag's buffer; `None` if it is shorter. May be called only between the
+    /// The first `len` bytes of a tag's buffer; `None` if it is shorter, or the queue has no such tag. May be called only between the
     /// arrival of the tag's request and the commit of its result: the rest of the time the buffer belongs to
     /// the kernel.
     pub(super) fn get(&mut self, tag: u16, len: usize) -> Option<&mut [u8]> {
@@ -104,7 +106,7 @@ impl Buffers {
             return None;
         }
         // SAFETY: inside of the mapping, checked above; borrowed from `self`, so no two slices overlap. The kernel
-        // copies in and out only in calls of this thread's ring, during which no slice lives.
+        // copies in and out only in calls of `io_uring_enter` by this thread, during which no slice lives.
         unsafe {
             let at = self.mapping.start.as_ptr().add(usize::from(tag) * self.each_bytes);
             Some(std::slice::from_raw_parts_mut(at, len))
