@@ -283,7 +283,7 @@ pub fn show_next_version(catalog: &Catalog) -> anyhow::Result<()> {
     if catalog.old.is_empty() {
         return Ok(());
     }
-    show::line(&format!("these machines run another version until then: {}", catalog.old.join(", ")))
+    show::line(&format!("these machines still have another version: {}", catalog.old.join(", ")))
 }
 
 fn show_list(catalogs: &[Catalog]) -> anyhow::Result<()> {

@@ -121,15 +121,15 @@ async fn show_outdated(client: &Client, image: &str, channel: Channel) -> anyhow
     };
     let old = machines.iter().filter(|machine| machine.old && follows(machine, image, channel));
     let (kept, others): (Vec<&Machine>, Vec<&Machine>) = old.partition(|machine| machine.kept.is_some());
-    let told = |until: &str, machines: &[&Machine]| {
+    let told = |when: &str, machines: &[&Machine]| {
         let names: Vec<&str> = machines.iter().map(|machine| machine.name.as_str()).collect();
         if names.is_empty() {
             return Ok(());
         }
-        show::line(&format!("these machines run another version until {until}: {}", names.join(", ")))
+        show::line(&format!("these machines change to it {when}: {}", names.join(", ")))
     };
-    told("their next boot", &others)?;
-    told("they are reset, because their disks are persistent", &kept)
+    told("at their next boot", &others)?;
+    told("when they are reset, because their disks are persistent", &kept)
 }
 
 /// Whether a machine boots the version of this channel.

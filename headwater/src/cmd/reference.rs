@@ -75,7 +75,7 @@ fn options<'a>(page: &mut String, arguments: impl Iterator<Item = &'a Arg>) {
     }
 }
 
-/// `-n, --count <COUNT>`, or `<NAME>...`.
+/// `-n, --count <COUNT>`, `--wait[=<SECONDS>]`, or `<NAME>...`.
 fn name(arg: &Arg) -> String {
     let values: Vec<String> = arg
         .get_value_names()
@@ -93,7 +93,11 @@ fn name(arg: &Arg) -> String {
             .into_iter()
             .flatten()
             .collect();
-    format!("{} {values}", flags.join(", ")).trim().to_owned()
+    let flags = flags.join(", ");
+    if arg.is_require_equals_set() {
+        return format!("{flags}[={values}]");
+    }
+    format!("{flags} {values}").trim().to_owned()
 }
 
 /// Plain text in one paragraph, with characters escaped that Markdown could take for a tag.

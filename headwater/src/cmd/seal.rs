@@ -117,5 +117,6 @@ fn show_result(result: TaskResult, json: bool) -> anyhow::Result<()> {
             "production of {image} was not set; it now points to version {boots}, which machines boot"
         ))?;
     }
-    show::line(&format!("'headwater image promote {name} test' lets machines boot it"))
+    let image = &version.image;
+    show::line(&format!("'headwater image promote {name} test' lets machines of {image}:test boot it"))
 }
