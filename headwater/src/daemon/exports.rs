@@ -78,7 +78,8 @@ impl MachineExports {
     fn find(&self, name: &str, client: &ClientIdentity) -> Result<ReadableDisk, NotOpened> {
         if name.is_empty() {
             return Err(NotOpened::Unavailable(
-                "the export name is empty: give a machine's name; the client's list of exports shows which".into(),
+                "the export name is empty: give a machine's name; the client's list of exports shows which"
+                    .into(),
             ));
         }
         // Whether a machine exists is revealed only to clients that may read it.

@@ -106,7 +106,9 @@ impl Explain for Error {
             Self::Host { why, .. } if *why == NO_SUCH_HOST => ProblemKind::NotFound,
             Self::Host { why, .. } if *why == IS_AWAY => ProblemKind::Unavailable,
             Self::Host { .. } | Self::NoRoom { .. } => ProblemKind::Conflict,
-            Self::ImageOrCatalog(_) | Self::PathTooLong { .. } | Self::NetworkBoot { .. } => ProblemKind::Invalid,
+            Self::ImageOrCatalog(_) | Self::PathTooLong { .. } | Self::NetworkBoot { .. } => {
+                ProblemKind::Invalid
+            }
             Self::Backend { source, .. } => source.kind(),
             Self::Template { source, .. } => source.kind,
             Self::Identity { .. } => ProblemKind::Failed,

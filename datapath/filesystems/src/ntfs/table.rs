@@ -217,7 +217,9 @@ impl Table {
     fn check_size(&self, more_bytes: usize) -> Result<(), Fault> {
         if self.held_bytes().saturating_add(more_bytes) > TABLE_BYTES_MAX {
             let most = TABLE_BYTES_MAX >> 20;
-            return Err(fault(format!("the table of its files needs more than {most} MiB of memory, which is the limit")));
+            return Err(fault(format!(
+                "the table of its files needs more than {most} MiB of memory, which is the limit"
+            )));
         }
         Ok(())
     }

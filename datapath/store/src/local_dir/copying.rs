@@ -286,7 +286,8 @@ impl<'a> Part<'a> {
     fn check_room(&self, holes: &Holes, len_bytes: u64) -> Result<(), StoreError> {
         // If the free space is unknown, the copy is started, and fails when the disk is full.
         let Ok(space) = rustix::fs::statvfs(self.store.layout.tmp()) else { return Ok(()) };
-        let copied_bytes = if self.is_named { fs::metadata(&self.path).map_or(0, |part| part.len()) } else { 0 };
+        let copied_bytes =
+            if self.is_named { fs::metadata(&self.path).map_or(0, |part| part.len()) } else { 0 };
         // Holes occupy no space, neither in the copied part nor in the rest.
         let rest = holes.within(&(copied_bytes..len_bytes)).into_iter();
         let hole_bytes = rest.fold(0u64, |sum, hole| sum.saturating_add(hole.end.saturating_sub(hole.start)));
@@ -377,21 +378,21 @@ fn reserve_bytes(total_bytes: u64) -> u64 {
 
 /// Reads the file of an interrupted copy. Returns the offset at which to continue.
 fn resume(file: &File, len_bytes: u64, hashing: &mut ObjectHashing) -> std::io::Result<u64> {
-    let there = file.metadata()?.len();
-    if there > len_bytes {
+    let copied_bytes = file.metadata()?.len();
+    if copied_bytes > len_bytes {
         file.set_len(0)?;
         return Ok(0);
     }
     let mut at = 0;
     let mut buffer = vec![0; PIECE_BYTES];
-    while at < there {
-        let len = usize::try_from(there - at).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
+    while at < copied_bytes {
+        let len = usize::try_from(copied_bytes - at).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
         let piece = buffer.get_mut(..len).unwrap_or_default();
         file.read_exact_at(piece, at)?;
         hashing.update(piece);
         at = at.saturating_add(u64::try_from(len).unwrap_or(u64::MAX));
     }
-    Ok(there)
+    Ok(copied_bytes)
 }
 
 #[cfg(test)]
