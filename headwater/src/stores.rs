@@ -8,7 +8,7 @@ use headwater_store::{
     Access, LocalDir, S3Options, S3Store, S3Url, Store, StoreError, StoreErrorKind, WhileBusy,
 };
 
-/// Token and authorities for servers.
+/// Token and certificate authorities for servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct Credentials {
     /// File with the token for servers (https://..)

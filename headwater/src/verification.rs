@@ -21,7 +21,7 @@ pub struct Scrub {
     pub rate: Option<u64>,
     /// Stores that may have intact copies of damaged data.
     pub repair_from: Vec<String>,
-    /// Token and authorities for servers.
+    /// Token and certificate authorities for servers.
     pub credentials: Credentials,
 }
 

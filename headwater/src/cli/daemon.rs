@@ -40,7 +40,7 @@ pub struct RunArgs {
     /// s3://BUCKET/PREFIX, or a directory
     #[arg(long, visible_alias = "store", value_name = "STORE")]
     pub from: Option<String>,
-    /// Token and authorities of the servers
+    /// Token and certificate authorities for servers
     #[command(flatten)]
     pub credentials: Credentials,
     /// How images are read
@@ -108,7 +108,7 @@ pub struct ServeArgs {
     /// this they are switched off
     #[arg(long)]
     pub keep_machines: bool,
-    /// Token and authorities of the servers
+    /// Token and certificate authorities for servers
     #[command(flatten)]
     pub credentials: Credentials,
     /// How images on other hosts are read

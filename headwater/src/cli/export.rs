@@ -70,7 +70,7 @@ pub struct ExportArgs {
     /// another store. A URL as the source has the same effect
     #[arg(long, value_name = "STORE")]
     pub from: Option<String>,
-    /// Token and authorities of the servers
+    /// Token and certificate authorities for servers
     #[command(flatten)]
     pub credentials: Credentials,
     /// How an image on another host is read

@@ -37,9 +37,8 @@ pub enum ImageCommand {
         #[arg(long = "sector-size", value_name = "BYTES", value_parser = super::sector_bytes)]
         sector_bytes: Option<u32>,
     },
-    /// Copy versions from another store to the daemon's store, each with its own number, while machines run; data
-    /// that is there already is not
-    /// copied again. Without names, all versions and the channels are copied
+    /// Copy versions from another store to the daemon's store, where each keeps its number, while machines run; data
+    /// that is there already is not copied again. Without names, all versions and the channels are copied
     Pull {
         /// A directory, s3://BUCKET/PREFIX[?endpoint=URL], or servers: https://HOST[,https://HOST..]. The daemon
         /// opens it with its own

@@ -1,4 +1,4 @@
-//! Flags of `headwater scheme`.
+//! Subcommand and options of `headwater scheme`.
 
 use std::path::PathBuf;
 
@@ -16,9 +16,10 @@ pub enum SchemeCommand {
     /// Show where machines of a scheme would have their OS disk, on its size and each backup size, the space that is
     /// left, and errors
     #[command(
-        after_help = "A FILE has the same settings in TOML: size = \"Standard_D8ds_v5\", backup-size = [\"..\"], ephemeral = true, \
-                            places = [\"temp\", \"nvme\"]. Nothing is stored, and no cloud is asked: zones, region, capacity, quota \
-                            and rights are not checked. A scheme that is refused ends with exit code 2, an unknown size with 3."
+        after_help = "FILE has the options as TOML keys without '--': size = \"Standard_D8ds_v5\", backup-size = [\"..\"], \
+                            managed-disks = true, gallery = true, ephemeral = true, places = [\"temp\", \"nvme\"]. The command \
+                            stores nothing and contacts no cloud: it does not check zones, region, capacity, quota and permissions. \
+                            The exit code is 2 if the scheme is refused, and 3 if a size is unknown."
     )]
     Check(Box<CheckSchemeArgs>),
 }

@@ -1,4 +1,4 @@
-//! Flags of `headwater store`.
+//! Subcommands and options of `headwater store`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::streaming;
 /// `headwater store ...`.
 #[derive(Debug, Subcommand)]
 pub enum StoreCommand {
-    /// Copy versions to another store, each with its own number; data that is there already is not copied again
+    /// Copy versions to another store, where each keeps its number; data that is there already is not copied again
     Copy {
         /// A directory, s3://BUCKET/PREFIX[?endpoint=URL], or servers: https://HOST[,https://HOST..]
         #[arg(value_name = "FROM")]
@@ -23,7 +23,7 @@ pub enum StoreCommand {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(required = true)]
         images: Vec<String>,
-        /// Token and authorities of the servers
+        /// Token and certificate authorities for servers
         #[command(flatten)]
         credentials: Credentials,
         /// What is logged to standard error: off, error, warn, info, debug, trace, or a filter [default: warn; off with
@@ -31,7 +31,8 @@ pub enum StoreCommand {
         #[arg(long, value_name = "FILTER", env = "HEADWATER_LOG")]
         log: Option<String>,
     },
-    /// Copy all versions and channels that another store does not have; removes nothing in that store
+    /// Copy all versions that another store lacks, and set its channels, scheduled promotions, notes and retired marks as
+    /// in the source; removes no version
     Sync {
         /// A directory, s3://BUCKET/PREFIX[?endpoint=URL], or servers: https://HOST[,https://HOST..]
         #[arg(value_name = "FROM")]
@@ -39,7 +40,7 @@ pub enum StoreCommand {
         /// A directory or s3://..; created if it does not exist
         #[arg(value_name = "TO")]
         target: String,
-        /// Token and authorities of the servers
+        /// Token and certificate authorities for servers
         #[command(flatten)]
         credentials: Credentials,
         /// What is logged to standard error: off, error, warn, info, debug, trace, or a filter [default: warn; off with
@@ -47,7 +48,7 @@ pub enum StoreCommand {
         #[arg(long, value_name = "FILTER", env = "HEADWATER_LOG")]
         log: Option<String>,
     },
-    /// Offer a store to others over HTTP, read-only
+    /// Serve a store to others over HTTP, read-only
     Serve {
         /// A directory or s3://..
         store: String,
@@ -69,7 +70,8 @@ pub enum StoreCommand {
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         token_file: PathBuf,
     },
-    /// Read a store, or some versions, completely, compare the data with its hashes, and repair damage
+    /// Read a store, or some versions, completely, and compare the data with its hashes; with --repair-from, also repair
+    /// damage
     Verify {
         /// A directory, s3://.. or https://..
         store: String,
@@ -81,7 +83,7 @@ pub enum StoreCommand {
         /// Repair damage from this store, if it has an intact copy; may be given several times
         #[arg(long, value_name = "STORE")]
         repair_from: Vec<String>,
-        /// Token and authorities of the servers
+        /// Token and certificate authorities for servers
         #[command(flatten)]
         credentials: Credentials,
         /// What is logged to standard error: off, error, warn, info, debug, trace, or a filter [default: warn; off with

@@ -18,7 +18,8 @@ fn page() -> String {
     root.build();
     let mut page = String::from(
         "# Every command and option\n\nThis page is generated from the program (`headwater man --markdown`). \
-         [The command line](cli.md) explains how commands work together.\n\n## Options of all commands\n\n",
+         [The command line](cli.md) explains how commands work together, and [Exit codes](exit-codes.md) lists how they \
+         end.\n\n## Options of all commands\n\n",
     );
     options(&mut page, root.get_arguments().filter(|arg| arg.is_global_set()));
     for command in shown(&root) {

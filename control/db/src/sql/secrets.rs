@@ -1,17 +1,21 @@
-//! The statements about the key of the secrets: its mark, and its change.
+//! SQL for the key that encrypts the secrets of the database. To recognise the key, the database stores a known text that is encrypted
+//! with it: the mark.
+//!
+//! `take_key` stores the mark for the first key, and refuses a key that does not decrypt the mark. `change_key` encrypts each secret and
+//! the mark again, in one transaction. The cipher is in [`crate::secrets`].
 
 use crate::error::DbError;
 use crate::secrets::SecretsKey;
 use crate::sql::Unit;
 use crate::sql::statement::{Insert, Statement};
 
-/// The name of the key.
+/// The name of the key in `secrets_keys`.
 const PURPOSE: &str = "secrets";
 
-/// The text of its mark.
+/// The known text.
 const MARK: &str = "headwater";
 
-/// Column of the mark, for its encryption.
+/// The column of the mark. It is authenticated together with the mark, as for each secret.
 const MARK_COLUMN: &str = "secrets_keys.mark";
 
 /// Where secrets are: the table, the column or columns that name a row, and the column with the secret.
@@ -23,7 +27,7 @@ const PLACES: [(&str, &str, &str); 5] = [
     ("authorities", "purpose", "key"),
 ];
 
-/// The key of this database is another one.
+/// The error if the mark was not made with the given key.
 fn other_key(place: &str) -> DbError {
     DbError::OtherSecretsKey { place: place.to_owned() }
 }
@@ -39,7 +43,7 @@ impl Unit {
         Ok(self.mark().await?.is_some())
     }
 
-    /// Notes the first key, and refuses another one.
+    /// Stores the mark of the first key. Fails if a mark exists that this key does not decrypt.
     pub(crate) async fn take_key(&mut self, key: &SecretsKey, place: &str) -> Result<(), DbError> {
         if let Some(mark) = self.mark().await? {
             let is_it = key.decrypt(MARK_COLUMN, PURPOSE, mark).as_deref() == Some(MARK);
@@ -50,7 +54,7 @@ impl Unit {
         self.add(insert, || "key of the secrets".to_owned()).await
     }
 
-    /// Encrypts all secrets with another key. Returns how many there are.
+    /// Decrypts all secrets and encrypts them with a new key. Returns how many there are.
     pub(crate) async fn change_key(&mut self, new: &SecretsKey) -> Result<u64, DbError> {
         let mut count = 0;
         for (table, id, secret) in PLACES {
@@ -66,7 +70,7 @@ impl Unit {
                 count += 1;
             }
         }
-        // What was encrypted with the key from before is not left in the log of the database.
+        // As after a removal, SQLite's WAL is emptied after the commit: it may still have secrets that are encrypted with the old key.
         self.has_removed = true;
         let update = Statement::new("UPDATE secrets_keys SET mark = $1 WHERE purpose = $2");
         let mark = new.encrypt(MARK_COLUMN, PURPOSE, MARK)?;

@@ -183,9 +183,8 @@ pub trait Images: Send + Sync + 'static {
         control: Arc<TaskControl>,
     ) -> Result<ImportOutcome, BackendError>;
 
-    /// Copies versions from another store, each with its own number. The changes of an image are reported when they are
-    /// complete, before the
-    /// next image begins and before an error ends the pull: versions that were copied completely stay.
+    /// Copies versions from another store, where each keeps its number. The changes of an image are reported when they are
+    /// complete, before the next image begins and before an error ends the pull: versions that were copied completely stay.
     async fn pull(
         &self,
         order: PullOrder,

@@ -49,11 +49,9 @@ impl Explain for Error {
     }
 }
 
-/// Copies versions from another store, each with its own number. Data that is here already is not copied again. If no
-/// versions are named, all
-/// are copied, and the channels, scheduled promotions, notes and retired marks are set to those of that store. A pull that
-/// is
-/// interrupted leaves complete versions, and the next pull continues there.
+/// Copies versions from another store, where each keeps its number. Data that is here already is not copied again. If no
+/// versions are named, all are copied, and the channels, scheduled promotions, notes and retired marks are set to those of
+/// that store. A pull that is interrupted leaves complete versions, and the next pull continues there.
 #[utoipa::path(
     post,
     path = "/api/v1/pull",
