@@ -893,7 +893,7 @@ export type OnHostLoss = "wait" | "restart";
 export interface PartitionContents {
   /** What is in it: `ext4`, `NTFS`, `LVM with the volumes ..`. */
   file_system: string;
-  /** Bytes of these that are free in its file system. */
+  /** The part of `held` that is free in the file system. */
   free_bytes: number;
   /** Its bytes in the write cache. */
   held: HeldBytes;

@@ -102,14 +102,17 @@ impl CacheArgs {
         let most = host_memory_bytes();
         let ram_bytes = self.cache_ram.unwrap_or(most);
         if ram_bytes > most {
-            return Err(format!("cannot give write caches {ram_bytes} bytes of RAM: this host has {most}"));
+            return Err(format!(
+                "cannot give write caches {} of RAM: this host has {}",
+                size::format(ram_bytes),
+                size::format(most)
+            ));
         }
         Ok(ram_bytes)
     }
 
-    /// Fails for limits of an export's write caches that cannot be met: a limit above the limit for all together or,
-    /// if that was not given,
-    /// a sum above the memory of this host.
+    /// Fails if one write cache of an export may use more than --cache-ram or, without --cache-ram, if all of them together
+    /// may use more than the host has.
     pub fn check_limits(&self, each_bytes: impl IntoIterator<Item = u64>) -> Result<(), String> {
         let Some(ram_bytes) = self.cache_ram else {
             return check_host_memory(each_bytes.into_iter().fold(0, u64::saturating_add));
@@ -144,7 +147,7 @@ pub fn unfit_limit(
 ) -> Option<(&'static str, &'static str)> {
     match mode {
         CacheMode::Ram if disk.is_some() => Some(("--disk", "has no disk")),
-        CacheMode::Disk if ram.is_some() => Some(("--ram", "has a little memory of a fixed size")),
+        CacheMode::Disk if ram.is_some() => Some(("--ram", "uses a fixed amount of memory")),
         _ => None,
     }
 }

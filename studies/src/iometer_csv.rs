@@ -1,7 +1,8 @@
 //! Writes results in the format of Iometer (`iometer.csv`), for existing spreadsheets.
 //!
-//! Each system has a section for each step, like a run of Iometer. Columns without a value here are 0, as Iometer
-//! writes them for disks.
+//! Each system has a section for each step, like a run of Iometer. Columns that do not apply to disks are 0, as in
+//! Iometer's files. Columns for CPU and network use, which are not measured, are empty. So are the columns for sectors
+//! and queue depth in the rows that sum up workers.
 
 use std::fmt::Write;
 
@@ -46,7 +47,7 @@ pub struct Worker {
     pub first_sector: u64,
     /// The number of its sectors.
     pub sectors: u64,
-    /// Its result.
+    /// What it measured.
     pub part: Part,
 }
 
@@ -155,7 +156,8 @@ impl Row<'_> {
         figures.iter().for_each(|figure| {
             let _ = write!(text, ",{figure:.6}");
         });
-        // Errors end a study, so their columns are 0. Then follow bytes, requests, connections, transactions.
+        // Three columns of errors, which are 0 because an error ends a study; two of bytes, two of requests, connections, and
+        // transactions per connection.
         let _ = write!(text, ",0,0,0,{},{},{},{},0,0", read.bytes, write.bytes, read.count, write.count);
         // Raw times in nanoseconds, and the time of the run.
         let run_ns = (seconds * 1e9) as u64;
@@ -187,7 +189,7 @@ mod tests {
     use crate::icf::TWO_WORKERS;
 
     #[test]
-    fn each_row_has_a_figure_for_each_column() {
+    fn each_row_has_a_field_for_each_column() {
         let configuration = Configuration::parse(TWO_WORKERS).unwrap();
         let mut part = Part::default();
         for (direction, us) in [(Direction::Read, 40), (Direction::Write, 3000), (Direction::Write, 5000)] {

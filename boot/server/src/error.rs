@@ -57,7 +57,7 @@ pub enum BootError {
         path: PathBuf,
     },
     /// The file of leases cannot be read or written.
-    #[error("cannot give addresses: cannot read and write the lease file {}", .path.display())]
+    #[error("cannot assign addresses over DHCP: cannot read or write the lease file {}", .path.display())]
     Leases {
         /// The file.
         path: PathBuf,
@@ -66,7 +66,7 @@ pub enum BootError {
     },
     /// The file of leases is damaged.
     #[error(
-        "cannot give addresses: line {line} of the lease file {} is not a lease; correct or remove that line, or remove the file",
+        "cannot assign addresses over DHCP: line {line} of the lease file {} is not a lease; correct or remove that line, or remove the file",
         .path.display()
     )]
     DamagedLeases {

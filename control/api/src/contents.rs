@@ -31,7 +31,7 @@ pub enum ContentsKind {
     Swap,
     /// Metadata of file systems.
     Metadata,
-    /// In a partition whose file system is not supported, or is damaged.
+    /// In a partition whose file system is not supported, or is damaged, or on a disk without a readable partition.
     Unknown,
     /// Outside of all partitions.
     Outside,
@@ -58,7 +58,7 @@ pub struct PartitionContents {
     pub file_system: String,
     /// Its bytes in the write cache.
     pub held: HeldBytes,
-    /// Bytes of these that are free in its file system.
+    /// The part of `held` that is free in the file system.
     pub free_bytes: u64,
     /// Notes on incomplete figures.
     pub remarks: Vec<String>,

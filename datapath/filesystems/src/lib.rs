@@ -3,23 +3,22 @@
 //! ```text
 //!   disk --partitions()--> partition --Bytes--> identify() --> name of a kind that is not read (LUKS, VDO ..)
 //!                                          \--> open() --> FileSystem: list, read, link      (by directory)
-//!                                                               |
-//!                                                               +--> scan --> Owners: block -> file -> path (one pass)
-//!                                          \--> open_for_scan() --^            (XFS and Btrfs, too)
+//!                                          |                        \--> scan --> Owners: block -> file -> path (one pass)
+//!                                          \--> open_for_scan() --> scan --> Owners              (XFS and Btrfs, too)
 //! ```
 //!
 //! [`boot_records`] says what firmware finds on a disk, and [`efi`] whether its loader is signed.
 //!
 //! # Guarantees
-//! - Nothing is written, and nothing that is read is trusted: what cannot be is a [`Fault`], never a panic.
-//! - A directory tree that contains itself ends: see [`Visits`]. A chain or an index that leads back into itself ends, too.
+//! - Nothing is written, and nothing that is read is trusted: impossible values give a [`Fault`], never a panic.
+//! - Reading a directory tree with a cycle ends: see [`Visits`]. So does reading a chain or an index with a cycle.
 //! - Memory is bounded by the constants of [`visits`], [`owners`] and of each reader, not by what a superblock claims.
 //!
 //! # Limits
 //! - Read: ext2, ext3, ext4 ([`ext`]), FAT12, FAT16, FAT32 and NTFS. Of XFS ([`xfs`]) and Btrfs ([`btrfs`]) only the owners of blocks are read. All others of
 //!   [`Kind`] are only named. Linear volumes of LVM ([`lvm`]) are found.
-//! - [`visits::ENTRIES_MAX`] entries, [`visits::DEPTH_MAX`] levels, [`visits::PATH_BYTES_MAX`] bytes in a path,
-//!   [`owners::OWNERS_BYTES_MAX`] bytes for an index of owners.
+//! - At most [`visits::ENTRIES_MAX`] entries, [`visits::DEPTH_MAX`] levels, [`visits::PATH_BYTES_MAX`] bytes in a path,
+//!   [`owners::OWNERS_BYTES_MAX`] bytes for an index of owners are read or used.
 //!
 //! # Errors
 //! A [`Fault`] is a sentence for people. No caller acts differently for different faults.

@@ -9,7 +9,7 @@ use crate::latency::{Class, LatencySnapshot};
 /// Indexes of the volume's own counters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Own {
-    /// Reads, by the slowest place that served a part of them.
+    // The first five count reads, by the slowest place that served a part of the read.
     ReadRamOps,
     ReadPackedOps,
     ReadZeroOps,
@@ -35,6 +35,7 @@ impl OwnCounters {
             Class::ReadZero => Own::ReadZeroOps,
             Class::ReadDisk => Own::ReadDiskOps,
             Class::ReadImage => Own::ReadImageOps,
+            // The classes of writes do not occur here.
             Class::ReadRam | Class::Write | Class::WriteWaited => Own::ReadRamOps,
         };
         self.add(which, 1);
@@ -70,7 +71,7 @@ impl OwnCounters {
 }
 
 /// Read requests by the place that served them. A request that is served from several places counts for the
-/// slowest of them: image, overflow disk, packed RAM, RAM, zeroes.
+/// slowest of them. From slowest to fastest: image, overflow disk, packed RAM, RAM, zeroes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadOps {
     /// From RAM.

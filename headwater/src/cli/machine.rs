@@ -208,7 +208,7 @@ pub enum MachineCommand {
         #[arg(long)]
         force: bool,
     },
-    /// Connect the terminal to a machine's console (Ctrl-] leaves), or print what the guest wrote to it
+    /// Connect the terminal to a machine's console (Ctrl-] disconnects), or print what the guest wrote to it
     Console {
         /// Its name
         #[arg(add = complete::machines())]

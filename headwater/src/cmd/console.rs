@@ -24,7 +24,7 @@ pub async fn run(client: &Client, name: &str, log: bool, follow: bool) -> anyhow
     let console = client.attach_console(name).await?;
     let raw = RawTerminal::enter()?;
     if raw.is_some() {
-        show::aside(&format!("connected to {name}; Ctrl-] leaves\r\n"));
+        show::aside(&format!("connected to {name}; Ctrl-] disconnects\r\n"));
     }
     let outcome = exchange(console, keys(), raw.is_some()).await;
     drop(raw);
@@ -62,7 +62,7 @@ async fn exchange(
                 Some(bytes) if ahead.len() + bytes.len() <= TYPED_AHEAD_MAX_BYTES => ahead.extend(bytes),
                 Some(_) => {
                     if !std::mem::replace(&mut is_told, true) {
-                        show::aside("\r\nthe guest reads no input, so keys are lost; Ctrl-] leaves\r\n");
+                        show::aside("\r\nthe guest reads no input, so keys are lost; Ctrl-] disconnects\r\n");
                     }
                 }
                 None if is_terminal => return Ok(()),

@@ -114,7 +114,7 @@ fn an_export_that_is_full_goes_on_with_more_disk_and_a_lower_limit_counts_at_onc
     wait_until("writes wait", || export.cache(0)["state"] == "waiting");
     let advice = format!("'headwater cache set {} --disk SIZE'", export.child.id());
     wait_until("the log says what to do", || export.log().contains(&advice));
-    export.set(&["--ram", "1G"]).fails(2, &["--ram was given", "'disk' has a little memory"]);
+    export.set(&["--ram", "1G"]).fails(2, &["--ram was given", "'disk' uses a fixed amount of memory"]);
     export.set(&["--disk", "0"]).fails(2, &["needs disk space"]);
     export.set(&["--disk", "15M"]).fails(2, &["at least 16.0 MiB of disk, but its limit would be 15.0 MiB"]);
     export.set(&["--disk", "1000000000G"]).fails(2, &["the write cache may take", "lower limit"]);

@@ -228,7 +228,7 @@ impl Report<'_> {
             let (head, rows) = self.check_table();
             let desktop = &self.sizing.checked_desktop;
             text.push_str(&format!(
-                "\nThe model compared with the real write cache ({desktop})\n{}",
+                "\nThe model compared with the real write cache (desktop {desktop})\n{}",
                 text_table(&head, &rows)
             ));
         }

@@ -1,6 +1,6 @@
-//! Limits how long the holder of a machine's lock waits for the store. While a store hangs, a stop of the machine waits for
-//! its
-//! lock. So the wait ends some time after the daemon began to stop, and at once if somebody ends the machine by force.
+//! Limits how long the holder of a machine's lock waits for the store. A stop of a machine needs the machine's lock. If the
+//! lock's holder waited for a store that hangs, the stop would hang too. So the holder gives up: at once if the machine is
+//! stopped by force, and 10 s after the daemon began to stop.
 //!
 //! Only look-ups and waits are cancelled in this way, so nothing is left half done.
 
@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::Service;
 use crate::backend::BackendError;
 
-/// The timeout of the store after the daemon began to stop.
+/// How long the store may take after the daemon began to stop.
 const STORE_GRACE: Duration = Duration::from_secs(10);
 
 /// By machine: the number of forced stops that wait for its lock.
@@ -30,7 +30,8 @@ impl Service {
         self.lock(machine).await
     }
 
-    /// See [`Service::using_versions`], whose holder asks the store.
+    /// As [`Service::using_versions`], but gives up as described above: another holder of that lock may be waiting for the
+    /// store.
     pub(super) async fn using_versions_for(
         &self,
         machine: Uuid,
@@ -38,7 +39,7 @@ impl Service {
         self.unless_given_up(machine, async { Ok(self.using_versions().await) }).await
     }
 
-    /// The result of a look-up in the store for a machine, unless the wait is cancelled.
+    /// The result of a look-up in the store for a machine, or an error if the wait is given up as described above.
     pub(super) async fn unless_given_up<T>(
         &self,
         machine: Uuid,

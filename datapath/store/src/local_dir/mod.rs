@@ -481,7 +481,7 @@ impl Inner {
         state.publications = state.publications.saturating_sub(1);
         state.sweep_wanted |= left_something;
         if let Err(e) = self.reclaim_if_wanted(&mut state, &HashMap::new()) {
-            tracing::warn!(error = %e, "the space of unneeded objects is not reclaimed now, but by a later write or removal");
+            tracing::warn!(error = %e, "cannot free the space of unneeded objects now; a later write or removal frees it");
         }
     }
 
@@ -572,7 +572,7 @@ impl Inner {
         state.sweep_wanted = true;
         // The versions are removed, whether or not their space can be freed.
         let freed_bytes = self.reclaim_if_wanted(&mut state, &locks).unwrap_or_else(|e| {
-            tracing::warn!(error = %e, "the space of unneeded objects is not reclaimed now, but by a later write or removal");
+            tracing::warn!(error = %e, "cannot free the space of unneeded objects now; a later write or removal frees it");
             0
         });
         drop(locks);

@@ -230,7 +230,7 @@ impl Drop for S3Publication {
             Ok(())
         });
         if let Err(e) = outcome {
-            tracing::warn!(error = %e, "the space of unneeded objects is not reclaimed now, but when the store is next opened");
+            tracing::warn!(error = %e, "cannot free the space of unneeded objects now; it is freed when the store is next opened");
         }
     }
 }

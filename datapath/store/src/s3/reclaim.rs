@@ -246,7 +246,7 @@ impl Inner {
             Err(e) => {
                 // The versions are removed in any case. The process that has the lock now may not be one that
                 // reclaims.
-                tracing::warn!(error = %e, "the space of unneeded objects is not reclaimed now, but by a later write or removal");
+                tracing::warn!(error = %e, "cannot free the space of unneeded objects now; a later write or removal frees it");
                 self.want_sweep_if_possible();
                 0
             }

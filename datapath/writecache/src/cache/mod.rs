@@ -77,7 +77,8 @@ const WARNINGS_PER_10_S: u32 = 20;
 /// is: one to fill, one that is being written to disk, one for cleaning, and one more.
 const MIN_SEGMENTS: u64 = 4;
 
-/// What those take: RAM that a cache may always have, beside its index.
+/// The RAM of these segments: a cache may always have it, in addition to its index. [`MIN_RAM_BYTES`] is another limit: the least
+/// that may be configured.
 pub const LEAST_RAM_BYTES: u64 = MIN_SEGMENTS * SEGMENT_BYTES as u64;
 
 /// The segments that a growing index leaves to a cache that had so many. With fewer, writers that are as fast

@@ -1,4 +1,4 @@
-//! Connecting and the client's side of the handshake.
+//! Connects to an NBD server, and does the client's side of the handshake. Requests after the handshake are in `transfer.rs`.
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
@@ -17,10 +17,10 @@ use crate::wire::handshake::{
     decode_greeting, decode_meta_context, encode_option, handshake_flag, info, option, reply,
 };
 
-/// Longest answer to an option, in bytes.
-const ANSWER_BYTES: u32 = 64 << 10;
-/// Most answers to one option.
-const ANSWERS: u32 = 10_000;
+/// The longest reply to an option, in bytes.
+const REPLY_MAX_BYTES: u32 = 64 << 10;
+/// The most replies to one option: an informational reply may come many times before the last one.
+const REPLIES_MAX: u32 = 10_000;
 
 /// Why an export could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -129,7 +129,7 @@ pub(super) struct Negotiated {
     pub(super) physical_block_bytes: u32,
     pub(super) maximum_bytes: u64,
     pub(super) structured: bool,
-    /// The id of the context, if it was granted.
+    /// The id of the metadata context `base:allocation`, if the server granted it.
     pub(super) base_allocation: Option<u32>,
     pub(super) description: String,
 }
@@ -141,7 +141,7 @@ pub(super) fn connect(uri: &NbdUri, options: &ClientOptions) -> Result<(Socket, 
     let Some(deadline) = Instant::now().checked_add(timeout) else {
         return Err(ConnectError::Unusable {
             uri: text,
-            why: "the time-out is too long for the clock".into(),
+            why: "the timeout is too long for the clock".into(),
         });
     };
     let socket = match &uri.server {
@@ -187,8 +187,8 @@ struct Session<'a> {
     timeout_ms: u64,
 }
 
-/// An answer that ends an option.
-enum Answer {
+/// The reply that ends an option.
+enum LastReply {
     Ack,
     Error { code: u32, message: String },
 }
@@ -211,7 +211,7 @@ impl Session<'_> {
             Ok(connection) => connection,
             Err(source) => return Err(ConnectError::Tls { uri, source }),
         };
-        if let Answer::Error { code, message } = self.ask(option::STARTTLS, &[], |_, _| Ok(()))? {
+        if let LastReply::Error { code, message } = self.ask(option::STARTTLS, &[], |_, _| Ok(()))? {
             let why = match code {
                 reply::ERR_UNSUP | reply::ERR_POLICY => {
                     "the server has no TLS; write nbd:// or nbd+unix://".into()
@@ -231,7 +231,7 @@ impl Session<'_> {
     }
 
     fn negotiate(&mut self, export: &str) -> Result<Negotiated, ConnectError> {
-        let structured = matches!(self.ask(option::STRUCTURED_REPLY, &[], |_, _| Ok(()))?, Answer::Ack);
+        let structured = matches!(self.ask(option::STRUCTURED_REPLY, &[], |_, _| Ok(()))?, LastReply::Ack);
         let mut base_allocation = None;
         if structured {
             base_allocation = self.ask_for_extents(export)?;
@@ -246,14 +246,14 @@ impl Session<'_> {
             Ok(())
         })?;
         match answer {
-            Answer::Ack => self.conclude(items, structured, base_allocation),
-            Answer::Error { code: reply::ERR_UNKNOWN, message } => Err(ConnectError::UnknownExport {
+            LastReply::Ack => self.conclude(items, structured, base_allocation),
+            LastReply::Error { code: reply::ERR_UNKNOWN, message } => Err(ConnectError::UnknownExport {
                 uri: self.uri.to_string(),
                 export: export.to_string(),
                 why: message,
                 available: self.list().unwrap_or_default(),
             }),
-            Answer::Error { code, message } => {
+            LastReply::Error { code, message } => {
                 let why = match code {
                     reply::ERR_UNSUP => {
                         "the server does not support NBD_OPT_GO (in the NBD protocol since 2016)".into()
@@ -280,7 +280,7 @@ impl Session<'_> {
             }
             Ok(())
         })?;
-        Ok(granted.filter(|_| matches!(answer, Answer::Ack)))
+        Ok(granted.filter(|_| matches!(answer, LastReply::Ack)))
     }
 
     fn list(&mut self) -> Result<Vec<String>, ConnectError> {
@@ -314,11 +314,11 @@ impl Session<'_> {
             base_allocation,
             description: String::new(),
         };
-        let mut told = false;
+        let mut has_size = false;
         for item in items {
             match item {
                 InfoItem::Export { size_bytes, flags } => {
-                    told = true;
+                    has_size = true;
                     out.size_bytes = size_bytes;
                     out.flags = flags;
                 }
@@ -339,7 +339,7 @@ impl Session<'_> {
                 InfoItem::Name(_) | InfoItem::Other(_) => {}
             }
         }
-        if !told {
+        if !has_size {
             return Err(self.unusable("the server did not send the export's size"));
         }
         let block = u64::from(out.logical_block_bytes);
@@ -352,36 +352,36 @@ impl Session<'_> {
         Ok(out)
     }
 
-    /// Sends an option and calls a function with each answer, up to the last one.
+    /// Sends an option, calls a function with each reply before the last one, and returns the last one.
     fn ask(
         &mut self,
         number: u32,
         data: &[u8],
         mut each: impl FnMut(u32, &[u8]) -> Result<(), WireError>,
-    ) -> Result<Answer, ConnectError> {
+    ) -> Result<LastReply, ConnectError> {
         let mut out = Vec::new();
         encode_option(&mut out, number, data);
         self.send(&out)?;
-        for _ in 0..ANSWERS {
+        for _ in 0..REPLIES_MAX {
             let mut head = [0; OPTION_REPLY_BYTES];
             self.receive(&mut head)?;
             let head = OptionReplyHead::decode(&head).map_err(|e| self.protocol(e))?;
-            if head.length > ANSWER_BYTES {
-                let (found, limit) = (head.length.into(), ANSWER_BYTES.into());
+            if head.length > REPLY_MAX_BYTES {
+                let (found, limit) = (head.length.into(), REPLY_MAX_BYTES.into());
                 return Err(self.protocol(WireError::TooLong { what: "option reply", found, limit }));
             }
             if head.option != number {
-                let why = "it answers another option than the client sent";
+                let why = "it is for another option than the client sent";
                 return Err(self.protocol(WireError::Malformed { what: "option reply", why }));
             }
             let mut data = vec![0; usize::try_from(head.length).unwrap_or(0)];
             self.receive(&mut data)?;
             if head.reply == reply::ACK {
-                return Ok(Answer::Ack);
+                return Ok(LastReply::Ack);
             }
             if head.reply & reply::ERROR_BIT != 0 {
                 let message = String::from_utf8_lossy(&data).into_owned();
-                return Ok(Answer::Error { code: head.reply, message });
+                return Ok(LastReply::Error { code: head.reply, message });
             }
             each(head.reply, &data).map_err(|e| self.protocol(e))?;
         }
