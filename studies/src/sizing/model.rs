@@ -1,6 +1,7 @@
-//! A model of the write cache: a log of segments of 2 MiB in RAM, with the rules of the real cache for filling,
-//! compressing, spilling and evicting, but without data, threads and a disk. `docs/write-cache.md` explains the
-//! rules.
+//! A model of the write cache. It predicts how much a cache with a given RAM limit spills for a recorded trace.
+//!
+//! It is a log of segments of 2 MiB in RAM, with the rules of the real cache for filling, packing (compressing in RAM),
+//! spilling and evicting, but without data, threads and a disk. `docs/write-cache.md` explains the rules.
 //!
 //! Two simplifications: the disk never runs out of space, so segments are never cleaned; and moving segments takes no
 //! time.
@@ -29,7 +30,7 @@ const RECORD_BYTES: u64 = 2048 + 56;
 /// The staging buffers of a host with one cache.
 const STAGING_BYTES: u64 = 3 * 512 * 4112;
 
-/// The overhead of a compressed segment in addition to its blocks.
+/// The overhead of a packed segment in addition to its blocks.
 const PACKED_BESIDES_BYTES: u64 = 2200;
 
 const ABSENT: u32 = u32::MAX;
@@ -49,7 +50,7 @@ pub struct Counts {
     pub spilled_segments: u64,
     /// Blocks read from RAM.
     pub read_ram: u64,
-    /// Blocks read from compressed RAM.
+    /// Blocks read from packed segments in RAM.
     pub read_packed: u64,
     /// Blocks read from the overflow disk.
     pub read_disk: u64,
@@ -70,11 +71,17 @@ impl Counts {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
+    /// Without blocks.
     Free,
+    /// Takes the next writes; in RAM.
     Filling,
+    /// Full, and only in RAM.
     Dirty,
+    /// In RAM, and on the overflow disk.
     Clean,
+    /// Compressed, and only in RAM.
     Packed,
+    /// Only on the overflow disk.
     Spilled,
 }
 
@@ -97,8 +104,8 @@ pub struct Cache<'a> {
     table_live: Vec<u16>,
     tables: u64,
     places: Vec<u32>,
-    /// The compressed size of the block in each place, in sixteenths.
-    parts: Vec<u8>,
+    /// The compressed size of each block, in sixteenths of 4 KiB.
+    packed_sixteenths: Vec<u8>,
     segments: Vec<Segment>,
     free: Vec<u32>,
     filling: Option<u32>,
@@ -123,7 +130,7 @@ impl<'a> Cache<'a> {
             table_live: vec![0; blocks.tables.last().map_or(0, |last| *last as usize + 1)],
             tables: 0,
             places: vec![ABSENT; blocks.count as usize],
-            parts: vec![16; blocks.count as usize],
+            packed_sixteenths: vec![16; blocks.count as usize],
             segments: Vec::new(),
             free: Vec::new(),
             filling: None,
@@ -148,9 +155,9 @@ impl<'a> Cache<'a> {
         for block in step.first..step.first + step.count {
             match step.action {
                 Action::Read => self.read(block),
-                Action::Write(parts) => {
+                Action::Write(sixteenths) => {
                     self.counts.written += 1;
-                    self.write(block, parts);
+                    self.write(block, sixteenths);
                 }
                 Action::Zero => {
                     self.counts.written += 1;
@@ -166,7 +173,7 @@ impl<'a> Cache<'a> {
         self.live
     }
 
-    /// RAM of segments, of compressed segments and of the index.
+    /// RAM of segments, of packed segments and of the index.
     pub fn used_bytes(&self) -> u64 {
         self.ram_segments * SEGMENT_BYTES + self.packed_bytes + self.index_bytes()
     }
@@ -196,20 +203,20 @@ impl<'a> Cache<'a> {
         *count += 1;
     }
 
-    fn write(&mut self, block: u32, parts: u8) {
+    fn write(&mut self, block: u32, sixteenths: u8) {
         let place = self.places[block as usize];
         if place < ZERO {
             let segment = &mut self.segments[(place >> 9) as usize];
             if matches!(segment.state, State::Filling | State::Dirty) {
                 segment.is_touched = true;
-                self.parts[block as usize] = parts;
+                self.packed_sixteenths[block as usize] = sixteenths;
                 self.counts.in_place += 1;
                 return;
             }
         }
         let place = self.take_slot(block);
         self.replace(block, place);
-        self.parts[block as usize] = parts;
+        self.packed_sixteenths[block as usize] = sixteenths;
     }
 
     /// Points a block to another place, and frees its old slot.
@@ -313,7 +320,7 @@ impl<'a> Cache<'a> {
     fn open_next(&mut self) {
         // One segment stays free for moved blocks.
         while self.ram_segments + 1 >= self.allowed_segments() {
-            // The disk has served a write that would have to wait.
+            // The real cache would make the write wait for the disk here.
             if !self.evict() && !self.spill() {
                 break;
             }
@@ -343,7 +350,8 @@ impl<'a> Cache<'a> {
         self.filling = Some(id);
     }
 
-    /// The work of the host's thread: while too much is dirty, compresses if that pays, then spills.
+    /// Does what the cache's background thread does: while too much is dirty, packs segments that compress well enough, then
+    /// spills.
     fn balance(&mut self) {
         while self.dirty_segments > self.dirty_limit() && self.packed_bytes < self.packed_limit_bytes() {
             let Some(id) = self.coldest_untried() else { break };
@@ -364,8 +372,7 @@ impl<'a> Cache<'a> {
         self.segments[id as usize].state == State::Dirty
     }
 
-    /// The coldest dirty segment that was not tried for compression yet, by the second-chance algorithm. It stays
-    /// dirty.
+    /// The coldest dirty segment that nobody tried to pack yet, by the second-chance algorithm. It stays dirty.
     fn coldest_untried(&mut self) -> Option<u32> {
         let mut chances = self.dirty.len();
         while let Some(id) = self.dirty.pop_front() {
@@ -386,8 +393,8 @@ impl<'a> Cache<'a> {
     fn pack(&mut self, id: u32) -> bool {
         let segment = &mut self.segments[id as usize];
         let owners = segment.slots.iter().filter(|owner| **owner != DEAD);
-        let parts: u64 = owners.map(|owner| u64::from(self.parts[*owner as usize])).sum();
-        let (packed, whole) = (parts * BLOCK_BYTES / 16, u64::from(segment.live) * BLOCK_BYTES);
+        let sixteenths: u64 = owners.map(|owner| u64::from(self.packed_sixteenths[*owner as usize])).sum();
+        let (packed, whole) = (sixteenths * BLOCK_BYTES / 16, u64::from(segment.live) * BLOCK_BYTES);
         if packed * 10 > whole * 7 {
             return false;
         }
@@ -478,8 +485,8 @@ impl<'a> Cache<'a> {
     }
 
     fn packed_limit_bytes(&self) -> u64 {
-        let others = self.index_estimate_bytes() + STAGING_BYTES + self.least_segments() * SEGMENT_BYTES;
-        (self.ram_bytes / 2).min(self.ram_bytes.saturating_sub(others))
+        let unpacked = self.index_estimate_bytes() + STAGING_BYTES + self.least_segments() * SEGMENT_BYTES;
+        (self.ram_bytes / 2).min(self.ram_bytes.saturating_sub(unpacked))
     }
 }
 
@@ -508,8 +515,8 @@ mod tests {
         }
     }
 
-    fn sequential(mib: u32, parts: u8) -> Blocks {
-        blocks(mib * 256, (0..mib * 256).map(move |block| (block, 1, Action::Write(parts))))
+    fn sequential(mib: u32, sixteenths: u8) -> Blocks {
+        blocks(mib * 256, (0..mib * 256).map(move |block| (block, 1, Action::Write(sixteenths))))
     }
 
     #[test]
