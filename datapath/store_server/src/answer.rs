@@ -131,7 +131,7 @@ pub struct Answers {
     contents: Contents,
     /// Contents that are being read.
     once: Once<Arc<Content>>,
-    /// Open objects of a remote store, most recently requested last.
+    /// Open objects of a remote store, most recently opened last.
     objects: Mutex<Vec<Arc<dyn Object>>>,
 }
 
