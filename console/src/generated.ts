@@ -56,7 +56,7 @@ export interface CacheContents {
   files: PathContents[];
   /** The number of files with blocks in the write cache. */
   files_total: number;
-  /** All blocks that take space in the write cache. */
+  /** All blocks that take space in the write cache, with their uncompressed size. */
   held: HeldBytes;
   /** Actions that would free space in the write cache, the largest gain first. */
   hints: CacheHint[];

@@ -1,4 +1,4 @@
-//! Flags that choose the daemon's database and its password.
+//! Options that choose the daemon's database and its password.
 
 use std::path::{Path, PathBuf};
 

@@ -97,7 +97,7 @@ pub struct CacheContents {
     pub at_ms: u64,
     /// How long the scan took.
     pub took_ms: u64,
-    /// All blocks that take space in the write cache.
+    /// All blocks that take space in the write cache, with their uncompressed size.
     pub held: HeldBytes,
     /// The bytes by kind, largest first. Their sum is `held`.
     pub kinds: Vec<KindContents>,

@@ -1,4 +1,4 @@
-//! Flags of `headwater backup` and `headwater restore`.
+//! Options of `headwater backup` and `headwater restore`.
 
 use std::path::PathBuf;
 

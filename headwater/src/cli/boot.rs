@@ -1,4 +1,4 @@
-//! Flags of `headwater boot`.
+//! Subcommands and options of `headwater boot`.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;

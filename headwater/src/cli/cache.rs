@@ -1,4 +1,4 @@
-//! Flags of `headwater cache`.
+//! Subcommands and options of `headwater cache`.
 
 use clap::{ArgGroup, Subcommand, ValueEnum};
 

@@ -1,4 +1,4 @@
-//! Flags of `headwater config`.
+//! Subcommands and options of `headwater config`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Flags of `headwater run` and `headwater serve`.
+//! Options of `headwater run` and `headwater serve`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

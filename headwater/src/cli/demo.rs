@@ -1,4 +1,4 @@
-//! Flags of `headwater demo`.
+//! Options of `headwater demo`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Flags of `headwater doctor`.
+//! Options of `headwater doctor`.
 
 use std::path::PathBuf;
 

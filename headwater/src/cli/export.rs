@@ -1,4 +1,4 @@
-//! Flags of `headwater export` and `headwater attach`.
+//! Options of `headwater export` and `headwater attach`.
 
 use std::path::PathBuf;
 

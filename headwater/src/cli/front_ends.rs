@@ -1,4 +1,4 @@
-//! Flags of the front-ends of `headwater export`, and of `headwater detach`.
+//! Options of the front-ends of `headwater export`, and of `headwater detach`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Flags of `headwater image`.
+//! Subcommands and options of `headwater image`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Flags of `headwater secrets`.
+//! Subcommands and options of `headwater secrets`.
 
 use clap::Subcommand;
 

@@ -1,4 +1,4 @@
-//! Flags of `headwater size`, some of which `headwater scheme` shares.
+//! Subcommands and options of `headwater size`, some of which `headwater scheme` shares.
 
 use std::path::PathBuf;
 

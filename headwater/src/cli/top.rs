@@ -1,4 +1,4 @@
-//! Flags of `headwater top`.
+//! Options of `headwater top`.
 
 use std::time::Duration;
 
