@@ -1,4 +1,4 @@
-//! Command line flags of write caches: the limits of one write cache, and settings that all write caches of a host
+//! Command line options of write caches: the limits of one write cache, and settings that all write caches of a host
 //! share.
 
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Reads images from remote stores: flags, caches, boot traces, and copying in the background.
+//! Reads images from remote stores: options, caches, boot traces, and copying in the background.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! The flags of `headwater machine` and `headwater catalog`.
+//! Subcommands and options of `headwater machine` and `headwater catalog`.
 
 use std::path::PathBuf;
 

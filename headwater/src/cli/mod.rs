@@ -1,4 +1,4 @@
-//! The command line of `headwater`: commands, flags and their help texts (clap).
+//! The command line of `headwater`: commands, options and their help texts (clap).
 
 mod backup;
 mod boot;
