@@ -102,7 +102,7 @@ pub enum MachineCommand {
         #[arg(long, value_name = "NAME")]
         host_name: Option<String>,
         /// What starts it: vm (the daemon starts a virtual machine) or network (somebody switches a computer on, which
-        /// 'serve --boot' answers) [default: vm]
+        /// 'serve --boot' answers; without --catalog, the default is then --cache ram --ram 512M) [default: vm]
         #[arg(long, value_name = "FROM", value_parser = BootFrom::parse)]
         boot: Option<BootFrom>,
         /// The network card that it boots from: 52:54:00:12:34:56. Needed with --boot network
