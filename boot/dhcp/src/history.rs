@@ -1,4 +1,4 @@
-//! Remembers machines between packets: which form of offer a machine accepts, and whether it loads loaders in a loop.
+//! Remembers machines between packets: which form of offer a machine accepts (direct or BINL, see [`crate::decide`]), and whether it loads loaders in a loop.
 //!
 //! | remembered of a machine | used for |
 //! |---|---|
@@ -12,7 +12,8 @@ use crate::mac::Mac;
 
 /// The most machines that are remembered. A new machine replaces the one whose last packet is oldest.
 pub const MACHINES_MAX: usize = 1000;
-/// A machine loops if it got this many loaders within [`LOADER_WINDOW_MS`] and no script.
+/// The most loaders that a machine gets within [`LOADER_WINDOW_MS`] without fetching a script. With the next one it counts
+/// as looping.
 pub const LOADERS_MAX: usize = 3;
 /// The time window for [`LOADERS_MAX`], in milliseconds.
 pub const LOADER_WINDOW_MS: u64 = 60_000;
@@ -22,11 +23,11 @@ pub const LOOP_SILENCE_MS: u64 = 300_000;
 /// The state of a machine when one of its packets arrives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Past {
-    /// Earlier DISCOVERs of the same exchange. Each of them got an offer.
+    /// Earlier DISCOVERs with the same exchange number as the present one. Each of them got an offer.
     pub repeats: u32,
     /// Its firmware ignored an offer in the usual form.
     pub takes_other_form: bool,
-    /// The machine fetched loader after loader and no script.
+    /// The machine fetched loader after loader and no script, and gets no answer for [`LOOP_SILENCE_MS`]. False after that time.
     pub is_looping: bool,
 }
 
@@ -47,7 +48,7 @@ struct History {
 }
 
 impl Histories {
-    /// Records a DISCOVER. Returns the state before it.
+    /// Records a DISCOVER. Returns the state with which it is answered.
     pub fn discover(&mut self, mac: Mac, xid: u32, now_ms: u64) -> Past {
         let history = self.of(mac, now_ms);
         if history.xid == Some(xid) {

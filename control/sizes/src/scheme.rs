@@ -1,5 +1,6 @@
-//! Provisioning schemes: how the machines of a catalog are made in a cloud. A scheme is checked before any machine is
-//! made.
+//! Cloud schemes: a scheme describes how virtual machines would be created in Azure. This module only checks it against a
+//! table of machine sizes; Headwater creates no machine there. The scheme of a catalog (`headwater catalog scheme`) is
+//! something else.
 //!
 //! Each size of a scheme is checked by itself: the first size, and each backup size, which is tried if the cloud has
 //! no machine of the earlier sizes.
@@ -133,7 +134,8 @@ pub enum SchemeError {
 /// The outcome of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SchemeReport {
-    /// The result for each size: first the main size, then each backup size. Empty if the scheme contradicts itself.
+    /// The result for each size: first the main size, then each backup size. Empty if the scheme is
+    /// refused before its sizes are checked.
     pub landings: Vec<Landing>,
     /// Warnings, which do not refuse the scheme.
     pub warnings: Vec<String>,
@@ -233,7 +235,8 @@ impl Scheme {
         report
     }
 
-    /// The scheme's sizes in the table, and a refusal for each size that the table does not have.
+    /// The scheme's sizes in the table, and a refusal for each size that the table does not have
+    /// or that is named twice.
     fn sizes<'a>(&self, table: &'a SizeTable) -> (Vec<&'a MachineSize>, Vec<SchemeRefusal>) {
         let (mut sizes, mut missing) = (Vec::<&MachineSize>::new(), Vec::new());
         for name in std::iter::once(&self.size).chain(&self.backup_size) {

@@ -1,7 +1,14 @@
 //! Answers HTTP requests: finds the part of the store that a path names, and sends the requested range of it.
 //!
 //! ```text
-//!   GET or HEAD --> token, or no web page --> path --> ETag matches? 304 --> range --> 200, 206 or 416
+//!   GET or HEAD?        otherwise 405
+//!   token valid?        otherwise 401; a store without tokens instead answers no browser (400)
+//!   connection kept?    503 if it is closed so that a new one can be accepted
+//!   path of a file?     otherwise 404
+//!   read permitted?     503 if the limit of reads stays reached
+//!   found and read?     404, 500 or 503 otherwise
+//!   ETag matches?       304
+//!   range               200, 206 or 416
 //! ```
 
 use std::net::IpAddr;
@@ -27,10 +34,11 @@ use crate::send_memory::SendMemory;
 use crate::server::Limits;
 use crate::tokens::TokenFile;
 
-/// The attempt number of a full re-read of an object that was wrong before.
+/// Which attempt this is to read an object again from its beginning, after an earlier one found it wrong.
 const READING: header::HeaderName = header::HeaderName::from_static("headwater-reading");
 
-/// The part of a store that a path names.
+/// The part of a store that a path names. *Holes* are the ranges of an object that no version needs and whose bytes the
+/// store has deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Target {
     Settings,
@@ -62,7 +70,7 @@ impl Target {
     }
 }
 
-/// The content for a path. Its hash or name becomes the ETag.
+/// The content for a path. Its hash becomes the ETag.
 enum Found {
     Content(Arc<Content>),
     Object(Arc<dyn Object>),
@@ -96,7 +104,7 @@ impl Found {
 /// have been repaired.
 #[derive(Default)]
 struct RequestOptions {
-    /// Set if a client repeats a request because the bytes were wrong.
+    /// Set if the request has `Cache-Control: no-cache`: its client found an earlier answer wrong, or got 404.
     again: Option<Again>,
     range: Option<String>,
 }
@@ -264,7 +272,8 @@ impl Answers {
                 let list: String = names.iter().map(|name| format!("{name}\n")).collect();
                 keep(list.into_bytes()).map(Found::Content)
             }
-            // Not the result of a read that an earlier request began: it may miss what was published since.
+            // The list is read again for each request: a read that an earlier request began may miss a version that was
+            // published since.
             Target::Image(name) => {
                 let image = self.store.image(name)?.ok_or_else(absent)?;
                 keep(image.encode()?).map(Found::Content)
@@ -405,7 +414,8 @@ impl Answers {
 }
 
 /// Whether a web page may have caused the request. Any page can make a browser send requests to loopback
-/// ports, and can point its own host name at them, for which it has no certificate.
+/// ports, and can point its own host name at a loopback address (DNS rebinding). Over TLS the host name is not checked,
+/// because such a page has no certificate for its name.
 fn is_foreign<B>(request: &Request<B>, tls: bool) -> bool {
     let headers = request.headers();
     // HTTP/2 has the host in the URI.
@@ -512,7 +522,7 @@ mod tests {
         let answers = Answers::new(Arc::new(store), None, false, &Limits::default());
         let bytes = || match answers.find(&Target::Settings, &RequestOptions::default()).unwrap() {
             Found::Content(content) => content.part(0, u64::MAX),
-            Found::Object(_) => panic!("a manifest was expected"),
+            Found::Object(_) => panic!("the content of the settings was expected"),
         };
         let all = [bytes(), bytes()];
         assert!(all[0].len() == 64 && std::ptr::eq(all[0].as_ptr(), all[1].as_ptr()));

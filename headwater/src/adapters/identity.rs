@@ -1,4 +1,5 @@
-//! Searches a machine's disk for the machine's identity, before other machines boot a version of it.
+//! Searches a machine's disk for the machine's identity, before other machines boot a version of it. It only reports what it
+//! finds, and removes nothing.
 //!
 //! ```text
 //!   file systems that can be read   SSH host keys, machine-id, host name, a Windows that sysprep has not generalised

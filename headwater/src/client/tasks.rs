@@ -188,11 +188,15 @@ fn cancelled() -> anyhow::Error {
     Problem::new(ProblemKind::Cancelled, "the command was interrupted").into()
 }
 
+/// The failure if an answer ends before its task.
+const BROKEN: &str =
+    "the connection to the daemon broke; the operation may continue ('headwater task list' shows it)";
+
 /// Reads a task's progress until its end.
 async fn read_lines(mut answer: Incoming, progress: &mut impl FnMut(Step)) -> anyhow::Result<TaskResult> {
     let mut pending = Vec::new();
     while let Some(frame) = answer.frame().await {
-        let frame = frame.context("the connection to the daemon broke during the operation")?;
+        let frame = frame.context(BROKEN)?;
         pending.extend_from_slice(frame.data_ref().map(|data| &data[..]).unwrap_or_default());
         while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = pending.drain(..=end).collect();
@@ -208,7 +212,7 @@ async fn read_lines(mut answer: Incoming, progress: &mut impl FnMut(Step)) -> an
             break;
         }
     }
-    Err(Problem::new(ProblemKind::Failed, "the connection to the daemon broke during the operation").into())
+    Err(Problem::new(ProblemKind::Failed, BROKEN).into())
 }
 
 /// Parses a line. `None`: an event of a kind that a newer daemon sends.

@@ -22,7 +22,7 @@ fn lines(advice: &CatalogAdvice) -> Vec<String> {
     }];
     if *runs > 0 {
         lines.push(format!(
-            "lived at most in the write cache of a run: {}, and {} in half of the runs",
+            "peak of live data in the write cache: {} in the largest run, {} in the median run",
             size::format(advice.live_max_bytes),
             size::format(advice.live_median_bytes)
         ));

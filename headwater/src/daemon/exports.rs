@@ -3,8 +3,8 @@
 //! | the machine | its export |
 //! |---|---|
 //! | is on | a snapshot of its disk, made when the first of the present readers opened it |
-//! | is off, with a persistent disk | that disk; a machine that starts revokes it |
-//! | is off, without a persistent disk | none |
+//! | is off, with a persistent disk or the disk of a maintenance session | that disk; a machine that starts revokes it |
+//! | is off, with neither | none |
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,9 +38,8 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Loads the certificates. Fails for an address other than a unix socket without certificates and rights. This
-    /// includes loopback
-    /// addresses, which every user of this host and every guest can reach through QEMU's user-mode network.
+    /// Loads the certificates. Fails for a TCP address if certificates or rights are missing, also for a loopback address:
+    /// every user of this host, and every guest through QEMU's user-mode network, can reach it.
     pub fn new(address: Address, certificates: Option<PathBuf>, rights: Vec<Right>) -> anyhow::Result<Self> {
         if matches!(address, Address::Tcp { .. }) && (certificates.is_none() || rights.is_empty()) {
             return Err(invalid(format!(
@@ -120,11 +119,11 @@ impl MachineExports {
         Some(format!("machine {machine}, {state}, over {version}: {what}"))
     }
 
-    fn borrow(&self, found: &ReadableDisk) -> Result<OpenReader, NotOpened> {
+    fn open_reader(&self, found: &ReadableDisk) -> Result<OpenReader, NotOpened> {
         let machine = found.machine.as_str();
         let reader = match &found.disk {
             OfflineDisk::On(_) => {
-                self.disks.open_reader(machine).and_then(|reader| reader.ok_or_else(goes_off))
+                self.disks.open_reader(machine).and_then(|reader| reader.ok_or_else(switching))
             }
             OfflineDisk::PersistentDiskRef(kept) => self.disks.read_persistent(kept),
             OfflineDisk::None => return Err(no_disk(found)),
@@ -168,7 +167,7 @@ impl Exports for MachineExports {
     fn open(&self, name: &str, client: &ClientIdentity) -> Result<Export, NotOpened> {
         let found = self.find(name, client)?;
         let description = self.description(&found).ok_or_else(|| no_disk(&found))?;
-        let reader = self.borrow(&found)?;
+        let reader = self.open_reader(&found)?;
         if reader.is_first {
             self.note(name, client, &description);
         }
@@ -188,7 +187,7 @@ fn no_disk(found: &ReadableDisk) -> NotOpened {
     ))
 }
 
-fn goes_off() -> BackendError {
+fn switching() -> BackendError {
     BackendError::new(headwater_api::ProblemKind::Conflict, "the machine is being switched on or off")
 }
 

@@ -15,8 +15,7 @@ use super::{ANSWER_BYTES, Answer, Change, DEADLINE, Process, Request};
 use crate::show;
 
 /// The processes of this user that serve volumes; for root those of all users. Processes that do not answer are named
-/// on standard
-/// error.
+/// on standard error.
 pub async fn list() -> anyhow::Result<Vec<Process>> {
     let (own, others) = sockets()?;
     let mut found = answers(own, None).await;
@@ -40,7 +39,7 @@ async fn answers(sockets: Vec<Socket>, until: Option<Instant>) -> Vec<(Socket, P
         let longest = until.map_or(DEADLINE, left);
         if longest.is_zero() {
             show::aside(
-                "headwater: the exports of other users take too long to answer, and some are left out\n",
+                "headwater: the exports and attached devices of other users take too long to answer, and some are not listed\n",
             );
             break;
         }

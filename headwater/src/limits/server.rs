@@ -21,7 +21,7 @@ use crate::caches::{CacheArgs, unfit_limit};
 /// The most concurrent requests; further clients wait.
 const CLIENTS: usize = 8;
 
-/// The pause after accepting a connection failed, for instance for lack of file descriptors.
+/// How long to wait before the next accept() if one has failed, for instance for lack of file descriptors.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(100);
 
 /// The volumes that this process serves.
@@ -58,6 +58,7 @@ pub fn listen(served: Served) -> std::io::Result<Listening> {
     let listener = listener.inspect_err(|_| drop(std::fs::remove_file(&path)))?;
     let pid = std::process::id();
     for (name, volume) in &served.volumes {
+        // The volume's warnings about missing space then name this command.
         volume.advise(served.command(pid, name));
     }
     let task = tokio::spawn(accept(listener, Arc::new(served)));
@@ -104,7 +105,7 @@ async fn serve(mut stream: UnixStream, served: &Served) -> std::io::Result<()> {
     to.write_all(&text).await
 }
 
-/// The same user, and root, which has that permission anyway.
+/// Whether a client may ask: the user of this process may, and root, who could change the process anyway.
 fn may(peer: u32, user: u32) -> bool {
     peer == user || peer == 0
 }

@@ -124,7 +124,7 @@ fn what_cannot_be_pulled_is_told_with_its_reason() {
     // Both have made a version of their own under one number.
     import(&daemon, "disk", 7);
     let before = files(&daemon.path().join("store"), "objects");
-    pull(text(&source), &[]).fails(4, &["there is another disk@1 already"]);
+    pull(text(&source), &[]).fails(4, &["disk@1 exists in both stores with different contents"]);
     assert!(files(&daemon.path().join("store"), "objects") == before);
 
     let server = FileServer::start(&source, None);

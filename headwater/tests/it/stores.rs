@@ -174,7 +174,7 @@ fn without_keys_it_is_said_who_was_asked_for_them() {
     run(command.args(["store", "verify", &url])).fails(
         1,
         &[
-            "no AWS_ACCESS_KEY_ID is set, and the machine's role could not be obtained from http://127.0.0.1:9: ",
+            "no AWS_ACCESS_KEY_ID is set, and the credentials of the machine's role could not be obtained from http://127.0.0.1:9: ",
             "refused",
             ". Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         ],

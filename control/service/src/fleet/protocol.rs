@@ -1,4 +1,10 @@
-//! The handshake of a connection, before HTTP/2 begins: lines of JSON from both sides.
+//! The first messages on the connection that a node opens to its controller, one line of JSON each.
+//!
+//! ```text
+//!   controller: Ready     node: Join       controller: Joined, the node then connects again with its certificate; or Refused
+//!   controller: Ready     node: Hello      controller: Welcome, and then HTTP/2 requests, which are not here; or Refused
+//! ```
+//! Also here: [`AssignedMachine`], the body of those requests that give a machine to a node.
 
 use headwater_api::platform::Platform;
 use headwater_api::{CacheSettings, DiskTransport, Identity, Problem, ProblemKind, SchemeSettings};
@@ -31,7 +37,7 @@ pub enum FromNode {
     Hello(Hello),
 }
 
-/// A computer that joins as a host of the fleet.
+/// What a node says to join: its computer becomes a host of the fleet.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Join {
     /// The version of the protocol.
@@ -57,7 +63,7 @@ impl std::fmt::Debug for Join {
     }
 }
 
-/// A host that has joined.
+/// What a node says whose host has joined.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hello {
     /// The version of the protocol.
@@ -196,7 +202,8 @@ pub async fn read_line<T: DeserializeOwned>(
         }
     };
     let line = tokio::time::timeout(LINE_TIMEOUT, read).await;
-    let line = line.map_err(|_| failed(format!("sent nothing for {} s", LINE_TIMEOUT.as_secs())))??;
+    let line =
+        line.map_err(|_| failed(format!("sent no complete line within {} s", LINE_TIMEOUT.as_secs())))??;
     serde_json::from_slice(&line).map_err(|error| {
         let message = format!("{who} uses another protocol than this release: {error}");
         Problem::new(ProblemKind::Invalid, message).advise(

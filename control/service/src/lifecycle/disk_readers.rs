@@ -25,12 +25,12 @@ pub struct ReadableDisk {
     pub disk: OfflineDisk,
 }
 
-/// The disk of a machine, depending on its state.
+/// The disk of a machine that a client can read, whether the machine is on or off.
 #[derive(Clone, Debug)]
 pub enum OfflineDisk {
     /// The machine is on; this is the version below, as `IMAGE@NUMBER`.
     On(String),
-    /// The machine is off and has a persistent disk.
+    /// The machine is off and has a persistent disk, or the disk of a maintenance session.
     PersistentDiskRef(Box<PersistentDiskRequest>),
     /// The machine is off, and has no disk.
     None,

@@ -451,7 +451,7 @@ async fn choose_host(
     let hosts = service.db().read().await?.hosts().list().await?;
     let own = service.own_host();
     if boot == BootFrom::Network {
-        let why = "a machine that boots from the network runs on no host; leave out --host";
+        let why = "a machine with --boot network is a physical computer and has no host; leave out --host";
         let refused = Error::NetworkBoot { machine: machine.to_owned(), why };
         return if named.is_some() { Err(refused.into()) } else { Ok(None) };
     }

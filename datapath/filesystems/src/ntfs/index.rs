@@ -1,8 +1,8 @@
 //! The index of a directory: its entries, without the order that its tree gives them.
 //!
 //! Paths come from the records of the files. The indexes are read only for the names of files whose records cannot be read.
-//! The blocks of an index are read one after the other, as many as its bitmap says are in use, and not by the tree: so
-//! nothing leads in circles, and what the numbers of clusters in its nodes count does not matter.
+//! An index is a B-tree of blocks. The tree is not followed: all blocks that the bitmap of the index marks as used are read in
+//! order. So a damaged tree cannot cause an endless loop, and the block numbers (VCN) of child nodes are not needed.
 
 use super::fields::{place_at, u16_at, u32_at, u64_at};
 use super::record::{FileName, NameKind, Reference, fix_up, types};
@@ -20,7 +20,8 @@ pub(super) fn is_names(name: &[u8]) -> bool {
 const INDEX_BYTES_MAX: u64 = 1 << 30;
 const LAST_ENTRY: u16 = 2;
 
-/// Calls `found` with each entry of a directory that has a full name. Reads no more blocks than `bytes_left` lets.
+/// Calls `found` with each entry of a directory that has a full name, which is any name except the short one (8.3) that stands
+/// beside a long one. `bytes_left` is how many bytes of blocks may still be read, in all directories together.
 pub(super) fn each_entry(
     volume: &mut Volume,
     directory: u64,
@@ -58,7 +59,7 @@ pub(super) fn each_entry(
     Ok(())
 }
 
-/// The number by which a block knows itself: of its first cluster, or of its first 512 bytes where clusters are larger than blocks.
+/// The number (VCN) that the header of a block must contain. It counts clusters, or 512 bytes if clusters are larger than blocks.
 fn vcn_of(number: u64, block_bytes: u64, cluster_bytes: u64) -> u64 {
     let unit = if cluster_bytes > block_bytes { 512 } else { cluster_bytes };
     number.saturating_mul(block_bytes / unit)

@@ -37,7 +37,7 @@ pub struct Limits {
     /// disk space filled the window, no read could pass them.
     pub queue_depth: u32,
     /// Data of one session that R2Ts have requested, or that waits to be executed, in bytes. The limit may be
-    /// exceeded by one burst. Commands that store nothing have another quarter for themselves, so that writes
+    /// exceeded by the data of one command. Commands that store nothing have another quarter for themselves, so that writes
     /// that wait for disk space do not delay them.
     pub bytes_collected: u64,
     /// Data of one session that the device works on, in bytes, with the same rules. The limit may be exceeded

@@ -61,7 +61,7 @@ pub(crate) enum MapError {
     #[error("more than {REGIONS} memory regions")]
     TooMany,
     #[error(
-        "memory region {spec:?} lies in a file of {file_bytes} bytes: shorter than the region, or no regular file; \
+        "memory region {spec:?} does not fit into its file of {file_bytes} bytes, or the file is not a regular file; \
          use memory-backend-memfd or memory-backend-file with share=on"
     )]
     BadFile { spec: RegionSpec, file_bytes: u64 },
@@ -479,8 +479,8 @@ pub(crate) mod tests {
         let file = memfd(1 << 20);
         let none = GuestMemory::default();
         let refused = |spec| none.with(spec, &file).err().unwrap().to_string();
-        assert!(refused(spec(0, 2 << 20, 0)).contains("shorter than the region"));
-        assert!(refused(spec(0, 1 << 20, 4096)).contains("shorter than the region"));
+        assert!(refused(spec(0, 2 << 20, 0)).contains("does not fit into its file"));
+        assert!(refused(spec(0, 1 << 20, 4096)).contains("does not fit into its file"));
         assert!(refused(spec(0, 0, 0)).contains("empty"));
         assert!(refused(spec(u64::MAX - 10, 4096, 0)).contains("passes the end"));
         let one = none.with(spec(4096, 8192, 0), &file).unwrap();

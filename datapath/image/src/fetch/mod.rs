@@ -1,7 +1,7 @@
 //! Fetches chunks from the local disk cache or from the store. Adjacent chunks are fetched in one read.
 //!
-//! This module reads, checks and caches chunks. [`task`] has the tasks of the pool's threads for fetches that
-//! a request may wait for.
+//! This module reads, checks and caches chunks. [`task`] has the fetches that a request may wait for: tasks that a pool
+//! of threads carries out.
 
 mod task;
 
@@ -38,7 +38,7 @@ impl MergeLimit {
     pub(crate) const HERE: Self = Self { chunks: 4, stored_bytes: 256 << 10 };
     /// For a remote store, where each request takes a round trip.
     pub(crate) const REMOTE: Self = Self { chunks: 16, stored_bytes: 512 << 10 };
-    /// For a prefetch: smaller, so that it does not delay a read that a request waits for.
+    /// For the chunks of a boot trace: smaller, so that it does not delay a read that a request waits for.
     pub(crate) const AHEAD: Self = Self { chunks: 8, stored_bytes: 128 << 10 };
     /// For a background copy, which no request waits for.
     pub(crate) const COPY: Self = Self { chunks: 32, stored_bytes: 1 << 20 };
@@ -93,7 +93,7 @@ pub(crate) fn fetch_group(
     PACKED.with_borrow_mut(|packed| {
         read_group(object, chunks, packed, None, &mut |chunk, stored| {
             if chunks.first() == Some(chunk) {
-                // The bytes of another server may have been refused before.
+                // The check begins again: one server's bytes were wrong, and another server sends them.
                 next = 0;
             }
             let bytes = into.get_mut(next).ok_or_else(|| unasked(chunk))?;
@@ -107,7 +107,7 @@ pub(crate) fn fetch_group(
     Ok(())
 }
 
-/// The error for an object that did not call its check. The buffers may have other chunks.
+/// The error for a read by a store that did not run the check. The buffers may have other chunks.
 fn unchecked() -> ImageError {
     ImageError::new(ImageErrorKind::Io, "chunks were not checked, and are not used")
 }
@@ -135,7 +135,7 @@ pub(crate) struct Source {
     pub object: Arc<dyn Object>,
     pub cache: Arc<ChunkCache>,
     pub chunk_bytes: usize,
-    /// Whether fetched chunks are looked up and cached on the local disk.
+    /// Whether the store is on another host. Only then the local disk cache is used.
     pub is_remote: bool,
 }
 
@@ -185,7 +185,7 @@ impl Source {
         let is_read =
             read_group(self.object.as_ref(), chunks, packed, Some(waiting), &mut |chunk, stored| {
                 if chunks.first() == Some(chunk) {
-                    // The bytes of another server may have been refused before.
+                    // The check begins again: one server's bytes were wrong, and another server sends them.
                     next = 0;
                 }
                 if unpacked.is_empty() {
@@ -268,7 +268,7 @@ impl Source {
                 match chunk::unpack(packed, &mut bytes, &chunk.hash) {
                     Ok(()) => {
                         disk.was_right(&chunk.hash);
-                        // A chunk that is not missing is not written again.
+                        // Writes only a chunk that the cache lacks, because it could not be synced.
                         disk.put(&chunk.hash, packed);
                     }
                     Err(e) => disk.forget(&chunk.hash, &e),

@@ -139,8 +139,8 @@ impl Image {
             Ok(_) => Err(StoreError::new(
                 StoreErrorKind::InUse,
                 format!(
-                    "there is another {}@{} already: the two stores have each made a version of their own; remove one \
-                     of them, or use another image name",
+                    "{}@{} exists in both stores with different contents; remove this version from one of the stores, or use \
+                     another image name",
                     self.name, version.number
                 ),
             )),

@@ -66,8 +66,8 @@ impl Failure {
     }
 
     /// The failure if the source of credentials gave none.
-    pub(super) fn no_keys(lacking: &str, error: &Error) -> Self {
-        Self::NoKeys(format!("{lacking}: {}", shorten(&innermost(error))))
+    pub(super) fn no_keys(failure_text: &str, error: &Error) -> Self {
+        Self::NoKeys(format!("{failure_text}: {}", shorten(&innermost(error))))
     }
 
     pub(super) fn of(error: &Error) -> Self {

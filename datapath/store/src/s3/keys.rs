@@ -1,5 +1,6 @@
-//! Sources of S3 credentials if the environment has none: the role of the machine, of its container or of its
-//! pod.
+//! Names the service from which `object_store` gets S3 credentials if the environment has none, for error messages: the
+//! metadata service of the instance, of its container or of its pod, or a web identity. `object_store` fetches and caches
+//! them.
 
 use std::sync::Arc;
 
@@ -8,13 +9,13 @@ use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use crate::s3::failure::Failure;
 
 /// The address that `object_store` asks, unless `AWS_METADATA_ENDPOINT` gives another one.
-const MACHINE: &str = "http://169.254.169.254";
+const INSTANCE_METADATA: &str = "http://169.254.169.254";
 
-/// A service that provides credentials before a request is sent.
+/// A service that `object_store` asks for credentials before a request is sent.
 #[derive(Clone, Debug)]
 pub(super) struct KeySource {
-    /// What could not be fetched, and from where.
-    lacking: Arc<str>,
+    /// The beginning of the error message if it gives none.
+    failure_text: Arc<str>,
 }
 
 impl KeySource {
@@ -28,32 +29,39 @@ impl KeySource {
         if !signs || set(Key::AccessKeyId).is_some() || set(Key::SecretAccessKey).is_some() {
             return None;
         }
-        let lacking = if let (Some(file), Some(role)) = (set(Key::WebIdentityTokenFile), set(Key::RoleArn)) {
-            format!("the keys of the role {role} could not be obtained for the token in {file}")
+        let failure_text = if let (Some(file), Some(role)) =
+            (set(Key::WebIdentityTokenFile), set(Key::RoleArn))
+        {
+            format!("the credentials of the role {role} could not be obtained for the token in {file}")
         } else if let Some(path) = set(Key::ContainerCredentialsRelativeUri) {
-            format!("the container's role could not be obtained from http://169.254.170.2{path}")
+            format!(
+                "the credentials of the container's role could not be obtained from http://169.254.170.2{path}"
+            )
         } else if let (Some(url), Some(_)) =
             (set(Key::ContainerCredentialsFullUri), set(Key::ContainerAuthorizationTokenFile))
         {
-            format!("the pod's role could not be obtained from {url}")
+            format!("the credentials of the pod's role could not be obtained from {url}")
         } else {
             let url = set(Key::MetadataEndpoint);
-            format!("the machine's role could not be obtained from {}", url.as_deref().unwrap_or(MACHINE))
+            format!(
+                "the credentials of the machine's role could not be obtained from {}",
+                url.as_deref().unwrap_or(INSTANCE_METADATA)
+            )
         };
-        Some(Self { lacking: lacking.into() })
+        Some(Self { failure_text: failure_text.into() })
     }
 
-    /// Fetches credentials unless the client has some that are valid for long enough. The client stores them.
+    /// Has the client fetch credentials, unless it has some that are valid for long enough. The client caches them.
     pub(super) async fn ask(&self, s3: &AmazonS3) -> Result<(), Failure> {
         match s3.credentials().get_credential().await {
             Ok(_) => Ok(()),
-            Err(e) => Err(Failure::no_keys(&self.lacking, &e)),
+            Err(e) => Err(Failure::no_keys(&self.failure_text, &e)),
         }
     }
 
     /// The failure if the credentials did not arrive in time.
     pub(super) fn timed_out(&self) -> Failure {
-        Failure::NoKeys(format!("{}: no answer arrived", self.lacking))
+        Failure::NoKeys(format!("{}: no answer arrived", self.failure_text))
     }
 }
 
@@ -69,9 +77,10 @@ mod tests {
             let with =
                 |builder: AmazonS3Builder, (key, value): &(Key, &str)| builder.with_config(*key, *value);
             let builder = set.iter().fold(AmazonS3Builder::new(), with);
-            KeySource::of(&builder).map(|source| source.lacking.to_string())
+            KeySource::of(&builder).map(|source| source.failure_text.to_string())
         };
-        let machine = "the machine's role could not be obtained from http://169.254.169.254";
+        let machine =
+            "the credentials of the machine's role could not be obtained from http://169.254.169.254";
         assert_eq!(asked(&[]).as_deref(), Some(machine));
         assert_eq!(asked(&[(Key::SkipSignature, "No")]).as_deref(), Some(machine));
         // A role without its token file is ignored.
@@ -87,7 +96,7 @@ mod tests {
             (Key::ContainerCredentialsFullUri, "http://169.254.170.23/v1"),
             (Key::ContainerAuthorizationTokenFile, "/t"),
         ];
-        named(&pod, "the pod's role could not be obtained from http://169.254.170.23/v1");
+        named(&pod, "the credentials of the pod's role could not be obtained from http://169.254.170.23/v1");
         for nobody in [
             &[(Key::AccessKeyId, "k"), (Key::SecretAccessKey, "s")][..],
             &[(Key::AccessKeyId, "k")],

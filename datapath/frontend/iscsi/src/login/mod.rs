@@ -367,9 +367,10 @@ impl<'a> Login<'a> {
             if self.stage != SECURITY || !methods.split(',').any(|method| method == wanted) {
                 return refuse(
                     status::AUTHENTICATION_FAILURE,
-                    match accounts {
-                        Some(_) => "it did not offer CHAP, which this target demands",
-                        None => "it demands CHAP, but this target has no secrets",
+                    match (self.stage, &accounts) {
+                        (stage, _) if stage != SECURITY => "it sent AuthMethod outside of the security stage",
+                        (_, Some(_)) => "it did not offer CHAP, which this target demands",
+                        (_, None) => "it does not offer AuthMethod=None, and this target has no CHAP secrets",
                     },
                 );
             }
