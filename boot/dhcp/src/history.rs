@@ -1,4 +1,5 @@
-//! Remembers machines between packets: which form of offer a machine accepts (direct or BINL, see [`crate::decide`]), and whether it loads loaders in a loop.
+//! Remembers machines between packets: which form of offer a machine accepts (direct or BINL, see [`crate::decide`]), and
+//! whether it loads loaders in a loop.
 //!
 //! | remembered of a machine | used for |
 //! |---|---|
