@@ -4,12 +4,10 @@
 //!   no alarm --a check finds damage that it cannot repair--> alarm
 //!   alarm    --a later check finds none, or has repaired it; or the version is removed--> no alarm
 //! ```
-//! Only the end of a check changes an alarm. A check that began before the damage was found
-//! may have read the same chunks while they were intact, so it ends no alarm unless it repaired something. A check that
-//! began before a
-//! repair may have read chunks while they were damaged, so it raises no alarm. A version that was removed from the store
-//! has no alarm. If its
-//! whole image is missing, this must be seen twice, because a wrong answer of a server looks the same.
+//! Only the end of a check changes an alarm. A check that began before the damage was found may have read the same chunks
+//! while they were intact, so it ends no alarm unless it repaired something. A check that began before a repair may have
+//! read chunks while they were damaged, so it raises no alarm. A version that was removed from the store has no alarm. If
+//! its whole image is missing, two checks must find that, because a wrong answer of a server looks the same.
 //!
 //! Nothing of this is in the database. A [file](crate::alarms) remembers it across restarts of the daemon.
 
@@ -352,8 +350,7 @@ impl Damage {
 
 impl Service {
     /// Updates the alarms at the end of the check of a version. The alarm of a damaged version stays until a later check
-    /// finds no damage, or the version
-    /// is removed.
+    /// finds no damage, or the version is removed.
     pub async fn version_checked(&self, found: Findings<'_>) {
         self.damage().checked(&found, self.now_ms(), Instant::now());
         if found.damage.is_empty() {
@@ -397,8 +394,7 @@ impl Service {
     }
 
     /// Updates the alarms after a listing of the store: the versions (`IMAGE@NUMBER`) that it had at a moment, and the
-    /// images whose version lists
-    /// cannot be read.
+    /// images whose version lists cannot be read.
     pub async fn versions_listed(&self, there: &HashSet<&str>, unreadable: &[UnreadableList], at: Instant) {
         self.damage().listed(there, unreadable, at);
         for list in unreadable {

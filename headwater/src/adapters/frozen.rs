@@ -141,8 +141,7 @@ impl Drop for FrozenVolume {
 }
 
 /// The advice if there is nothing to seal. Discarding is suggested only for the machine's own session: the image's session
-/// may be
-/// the work of another machine.
+/// may be the work of another machine.
 pub fn or_discard(first: &str, image: &str, is_edit: bool) -> String {
     if !is_edit {
         return first.to_owned();

@@ -109,9 +109,8 @@ impl Service {
         };
         let version = self.version_of("read the disk of", &record, &kept.below()).await?;
         // Checked last, because a store may be slow. A version of a machine that was on may still be made while it is off,
-        // from blocks that
-        // the disk no longer refers to. Opening the disk for a reader would free these blocks, and the version would fail
-        // as damaged.
+        // from blocks that the disk no longer refers to. Opening the disk for a reader would free these blocks, and the
+        // version would fail as damaged.
         if self.is_sealing(kept.id) {
             return Err(LifecycleError::BeingSealed { what: "read the disk of", machine: record.name });
         }
