@@ -730,7 +730,7 @@ export interface KindContents {
   kind: ContentsKind;
 }
 
-/** A machine that a task did not move, and why. */
+/** A machine, and why a task did not move it or why it is not healthy. */
 export interface LeftMachine {
   /** Its name. */
   machine: string;
@@ -1107,7 +1107,7 @@ export type Role = "metrics" | "viewer" | "operator" | "admin";
 export interface RollReport {
   /** The catalog. */
   catalog: string;
-  /** The machines that were moved and are not healthy. The request permits this number of failures. */
+  /** The machines that were moved and are not healthy: at most `max_failures` of the request. */
   failed: LeftMachine[];
   /** The version that its machines ran before the roll. */
   from: string;

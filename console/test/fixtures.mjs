@@ -296,7 +296,7 @@ export const advice = {
   live_max_bytes: 199 * MiB,
   ram_share: 0.972,
   advised: { ram_bytes: 224 * MiB, disk_bytes: 320 * MiB },
-  reason: "in 95 % of the runs less lived in the write cache than the sizes are for",
+  reason: "95 % of all runs had less live data than these sizes hold",
   host: { samples: 2016, live_p99_bytes: 610 * MiB, ram_bytes: 896 * MiB, configured_bytes: 4 * GiB, free_bytes: 430 * GiB, days_to_full: 43, days_to_full_at_least: 41 },
 };
 

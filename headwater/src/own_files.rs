@@ -1,6 +1,5 @@
 //! Detects paths such as `/dev/stdin` and `/dev/fd/63`, which mean open files of the process that opens them: the
-//! daemon would open
-//! one of its own files.
+//! daemon would open one of its own files.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -9,7 +8,7 @@ use headwater_api::{Problem, ProblemKind};
 /// The most links that are followed, as in the kernel.
 const LINKS_MAX: usize = 40;
 
-const ADVICE: &str = "name the file by its own path, or pass its contents as standard input: 'headwater image import - --name \
+const ADVICE: &str = "name the file by its path on disk, or pass its contents as standard input: 'headwater image import - --name \
                       IMAGE < FILE', or 'COMMAND | headwater image import - --name IMAGE'";
 
 /// Fails for an absolute path that means another file in every process.

@@ -1,4 +1,5 @@
-//! Opens stores by name: a directory, `s3://BUCKET/PREFIX`, or servers at `https://HOST[,https://HOST..]`.
+//! Opens stores by name: a directory, `s3://BUCKET/PREFIX`, or servers at `https://HOST[,https://HOST..]`. A server at
+//! `http://HOST` works too, but gets no token unless it has a loopback address.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,9 +20,8 @@ pub struct Credentials {
     pub ca: Option<PathBuf>,
 }
 
-/// The servers that were named when the daemon was started, and their credentials. A request can name any other
-/// server, whose owner
-/// would learn the token.
+/// The servers that were named when the daemon was started, and their credentials. Only these servers get the token:
+/// a request may name any server, whose owner would otherwise learn the token.
 #[derive(Clone, Debug, Default)]
 pub struct NamedServers {
     servers: Vec<ServerUrl>,
@@ -40,8 +40,7 @@ impl NamedServers {
     }
 
     /// The credentials for a store that a request names: none if one of its servers was not named at the start, and
-    /// no token
-    /// if the network connection would not be encrypted.
+    /// no token if the network connection would not be encrypted.
     pub fn credentials_for(&self, store: &str) -> Credentials {
         let Ok(asked) = ServerUrl::parse_list(store) else { return Credentials::default() };
         if !asked.iter().all(|url| self.is_named(url)) {
@@ -92,7 +91,8 @@ pub fn open_waiting(
         return Ok(Arc::new(RemoteStore::open(options)?));
     }
     if let Some((scheme, _)) = name.split_once("://") {
-        let message = format!("'{name}': {scheme}:// cannot be a store; use a directory, s3:// or https://");
+        let message =
+            format!("'{name}': {scheme}:// cannot be a store; use a directory, s3://, https:// or http://");
         return Err(StoreError::new(StoreErrorKind::Invalid, message));
     }
     Ok(Arc::new(LocalDir::open(Path::new(name), access)?))

@@ -4,7 +4,7 @@
 //! ```text
 //!   version --/boot/headwater/{vmlinuz, initrd, options}--> DIR/HASH/{vmlinuz, initrd, about} --> boot server
 //! ```
-//! `boot/initramfs/build` puts these files into an image.
+//! The package `headwater-boot` puts these files into an image, with `boot/initramfs/build`.
 //!
 //! # Guarantees
 //! - Files of a version are stored under the hash of its manifest, either all of them or none.
@@ -71,7 +71,8 @@ const ROOT_MARK: &str = "usr/lib/os-release";
 pub enum ArtefactError {
     /// The version was not prepared for network boot.
     #[error(
-        "the version has no /boot/headwater/{0} in an ext4 partition; run boot/initramfs/build in the image and seal it"
+        "the version is not prepared for network boot: no ext4 partition has /boot/headwater/{0}; install the package \
+         headwater-boot in a maintenance session of the image, and seal it"
     )]
     Missing(&'static str),
     /// The version has no partition with a root file system, or several.
@@ -278,8 +279,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let kept = Kept::new(dir.path().join("kept"));
         for (without, why) in [
-            ("boot/headwater/vmlinuz", "has no /boot/headwater/vmlinuz"),
-            ("boot/headwater/initrd", "has no /boot/headwater/initrd"),
+            ("boot/headwater/vmlinuz", "no ext4 partition has /boot/headwater/vmlinuz"),
+            ("boot/headwater/initrd", "no ext4 partition has /boot/headwater/initrd"),
             ("usr/lib/os-release", "has 0 partitions with an ext4 root file system"),
         ] {
             let files: Vec<_> = PREPARED.into_iter().filter(|(name, _)| *name != without).collect();

@@ -1,4 +1,4 @@
-//! Operations on all machines of a catalog: `scale` changes their number, `roll` the version that they run.
+//! Requests and reports of two operations on all machines of a catalog: `scale` changes their number, `roll` the version that they run.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::ToSchema;
@@ -38,7 +38,7 @@ pub struct ScaleReport {
 pub enum Batch {
     /// A number of machines.
     Machines(u32),
-    /// A percentage, of which at least one machine is moved.
+    /// A percentage of the machines, rounded down, but at least one machine.
     Percent(u32),
 }
 
@@ -153,7 +153,7 @@ impl RollRequest {
     }
 }
 
-/// A machine that a task did not move, and why.
+/// A machine, and why a task did not move it or why it is not healthy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LeftMachine {
     /// Its name.
@@ -173,7 +173,7 @@ pub struct RollReport {
     pub to: String,
     /// The machines that were moved and are healthy.
     pub moved: Vec<String>,
-    /// The machines that were moved and are not healthy. The request permits this number of failures.
+    /// The machines that were moved and are not healthy: at most `max_failures` of the request.
     pub failed: Vec<LeftMachine>,
     /// The machines that were not moved.
     pub left: Vec<LeftMachine>,

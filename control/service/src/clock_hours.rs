@@ -21,7 +21,7 @@ fn name_of(zone: Option<&TimeZone>) -> Result<String, Problem> {
     let name = zone.and_then(TimeZone::iana_name).filter(|name| *name != "Etc/Unknown");
     name.map(str::to_owned).ok_or_else(|| {
         Problem::new(ProblemKind::Invalid, "the time zone of this host has no name")
-            .advise("name it with --zone, or at the end of the hours, such as Europe/Berlin")
+            .advise("name a time zone, such as Europe/Berlin, with --zone or after the hours")
     })
 }
 

@@ -137,7 +137,7 @@ impl Host {
     }
 
     /// Like [`Host::with_engine`]; the caller runs the thread's function on a thread of the schedule
-    /// explorer.
+    /// model checker.
     #[cfg(feature = "shuttle")]
     pub fn without_thread(limit_bytes: u64, engine: Arc<dyn IoEngine>) -> (Self, impl FnOnce() + Send) {
         Self::prepare(limit_bytes, engine, NoPressure)

@@ -45,7 +45,7 @@ unsafe impl<T: Send> Send for Piece<T> {}
 unsafe impl<T: Sync> Sync for Piece<T> {}
 
 impl<T> Piece<T> {
-    /// The explorer's atomics are larger, and its segments smaller, so its pieces come from the heap.
+    /// The model checker's atomics are larger, and its segments smaller, so its pieces come from the heap.
     const OF_HEAP: bool = UNDER_MODEL_CHECKER;
     const LAYOUT: Layout = Layout::new::<[T; SLOTS]>();
 

@@ -68,7 +68,7 @@ fn slot_pointer(address: usize, slot: Slot) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut::<u8>(address).wrapping_add((slot.0 as usize % SLOTS) * BLOCK)
 }
 
-/// Copies bytes. Under the schedule explorer it copies in two halves, and lets other threads run before each,
+/// Copies bytes. Under the model checker it copies in two halves, and lets other threads run before each,
 /// so that a copy to or from memory that another thread uses meanwhile is detected. Tests of this crate copy
 /// in halves, too, because a process may end between them.
 ///
@@ -152,7 +152,7 @@ pub fn settle() {
 /// swept the leaves.
 pub fn with_frozen<T>(address: usize, slot: Slot, use_it: impl FnOnce(&[u8; BLOCK]) -> T) -> T {
     if UNDER_MODEL_CHECKER {
-        // Copied, so that the explorer detects a concurrent write.
+        // Copied, so that the model checker detects a concurrent write.
         let mut copy = [0; BLOCK];
         copy_frozen(address, slot, &mut copy);
         return use_it(&copy);

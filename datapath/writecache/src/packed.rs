@@ -414,7 +414,7 @@ impl PackedTable {
         is_enough: impl Fn(u64) -> bool,
     ) -> u64 {
         let mut ids: Vec<SegmentId> = self.segments.read().keys().copied().collect();
-        // In a fixed order, so that the explorer can replay a schedule.
+        // In a fixed order, so that the model checker can replay a schedule.
         ids.sort_unstable_by_key(|id| id.0);
         let mut freed = 0;
         for id in ids {

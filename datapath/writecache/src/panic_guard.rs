@@ -11,7 +11,7 @@ use crate::sync::UNDER_MODEL_CHECKER;
 /// give up what may be affected.
 pub(crate) fn without_panic(whose: &str, work: impl FnOnce()) -> bool {
     if UNDER_MODEL_CHECKER {
-        // The explorer looks for panics, so it must see them.
+        // The model checker looks for panics, so it must see them.
         work();
         return true;
     }

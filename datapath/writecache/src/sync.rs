@@ -1,9 +1,9 @@
 //! The locks and atomics whose order of use matters. They are those of parking_lot and std or, with the
-//! feature `shuttle`, those of a schedule explorer. The explorer runs one thread at a time, and chooses at
+//! feature `shuttle`, those of the model checker shuttle. The checker runs one thread at a time, and chooses at
 //! each lock and atomic which thread runs next.
 //!
 //! Only the types that `tests/schedules.rs` explores come from here. Counters and settings use std: they
-//! order nothing, and each would double the number of schedules. The explorer treats every ordering as
+//! order nothing, and each would double the number of schedules. The checker treats every ordering as
 //! `SeqCst`, so it finds wrong orders of steps, not orderings that are too weak.
 
 #[cfg(not(feature = "shuttle"))]
@@ -15,14 +15,14 @@ pub(crate) use std::{
 };
 
 #[cfg(feature = "shuttle")]
-pub(crate) use explored::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub(crate) use checked::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::{
     sync::{atomic, mpsc},
     thread,
 };
 
-/// Whether schedules are explored: then segments are tiny, and no thread waits for time to pass.
+/// Whether the model checker runs this code: then segments are tiny, and no thread waits for time to pass.
 pub(crate) const UNDER_MODEL_CHECKER: bool = cfg!(feature = "shuttle");
 
 #[cfg(all(feature = "shuttle", not(debug_assertions)))]
@@ -30,51 +30,52 @@ compile_error!(
     "the feature `shuttle` is for the tests in tests/schedules.rs, in the dev profile: it makes segments tiny"
 );
 
-/// Lets the explorer choose here which thread runs next.
+/// Lets the model checker choose here which thread runs next.
 #[inline(always)]
 pub(crate) fn point() {
     #[cfg(feature = "shuttle")]
     atomic::AtomicBool::new(false).load(atomic::Ordering::SeqCst);
 }
 
-/// Lets the explorer choose whether something happens that depends on time.
+/// Lets the model checker choose whether something happens that depends on time.
 #[inline(always)]
 pub(crate) fn chance() -> bool {
     #[cfg(feature = "shuttle")]
-    // tidy(no-clock): the explorer's own, which it replays with the schedule
+    // tidy(no-clock): the model checker's own, which it replays with the schedule
     return shuttle::rand::Rng::gen_ratio(&mut shuttle::rand::thread_rng(), 1, 8);
     #[cfg(not(feature = "shuttle"))]
     false
 }
 
-/// parking_lot's API over the explorer's types. A thread that panics ends the exploration, so nothing is
-/// ever poisoned.
+/// parking_lot's API over the model checker's types. A thread that panics ends the test, so nothing is ever
+/// poisoned.
 #[cfg(feature = "shuttle")]
-mod explored {
+mod checked {
     use std::fmt;
     use std::ops::{Deref, DerefMut};
     use std::sync::PoisonError;
     use std::time::Duration;
 
-    use shuttle::sync as explorer;
+    use shuttle::sync as checker;
     pub(crate) use shuttle::sync::{RwLockReadGuard, RwLockWriteGuard};
 
-    /// Time stands still while schedules are explored: waits of at most this time end by themselves, longer
-    /// ones do not. So a missed wake-up that a later check would repair shows as a deadlock.
+    /// Time stands still under the model checker: a `wait_for` of at most this time returns without a
+    /// notification, and a longer one waits for a notification. So a lost notification is a deadlock here,
+    /// although a later poll would repair it in production.
     const SHORT: Duration = Duration::from_millis(500);
 
     #[derive(Default)]
-    pub(crate) struct Mutex<T>(explorer::Mutex<T>);
+    pub(crate) struct Mutex<T>(checker::Mutex<T>);
 
-    /// `None` only while a condition variable waits.
     pub(crate) struct MutexGuard<'a, T> {
-        guard: Option<explorer::MutexGuard<'a, T>>,
+        /// `None` only while a condition variable waits.
+        guard: Option<checker::MutexGuard<'a, T>>,
         mutex: &'a Mutex<T>,
     }
 
     impl<T> Mutex<T> {
         pub(crate) fn new(value: T) -> Self {
-            Self(explorer::Mutex::new(value))
+            Self(checker::Mutex::new(value))
         }
 
         pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
@@ -85,7 +86,7 @@ mod explored {
             self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
         }
 
-        fn inner(&self) -> explorer::MutexGuard<'_, T> {
+        fn inner(&self) -> checker::MutexGuard<'_, T> {
             self.0.lock().unwrap_or_else(PoisonError::into_inner)
         }
     }
@@ -96,7 +97,7 @@ mod explored {
         }
     }
 
-    #[expect(clippy::expect_used, reason = "only the explorer's tests run this")]
+    #[expect(clippy::expect_used, reason = "only tests under the model checker run this")]
     impl<T> Deref for MutexGuard<'_, T> {
         type Target = T;
         fn deref(&self) -> &T {
@@ -104,7 +105,7 @@ mod explored {
         }
     }
 
-    #[expect(clippy::expect_used, reason = "only the explorer's tests run this")]
+    #[expect(clippy::expect_used, reason = "only tests under the model checker run this")]
     impl<T> DerefMut for MutexGuard<'_, T> {
         fn deref_mut(&mut self) -> &mut T {
             self.guard.as_mut().expect("locked")
@@ -112,7 +113,7 @@ mod explored {
     }
 
     #[derive(Default)]
-    pub(crate) struct RwLock<T>(explorer::RwLock<T>);
+    pub(crate) struct RwLock<T>(checker::RwLock<T>);
 
     impl<T> RwLock<T> {
         pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
@@ -128,11 +129,11 @@ mod explored {
         }
     }
 
-    pub(crate) struct Condvar(explorer::Condvar);
+    pub(crate) struct Condvar(checker::Condvar);
 
     impl Condvar {
         pub(crate) fn new() -> Self {
-            Self(explorer::Condvar::new())
+            Self(checker::Condvar::new())
         }
 
         pub(crate) fn notify_one(&self) {

@@ -183,7 +183,7 @@ impl Throttle {
     #[inline]
     pub fn is_ahead(&self, spinner: &Spinner) -> bool {
         if UNDER_MODEL_CHECKER {
-            // Time stands still under the explorer: chance decides who is ahead.
+            // Time stands still under the model checker: chance decides who is ahead.
             return self.parked.load(Ordering::Relaxed) || chance();
         }
         self.meter_ns.load(Ordering::Relaxed) != 0 && self.is_far_ahead(spinner)

@@ -8,7 +8,7 @@ use crate::sync::UNDER_MODEL_CHECKER;
 /// Slots in a segment.
 pub const SLOTS: usize = SLOT_COUNT as usize;
 
-/// [`SLOTS`] as `u16`. Few under the schedule explorer, so that a short test fills, packs, spills and cleans
+/// [`SLOTS`] as `u16`. Few under the model checker, so that a short test fills, packs, spills and cleans
 /// segments.
 pub const SLOT_COUNT: u16 = if UNDER_MODEL_CHECKER { 4 } else { 512 };
 

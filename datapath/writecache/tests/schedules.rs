@@ -1,17 +1,17 @@
-//! The real cache under a schedule explorer: map, segments, slots in RAM, packing, spilling, cleaning and
+//! The real cache under the model checker shuttle: map, segments, slots in RAM, packing, spilling, cleaning and
 //! waiting, with a disk that answers late, out of order, and sometimes with an error.
 //!
 //! Threads that write, read, discard, freeze and change limits use the same few blocks, beside the host's own
-//! loop and two disk threads. The explorer runs one thread at a time, and may switch at every lock and
+//! loop and two disk threads. The model checker runs one thread at a time, and may switch at every lock and
 //! atomic, and in the middle of every copy. In every order:
 //! - a read returns a whole block that was written, never one that was overwritten before the read began;
 //! - a frozen state is the state of one moment, and does not change while it exists;
-//! - no thread waits for ever: a missed wake-up is a deadlock here, which the explorer reports;
+//! - no thread waits for ever: a missed wake-up is a deadlock here, which the model checker reports;
 //! - after a power cut, a persistent cache has the state of one moment, at or after the beginning of the last
 //!   answered flush;
 //! - in the end, every byte of RAM and every position of the disk is free.
 //!
-//! Each run explores other schedules. On failure the explorer prints the seed or the schedule: run the test
+//! Each run explores other schedules. On failure the model checker prints the seed or the schedule: run the test
 //! again with `SHUTTLE_RANDOM_SEED` set to that seed.
 
 mod schedule;
@@ -319,7 +319,7 @@ enum Mode {
 /// More steps than any execution needs in which all threads make progress.
 const STEPS_MAX: usize = 400_000;
 
-/// At least this many of ten executions must end. If all must end, the explorer fails on one that does not.
+/// At least this many of ten executions must end. If all must end, the model checker fails on one that does not.
 const LEAST_VERDICTS: usize = 9;
 const VERDICTS_OF: usize = 10;
 

@@ -21,10 +21,10 @@ use headwater_writecache::{Handover, Host, MAX_WEIGHT, MIN_DISK_BYTES, MIN_RAM_B
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use self::in_keeper::DiskInKeeper;
 use self::recordings::Recording;
 use self::scratch::Scratch;
 use self::served::{ServedParts, ServedVolume, Server};
-use self::survival::Survival;
 use crate::adapters::contents::{self, ScanPermit, Scans};
 use crate::adapters::frozen::{FrozenVolume, or_discard};
 use crate::adapters::images::{check_bootable, check_signed, hash_of, image_failed};
@@ -582,13 +582,13 @@ impl Opener {
         let scratch = Scratch::open(&self, &request, little_space, is_recovered, left_scratch)
             .inspect_err(|_| forget(&volume))?;
         // Before the machine can use it.
-        let caches = survival::caches(&volume, scratch.as_ref());
-        let survival = Survival::begin(self.keeper.as_ref(), &request, caches, is_recovered);
+        let caches = in_keeper::caches(&volume, scratch.as_ref());
+        let in_keeper = DiskInKeeper::begin(self.keeper.as_ref(), &request, caches, is_recovered);
         let serial = headwater_qemu::disk_serial(request.uuid);
         let server = match Server::bind(&request, &socket, serial, device, is_recovered) {
             Ok(server) => server,
             Err(error) => {
-                survival.end();
+                in_keeper.end();
                 forget(&volume);
                 if let Some(scratch) = scratch {
                     scratch.close(&self.totals);
@@ -611,7 +611,7 @@ impl Opener {
             image,
             snapshot_leases: SnapshotLeases::default(),
             totals: self.totals,
-            survival: Arc::new(survival),
+            in_keeper: Arc::new(in_keeper),
             scans: Arc::clone(&self.readable.scans),
             parts: Arc::new(Mutex::new(Some(ServedParts { server, recording, scratch, pin, version }))),
         });
@@ -706,10 +706,10 @@ pub fn host_memory_bytes() -> u64 {
     SystemPressure::new().memory_bytes().unwrap_or(u64::MAX)
 }
 
+mod in_keeper;
 mod recordings;
 pub mod scratch;
 mod served;
 mod shortage;
-mod survival;
 #[cfg(test)]
 mod tests;

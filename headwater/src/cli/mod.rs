@@ -84,8 +84,8 @@ pub enum Command {
     Disks(DisksArgs),
     /// Have a new program serve the disks of machines that are on; the machines go on
     Upgrade(UpgradeArgs),
-    /// On a node, end the machines that another host may run when the node has not heard its controller for the time of its lease, although
-    /// the daemon is gone; 'headwater serve' starts this itself
+    /// Run on a node: if its controller is silent for the time of the lease, end the machines that another host may start, even if the
+    /// daemon is gone; 'headwater serve' starts this itself
     Guard,
     /// Check and show the configuration file of 'headwater serve', without a daemon
     #[command(subcommand)]
@@ -131,7 +131,7 @@ pub enum Command {
     /// Check a cloud scheme, which describes how machines are created in a cloud (not 'catalog scheme'), without a daemon
     #[command(subcommand)]
     Scheme(SchemeCommand),
-    /// Prepare a network whose machines boot from it, without a daemon
+    /// Prepare network boot, without a daemon
     #[command(subcommand)]
     Boot(BootCommand),
     /// Copy versions between stores, serve, verify and repair a store, without a daemon
@@ -256,8 +256,8 @@ pub struct EventsArgs {
     pub limit: u32,
 }
 
-/// Removes `[default: ..]` from an option's help, for a command that changes nothing where an option is not given. Those
-/// of hours stay: `--from` sets them all.
+/// Removes `[default: ..]` from an option's help, for a command that changes nothing if an option is not given. The
+/// options of the hours keep theirs, because `--from` resets all of them.
 pub(super) fn without_default(arg: clap::Arg) -> clap::Arg {
     if ["days", "zone", "stop_idle"].contains(&arg.get_id().as_str()) {
         return arg;

@@ -152,7 +152,10 @@ pub fn clear(registry: &Registry, devices: &impl Devices, record: &Record) -> Ow
             tracing::warn!("removed {}: its server died, and its data is lost", record.device());
         }
         Owner::Others => {
-            tracing::warn!("{} stays: it is not the device of the server that died", record.device());
+            tracing::warn!(
+                "did not remove {}: it now belongs to another program, not to the server that died",
+                record.device()
+            );
         }
         Owner::Unknown => tracing::warn!("{}", kept(record)),
     }

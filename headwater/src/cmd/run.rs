@@ -1,4 +1,5 @@
-//! `headwater run`: starts a daemon in this process, runs machines on it, and shows a table until Ctrl-C.
+//! `headwater run`: starts a daemon in this process, runs machines on it, and shows a table until a signal arrives or
+//! all machines are off. Then it removes the machines.
 //!
 //! It uses the daemon through its socket like any other client, so `headwater machine list` in another
 //! terminal shows the same machines.
@@ -89,7 +90,8 @@ async fn bring_up_and_watch(
     watch(client, &created.names, json).await
 }
 
-/// Changes the advice of an error: the machine is removed, so its limits cannot be changed.
+/// Changes the advice of an error: `run` removes the machine, so 'machine set' cannot help. Advises an option of the
+/// next run instead.
 fn for_another_run(error: anyhow::Error) -> anyhow::Error {
     let mut problem = match error.downcast::<Problem>() {
         Ok(problem) => problem,

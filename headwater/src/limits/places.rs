@@ -1,6 +1,9 @@
-//! The directories of the sockets, with checks that no other user can put a socket there.
+//! Finds and creates the directories of the control sockets (`PID.sock`) of `headwater export` and `headwater attach`,
+//! to which `headwater cache` connects. Refuses a directory in which another user could put a socket. What is said over
+//! a socket is in [`super::client`] and [`super::server`].
 //!
-//! A socket gets its name only after its process listens on it, so a socket that refuses a connection is an orphan.
+//! A socket gets its name only after its process listens on it. So if a socket refuses a connection, its process is
+//! dead.
 
 use std::fs::{DirBuilder, Metadata, Permissions};
 use std::io::{Error, ErrorKind};
@@ -10,15 +13,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// The environment variable that overrides the directory.
+/// The environment variable that overrides the directory above `caches`.
 const VARIABLE: &str = "HEADWATER_RUN_DIR";
 
 /// The prefix of a socket's temporary name before its process listens.
 const UNFINISHED: &str = ".new-";
 
-/// The directories in which this user's sockets may be, the preferred one first. Processes of one user may have been
-/// started with
-/// and without the environment of a login, so there are several.
+/// The directories in which this user's sockets may be, the preferred one first. There are several, because processes
+/// of one user may have been started with and without the environment of a login.
 pub fn usual() -> Vec<PathBuf> {
     let absolute =
         |name| std::env::var_os(name).map(PathBuf::from).filter(|path: &PathBuf| path.is_absolute());
@@ -111,7 +113,7 @@ pub struct Socket {
     pub owner: u32,
 }
 
-/// The sockets in these directories. Orphans of this user are removed. An untrusted directory is
+/// The sockets in these directories. Sockets of dead processes of this user are removed. An untrusted directory is
 /// an error only if the other directories have no sockets, because anybody can create a directory in `/tmp`.
 /// Untrusted directories of `others` are ignored.
 pub fn sockets(dirs: &[PathBuf], others: &[PathBuf]) -> Result<Vec<Socket>, Error> {
@@ -143,22 +145,22 @@ fn sockets_in(dir: &Path) -> Result<Vec<Socket>, Error> {
 /// Fails if another user could put a socket into the directory, or replace the directory.
 fn check(dir: &Path, user: u32) -> Result<(), Error> {
     let refused = |why: &str| Err(Error::new(ErrorKind::PermissionDenied, why.to_owned()));
-    let sockets_in = |path: &Path| std::fs::symlink_metadata(path);
+    let metadata_of = |path: &Path| std::fs::symlink_metadata(path);
     let open_to_others = |metadata: &Metadata, bits: u32| metadata.mode() & bits != 0;
     if let Some(base) = dir.parent() {
-        let base = sockets_in(base)?;
+        let base = metadata_of(base)?;
         if !base.is_dir() || ![user, 0].contains(&base.uid()) || open_to_others(&base, 0o022) {
             return refused("its parent directory belongs to another user, or others can write to it");
         }
     }
-    let metadata = sockets_in(dir)?;
+    let metadata = metadata_of(dir)?;
     if !metadata.is_dir() || metadata.uid() != user || open_to_others(&metadata, 0o077) {
         return refused("it is not a directory that belongs to this user with mode 0700");
     }
     Ok(())
 }
 
-/// Removes orphans of dead processes. Returns the other sockets.
+/// Removes the sockets of dead processes. Returns the other sockets.
 fn sweep(dir: &Path) -> Vec<PathBuf> {
     let mut alive = Vec::new();
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {

@@ -29,7 +29,7 @@ use crate::binary;
 use crate::bridge::{self, Bridge};
 use crate::console_log;
 use crate::error::{Error, Result};
-use crate::idle_window;
+use crate::idle_window::{IdleWait, wait_until_idle};
 use crate::launch::{self, Lifetime};
 use crate::orphan;
 use crate::probe::{self, Probe};
@@ -397,7 +397,7 @@ impl Guest {
 
     /// Waits until the guest leaves one processor idle for a moment. Returns `true` if `timeout` ends first.
     pub async fn was_busy(&self, timeout: Duration) -> bool {
-        idle_window::was_busy(self.process.pid, self.cpus, timeout).await
+        wait_until_idle(self.process.pid, self.cpus, timeout).await == IdleWait::TimedOut
     }
 
     /// Waits until QEMU has ended.

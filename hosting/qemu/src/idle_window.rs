@@ -1,59 +1,70 @@
 //! Waits for an idle window: a moment in which a guest leaves one of its processors idle, by the kernel's accounting of
-//! QEMU's threads.
+//! QEMU's threads. The daemon waits for one before it freezes the guest's file systems for a seal: a guest whose
+//! processors are all busy answers and thaws slowly.
 //!
-//! A request to a busy guest waits for its processors. A thread counts as busy while it runs and while it waits to run,
-//! so that a host without a free processor does not make its guests look idle.
+//! A thread counts as busy while it runs and while it waits to run, so that a host without a free processor does not
+//! make its guests look idle.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Length of an idle window. A kernel's tick is 1 to 10 ms.
+/// Length of an idle window. Longer than a kernel's tick (1 to 10 ms).
 const MOMENT: Duration = Duration::from_millis(20);
 
 /// The load of an idle guest in eighths of one processor: its ticks, and QEMU's own work.
 const IDLE_EIGHTHS: u32 = 1;
 
-/// Waits for an idle window of a process with `cpus` virtual processors. Returns `true` if `timeout` ends first. If
-/// the process is gone, or the kernel has no accounting, returns `false` at once.
-pub async fn was_busy(pid: u32, cpus: u32, timeout: Duration) -> bool {
+/// How a wait for an idle window ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdleWait {
+    /// There was an idle window.
+    Idle,
+    /// The timeout ended first.
+    TimedOut,
+    /// The process is gone, or the kernel has no accounting. The wait ended at once.
+    Unknown,
+}
+
+/// Waits for an idle window of a process with `cpus` virtual processors.
+pub async fn wait_until_idle(pid: u32, cpus: u32, timeout: Duration) -> IdleWait {
     let begin = Instant::now();
-    let Some(mut before) = threads(pid) else { return false };
+    let Some(mut before) = threads(pid) else { return IdleWait::Unknown };
     let mut since = begin;
     while begin.elapsed() < timeout {
         tokio::time::sleep(MOMENT).await;
-        let Some(now) = threads(pid) else { return false };
-        if leaves_one(wanted(&before, &now, since.elapsed()), since.elapsed(), cpus) {
-            return false;
+        let Some(now) = threads(pid) else { return IdleWait::Unknown };
+        if leaves_one(demand(&before, &now, since.elapsed()), since.elapsed(), cpus) {
+            return IdleWait::Idle;
         }
         (before, since) = (now, Instant::now());
     }
-    true
+    IdleWait::TimedOut
 }
 
 /// Whether one of the processors was nearly idle for this length of time.
-fn leaves_one(wanted: Duration, length: Duration, cpus: u32) -> bool {
-    wanted * 8 <= length * (8 * cpus.saturating_sub(1) + IDLE_EIGHTHS)
+fn leaves_one(demand: Duration, length: Duration, cpus: u32) -> bool {
+    demand * 8 <= length * (8 * cpus.saturating_sub(1) + IDLE_EIGHTHS)
 }
 
 /// The kernel's accounting of a thread.
 struct Thread {
     /// How long it ran, and waited to run.
-    wanted: Duration,
+    demand: Duration,
     /// Whether it runs or waits now.
     is_runnable: bool,
 }
 
 /// How long all threads together ran or waited to run, within a window of this length.
-fn wanted(before: &BTreeMap<u32, Thread>, now: &BTreeMap<u32, Thread>, length: Duration) -> Duration {
+fn demand(before: &BTreeMap<u32, Thread>, now: &BTreeMap<u32, Thread>, length: Duration) -> Duration {
     let of_one = |(id, thread): (&u32, &Thread)| {
         let then = before.get(id);
-        let wanted = thread.wanted.saturating_sub(then.map_or(Duration::ZERO, |then| then.wanted));
+        let demand = thread.demand.saturating_sub(then.map_or(Duration::ZERO, |then| then.demand));
         // The kernel adds a wait when the wait ends. So a runnable thread may have waited all the time, or since its
         // last run.
-        let waits = wanted.is_zero() || then.is_some_and(|then| then.is_runnable);
-        if thread.is_runnable && waits { wanted.max(length) } else { wanted }
+        let waits = demand.is_zero() || then.is_some_and(|then| then.is_runnable);
+        if thread.is_runnable && waits { demand.max(length) } else { demand }
     };
     // A thread that has ended counts as busy for the whole window.
     let ended = before.keys().filter(|id| !now.contains_key(id)).map(|_| length);
@@ -74,11 +85,11 @@ fn threads(pid: u32) -> Option<BTreeMap<u32, Thread>> {
         };
         // Nanoseconds on a processor, nanoseconds of waiting for one, and how often.
         let mut numbers = text.split_whitespace().map_while(|number| number.parse::<u64>().ok());
-        let wanted = Duration::from_nanos(numbers.next()?.saturating_add(numbers.next()?));
+        let demand = Duration::from_nanos(numbers.next()?.saturating_add(numbers.next()?));
         // The state comes behind the name, which may contain any character.
         let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
         let is_runnable = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R'));
-        threads.insert(id, Thread { wanted, is_runnable });
+        threads.insert(id, Thread { demand, is_runnable });
     }
     Some(threads)
 }
@@ -94,7 +105,7 @@ mod tests {
 
     #[test]
     fn one_processor_is_enough() {
-        for (wanted_ms, cpus, expected) in [
+        for (demand_ms, cpus, expected) in [
             (0, 1, true),
             (2, 1, true),
             (3, 1, false),
@@ -103,13 +114,13 @@ mod tests {
             (23, 2, false),
             (40, 2, false),
         ] {
-            assert_eq!(leaves_one(wanted_ms * MS, 20 * MS, cpus), expected, "{wanted_ms} ms of {cpus}");
+            assert_eq!(leaves_one(demand_ms * MS, 20 * MS, cpus), expected, "{demand_ms} ms of {cpus}");
         }
     }
 
     #[test]
     fn a_wait_that_is_not_over_counts() {
-        let thread = |wanted_ms: u32, is_runnable| Thread { wanted: wanted_ms * MS, is_runnable };
+        let thread = |demand_ms: u32, is_runnable| Thread { demand: demand_ms * MS, is_runnable };
         for (then, now, expected_ms) in [
             // It sleeps. Between the two samples it slept, or ran and went back to sleep.
             ((5, false), (5, false), 0),
@@ -124,7 +135,7 @@ mod tests {
         ] {
             let [then, now] =
                 [then, now].map(|(ms, is_runnable)| BTreeMap::from([(1, thread(ms, is_runnable))]));
-            assert_eq!(wanted(&then, &now, 20 * MS), expected_ms * MS, "{expected_ms}");
+            assert_eq!(demand(&then, &now, 20 * MS), expected_ms * MS, "{expected_ms}");
         }
     }
 
@@ -150,10 +161,10 @@ mod tests {
     #[tokio::test]
     async fn a_sleeping_process_is_idle_and_a_computing_one_is_not() {
         let (idle, busy) = (Shell::run("echo; exec sleep 1000"), Shell::run("echo; while :; do :; done"));
-        assert!(!was_busy(idle.0.id(), 1, Duration::from_secs(60)).await);
-        assert!(was_busy(busy.0.id(), 1, 200 * MS).await);
+        assert_eq!(wait_until_idle(idle.0.id(), 1, Duration::from_secs(60)).await, IdleWait::Idle);
+        assert_eq!(wait_until_idle(busy.0.id(), 1, 200 * MS).await, IdleWait::TimedOut);
         // With a second processor, one would be idle.
-        assert!(!was_busy(busy.0.id(), 2, Duration::from_secs(60)).await);
+        assert_eq!(wait_until_idle(busy.0.id(), 2, Duration::from_secs(60)).await, IdleWait::Idle);
     }
 
     /// The idle-priority process runs for one millisecond of about a hundred, and waits in all others.
@@ -162,7 +173,7 @@ mod tests {
         let _other = Shell::run("taskset -cp 0 $$ >/dev/null; echo; while :; do :; done");
         let waits = Shell::run("taskset -cp 0 $$ >/dev/null; chrt -i -p 0 $$; echo; while :; do :; done");
         for _ in 0..10 {
-            assert!(was_busy(waits.0.id(), 1, 200 * MS).await);
+            assert_eq!(wait_until_idle(waits.0.id(), 1, 200 * MS).await, IdleWait::TimedOut);
         }
     }
 
@@ -171,6 +182,6 @@ mod tests {
         let mut gone = Command::new("true").spawn().unwrap();
         let pid = gone.id();
         gone.wait().unwrap();
-        assert!(!was_busy(pid, 1, Duration::from_secs(60)).await);
+        assert_eq!(wait_until_idle(pid, 1, Duration::from_secs(60)).await, IdleWait::Unknown);
     }
 }

@@ -4,10 +4,10 @@
 //!   each second: counters of a machine that is on --> its peaks --its disk is closed--> a run in the database
 //!   each SAMPLE_INTERVAL: sum of all machines, free space --> samples, in memory
 //! ```
-//! Peaks are taken here and not in the data path, so that they cost nothing there; a peak of less than a second can be missed. What goes on
-//! without the daemon (`serve --keep-machines`) counts from the start of the next daemon on.
+//! Peaks are taken here and not in the data path, so that they cost nothing there; a peak of less than a second can be missed. Machines that
+//! run on without the daemon (`serve --keep-machines`) are measured from the start of the next daemon.
 
-mod order;
+mod percentiles;
 mod samples;
 
 use headwater_api::advice::{LIMITED_MAX, RUNS_NEEDED, disk_for, ram_without_spilling};
@@ -16,7 +16,7 @@ use headwater_db::{CatalogRecord, DbError, RunRecord};
 
 use crate::Service;
 use crate::lifecycle::Active;
-use order::{bound_of_p95, percentile};
+use percentiles::{bound_of_p95, percentile};
 pub(crate) use samples::AdviceState;
 
 /// The advice from these runs.
@@ -33,13 +33,14 @@ fn advise(catalog: &CatalogRecord, runs: &[RunRecord], host: HostAdvice) -> Cata
     let advised =
         bound.map(|live| AdvisedSizes { ram_bytes: ram_without_spilling(live), disk_bytes: disk_for(live) });
     let reason = match (&bound, is_limited) {
-        (Some(_), _) => "in 95 % of the runs less lived in the write cache than the sizes are for".to_owned(),
+        (Some(_), _) => "95 % of all runs had less live data than these sizes hold".to_owned(),
         (None, true) if count > 0 => format!(
-            "in {limited} of {count} runs writes waited for space, so that nobody knows how much they needed: give the machines more \
-             first"
+            "in {limited} of {count} runs writes waited for space, so their need is unknown: give the machines more first"
         ),
         (None, _) if count == 0 => {
-            format!("no runs on this host yet, of {RUNS_NEEDED}; runs on other hosts are not counted")
+            format!(
+                "no runs on this host yet; advice needs {RUNS_NEEDED}; runs on other hosts are not counted"
+            )
         }
         (None, _) => format!("not enough runs yet: {count} of {RUNS_NEEDED}"),
     };
@@ -65,8 +66,8 @@ impl Service {
         Ok(advise(catalog, &runs, self.host_advice()))
     }
 
-    /// Notes what the write cache of a machine took whose VM has ended. A machine without a catalog has no advice. Nobody waits for it: the
-    /// database may be away.
+    /// Records the run of a machine whose VM has ended, if the machine has a catalog. Saves it in the background, because the database may
+    /// be unavailable.
     pub(crate) fn note_run(&self, active: &Active) {
         let Some(catalog) = active.catalog.clone() else { return };
         let (counters, peaks) = (active.counters(), active.peaks());

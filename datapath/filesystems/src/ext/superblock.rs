@@ -169,7 +169,9 @@ impl Superblock {
         }
         if self.blocks > partition_bytes / self.block_bytes {
             let bytes = self.blocks.saturating_mul(self.block_bytes);
-            return Err(fault(format!("it has {bytes} bytes, and its partition {partition_bytes}")));
+            return Err(fault(format!(
+                "the file system is larger than its partition: {bytes} bytes in {partition_bytes}"
+            )));
         }
         self.inodes = self.inodes.min(self.groups.saturating_mul(self.inodes_per_group));
         Ok(())

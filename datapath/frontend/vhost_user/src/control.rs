@@ -282,19 +282,18 @@ impl VhostUserBackendReqHandlerMut for Control {
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
         let entries = u16::try_from(num).ok().filter(|n| n.is_power_of_two() && *n <= QUEUE_SIZE);
         let queue = self.queue(index_of(index))?;
-        match entries {
+        let why = match entries {
             Some(entries) if queue.running.is_none() => {
                 queue.entries = entries;
-                Ok(())
+                return Ok(());
             }
-            _ => {
-                let why = format_args!(
-                    "queue {index} cannot have {num} entries: powers of two up to {QUEUE_SIZE}, while it is stopped"
-                );
-                self.disk.faults.warn(&self.disk.name, &why);
-                Err(Error::InvalidParam)
-            }
-        }
+            Some(_) => format!("cannot change the size of queue {index} while it runs"),
+            None => format!(
+                "queue {index} cannot have {num} entries: the number must be a power of two, at most {QUEUE_SIZE}"
+            ),
+        };
+        self.disk.faults.warn(&self.disk.name, &why);
+        Err(Error::InvalidParam)
     }
 
     fn set_vring_addr(

@@ -221,7 +221,7 @@ impl MemoryFile {
             IoError::from_os(format!("cannot prepare the memory of a write cache in a file: {e}"), e)
         };
         if UNDER_MODEL_CHECKER {
-            return Err(IoError::new(IoErrorKind::Invalid, "the schedule explorer has no memory files"));
+            return Err(IoError::new(IoErrorKind::Invalid, "the model checker has no memory files"));
         }
         let layout = Layout::new(blocks);
         let key = match overflow {

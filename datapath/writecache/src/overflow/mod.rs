@@ -364,7 +364,7 @@ impl Overflow {
     pub fn failed(&self) {
         *self.failed_at.lock() = Some(Instant::now());
         if UNDER_MODEL_CHECKER {
-            // Under the explorer the pause takes no time, so a retrying thread could run alone for ever.
+            // Under the model checker the pause takes no time, so a retrying thread could run alone for ever.
             thread::yield_now();
         }
     }

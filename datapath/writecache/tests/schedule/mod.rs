@@ -12,7 +12,7 @@ use headwater_writecache::{Host, WriteCache};
 /// The number of scheduler steps after which memory that is still in use counts as lost.
 const STEPS_MAX: usize = 20_000;
 
-/// Waits until a condition is true; the explorer lets all other threads run meanwhile.
+/// Waits until a condition is true; the model checker lets all other threads run meanwhile.
 pub fn settle(what: &str, is_so: impl Fn() -> bool) {
     for _ in 0..STEPS_MAX {
         if is_so() {

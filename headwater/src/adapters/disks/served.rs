@@ -16,10 +16,10 @@ use headwater_volume::Volume;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use super::in_keeper::DiskInKeeper;
 use super::recordings::Recording;
 use super::scratch::Scratch;
 use super::shortage::Failing;
-use super::survival::Survival;
 use super::{at_least, blocking, kind_of};
 use crate::adapters::contents::{self, ScanPermit, Scans};
 use crate::adapters::frozen::FrozenVolume;
@@ -105,7 +105,7 @@ pub(super) struct ServedVolume {
     /// The frozen views that readers outside use.
     pub(super) snapshot_leases: SnapshotLeases,
     pub(super) totals: Arc<Totals>,
-    pub(super) survival: Arc<Survival>,
+    pub(super) in_keeper: Arc<DiskInKeeper>,
     pub(super) scans: Arc<Scans>,
     /// `None` once the disk is closed.
     pub(super) parts: Arc<Mutex<Option<ServedParts>>>,
@@ -140,9 +140,9 @@ impl ServedVolume {
         drop(recording);
         if let Some(kept) = self.kept {
             noted(&self.files, kept, self.volume.try_close())?;
-            let caches = super::survival::caches(&self.volume, scratch.as_ref());
+            let caches = super::in_keeper::caches(&self.volume, scratch.as_ref());
             let caches = caches.map_err(|e| BackendError::from_io("cannot hand over its scratch disk", e))?;
-            self.survival.hand_over(&caches).map_err(|e| {
+            self.in_keeper.hand_over(&caches).map_err(|e| {
                 BackendError::new(ProblemKind::Failed, format!("the keeper of disks does not take it: {e:#}"))
             })?;
         }
@@ -239,7 +239,7 @@ impl Disk for ServedVolume {
 
     fn set_limits(&self, cache: &CacheSettings) {
         self.volume.set_weight(cache.weight);
-        self.survival.set_limits(cache);
+        self.in_keeper.set_limits(cache);
         // The buffer of mode `disk` has a size of its own, and mode `ram` no disk.
         if self.mode != CacheMode::Disk {
             self.volume.set_ram_bytes(cache.ram_bytes);
@@ -273,13 +273,13 @@ impl Disk for ServedVolume {
         let (volume, parts, snapshot_leases) =
             (self.volume.clone(), self.parts.clone(), self.snapshot_leases.clone());
         let (totals, files, kept) = (Arc::clone(&self.totals), self.files.clone(), self.kept);
-        let survival = Arc::clone(&self.survival);
+        let in_keeper = Arc::clone(&self.in_keeper);
         blocking("close the disk", move || {
             let parts = parts.lock().take();
             // Or what the machine wrote would live as long as its readers.
             drop(snapshot_leases.take_back());
             // No process goes on with it.
-            survival.end();
+            in_keeper.end();
             volume.end();
             // Writes that wait for space give up, or the server would wait for them.
             let saved = volume.try_close();

@@ -60,6 +60,8 @@ pub async fn run(data_dir: Option<PathBuf>, args: DoctorArgs, json: bool) -> any
     let given = args.config.is_some();
     let file = args.config.or_else(|| Path::new(SYSTEM_FILE).exists().then(|| SYSTEM_FILE.into()));
     let (settings, mut checks) = configured(file.as_deref());
+    // The system's file may be that of another daemon. So without --config, the directory is the one that all other
+    // commands use.
     let configured_dir = settings.as_ref().filter(|_| given).and_then(Effective::data_dir);
     let dir = DataDir::of_daemon(data_dir.or(configured_dir))?;
     checks.extend(host::qemu().await);

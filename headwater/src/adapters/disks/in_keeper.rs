@@ -1,4 +1,7 @@
-//! What is kept of a machine's disk for the next disk process.
+//! What the keeper (the parent process, [`crate::disk_process`]) holds of a machine's disk, so that the next disk process can serve it.
+//!
+//! An ephemeral disk is held from its opening to its closing, so it outlives a crash. A persistent disk is held only between the two disk
+//! processes of an upgrade, after it was saved: after a crash its file may lack answered writes, so its machine cannot continue.
 
 use std::sync::Arc;
 
@@ -11,7 +14,7 @@ use parking_lot::Mutex;
 use super::scratch::Scratch;
 use crate::disk_process::{Keeper, LeftCaches};
 
-/// The memory of a machine's write caches, as far as another process can go on with it.
+/// The memory of a machine's write caches with which another process can continue.
 pub(super) fn caches(volume: &Volume, scratch: Option<&Scratch>) -> std::io::Result<LeftCaches> {
     let scratch = match scratch {
         Some(scratch) => scratch.volume.handover()?,
@@ -20,19 +23,19 @@ pub(super) fn caches(volume: &Volume, scratch: Option<&Scratch>) -> std::io::Res
     Ok(LeftCaches { disk: volume.handover()?, scratch })
 }
 
-/// Keeps a disk until it is closed.
-pub(super) struct Survival(Option<Kept>);
+/// Tells the keeper what to hold of one open disk. Does nothing without a keeper, or if the keeper did not take the disk.
+pub(super) struct DiskInKeeper(Option<Held>);
 
-struct Kept {
+struct Held {
     keeper: Arc<Keeper>,
     request: Mutex<DiskRequest>,
-    /// The keeper has all of it. It has a persistent disk only while that is handed over.
-    is_held: bool,
+    /// Whether the keeper holds this disk while it is served: true for ephemeral disks.
+    is_ephemeral: bool,
 }
 
-impl Survival {
-    /// Gives the keeper what the next process needs, unless the keeper has that from the process before. A persistent disk is not given:
-    /// after a crash it is as at its last flush, or later, so its machine cannot go on.
+impl DiskInKeeper {
+    /// Called when a disk is opened. Gives an ephemeral disk to the keeper, unless this process took the disk over from the keeper
+    /// (`is_recovered`). Removes a persistent disk from the keeper.
     pub(super) fn begin(
         keeper: Option<&Arc<Keeper>>,
         request: &DiskRequest,
@@ -40,11 +43,11 @@ impl Survival {
         is_recovered: bool,
     ) -> Self {
         let Some(keeper) = keeper else { return Self(None) };
-        let is_held = request.kept.is_none();
+        let is_ephemeral = request.kept.is_none();
         let give = || -> anyhow::Result<()> {
             match caches? {
-                // From now on it is written to.
-                _ if !is_held => keeper.forget(request.uuid)?,
+                // A persistent disk: its file changes from now on, so what the keeper holds is outdated.
+                _ if !is_ephemeral => keeper.forget(request.uuid)?,
                 caches if caches.disk.is_none() => anyhow::bail!("its memory is in no file"),
                 caches if !is_recovered => keeper.put_disk(request, &caches)?,
                 _ => {}
@@ -56,29 +59,29 @@ impl Survival {
             tracing::warn!(%machine, "its disk does not outlive a crash of the disk process: {error:#}");
             return Self(None);
         }
-        Self(Some(Kept { keeper: Arc::clone(keeper), request: Mutex::new(request.clone()), is_held }))
+        Self(Some(Held { keeper: Arc::clone(keeper), request: Mutex::new(request.clone()), is_ephemeral }))
     }
 
-    /// Gives the keeper a persistent disk that is saved and not served any more.
+    /// Called during an upgrade. Gives the keeper a persistent disk that is saved and not served any more.
     pub(super) fn hand_over(&self, caches: &LeftCaches) -> anyhow::Result<()> {
-        let Kept { keeper, request, .. } = self.0.as_ref().context("there is no keeper")?;
+        let Held { keeper, request, .. } = self.0.as_ref().context("there is no keeper")?;
         keeper.put_disk(&request.lock(), caches)
     }
 
-    /// The disk has other limits from now on.
+    /// Records the disk's new limits for the next disk process.
     pub(super) fn set_limits(&self, cache: &CacheSettings) {
-        if let Some(Kept { keeper, request, is_held }) = &self.0 {
+        if let Some(Held { keeper, request, is_ephemeral }) = &self.0 {
             let mut request = request.lock();
             request.cache = *cache;
-            if *is_held && let Err(error) = keeper.put_request(&request) {
+            if *is_ephemeral && let Err(error) = keeper.put_request(&request) {
                 tracing::warn!(machine = %request.machine, "the next disk process has its earlier limits: {error:#}");
             }
         }
     }
 
-    /// The disk is closed. Harmless when repeated.
+    /// Called when the disk is closed. Removes it from the keeper. Harmless if repeated.
     pub(super) fn end(&self) {
-        if let Some(Kept { keeper, request, .. }) = &self.0
+        if let Some(Held { keeper, request, .. }) = &self.0
             && let Err(error) = keeper.forget(request.lock().uuid)
         {
             tracing::debug!(%error, "the keeper has ended before a disk was closed");
