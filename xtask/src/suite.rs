@@ -19,7 +19,7 @@ use crate::runs::{self, Queue};
 /// All tests except the schedules below, and all other targets for clippy.
 const TESTS: &[&str] = &["--workspace", "--all-targets"];
 
-/// Tests of the write cache under a schedule explorer, which replaces locks and atomics, so the crate is built a
+/// Tests of the write cache under a model checker, which replaces locks and atomics, so the crate is built a
 /// second time. The command names the whole workspace, so that all other crates keep the features with which they
 /// were built.
 const SCHEDULES: &[&str] =

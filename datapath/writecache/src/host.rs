@@ -136,7 +136,7 @@ impl Host {
         Ok(host)
     }
 
-    /// Like [`Host::with_engine`]; the caller runs the thread's function on a thread of the schedule
+    /// Like [`Host::with_engine`]; the caller runs the thread's function on a thread of the
     /// model checker.
     #[cfg(feature = "shuttle")]
     pub fn without_thread(limit_bytes: u64, engine: Arc<dyn IoEngine>) -> (Self, impl FnOnce() + Send) {

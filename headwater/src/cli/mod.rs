@@ -251,7 +251,7 @@ pub struct EventsArgs {
     /// Print new events as they occur, until Ctrl-C; with --json one object a line
     #[arg(long, conflicts_with = "before")]
     pub follow: bool,
-    /// The most events to print, the newest ones; the daemon keeps the newest 100,000
+    /// The most events to print, the newest ones; the daemon keeps at least the newest 100,000
     #[arg(long, value_name = "COUNT", default_value_t = 100)]
     pub limit: u32,
 }
