@@ -1,4 +1,6 @@
-//! Operations on the boot traces of versions: show, merge from a file, save to a file, remove.
+//! Operations on the boot trace of a version: show, merge from a file, save to a file, remove. A boot trace lists what a boot reads, so
+//! that the next boot's reads can be fetched ahead. [`super::images`] calls these functions for the API. Boots are not recorded here, but
+//! in `crate::traces`.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -1,12 +1,12 @@
-//! Reports what occupies a write cache: scans the file systems in a snapshot of a disk.
+//! Reports what occupies a write cache: scans the file systems in a snapshot of a disk, for `headwater cache contents`. Called by the
+//! disk of a machine ([`super::disks`]). It only reads.
 //!
 //! ```text
 //!   snapshot --changed ranges--> Changed                   (RAM only)
 //!   file systems --read_at--> changed? --yes--> the snapshot: RAM, packed, the overflow disk
 //!                                      \--no---> the image below, which needs no snapshot
 //! ```
-//! A seal, an external reader, and a machine that needs the space end the snapshot and with it the scan. None of them waits
-//! longer than a
+//! A seal, an external reader, and a machine that needs the space end the snapshot and with it the scan. None of them waits longer than a
 //! read from this host takes, because reads of the image, which may wait for a store, do not hold the snapshot.
 
 use std::sync::Arc;

@@ -1,10 +1,9 @@
-//! Exports to other formats than raw: qemu-img reads the version over NBD and writes the file.
+//! Exports a version in other formats than raw: qemu-img reads the version over NBD and writes the file. Called by [`super::images`].
 //!
-//! The version is served on a socket in a temporary directory that no other user can enter, so no raw copy is needed. The
-//! file gets its name when it is complete and durable. Until then it has a unique temporary name: if two exports have the
-//! same target
-//! at the same time, the first to finish creates the file, and the other fails. qemu-img gets the file open, because in a
-//! directory that others can write to, its name could later lead to another file.
+//! The version is served on a socket in a temporary directory that no other user can enter, so no raw copy is needed. The file gets its
+//! name when it is complete and durable. Until then it has a unique temporary name: if two exports have the same target at the same time,
+//! the first to finish creates the file, and the other fails. qemu-img gets the file open, because in a directory that others can write
+//! to, its name could later lead to another file.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};

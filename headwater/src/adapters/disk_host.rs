@@ -1,6 +1,6 @@
-//! What a daemon needs from the disks of its host in addition to [`Disks`]: external readers, boot traces, and the last
-//! known state of the
-//! store. The disks are in this process ([`super::disks::Volumes`]) or in a separate one ([`crate::disk_process`]).
+//! What a daemon needs from the disks of its host in addition to [`Disks`]: external readers (NBD clients of the daemon), boot traces,
+//! and the last known state of the store. The disks are in this process ([`super::disks::Volumes`]) or in a separate one
+//! ([`crate::disk_process`]); the daemon uses both through the trait [`DiskHost`].
 
 use std::sync::Arc;
 use std::time::SystemTime;

@@ -1,4 +1,8 @@
 //! Opens machines' disks: a volume over a version of an image, served on a unix socket by vhost-user-blk or NBD.
+//!
+//! [`Volumes`] is used by the disk process of `headwater serve`, and by `headwater run` in its own process. The service decides which
+//! version and which write cache a disk has. The parts of an open disk are in [`served`]; what a crash of this process leaves to the next
+//! one is in [`in_keeper`]. In this module "kept" means: of a persistent disk, which outlives its machine's runs.
 
 use std::collections::HashMap;
 use std::os::unix::fs::FileTypeExt;
@@ -60,11 +64,11 @@ pub struct Volumes {
     caches: CacheArgs,
     readable: Arc<Readable>,
     totals: Arc<Totals>,
-    /// Keeps what is needed of the disks of machines when this process ends, if there is a keeper.
+    /// The keeper, which holds the memory of write caches so that disks outlive this process. `None` in `headwater run`.
     keeper: Option<Arc<Keeper>>,
 }
 
-/// The disks that readers outside of machines can use.
+/// The disks that external readers can use.
 #[derive(Default)]
 struct Readable {
     /// The disks of machines that are on, or were; by name.

@@ -1,4 +1,6 @@
-//! Makes versions of disks: the snapshot of a volume is imported as a version whose parent is the version below the volume.
+//! Makes versions of disks: the snapshot of a volume is imported as a version whose parent is the version below the volume. The snapshot
+//! is of a machine that runs, or of a persistent disk whose machine is off. The service calls this through its trait [`FrozenDisk`] when
+//! it seals; it has asked the guest before to freeze its file systems. A snapshot for readers is lent by [`super::snapshot_leases`].
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -22,7 +24,7 @@ use crate::adapters::images::{
 // The service refuses longer notes before it asks a guest for anything.
 const _: () = assert!(NOTE_MAX_BYTES == headwater_store::NOTE_MAX_BYTES);
 
-/// The snapshot of a disk.
+/// The snapshot of a disk, from which a version is made or which readers read. It ends when it is dropped.
 pub struct FrozenVolume {
     store: Arc<dyn Store>,
     below: ImageVersion,

@@ -1,4 +1,6 @@
-//! Runs machines with QEMU: implements [`Hypervisor`] with `headwater_qemu`.
+//! Runs machines with QEMU: implements the service's trait [`Hypervisor`] with `headwater_qemu`. It starts a VM, presses its power
+//! button, ends it, and talks to its guest agent. It decides nothing about a machine's state: the service does, with
+//! `control/service/src/lifecycle`.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};

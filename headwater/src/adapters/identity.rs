@@ -5,8 +5,8 @@
 //!   file systems that can be read   SSH host keys, machine-id, host name, a Windows that sysprep has not generalised
 //!   all blocks that were written    the private SSH host key: in file systems that cannot be read, and in blocks of removed files
 //! ```
-//! The blocks are searched only if no file has the key. Files are read only with [`small_files`], which uses the file
-//! system readers of `image diff`.
+//! The blocks are searched only if no file has the key. Files are read only with [`small_files`], which uses the file system readers of
+//! `image diff`.
 
 use std::sync::Arc;
 

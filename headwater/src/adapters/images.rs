@@ -1,4 +1,6 @@
-//! The images of a store: implements [`Images`] with `headwater_store` and `headwater_image`.
+//! The images of a store: implements the service's trait [`Images`] (list, import, promote, verify, diff, export, remove and others) with
+//! `headwater_store` and `headwater_image`. The daemon has one [`StoredImages`]. Work on the store runs on threads of its own, at most
+//! [`MAX_OPERATIONS`] at a time. Machines' disks are not opened here, but in [`super::disks`].
 
 use std::path::Path;
 use std::sync::Arc;

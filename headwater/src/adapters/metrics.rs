@@ -1,4 +1,5 @@
-//! Converts the counters of the data plane to metrics.
+//! Converts the counters of the data plane (volumes, write caches, chunk caches, streaming) to metrics with names and labels, for
+//! `/metrics`, `headwater stats` and the counters of `headwater export`. Nothing is counted here.
 
 use headwater_api::CacheMode;
 use headwater_api::metrics::Sample;

@@ -1,4 +1,14 @@
-//! Adapters: the service's traits, implemented with the crates of the data plane and of hosting.
+//! Adapters: implement the traits of the service (`headwater_service::backend`) with the crates of the data plane and of hosting.
+//!
+//! The daemon creates them at its start and gives them to the service, which decides what happens. An adapter decides nothing about
+//! machines or images: it does what the service asks, and converts errors. The disk process uses [`disks`] and its parts, too.
+//!
+//! | trait | implemented by |
+//! |---|---|
+//! | `Disks`, `DiskHost` | [`disks`] in this process, or the client of the disk process ([`crate::disk_process`]) |
+//! | `Images` | [`images`] with [`pulls`], [`sources`], [`convert`], [`boot_traces`], [`promotions`] |
+//! | `Hypervisor` | [`hypervisor`] |
+//! | `Targets`, `Wake` | [`targets`], [`wake`] |
 
 mod boot_traces;
 pub mod contents;

@@ -1,7 +1,7 @@
-//! Scheduled promotions of a store: decides when to check for due promotions, and makes them.
+//! Scheduled promotions of a store: decides when to check for due promotions, and makes them. Used by [`super::images`], which the
+//! service asks at each tick.
 //!
-//! Another daemon may schedule promotions in the same store, and end before it makes them. So the store is checked at least
-//! every
+//! Another daemon may schedule promotions in the same store, and end before it makes them. So the store is checked at least every
 //! [`CHECK_INTERVAL_S`] seconds, whatever this daemon knows. A read-only store is not checked.
 
 use std::sync::Arc;

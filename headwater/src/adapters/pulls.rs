@@ -1,8 +1,7 @@
-//! Pulls: copies versions from another store into the daemon's store.
+//! Pulls: copies versions from another store into the daemon's store. Called by [`super::images`] for `POST /pull`.
 //!
-//! The changes of each image are reported when they are complete. Changes by others at the same time are not included, and
-//! changes that were
-//! made are known even if the pull fails later.
+//! The changes of each image are reported when they are complete. Changes by others at the same time are not included, and changes that
+//! were made are known even if the pull fails later.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

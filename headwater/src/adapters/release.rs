@@ -1,4 +1,5 @@
-//! Releases pins of versions, without waiting for a store that does not answer.
+//! Releases pins of versions, without waiting for a store that does not answer. A pin ([`Pin`]) keeps a version from being removed while
+//! a disk, a reader or a seal uses it; releasing it writes to the store. Used by [`super::disks`] when a disk closes.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;

@@ -1,4 +1,6 @@
-//! Converts retention roots between the service and the store, and names the daemon that owns them.
+//! Converts retention roots between the service and the store, and names the daemon that owns them. A retention root is a record in the
+//! store that keeps a version from being removed, because a machine, a catalog or a pin of this daemon needs it. The service decides
+//! which roots there are.
 
 use headwater_service::backend::{BackendError, RetentionPurpose, RetentionRoot};
 use headwater_store::retention::{ANY_VERSION, RetentionPurpose as StorePurpose};

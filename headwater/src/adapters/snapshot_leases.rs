@@ -1,4 +1,5 @@
-//! Snapshots of disks for external readers. A snapshot is revoked when the machine needs its disk.
+//! Lends a snapshot of a machine's disk to external readers (NBD clients of the daemon, scans), and revokes it when the machine needs its
+//! disk. Each open disk of [`super::disks`] has one [`SnapshotLeases`]. Snapshots for a seal are not lent: see [`super::frozen`].
 //!
 //! ```text
 //!   no reader --first reader--> a snapshot (View) --further readers--> the same View
@@ -6,12 +7,10 @@
 //!        +--------- the last reader ends, or revoked ---+      a reader that still holds it gets errors
 //! ```
 //!
-//! A scan of the write cache has its own snapshot, which ends as soon as somebody wants to read or seal the disk. A scan
-//! begins only
-//! if nobody reads.
+//! A scan of the write cache has its own snapshot, which ends as soon as somebody wants to read or seal the disk. A scan begins only if
+//! nobody reads.
 //!
-//! All concurrent readers see the same instant, so a client may open several connections. Blocks that only the snapshot
-//! needs are freed
+//! All concurrent readers see the same instant, so a client may open several connections. Blocks that only the snapshot needs are freed
 //! when the last reader ends.
 
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Sources of imports: files and NBD servers.
+//! Opens what an import or a pull reads (files, NBD servers, other stores), and imports a file or NBD export as a version. Called by
+//! [`super::images`], and by `headwater export` for the formats of files. Paths are those of the daemon's host.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;

@@ -1,5 +1,6 @@
-//! Answers the boot server's questions about machines that boot from the network, from the database, the store and the data
-//! directory.
+//! Answers the boot server's questions about machines that boot from the network (targets), from the database, the store and the data
+//! directory: what a card's machine boots, and with which token it may read its image. The boot server (`boot/server`) speaks the
+//! protocols of firmware itself, and calls this through its trait [`Targets`].
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ const CHUNKS_BYTES: u64 = 64 << 20;
 /// Random bytes of a token for the store.
 const TOKEN_BYTES: usize = 32;
 
-/// The machines of a daemon that boot from the network.
+/// Answers the boot server about the machines of a daemon that boot from the network.
 pub struct NetworkTargets {
     pub service: Service,
     pub store: Arc<dyn Store>,

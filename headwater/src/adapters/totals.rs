@@ -1,4 +1,5 @@
-//! Sums the counters of all machines' disks since the daemon started, including machines that are off now.
+//! Sums the counters of all machines' disks since the process that serves them started, including machines that are off now. So the
+//! host's metrics never decrease when a disk closes. [`super::disks`] reports each disk that it opens and closes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};

@@ -1,4 +1,5 @@
-//! Switching on physical machines: a magic packet on the interface of the boot server, or a command of the site.
+//! Switches on physical machines, for the service's trait [`Wake`]: with a magic packet on the interface of the boot server, or with a
+//! command of the site. It does not wait until the machine is up.
 
 use std::path::PathBuf;
 use std::process::Stdio;

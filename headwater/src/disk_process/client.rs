@@ -1,4 +1,6 @@
-//! The daemon's client of the disk process: it implements the traits for disks with calls over a unix socket.
+//! The daemon's client of the disk process: implements the traits for disks ([`Disks`], [`DiskHost`]) with calls over the unix socket
+//! `DIR/disks.sock`. [`super::start`] creates it. It opens no disk itself; it notices when the disk process ends, and which disks the
+//! next disk process did not take over.
 
 use std::collections::BTreeSet;
 use std::io::{BufReader, ErrorKind, Read};
@@ -73,7 +75,7 @@ impl Waiting {
     }
 }
 
-/// A connection to the disk process.
+/// A connection to the disk process. It carries one call at a time.
 pub struct Connection {
     reading: BufReader<UnixStream>,
     writing: UnixStream,
@@ -151,7 +153,7 @@ fn gone(error: std::io::Error) -> BackendError {
     BackendError::new(ProblemKind::Unavailable, "the disk process does not answer").because(error)
 }
 
-/// A client of the disk process.
+/// The disks of this host, in the disk process. The daemon has one.
 pub struct DiskClient {
     link: Arc<Link>,
     /// Becomes true when the process has ended.
@@ -164,11 +166,11 @@ struct Link {
     socket: PathBuf,
     idle: Mutex<Vec<Connection>>,
     figures: Mutex<Option<(Instant, Arc<Snapshot>)>>,
-    /// Since when it has not answered the questions for figures.
+    /// Since when the disk process has not answered requests for figures.
     silent_since: Mutex<Option<Instant>>,
     /// The disks that this daemon has open.
     open: Mutex<BTreeSet<Uuid>>,
-    /// Those of them that a disk process did not take over from one that crashed.
+    /// Those of them that were lost: a disk process crashed, and the next one did not take them over.
     lost: watch::Sender<BTreeSet<Uuid>>,
     /// The store, once it is open. This process writes it.
     store: OnceLock<Arc<dyn Store>>,

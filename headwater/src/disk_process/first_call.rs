@@ -1,7 +1,7 @@
-//! Waits for the first daemon on one thread, before the disk process knows its settings.
+//! Waits for the first daemon on one thread, before the disk process knows its settings. Called by [`super::server`] when the process
+//! starts.
 //!
-//! The permitted actions depend on the settings, and only a process with a single thread can give up its other
-//! permissions
+//! The permitted actions depend on the settings, and only a process with a single thread can give up its other permissions
 //! ([`super::sandbox`]). The connections of this time are handed on, and are served by threads afterwards.
 
 use std::io::BufReader;

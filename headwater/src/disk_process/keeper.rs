@@ -1,4 +1,5 @@
-//! The keeper: the parent of the disk process. It holds what the next disk process needs, and starts that process if one crashes.
+//! The keeper: the parent of the disk process. It holds what the next disk process needs (the descriptors of the memory of write caches, of
+//! overflow files, keys, the socket and the settings), and starts that process if one crashes. `headwater disks` runs it. It serves no disk.
 //!
 //! ```text
 //!   headwater disks (keeper) --starts, hands all descriptors over--> headwater disks (disk process)
@@ -10,10 +11,10 @@
 //! | the disk process ended | next |
 //! |---|---|
 //! | with code 0, or the keeper was told to end | the keeper ends |
-//! | by SIGKILL: somebody, or the kernel for want of memory | another one, always |
+//! | by SIGKILL, from somebody, or from the kernel because memory is short | another one, always |
 //! | otherwise, while it took a disk over, and it was the third time within a minute | another one, without that disk |
 //! | otherwise, for the fourth time within a minute | the keeper ends, and all machines with it |
-//! | after it was told to hand its disks over ([`super::upgrade`]) | that of the new program; if it does not serve in time, that of the old one |
+//! | after it was told to hand its disks over ([`super::upgrade`]) | one of the new program; if that does not serve in time, one of the old program |
 //! | otherwise | another one; after two times within a minute it takes the disks over one by one, and waits after each |
 
 use std::collections::{BTreeMap, VecDeque};
@@ -48,7 +49,7 @@ const HANDS_OVER_WITHIN: Duration = Duration::from_secs(60);
 /// How long the disk process of a new program may take to serve the disks.
 const SERVES_WITHIN: Duration = Duration::from_secs(10);
 
-/// The pause after a user could not be accepted, as for want of descriptors.
+/// The pause after a connection of `headwater upgrade` could not be accepted, for instance for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Only the child of a keeper has this variable.
@@ -58,7 +59,7 @@ const CAREFUL: &str = "careful";
 /// Only a disk process that an upgrade tries has this variable.
 const TRIED: &str = "HEADWATER_TRIED";
 
-/// Whether an upgrade tries this program: if it cannot take all disks over, the one from before serves again.
+/// Whether an upgrade tries this program: if it cannot take all disks over, the old program serves again.
 pub fn is_tried() -> bool {
     std::env::var_os(TRIED).is_some()
 }
@@ -98,17 +99,18 @@ fn memory_directory(data_dir: &DataDir) -> Result<OwnedFd, String> {
     if is_tmpfs { Ok(directory) } else { Err(format!("{} is no tmpfs", path.display())) }
 }
 
-/// What the keeper knows.
+/// The state of the keeper.
 struct Keeping {
+    /// The descriptors that the keeper holds, by name.
     kept: BTreeMap<String, OwnedFd>,
     /// The UUID of the machine whose disk is being taken over, or nothing.
     taken_over: String,
     crashes: Crashes,
     /// The program of disk processes. `None`: that of the keeper.
     program: Option<OwnedFd>,
-    /// The disk process has taken all disks over.
+    /// Whether the disk process has taken all disks over.
     is_serving: bool,
-    /// When it last took over a disk, or said which one is next.
+    /// When the disk process last took over a disk, or said which disk is next.
     progress: Instant,
     upgrade: Option<Upgrade>,
 }
@@ -118,9 +120,9 @@ struct Upgrade {
     asked: Asked,
     version: String,
     begun: Instant,
-    /// The old disk process has ended, and that of the new program is to serve.
+    /// Whether the old disk process has ended, so that the new program's is to serve.
     is_tried: bool,
-    /// How many disks the new program is given.
+    /// How many disks the new program gets.
     disks: usize,
 }
 

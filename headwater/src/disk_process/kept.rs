@@ -1,7 +1,8 @@
-//! What outlives the disk process: descriptors under names, in the hands of the keeper ([`super::keeper`]).
+//! What outlives the disk process: descriptors under names, which the keeper ([`super::keeper`]) holds. This file has both ends'
+//! messages, and [`Keeper`], the disk process's side: it gives the keeper each disk, and reads at its start what the keeper holds.
 //!
-//! Messages go over a socket that keeps their boundaries: a byte that says what to do, and a name. The disk process sends a descriptor
-//! before it uses what is behind it. A message that was sent counts, also if its sender has ended by then.
+//! Messages go over a socket that preserves their boundaries: a byte that says what to do, and a name. The disk process sends a
+//! descriptor before it uses the file behind it. A message that was sent counts, even if its sender has ended by then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -44,12 +45,13 @@ const SCRATCH: [&str; 3] = ["scratch-cache", "scratch-overflow", "scratch-key"];
 /// The longest name or text, in bytes.
 const MAX_NAME_BYTES: usize = 1024;
 
-/// A message between the keeper and the disk process.
+/// A message between the keeper and the disk process, or between the keeper and `headwater upgrade`.
 pub(super) enum Message<F> {
-    /// Keep this, in place of what has the name now.
+    /// Hold this descriptor under this name, instead of what has the name now.
     Put(String, F),
+    /// Hold no longer what has this name.
     Remove(String),
-    /// To the disk process: that was all that is kept.
+    /// To the disk process: that was all that the keeper holds.
     All,
     /// To the keeper: from now on the disk of this machine's UUID is taken over. Empty: none is.
     TakesOver(String),
@@ -160,9 +162,9 @@ fn read<T: DeserializeOwned>(fd: OwnedFd) -> anyhow::Result<T> {
     Ok(serde_json::from_slice(&text)?)
 }
 
-/// A disk of the process before this one.
+/// A disk that an earlier disk process served, as the keeper held it.
 pub struct LeftDisk {
-    /// How it was opened, with the limits that it had at last.
+    /// How the disk was opened, with its last limits.
     pub request: DiskRequest,
     /// What is in its write caches.
     pub caches: LeftCaches,
@@ -177,7 +179,7 @@ pub struct LeftCaches {
     pub scratch: Option<Handover>,
 }
 
-/// What the keeper had.
+/// What the keeper held when this process started.
 pub(super) struct Handed(BTreeMap<String, OwnedFd>);
 
 impl Handed {
@@ -212,14 +214,14 @@ impl Handed {
     }
 }
 
-/// The keeper, as the disk process sees it.
+/// The disk process's connection to its keeper.
 pub struct Keeper {
     socket: OwnedFd,
     memory: Option<OwnedFd>,
 }
 
 impl Keeper {
-    /// The keeper that started this process, and what it has.
+    /// The keeper that started this process, and what it holds.
     pub(super) fn connect() -> anyhow::Result<(Self, Handed)> {
         let failed = "no keeper has started this process: 'headwater disks' does that by itself";
         let socket = std::io::stdin().as_fd().try_clone_to_owned().context(failed)?;
@@ -267,10 +269,10 @@ impl Keeper {
         Ok(Some(made.into()))
     }
 
-    /// Keeps a disk before it is used.
+    /// Gives the keeper a disk, before the disk is used.
     pub fn put_disk(&self, request: &DiskRequest, caches: &LeftCaches) -> anyhow::Result<()> {
         let uuid = request.uuid;
-        // Of an earlier disk of the machine nothing may be left.
+        // Nothing of an earlier disk of the machine may remain.
         self.forget(uuid)?;
         for (cache, parts) in [(&caches.disk, DISK), (&caches.scratch, SCRATCH)] {
             let Some(Handover { memory, overflow, key }) = cache else { continue };
@@ -283,13 +285,13 @@ impl Keeper {
         self.put_request(request)
     }
 
-    /// Keeps how a disk is opened, which makes it complete.
+    /// Gives the keeper the request with which a disk was opened. From then on the next disk process can take the disk over.
     pub fn put_request(&self, request: &DiskRequest) -> anyhow::Result<()> {
         self.put(&name_of(request.uuid, REQUEST), written("headwater-request", request)?)?;
         Ok(())
     }
 
-    /// Keeps a disk no longer.
+    /// Has the keeper forget a disk.
     pub fn forget(&self, uuid: Uuid) -> std::io::Result<()> {
         // The request first: without that the rest is nothing.
         [REQUEST]

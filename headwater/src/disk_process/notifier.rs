@@ -1,5 +1,5 @@
-//! Sends messages to the service manager for the disk process. It connects early, because the sandbox forbids later
-//! connections.
+//! Sends messages (ready, more time needed) to the service manager for the disk process. [`super::server`] connects it early, because the
+//! sandbox forbids later connections.
 
 use std::ffi::OsStr;
 use std::io::ErrorKind;

@@ -1,8 +1,8 @@
-//! The protocol between a daemon and the disk process.
+//! The protocol between a daemon ([`super::client`]) and the disk process ([`super::server`]). Requests of guests do not use it.
 //!
 //! A connection carries one call at a time: a [`Call`] as a line of JSON, then any number of [`Answer::Progress`] lines, then
-//! [`Answer::Done`] or [`Answer::Failed`]. The answer to [`Call::Read`] is followed by the bytes. A frozen disk and a reader belong
-//! to the connection that opened them, and end with it. A client that ends its sending half while a call runs cancels the call.
+//! [`Answer::Done`] or [`Answer::Failed`]. The answer to [`Call::Read`] is followed by the bytes. A frozen disk and a reader belong to
+//! the connection that opened them, and end with it. A client that ends its sending half while a call runs cancels the call.
 //!
 //! Both ends are the same program. After an upgrade they may differ: [`VERSION`] changes with this file, and is compared first.
 

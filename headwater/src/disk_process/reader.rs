@@ -1,4 +1,5 @@
-//! Reads a frozen disk of the disk process, as a block device for the NBD clients of the daemon.
+//! Reads a frozen disk of the disk process, as a block device for the NBD clients of the daemon. [`super::client`] creates it. It is
+//! read-only, and each reader has a connection to the disk process of its own.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};

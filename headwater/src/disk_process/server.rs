@@ -1,5 +1,5 @@
-//! The disk process: serves the daemon's calls (open, close, snapshot, limits) on `DIR/disks.sock`. Requests of guests do not pass here: each
-//! disk has a socket of its own for QEMU.
+//! The disk process: serves the daemon's calls (open, close, snapshot, limits) on `DIR/disks.sock`. Requests of guests do not pass here:
+//! each disk has a socket of its own for QEMU. Disks themselves are opened by [`crate::adapters::disks`].
 //!
 //! Order: `prepare` (descriptors from the keeper, settings from the first daemon, sandbox), `serve`, recovery of the disks of the process
 //! before this one, one thread for each connection. It ends by closing all disks, or by handing them over to the next process.
@@ -60,7 +60,7 @@ const MORE_TIME: Duration = Duration::from_secs(60);
 /// How often it is looked whether disks that are being closed are closed.
 const CLOSING_LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How it runs.
+/// How the disk process runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Ends when no daemon is connected and no disk is open.
@@ -114,7 +114,7 @@ struct Shared {
     runtime: Handle,
 }
 
-/// A disk process that knows its settings, and can do no more than they need.
+/// A disk process that has its settings, and has given up all permissions that they do not need.
 pub struct Prepared {
     lock: Option<OwnedFd>,
     socket: PathBuf,
@@ -125,7 +125,7 @@ pub struct Prepared {
     notifier: Notifier,
     options: Options,
     keeper: Keeper,
-    /// Of the process before this one, if that crashed.
+    /// What the keeper held for the disk process before this one, if that crashed or handed over.
     left: Option<Handed>,
 }
 

@@ -1,4 +1,6 @@
-//! The settings that the daemon sends to the disk process with the first call.
+//! The settings that the daemon sends to the disk process with the first call: where images, overflow files and keys are, and how they
+//! are read and written. They also decide what the sandbox permits ([`Needs`]). Limits of single machines are not here: they come with
+//! each disk.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! Connects to the disk process, or starts it.
+//! Connects the daemon to the disk process of its data directory, or starts one if none listens. Called at the start of the daemon. After
+//! that, the keeper restarts a disk process that crashes, and the daemon starts none.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;

@@ -1,5 +1,5 @@
-//! Client half of `headwater cache list` and `cache set`: finds the sockets of processes that serve volumes, and
-//! sends them requests.
+//! Client half of `headwater cache list` and `headwater cache set`: finds the sockets of processes that serve volumes
+//! ([`super::places`]), and sends them requests. It does not reach machines of the daemon.
 
 use std::io::{Error, ErrorKind};
 use std::time::{Duration, Instant};

@@ -38,7 +38,7 @@ pub enum Request {
     Set(Change),
 }
 
-/// New limits. Absent: unchanged.
+/// New limits of the volumes of one process. A limit that is absent stays unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Change {
@@ -48,7 +48,7 @@ pub struct Change {
     pub ram_bytes: Option<u64>,
     /// The most disk space.
     pub disk_bytes: Option<u64>,
-    /// The weight among the volumes of the process. Absent: it stays.
+    /// The weight among the volumes of the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
 }

@@ -104,7 +104,7 @@ fn listen_in(dir: &Path) -> Result<(UnixListener, PathBuf), Error> {
     Ok((listener, path))
 }
 
-/// A socket of a process.
+/// The control socket of one `export` or `attach` process.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Socket {
     /// Its path.

@@ -1,4 +1,6 @@
-//! Recordings of the requests that machines send to their disks.
+//! Recordings of the requests that machines send to their disks (`headwater run --record`, `machine start --record`), for
+//! `headwater-study sizing`. [`super`] begins one when it opens a disk. A recording never contains the data of requests;
+//! `headwater_recorder` defines its format.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;

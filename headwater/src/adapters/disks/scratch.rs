@@ -1,7 +1,7 @@
-//! The scratch disk of a machine: empty at each start, discarded when the machine stops, and never included in a seal,
-//! a freeze or a disk export.
+//! The scratch disk of a machine: empty at each start, discarded when the machine stops, and never included in a seal, a freeze or a disk
+//! export.
 //!
-//! It is opened, taken over by the next disk process, and closed together with the machine's disk. All other operations
+//! [`super`] opens it, takes it over from an earlier disk process, and closes it together with the machine's disk. All other operations
 //! on the machine's disk ignore it.
 
 use std::path::Path;

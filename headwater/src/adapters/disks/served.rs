@@ -1,4 +1,7 @@
-//! Serves the disk of a machine that is on.
+//! An open disk of a machine that is on: its volume, the server on its socket, and all that is open with it. [`super`] creates it; the
+//! service closes it, changes its limits, freezes it for a seal, and reads its counters, through the trait [`Disk`].
+//!
+//! It ends in one of two ways: `close` ends the disk, and `hand_over` leaves it to the next disk process while the machine continues.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -87,6 +90,7 @@ impl Server {
     }
 }
 
+/// An open disk of a machine that is on.
 pub(super) struct ServedVolume {
     pub(super) machine: String,
     pub(super) mode: CacheMode,
@@ -127,7 +131,8 @@ impl ServedVolume {
         self.image.upgrade().and_then(|image| image.copied()).unwrap_or_default()
     }
 
-    /// Leaves it to the next process, after all that its machine was answered, while the machine goes on. A persistent disk is saved.
+    /// Leaves the disk to the next disk process, while the machine continues. All answered requests are done by then, and a persistent disk
+    /// is saved.
     pub(super) fn hand_over(&self) -> Result<(), BackendError> {
         let Some(parts) = self.parts.lock().take() else { return Ok(()) };
         drop(self.snapshot_leases.take_back());

@@ -1,4 +1,5 @@
-//! Finds out what prevents a machine's disk from working, such as a full write cache. The machine's alarm shows it.
+//! Finds out what prevents a machine's disk from working, such as a full write cache. The service asks at each tick, and shows the answer
+//! as the machine's alarm. Nothing is repaired here.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ const DISK_FULL_MARGIN_BYTES: u64 = 8 << 20;
 /// a moment.
 const FAILING_AFTER: Duration = Duration::from_secs(3);
 
-/// Since when each check has found that a persistent disk cannot be written.
+/// Since when every check has found that a persistent disk cannot be written.
 #[derive(Debug, Default)]
 pub(super) struct Failing(Option<Instant>);
 
