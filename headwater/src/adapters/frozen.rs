@@ -1,6 +1,6 @@
 //! Makes versions of disks: the snapshot of a volume is imported as a version whose parent is the version below the volume. The snapshot
 //! is of a machine that runs, or of a persistent disk whose machine is off. The service calls this through its trait [`FrozenDisk`] when
-//! it seals; it has asked the guest before to freeze its file systems. A snapshot for readers is lent by [`super::snapshot_leases`].
+//! it seals; before that, it has asked the guest to freeze its file systems. Readers get their snapshots from [`super::snapshot_leases`].
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -1,5 +1,6 @@
-//! Lends a snapshot of a machine's disk to external readers (NBD clients of the daemon, scans), and revokes it when the machine needs its
-//! disk. Each open disk of [`super::disks`] has one [`SnapshotLeases`]. Snapshots for a seal are not lent: see [`super::frozen`].
+//! Gives external readers (NBD clients of the daemon, scans) a snapshot of a machine's disk, and revokes it when the machine needs its
+//! disk. Each open disk of [`super::disks`] has one [`SnapshotLeases`]. Snapshots for a seal do not come from here: see
+//! [`super::frozen`].
 //!
 //! ```text
 //!   no reader --first reader--> a snapshot (View) --further readers--> the same View

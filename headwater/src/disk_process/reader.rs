@@ -1,5 +1,5 @@
-//! Reads a frozen disk of the disk process, as a block device for the NBD clients of the daemon. [`super::client`] creates it. It is
-//! read-only, and each reader has a connection to the disk process of its own.
+//! Reads a frozen disk of the disk process, as a block device of the daemon: for its NBD clients, and for versions that it makes.
+//! [`super::client`] creates it. It is read-only, and each frozen disk has a connection of its own.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};

@@ -1,4 +1,7 @@
-//! The controller's side of the connections to nodes: nodes join, connect, and are lost.
+//! The controller's side of the connections to nodes: a node joins with a token, connects with its certificate, and is recorded as not
+//! connected when the connection ends. `headwater/src/fleet` accepts the TCP connections and calls `Service::serve_node` for each.
+//!
+//! What the controller then does with a connected node is in `follow.rs` (its machines) and `loss.rs` (its lease).
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -34,7 +37,7 @@ const CLOCKS_DIFFER_MS: u64 = 60_000;
 const ANSWERS_GRACE: Duration = Duration::from_secs(40);
 const UNUSED_LOOK: Duration = Duration::from_millis(100);
 
-/// The other end of a connection of a node.
+/// The node at the other end of a connection, as TLS identified it.
 #[derive(Clone, Debug)]
 pub struct NodePeer {
     /// The fingerprint of the node's certificate, which the fleet's authority has signed.
@@ -52,7 +55,7 @@ pub struct Issued {
     pub fingerprint: String,
 }
 
-/// The certificate authority of a fleet.
+/// The certificate authority of a fleet, which issues the certificates of nodes. `headwater/src/fleet` implements it.
 pub trait Authority: Send + Sync + 'static {
     /// The URL at which nodes reach the controller.
     fn url(&self) -> String;

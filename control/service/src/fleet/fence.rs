@@ -1,7 +1,8 @@
-//! The fence of a node: when its lease is over, the node ends the machines that another host may start, and starts none of
-//! them.
+//! The fence of a node: when its lease is over, the node ends the machines that another host may start, and starts none of them. Such
+//! machines are called fenced: their catalog has the policy `restart` for lost hosts. The lease itself is in `lease.rs`.
 //!
-//! The end of the lease is also in a file for the guard, a separate process that ends these machines if the daemon is gone.
+//! The end of the lease is also in a file for the guard (`headwater guard`), a separate process that ends these machines if the daemon is
+//! gone.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -36,7 +37,7 @@ const FILE_STEP_BYTES: usize = 4096;
 /// How often a node checks whether its lease is over.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The lease, and the machines that end with it.
+/// A node's lease, and its fenced machines, which end with the lease.
 #[derive(Default)]
 pub(crate) struct Fence {
     lease: Mutex<NodeLease>,
@@ -61,7 +62,7 @@ impl Fence {
     }
 }
 
-/// The file with the lease.
+/// The contents of the file from which the guard reads when to end which machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseFile {
     /// The boot of the host to which the time belongs.

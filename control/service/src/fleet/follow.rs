@@ -1,4 +1,6 @@
-//! The controller follows a connected node: it sends the node its machines, and copies their states and events.
+//! The controller follows a connected node: it sends the node the machines that are assigned to it, and copies their states and events to
+//! its own database. `controller.rs` begins this for each connection. A change that a user requests does not pass here, but in
+//! `remote.rs`.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,4 +1,5 @@
-//! Forwards requests about machines of other hosts to their nodes.
+//! Forwards requests that only a machine's node can answer (exec, console, screenshot, contents of the write cache, seal) from the
+//! controller to that node. It is a layer of the API's router. Start, stop and other changes are in `remote.rs`.
 
 use axum::RequestPartsExt;
 use axum::body::Body;

@@ -11,14 +11,15 @@
 //!
 //! # Why no two hosts run one machine
 //! - A node counts from the time at which it answered, the controller from the later time at which it heard the answer. So
-//!   a delay only
-//!   makes the node's lease end earlier than the controller assumes.
+//!   a delay only makes the node's lease end earlier than the controller assumes.
 //! - The controller tells a node that it heard an answer only after it has checked that it has the database. So a
-//!   controller that takes
-//!   the database over later, and counts from its own start, waits longer than the lease of any node.
+//!   controller that takes the database over later, and counts from its own start, waits longer than the lease of any node.
 //! - The controller gives machines to another host [`margin_ms`] after the lease has ended by its own clock. By then the
-//!   node has ended its
-//!   machines, unless one clock runs faster than the other by more than that margin, which is at least 10 % of the lease.
+//!   node has ended its machines, unless one clock runs faster than the other by more than that margin, which is at least
+//!   10 % of the lease.
+//!
+//! This file has only the rules, without connections and timers: `loss.rs` of the controller and `fence.rs` of the node use
+//! them, and `lease_model.rs` tests them.
 //!
 //! Times are milliseconds of a clock that also counts while the host is suspended, and that cannot be set. Times of two
 //! hosts are not compared.

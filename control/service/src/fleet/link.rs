@@ -1,4 +1,5 @@
-//! The connection to a node, over which the controller sends requests.
+//! The connection to a node, over which the controller sends requests, with a cached list of the node's machines. `controller.rs` creates
+//! a [`Link`] after the handshake, and all of `fleet` uses it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -48,7 +49,7 @@ const NAMED_MAX: usize = 50;
 /// How many requests a node answers at a time.
 pub(super) const STREAMS_MAX: u32 = 1024;
 
-/// A node that is connected.
+/// The connection to a node. There is none for a node that is not connected.
 pub(crate) struct Link {
     pub(crate) host: Uuid,
     pub(crate) name: String,

@@ -1,4 +1,5 @@
-//! The controller's side of leases: renews the leases of nodes, and starts machines of lost hosts on other hosts.
+//! The controller's side of leases: renews the leases of nodes, and starts machines of lost hosts on other hosts. Only fenced machines
+//! are started elsewhere (`fence.rs`); all others wait for their host. The service calls it at its tick.
 //!
 //! ```text
 //!   the lease and a margin are over by the controller's clock

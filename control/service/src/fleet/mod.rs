@@ -19,8 +19,10 @@
 //! - A node refuses requests of an older connection than its newest one.
 //! - A host has one connection: a second node with the same identity is refused while the first one is connected.
 //! - A controller changes no machine whose node is not connected. The exception are machines of a lost host, which it gives
-//!   to other hosts if
-//!   their catalog says so; no two hosts run one machine ([`lease`]).
+//!   to other hosts if their catalog says so; no two hosts run one machine ([`lease`]).
+//!
+//! A host is *lost* if the controller has not heard its node for a time; a machine is *fenced* if its node ends it when the
+//! node's *lease* is over, so that another host can start it.
 //!
 //! # Not here
 //! Sockets, TLS and certificates: they are in `headwater/src/fleet`. Persistent disks are never moved to another host.
@@ -69,7 +71,7 @@ pub(crate) const LOST_AFTER: Duration = Duration::from_secs(15);
 /// The pause before a retry.
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_secs(2);
 
-/// The host of a daemon.
+/// The host on which a daemon runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnHost {
     /// Its identity. A different one in the database has priority.
@@ -81,12 +83,11 @@ pub struct OwnHost {
     /// Its processors.
     pub cpus: u32,
     /// Whether this daemon is the only user of its database. The host without a certificate in the database is then this
-    /// one, even if its
-    /// identity changed.
+    /// one, even if its identity changed.
     pub owns_database: bool,
 }
 
-/// The state of the service that concerns other hosts.
+/// The state in memory that concerns other hosts: of a controller, of a node, or empty for a daemon that is neither.
 #[derive(Default)]
 pub(crate) struct FleetState {
     own: OnceLock<Uuid>,

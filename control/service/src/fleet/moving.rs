@@ -1,7 +1,8 @@
-//! Moves a machine from one host to another. Its disk is discarded; it keeps its name and its identity.
+//! Moves a machine from one host to another, for the task `drain`. Its disk is discarded; it keeps its name and its identity. Machines of
+//! lost hosts are not moved here, but in `loss.rs`.
 //!
-//! Whether it may move is decided under its lock, in the transaction after which nobody can claim it. It is then stopped
-//! and removed on its old host. Only after that the database assigns it to the other host, so two hosts never have it.
+//! Whether it may move is decided under its lock, in the transaction after which nobody can claim it. It is then stopped and removed on
+//! its old host. Only after that the database assigns it to the other host, so two hosts never have it.
 
 use axum::http::Method;
 use headwater_api::{Machine, MachineState, Problem, ProblemKind, Wanted};

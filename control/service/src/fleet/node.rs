@@ -1,4 +1,5 @@
-//! The node's side: it connects to the controller, and answers the controller's requests over the same connection.
+//! The node's side of the connection: `headwater/src/fleet` connects to the controller and calls `Service::serve_controller`, which
+//! answers the controller's requests over the same connection. A node also refuses requests of others that only its controller may make.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -58,7 +59,7 @@ pub struct Membership {
     pub lease_file: PathBuf,
 }
 
-/// A caller whom the controller has authenticated.
+/// The caller of a request that came from the controller, which has authenticated the caller.
 #[derive(Clone)]
 pub(crate) struct OfController(pub(crate) Caller);
 

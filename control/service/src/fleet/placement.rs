@@ -1,10 +1,9 @@
-//! Chooses the host of a machine. A pure function of hosts and their machines.
+//! Chooses the host of a machine. A pure function of hosts and their machines, called when a machine is created, moved, or started for a
+//! lost host.
 //!
-//! A host has room for a machine if its memory suffices for all its machines that are on or wanted, and for this one, each
-//! with its
-//! write cache in RAM. Of the hosts with room, the one is chosen that would have most memory left if all its machines were
-//! on. So machines
-//! of a catalog are spread even while they are off.
+//! A host has room for a machine if its memory suffices for all its machines that are on or wanted, and for this one, each with its write
+//! cache in RAM. Of the hosts with room, the one is chosen that would have most memory left if all its machines were on. So machines of a
+//! catalog are spread even while they are off.
 
 use headwater_api::BootFrom;
 use headwater_db::{HostRecord, MachineRecord};

@@ -1,4 +1,5 @@
-//! Machines of other hosts: changes to them, and their views.
+//! Machines of other hosts, on the controller: changes to them (start, stop, reset, limits, removal), which it makes through the API of
+//! their nodes, and how they are shown. The operations and `lifecycle` call this for a machine that is not of the own host.
 
 use std::collections::HashMap;
 use std::sync::Arc;

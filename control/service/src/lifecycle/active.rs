@@ -1,4 +1,5 @@
-//! A machine that is on: its disk, its VM, and its rate of requests.
+//! A machine that is on, in memory: its disk, its VM, its counters, and who uses its console and display. `start.rs` and `adopt.rs`
+//! create an [`Active`], and the end of the VM drops it. What the database records of a machine is in `record.rs`.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -27,7 +28,7 @@ const CONSOLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most pages that have a machine's display at a time: QEMU packs the picture for each of them.
 pub(crate) const DISPLAYS_MAX: usize = 8;
 
-/// What belongs to a machine while it is on.
+/// A machine that is on: what belongs to it until its VM has ended.
 pub struct Active {
     pub(crate) name: String,
     pub(crate) catalog: Option<String>,
@@ -35,7 +36,7 @@ pub struct Active {
     pub(crate) vm: Arc<dyn Vm>,
     pub(crate) version_hash: String,
     /// Limits of its disk that could not be written to the database yet.
-    pending_events: Mutex<Option<CacheSettings>>,
+    pending_limits: Mutex<Option<CacheSettings>>,
     rate: Mutex<Option<Sample>>,
     iops: AtomicU64,
     peaks: Mutex<Peaks>,
@@ -79,7 +80,7 @@ pub(crate) struct Peaks {
 impl Active {
     /// Limits of its disk that could not be written to the database yet.
     pub(super) fn pending_limits(&self) -> MutexGuard<'_, Option<CacheSettings>> {
-        self.pending_events.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending_limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn new(
@@ -95,7 +96,7 @@ impl Active {
             disk,
             vm,
             version_hash,
-            pending_events: Mutex::new(None),
+            pending_limits: Mutex::new(None),
             rate: Mutex::new(None),
             iops: AtomicU64::new(0),
             peaks: Mutex::default(),

@@ -1,4 +1,5 @@
-//! Takes over machines that kept running while no daemon ran.
+//! Takes over machines that kept running while no daemon ran. `recover.rs` calls this at the start of the daemon, before any machine is
+//! started. A machine is taken over if its disk is still open and its VM answers; all others are reported, and `recover.rs` ends them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,9 +19,9 @@ const ATTEMPTS_PAUSE: Duration = Duration::from_secs(1);
 /// The result of taking over disks that an earlier daemon left open.
 #[derive(Default)]
 pub(super) struct Adopted {
-    /// The names of the machines that go on.
+    /// The names of the machines that were taken over.
     pub machines: Vec<String>,
-    /// Disks whose machines do not: each is closed once their processes have ended.
+    /// The disks of all other machines. Each is closed when its machine's process has ended.
     pub left: Vec<(OpenDisk, Arc<dyn Disk>)>,
 }
 

@@ -8,8 +8,7 @@
 //! alarm ends only when nothing was wrong for a while.
 //!
 //! A machine that is off because its guest restarted and its start fails has an alarm too, until it is on or is not wanted
-//! any more.
-//! The history has that as its state.
+//! any more. The history has the machine's state instead of an alarm for that.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

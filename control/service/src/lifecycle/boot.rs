@@ -1,10 +1,13 @@
-//! Decides what a machine boots: a version, and the disk over it.
+//! Decides what a machine boots: a version, and the disk over it. `start.rs` calls this, and opens the disk.
 //!
 //! | the machine | version | disk |
 //! |---|---|---|
 //! | in a maintenance session | the session's version | the session's private disk, until it is sealed or discarded |
 //! | with a persistent write cache | the version of its first start, until a reset | its own persistent disk |
 //! | any other | its pin, its catalog's pin, or the version to which its image resolves now | a fresh disk at each start |
+//!
+//! Names with "kept" are of what belongs to a persistent disk (the disk itself, firmware variables, TPM state): it is not discarded when
+//! the machine stops.
 
 use std::path::PathBuf;
 

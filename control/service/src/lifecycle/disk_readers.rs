@@ -1,4 +1,5 @@
-//! Disks of machines for external readers (`disk export` and others), and the record of readers in the history.
+//! Disks of machines for external readers: the program's NBD server (`serve --nbd`) asks here which disks there are, and has the history
+//! record who read one. The disks are opened elsewhere (`DiskHost` of the program).
 
 use std::time::Duration;
 
@@ -19,9 +20,9 @@ pub(crate) const MAX_NOTES: usize = 256;
 pub struct ReadableDisk {
     /// The machine.
     pub machine: String,
-    /// What it does.
+    /// The machine's state.
     pub state: MachineState,
-    /// What there is.
+    /// Which disk can be read.
     pub disk: OfflineDisk,
 }
 

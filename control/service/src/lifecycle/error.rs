@@ -1,4 +1,5 @@
-//! The error of a change of a machine's state.
+//! The error of a change of a machine's state, with its kind and advice. All of `lifecycle` returns it, and the operations answer with
+//! it.
 
 use headwater_api::{Problem, ProblemKind};
 use headwater_db::DbError;

@@ -1,13 +1,12 @@
-//! Keeps the identity of a machine out of versions that others boot: its SSH host key, machine-id and host name.
+//! Keeps the identity of a machine out of versions that others boot: its SSH host key, machine-id and host name. `seal.rs` calls this.
 //!
 //! ```text
 //!   image seal, machine on    removed in the guest -> switched off -> searched: found -> error
 //!   image seal, machine off                                           searched: found -> error
 //!   machine seal, machine on                                          searched: found -> the version is marked
 //! ```
-//! A version is also marked as not generalised if the guest removed nothing, and either file systems could not be searched,
-//! or the parent version is
-//! marked. With `keep_identity` nothing is removed or searched, and the version is marked.
+//! A version is also marked as not generalised if the guest removed nothing, and either file systems could not be searched, or the parent
+//! version is marked. With `keep_identity` nothing is removed or searched, and the version is marked.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! The latest answers of a guest agent (addresses, users), and when the agent may be asked again.
+//! The latest answers of a guest agent (addresses, users who are logged in), and when the agent may be asked again. Each `Active` has
+//! one; this file asks nobody itself.
 
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,5 @@
-//! Changes the limits of a machine's write cache, and memory and processors of its guest.
+//! Changes the limits of a machine's write cache, and the memory and processors of its guest, for `PATCH /machines/{machine}`. Limits
+//! apply at once if the machine is on; memory and processors can be changed only while it is off.
 
 use headwater_api::platform::Platform;
 use headwater_api::words::size;

@@ -1,16 +1,15 @@
-//! Maintenance sessions: a machine gets a private disk over an image's newest version, until the disk is sealed or
-//! discarded.
+//! Maintenance sessions: a machine gets a private disk over an image's newest version, until the disk is sealed or discarded. The making
+//! of the version is in `seal.rs`.
 //!
 //! ```text
 //!   edit     recorded in the database: from its next start on, the machine boots the private disk
 //!   seal     machine off -> version made of the disk -> session removed from the database -> files removed
 //!   discard  machine off ->                             session removed from the database -> files removed
 //! ```
-//! If the daemon dies between the second and the third step of a seal, or its database fails there, the version *and* the
-//! session
-//! exist. The version's source names the disk and its last start: the next daemon, seal or start recognises it and ends the
-//! session. The disk is not booted again, because its later writes would be in no version. If that happened anyway,
-//! because a store showed the version only later, the session stays, and a seal makes another version.
+//! If the daemon dies between the second and the third step of a seal, or its database fails there, the version *and* the session exist.
+//! The version's source names the disk and its last start: the next daemon, seal or start recognises it and ends the session. The disk is
+//! not booted again, because its later writes would be in no version. If that happened anyway, because a store showed the version only
+//! later, the session stays, and a seal makes another version.
 
 use std::time::Duration;
 

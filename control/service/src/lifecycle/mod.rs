@@ -17,16 +17,17 @@
 //!
 //! # Locking
 //! Every change of a machine holds its lock (`Service::turn_of`) from reading the record to saving it. A task that has
-//! waited for
-//! the lock checks that the machine still exists and has the same identity. The
-//! watcher takes the same lock, and does nothing if the VM that ended is not the machine's present one:
-//! a stop that waits for the end of the VM holds the lock and cleans up itself.
+//! waited for the lock checks that the machine still exists and has the same identity. The watcher takes the same lock,
+//! and does nothing if the VM that ended is not the machine's present one: a stop that waits for the end of the VM holds
+//! the lock and cleans up itself.
 //!
 //! Killing needs no lock, so that `stop --force` can interrupt a graceful stop. A holder of the lock asks the store through
 //! `Service::unless_given_up`, so that a store that hangs does not prevent a stop. Exceptions are opening the disk and
 //! retaining its version. A seal releases the lock while the guest syncs, and then checks that the machine
 //! was not restarted.
-//! machine is on as it was.
+//!
+//! The operations of the API, the tasks and the daemon call this module. Disks, VMs and the store are behind traits
+//! (`backend`); machines of other hosts are in `fleet`.
 
 mod active;
 mod adopt;

@@ -1,8 +1,8 @@
-//! Events of changes that were made while the history could not be written. They wait in memory until it can be written.
+//! Events of changes that were made while the history could not be written. They wait in memory until it can be written, at most
+//! [`MAX_PENDING_EVENTS`] of them. The service adds them, and writes them at its tick.
 //!
-//! When a disk is full, which alarms report, the database may be unable to write too. A change of the store, or a command
-//! that ran in a guest,
-//! must not fail because its event could not be written.
+//! When a disk is full, which alarms report, the database may be unable to write too. A change of the store, or a command that ran in a
+//! guest, must not fail because its event could not be written.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};

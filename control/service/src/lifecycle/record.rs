@@ -1,4 +1,5 @@
-//! Reads and saves a machine's record together with the event about the change, and makes views of it.
+//! Reads a machine's record from the database, saves it together with the event about the change in one transaction, and makes views of
+//! it: machines as clients see them. All of `lifecycle` uses it. It also takes a machine's lock (`turn_of`).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

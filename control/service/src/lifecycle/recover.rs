@@ -1,4 +1,5 @@
-//! Compares the database with reality: once after an earlier daemon has ended, then at every tick.
+//! Compares the database with reality: once after an earlier daemon has ended, then at every tick. A machine that is recorded as on and
+//! is not becomes lost; a machine that is on and should be off is stopped. The daemon calls `recover`, `resume` and `keep_reconciling`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

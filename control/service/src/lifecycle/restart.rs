@@ -1,4 +1,5 @@
-//! Restarts a machine whose guest has rebooted: at once, or after a growing pause if the guest keeps rebooting.
+//! Restarts a machine whose guest has rebooted: at once, or after a growing pause if the guest keeps rebooting. `watch.rs` calls this
+//! when the VM has ended with a reboot. The start itself is in `start.rs`.
 
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! Gives a machine a new SSH host key, which its guest gets at its next boot.
 //!
-//! Somebody asks for that, or the catalog of the machine says how old a key may be: then the machine gets another one before it boots.
+//! A user asks for that, or the catalog of the machine says how old a key may be: then `start.rs` has a new key made before the boot.
 //!
-//! A key that is on a disk which outlives the change would go on there, and the seal of that disk would not know it. So a machine that is on,
-//! keeps its disk or edits an image is refused.
+//! A key on a disk that outlives the change would stay in use there, and the seal of that disk would not know it. So the change is
+//! refused for a machine that is on, has a persistent disk or is in a maintenance session.
 
 use headwater_api::BootFrom;
 use headwater_db::{MachineRecord, Purpose};

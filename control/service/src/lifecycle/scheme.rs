@@ -1,7 +1,8 @@
-//! Schemes: a machine takes the newest settings of its catalog when it boots.
+//! Schemes: the settings of a catalog, in numbered versions. A machine takes the newest version's settings when it boots; `start.rs`
+//! calls this. The versions themselves are made in `catalogs.rs`.
 //!
-//! Its settings, the event and the number of the version are written in one transaction. Legal outcomes of a crash: neither, or all three.
-//! A machine that edits an image boots with the settings of before until the maintenance session ends: the variables of its firmware and
+//! Its settings, the event and the number of the version are written in one transaction. Legal outcomes of a crash: neither, or all
+//! three. A machine in a maintenance session boots with its earlier settings until the session ends: the variables of its firmware and
 //! the state of its TPM are kept with the disk of the session.
 
 use headwater_api::{SchemeDifference, SchemeSettings};

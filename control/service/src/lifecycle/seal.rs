@@ -1,4 +1,5 @@
-//! Seals: makes versions of disks, of a maintenance session whose machine is off, or of a machine that runs.
+//! Seals: makes versions of disks, of a maintenance session whose machine is off, or of a machine that runs. Each is a task, which the
+//! operations begin. Sessions begin and end in `maintenance.rs`; the store's side is in the program (`adapters/frozen.rs`).
 //!
 //! ```text
 //!   a machine that runs:  guest syncs (if its agent answers); the machine can be stopped and changed meanwhile

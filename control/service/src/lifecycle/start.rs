@@ -1,4 +1,5 @@
-//! Starting a machine.
+//! Starts a machine: decides what it boots (`boot.rs`), opens the disk, starts the VM, and begins to watch it (`watch.rs`). If a step
+//! fails, the earlier steps are undone. Called by the operations, and by restarts, resets, `resume`, rolls and drains.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

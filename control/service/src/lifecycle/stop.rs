@@ -1,4 +1,5 @@
-//! Stops, resets and removes machines.
+//! Stops, resets and removes machines, for the operations, for tasks, and at the end of the daemon. A stop that waits for a guest can be
+//! interrupted by a forced one. The end of a VM that nobody requested is handled in `watch.rs`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Watches a machine that is on: the guest has booted, the VM has ended.
+//! Watches a machine that is on: records when the guest has booted or the firmware finds nothing to boot, and puts the machine away when
+//! its VM ends by itself or its disk is lost. `start.rs` and `adopt.rs` begin it. A stop that was requested cleans up itself.
 
 use std::convert::Infallible;
 use std::sync::Arc;

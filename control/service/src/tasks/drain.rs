@@ -1,8 +1,10 @@
-//! `drain`: moves the machines of a host to other hosts, so that the host can be maintained.
+//! `drain`: moves the machines of a host to other hosts, so that the host can be maintained. It is a task (`mod.rs`); `fleet/moving.rs`
+//! moves a single machine. Claimed machines and those with a persistent disk, among others, stay, and the report says why.
 //!
-//! A machine that is off is moved first. A machine that is on is stopped, moved, and started on its new host. Each step is decided by what
-//! the database says at that moment. Before a machine is stopped, a note in the database says that it is to be started. So a task that goes on
-//! after a restart forgets no machine, and a machine that does not start at first is started later. A stop by somebody removes the note.
+//! A machine that is off is moved first. A machine that is on is stopped, moved, and started on its new host. Each step is decided by
+//! what the database says at that moment. Before a machine is stopped, a note in the database says that it is to be started. So a task
+//! that continues after a restart forgets no machine, and a machine that does not start at first is started later. A stop by a user
+//! removes the note.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -7,9 +7,8 @@
 //! ```
 //!
 //! A task has a row, unless the database cannot be written, because a check or a copy must work even on a full disk. Tasks
-//! that change machines
-//! (`scale`, `roll`, `drain`) store a plan in their row and continue after a restart of the daemon. Other tasks end with
-//! the daemon, and their row says so.
+//! that change machines (`scale`, `roll`, `drain`) store a plan in their row and continue after a restart of the daemon.
+//! Other tasks (imports, seals and others, whose work is in `operations`) end with the daemon, and their row says so.
 
 mod drain;
 mod roll;

@@ -1,10 +1,10 @@
-//! `roll`: moves the machines of a catalog to a version, canaries first, and moves them back if they are not healthy.
+//! `roll`: moves the machines of a catalog to a version, canaries first, and moves them back if they are not healthy. This file carries
+//! out the steps that `roll_plan.rs` decides; `roll_remote.rs` has what differs for machines of other hosts. "Moved" means: restarted
+//! with the other version, on the same host.
 //!
-//! During a roll the catalog is pinned to the previous version, and each machine that was moved is pinned to the new one.
-//! So a
-//! machine that restarts meanwhile boots the version that the roll expects. At the end the catalog's pin is changed and
-//! those of its
-//! machines are removed, in one transaction.
+//! During a roll the catalog is pinned to the previous version, and each machine that was moved is pinned to the new one. So a machine
+//! that restarts meanwhile boots the version that the roll expects. At the end the catalog's pin is changed and those of its machines are
+//! removed, in one transaction.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! Decides the next step of a roll. A pure function of its plan and the time.
+//! Decides the next step of a roll. A pure function of its plan and the time; `roll.rs` carries the step out.
 //!
 //! ```text
 //!   Pending --move--> Moving --healthy--> Healthy --take back--> Returning --> Returned
 //!      |                 \------failed--> Failed ---/
-//!      +--off, kept, pinned--> Left
+//!      +--off, claimed, pinned, persistent--> Left
 //! ```
 
 use headwater_api::{LeftMachine, RollReport, RollRequest};

@@ -1,4 +1,5 @@
-//! Machines of other hosts in a roll: their nodes report whether they have booted, and run the health command.
+//! Machines of other hosts in a roll: their nodes report whether they have booted, and run the health command. `roll.rs` calls this
+//! instead of watching the machine itself.
 
 use std::time::Duration;
 

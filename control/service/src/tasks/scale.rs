@@ -1,7 +1,7 @@
-//! `scale`: changes the number of machines of a catalog.
+//! `scale`: changes the number of machines of a catalog. It is a task (`mod.rs`). It removes claimed and pinned machines, and machines
+//! with a persistent disk, only with `force`, and never one in a maintenance session.
 //!
-//! Each step is decided from the state in the database at that moment, so a task that continues after a restart repeats
-//! nothing.
+//! Each step is decided from the state in the database at that moment, so a task that continues after a restart repeats nothing.
 
 use std::collections::HashSet;
 use std::sync::Arc;
