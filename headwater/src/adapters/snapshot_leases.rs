@@ -193,7 +193,7 @@ fn wait(duration: Duration) {
     }
 }
 
-/// See [`SnapshotLeases::take_back`].
+/// While this exists, nobody gets a snapshot of the disk ([`SnapshotLeases::take_back`]).
 pub struct RevokedLease<'a> {
     /// The number of readers that had it.
     pub readers: usize,

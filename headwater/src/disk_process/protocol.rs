@@ -4,7 +4,7 @@
 //! [`Answer::Done`] or [`Answer::Failed`]. The answer to [`Call::Read`] is followed by the bytes. A frozen disk and a reader belong to
 //! the connection that opened them, and end with it. A client that ends its sending half while a call runs cancels the call.
 //!
-//! Both ends are the same program. After an upgrade they may differ: [`VERSION`] changes with this file, and is compared first.
+//! Both ends are the same program. After an upgrade they may differ: [`VERSION`] changes with the messages, and is compared first.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -32,7 +32,8 @@ const MAX_LINE_BYTES: usize = 64 << 20;
 /// The most bytes of one [`Call::Read`].
 pub const MAX_READ_BYTES: u64 = headwater_block::MAX_REQUEST_BYTES as u64;
 
-/// A call of the daemon.
+/// A call of the daemon. Calls without a description are methods of the traits `Disks`, `Disk`, `DiskHost`, `BootTraces` and `KnownStore`,
+/// which describe them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Call {

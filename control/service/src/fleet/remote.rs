@@ -275,7 +275,7 @@ pub(super) fn refused(
     }
 }
 
-/// See [`Service::seen_on_nodes`].
+/// What the nodes say about machines of other hosts ([`Service::seen_on_nodes`]); empty if there is one host.
 #[derive(Default)]
 pub(crate) struct SeenOnNodes {
     hosts: HashMap<Uuid, HostRecord>,

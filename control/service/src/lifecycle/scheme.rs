@@ -1,5 +1,5 @@
 //! Schemes: the settings of a catalog, in numbered versions. A machine takes the newest version's settings when it boots; `start.rs`
-//! calls this. The versions themselves are made in `catalogs.rs`.
+//! calls this. The versions themselves are made in `operations/catalog_scheme.rs`.
 //!
 //! Its settings, the event and the number of the version are written in one transaction. Legal outcomes of a crash: neither, or all
 //! three. A machine in a maintenance session boots with its earlier settings until the session ends: the variables of its firmware and
