@@ -85,9 +85,8 @@ pub trait MachineRepository: Send {
     /// All machines, in natural order of names (`pc-2` before `pc-10`), without their user data, which may be large.
     async fn list(&mut self) -> Result<Vec<MachineRecord>, DbError>;
 
-    /// At most `limit` machines that match the stored terms of a filter, in an order that is not live, after a position in
-    /// that order.
-    /// Without their user data.
+    /// At most `limit` machines that match the stored terms of a filter, in an order that is not live, after a position
+    /// in that order. Without their user data.
     async fn page(
         &mut self,
         filter: &Filter,
@@ -109,9 +108,9 @@ pub trait MachineRepository: Send {
     /// Returns whether the machine exists.
     async fn update_state(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
 
-    /// Stores the host of a machine that is moved, with its wanted and present state, reason, whether it must be started,
-    /// and
-    /// whether it is fenced. It has no persistent disk on the new host. Returns whether the machine exists.
+    /// Stores the host of a machine that is moved, with its wanted and present state, reason, whether it must be
+    /// started, and whether it is fenced. It has no persistent disk on the new host. Returns whether the machine
+    /// exists.
     async fn set_host(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
 
     /// The machines that were moved and must be started, in natural order of names, without their user data.
@@ -366,9 +365,8 @@ pub trait TaskRepository: Send {
 /// The least number of events that are stored; older ones are removed from time to time when new ones are added.
 pub const KEPT_EVENTS: i64 = 100_000;
 
-/// The least number of stored events that are not the daemon's own about machines, so that guests that reboot all day do
-/// not push out events about
-/// users.
+/// The least number of stored events that are not the daemon's own about machines, so that guests that reboot all day
+/// do not push out events about users.
 pub const KEPT_ACTIONS: i64 = 20_000;
 
 /// A part of the history.

@@ -1,6 +1,5 @@
-//! Caches the last answers of the store for requests that only show them: a remote store may take minutes to answer, which
-//! must
-//! not delay the rest of a page or list.
+//! Caches the last answers of the store for requests that only show them: a remote store may take minutes to answer,
+//! which must not delay the rest of a page or list.
 //!
 //! ```text
 //!   view --> the last answer is recent --> that answer
@@ -254,9 +253,8 @@ pub(crate) struct StoreFigures {
 }
 
 impl Service {
-    /// The number of images and the size of the store, as far as the store can tell: a store that is read from servers does
-    /// not know
-    /// its size, a plain web server not its images.
+    /// The number of images and the size of the store, as far as the store can tell: a store that is read from servers
+    /// does not know its size, a plain web server not its images.
     pub(crate) async fn store_figures(&self) -> StoreFigures {
         self.store_figures_of(IMAGES_MAX_AGE).await
     }
@@ -323,8 +321,7 @@ impl Service {
     }
 
     /// The version to which a reference resolves now, or did when the store last answered; `None` if it resolves to
-    /// nothing. The query begins
-    /// before this returns, so that several run at the same time.
+    /// nothing. The query begins before this returns, so that several run at the same time.
     pub(crate) fn version_to_show(
         &self,
         reference: &str,

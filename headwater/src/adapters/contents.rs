@@ -27,9 +27,8 @@ use headwater_volume::Residence;
 
 use crate::adapters::snapshot_leases::Reader;
 
-/// The most concurrent scans of this process. Each occupies a processor. On a disk with very many files, a scan needs up to
-/// about
-/// 1 GiB of memory on NTFS, and some hundred MiB on ext4.
+/// The most concurrent scans of this process. Each occupies a processor. On a disk with very many files, a scan needs
+/// up to about 1 GiB of memory on NTFS, and some hundred MiB on ext4.
 const SCANS_MAX: usize = 1;
 /// Timeout of a scan. During the scan the write cache keeps the blocks that its machine overwrites.
 const SCAN_LIMIT: Duration = Duration::from_secs(120);

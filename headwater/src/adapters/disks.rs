@@ -515,8 +515,7 @@ impl Opener {
     /// A persistent disk whose machine is off, as it was left. The caller has the lock of its views.
     fn left(&self, request: &PersistentDiskRequest) -> Result<FrozenVolume, BackendError> {
         // The disk may have been discarded since the caller's check, or never begun; a discard waits for this lock.
-        // Only
-        // its machine may begin a disk, because a missing disk would otherwise be replaced by an empty one.
+        // Only its machine may begin a disk, because a missing disk would otherwise be replaced by an empty one.
         if !self.files.is_begun(request.kept.id) {
             let message = "the disk was discarded, or its machine has not begun it";
             return Err(BackendError::new(ProblemKind::Conflict, message));
@@ -540,9 +539,8 @@ impl Opener {
         let snapshot_leases = self.readable.of_kept(request.kept.id);
         // Until it is open here, as below.
         let _unread = snapshot_leases.keep_unread()?;
-        // Checked with that lock, because a discard waits for it. Only its machine may begin a disk: a disk that a
-        // seal began
-        // would tie the machine to the version of an aborted first start.
+        // Checked with that lock, because a discard waits for it. Only its machine may begin a disk: a disk that a seal
+        // began would tie the machine to the version of an aborted first start.
         if !request.kept.is_begun && !self.files.is_begun(request.kept.id) {
             let advice = or_discard("start it first", &request.version.image, request.is_edit);
             let message = "its machine has not begun the disk";
@@ -704,8 +702,7 @@ pub fn volume_mode(mode: CacheMode) -> headwater_volume::CacheMode {
 }
 
 /// The memory that this process can use at most: that of the host, or the limit of its container or unit. Without a
-/// limit if it cannot
-/// be determined.
+/// limit if it cannot be determined.
 pub fn host_memory_bytes() -> u64 {
     SystemPressure::new().memory_bytes().unwrap_or(u64::MAX)
 }

@@ -57,8 +57,7 @@ pub struct StoredImages {
 }
 
 /// The most concurrent operations on the store, each on its own thread. If a store hangs, threads of cancelled requests
-/// remain,
-/// and the disks need threads too.
+/// remain, and the disks need threads too.
 const MAX_OPERATIONS: usize = 64;
 
 /// How often removed versions are checked for data that is not in use any more, for a store on this host; a check reads
@@ -68,8 +67,7 @@ const RECLAIM_INTERVAL_S: u64 = 60;
 const RECLAIM_INTERVAL_REMOTE_S: u64 = 600;
 
 /// How long the removal of a version waits until its space is freed; freeing continues in the background after that.
-/// Freeing one
-/// gigabyte reads it, which takes one or more seconds.
+/// Freeing one gigabyte reads it, which takes one or more seconds.
 const TRIM_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A server of the store that does not answer for this time raises an alarm. A server that restarts is back sooner.
@@ -111,8 +109,7 @@ impl StoredImages {
     }
 
     /// Frees the parts of data objects that no version needs, on its own thread, which continues if nobody waits. Does
-    /// nothing if
-    /// that already runs.
+    /// nothing if that already runs.
     fn trim(&self) -> JoinHandle<u64> {
         let store = Arc::clone(&self.store);
         tokio::task::spawn_blocking(move || {
@@ -179,9 +176,8 @@ pub fn check_signed(version: &ImageVersion, reader: &Arc<VersionReader>) -> Resu
 /// The sector size from which all firmware boots.
 const SECTOR_BYTES: u32 = 512;
 
-/// The error of a failed list of images. If a server of the store answers, the store works but cannot list its images: a
-/// plain web
-/// server has no list, and the errors of other servers do not matter.
+/// The error of a failed list of images. If a server of the store answers, the store works but cannot list its images:
+/// a plain web server has no list, and the errors of other servers do not matter.
 fn list_failed(store: &dyn Store, error: StoreError) -> BackendError {
     let is_up = store.is_read_only() && store.traffic().is_some_and(|traffic| traffic.servers_up > 0);
     match store_failed(error) {

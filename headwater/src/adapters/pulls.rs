@@ -21,9 +21,8 @@ use crate::stores::NamedServers;
 /// How often a pull that makes no progress checks whether it is cancelled, or its reads wait.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Copies missing versions from another store, and reports the changes to each image. If no server answers, reads wait, and
-/// the
-/// progress says so.
+/// Copies missing versions from another store, and reports the changes to each image. If no server answers, reads wait,
+/// and the progress says so.
 pub fn pull(
     target: &dyn Store,
     order: &PullOrder,

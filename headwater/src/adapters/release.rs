@@ -39,9 +39,8 @@ impl Drop for Released {
 }
 
 /// Drops the owner of a version on a new thread, and waits for that for a while, so that the version is usually free
-/// afterwards.
-/// If the store does not answer, neither a machine's stop nor the daemon's end waits for it (the runtime waits only for its
-/// own threads).
+/// afterwards. If the store does not answer, neither a machine's stop nor the daemon's end waits for it (the runtime
+/// waits only for its own threads).
 pub fn release(held: impl Send + 'static) {
     release_within(held, RELEASE_TIMEOUT);
 }

@@ -204,8 +204,7 @@ pub struct RevokedLease<'a> {
 
 impl View {
     /// Ends the snapshot; running requests complete. Returns the pin of the version: a caller that opens the disk again
-    /// must not wait
-    /// for its release.
+    /// must not wait for its release.
     fn end(&self) -> Option<Arc<Pin>> {
         // Closing it may take long, so the lock is released first.
         let frozen = self.frozen.write().take();

@@ -86,9 +86,8 @@ impl LeaseFile {
         (self.boot_id == boot_id()).then_some(self.ends_at_ms)
     }
 
-    /// Writes the file in place, so that a renewal needs no free space on a full disk. Does not sync it, because it counts
-    /// only until the host is
-    /// rebooted.
+    /// Writes the file in place, so that a renewal needs no free space on a full disk. Does not sync it, because it
+    /// counts only until the host is rebooted.
     fn write(&self, path: &Path) -> std::io::Result<()> {
         let mut bytes = serde_json::to_vec(self)?;
         bytes.resize(bytes.len().next_multiple_of(FILE_STEP_BYTES), b' ');
@@ -254,9 +253,8 @@ impl Service {
         self.switched_off(&mut record, &Caller::daemon(), MachineState::Stopped, reason, FENCED).await
     }
 
-    /// Restarts the machines that were ended because the lease was over. They still belong to this node: the controller has
-    /// removed the
-    /// others before it gave a new lease.
+    /// Restarts the machines that were ended because the lease was over. They still belong to this node: the controller
+    /// has removed the others before it gave a new lease.
     async fn resume_fenced(&self) {
         let own = self.own_machines().await.unwrap_or_else(|error| {
             tracing::error!("cannot list the machines that were fenced, and starts none of them: {error}");

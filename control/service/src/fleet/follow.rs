@@ -89,8 +89,7 @@ impl Service {
     }
 
     /// Finds the event from which on the node's history is copied: events from before it joined are not. A node whose
-    /// database was
-    /// restored counts from an earlier number.
+    /// database was restored counts from an earlier number.
     async fn find_start(&self, link: &Link) -> Result<(), Problem> {
         let path = "/api/v1/events?limit=1";
         let events: EventList = link.ask(&Caller::daemon(), Method::GET, path, None).await?;

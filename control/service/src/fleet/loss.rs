@@ -162,8 +162,7 @@ impl Service {
     }
 
     /// Removes machines on a node that were assigned to other hosts. Also removes fenced machines that no longer exist:
-    /// they
-    /// were moved and then removed, and the node would otherwise restart them.
+    /// they were moved and then removed, and the node would otherwise restart them.
     pub(crate) async fn remove_moved(&self, link: &Link) -> Result<(), Problem> {
         let list = link.list().await?;
         let known = async { self.db().read().await?.machines().list().await };

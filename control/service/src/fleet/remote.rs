@@ -81,8 +81,7 @@ impl Service {
     }
 
     /// Starts, stops or resets a machine through its node: `how` is the end of the path. The caller holds the machine's
-    /// lock, so that the machine
-    /// is not moved meanwhile. A forced stop works without the lock.
+    /// lock, so that the machine is not moved meanwhile. A forced stop works without the lock.
     pub(crate) async fn change_remote(
         &self,
         record: MachineRecord,

@@ -22,10 +22,8 @@ use crate::lifecycle::seal::{cancelled, given_up};
 use crate::lifecycle::{Active, LifecycleError};
 
 /// Whether a version is marked because it may contain a machine's identity. The search knows the identity of the sealed
-/// machine, but
-/// not that of the machine from which the parent version was made. So the child of a marked version is marked too, unless
-/// the guest removed all
-/// identities.
+/// machine, but not that of the machine from which the parent version was made. So the child of a marked version is
+/// marked too, unless the guest removed all identities.
 pub(super) fn keeps_identity(left: &IdentityLeft, parent: &ImageVersion, is_generalised: bool) -> bool {
     let may_be_elsewhere = !left.unread.is_empty() || parent.keeps_identity;
     !left.found.is_empty() || (may_be_elsewhere && !is_generalised)
@@ -76,8 +74,7 @@ impl Service {
     }
 
     /// Switches off a machine whose guest has removed its identity. If the guest does not shut down, the seal fails,
-    /// because writes of the guest
-    /// may be missing on its disk. The caller holds the machine's lock.
+    /// because writes of the guest may be missing on its disk. The caller holds the machine's lock.
     pub(super) async fn switch_off_generalised(
         &self,
         edit: &PersistentDisk,

@@ -97,8 +97,7 @@ impl Service {
     }
 
     /// Why a machine that is off could not be started now for lack of disk space. Only a warning, because no space is
-    /// reserved, and there
-    /// may be space at the start.
+    /// reserved, and there may be space at the start.
     pub(crate) async fn lacks_space(&self, machine: &Machine) -> Option<String> {
         if self.active(machine.uuid).is_some() {
             return None;

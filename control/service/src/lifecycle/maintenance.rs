@@ -195,9 +195,8 @@ impl Service {
         self.forget_persistent(edit, Some(event)).await
     }
 
-    /// Ends the sessions that were sealed by a daemon that died before it could end them. If a session cannot be checked
-    /// now, or not
-    /// in time, it stays: its next start or seal checks again.
+    /// Ends the sessions that were sealed by a daemon that died before it could end them. If a session cannot be
+    /// checked now, or not in time, it stays: its next start or seal checks again.
     pub(crate) async fn end_sealed_sessions(&self) -> Result<(), LifecycleError> {
         let disks = self.db().read().await?.persistent_disks().list().await?;
         let end = Instant::now() + SESSIONS_TIMEOUT;
@@ -223,9 +222,8 @@ impl Service {
         Ok(())
     }
 
-    /// The version that was made of a session since its machine's last start, if there is one. After an earlier version,
-    /// the machine's later
-    /// changes are in no version.
+    /// The version that was made of a session since its machine's last start, if there is one. After an earlier
+    /// version, the machine's later changes are in no version.
     pub(crate) async fn sealed_from(
         &self,
         edit: &PersistentDisk,
@@ -283,8 +281,7 @@ fn mark_of_copy(edit: &PersistentDisk) -> String {
 }
 
 /// The text that identifies a start, which separates the disk's contents from later changes. Starts are compared for
-/// equality and not ordered, because a clock may be
-/// set. Only versions of earlier releases have nothing but the time.
+/// equality and not ordered, because a clock may be set. Only versions of earlier releases have nothing but the time.
 fn mark(edit: &PersistentDisk, started_at_ms: Option<u64>) -> String {
     let since = started_at_ms.map(|ms| format!(" since its start at {ms} ms")).unwrap_or_default();
     mark_of_disk(edit) + &since

@@ -76,8 +76,7 @@ impl Service {
     }
 
     /// Locks the machine that has this name now, and reads its record under the lock. If it is removed meanwhile it is
-    /// unknown,
-    /// even if another machine then has its name, because that has another lock.
+    /// unknown, even if another machine then has its name, because that has another lock.
     pub(crate) async fn turn_of(
         &self,
         name: &str,
@@ -243,9 +242,8 @@ impl Service {
         self.save(record, caller, "state", detail).await
     }
 
-    /// Removes a machine from the ones that are on, closes its disk and removes its sockets. Its VM has ended. Returns an
-    /// error of the disk, which
-    /// is also in the history.
+    /// Removes a machine from the ones that are on, closes its disk and removes its sockets. Its VM has ended. Returns
+    /// an error of the disk, which is also in the history.
     pub(crate) async fn put_away(&self, uuid: Uuid, name: &str) -> Option<String> {
         let unsaved = self.close_disk(uuid, name).await?;
         let event = self.event(&Caller::daemon(), format!("machine {name}"), "not saved", unsaved.clone());

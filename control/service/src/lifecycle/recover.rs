@@ -44,10 +44,9 @@ pub const fn verdict(wanted: Wanted, state: MachineState, is_on: bool) -> Verdic
 }
 
 impl Service {
-    /// Restores a consistent state after an earlier daemon: takes over the machines that kept running, ends the other VMs,
-    /// removes overflow files and run directories, and marks machines that have ended as lost. A machine that was about to
-    /// be
-    /// restarted stays off, with a reason. Must be called once, before requests are served.
+    /// Restores a consistent state after an earlier daemon: takes over the machines that kept running, ends the other
+    /// VMs, removes overflow files and run directories, and marks machines that have ended as lost. A machine that was
+    /// about to be restarted stays off, with a reason. Must be called once, before requests are served.
     pub async fn recover(&self) -> Result<(), LifecycleError> {
         self.note_own_host().await?;
         self.recall_alarms().await;
@@ -124,9 +123,8 @@ impl Service {
         }
     }
 
-    /// Restarts the machines that were on, or about to be, when the last daemon ended. Several at a time, each with retries
-    /// until it is on
-    /// or nobody wants it any more. Data of disks that are not persistent is lost anyway.
+    /// Restarts the machines that were on, or about to be, when the last daemon ended. Several at a time, each with
+    /// retries until it is on or nobody wants it any more. Data of disks that are not persistent is lost anyway.
     pub async fn resume(&self) {
         let machines = self.own_machines().await.unwrap_or_else(|e| {
             tracing::error!("cannot list the machines that were on, so none of them is restarted: {e}");

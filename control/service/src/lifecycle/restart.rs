@@ -19,8 +19,7 @@ const LONGEST_PAUSE_S: u64 = 60;
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The pause before the next start, after this number of quick boots in a row. The first restart has none, because
-/// installers and
-/// updates reboot too.
+/// installers and updates reboot too.
 pub(super) fn pause(quick_boots: u32) -> Duration {
     let seconds = match quick_boots.checked_sub(2) {
         None => 0,
@@ -64,8 +63,7 @@ impl Service {
     }
 
     /// Whether a machine is recorded as off until its restart, although no task restarts it: the task could only record
-    /// that it is off.
-    /// If the daemon ends, it records the reason itself.
+    /// that it is off. If the daemon ends, it records the reason itself.
     pub(super) fn is_left_off(&self, record: &MachineRecord) -> bool {
         let is_waiting = record.wanted == Wanted::Running && record.state == MachineState::Stopped;
         let is_cared_for = self.active(record.uuid).is_some() || self.is_restarting(record.uuid);
@@ -85,10 +83,9 @@ impl Service {
         kept.iter().any(|disk| self.is_sealing(disk.id))
     }
 
-    /// Waits for the end of the pause, and while a version is made of one of its disks. Does not hold the machine's lock
-    /// meanwhile, so that
-    /// the machine can be stopped. Returns the lock and the record after that; `None` if the machine was changed
-    /// meanwhile, or the daemon stops.
+    /// Waits for the end of the pause, and while a version is made of one of its disks. Does not hold the machine's
+    /// lock meanwhile, so that the machine can be stopped. Returns the lock and the record after that; `None` if the
+    /// machine was changed meanwhile, or the daemon stops.
     pub(super) async fn pause_restart(
         &self,
         pause: Duration,

@@ -163,9 +163,8 @@ impl Service {
         self.disks().open_persistent(request).await.map_err(LifecycleError::backend("seal", &record.name))
     }
 
-    /// Makes a version of a machine's disk. If the machine is on, of the disk as it is now; if it is off, of its persistent
-    /// disk.
-    /// The machine's state does not change.
+    /// Makes a version of a machine's disk. If the machine is on, of the disk as it is now; if it is off, of its
+    /// persistent disk. The machine's state does not change.
     pub(crate) async fn seal_machine(
         &self,
         name: &str,
@@ -183,9 +182,8 @@ impl Service {
             None if record.cache.persistent => self.persistent_disk(uuid, Purpose::Persistent).await?,
             None => None,
         };
-        // The lock keeps others from opening a persistent disk before its version is made, and from a second seal, which
-        // must fail
-        // before the guest is frozen for it.
+        // The lock keeps others from opening a persistent disk before its version is made, and from a second seal,
+        // which must fail before the guest is frozen for it.
         let sealing = || LifecycleError::BeingSealed { what: "seal", machine: name.to_owned() };
         let disk = kept.as_ref().map_or(uuid, |kept| kept.id);
         let guard = self.begin_sealing(disk).ok_or_else(sealing)?;
@@ -334,11 +332,9 @@ impl Service {
         self.version_of("seal", record, &format!("{image}@{}", active.version_hash)).await
     }
 
-    /// Freezes a machine's disk, and during that its guest's file systems if the agent can do that. The machine's lock is
-    /// released while
-    /// the guest syncs: that takes long if its write cache is full, and the caller that gives the cache more space, or
-    /// stops the machine, needs
-    /// the lock.
+    /// Freezes a machine's disk, and during that its guest's file systems if the agent can do that. The machine's lock
+    /// is released while the guest syncs: that takes long if its write cache is full, and the caller that gives the
+    /// cache more space, or stops the machine, needs the lock.
     async fn freeze(
         &self,
         turn: OwnedMutexGuard<()>,
@@ -398,8 +394,7 @@ impl Service {
     }
 
     /// Takes the lock of a machine again during a seal. Fails if the machine was off meanwhile, even if it is on again,
-    /// because its
-    /// disk is another one, or was reopened.
+    /// because its disk is another one, or was reopened.
     async fn turn_again(
         &self,
         record: &MachineRecord,
@@ -408,9 +403,8 @@ impl Service {
     ) -> Result<OwnedMutexGuard<()>, BackendError> {
         let turn = tokio::select! {
             biased;
-            // Waits for the end before the lock: a machine that was removed has no lock any more. Returns at once, because
-            // the old disk, with its RAM,
-            // must not exist beside that of the next start.
+            // Waits for the end before the lock: a machine that was removed has no lock any more. Returns at once,
+            // because the old disk, with its RAM, must not exist beside that of the next start.
             _ = active.vm.exited() => return Err(gone()),
             () = given_up(control) => return Err(cancelled()),
             turn = self.lock(record.uuid) => turn,

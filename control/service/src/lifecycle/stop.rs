@@ -76,9 +76,8 @@ impl Service {
         self.stop_for(record, force, caller, Wanted::Stopped).await
     }
 
-    /// Locks the machine for a forced stop. If another task holds the lock, which may wait for the guest, the VM is ended
-    /// first; the
-    /// history records the caller before that. The VM is ended even if the history cannot be written.
+    /// Locks the machine for a forced stop. If another task holds the lock, which may wait for the guest, the VM is
+    /// ended first; the history records the caller before that. The VM is ended even if the history cannot be written.
     async fn lock_by_killing(
         &self,
         what: &'static str,
@@ -334,9 +333,8 @@ impl Service {
         !self.active_map().is_empty()
     }
 
-    /// Waits until the VMs of all machines that are on now have ended, so that nothing uses their disks. The machines are
-    /// collected at the call, not at the first
-    /// poll.
+    /// Waits until the VMs of all machines that are on now have ended, so that nothing uses their disks. The machines
+    /// are collected at the call, not at the first poll.
     pub fn vms_ended(&self) -> impl Future<Output = ()> + Send + use<> {
         let active: Vec<_> = self.active_map().values().cloned().collect();
         async move {
@@ -398,8 +396,7 @@ impl Service {
     }
 
     /// Stops all machines of this host at the same time, including those that are being started. Called when the daemon
-    /// ends
-    /// and must not leave machines on. With `force`, also interrupts stops that wait for guests.
+    /// ends and must not leave machines on. With `force`, also interrupts stops that wait for guests.
     pub async fn stop_all(&self, force: bool) {
         let stops: Vec<_> = match self.own_machines().await {
             Ok(machines) => machines
@@ -448,9 +445,8 @@ fn spawn_stop(
     })
 }
 
-/// Waits until a stop is recorded, with a timeout. After it, the stop continues, and is recorded later: it frees space, and
-/// a guest that is not shut down
-/// loses data.
+/// Waits until a stop is recorded, with a timeout. After it, the stop continues, and is recorded later: it frees space,
+/// and a guest that is not shut down loses data.
 async fn recorded_in_time<E: Explain + 'static>(
     machine: &str,
     noting: impl Future<Output = Result<(), E>>,

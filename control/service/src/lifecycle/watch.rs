@@ -231,9 +231,8 @@ impl Service {
         }
     }
 
-    /// Retries the start of a machine whose guest rebooted, or that was on when the daemon ended, while it is wanted: the
-    /// failure may
-    /// be temporary, for instance of the store.
+    /// Retries the start of a machine whose guest rebooted, or that was on when the daemon ended, while it is wanted:
+    /// the failure may be temporary, for instance of the store.
     pub(super) async fn start_again(
         &self,
         uuid: Uuid,
@@ -264,9 +263,8 @@ impl Service {
         }
     }
 
-    /// Starts a machine whose guest rebooted, or that was on when the daemon ended, if it is off and wanted. That it is off
-    /// may not be
-    /// recorded yet.
+    /// Starts a machine whose guest rebooted, or that was on when the daemon ended, if it is off and wanted. That it is
+    /// off may not be recorded yet.
     pub(super) async fn start_if_wanted(
         &self,
         uuid: Uuid,

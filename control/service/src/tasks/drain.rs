@@ -274,9 +274,8 @@ impl Plan {
 /// A machine, its host and its new host.
 type Move = (Member, (HostRecord, HostRecord));
 
-/// Chooses the next machines and their new hosts, and records both in the plan. Machines without a host with room are left.
-/// With `only_moving`, no other machine
-/// begins to move.
+/// Chooses the next machines and their new hosts, and records both in the plan. Machines without a host with room are
+/// left. With `only_moving`, no other machine begins to move.
 async fn choose(service: &Service, plan: &mut Plan, only_moving: bool) -> Result<Vec<Move>, DbError> {
     let hosts = service.db().read().await?.hosts().list().await?;
     let mut candidates = service.candidates(&hosts).await?;

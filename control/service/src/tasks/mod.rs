@@ -315,9 +315,8 @@ impl Service {
         repo.save().await
     }
 
-    /// Stores a task's plan, so that the task continues from it after a restart. Retries while the database fails; an error
-    /// means that the
-    /// daemon stops.
+    /// Stores a task's plan, so that the task continues from it after a restart. Retries while the database fails; an
+    /// error means that the daemon stops.
     async fn save_plan(&self, id: i64, plan: &impl Serialize, control: &TaskControl) -> Result<(), Problem> {
         let (plan, progress) = (text_of(plan), text_of(&control.progress()));
         let save = || {

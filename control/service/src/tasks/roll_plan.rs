@@ -400,9 +400,8 @@ mod tests {
         assert_eq!(roll.next(0, true, Gate::Closed(9)), Next::TakeBack(CANCELLED.to_owned()));
     }
 
-    /// Random rolls, with daemons that end at any step: at the end each machine runs one of the two versions, all of them
-    /// the same
-    /// unless failures are allowed, and never more than a batch were moved at once.
+    /// Random rolls, with daemons that end at any step: at the end each machine runs one of the two versions, all of
+    /// them the same unless failures are allowed, and never more than a batch were moved at once.
     #[test]
     fn random_rolls_end_with_all_machines_on_one_version() {
         let mut seed = 7u64;

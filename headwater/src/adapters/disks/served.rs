@@ -310,9 +310,8 @@ impl Disk for ServedVolume {
     }
 }
 
-/// Records beside a persistent disk that its last writes are missing, or removes that record if they are saved. A
-/// seal must not make a
-/// version without them.
+/// Records beside a persistent disk that its last writes are missing, or removes that record if they are saved. A seal
+/// must not make a version without them.
 fn noted(files: &PersistentDiskFiles, kept: Uuid, saved: Result<(), IoError>) -> Result<(), BackendError> {
     if let Err(error) = files.set_incomplete(kept, saved.is_err()) {
         tracing::error!(disk = %kept, %error, "cannot record whether a persistent disk has its last writes");
