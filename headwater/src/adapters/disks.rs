@@ -144,7 +144,7 @@ impl Volumes {
         })
     }
 
-    /// Opens a frozen view of the disk of a machine that is on: a new view, or that of other readers. `None`: the
+    /// Opens a snapshot of the disk of a machine that is on: a new one, or that of other readers. `None`: the
     /// machine is off.
     pub fn open_reader(&self, machine: &str) -> Option<Result<Reader, BackendError>> {
         let served = self.readable.of_machine(machine)?;

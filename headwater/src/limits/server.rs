@@ -66,9 +66,9 @@ pub fn listen(served: Served) -> std::io::Result<Listening> {
 }
 
 async fn accept(listener: UnixListener, served: Arc<Served>) {
-    let seats = Arc::new(Semaphore::new(CLIENTS));
+    let permits = Arc::new(Semaphore::new(CLIENTS));
     loop {
-        let Ok(permit) = Arc::clone(&seats).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
                 let served = Arc::clone(&served);

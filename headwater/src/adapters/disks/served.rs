@@ -106,7 +106,7 @@ pub(super) struct ServedVolume {
     pub(super) volume: Arc<Volume>,
     /// The background work for the image while the disk is open.
     pub(super) image: Weak<Streamed>,
-    /// The frozen views that readers outside use.
+    /// The snapshots that external readers use.
     pub(super) snapshot_leases: SnapshotLeases,
     pub(super) totals: Arc<Totals>,
     pub(super) in_keeper: Arc<DiskInKeeper>,
@@ -159,7 +159,7 @@ impl ServedVolume {
         self.snapshot_leases.borrow(|| self.frozen())
     }
 
-    /// Opens a frozen view for a scan of the write cache.
+    /// Opens a snapshot for a scan of the write cache.
     pub(super) fn open_scan(&self) -> Result<Reader, BackendError> {
         self.snapshot_leases.borrow_for_scan(|| self.frozen())
     }
