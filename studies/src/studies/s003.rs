@@ -91,6 +91,8 @@ pub struct Outcome {
     ram_writes: Vec<f64>,
     /// CPU time of this program per 1,000 requests, in milliseconds.
     cpu_ms: f64,
+    /// The same CPU time as a share of one processor, if the work is spread over the model's time.
+    cpu_share: f64,
     /// Latency from the time at which a request was due to its answer, in microseconds: mean and 99th percentile.
     mean_us: f64,
     p99_us: f64,
@@ -257,7 +259,8 @@ impl Setup {
         let before = cpu_ms();
         let ran = run::run(&machines, pace, stop, progress)
             .with_context(|| format!("the scenario {} failed", scenario.title))?;
-        let cpu_ms = (cpu_ms() - before) * 1000.0 / count.max(1) as f64;
+        let total_ms = cpu_ms() - before;
+        let (cpu_ms, cpu_share) = (total_ms * 1e3 / count.max(1) as f64, total_ms * 1e3 / end_us as f64);
         if ran.interrupted {
             return Ok(None);
         }
@@ -265,6 +268,7 @@ impl Setup {
         if scenario.ram_bytes.is_none() {
             return Ok(Some(Outcome {
                 cpu_ms,
+                cpu_share,
                 mean_us,
                 p99_us,
                 late_us: ran.late_us,
@@ -284,6 +288,7 @@ impl Setup {
             ram_reads: rate(&|sample| sample.read_ram_blocks),
             ram_writes: rate(&|sample| sample.write_ram_blocks),
             cpu_ms,
+            cpu_share,
             mean_us,
             p99_us,
             late_us: ran.late_us,
@@ -305,7 +310,7 @@ pub(super) fn mean(values: &[f64]) -> f64 {
 /// The mean of all intervals, with its 95 % bootstrap interval.
 fn with_interval(values: &[f64], seed: u64) -> String {
     match estimate_mean(values, seed) {
-        Some(Estimate { median, interval: (low, high) }) => format!("{median:.3} [{low:.3}, {high:.3}]"),
+        Some(Estimate { median, interval: (low, high) }) => format!("{median:.2} [{low:.2}, {high:.2}]"),
         None => "-".into(),
     }
 }
@@ -350,12 +355,12 @@ const HEAD: [Column; 12] = [
     Column::Figure("printed"),
     Column::Figure("Reads/s"),
     Column::Figure("Bytes/s"),
-    Column::Figure("RAM used, mean"),
+    Column::Figure("RAM, mean"),
     Column::Figure("printed"),
     Column::Figure("RAM writes/s"),
     Column::Figure("CPU ms / 1,000"),
-    Column::Figure("of baseline"),
-    Column::Figure("Latency p99"),
+    Column::Figure("CPU"),
+    Column::Figure("p99"),
 ];
 
 impl Report<'_> {
@@ -367,12 +372,6 @@ impl Report<'_> {
     fn share(&self, outcome: &Outcome) -> Option<f64> {
         let baseline = mean(&self.results.outcomes.first()?.storage_writes);
         (baseline > 0.0).then(|| mean(&outcome.storage_writes) / baseline)
-    }
-
-    /// CPU time as a share of the baseline's, which is measured with a null device.
-    fn cpu_share(&self, outcome: &Outcome) -> Option<f64> {
-        let baseline = self.results.outcomes.first()?.cpu_ms;
-        (baseline > 0.0).then(|| outcome.cpu_ms / baseline)
     }
 
     fn rows(&self) -> Vec<Vec<String>> {
@@ -403,13 +402,13 @@ impl Report<'_> {
                 with_interval(&outcome.storage_writes, self.setup.seed),
                 self.share(outcome).map_or("-".into(), |share| format!("{:.1} %", share * 100.0)),
                 printed,
-                format!("{:.3}", mean(&outcome.storage_reads)),
+                format!("{:.2}", mean(&outcome.storage_reads)),
                 size::format(mean(&outcome.storage_bytes) as u64),
                 of_ram(format!("{:.0} MiB", mean_mib(&outcome.ram_bytes))),
                 printed_ram,
                 of_ram(grouped(mean(&outcome.ram_writes))),
                 format!("{:.1}", outcome.cpu_ms),
-                self.cpu_share(outcome).map_or("-".into(), |share| format!("{:.0} %", share * 100.0)),
+                format!("{:.2} %", outcome.cpu_share * 100.0),
                 latency(outcome.p99_us),
             ]
         };
@@ -562,8 +561,9 @@ const NOTES: [&str; 8] = [
      they go to the disk. One write of the overflow is 2 MiB, so bytes are shown too.",
     "The original's host figures include reads of the image and of Windows. The model has no such reads, so only writes are compared.",
     "RAM of the original is read from its chart. Its bar of the RAM used says 343 %, its curve 198 %.",
-    "Processor time is that of this program, with the making of contents, for each 1,000 requests. In the baseline the requests go to a \
-     device that takes them at once, so the difference is the cache's own.",
+    "Processor time is that of this program, with the making of contents: for each 1,000 requests, and as a share of one processor if the \
+     work is spread over the model's time. In the baseline the requests go to a device that takes them at once, so the difference is the \
+     cache's own.",
     "Latencies go from the time at which a request was to be sent, by our clock, until its answer. Requests are sent one after the other.",
     "Model time runs faster than real time. The write cache spills ahead of need, which takes no less real time.",
 ];
