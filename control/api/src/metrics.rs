@@ -262,7 +262,7 @@ pub const FAMILIES: &[Family] = &[
     counter("headwater_paused_seconds_total", MACHINE, "Total duration of these waits."),
     counter("headwater_throttled_writes_total", MACHINE, "Writes whose answers were delayed by microseconds to milliseconds, because space was short and the machine wrote faster than the overflow disk."),
     counter("headwater_refused_writes_total", MACHINE, "Writes that failed for lack of space."),
-    counter("headwater_disk_errors_total", MACHINE, "Reads, writes, syncs and reservations of space on the overflow disk that failed."),
+    counter("headwater_disk_errors_total", MACHINE, "Failed reads, writes, syncs and space reservations on the overflow disk."),
     counter("headwater_corrupt_blocks_total", MACHINE, "Blocks whose contents on the overflow disk differ from what was written."),
     counter("headwater_commits_total", MACHINE, "Commits of a persistent disk. Flushes that arrive together share a commit; some commits are made to free space."),
     Family {

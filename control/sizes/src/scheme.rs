@@ -28,7 +28,7 @@ const ZONES: std::ops::RangeInclusive<u8> = 1..=3;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Scheme {
-    /// The size of its machines.
+    /// The VM size, such as `Standard_D8ds_v5`.
     pub size: String,
     /// Sizes that are tried in this order if the cloud has none of `size`.
     #[serde(default)]

@@ -20,7 +20,7 @@ pub enum CacheMode {
     /// RAM first, cold segments to the overflow disk.
     #[serde(rename = "ram+disk")]
     RamDisk,
-    /// The overflow disk, with a few MiB of RAM as buffer.
+    /// The overflow disk, with a fixed small buffer in RAM ([`disk_mode_ram_bytes`]).
     #[serde(rename = "disk")]
     Disk,
 }
@@ -62,8 +62,8 @@ impl FromStr for CacheMode {
 }
 
 /// RAM of mode `disk`, whatever limit is given: a buffer of 16 MiB, and memory for the host's staging
-/// buffers. A persistent cache has less: each of its segments reserves a position on disk when it is begun,
-/// and a small disk has few.
+/// buffers. A persistent cache gets only the 16 MiB, because each segment that it begins in RAM reserves a position on
+/// disk, and a small disk has few positions.
 pub const fn disk_mode_ram_bytes(is_persistent: bool) -> u64 {
     if is_persistent { MIN_RAM_BYTES } else { MIN_RAM_BYTES + (8 << 20) }
 }
@@ -80,7 +80,7 @@ pub struct VolumeOptions {
     pub base: Arc<dyn Device>,
     /// Where writes go.
     pub mode: CacheMode,
-    /// RAM limit in bytes, including index and buffers.
+    /// RAM limit in bytes, including index and buffers. Mode `disk` uses [`disk_mode_ram_bytes`] instead.
     pub ram_bytes: u64,
     /// Weight among the host's volumes when the host's RAM limit is short; [`DEFAULT_WEIGHT`] by default.
     pub weight: u32,
@@ -94,6 +94,6 @@ pub struct VolumeOptions {
     pub little_space: LittleSpace,
     /// How long a write waits for space before it is refused.
     pub pause_limit: Duration,
-    /// Makes the write cache outlive the volume; `None`: it is forgotten. Not for mode `ram`.
+    /// Makes the write cache outlive the volume; `None`: its contents are lost when the volume is closed. Not for mode `ram`.
     pub persistent: Option<PersistentOptions>,
 }

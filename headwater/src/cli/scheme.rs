@@ -1,4 +1,7 @@
-//! Subcommand and options of `headwater scheme`.
+//! Options of `headwater scheme check`, which checks a cloud scheme: a description of how virtual machines are created in Azure.
+//!
+//! It has nothing to do with the versioned settings of a catalog (`headwater catalog scheme`). The check itself is in
+//! `headwater_sizes::scheme`.
 
 use std::path::PathBuf;
 
@@ -13,8 +16,8 @@ use crate::cli::size::{ImageArgs, TableArgs, place};
 /// `headwater scheme ...`.
 #[derive(Debug, Subcommand)]
 pub enum SchemeCommand {
-    /// Show where machines of a scheme would have their OS disk, on its size and each backup size, the space that is
-    /// left, and errors
+    /// For the VM size of a scheme and each backup size, show where the OS disk would be, how much space remains there,
+    /// and errors
     #[command(
         after_help = "FILE has the options as TOML keys without '--': size = \"Standard_D8ds_v5\", backup-size = [\"..\"], \
                             managed-disks = true, gallery = true, ephemeral = true, places = [\"temp\", \"nvme\"]. The command \
@@ -26,7 +29,7 @@ pub enum SchemeCommand {
 
 /// `headwater scheme check`.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("words").multiple(true).conflicts_with("file"))]
+#[command(group = ArgGroup::new("scheme_options").multiple(true).conflicts_with("file"))]
 pub struct CheckSchemeArgs {
     /// A TOML file with a scheme, instead of options
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -36,51 +39,51 @@ pub struct CheckSchemeArgs {
     pub image: ImageArgs,
     /// The scheme
     #[command(flatten)]
-    pub words: SchemeWords,
+    pub scheme: SchemeArgs,
     /// Another table of sizes
     #[command(flatten)]
     pub table: TableArgs,
 }
 
-/// A scheme as options.
+/// The options that describe a scheme.
 #[derive(Debug, Args)]
-pub struct SchemeWords {
-    /// The size of its machines
-    #[arg(long, group = "words", required_unless_present = "file", add = complete::sizes())]
+pub struct SchemeArgs {
+    /// The VM size, such as Standard_D8ds_v5
+    #[arg(long, group = "scheme_options", required_unless_present = "file", add = complete::sizes())]
     size: Option<String>,
     /// A size to try if the cloud has none of the sizes before; may be given several times
-    #[arg(long, group = "words", value_name = "SIZE", add = complete::sizes())]
+    #[arg(long, group = "scheme_options", value_name = "SIZE", add = complete::sizes())]
     backup_size: Vec<String>,
     /// Disks are managed by the cloud
-    #[arg(long, group = "words")]
+    #[arg(long, group = "scheme_options")]
     managed_disks: bool,
     /// Machines come from a version in an image gallery; needs --managed-disks
-    #[arg(long, group = "words")]
+    #[arg(long, group = "scheme_options")]
     gallery: bool,
     /// The OS disk is on the host and lost with it; needs --managed-disks and --gallery
-    #[arg(long, group = "words")]
+    #[arg(long, group = "scheme_options")]
     ephemeral: bool,
     /// Where the OS disk may be, best place first [default: cache,temp,nvme,managed with --ephemeral, else managed]
-    #[arg(long, group = "words", value_name = "PLACE,..", value_parser = place(), value_delimiter = ',')]
+    #[arg(long, group = "scheme_options", value_name = "PLACE,..", value_parser = place(), value_delimiter = ',')]
     places: Vec<OsDiskPlace>,
     /// The whole image is copied to the host; needs --ephemeral, and space for twice the OS disk
-    #[arg(long, group = "words")]
+    #[arg(long, group = "scheme_options")]
     full_copy: bool,
     /// Machines boot with trusted launch, which takes 1 GiB beside the OS disk and needs generation 2
-    #[arg(long, group = "words")]
+    #[arg(long, group = "scheme_options")]
     trusted_launch: bool,
     /// The zones in which machines are made: 1, 2, 3 [default: any]
-    #[arg(long, group = "words", value_name = "ZONE,..", value_delimiter = ',')]
+    #[arg(long, group = "scheme_options", value_name = "ZONE,..", value_delimiter = ',')]
     zones: Vec<u8>,
     /// The place of the page file: temp, os or none [default: none]
-    #[arg(long, group = "words", value_name = "PLACE", value_parser = page_file())]
+    #[arg(long, group = "scheme_options", value_name = "PLACE", value_parser = page_file())]
     page_file: Option<PageFile>,
     /// The place of scratch space: temp or none [default: none]
-    #[arg(long, group = "words", value_name = "PLACE", value_parser = scratch())]
+    #[arg(long, group = "scheme_options", value_name = "PLACE", value_parser = scratch())]
     scratch: Option<Scratch>,
 }
 
-impl SchemeWords {
+impl SchemeArgs {
     /// The scheme from the options.
     pub fn scheme(self) -> Scheme {
         Scheme {

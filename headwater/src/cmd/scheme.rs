@@ -21,10 +21,10 @@ struct Report<'a> {
 
 /// Prints on which sizes and in which place the OS disk would be, warnings, and errors.
 pub fn check(args: CheckSchemeArgs, json: bool) -> anyhow::Result<()> {
-    let CheckSchemeArgs { file, image, words, table } = args;
+    let CheckSchemeArgs { file, image, scheme, table } = args;
     let (table, origin) = size_table::load(&table)?;
     let (scheme, name) = match &file {
-        None => (words.scheme(), "the scheme".to_owned()),
+        None => (scheme.scheme(), "the scheme".to_owned()),
         Some(path) => {
             let text = size_table::read_text("the scheme", path, MAX_SCHEME_BYTES)?;
             let wrong = |why| invalid(format!("cannot read the scheme {}: {why}", path.display()));

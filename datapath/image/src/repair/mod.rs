@@ -633,7 +633,8 @@ fn unpack_as_packed(stored: &[u8], into: &mut [u8], hash: &Hash) -> Result<(), I
     const DESCRIPTOR: usize = 4;
     const UNUSED: u8 = 1 << 4;
     if stored.len() != into.len() && stored.get(DESCRIPTOR).is_some_and(|byte| byte & UNUSED != 0) {
-        let why = "it has a bit set that decompression ignores, so the hash of its object would be wrong";
+        let why = "the unused bit in the header of its zstd frame is set: it decompresses correctly, but the data \
+                   object with it would not match its hash";
         return Err(ImageError::new(ImageErrorKind::Damaged, why));
     }
     unpack(stored, into, hash)

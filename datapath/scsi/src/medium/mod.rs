@@ -199,7 +199,7 @@ fn plan_fill(
     Ok(Some(Plan { hold: Hold::Changes(range), work: Box::new(work), immediate: false }))
 }
 
-/// The next part of `range`, of at most `CHUNK_BYTES`, after `done` bytes, and the rest.
+/// The part of `range` that begins after its first `done` bytes: at most `chunk_bytes`; `None` at the end.
 fn split_chunk(range: ByteRange, done: u64, chunk_bytes: u64) -> Option<ByteRange> {
     let left = range.len().checked_sub(done).filter(|left| *left > 0)?;
     ByteRange::new(range.offset().checked_add(done)?, left.min(chunk_bytes))

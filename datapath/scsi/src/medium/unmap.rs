@@ -1,4 +1,4 @@
-//! UNMAP: a list of runs, each discarded.
+//! The SCSI command UNMAP: checks its parameter list, then discards each listed range in order, in parts of at most 1 GiB.
 
 use std::collections::VecDeque;
 
@@ -13,8 +13,9 @@ use crate::sense::{Code, Fault};
 use crate::unit::LogicalUnit;
 use crate::wire::{u16_at, u32_at, u64_at};
 
-/// Length of the header, and of a descriptor.
+/// Length of the header of the parameter list.
 const HEAD_BYTES: usize = 8;
+/// Length of a block descriptor, which names one range.
 const DESCRIPTOR_BYTES: usize = 16;
 
 /// Checks the whole list before anything is unmapped.
@@ -42,16 +43,18 @@ pub(super) fn plan(unit: &LogicalUnit, list: &[u8]) -> Result<Option<Plan>, Faul
     }
     let start = ranges.iter().map(ByteRange::offset).min().unwrap_or(0);
     let end = ranges.iter().map(ByteRange::end).max().unwrap_or(0);
-    let Some(hull) = ByteRange::new(start, end.saturating_sub(start)).filter(|hull| !hull.is_empty()) else {
+    // The smallest range that contains all listed ranges. Other commands wait for it as a whole.
+    let Some(enclosing) = ByteRange::new(start, end.saturating_sub(start)).filter(|enclosing| !enclosing.is_empty()) else {
         return Ok(None);
     };
     let work = Unmap { ranges, done: 0, flush: unit.must_be_durable(false) };
-    Ok(Some(Plan { hold: Hold::Changes(hull), work: Box::new(work), immediate: false }))
+    Ok(Some(Plan { hold: Hold::Changes(enclosing), work: Box::new(work), immediate: false }))
 }
 
 struct Unmap {
-    /// `done` bytes of the first range are unmapped.
+    /// The ranges that are not completely unmapped yet.
     ranges: VecDeque<ByteRange>,
+    /// How many bytes of the first range are unmapped.
     done: u64,
     /// A flush at the end, if each change has to be durable before its answer.
     flush: bool,
