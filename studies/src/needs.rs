@@ -14,7 +14,7 @@ use crate::study::{Case, System};
 /// RAM in addition to the limits of the volumes: buffers, and the program itself.
 const BESIDES_BYTES: u64 = 128 << 20;
 
-/// The largest needs of a run.
+/// RAM and disk that the cases of a run need at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
     /// RAM, in bytes.

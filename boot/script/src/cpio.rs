@@ -22,10 +22,11 @@ pub fn archive(directory: &str, files: &[(&str, &[u8])]) -> Vec<u8> {
 
 fn entry(out: &mut Vec<u8>, number: u32, mode: u32, name: &str, bytes: &[u8]) {
     let links = if mode == DIRECTORY_MODE { 2 } else { 1 };
-    // Files are a few KiB long, so the length always fits.
+    // Files are a few KiB long, so their lengths fit. (A longer one would make a broken archive.)
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     let name_len = u32::try_from(name.len() + 1).unwrap_or(u32::MAX);
     out.extend(b"070701");
+    // ino, mode, uid, gid, nlink, mtime, filesize, devmajor, devminor, rdevmajor, rdevminor, namesize, check
     for field in [number, mode, 0, 0, links, 0, len, 0, 0, 0, 0, name_len, 0] {
         out.extend(format!("{field:08x}").bytes());
     }

@@ -288,7 +288,7 @@ fn text_test(key: &str, values: &str, keys: Keys) -> Result<Test, String> {
     }
     let is_scheme = |value: &String| value == "old" || value.parse::<u32>().is_ok();
     if key == "scheme" && !values.iter().all(is_scheme) {
-        return Err("'scheme:' is followed by 'old' or the number of a version".to_owned());
+        return Err("'scheme:' must be followed by 'old' or the number of a version".to_owned());
     }
     let known: &[&str] = match key.as_str() {
         "is" => &IS,

@@ -1,4 +1,5 @@
-//! Finds the users of an image or a version: machines, catalogs, channels, persistent disks.
+//! Finds what uses an image or a version: machines, catalogs, channels, persistent disks. Nobody may remove a version in use,
+//! and the report of damage lists these uses. It also records in the history what the scrub found and repaired.
 
 use std::collections::HashMap;
 
@@ -12,8 +13,7 @@ use crate::backend::BackendError;
 use crate::caller::Caller;
 
 /// All uses of a version, or of the whole image if there is no version, in words: `machine 'x' runs it`. No transaction is
-/// open
-/// while the store is asked.
+/// open while the store is asked.
 pub(crate) async fn of(
     service: &Service,
     reference: &ImageRef,
@@ -29,14 +29,14 @@ pub(crate) async fn of(
     let catalogs = repo.catalogs().list().await?;
     let disks = repo.persistent_disks().list().await?;
     drop(repo);
-    let mut meanings = ResolvedReferences { service, reference, version, found: HashMap::new() };
+    let mut references = ResolvedReferences { service, reference, version, found: HashMap::new() };
     for machine in &machines {
-        if let Some(how) = meanings.use_of(machine).await? {
+        if let Some(how) = references.use_of(machine).await? {
             uses.push(format!("machine '{}' {how}", machine.name));
         }
     }
     for catalog in catalogs {
-        if let Some(how) = meanings.follows(&catalog.image, catalog.pin.as_deref()).await? {
+        if let Some(how) = references.use_by(&catalog.image, catalog.pin.as_deref()).await? {
             uses.push(format!("catalog '{}' {how}", catalog.name));
         }
     }
@@ -56,15 +56,14 @@ pub(crate) async fn of(
 }
 
 impl Service {
-    /// The users of a version, given as `IMAGE@NUMBER`: lines such as `debian@3: machine 'x' runs it`. Empty if the version
-    /// was removed
-    /// meanwhile. If the users cannot be determined, the error is a line that says why, for the report of damage.
+    /// What uses a version, given as `IMAGE@NUMBER`: lines such as `debian@3: machine 'x' runs it`. Empty if the version
+    /// was removed meanwhile. If the uses cannot be determined, the error is a line that says why, for the report of damage.
     pub async fn users_of(&self, version: &str) -> Result<Vec<String>, String> {
         let uses = self.uses_of(version).await;
         uses.map_err(|why| format!("{version}: cannot determine who uses it: {why}"))
     }
 
-    /// The users of all versions of an image, whose version list need not be readable: lines such as `debian: machine 'x'
+    /// What uses any version of an image, whose version list need not be readable: lines such as `debian: machine 'x'
     /// boots it`.
     pub(crate) async fn users_of_image(&self, image: &str) -> Vec<String> {
         let uses = self.uses_of_image(image).await;
@@ -110,9 +109,9 @@ async fn channels_of(service: &Service, version: &ImageVersion) -> Result<Vec<St
 /// The versions to which references resolve; the store is asked once for each.
 struct ResolvedReferences<'a> {
     service: &'a Service,
-    /// The image whose users are searched.
+    /// The image whose uses are searched.
     reference: &'a ImageRef,
-    /// The version whose users are searched. `None`: those of the whole image.
+    /// The version whose uses are searched. `None`: those of the whole image.
     version: Option<&'a ImageVersion>,
     /// The numbers of the versions to which references resolve.
     found: HashMap<String, Option<u64>>,
@@ -132,39 +131,38 @@ impl ResolvedReferences<'_> {
             }
         }
         if !self.service.is_own(machine) {
-            // Its node may not be connected, so use the last known state.
+            // Its node may not be connected, so use the last known state. Both texts name a version, as a pin
+            // does; the empty image means that there is no image reference.
             let on = machine.version.as_deref().filter(|_| machine.state.is_active());
             for (text, how) in [(on, "runs it"), (machine.kept.as_deref(), "has a persistent disk over it")] {
-                if self.follows("", text).await?.is_some() {
+                if self.use_by("", text).await?.is_some() {
                     return Ok(Some(how));
                 }
             }
         }
         // A reference of the catalog counts for the catalog.
         let image = if machine.catalog.is_some() { "" } else { &machine.image };
-        self.follows(image, machine.pin.as_deref()).await
+        self.use_by(image, machine.pin.as_deref()).await
     }
 
-    /// How an image reference and a pin use the version or image. `None`: they do not.
-    async fn follows(
-        &mut self,
-        image: &str,
-        pin: Option<&str>,
-    ) -> Result<Option<&'static str>, BackendError> {
+    /// How an image reference (empty if there is none) and a pin, which has precedence, use the version or image. `None`: they
+    /// do not.
+    async fn use_by(&mut self, image: &str, pin: Option<&str>) -> Result<Option<&'static str>, BackendError> {
         let named = &self.reference.image;
         let of_image = |text: &str| ImageRef::parse(text).ok().filter(|theirs| theirs.image == *named);
-        let follows = of_image(image);
+        let unpinned = of_image(image);
         let pinned = pin.and_then(of_image);
         let Some(number) = self.version.map(|version| version.number) else {
-            return Ok((follows.is_some() || pinned.is_some()).then_some("boots it"));
+            return Ok((unpinned.is_some() || pinned.is_some()).then_some("boots it"));
         };
         if let Some(pinned) = &pinned
             && self.number_of(pinned).await? == Some(number)
         {
             return Ok(Some("is pinned to it"));
         }
-        // When the pin is removed, the image resolves to its present version; that counts only if it names a number.
-        let Some(boots) = follows.filter(|boots| pinned.is_none() || boots.version.is_some()) else {
+        // Without the pin the machine would follow its image reference. Beside a pin, that reference counts as a use only if
+        // it names a version number.
+        let Some(boots) = unpinned.filter(|boots| pinned.is_none() || boots.version.is_some()) else {
             return Ok(None);
         };
         Ok((self.number_of(&boots).await? == Some(number)).then_some("boots it"))
@@ -181,8 +179,7 @@ impl ResolvedReferences<'_> {
     }
 }
 
-/// The version to which a reference resolves, if there is one. A failing store is an error, because otherwise a version in
-/// use
+/// The version to which a reference resolves, if there is one. A failing store is an error, because otherwise a version in use
 /// could be removed.
 pub(crate) async fn resolve(
     service: &Service,

@@ -34,7 +34,7 @@ pub fn merge(
     version: &ImageVersion,
     source: &Path,
 ) -> Result<BootTrace, BackendError> {
-    sources::whole_host(source)?;
+    sources::refuse_own_descriptors(source)?;
     let failed = |e: ImageError| {
         BackendError::new(image_kind(e.kind()), format!("cannot use {}: {e}", source.display()))
     };

@@ -151,7 +151,7 @@ pub fn host(host: &HostSnapshot, chunks: &ChunkCacheCounters) -> Vec<Sample> {
     ]
 }
 
-/// The limits that the volumes of an export share, taken from any of its volumes.
+/// The RAM limit that an export's volumes share, and how often memory pressure lowered it. Each volume has the same values.
 pub fn limit(any: &VolumeCounters) -> [Sample; 2] {
     [
         Sample::new("headwater_host_ram_limit_bytes", any.cache.host_limit_bytes),
@@ -169,7 +169,7 @@ pub fn chunk_cache(image: &StreamCounters) -> [Sample; 4] {
     ]
 }
 
-/// The metrics of images that are read from other hosts.
+/// The metrics of reading images: readahead, the chunk cache on disk, and the servers of other hosts.
 pub fn streaming(image: &StreamCounters) -> Vec<Sample> {
     vec![
         Sample::new("headwater_chunk_cache_ahead_total", image.ahead),
@@ -259,7 +259,7 @@ mod tests {
         let mut numbers = Vec::new();
         number_all("", &mut counters, &mut numbers);
         let counters = serde_json::from_value(counters).unwrap();
-        // Without the host's metrics, which belong to no machine.
+        // With the host's limits, because `VolumeCounters` contains them too.
         let samples: Vec<_> = volume(&counters).into_iter().chain(limit(&counters)).collect();
         assert!(numbers.len() > 60, "{numbers:?}");
         for (path, number) in &numbers {

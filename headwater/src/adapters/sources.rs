@@ -33,7 +33,7 @@ pub fn open(order: &ImportOrder) -> Result<Source, BackendError> {
             let why = format!("'{source}' names '{}', which is not an absolute path", path.display());
             return Err(BackendError::new(ProblemKind::Invalid, why));
         }
-        uri.paths_mut().try_for_each(|path| whole_host(path))?;
+        uri.paths_mut().try_for_each(|path| refuse_own_descriptors(path))?;
         let client = Client::connect(&uri, &ClientOptions::default()).map_err(|e| {
             BackendError::new(ProblemKind::Failed, "cannot read from the NBD server").because(e)
         })?;
@@ -45,8 +45,8 @@ pub fn open(order: &ImportOrder) -> Result<Source, BackendError> {
         let why = format!("'{source}' is neither an absolute path nor an NBD URI");
         return Err(BackendError::new(ProblemKind::Invalid, why));
     }
-    whole_host(path)?;
-    order.source_id.map_or(Ok(()), |id| check(path, id))?;
+    refuse_own_descriptors(path)?;
+    order.source_id.map_or(Ok(()), |id| check_same_file(path, id))?;
     let backing = if order.backing { Backing::Anywhere } else { Backing::Beside };
     let format = order.format.map(file_format);
     let file = headwater_image::open_source_backed(path, format, backing).map_err(image_failed)?;
@@ -59,7 +59,7 @@ pub fn open_store(
     servers: &NamedServers,
     while_busy: WhileBusy,
 ) -> Result<Arc<dyn Store>, BackendError> {
-    whole_host(Path::new(name))?;
+    refuse_own_descriptors(Path::new(name))?;
     let credentials = servers.credentials_for(name);
     stores::open_waiting(name, Access::Read, &credentials, while_busy).map_err(|e| {
         // A server that refuses access or whose certificate is not trusted counts as unreachable too.
@@ -92,7 +92,7 @@ pub fn import(
     let mut forward = forward(control);
     let mut progress = |progress| {
         forward(progress);
-        // A server that hangs would delay the end of the import's readers, so cut the connection.
+        // After a cancellation, reader threads could wait for a hanging server, so cut the connection.
         if let (true, Some(connection)) = (control.is_cancelled(), &connection) {
             connection.close();
         }
@@ -103,8 +103,8 @@ pub fn import(
     Ok(ImportOutcome { version: made(store, name, &imported.version), created, damaged_chunks, remarks })
 }
 
-/// Fails for a path below `/proc` that means another file for this process than for the client.
-pub fn whole_host(path: &Path) -> Result<(), BackendError> {
+/// Refuses paths such as `/dev/stdin` and `/proc/self/fd/3`, which mean a file of the process that opens them.
+pub fn refuse_own_descriptors(path: &Path) -> Result<(), BackendError> {
     own_files::refuse(path).map_err(|problem| {
         BackendError::new(problem.kind, problem.message).advise(problem.advice.unwrap_or_default())
     })
@@ -121,8 +121,8 @@ pub fn file_format(format: SourceFormat) -> FileFormat {
     }
 }
 
-/// Fails if a path means another file for the daemon than for the client.
-fn check(path: &Path, id: FileId) -> Result<(), BackendError> {
+/// Fails if the path leads the daemon to another inode than the client.
+fn check_same_file(path: &Path, id: FileId) -> Result<(), BackendError> {
     let refused = BackendError::new(
         ProblemKind::Invalid,
         format!("{} means another file for the daemon than for the command that imports it", path.display()),
@@ -137,7 +137,7 @@ fn check(path: &Path, id: FileId) -> Result<(), BackendError> {
                 path.display()
             );
             return Err(BackendError::from_io(message, e).advise(format!(
-                "run the command as user {user}, as with 'sudo -u #{user}', or import a file that this user may read by its path"
+                "run the command as user {user}, as with 'sudo -u #{user}', or give the path of a file that this user may read"
             )));
         }
         Err(e) => refused.because(e),

@@ -37,7 +37,7 @@ pub struct MachineArgs {
     /// The firmware: bios (SeaBIOS) or uefi (OVMF) [default: uefi if the image boots with UEFI only, or else bios]
     #[arg(long, value_name = "KIND", value_parser = Firmware::parse)]
     pub firmware: Option<Firmware>,
-    /// Enable Secure Boot: the firmware, which must be uefi, runs only loaders that are signed with Microsoft's keys
+    /// Enable Secure Boot (selects --firmware uefi): only loaders that are signed with Microsoft's keys run
     #[arg(long, value_name = "YES", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub secure_boot: Option<bool>,
     /// Give the guest a TPM 2.0 (swtpm): it keeps its contents if the disk is persistent, or else starts empty at

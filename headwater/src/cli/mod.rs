@@ -56,7 +56,7 @@ pub use self::top::TopArgs;
 )]
 pub struct Cli {
     /// Directory of the store, the database and the socket [default: /var/lib/headwater for root, else
-    /// $XDG_DATA_HOME/headwater]
+    /// $XDG_DATA_HOME/headwater; client commands use /var/lib/headwater if that has no daemon]
     #[arg(long, global = true, display_order = 1000, value_name = "DIR", env = "HEADWATER_DATA_DIR", value_hint = ValueHint::DirPath)]
     pub data_dir: Option<PathBuf>,
 

@@ -42,8 +42,8 @@ pub enum NodeCommand {
         host: String,
     },
     /// Cordon a host, and move its machines of catalogs to other hosts: those that are on are stopped and restarted
-    /// there. Machines with
-    /// a persistent disk, claimed machines and machines without a catalog stay, and are listed
+    /// there. Machines that keep their disk, are claimed, edit an image, or are of a pool or of no catalog stay, as do
+    /// those that no other host has room for or can run; they are listed
     Drain {
         /// Its name
         host: String,
@@ -53,7 +53,7 @@ pub enum NodeCommand {
         /// Its name
         host: String,
     },
-    /// Accept a node that refuses the controller because its database is an old copy: the copy's contents count from
+    /// Have a node accept the controller, although the controller's database is an old copy: it is the valid database from
     /// then on
     Accept {
         /// Its name

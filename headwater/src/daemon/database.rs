@@ -211,8 +211,8 @@ impl Former {
             return Ok(());
         }
         let message = format!(
-            "cannot use the database {name}: the last daemon of this data directory had {former}, and there are disks that only \
-             that one knows"
+            "cannot use the database {name}: the last daemon of this data directory used {former}, and only {former} lists some \
+             of the disks here"
         );
         let advice = format!(
             "start with that database; or, if these disks may be deleted, switch their machines off and remove {}",

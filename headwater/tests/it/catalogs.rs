@@ -58,7 +58,7 @@ fn machines_take_new_settings_of_their_catalog_at_their_next_boot() {
     daemon.cli(&["machine", "start", "class-08"]).ok();
     assert_eq!((memory("class-07"), memory("class-08")), (64, 96));
     let shown = daemon.cli(&["catalog", "show", "class"]).ok();
-    assert!(shown.contains("version 2; 1 of 2 machines have an older one: class-07"), "{shown}");
+    assert!(shown.contains("version 2; 1 of 2 machines has an older one: class-07"), "{shown}");
     let old = daemon.cli(&["machine", "list", "scheme:old"]).ok();
     assert!(old.contains("class-07") && !old.contains("class-08"), "{old}");
     let differences = daemon.cli(&["catalog", "scheme", "diff", "class", "1"]).ok();

@@ -86,7 +86,8 @@ pub fn size(
             sizing.unchecked = Some("the check was interrupted".into());
         }
     } else {
-        sizing.unchecked = Some("each desktop writes more than 16 GiB, which takes too long".into());
+        sizing.unchecked =
+            Some("each desktop writes more than 16 GiB, and a check of so much takes too long".into());
     }
     sizing.machine.note_load();
     sizing

@@ -9,10 +9,10 @@
 //!            POST /api/v1/machines/NAME/display/ticket --> WebSocket /display in the same way
 //! ```
 //!
-//! A browser sends requests that any page makes. So there are no cookies, and the `Origin` of a request, if it has one,
-//! must be
-//! the console itself: a foreign page can neither read nor change anything. Without TLS, `Host` must be a loopback name
-//! too, so that a foreign name that resolves to this port is refused. With TLS the certificate ensures that.
+//! A browser also sends requests that pages of other sites cause (CSRF). So there are no cookies, and the `Origin` of a
+//! request, if it has one, must be the console itself: a foreign page can neither read nor change anything. Without TLS,
+//! `Host` must be a loopback name too, so that a foreign name that resolves to this port is refused. With TLS the
+//! certificate ensures that.
 
 mod assets;
 mod machine_socket;
@@ -74,7 +74,7 @@ pub struct Reachable {
     pub fingerprint: Option<String>,
 }
 
-/// The state of the service's ports.
+/// The URLs of the service, and the tickets with which a browser opens sessions and WebSockets.
 #[derive(Debug, Default)]
 pub(crate) struct WebState {
     reachable: OnceLock<Reachable>,
@@ -90,7 +90,7 @@ impl WebState {
 }
 
 impl Service {
-    /// Sets the URLs of the service, once.
+    /// Sets the URLs under which the service is reached, once. The daemon calls it when its ports are open.
     pub fn is_reached_at(&self, reachable: Reachable) {
         // A second call changes nothing.
         let _ = self.web().reachable.set(reachable);
@@ -110,7 +110,7 @@ pub async fn serve(
 }
 
 fn console(router: Router, service: Service, hosts: Hosts) -> Router {
-    let api = router.layer(middleware::from_fn_with_state(service.clone(), require_session));
+    let api = router.layer(middleware::from_fn_with_state(service.clone(), require_caller));
     let session = Router::new()
         .route("/session", post(open).delete(close))
         .route("/console", get(machine_socket::attach).layer(Extension(MachineSocket::Console)))
@@ -209,7 +209,7 @@ async fn protect(mut response: Response) -> Response {
     response
 }
 
-async fn require_session(State(service): State<Service>, request: Request, next: Next) -> Response {
+async fn require_caller(State(service): State<Service>, request: Request, next: Next) -> Response {
     let presented = match bearer(request.headers()) {
         Some(secret) if secret.starts_with(token::NAMED_PREFIX) => {
             return match server::named(&service, secret).await {
@@ -276,7 +276,7 @@ async fn close(
     State(service): State<Service>,
     headers: HeaderMap,
 ) -> Result<axum::http::StatusCode, Failure> {
-    // Only a caller with a session uses a writer's transaction.
+    // Check first, so that a caller without a session starts no write transaction.
     if let Some(secret) = bearer(&headers)
         && service.session(secret).await?.is_some()
     {

@@ -1,6 +1,8 @@
 //! The versions of an image, its channels, and the encoding of the file that lists them.
 //!
-//! Does no I/O; `codec` converts between values and bytes. The layout is in `docs/format.md`.
+//! A channel is a name that points to one version of an image, such as `production`; machines can boot a channel instead of
+//! a fixed version. The module does no I/O: each kind of store reads the file, changes an [`Image`] and writes it back;
+//! `codec` converts between values and bytes. The layout is in `docs/format.md`.
 
 mod channel;
 mod codec;
@@ -26,7 +28,8 @@ pub const VERSION_OBJECTS_MAX: usize = 65_536;
 /// One version of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// 1, 2, 3 ...; a number is not used again while the image exists, even without versions.
+    /// 1, 2, 3 ...; a number is not used again while the image exists, even if all its versions were
+    /// removed.
     pub number: u32,
     /// BLAKE3 of the manifest: the version's identity.
     pub manifest: Hash,
@@ -59,9 +62,9 @@ pub struct Image {
     pub name: ImageName,
     /// In ascending order of their numbers.
     pub versions: Vec<Version>,
-    /// The positions of all channels. The last position of a channel is its present one.
+    /// Where each channel points and pointed, oldest first. The last pointer of a channel is its present one.
     pointers: Vec<Pointer>,
-    /// Channels that pointed elsewhere before their oldest remembered position. Each of them has a position.
+    /// Channels whose older pointers were dropped from `pointers`. Each of them still has one there.
     cut_short: HashSet<Channel>,
     /// Scheduled promotions, at most one for each channel.
     scheduled: Vec<Pointer>,
@@ -199,8 +202,9 @@ impl Image {
     }
 
     /// The version that the image's name alone means until `production` is set: the newest version that is
-    /// not retired and does not contain the identity of one machine. A version with an identity can come from
-    /// a copy of another store, where it was sealed.
+    /// not retired and does not contain the identity of one machine. A copy from another store, where such a
+    /// version was sealed, brings the version without `production`, so production can be unset although a version
+    /// has an identity.
     fn newest_for_all(&self) -> Result<&Version, StoreError> {
         let mut versions = self.versions.iter().rev().filter(|version| !version.retired);
         versions.clone().find(|version| !version.keeps_identity).ok_or_else(|| match versions.next() {
@@ -252,7 +256,7 @@ impl Image {
             if found.is_some_and(|other| other.manifest != version.manifest) {
                 return Err(StoreError::new(
                     StoreErrorKind::Invalid,
-                    format!("more than one version of '{}' starts with {prefix}", self.name),
+                    format!("the hashes of several versions of '{}' start with {prefix}", self.name),
                 ));
             }
             // The same content imported twice has one hash. The hash selects the newest of these numbers,

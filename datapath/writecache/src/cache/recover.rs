@@ -118,7 +118,7 @@ fn handed(
 ) -> Result<Option<Handed>, String> {
     if head.has_overflow != options.overflow.is_some() {
         let had = if head.has_overflow { "an" } else { "no" };
-        return Err(format!("it had {had} overflow disk, which contradicts the options"));
+        return Err(format!("it had {had} overflow disk, but its present cache mode needs the opposite"));
     }
     if !head.has_overflow {
         return Ok(None);

@@ -102,7 +102,8 @@ pub fn in_words(catalog: &Catalog) -> String {
         0 => newest,
         old => {
             let names = catalog.scheme_old.join(", ");
-            format!("{newest}; {old} of {} machines have an older one: {names}", catalog.machines.len())
+            let have = if old == 1 { "has" } else { "have" };
+            format!("{newest}; {old} of {} machines {have} an older one: {names}", catalog.machines.len())
         }
     }
 }
