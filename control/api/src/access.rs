@@ -1,4 +1,5 @@
-//! Access to the API: roles, and the named tokens that carry them.
+//! Who calls the API and what they may do: roles, the named tokens that carry them, and tickets and links of the web
+//! console. Only types of requests and answers: `control/service` makes and checks tokens.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,4 +1,5 @@
-//! Advice on the sizes of write caches, from what they took in runs: from a start of a machine to its end.
+//! Advice on the sizes of write caches, from what they took in earlier runs. A run is the time from a start of a
+//! machine to its end. Only the types of the answer to `headwater catalog advice`: `control/service` computes it.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

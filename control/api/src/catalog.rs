@@ -1,4 +1,5 @@
-//! Catalogs: machines that are made alike and boot the same.
+//! Catalogs: groups of machines that boot the same image with the same settings. Types of the requests that create
+//! and change a catalog, and of the answers. The settings and their versions are in [`crate::scheme`].
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,4 +1,6 @@
-//! Claims: a claim lends a machine of a catalog to one holder. Nobody else gets the machine until it was reset.
+//! Claims: a claim lends a machine of a catalog to one holder. Nobody else gets the machine until it was reset. Types
+//! of the requests of holders (`headwater catalog claim`) and of the answers; `control/service` chooses and resets
+//! the machines.
 /// The request to claim a machine.
 use std::net::IpAddr;
 

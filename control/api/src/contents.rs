@@ -1,4 +1,6 @@
-//! The report of what occupies a machine's write cache, by kind, partition, directory and file.
+//! The report of what occupies a machine's write cache, by kind, partition, directory and file: the answer to
+//! `headwater cache contents`. Only its types: the crate in `datapath/attribution` finds out which file a block
+//! belongs to.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

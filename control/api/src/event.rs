@@ -1,4 +1,5 @@
-//! The history: who changed what, and when.
+//! The history: who changed what, and when. An [`Event`] is one change, for `headwater events` and for auditors. (The
+//! progress of a running operation is in [`crate::task_event`].)
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,6 +1,6 @@
-//! The filter language of lists, shared by the API, the command line and the console. The database evaluates the terms
-//! about
-//! stored columns ([`Filter::stored`]); the other terms depend on the present state of machines ([`Filter::live`]).
+//! The filter language of lists, shared by the API, the command line and the console. The database evaluates the
+//! terms about stored columns ([`Filter::stored`]); the other terms depend on the present state of machines
+//! ([`Filter::live`]).
 //!
 //! ```text
 //!   filter = term*                      all terms must match
@@ -9,9 +9,8 @@
 //!   number = digits with one of the units %, s, K, M, G, T
 //! ```
 //!
-//! Example: `state:running,booting catalog:class version:old ram>80% -name:test-*`. A word alone matches names that contain
-//! it. Upper and lower case
-//! letters match each other.
+//! Example: `state:running,booting catalog:class version:old ram>80% -name:test-*`. A word alone matches names that
+//! contain it. Upper and lower case letters match each other.
 
 use crate::machine::{CacheMode, Machine, MachineState};
 use crate::problem::{Problem, ProblemKind};

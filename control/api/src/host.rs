@@ -1,4 +1,5 @@
-//! Hosts: computers that run machines, and the tokens with which they join.
+//! Hosts: computers that run machines. On each host a node, which is our program, obeys the controller; it joins with
+//! a token. Types of the requests and answers of `headwater node`.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

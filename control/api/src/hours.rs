@@ -1,4 +1,5 @@
-//! Hours of a week by the clock of a time zone: `mon-fri 07:00-19:00 Europe/Berlin`.
+//! Hours of a week by the clock of a time zone, such as `mon-fri 07:00-19:00 Europe/Berlin`: when machines of a
+//! catalog are kept ready. Parses and prints them; which hours it is now is for `control/service` to say.
 //!
 //! ```text
 //!   mon-fri            from 07:00 until 19:00 of each of these days

@@ -1,4 +1,6 @@
-//! Images and their versions.
+//! Images (named golden disks) and their versions (immutable states of an image): types of the requests and answers
+//! for lists, channels, import, export, copies from other stores, comparison and verification. `control/service`
+//! answers; the crates in `datapath/store` and `datapath/image` do the work.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

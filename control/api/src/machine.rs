@@ -1,4 +1,5 @@
-//! Machines: their settings, their wanted state and their present state.
+//! Machines: types of the requests that create, change and use them, and of the answers, which have their settings,
+//! whether they should be on, and their present state.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,4 +1,5 @@
-//! Maintenance sessions, in which a machine edits an image, and seals, which make versions of disks.
+//! Maintenance sessions, in which one machine edits an image on a private disk, and seals, which make a version of a
+//! machine's disk. Types of their requests and answers.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,4 +1,5 @@
-//! The metrics: their names, kinds, labels and meaning, and their output as Prometheus text.
+//! The metrics of the daemon and of exports: their names, kinds, labels and meaning, and their output as Prometheus
+//! text. The values come from elsewhere: the daemon and exports fill in each [`Sample`].
 //!
 //! Each metric has one [`Family`] in [`FAMILIES`]: its name with the unit at the end, its kind and its meaning.
 //! `docs/metrics.md` lists the same, and a test compares the two.

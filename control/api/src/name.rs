@@ -1,4 +1,5 @@
-//! Names of machines and images, and references to versions.
+//! Checked names of machines and images, patterns for the names of many machines, and the text forms of references to
+//! versions. Only the text: whether a name exists is for `control/service` to say.
 
 use std::cmp::Ordering;
 

@@ -1,4 +1,5 @@
-//! Firmware, TPM, display, network and scratch disk of a virtual machine.
+//! The parts of a virtual machine's hardware that its settings choose: firmware, TPM, display, network and scratch
+//! disk. Only the settings: the daemon starts QEMU with them.
 
 use std::str::FromStr;
 

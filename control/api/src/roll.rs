@@ -1,4 +1,5 @@
-//! Requests and reports of two operations on all machines of a catalog: `scale` changes their number, `roll` the version that they run.
+//! Requests and reports of operations on all machines of a catalog: `scale` changes how many there are, `roll` brings
+//! them to a version. `control/service` carries them out as tasks.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::ToSchema;

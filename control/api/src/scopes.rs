@@ -1,4 +1,5 @@
-//! Scopes: the catalogs and images on which a caller may act.
+//! Scopes: the only catalogs and images on which a caller may act. Decides whether a scope contains a name;
+//! `control/service` asks it for each request.
 //!
 //! A machine of a catalog belongs to the catalog. A machine without a catalog belongs to its image.
 

@@ -1,4 +1,5 @@
-//! The orders of lists of machines.
+//! The orders in which lists of machines are returned, and the position in an order at which the next page of a list
+//! begins.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,4 +1,4 @@
-//! The state of the daemon and its host.
+//! The state of the daemon and its host: the answer to `headwater status`.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,4 +1,5 @@
-//! Tasks: long operations that continue if the client disconnects.
+//! Tasks: long operations, such as imports and rolls, that continue if the client disconnects. Types of lists of
+//! tasks; what a client sees while it follows one is in [`crate::task_event`].
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

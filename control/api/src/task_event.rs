@@ -1,9 +1,9 @@
 //! The answer of a long operation: one JSON object per line while the operation runs.
 //!
-//! Import, pull, verify, seal, diff, export, scale, roll and drain are tasks ([`crate::task`]). The answer has the type
-//! `application/x-ndjson`: any number
-//! of `waiting` lines while other tasks run, then of `progress` lines, then exactly one `done` or `failed` line. The header
-//! `headwater-task` is the task's number. If the client disconnects, the task continues.
+//! Import, pull, verify, seal, diff, export, scale, roll and drain are tasks ([`crate::task`]). The answer has the
+//! type `application/x-ndjson`: any number of `waiting` lines while other tasks run, then of `progress` lines, then
+//! exactly one `done` or `failed` line. The header `headwater-task` is the task's number. If the client disconnects,
+//! the task continues.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,5 +1,5 @@
-//! Boot traces: a boot trace lists the chunks that boots of a version read first, so that they can be fetched before the
-//! next boot.
+//! Boot traces: a boot trace lists the chunks (pieces of an image) that boots of a version read first, so that they
+//! can be fetched before the next boot reads them. Types of the requests and answers of `headwater image trace`.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -1,5 +1,5 @@
-//! Splits the sizes of a table into those that can hold an OS disk and the others, with the reasons against the
-//! others.
+//! Splits the sizes of a table into those that can hold an OS disk and the others, with the reasons against
+//! the others. For `headwater size advise`.
 
 use serde::Serialize;
 

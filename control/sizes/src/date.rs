@@ -1,4 +1,4 @@
-//! Calendar dates as tables write them: `2026-09-30`.
+//! Calendar dates as tables write them, `2026-09-30`: parses and compares them. It does not read the clock.
 
 use serde::{Serialize, Serializer};
 

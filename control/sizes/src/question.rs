@@ -1,5 +1,5 @@
-//! A question about the sizes of a table: the OS disk, the allowed places in order of preference, and the space that
-//! must be left.
+//! A question about the sizes of a table, which module `place` answers for one size: the OS disk, the
+//! allowed places in order of preference, and the space that must be left.
 
 use serde::Serialize;
 

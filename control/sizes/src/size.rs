@@ -1,4 +1,6 @@
-//! The properties of one size of virtual machine.
+//! The properties of one size of virtual machine, such as memory, temp disk and rates, and the places where
+//! such a machine can have its OS disk. Only data: module `table` reads it, module `place` decides with
+//! it.
 
 use serde::{Deserialize, Serialize};
 

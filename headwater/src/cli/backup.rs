@@ -1,4 +1,5 @@
-//! Options of `headwater backup` and `headwater restore`.
+//! Options of `headwater backup` and `headwater restore`, which write the data that a daemon cannot recreate to one
+//! file, and restore it.
 
 use std::path::PathBuf;
 

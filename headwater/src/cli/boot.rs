@@ -1,4 +1,5 @@
-//! Subcommands and options of `headwater boot`.
+//! Subcommands and options of `headwater boot`, which prepares a site for machines that boot from the network:
+//! options for a DHCP server, and images for USB sticks. (The boot server itself is a part of `headwater serve`.)
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;

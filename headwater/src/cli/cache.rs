@@ -1,4 +1,5 @@
-//! Subcommands and options of `headwater cache`.
+//! Subcommands and options of `headwater cache`: limits of write caches of exports and attached devices, and the
+//! report of what occupies a write cache.
 
 use clap::{ArgGroup, Subcommand, ValueEnum};
 

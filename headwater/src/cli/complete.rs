@@ -1,8 +1,7 @@
 //! Shell completion of names: machines, images and catalogs of the daemon, and sizes of virtual machines.
 //!
 //! The shell runs this program with `COMPLETE` in its environment each time the user presses the completion key. So
-//! the daemon gets a short timeout;
-//! if it does not answer, nothing is offered.
+//! the daemon gets a short timeout; if it does not answer, nothing is offered.
 
 use std::future::Future;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Subcommands and options of `headwater config`.
+//! Subcommands and options of `headwater config`, which checks and shows the configuration file of `headwater serve`.
+//! The keys of that file are the options of `serve`, in `daemon.rs`.
 
 use std::path::PathBuf;
 

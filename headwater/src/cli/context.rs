@@ -1,4 +1,5 @@
-//! `headwater login` and `headwater context`.
+//! Options of `headwater login` and `headwater context`. A context is a server on another host, with its address and
+//! token, for which this user's commands can be.
 
 use std::path::PathBuf;
 

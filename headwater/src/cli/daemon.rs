@@ -1,4 +1,4 @@
-//! Options of `headwater run` and `headwater serve`.
+//! Options of the commands that run a daemon or its disk process: `headwater run`, `serve`, `disks` and `upgrade`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

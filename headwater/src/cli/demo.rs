@@ -1,4 +1,4 @@
-//! Options of `headwater demo`.
+//! Options of `headwater demo`, which boots some machines from a small Debian guest and resets one.
 
 use std::path::PathBuf;
 

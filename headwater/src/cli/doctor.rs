@@ -1,4 +1,4 @@
-//! Options of `headwater doctor`.
+//! Options of `headwater doctor`, which checks whether this host can run machines.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! Options of `headwater export` and `headwater attach`.
+//! Options of `headwater export`, which serves a disk from this process without a daemon, and of `headwater attach`,
+//! which makes it a block device of this kernel.
 
 use std::path::PathBuf;
 

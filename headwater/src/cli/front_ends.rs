@@ -1,4 +1,5 @@
-//! Options of the front-ends of `headwater export`, and of `headwater detach`.
+//! Options of the front-ends of `headwater export`: the ways in which it serves a disk (NBD, iSCSI, a FUSE file, a
+//! block device of this kernel). Also the options of `headwater detach`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! Subcommands and options of `headwater image`.
+//! Subcommands and options of `headwater image`: images, their versions and channels, maintenance sessions, and boot
+//! traces.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! Subcommands and options of `headwater machine` and `headwater catalog`.
+//! Subcommands and options of `headwater machine` and of `headwater catalog` (a catalog is a group of machines that
+//! are made alike).
 
 use std::path::PathBuf;
 

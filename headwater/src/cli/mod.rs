@@ -1,4 +1,6 @@
-//! The command line of `headwater`: commands, options and their help texts (clap).
+//! The command line of `headwater`: commands, options and their help texts (clap). Only the words of the user:
+//! [`crate::cmd`] carries the commands out. The comments of fields and variants are the help texts, and
+//! `docs/cli-reference.md` prints them.
 
 mod backup;
 mod boot;

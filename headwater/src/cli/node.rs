@@ -1,4 +1,5 @@
-//! `headwater node`.
+//! Subcommands and options of `headwater node`: the hosts of a fleet. A node is the program that runs machines on a
+//! host for a controller.
 
 use clap::Subcommand;
 

@@ -1,4 +1,5 @@
-//! Options of `headwater scheme check`, which checks a cloud scheme: a description of how virtual machines are created in Azure.
+//! Options of `headwater scheme check`, which checks a cloud scheme: a description of how virtual machines are
+//! created in Azure.
 //!
 //! It has nothing to do with the versioned settings of a catalog (`headwater catalog scheme`). The check itself is in
 //! `headwater_sizes::scheme`.

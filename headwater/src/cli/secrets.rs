@@ -1,4 +1,4 @@
-//! Subcommands and options of `headwater secrets`.
+//! Subcommands and options of `headwater secrets`: the key with which secrets in the database are encrypted.
 
 use clap::Subcommand;
 

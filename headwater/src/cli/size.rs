@@ -1,4 +1,5 @@
-//! Subcommands and options of `headwater size`, some of which `headwater scheme` shares.
+//! Subcommands and options of `headwater size`, which lists the sizes of virtual machines in Azure that can hold an
+//! OS disk. `headwater scheme` shares some of them.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! Subcommands and options of `headwater store`.
+//! Subcommands and options of `headwater store`, which copies versions between stores, serves a store, and verifies
+//! and repairs it, without a daemon.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

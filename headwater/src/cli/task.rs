@@ -1,4 +1,5 @@
-//! `headwater task` and `headwater token`.
+//! Subcommands and options of `headwater task` (the daemon's long operations) and `headwater token` (tokens for the
+//! API).
 
 use clap::Subcommand;
 use headwater_api::Role;

@@ -1,4 +1,4 @@
-//! Options of `headwater top`.
+//! Options of `headwater top`, which shows the host and its machines on the full screen.
 
 use std::time::Duration;
 

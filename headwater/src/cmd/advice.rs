@@ -1,4 +1,5 @@
-//! `headwater catalog advice`: sizes of write caches, as text.
+//! `headwater catalog advice`: prints the daemon's advice on the sizes of a catalog's write caches as text. The
+//! daemon computes it.
 
 use headwater_api::advice::RUNS_NEEDED;
 use headwater_api::{CacheMode, CatalogAdvice, HostAdvice};

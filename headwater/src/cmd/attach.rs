@@ -1,4 +1,5 @@
-//! `headwater attach`, `detach` and `attachments`: a volume as a block device of this kernel.
+//! `headwater attach`, `detach` and `attachments`: makes a volume a block device of this kernel. The process serves
+//! the device until it is removed; `orphans.rs` handles devices whose process died.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! `headwater boot`: prepares a site for network boot.
+//! `headwater boot`: prepares a site for machines that boot from the network. Prints options for its DHCP server;
+//! `boot_media.rs` writes USB sticks. The boot server itself is a part of `headwater serve`.
 
 use std::net::Ipv4Addr;
 

@@ -1,5 +1,5 @@
-//! Carries out the commands of `headwater catalog`. A catalog is a group of machines that have the same settings and
-//! boot the same image.
+//! Carries out the commands of `headwater catalog` with requests to the daemon. A catalog is a group of machines that
+//! have the same settings and boot the same image.
 
 mod scheme;
 

@@ -1,4 +1,5 @@
-//! `headwater config`: checks and shows the configuration file of `headwater serve`.
+//! `headwater config`: checks and shows the configuration file of `headwater serve`. It changes nothing;
+//! [`crate::config`] reads the file.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! `headwater cache contents`: prints what occupies a machine's write cache, as tables.
+//! `headwater cache contents`: prints what occupies a machine's write cache, as tables. The daemon makes the report.
 
 use std::collections::HashMap;
 

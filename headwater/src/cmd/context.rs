@@ -1,4 +1,5 @@
-//! `headwater login` and `headwater context`: manages the servers on other hosts that this user's commands can use.
+//! `headwater login` and `headwater context`: remembers servers on other hosts, with their addresses and tokens, so
+//! that this user's commands can be for them. A remembered server is a context.
 
 use std::io::{IsTerminal, Read, Write};
 use std::path::Path;

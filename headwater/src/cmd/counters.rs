@@ -1,4 +1,5 @@
-//! The counters of `headwater export`: a table for people, JSON for programs, and the file of `--stats`.
+//! Prints the counters of `headwater export`: a table for people (`SIGUSR1`), JSON for programs, and the file of
+//! `--stats`. A daemon shows its counters elsewhere (`headwater stats`).
 
 use std::fmt::Write as _;
 use std::io::ErrorKind;

@@ -1,8 +1,7 @@
 //! `headwater machine cp`: copies a file into or out of a guest, with commands that the guest agent runs.
 //!
 //! A file is copied into a guest in pieces of [`MAX_STDIN_BYTES`], to a temporary file beside the target, which is
-//! renamed at the end. Copying out of a guest
-//! works in the same way. The guest needs a POSIX shell.
+//! renamed at the end. Copying out of a guest works in the same way. The guest needs a POSIX shell.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! `headwater image diff`: prints the differences between two versions.
+//! `headwater image diff`: prints the differences between two versions that the daemon found.
 
 use headwater_api::{DiffReport, FileChange, PartitionDifference, TaskResult};
 use headwater_block::size;

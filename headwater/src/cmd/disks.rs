@@ -1,4 +1,5 @@
-//! The disks of an export: its volumes, and the devices that are served, which record requests if that was requested.
+//! The disks of one `headwater export`: its volumes, and the devices that front-ends serve. A device is the volume
+//! itself or, if requests are recorded, a recorder around it.
 
 use std::path::Path;
 use std::sync::Arc;

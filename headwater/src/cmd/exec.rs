@@ -1,4 +1,4 @@
-//! `headwater machine exec`: run a command in a guest.
+//! `headwater machine exec`: runs a command in a guest, through its guest agent.
 
 use std::io::{IsTerminal, Read, Write};
 

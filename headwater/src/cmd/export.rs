@@ -1,6 +1,5 @@
 //! `headwater export`: serves one volume over NBD, vhost-user, iSCSI or as a file in the foreground, without a
-//! daemon;
-//! or one volume for each of many machines, over NBD, vhost-user or iSCSI.
+//! daemon; or one volume for each of many machines, over NBD, vhost-user or iSCSI.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! The FUSE file of `headwater export`. The program ends when somebody unmounts it.
+//! The file of `headwater export --fuse`, through which programs of this host read and write the disk. The export
+//! ends when somebody unmounts it.
 
 use std::sync::Arc;
 use std::time::SystemTime;

@@ -1,4 +1,5 @@
-//! `headwater completions` and `headwater man`: files for shells and for `man`.
+//! `headwater completions` and `headwater man`: makes completions for shells and manual pages, from the options in
+//! [`crate::cli`].
 
 use std::path::Path;
 

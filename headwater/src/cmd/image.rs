@@ -1,4 +1,5 @@
-//! `headwater image`: manages images and versions through the daemon.
+//! `headwater image`: manages images and versions with requests to the daemon. Other files have some subcommands:
+//! `channels`, `diff`, `pull`, `seal` and `trace`.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! The iSCSI server of `headwater export`: names and identities of targets, and the secrets of CHAP.
+//! The iSCSI server of `headwater export`: names and identities of its targets (disks), and the secrets with which
+//! clients log in (CHAP).
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The commands, one file each.
+//! Carries out the commands: most have one file each. A command asks the daemon through [`crate::client`], or works
+//! without a daemon, and prints the result as text or JSON. The options are parsed in [`crate::cli`].
 
 mod advice;
 mod attach;

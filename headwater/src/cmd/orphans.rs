@@ -1,5 +1,5 @@
-//! Cleans up after servers of attached devices that died: devices, their records, and notes about devices that were
-//! about to be attached.
+//! Cleans up after processes that served attached devices (`headwater attach`) and died: orphaned devices, their
+//! records, and notes about devices that were about to be attached. `attach` and `detach` call it.
 //!
 //! | the device | is | its record |
 //! |---|---|---|

@@ -1,5 +1,5 @@
-//! Persistent caches of `headwater export --persistent`: the key's file, and the identities of the cache and its
-//! base.
+//! Persistent write caches of `headwater export --persistent`: the file with the key, and the identities by which a
+//! later export recognises the cache and its base. (Persistent disks of machines are kept by the daemon.)
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! `image edit`, `image seal`, `image discard` and `machine seal`: maintenance sessions and seals.
+//! `headwater image edit`, `image seal`, `image discard` and `machine seal`. Edit begins a maintenance session, in
+//! which a machine changes an image on a private disk; a seal makes a version of a disk. The daemon does the work.
 
 use headwater_api::{MaintenanceRequest, MaintenanceSession, Pause, SealRequest, Sealed, TaskResult};
 use headwater_block::size;

@@ -1,4 +1,5 @@
-//! `headwater secrets`: the key of the secrets in the database.
+//! `headwater secrets rotate-key`: encrypts the secrets in the database with a new key. Works on the database itself,
+//! so the daemon must not run.
 
 use serde::Serialize;
 

@@ -1,4 +1,5 @@
-//! `headwater serve`: runs the daemon, and talks to the service manager.
+//! `headwater serve`: runs the daemon ([`crate::daemon`]) until a signal ends it, and tells the service manager when
+//! it is ready, reloads or needs more time.
 
 use std::process::Stdio;
 use std::time::Duration;

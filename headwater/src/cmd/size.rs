@@ -1,4 +1,5 @@
-//! `headwater size`: lists the sizes of virtual machines that can hold an OS disk.
+//! `headwater size`: lists the sizes of virtual machines in Azure that can hold an OS disk, from a table, without a
+//! daemon.
 
 use headwater_api::{Problem, ProblemKind};
 use headwater_sizes::size::gib;

@@ -1,4 +1,5 @@
-//! The table of sizes for `headwater size` and `headwater scheme`, and the display of a placement.
+//! Reads the table of VM sizes for `headwater size` and `headwater scheme`, and prints a placement: the place of an
+//! OS disk on a size.
 
 use std::io::ErrorKind;
 use std::path::Path;

@@ -1,6 +1,5 @@
 //! Parses a URL as the source of `export` and `attach`, which names an image on servers or in a bucket; and explains
-//! why
-//! a URL cannot be imported.
+//! why a URL cannot be imported.
 
 use headwater_api::{Problem, ProblemKind};
 use headwater_nbd::NbdUri;

@@ -6,9 +6,8 @@
 //! the file's identity.
 //!
 //! A daemon of another user may not open files of this process. If that daemon gives access to its group, the file is
-//! in its directory
-//! `exchange` instead, with a name, and is removed when the import ends. If this process is killed, the file stays
-//! there.
+//! in its directory `exchange` instead, with a name, and is removed when the import ends. If this process is killed,
+//! the file stays there.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};

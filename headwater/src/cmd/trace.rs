@@ -1,4 +1,5 @@
-//! `headwater image trace`: shows, records, merges, saves and removes boot traces.
+//! `headwater image trace`: shows, records, merges, saves and removes boot traces. A boot trace lists which parts of
+//! an image a boot reads first, so that they can be fetched early.
 
 use std::time::Duration;
 

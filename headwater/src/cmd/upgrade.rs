@@ -1,4 +1,5 @@
-//! `headwater upgrade`: another program serves the disks of machines that are on.
+//! `headwater upgrade`: has another program serve the disks of machines that are on. It asks the keeper of disks (see
+//! [`crate::disk_process`]), which starts that program and hands the disks over; machines stay on.
 
 use anyhow::Context;
 

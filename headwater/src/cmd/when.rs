@@ -1,4 +1,4 @@
-//! Times on the command line: `2026-12-24T03:00Z`, or `+90m` from now.
+//! Parses times on the command line: `2026-12-24T03:00Z`, or `+90m` from now.
 
 use anyhow::{Context, bail, ensure};
 use headwater_api::{Problem, ProblemKind};

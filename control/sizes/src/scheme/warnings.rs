@@ -1,4 +1,5 @@
-//! Warnings about a scheme. They do not refuse the scheme.
+//! Warnings about a cloud scheme that could work: for example no temp disk is left, or a backup size is
+//! slower. They do not refuse the scheme.
 
 use super::{Landing, PageFile, Scheme, Scratch};
 use crate::place::Placement;

@@ -1,4 +1,5 @@
-//! `headwater catalog scheme`, and the settings of `headwater catalog set`.
+//! `headwater catalog scheme`, and the settings of `headwater catalog set`. The scheme of a catalog is its machines'
+//! settings, with a version for each change.
 
 use headwater_api::{Catalog, Problem, ProblemKind, SchemeDifference, SchemeVersion, SetScheme};
 use headwater_block::size;

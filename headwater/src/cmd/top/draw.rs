@@ -1,8 +1,7 @@
 //! Draws the screen: the host at the top, the machines or the page of one machine below, the keys at the bottom.
 //!
 //! Only the terminal's 16 colours are used, and colour is never the only sign: the screen is readable on every
-//! background, and with
-//! `NO_COLOR`.
+//! background, and with `NO_COLOR`.
 
 use headwater_api::{CacheMode, Machine, MachineState};
 use headwater_block::size;

@@ -9,8 +9,7 @@
 //! ```
 //!
 //! One refresh runs at a time, so a slow daemon gets fewer requests. The screen then shows the last figures, and
-//! since
-//! when the daemon has not answered.
+//! since when the daemon has not answered.
 
 mod draw;
 mod model;

@@ -1,4 +1,5 @@
-//! The contents of the screen and the effects of keys. Pure: no terminal, no clock, no daemon.
+//! The model of `headwater top`: what the screen shows, and the effects of keys. Pure: no terminal, no clock, no
+//! daemon.
 
 use std::collections::HashMap;
 

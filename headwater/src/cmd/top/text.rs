@@ -1,4 +1,4 @@
-//! Text for the screen: bars, and short forms of sizes and durations.
+//! Text for the screen of `headwater top`: bars, and short forms of sizes and durations.
 
 use headwater_block::size;
 
