@@ -1,4 +1,6 @@
-//! Processes one chunk: tests for zeroes, hashes, compresses and decompresses.
+//! Processes one chunk, a piece of an image of fixed length that is stored and checked as a whole: tests it
+//! for zeroes, hashes, compresses and decompresses it. Also the header of data objects, which contain the
+//! chunks. No I/O.
 
 use std::cell::RefCell;
 

@@ -1,4 +1,5 @@
-//! A cache of chunks in memory, shared by all machines of the host.
+//! A cache of uncompressed, checked chunks in memory, shared by all machines of the host. (`disk_cache`
+//! keeps compressed chunks on a local disk.)
 //!
 //! A chunk's *place* is a data object and an offset in it. Equal chunks can have several places.
 //!

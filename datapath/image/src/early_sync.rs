@@ -1,4 +1,5 @@
-//! Syncs a long file to the disk while it is being written, instead of all of it at the end.
+//! Syncs a long file to the disk while an export writes it, instead of all of it at the end: at most 64 MiB
+//! are written and not yet synced. The end of the file and its metadata are still for the caller to sync.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! The error type of images.
+//! The error type of this crate: a kind by which callers decide, and a message for people.
 
 use headwater_block::{IoError, IoErrorKind};
 use headwater_store::{StoreError, StoreErrorKind};

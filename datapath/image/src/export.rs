@@ -1,5 +1,5 @@
-//! Exports a version as a raw file (bit for bit, with holes where the image has no data), as a fixed VHD, or
-//! as a qcow2 image.
+//! Exports a version as a raw file (bit for bit, with holes where the image has no data), as a fixed VHD,
+//! or as a qcow2 image. The file appears under its name only when it is complete and durable.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Write};

@@ -1,4 +1,5 @@
-//! Disks in local files: a blocking trait for their formats, and the device that serves all of them.
+//! Disks in local files: the trait [`FileDisk`], which each format of disk images implements with blocking
+//! calls, and the device that serves all of them without blocking the caller.
 
 use std::fs::File;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Finds the versions that share damaged chunks or objects with a verified version.
+//! Finds the versions that share damaged chunks or objects with a verified version, so that a report of
+//! damage names all versions that are affected. It reads manifests, and no chunks.
 
 use std::collections::{HashMap, HashSet};
 

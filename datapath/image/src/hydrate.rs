@@ -1,4 +1,5 @@
-//! Copies a whole version to the local disk in the background (hydration).
+//! Hydration: copies a whole version to the chunk cache on disk in the background, so that its machines
+//! need no server any more.
 //!
 //! Adjacent chunks are copied in one read. If a group fails, it goes to the end of the list, so damage delays
 //! nothing else. If a chunk of the group is damaged, its chunks are then copied one by one, because the

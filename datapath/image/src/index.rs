@@ -1,4 +1,5 @@
-//! An index of the chunks of a store, so that equal chunks are stored once.
+//! An index of the chunks of a store by their hashes, so that an import stores equal chunks once, and a
+//! repair finds other copies of a chunk.
 //!
 //! It is built from the manifests when an import starts, so it cannot disagree with them. It needs about 64
 //! bytes of memory for each distinct chunk of the store (1 GiB for 1 TiB of distinct data at 64 KiB), and as

@@ -1,4 +1,5 @@
-//! Recognises files that are neither a readable disk format nor a raw disk, and says what to do with them.
+//! Recognises files that are neither a readable disk format nor a raw disk, such as archives and disks of
+//! other programs, so that an import refuses them with advice and does not take them for raw disks.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! An empty disk of any size, which reads as zeroes. It is the base of machines that start with an empty
-//! disk, and is used in tests.
+//! An empty disk of any size, which reads as zeroes: the base of machines that start with an empty disk,
+//! and of tests.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Opens a disk image of any format. Raw, qcow2, VHD, VHDX and VMDK can be read; other formats are refused by
-//! name.
+//! Opens a disk image in a file for an import or an export, whatever its format. Raw, qcow2, VHD, VHDX and
+//! VMDK can be read; other formats are refused by name.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileExt, MetadataExt};

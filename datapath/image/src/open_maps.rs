@@ -1,4 +1,5 @@
-//! The chunk maps of open versions. All readers of a version share one map, which is read once.
+//! The chunk maps (where each chunk is stored) of open versions. All readers of a version share one map,
+//! which is read once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};

@@ -1,4 +1,5 @@
-//! A file that is being written, in the directory of its destination and under a unique temporary name.
+//! A file that is being written, in the directory of its destination and under a unique temporary name,
+//! which gets its name when it is complete. For exports and other long files.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};

@@ -1,4 +1,5 @@
-//! Requests that wait for chunks, and the division of a request into pieces of one chunk each.
+//! Requests to a version that wait for chunks, and the division of a request into pieces of one chunk each.
+//! [`crate::reader`] uses them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,6 @@
-//! Background work for a version, and the prefetch of chunks in a boot trace.
+//! Background work for a version: its progress and cancellation, and the prefetch of the chunks in a boot
+//! trace. (`hydrate` copies a whole version in the same way; `readahead` prefetches for sequential
+//! readers.)
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The progress of a long operation, and its cancellation.
+//! The progress of a long operation, such as an import or a verification, and the switch with which its
+//! caller cancels it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,5 @@
-//! Limits the rate of reads: a reader that is too fast waits.
+//! Limits the rate at which scrubs and hydration read, so that they leave bandwidth to machines: a reader
+//! that is too fast waits. It sleeps, so requests of machines must not use it.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! A raw image file or block device as a read-only disk.
+//! A raw image file or block device as a read-only disk: the bytes of the file are those of the disk.
 
 use std::fs::File;
 use std::io::{IoSliceMut, Seek, SeekFrom};

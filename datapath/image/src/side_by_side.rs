@@ -1,4 +1,5 @@
-//! Runs a function for a few items concurrently, if each call waits for a disk or a server.
+//! Runs a function for a few items concurrently, with a thread for each, if each call waits for a disk or a
+//! server.
 
 use std::io;
 

@@ -31,7 +31,7 @@ pub const BOOT_MAX_BYTES: u64 = 1 << 30;
 /// How many chunks of an image are tracked while a boot is recorded: 1 TiB at 64 KiB.
 const WATCHED_CHUNKS_MAX: u64 = 16 << 20;
 
-/// A chunk of a trace.
+/// A chunk that boots read, when after their start, and how many of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touched {
     /// Its number in the image.

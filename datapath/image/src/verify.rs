@@ -1,4 +1,5 @@
-//! Verifies a version: reads everything that it needs, and lists the damage.
+//! Verifies a version: reads everything that it needs, compares it with its hashes, and lists the damage.
+//! It changes nothing: `repair` does.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

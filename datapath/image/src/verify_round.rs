@@ -1,4 +1,5 @@
-//! A round of verifications: version after version of one store, at one rate, each chunk once.
+//! A round of verifications: version after version of one store, at one rate, each chunk once. A scrub (the
+//! check of a store in the background) is made of such rounds.
 //!
 //! Some bytes of a data object may not be needed by any version. No version's check covers them, but if they
 //! are damaged, the object cannot be copied. The hash of an object covers all its bytes, so only reading the

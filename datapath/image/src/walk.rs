@@ -1,4 +1,5 @@
-//! Reads all chunks of a version on several threads, for export and verification.
+//! A walk: reads and checks all chunks of a version on several threads, and hands them or their faults to
+//! the caller. Exports and verifications use it.
 
 use std::slice;
 use std::sync::{Arc, mpsc};

@@ -1,5 +1,6 @@
-//! Records what a copy did to an image. The copy records each of its own changes. Changes that others make in
-//! between do not belong to the record.
+//! The record of what one copy did to an image: new versions, moved channels, changed notes. A copy notes
+//! its own changes one by one; changes that others make in between do not belong to the record. The daemon
+//! writes its history from it.
 
 use crate::error::StoreError;
 use crate::name::ImageName;

@@ -1,4 +1,4 @@
-//! The error type of stores.
+//! The error type of stores: a kind by which callers decide, and a message for people.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The 32-byte BLAKE3 that names chunks, objects and versions.
+//! The 32-byte BLAKE3 hash that names chunks, objects and versions.
 
 use crate::error::{StoreError, StoreErrorKind};
 

@@ -1,4 +1,5 @@
-//! Names of images, and how people refer to one of their versions.
+//! Names of images, and the texts with which people refer to one of their versions, such as `debian@3`.
+//! Parses and checks them; whether they exist is for a store to say.
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::refs::Channel;

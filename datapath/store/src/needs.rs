@@ -1,12 +1,12 @@
-//! Tells the store which data a version needs. The store cannot read manifests, so its caller implements
-//! this.
+//! The trait with which a caller tells the store which data a version needs. The store cannot read
+//! manifests, because their format belongs to the crate headwater-image, which implements the trait.
 
 use std::ops::Range;
 
 use crate::error::StoreError;
 use crate::hash::Hash;
 
-/// Reads what a manifest needs.
+/// Lists the data that a version needs, by reading its manifest.
 pub trait Needs: Sync {
     /// The data objects that the version with this manifest needs, and their lengths.
     fn objects(&self, manifest: &[u8]) -> Result<Vec<(Hash, u64)>, StoreError>;

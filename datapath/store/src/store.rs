@@ -1,4 +1,5 @@
-//! The trait that every store implements.
+//! The trait [`Store`] that every store implements (a directory, S3, and servers in another crate), and the
+//! types of its calls. A store keeps bytes and lists of versions; it cannot read manifests.
 
 use std::ops::Range;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! The limit of how long requests wait for a busy server.
+//! How long a request waits for a server that answers that it is busy, and who is informed about the wait.
+//! It does not apply to servers that cannot be reached: for those see `retrying`.
 
 use std::fmt;
 use std::sync::Arc;

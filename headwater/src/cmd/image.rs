@@ -111,7 +111,7 @@ pub struct Named {
     pub note: String,
 }
 
-/// Options of the source.
+/// How the source of an import is read: its format, backing files, and sector size.
 #[derive(Debug, Default)]
 pub struct Form {
     /// Its format; absent: detected from the first bytes.

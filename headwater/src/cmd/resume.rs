@@ -29,7 +29,7 @@ fn open(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
     options.custom_flags(no_follow).open(path)
 }
 
-/// The file of one cache.
+/// The file with the positions of the vhost-user rings, beside one persistent cache.
 pub struct Resume {
     dir: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! Limits how many bytes of the files of a file system are read.
+//! Limits how many bytes of the files of a file system a comparison or a search for damaged files reads.
 //!
 //! A hole takes no space, so any number of files may claim any size: 16 TiB in an ext4, 2^60 bytes in an
 //! NTFS. Reading all these zeroes would never end.

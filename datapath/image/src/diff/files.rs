@@ -44,7 +44,7 @@ pub enum FileChange {
     Attributes,
 }
 
-/// A file that changed.
+/// A file that differs between the two versions, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangedFile {
     /// Its path in the file system.

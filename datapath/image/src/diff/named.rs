@@ -1,4 +1,5 @@
-//! Reads single files of a disk by their names.
+//! Reads single files of a disk by their names, for callers outside of this crate that know the name of one
+//! file.
 //!
 //! Names are followed through directories, but not through symbolic links.
 

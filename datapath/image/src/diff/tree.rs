@@ -1,4 +1,5 @@
-//! Opens the file systems of a disk, for the comparison of files and the search for damaged files.
+//! Opens the file systems of a disk (partitions, or the whole disk), for the comparison of files and the
+//! search for damaged files.
 
 use std::sync::Arc;
 

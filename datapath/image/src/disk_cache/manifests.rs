@@ -1,5 +1,5 @@
-//! Caches manifests of opened versions on the local disk, so that the versions can be opened again while no
-//! server answers.
+//! Caches manifests of opened versions in the chunk cache on disk, so that the versions can be opened again
+//! while no server answers. A manifest lists the chunks of a version.
 
 use std::io;
 

@@ -1,5 +1,6 @@
-//! Small files beside the chunks, named by hashes: boot traces, and files that are needed to open versions
-//! while no server answers. They survive a power cut.
+//! Sidecars: small files beside the chunks in the chunk cache on disk, named by hashes. They are boot
+//! traces, and what is needed to open versions while no server answers (`manifests`, `stores`). They
+//! survive a power cut.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};

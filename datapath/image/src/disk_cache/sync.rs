@@ -1,4 +1,5 @@
-//! Makes the content of the chunk cache durable.
+//! Makes the contents of the chunk cache on disk durable, for copies of whole versions that must survive a
+//! power cut (hydration). Chunks that are cached only because somebody read them are not synced one by one.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

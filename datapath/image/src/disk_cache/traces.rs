@@ -1,4 +1,5 @@
-//! Caches boot traces that were recorded on this host, for versions of read-only stores.
+//! Caches boot traces that were recorded on this host in the chunk cache on disk, for versions of stores
+//! that this host cannot write. A boot trace lists the chunks that a boot reads first.
 
 use headwater_store::{Hash, TRACE_MAX_BYTES};
 

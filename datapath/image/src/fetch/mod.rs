@@ -1,4 +1,5 @@
-//! Fetches chunks from the local disk cache or from the store. Adjacent chunks are fetched in one read.
+//! Fetches chunks: reads them from the chunk cache on disk or from the store, decompresses and checks them.
+//! Adjacent chunks are fetched in one read.
 //!
 //! This module reads, checks and caches chunks. [`task`] has the fetches that a request may wait for: tasks that a pool
 //! of threads carries out.

@@ -1,4 +1,5 @@
-//! Fetches that a request may wait for, as tasks of the pool.
+//! Fetches that a request may wait for, as tasks of the pool of threads ([`crate::fetch_pool`]). A fetch
+//! answers all requests that wait for its chunk.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

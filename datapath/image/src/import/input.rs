@@ -1,4 +1,4 @@
-//! The buffer into which a source is read, aligned to pages.
+//! The buffer into which an import reads a source, aligned to pages.
 //!
 //! A copy from the page cache copies whole pages, and allocators place a large buffer 16 bytes after a page
 //! start. On some processors that is the slowest alignment (see `headwater_block::Pages`).

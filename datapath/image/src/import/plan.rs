@@ -1,5 +1,6 @@
-//! Decides which parts of the source are read, in order: those that are not known to be zero or, with a
-//! basis, those that differ from it.
+//! The planner of an import: decides which parts of the source are read, in order. These are the parts that
+//! are not known to be zero or, with a basis (a known version to which the source has known differences),
+//! those that differ from it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The parallel part of an import: reads, detects zeroes, hashes, looks up the hash, checks the stored chunk,
-//! compresses new chunks.
+//! The parallel part of an import, on several threads: reads a range of the source, detects zeroes, hashes
+//! each chunk, looks it up in the store, checks a chunk that the store has, and compresses a new one.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;

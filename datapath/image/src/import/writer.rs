@@ -1,5 +1,5 @@
-//! The ordered part of an import: writes each distinct chunk to the data object at the position of its first
-//! use in the image.
+//! The ordered part of an import, on one thread: takes the workers' results in the order of the image, and
+//! writes each distinct new chunk to the data object at the position of its first use in the image.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError};

@@ -1,4 +1,5 @@
-//! Reads a qcow2 image.
+//! A qcow2 image and its backing files as a read-only disk: finds the clusters of a range with the tables,
+//! and reads and decompresses them.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -1,4 +1,5 @@
-//! Searches for chunks by their hash, in all data objects of a store.
+//! Finds a copy of a damaged chunk by its hash, anywhere in a store: in data objects other than the damaged
+//! one. [`super`] calls it if the same object of another store has no good copy.
 
 use std::cell::OnceCell;
 

@@ -1,4 +1,5 @@
-//! Reads an object of a copy's source, with its holes filled from the target's own copy of the object.
+//! Reads an object of a copy's source, with its holes filled from the target's own copy of the object. So a
+//! copy that repairs an object in the target does not lose the bytes that only the target has.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

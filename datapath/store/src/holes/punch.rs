@@ -1,4 +1,5 @@
-//! Decides which holes an object gets: the ranges that no version needs.
+//! Decides which ranges of an object become holes: those that no version needs, divided into nodes of the
+//! hash tree. [`crate::LocalDir`] deletes them.
 
 use std::ops::Range;
 

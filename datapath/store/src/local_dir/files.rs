@@ -1,4 +1,5 @@
-//! Reads and writes whole files, so that a crash never leaves an incomplete file.
+//! Reads and writes whole files of a store in a directory, and syncs and renames them, so that a crash
+//! never leaves an incomplete file under its final name.
 
 use std::fs::{self, File, Permissions, TryLockError};
 use std::io::{Error, ErrorKind, Read, Write};

@@ -1,4 +1,5 @@
-//! The paths of all files of a store, and the file `store`, which identifies the directory as a store.
+//! The paths of all files of a store in a directory, and the file `store`, which identifies the directory
+//! as a store and has its chunk size.
 
 use std::fs;
 use std::io::Error;

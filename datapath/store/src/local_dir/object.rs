@@ -1,4 +1,4 @@
-//! Reads a data object, even after another file has replaced it.
+//! Reads a data object of a store in a directory, even after a repair has replaced its file by another one.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};

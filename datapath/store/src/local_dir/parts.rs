@@ -1,4 +1,5 @@
-//! Reads and checks parts of a manifest, with the hash tree stored beside it.
+//! Reads and checks parts of a long manifest in a directory, with the hash tree that is stored beside it.
+//! So a version can be opened without reading its whole manifest.
 
 use std::fs::File;
 use std::io::ErrorKind;

@@ -1,4 +1,5 @@
-//! Writes a version: its data object, its manifest, and its reference, in that order.
+//! A publication writes a new version to a store in a directory: its data object, its manifest, and its
+//! entry in the image's list, in that order. If it ends before the last step, the version does not exist.
 
 use std::fs::File;
 use std::path::PathBuf;

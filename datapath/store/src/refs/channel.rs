@@ -26,7 +26,7 @@ use crate::store::NewVersion;
 /// position is used as the marker that older ones existed.
 pub const CHANNEL_PAST_MAX: usize = 32;
 
-/// A role of machines.
+/// A role of machines, such as production. The channel of a role points to the version that these machines boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Channel {
     /// The newest version.

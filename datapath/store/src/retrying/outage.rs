@@ -1,4 +1,5 @@
-//! Tracks whether the store can be reached, and which reads wait for it.
+//! Tracks for [`super`] whether the store can be reached, which reads wait for it, and when they are
+//! retried.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

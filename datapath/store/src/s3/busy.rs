@@ -1,4 +1,5 @@
-//! Parses the answer of a busy server that says when to retry: status 503 or 429 with `Retry-After`.
+//! Recognises the answer of a busy server that says when to retry: status 503 or 429 with `Retry-After`.
+//! Only parses: `bucket` waits and retries.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Classifies failed requests to S3, and says what to do about them.
+//! Classifies failed requests to S3 by what a caller can do about them, and makes their messages.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Reads an object of the bucket.
+//! Reads a data object of the bucket range by range, from its complete copy or, if there is none, from
+//! copies with holes (`partial_copies`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Reads parts of objects concurrently, whether or not a thread waits for them.
+//! Reads ranges of objects concurrently, with a limit for each purpose. A range that was requested arrives
+//! whether or not a thread waits for it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};

@@ -1,4 +1,5 @@
-//! Removes versions, and reclaims keys that no version needs while no publication is in progress.
+//! Removes versions, and reclaims space: deletes keys that no version needs, while no publication is in
+//! progress.
 
 use std::collections::HashSet;
 use std::time::Duration;

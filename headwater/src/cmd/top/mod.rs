@@ -53,7 +53,7 @@ pub struct Figures {
     detail: Option<(Machine, Vec<Event>)>,
 }
 
-/// The query for the daemon.
+/// What one refresh asks the daemon for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Question {
     filter: String,

@@ -43,7 +43,7 @@ pub struct Rates {
     pub spilled_bytes: u64,
 }
 
-/// A change that waits for its confirmation.
+/// A change of a machine that the user requested with a key and has not confirmed yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Asked {
     pub verb: &'static str,
