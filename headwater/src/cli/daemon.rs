@@ -63,13 +63,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
     /// Let members of this process's group use the daemon as administrators: they can connect to its socket, and
-    /// exchange files with it in
-    /// DIR/exchange
+    /// exchange files with it in DIR/exchange
     #[arg(long)]
     pub group_access: bool,
     /// Also serve the API at this TCP address, for instance 0.0.0.0:9470, with TLS unless it is a loopback address;
-    /// clients need a
-    /// token: 'headwater token create' makes one, 'headwater login' uses it on another computer
+    /// clients need a token: 'headwater token create' makes one, 'headwater login' uses it on another computer
     #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub listen: Option<SocketAddr>,
     /// Also serve the web console at this address, for instance 0.0.0.0:9471, with TLS unless it is a loopback
@@ -83,13 +81,11 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub sharing: SharingArgs,
     /// Also let nodes of other hosts join and connect at this address, for instance 0.0.0.0:9472, always with TLS:
-    /// see
-    /// 'headwater node token'
+    /// see 'headwater node token'
     #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub nodes: Option<SocketAddr>,
     /// How long a node that cannot reach its controller runs the machines of catalogs with --on-host-loss restart;
-    /// then it ends them so
-    /// that other hosts can start them; 5s to 1h
+    /// then it ends them so that other hosts can start them; 5s to 1h
     #[arg(long, value_name = "TIME", value_parser = node_lease, default_value = "30s")]
     pub node_lease: u64,
     /// Store images here instead of in DIR/store: a directory, or s3://BUCKET/PREFIX[?endpoint=URL] with
@@ -104,8 +100,7 @@ pub struct ServeArgs {
     #[arg(long)]
     pub resume: bool,
     /// Leave machines on when the daemon is stopped by SIGTERM, unless the host shuts down: the next daemon takes
-    /// them over. Without
-    /// this they are switched off
+    /// them over. Without this they are switched off
     #[arg(long)]
     pub keep_machines: bool,
     /// Token and certificate authorities for servers
@@ -137,13 +132,11 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SECONDS", requires = "scrub", value_parser = clap::value_parser!(u64).range(1..))]
     pub scrub_pause: Option<u64>,
     /// Repair damage that the verification finds from this store or server, if it has an intact copy. Its servers
-    /// also get the token if
-    /// 'image pull' or 'image verify' names them; may be given several times
+    /// also get the token if 'image pull' or 'image verify' names them; may be given several times
     #[arg(long, value_name = "STORE")]
     pub repair_from: Vec<String>,
     /// Also remove this file in guests whose maintenance sessions are sealed, in addition to the machine's identity:
-    /// an absolute path in the guest,
-    /// which may have wildcards; may be given several times
+    /// an absolute path in the guest, which may have wildcards; may be given several times
     #[arg(long, value_name = "PATH", value_parser = super::guest_path)]
     pub seal_removes: Vec<String>,
     /// Settings that all write caches share
@@ -231,9 +224,8 @@ impl ServeArgs {
 #[derive(Debug, Args)]
 pub struct ServeBootArgs {
     /// Also boot registered machines in the network of this interface, beside the DHCP server there: they get boot
-    /// loader,
-    /// kernel and settings (ports 67, 69, 80 and 4011), and read their images at --store-listen with their own
-    /// tokens. Needs root
+    /// loader, kernel and settings (ports 67, 69, 80 and 4011), and read their images at --store-listen with their
+    /// own tokens. Needs root
     #[arg(long, value_name = "INTERFACE", requires = "store_listen")]
     pub boot: Option<String>,
     /// The port for kernels and settings, over HTTP
@@ -299,8 +291,7 @@ pub struct ServeNbdArgs {
     #[arg(long, value_name = "DIR", requires = "nbd", value_hint = ValueHint::DirPath)]
     pub nbd_certificates: Option<PathBuf>,
     /// Let clients whose certificate has this common name or DNS name read all machines' disks, or those that are
-    /// listed: NAME or
-    /// NAME=MACHINE[,MACHINE..]; may be given several times
+    /// listed: NAME or NAME=MACHINE[,MACHINE..]; may be given several times
     #[arg(long, value_name = "NAME[=MACHINE,..]", requires = "nbd_certificates", value_parser = exports::right)]
     pub nbd_allow: Vec<Right>,
 }

@@ -30,8 +30,8 @@ pub struct ExportArgs {
     #[arg(skip)]
     pub given: String,
     /// The format of FILE: raw, qcow2, vhd (or vpc), vhdx or vmdk [default: detected from its first bytes]. Give raw
-    /// for a raw
-    /// disk that an untrusted guest has written: its bytes may look like an image that names files of this host
+    /// for a raw disk that an untrusted guest has written: its bytes may look like an image that names files of this
+    /// host
     #[arg(long, value_parser = SourceFormat::parse)]
     pub format: Option<SourceFormat>,
     /// Allow a qcow2 file to have devices as backing files, or files outside of its own directory: whatever it names
@@ -51,8 +51,7 @@ pub struct ExportArgs {
     #[command(flatten)]
     pub nbd: NbdArgs,
     /// Socket for a virtual machine with shared memory (vhost-user-blk); if given several times, each socket is for
-    /// another machine,
-    /// with its own disk and write cache
+    /// another machine, with its own disk and write cache
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub vhost_user: Vec<PathBuf>,
     /// The disk's serial number, as machines see it over vhost-user: 1 to 20 letters, digits, '-', '_' and '.'

@@ -54,8 +54,7 @@ pub struct NbdTlsArgs {
     #[arg(long, requires = "tls_certificates")]
     pub tls_verify_peer: bool,
     /// Accept only NBD clients whose certificate has this common name or DNS name: NAME, or with --nbd-export
-    /// NAME=EXPORT[,EXPORT..] for
-    /// some exports. May be given several times
+    /// NAME=EXPORT[,EXPORT..] for some exports. May be given several times
     #[arg(long, value_name = "NAME[=EXPORT,..]", requires = "tls_certificates")]
     pub tls_allow: Vec<String>,
 }
@@ -67,13 +66,11 @@ pub struct IscsiArgs {
     #[arg(long, value_name = "ADDRESS")]
     pub iscsi: Option<headwater_iscsi::Address>,
     /// The target's name, for instance iqn.2026-01.org.example:disk1 [default: made from the source's name]; if given
-    /// several
-    /// times, each target is for another machine, with its own disk and write cache
+    /// several times, each target is for another machine, with its own disk and write cache
     #[arg(long, value_name = "NAME", requires = "iscsi")]
     pub iscsi_target: Vec<IscsiName>,
     /// Who may log in: a file with lines 'initiator NAME SECRET [TARGET..]', and for mutual CHAP 'target NAME
-    /// SECRET', that
-    /// only its owner can read; HEADWATER_CHAP in the environment may have the same lines instead
+    /// SECRET', that only its owner can read; HEADWATER_CHAP in the environment may have the same lines instead
     #[arg(long, value_name = "FILE", requires = "iscsi", value_hint = ValueHint::FilePath)]
     pub chap_file: Option<PathBuf>,
 }

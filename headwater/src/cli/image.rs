@@ -25,8 +25,8 @@ pub enum ImageCommand {
         #[arg(long)]
         note: Option<String>,
         /// The file's format: raw, qcow2, vhd (or vpc), vhdx or vmdk [default: detected from its first bytes]. Give
-        /// raw for a raw
-        /// disk that an untrusted guest has written: its bytes may look like an image that names files of the host
+        /// raw for a raw disk that an untrusted guest has written: its bytes may look like an image that names files
+        /// of the host
         #[arg(long, value_parser = SourceFormat::parse)]
         format: Option<SourceFormat>,
         /// Allow a qcow2 image to have devices as backing files, or files outside of its own directory: whatever it
@@ -42,9 +42,8 @@ pub enum ImageCommand {
     /// that is there already is not copied again. Without names, all versions and the channels are copied
     Pull {
         /// A directory, s3://BUCKET/PREFIX[?endpoint=URL], or servers: https://HOST[,https://HOST..]. The daemon
-        /// opens it with its own
-        /// keys for S3, or with its --token and --ca if the servers were named when it was started, as with
-        /// --repair-from
+        /// opens it with its own keys for S3, or with its --token and --ca if the servers were named when it was
+        /// started, as with --repair-from
         #[arg(value_name = "STORE")]
         source: String,
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH of that store [default: all, with the channels]
@@ -123,8 +122,7 @@ pub enum ImageCommand {
         #[arg(long)]
         over_newer: bool,
         /// Remove nothing in the guest, and seal a machine that is off even if its SSH host key, machine-id or host
-        /// name is on its disk; the
-        /// version is then marked as not generalised
+        /// name is on its disk; the version is then marked as not generalised
         #[arg(long)]
         keep_identity: bool,
     },
@@ -190,8 +188,7 @@ pub enum ImageCommand {
         #[arg(long, value_name = "RATE", value_parser = streaming::rate)]
         rate: Option<u64>,
         /// Repair damage from this store or server, if it has an intact copy; may be given several times. Servers get
-        /// the daemon's token if
-        /// they were named when the daemon was started, as with --repair-from
+        /// the daemon's token if they were named when the daemon was started, as with --repair-from
         #[arg(long, value_name = "STORE")]
         repair_from: Vec<String>,
     },

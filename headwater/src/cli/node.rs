@@ -22,8 +22,8 @@ pub enum NodeCommand {
         #[arg(required = true, value_name = "URL")]
         urls: Vec<String>,
         /// The token, as 'headwater node token' on the controller prints it; '-' reads it from standard input, where
-        /// no other user
-        /// of this host sees it. Without a token, a host that has joined changes the URLs of its fleet's controllers
+        /// no other user of this host sees it. Without a token, a host that has joined changes the URLs of its
+        /// fleet's controllers
         #[arg(long, value_name = "TOKEN")]
         token: Option<String>,
         /// The name of this host: 1 to 63 of a-z, 0-9 and '-' [default: its host name]

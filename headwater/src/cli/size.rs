@@ -34,8 +34,7 @@ pub struct AdviseArgs {
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "0")]
     pub memory: u64,
     /// Where the OS disk may be, best place first: cache, temp, nvme (all on the host and lost with it), managed (a
-    /// disk across the
-    /// network)
+    /// disk across the network)
     #[arg(long, value_name = "PLACE,..", value_parser = place(), value_delimiter = ',', default_value = "cache,temp,nvme")]
     pub places: Vec<OsDiskPlace>,
     /// Only sizes that hold the whole image twice on the host, so that its machines do not depend on remote storage

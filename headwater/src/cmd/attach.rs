@@ -62,8 +62,7 @@ impl AttachedDisk {
     }
 
     /// Removes the device and its record in the background. Returns a handle that waits for it, with a timeout:
-    /// writes of the kernel may wait
-    /// for space until the volume is closed.
+    /// writes of the kernel may wait for space until the volume is closed.
     pub fn stop(self) -> Stopping {
         let device = self.record.device();
         let (done, stopped) = mpsc::channel();
@@ -238,8 +237,7 @@ impl Via {
 }
 
 /// A note about a device that is about to be attached. If it is dropped before the device is recorded, the attach has
-/// failed. Declared before the device, so that
-/// the device is removed first.
+/// failed. Declared before the device, so that the device is removed first.
 struct Intended(Option<Intent>);
 
 impl Intended {
@@ -275,8 +273,7 @@ fn identity(source: &str, kept: Option<&Kept>, size_bytes: u64) -> String {
 }
 
 /// Fails if another device has the name: one that is served, or one that waits for its server, which will return with
-/// that
-/// name. Orphans were removed before. `ours` is the record of the device to resume.
+/// that name. Orphans were removed before. `ours` is the record of the device to resume.
 fn check_free(registry: &Registry, name: &str, ours: Option<&Record>) -> anyhow::Result<()> {
     let is_ours = |record: &Record| ours.is_some_and(|ours| ours.device() == record.device());
     let others = registry.all()?.into_iter().find(|record| record.is_meant_by(name) && !is_ours(record));

@@ -44,8 +44,7 @@ const COPY_SHOWN_EVERY: Duration = Duration::from_secs(1);
 /// Serves until SIGINT or SIGTERM. Ready when it has printed a line for each front-end.
 pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs) -> anyhow::Result<()> {
     // Set before threads are started, which inherit it. The kernel's writes to this device may be what frees memory,
-    // so this process
-    // must not wait for them while it allocates memory.
+    // so this process must not wait for them while it allocates memory.
     let is_in_block_path = args.attach.attach || args.fuse.fuse.is_some();
     let refused = is_in_block_path.then(|| configure_io_flusher_behavior(true)).and_then(Result::err);
     logging::to_stderr(&args.log, LogFormat::Text)?;
@@ -255,8 +254,7 @@ fn serve_others(
 }
 
 /// Attaches the device, and returns whether the program was asked to end meanwhile: the kernel reads partition tables
-/// first, and the end
-/// must not wait for servers that do not answer these reads.
+/// first, and the end must not wait for servers that do not answer these reads.
 async fn attach_until(
     args: &ExportArgs,
     kept: Option<&Kept>,

@@ -34,8 +34,7 @@ impl Running {
 
 impl IscsiArgs {
     /// Serves `devices`, one for each target, if that was requested. `kept` is the persistent cache, if there is one:
-    /// then the disk
-    /// has the same identity after a restart, otherwise another one.
+    /// then the disk has the same identity after a restart, otherwise another one.
     pub fn serve(
         &self,
         source: &str,

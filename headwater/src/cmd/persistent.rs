@@ -54,8 +54,7 @@ pub fn take_back(dir: &Path) -> std::io::Result<()> {
     let lock = std::fs::File::open(dir.join("lock"))?;
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
     // Removes only the cache's own files, because the directory may have existed with other files. `data` first: if
-    // this is
-    // interrupted, the rest is a new cache.
+    // this is interrupted, the rest is a new cache.
     for name in ["data", "map", "map.new", "id", "id.new", "lock"] {
         match std::fs::remove_file(dir.join(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -99,9 +98,8 @@ pub fn null_id(size_bytes: u64) -> [u8; 32] {
 }
 
 /// The identity of a disk in a file and its backing files, the top file first. `format` is the format that the user
-/// gave. If the bytes of the
-/// file look like another format, the given format is part of the identity, because without it the same file has
-/// other contents.
+/// gave. If the bytes of the file look like another format, the given format is part of the identity, because without
+/// it the same file has other contents.
 pub fn file_id(files: &[PathBuf], size_bytes: u64, format: Option<SourceFormat>) -> anyhow::Result<[u8; 32]> {
     let mut against_bytes = None;
     // A file that is not in any other named format could not be opened.

@@ -178,8 +178,7 @@ fn disks_ended_error() -> Problem {
 }
 
 /// Whether the disks of machines are about to end too, because the host shuts down or the unit of the disk process is
-/// being
-/// stopped. Then machines must not stay on. Only the service manager knows.
+/// being stopped. Then machines must not stay on. Only the service manager knows.
 async fn disks_go_down() -> bool {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return false;
