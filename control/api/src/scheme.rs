@@ -1,8 +1,9 @@
 //! Schemes: the versioned settings of the machines of a catalog. (A cloud scheme of the crate headwater-sizes is
 //! something else: it describes how virtual machines are created in Azure.)
 //!
-//! A change of the settings of a catalog makes a new version. A machine has the settings of one version until it boots, and then takes those
-//! of the newest one. A setting that was changed for the machine alone stays ([`SchemeSettings::merged`]).
+//! A change of the settings of a catalog makes a new version. A machine has the settings of one version until it
+//! boots, and then takes those of the newest one. A setting that was changed for the machine alone stays
+//! ([`SchemeSettings::merged`]).
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

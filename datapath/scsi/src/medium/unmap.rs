@@ -44,7 +44,9 @@ pub(super) fn plan(unit: &LogicalUnit, list: &[u8]) -> Result<Option<Plan>, Faul
     let start = ranges.iter().map(ByteRange::offset).min().unwrap_or(0);
     let end = ranges.iter().map(ByteRange::end).max().unwrap_or(0);
     // The smallest range that contains all listed ranges. Other commands wait for it as a whole.
-    let Some(enclosing) = ByteRange::new(start, end.saturating_sub(start)).filter(|enclosing| !enclosing.is_empty()) else {
+    let Some(enclosing) =
+        ByteRange::new(start, end.saturating_sub(start)).filter(|enclosing| !enclosing.is_empty())
+    else {
         return Ok(None);
     };
     let work = Unmap { ranges, done: 0, flush: unit.must_be_durable(false) };
