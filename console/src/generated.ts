@@ -81,7 +81,7 @@ export interface CacheHint {
 /** Where a machine's writes go. */
 export type CacheMode = "ram" | "ram+disk" | "disk";
 
-/** A machine's write cache. */
+/** The settings of a machine's write cache. */
 export interface CacheSettings {
   /** The limit of overflow disk space; at least 16 MiB, and not used in mode `ram`. */
   disk_bytes?: number;
@@ -104,7 +104,7 @@ export interface CallerInfo {
   scopes?: Scopes;
 }
 
-/** A catalog. */
+/** A catalog: machines that boot the same image with the same settings. */
 export interface Catalog {
   /** The write cache of a machine made from now on. */
   cache: CacheSettings;
@@ -235,7 +235,7 @@ export interface ChannelRequest {
   channel: Channel;
 }
 
-/** A claim. */
+/** A claim: one holder has a machine of a catalog until the claim ends. */
 export interface Claim {
   /** The guest's addresses as its guest agent reports them, IPv4 first. Empty until the agent has reported. */
   addresses?: string[];
@@ -1214,7 +1214,7 @@ export interface SchemeSettings {
   user_data?: string;
 }
 
-/** A version of a scheme. */
+/** A version of the scheme of a catalog, which is the settings of its machines. */
 export interface SchemeVersion {
   /** When. */
   created_at_ms: number;
@@ -1389,7 +1389,7 @@ export interface Status {
   version: string;
 }
 
-/** A task. */
+/** A task: a long operation that continues if the client disconnects. */
 export interface Task {
   /** The caller that requested it. */
   caller: string;

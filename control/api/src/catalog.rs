@@ -185,7 +185,7 @@ fn invalid(message: String) -> Problem {
     Problem::new(ProblemKind::Invalid, message)
 }
 
-/// A catalog.
+/// A catalog: machines that boot the same image with the same settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Catalog {
     /// Its name.

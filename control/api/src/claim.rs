@@ -83,7 +83,7 @@ impl std::fmt::Debug for OneTimeSecret {
     }
 }
 
-/// A claim.
+/// A claim: one holder has a machine of a catalog until the claim ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Claim {
     /// Its identity.

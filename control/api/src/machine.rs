@@ -135,7 +135,7 @@ impl std::fmt::Display for BootFrom {
     }
 }
 
-/// A machine's write cache.
+/// The settings of a machine's write cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CacheSettings {

@@ -246,7 +246,7 @@ impl std::fmt::Display for SchemeDifference {
     }
 }
 
-/// A version of a scheme.
+/// A version of the scheme of a catalog, which is the settings of its machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SchemeVersion {
     /// Its number.

@@ -58,7 +58,7 @@ impl std::fmt::Display for TaskState {
     }
 }
 
-/// A task.
+/// A task: a long operation that continues if the client disconnects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Task {
     /// Its number; later tasks have higher ones.
