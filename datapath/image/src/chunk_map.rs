@@ -1,4 +1,5 @@
-//! Finds where each chunk of an open version is stored.
+//! Finds where each chunk (piece) of an open version is stored: in which data object, and at which offset.
+//! The manifest of a version, a file of the store, lists this; the chunk map is that list in memory.
 //!
 //! A manifest is normally read as a whole. If a manifest is long and its store can read and check parts of it
 //! ([`Store::manifest_parts`]), only the [`Outline`] is read when the version is opened. The chunk entries

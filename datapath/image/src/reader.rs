@@ -1,4 +1,4 @@
-//! Reads a version as a read-only disk.
+//! Reads a version as a read-only disk, the base below write caches of machines. Nothing here writes.
 //!
 //! # A read
 //! 1. The chunk map gives the place of each chunk that the range touches, or says that the chunk is zero.

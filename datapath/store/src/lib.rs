@@ -20,9 +20,9 @@
 //!   next [`LocalDir::open`] removes.
 //! - One process writes at a time; any number read. A version that any process has pinned with [`Store::pin`]
 //!   cannot be removed.
-//! - Version numbers increase and are not used again while the image exists, even without versions. A version
-//!   cannot be removed if a channel points to it or will by a scheduled promotion, unless the whole image is
-//!   removed with its channels.
+//! - Version numbers increase and are not used again while the image exists, even if all its versions were
+//!   removed. A version cannot be removed if a channel points to it or will by a scheduled promotion, unless
+//!   the whole image is removed with its channels.
 //! - Removing a version frees exactly the objects that no other version needs. Nothing is freed during a
 //!   publication, because it may refer to any object. In a directory, [`Store::trim`] frees the unneeded
 //!   parts of the other objects.

@@ -1,4 +1,5 @@
-//! A store whose reads wait while it cannot be reached, as reads of a disk wait for a slow device.
+//! A store around another one: its reads wait while that one (the store below) cannot be reached, as reads of a
+//! disk wait for a slow device. So an outage of a store delays machines, and gives them no read errors.
 //!
 //! ```text
 //!   volume --read_checked--> RetryingObject --> Object of the store below

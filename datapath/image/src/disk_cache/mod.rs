@@ -1,4 +1,5 @@
-//! A cache of chunks of remote images on a local disk, with a size limit, for all volumes of a process.
+//! A cache of compressed chunks of remote images on a local disk, with a size limit, for all volumes of a
+//! process. Only chunks of stores on other hosts are cached. Uncompressed chunks are in [`crate::chunk_cache`].
 //!
 //! ```text
 //!   DIR/cache          identifies the directory as a cache
@@ -13,7 +14,8 @@
 //! A record is a chunk as it is in the store, preceded by its hash and length. Chunks are appended to the
 //! newest segment. If the cache is full, the oldest segment is removed, except segments of retained chunks
 //! only. Its chunks that were used since they were written, or that belong to a retained version, are first
-//! copied to a new segment ([`moving`]).
+//! copied to a new segment ([`moving`]). A retained version is one of which the cache must keep all chunks while
+//! it is open, because it was, or is being, copied completely (hydration).
 //!
 //! # Guarantees
 //! - The reader checks every chunk of the cache, like a chunk from a server. A wrong chunk is removed from

@@ -1,5 +1,6 @@
-//! Compaction: a new version stores those chunks again that it needs from mostly unused data objects. These
-//! objects can then be removed together with the older versions that need them.
+//! Compaction: a new version stores those chunks again that it needs from mostly unused data objects. (A data
+//! object is a file of the store with the chunks that one version added.) These objects can then be removed
+//! together with the older versions that need them.
 //!
 //! In a bucket, and on a file system without holes, an object stays as long as any version needs a single
 //! chunk of it. A store in which versions come and go every week would grow by everything that was ever

@@ -1,4 +1,6 @@
-//! A store in a local directory.
+//! A store in a local directory. One process may write to it at a time (make, copy and remove versions), and
+//! any number may read. A *pin* keeps a version from being removed while a process uses it; a *publication* writes a
+//! new version.
 //!
 //! ```text
 //!   DIR/store          format version and chunk size

@@ -1,4 +1,5 @@
-//! Marks: small keys that say which process uses what. Their holders renew them.
+//! Marks: small keys in the bucket that say which process uses what, because a bucket has no locks. The process
+//! that wrote a mark is its holder, and renews it.
 //!
 //! ```text
 //!   locks/writer-OWNER-N   a publication is in progress: nothing may be reclaimed

@@ -1,4 +1,5 @@
-//! A store in an S3 bucket, or on any server with the S3 protocol.
+//! A store in an S3 bucket, or on any server with the S3 protocol. It has the same contents as a store in a
+//! directory ([`crate::local_dir`]). `bucket` sends the requests; the other modules decide which.
 //!
 //! ```text
 //!   s3://BUCKET/PREFIX/store            as in a directory: the same keys, the same bytes
