@@ -202,9 +202,9 @@ impl Image {
     }
 
     /// The version that the image's name alone means until `production` is set: the newest version that is
-    /// not retired and does not contain the identity of one machine. A copy from another store, where such a
-    /// version was sealed, brings the version without `production`, so production can be unset although a version
-    /// has an identity.
+    /// not retired and does not contain the identity of one machine. A version with an identity can come from
+    /// a copy of another store, where it was sealed, and such a copy need not set production. So production can be
+    /// unset although a version has an identity.
     fn newest_for_all(&self) -> Result<&Version, StoreError> {
         let mut versions = self.versions.iter().rev().filter(|version| !version.retired);
         versions.clone().find(|version| !version.keeps_identity).ok_or_else(|| match versions.next() {
