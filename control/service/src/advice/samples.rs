@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use headwater_api::HostAdvice;
 use headwater_api::advice::ram_without_spilling;
 
-use super::order::percentile;
+use super::percentiles::percentile;
 use crate::Service;
 
 /// How often a sample is taken.
