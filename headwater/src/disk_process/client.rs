@@ -2,10 +2,10 @@
 //! `DIR/disks.sock`. [`super::start`] creates it. It opens no disk itself; it notices when the disk process ends, and which disks the
 //! next disk process did not take over.
 
+mod connection;
+
 use std::collections::BTreeSet;
-use std::io::{BufReader, ErrorKind, Read};
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
@@ -26,6 +26,8 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use uuid::Uuid;
 
+pub use self::connection::Connection;
+use self::connection::{Waiting, gone};
 use super::protocol::{
     Answer, Call, DiskSnapshot, Failure, FoundTrace, Opened, OpenedFrozen, OpenedReader, PlainGeometry,
     Snapshot, StoreTrace, VERSION, Welcome, receive, send,
@@ -59,101 +61,7 @@ const NO_CHUNKS_BYTES: u64 = 1 << 20;
 /// The most idle connections that are kept for later calls.
 const MAX_IDLE: usize = 16;
 
-/// The reaction to a call that takes long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Waiting {
-    GoOn,
-    /// Asks the disk process to end the call, and waits for that.
-    Cancel,
-    /// Waits no longer. The connection is of no use then.
-    GiveUp,
-}
-
-impl Waiting {
-    fn unless_cancelled(control: &TaskControl) -> Self {
-        if control.is_cancelled() { Self::Cancel } else { Self::GoOn }
-    }
-}
-
-/// A connection to the disk process. It carries one call at a time.
-pub struct Connection {
-    reading: BufReader<UnixStream>,
-    writing: UnixStream,
-    line: Vec<u8>,
-}
-
-impl Connection {
-    fn open(socket: &Path) -> std::io::Result<Self> {
-        let writing = UnixStream::connect(socket)?;
-        Ok(Self { reading: BufReader::new(writing.try_clone()?), writing, line: Vec::new() })
-    }
-
-    /// Makes a call, and waits for its answer.
-    pub fn call<T: DeserializeOwned>(&mut self, call: &Call) -> Result<T, BackendError> {
-        self.long_call(call, &mut |_| {}, &|| Waiting::GoOn)
-    }
-
-    /// Makes a call that reports progress. Whenever the read timeout of the connection expires, `waiting` decides
-    /// what to do.
-    fn long_call<T: DeserializeOwned>(
-        &mut self,
-        call: &Call,
-        progress: &mut dyn FnMut(headwater_api::Progress),
-        waiting: &dyn Fn() -> Waiting,
-    ) -> Result<T, BackendError> {
-        send(&mut self.writing, call).map_err(gone)?;
-        let mut has_cancelled = false;
-        loop {
-            let answer = match receive::<Answer>(&mut self.reading, &mut self.line) {
-                Ok(Some(answer)) => answer,
-                Ok(None) => return Err(gone(ErrorKind::UnexpectedEof.into())),
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                    match waiting() {
-                        Waiting::GoOn => {}
-                        Waiting::Cancel if !std::mem::replace(&mut has_cancelled, true) => {
-                            // If the connection has ended, reading the answer fails.
-                            let _ = self.writing.shutdown(Shutdown::Write);
-                        }
-                        Waiting::Cancel => {}
-                        Waiting::GiveUp => return Err(gone(error)),
-                    }
-                    continue;
-                }
-                Err(error) => return Err(gone(error)),
-            };
-            match answer {
-                Answer::Progress(now) => progress(now),
-                Answer::Done(value) => return serde_json::from_value(value).map_err(|e| gone(e.into())),
-                Answer::Failed(failure) => return Err(failure.into()),
-            }
-        }
-    }
-
-    /// Makes a call, and reads the bytes that follow its answer.
-    pub fn read(&mut self, call: &Call, into: &mut [u8]) -> Result<(), BackendError> {
-        self.call::<()>(call)?;
-        let mut rest = into;
-        while !rest.is_empty() {
-            match self.reading.read(rest) {
-                Ok(0) => return Err(gone(ErrorKind::UnexpectedEof.into())),
-                Ok(len) => rest = rest.get_mut(len..).unwrap_or_default(),
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::TimedOut
-                    ) => {}
-                Err(error) => return Err(gone(error)),
-            }
-        }
-        Ok(())
-    }
-}
-
-fn gone(error: std::io::Error) -> BackendError {
-    BackendError::new(ProblemKind::Unavailable, "the disk process does not answer").because(error)
-}
-
-/// The disks of this host, in the disk process. The daemon has one.
+/// A client of the disk process.
 pub struct DiskClient {
     link: Arc<Link>,
     /// Becomes true when the process has ended.
@@ -879,29 +787,4 @@ impl KnownStore for Link {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixListener;
-    use std::sync::mpsc;
-
-    use super::*;
-
-    #[test]
-    fn a_hung_disk_process_leaves_the_threads_of_the_daemon_free() {
-        let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join("disks.sock");
-        let listener = UnixListener::bind(&socket).unwrap();
-        let link = Arc::new(Link::new(socket));
-        let disk = RemoteDisk { link, uuid: Uuid::nil(), socket: PathBuf::new(), sector_bytes: 512 };
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
-        let asked = runtime.spawn(async move { disk.can_freeze() });
-        let (mut call, _) = listener.accept().unwrap();
-        call.read_exact(&mut [0]).unwrap();
-        let (done, is_done) = mpsc::channel();
-        runtime.spawn(async move { done.send(()).unwrap() });
-        let other = is_done.recv_timeout(Duration::from_secs(60));
-        // No other disk process follows, to which the call would be made again.
-        drop((listener, call));
-        assert_eq!(other, Ok(()), "another task waits for the disk process too");
-        assert_eq!(runtime.block_on(asked).unwrap().unwrap_err().kind(), ProblemKind::Unavailable);
-    }
-}
+mod tests;

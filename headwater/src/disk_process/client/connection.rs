@@ -1,0 +1,107 @@
+//! A connection to the disk process.
+
+use std::io::{BufReader, ErrorKind, Read};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use headwater_api::ProblemKind;
+use headwater_service::backend::{BackendError, TaskControl};
+use serde::de::DeserializeOwned;
+
+use crate::disk_process::protocol::{Answer, Call, receive, send};
+
+/// The reaction to a call that takes long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waiting {
+    GoOn,
+    /// Asks the disk process to end the call, and waits for that.
+    Cancel,
+    /// Waits no longer. The connection is of no use then.
+    GiveUp,
+}
+
+impl Waiting {
+    pub(super) fn unless_cancelled(control: &TaskControl) -> Self {
+        if control.is_cancelled() { Self::Cancel } else { Self::GoOn }
+    }
+}
+
+/// A connection to the disk process.
+pub struct Connection {
+    pub(super) reading: BufReader<UnixStream>,
+    pub(super) writing: UnixStream,
+    pub(super) line: Vec<u8>,
+}
+
+impl Connection {
+    pub(super) fn open(socket: &Path) -> std::io::Result<Self> {
+        let writing = UnixStream::connect(socket)?;
+        Ok(Self { reading: BufReader::new(writing.try_clone()?), writing, line: Vec::new() })
+    }
+
+    /// Makes a call, and waits for its answer.
+    pub fn call<T: DeserializeOwned>(&mut self, call: &Call) -> Result<T, BackendError> {
+        self.long_call(call, &mut |_| {}, &|| Waiting::GoOn)
+    }
+
+    /// Makes a call that reports progress. Whenever the read timeout of the connection expires, `waiting` decides
+    /// what to do.
+    pub(super) fn long_call<T: DeserializeOwned>(
+        &mut self,
+        call: &Call,
+        progress: &mut dyn FnMut(headwater_api::Progress),
+        waiting: &dyn Fn() -> Waiting,
+    ) -> Result<T, BackendError> {
+        send(&mut self.writing, call).map_err(gone)?;
+        let mut has_cancelled = false;
+        loop {
+            let answer = match receive::<Answer>(&mut self.reading, &mut self.line) {
+                Ok(Some(answer)) => answer,
+                Ok(None) => return Err(gone(ErrorKind::UnexpectedEof.into())),
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    match waiting() {
+                        Waiting::GoOn => {}
+                        Waiting::Cancel if !std::mem::replace(&mut has_cancelled, true) => {
+                            // If the connection has ended, reading the answer fails.
+                            let _ = self.writing.shutdown(Shutdown::Write);
+                        }
+                        Waiting::Cancel => {}
+                        Waiting::GiveUp => return Err(gone(error)),
+                    }
+                    continue;
+                }
+                Err(error) => return Err(gone(error)),
+            };
+            match answer {
+                Answer::Progress(now) => progress(now),
+                Answer::Done(value) => return serde_json::from_value(value).map_err(|e| gone(e.into())),
+                Answer::Failed(failure) => return Err(failure.into()),
+            }
+        }
+    }
+
+    /// Makes a call, and reads the bytes that follow its answer.
+    pub fn read(&mut self, call: &Call, into: &mut [u8]) -> Result<(), BackendError> {
+        self.call::<()>(call)?;
+        let mut rest = into;
+        while !rest.is_empty() {
+            match self.reading.read(rest) {
+                Ok(0) => return Err(gone(ErrorKind::UnexpectedEof.into())),
+                Ok(len) => rest = rest.get_mut(len..).unwrap_or_default(),
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::TimedOut
+                    ) => {}
+                Err(error) => return Err(gone(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The disk process cannot be used.
+pub(super) fn gone(error: std::io::Error) -> BackendError {
+    BackendError::new(ProblemKind::Unavailable, "the disk process does not answer").because(error)
+}
