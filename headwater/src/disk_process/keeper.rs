@@ -32,7 +32,7 @@ use tokio::process::Child;
 
 use super::kept::{LISTENER, LOCK, MEMORY, Message, SETTINGS, is_of, is_request, receive, send, watched};
 use super::server::lock;
-use super::upgrade::{self, Asked, HANDED_OVER};
+use super::upgrade::{self, Asked, HANDED_OVER, Versions};
 use crate::data_dir::DataDir;
 use crate::signals::EndSignals;
 
@@ -108,7 +108,9 @@ struct Keeping {
     crashes: Crashes,
     /// The program of disk processes. `None`: that of the keeper.
     program: Option<OwnedFd>,
-    /// Whether the disk process has taken all disks over.
+    /// The versions of that program.
+    versions: Versions,
+    /// The disk process has taken all disks over.
     is_serving: bool,
     /// When the disk process last took over a disk, or said which disk is next.
     progress: Instant,
@@ -118,7 +120,7 @@ struct Keeping {
 /// An upgrade under way.
 struct Upgrade {
     asked: Asked,
-    version: String,
+    versions: Versions,
     begun: Instant,
     /// Whether the old disk process has ended, so that the new program's is to serve.
     is_tried: bool,
@@ -188,6 +190,7 @@ async fn keep_on(kept: BTreeMap<String, OwnedFd>, control: OwnedFd) -> anyhow::R
         taken_over: String::new(),
         crashes: Crashes::default(),
         program: None,
+        versions: Versions::own(),
         is_serving: false,
         progress: Instant::now(),
         upgrade: None,
@@ -279,11 +282,14 @@ impl Keeping {
                 disks => format!("{disks} machines"),
             };
             let took_ms = upgrade.begun.elapsed().as_millis();
-            let version = upgrade.version;
+            let text = format!(
+                "version {} serves the disks of {machines} after {took_ms} ms",
+                upgrade.versions.program()
+            );
             if let Ok(program) = upgrade.asked.program.try_clone() {
                 self.program = Some(program);
+                self.versions = upgrade.versions;
             }
-            let text = format!("version {version} serves the disks of {machines} after {took_ms} ms");
             upgrade.asked.answer(Ok(text)).await;
         }
     }
@@ -298,13 +304,14 @@ impl Keeping {
             let text = "disk processes have crashed within the last minute; try again in a minute; nothing has changed";
             return asked.answer(Err(text.to_owned())).await;
         }
-        match upgrade::check(&asked.program).await {
+        match upgrade::check(&asked.program, &self.versions).await {
             Err(why) => asked.answer(Err(why)).await,
-            Ok(version) => {
-                tracing::info!(version, "the disk process hands its disks over to another program");
+            Ok(versions) => {
+                let version = versions.program();
+                tracing::info!(version, "the disk process is to hand its disks over to another program");
                 tell(child, Signal::USR1);
                 self.upgrade =
-                    Some(Upgrade { asked, version, begun: Instant::now(), is_tried: false, disks: 0 });
+                    Some(Upgrade { asked, versions, begun: Instant::now(), is_tried: false, disks: 0 });
             }
         }
     }

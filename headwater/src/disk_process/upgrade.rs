@@ -66,6 +66,11 @@ impl Versions {
         }
     }
 
+    /// The version of the program, for people.
+    pub fn program(&self) -> &str {
+        &self.program
+    }
+
     /// Why a program cannot take the disks over from this one.
     fn refuse(&self, next: &Self) -> Result<(), String> {
         let formats = [
@@ -185,8 +190,9 @@ fn check_owner(program: &OwnedFd) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a program can take the disks over: it runs, and its versions fit. Returns its version, or why not.
-pub(super) async fn check(program: &OwnedFd) -> Result<String, String> {
+/// Whether a program can take the disks over from the program that `serves` them: it runs, and its versions fit. Returns its versions, or
+/// why not.
+pub(super) async fn check(program: &OwnedFd, serves: &Versions) -> Result<Versions, String> {
     let unchanged = "; nothing has changed";
     check_owner(program).map_err(|why| why + unchanged)?;
     let mut command = command(Some(program));
@@ -205,10 +211,10 @@ pub(super) async fn check(program: &OwnedFd) -> Result<String, String> {
     }
     let versions: Versions = serde_json::from_slice(&output.stdout)
         .map_err(|error| format!("the new program does not say its versions: {error}{unchanged}"))?;
-    Versions::own()
+    serves
         .refuse(&versions)
         .map_err(|why| format!("{why}: stop the machines and restart the disk process instead{unchanged}"))?;
-    Ok(versions.program)
+    Ok(versions)
 }
 
 /// Asks the keeper of a data directory to have another program serve the disks. Returns what it says.
