@@ -13,6 +13,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -224,9 +225,7 @@ pub fn upgrade(data_dir: &DataDir, program: &Path) -> anyhow::Result<String> {
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     if let Err(error) = rustix::net::connect(&socket, &SocketAddrUnix::new(&path)?) {
-        let message = format!("no keeper of disks answers at {}: {error}", path.display());
-        let advice = "no disk process runs: 'headwater serve' starts that of the program that is installed";
-        return Err(Problem::new(ProblemKind::NotFound, message).advise(advice).into());
+        return Err(no_keeper(data_dir, &path, error).into());
     }
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(ANSWER_WITHIN))?;
     send(socket.as_fd(), &Message::Put(PROGRAM.to_owned(), file)).context("cannot send the program")?;
@@ -242,6 +241,23 @@ pub fn upgrade(data_dir: &DataDir, program: &Path) -> anyhow::Result<String> {
         }
         Err(error) => Err(error).context("the keeper of disks does not answer"),
     }
+}
+
+/// Why the socket of the keeper cannot be used, and what to do.
+fn no_keeper(data_dir: &DataDir, path: &Path, error: rustix::io::Errno) -> Problem {
+    if !matches!(error, rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED) {
+        let message = format!("cannot connect to the keeper of disks at {}: {error}", path.display());
+        return Problem::new(ProblemKind::Failed, message)
+            .advise("run this as the user of the daemon, or as root");
+    }
+    let message = format!("no keeper of disks answers at {}: {error}", path.display());
+    // It is not used, so nobody has to answer.
+    if UnixStream::connect(data_dir.disks_socket()).is_ok() {
+        let advice = "a disk process runs without a keeper: its machines go on, and it cannot be upgraded; stop them and restart it";
+        return Problem::new(ProblemKind::Conflict, message).advise(advice);
+    }
+    let advice = "no disk process runs: 'headwater serve' starts that of the program that is installed";
+    Problem::new(ProblemKind::NotFound, message).advise(advice)
 }
 
 #[cfg(test)]
