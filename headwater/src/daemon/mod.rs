@@ -644,6 +644,7 @@ fn open_store_here(
             let say = |text: &str| {
                 step.send_replace(match text {
                     "opening the chunk cache" => "opening the chunk cache",
+                    disk_process::WAITS_FOR_DISKS => disk_process::WAITS_FOR_DISKS,
                     _ => "starting the disk process",
                 });
             };

@@ -26,7 +26,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-pub use self::connection::Connection;
+pub use self::connection::{Connection, WAITS_FOR_DISKS};
 use self::connection::{Waiting, gone};
 use super::protocol::{
     Answer, Call, DiskSnapshot, Failure, FoundTrace, Opened, OpenedFrozen, OpenedReader, PlainGeometry,
@@ -96,7 +96,7 @@ pub enum Begun {
 pub fn begin(socket: &Path, settings: Settings, say: &dyn Fn(&str)) -> Result<Begun, BackendError> {
     let mut holding = Connection::open(socket).map_err(gone)?;
     // From the first moment on: it opens the store only as long as somebody waits for that.
-    holding.call::<()>(&Call::Hold)?;
+    holding.hold(say)?;
     let mut first = Connection::open(socket).map_err(gone)?;
     let settings = serde_json::to_value(settings).map_err(|e| gone(e.into()))?;
     let begin = Call::Begin { version: VERSION, settings: settings.clone() };
@@ -178,7 +178,7 @@ impl Link {
 
     /// Begins to use the next disk process, and notes which disks it has not taken over. `None`: it is of no use.
     fn begin_again(&self, mut holding: Connection, begin: &Call) -> Result<Option<Connection>, BackendError> {
-        holding.call::<()>(&Call::Hold)?;
+        holding.hold(&|_| {})?;
         let mut first = Connection::open(&self.socket).map_err(gone)?;
         if let Welcome::Ends { .. } = first.call(begin)? {
             return Ok(None);

@@ -35,7 +35,7 @@ mod start;
 mod system_calls;
 mod upgrade;
 
-pub use client::DiskClient;
+pub use client::{DiskClient, WAITS_FOR_DISKS};
 pub use keeper::{is_kept, keep};
 pub use kept::{Keeper, LeftCaches, LeftDisk};
 pub use protocol::problem_of;

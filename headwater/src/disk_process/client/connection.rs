@@ -1,15 +1,26 @@
 //! A connection to the disk process.
 
+use std::cell::Cell;
 use std::io::{BufReader, ErrorKind, Read};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use headwater_api::ProblemKind;
 use headwater_service::backend::{BackendError, TaskControl};
 use serde::de::DeserializeOwned;
 
 use crate::disk_process::protocol::{Answer, Call, receive, send};
+
+/// How often it is checked whether it is to be logged that the disk process does not answer yet.
+const HOLD_INTERVAL: Duration = Duration::from_secs(5);
+
+/// That is logged after the first interval, and then after each so many.
+const HOLD_INTERVALS: u32 = 12;
+
+/// What the daemon waits for while the disk process takes disks over, in words.
+pub const WAITS_FOR_DISKS: &str = "waiting for the disk process";
 
 /// The reaction to a call that takes long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +54,25 @@ impl Connection {
     /// Makes a call, and waits for its answer.
     pub fn call<T: DeserializeOwned>(&mut self, call: &Call) -> Result<T, BackendError> {
         self.long_call(call, &mut |_| {}, &|| Waiting::GoOn)
+    }
+
+    /// Holds the disk process, which answers when it has the disks of the process before it. `say` gets what is waited for; the log gets
+    /// that too, seldom.
+    pub(super) fn hold(&mut self, say: &dyn Fn(&str)) -> Result<(), BackendError> {
+        self.writing.set_read_timeout(Some(HOLD_INTERVAL)).map_err(gone)?;
+        let (begun, intervals) = (Instant::now(), Cell::new(0));
+        let waiting = || {
+            if intervals.replace(intervals.get() + 1) % HOLD_INTERVALS == 0 {
+                say(WAITS_FOR_DISKS);
+                tracing::warn!(
+                    waited_s = begun.elapsed().as_secs(),
+                    "the disk process does not answer yet: it takes over the disks of the process before it, as its log says, or it is stopped"
+                );
+            }
+            Waiting::GoOn
+        };
+        self.long_call::<()>(&Call::Hold, &mut |_| {}, &waiting)?;
+        self.writing.set_read_timeout(None).map_err(gone)
     }
 
     /// Makes a call that reports progress. Whenever the read timeout of the connection expires, `waiting` decides
