@@ -78,7 +78,7 @@ impl Fat {
         let is_possible = cluster_sectors.is_power_of_two() && reserved > 0 && (1..=8).contains(&fats);
         if !is_possible || fat_sectors == 0 || sectors <= data_sector || sectors * sector_bytes > bytes.len()
         {
-            return Err(fault("its boot sector makes no sense"));
+            return Err(fault("its boot sector is invalid"));
         }
         let clusters = (sectors - data_sector) / cluster_sectors;
         let width = match clusters {

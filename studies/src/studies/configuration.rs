@@ -34,7 +34,7 @@ pub fn study_icf(configuration: &Configuration, origin: &str, whole_bytes: Optio
             "Requests follow Iometer's rules. All workers share one disk, whatever targets the configuration names. \
              Requests of the ramp up time do not count. Writes are incompressible.",
             "Volumes run inside the program that sends the load, over an empty disk: no guest, and no protocol unless the run names one.",
-            "The working set is written once before it is measured. Ratios pair the runs of one round.",
+            "The working set is written once before it is measured. Each ratio divides a case's result by the raw disk's result of the same round.",
         ],
         baseline: "raw",
         against: "the raw disk",

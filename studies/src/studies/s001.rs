@@ -61,7 +61,7 @@ pub fn study_001(is_quick: bool) -> Study {
              runs. The depth follows from its latencies. Alignment and content are run both ways.",
             "Requests follow Iometer's rules: direction and randomness are drawn for each request. A sequential \
              request begins where the request before it ended, whatever its direction.",
-            "Each working set is written once before it is measured. Ratios pair the runs of one round.",
+            "Each working set is written once before it is measured. Each ratio divides a case's result by the raw disk's result of the same round.",
         ],
         baseline: "raw-10g",
         against: "the raw disk",

@@ -31,7 +31,7 @@ pub fn study_002(is_quick: bool) -> Study {
             "The qcow2 overlays show the same choice in another program. qemu-nbd serves them on a unix socket, and the load reaches them \
              over NBD, which costs time. --over nbd puts the same protocol before the caches. The original does not have them.",
             "The original does not print the queue depth, so three depths are run. It ran for 900 s.",
-            "Each working set is written once before it is measured. Ratios pair the runs of one round.",
+            "Each working set is written once before it is measured. Each ratio divides a case's result by the raw disk's result of the same round.",
         ],
         baseline: "raw",
         against: "the raw disk",

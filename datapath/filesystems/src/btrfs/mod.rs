@@ -87,7 +87,7 @@ impl Superblock {
         }
         let node_bytes = u64::from(u32_at(raw, 148));
         if !(4096..=65_536).contains(&node_bytes) || !node_bytes.is_power_of_two() {
-            return Err(fault("its superblock makes no sense"));
+            return Err(fault("its superblock is invalid"));
         }
         Ok(Self {
             address: u64_at(raw, 48),
@@ -181,7 +181,7 @@ impl Btrfs {
         bytes.read(SUPERBLOCKS[0], &mut raw)?;
         let superblock = Superblock::parse(&raw)?;
         if superblock.address != SUPERBLOCKS[0] {
-            return Err(fault("its superblock makes no sense"));
+            return Err(fault("its superblock is invalid"));
         }
         let len = usize_of(u32_at(&raw, 160).into()).min(2048);
         let mut places = Places::new(bytes.len());

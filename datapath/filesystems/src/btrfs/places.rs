@@ -45,11 +45,11 @@ impl Places {
         }
         let stripes = item.get(CHUNK_BYTES..).and_then(|rest| rest.get(..count * STRIPE_BYTES));
         let stripes = stripes.filter(|_| (1..=2).contains(&count) && len > 0);
-        let stripes = stripes.ok_or_else(|| fault("a chunk makes no sense"))?;
+        let stripes = stripes.ok_or_else(|| fault("an entry of the Btrfs chunk tree is invalid"))?;
         let places: Vec<u64> = stripes.chunks_exact(STRIPE_BYTES).map(|stripe| u64_at(stripe, 8)).collect();
         let fits = |at: &u64| at.checked_add(len).is_some_and(|end| end <= self.disk_bytes);
         if !places.iter().all(fits) || address.checked_add(len).is_none() || self.chunks.len() >= CHUNKS_MAX {
-            return Err(fault("a chunk lies outside of the disk"));
+            return Err(fault("an entry of the Btrfs chunk tree has places outside of the disk"));
         }
         self.chunks.insert(address, Chunk { len, places });
         Ok(CHUNK_BYTES + count * STRIPE_BYTES)
@@ -59,7 +59,7 @@ impl Places {
     pub(super) fn add_all(&mut self, mut array: &[u8]) -> Result<(), Fault> {
         while let Some((key, rest)) = array.split_at_checked(KEY_BYTES) {
             if u8_at(key, 8) != CHUNK_ITEM {
-                return Err(fault("its superblock makes no sense"));
+                return Err(fault("its superblock is invalid"));
             }
             let len = self.add(u64_at(key, 9), rest)?;
             array = rest.get(len..).unwrap_or_default();
@@ -69,7 +69,12 @@ impl Places {
 
     /// All places of bytes that follow one another.
     pub(super) fn of(&self, address: u64, len: u64) -> Result<Vec<Range<u64>>, Fault> {
-        let nowhere = || fault(format!("there is no chunk for {len} bytes at {address:#x}"));
+        let nowhere = || {
+            fault(format!(
+                "the Btrfs chunk tree has no entry for logical address {address:#x} ({len} bytes), so the file system may \
+                 be damaged: check it in the guest"
+            ))
+        };
         let (start, chunk) = self.chunks.range(..=address).next_back().ok_or_else(nowhere)?;
         let within = address - start;
         if within.checked_add(len).is_none_or(|end| end > chunk.len) {

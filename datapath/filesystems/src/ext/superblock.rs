@@ -161,7 +161,7 @@ impl Superblock {
             && self.descriptor_bytes.is_power_of_two()
             && (32..=1024).contains(&self.descriptor_bytes);
         if !is_sound {
-            return Err(fault("its superblock makes no sense"));
+            return Err(fault("its superblock is invalid"));
         }
         self.groups = (self.blocks - self.first_block).div_ceil(self.blocks_per_group);
         if self.groups > GROUPS_MAX {

@@ -103,7 +103,7 @@ impl Superblock {
             && groups.saturating_mul(group_blocks) >= blocks;
         let block_bytes = 1_u64 << block_bits.min(16);
         if !is_sane || blocks.checked_mul(block_bytes).is_none_or(|bytes| bytes > len_bytes) {
-            return Err(fault("its superblock makes no sense"));
+            return Err(fault("its superblock is invalid"));
         }
         let mut superblock = Self {
             is_v5,
@@ -357,7 +357,7 @@ impl Xfs {
                 continue;
             }
             let first =
-                chunk.first.checked_add(number).ok_or_else(|| fault("a chunk of inodes makes no sense"))?;
+                chunk.first.checked_add(number).ok_or_else(|| fault("an entry of an inode B-tree is invalid"))?;
             let block = u64::from(first >> inode_bits);
             let within = u64::from(first & ((1 << inode_bits) - 1)) * u64_of(inode_bytes);
             let blocks = (within + u64_of(part.len())).div_ceil(self.superblock.block_bytes);

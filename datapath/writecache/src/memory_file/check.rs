@@ -1,9 +1,15 @@
-//! Reads a whole memory file and checks it for contradictions. It changes nothing.
+//! Reads the memory file before a write cache is recovered from it, and checks it. Layout and terms: `super`.
 //!
-//! The rule: a block's word that names a slot must name a slot of a segment in use, and no other block may
-//! have that slot. Exception: a partial block and the next block of the same leaf may have different sectors
-//! in one slot. After a single contradiction the cache is not recovered, because other parts may be wrong,
-//! too.
+//! It repairs nothing. After a single contradiction the cache is not recovered, because other parts may be
+//! wrong, too. The checks are:
+//!
+//! - A slot belongs to one block, and its segment is in use. Exception: two partial blocks of one leaf, one
+//!   after the other, may share a slot if each has other sectors in it.
+//! - A piece belongs to one leaf, and an entry of a table of partial blocks to one block.
+//! - Leaves and blocks are not past the end of the volume.
+//! - No two segments have the same memory or the same position on the overflow disk, and no segment has a
+//!   position that was given up.
+//! - The compressed data of a packed segment has all blocks of the segment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -97,7 +103,7 @@ impl FoundSegment {
 pub(crate) struct Found {
     /// Segments that blocks' words name, by number.
     pub(crate) segments: BTreeMap<u32, FoundSegment>,
-    /// Records of other segments in use: these segments are free.
+    /// Records that are not free, of segments that no block names: these segments can be freed.
     dead: Vec<RecordValue>,
     /// One past the highest number of a segment in use.
     pub(crate) numbers: u32,
@@ -204,7 +210,7 @@ impl Checker<'_> {
                 Some(piece) if pieces.len() == named => pieces.push(self.piece(leaf, piece)?),
                 Some(_) => {
                     return Err(format!(
-                        "a partial-block record of leaf {leaf} of the block index is missing"
+                        "a table of partial blocks of leaf {leaf} of the block index is missing"
                     ));
                 }
                 None => {}
@@ -227,8 +233,8 @@ impl Checker<'_> {
         let piece = if is_there { Piece::adopt(&self.file.pieces, number) } else { None };
         piece.ok_or_else(|| {
             format!(
-                "leaf {leaf} of the block index refers to partial-block record {number}, which does not exist or \
-                 already belongs to another leaf"
+                "leaf {leaf} of the block index refers to table {number}, which does not exist or already belongs \
+                 to another leaf"
             )
         })
     }
