@@ -14,7 +14,10 @@ pub(crate) const RETRY_S: u32 = 5;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScriptError {
     /// A character that iPXE interprets, or that is not printable.
-    #[error("{what} has the character '{}', which is not allowed in a boot script", .character.escape_debug())]
+    #[error(
+        "{what} has the character '{}', which is not allowed in a boot script; allowed are letters, digits and . , : = / @ + - _ %",
+        .character.escape_debug()
+    )]
     Character {
         /// Which value.
         what: &'static str,
@@ -201,7 +204,8 @@ mod tests {
         let why = script(&options).unwrap_err().to_string();
         assert_eq!(
             why,
-            "an option of the kernel has the character '\\\"', which is not allowed in a boot script"
+            "an option of the kernel has the character '\\\"', which is not allowed in a boot script; allowed are letters, digits \
+             and . , : = / @ + - _ %"
         );
         let long = Boot { options: "x".repeat(OPTIONS_BYTES_MAX + 1), ..boot() };
         assert_eq!(script(&long), Err(ScriptError::Long(1801)));

@@ -37,8 +37,7 @@ pub struct ImageVersion {
     #[serde(default)]
     pub retired: bool,
     /// Whether it was not generalised, so that it may contain the identity of a machine, such as its private SSH host key.
-    /// `production` is
-    /// promoted to such a version only with `force`.
+    /// `production` is promoted to such a version only with `force`.
     #[serde(default)]
     pub keeps_identity: bool,
     /// The channels that point to it now.
@@ -53,9 +52,8 @@ pub enum Channel {
     /// The newest version that is not retired; cannot be set.
     Maintenance,
     /// The version to test before `production` points to it.
-    /// The version that machines boot if they name the image without a channel or version.
     Test,
-    /// What everybody gets who asks for the image and no more.
+    /// The version that machines boot if they name the image without a channel or version.
     Production,
 }
 

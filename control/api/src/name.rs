@@ -1,5 +1,5 @@
-//! Checked names of machines and images, patterns for the names of many machines, and the text forms of references to
-//! versions. Only the text: whether a name exists is for `control/service` to say.
+//! Checks the text of names of machines and images, host names, MAC addresses and references to versions, makes names
+//! from patterns, and orders names. Whether a name exists is checked by `control/service`.
 
 use std::cmp::Ordering;
 
@@ -12,12 +12,11 @@ use crate::problem::{Problem, ProblemKind};
 pub const MAX_NAME_BYTES: usize = 63;
 
 /// Checks the name of a machine. It is also used as host name and directory name.
-/// Checks the name of something (`what`) to which the rules for names of machines apply.
 pub fn check_machine(name: &str) -> Result<(), Problem> {
     check_label("machine", name)
 }
 
-/// Checks the name of something that is named as machines are.
+/// Checks the name of something (`what`) to which the rules for names of machines apply.
 pub fn check_label(what: &str, name: &str) -> Result<(), Problem> {
     let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     let bytes = name.as_bytes();
@@ -138,7 +137,8 @@ pub struct ImageRef {
     pub image: String,
     /// The number, or first digits of the hash, after the `@`.
     pub version: Option<String>,
-    /// The channel after the `:`. Without channel and version: `production` if it is set, else the newest version.
+    /// The channel after the `:`. Without channel and version: `production` if it is set, else the newest generalised
+    /// version.
     pub channel: Option<Channel>,
 }
 
@@ -204,9 +204,8 @@ pub fn natural(one: &str, other: &str) -> Ordering {
 
 /// A key for databases: the byte order of the keys of two names is the [`natural`] order of the names.
 ///
-/// A row of digits becomes `0`, its length without leading zeroes, and its digits, because of two numbers the longer one is
-/// larger. A blank, which
-/// sorts before all characters of names, and the name itself follow.
+/// A row of digits becomes `0`, its length without leading zeroes (one character), and its digits, because of two numbers the
+/// longer one is larger. A blank, which sorts before all characters of names, and the name itself follow.
 pub fn natural_key(name: &str) -> String {
     let (mut key, mut rest) = (String::new(), name);
     while let Some(first) = rest.chars().next() {

@@ -154,12 +154,12 @@ impl SizeTable {
         self.sizes.iter().find(|size| short(&size.name) == wanted)
     }
 
-    /// Names of sizes that differ from this name only in one part; for the message about an unknown size.
+    /// Up to four names that begin with the part of this name before its first `_`; for the message about an unknown size.
     pub fn similar(&self, name: &str) -> Vec<&str> {
         let word = |name: &str| name.to_ascii_lowercase().replace("standard_", "");
         let wanted = word(name);
-        let digits = wanted.find('_').map_or(wanted.as_str(), |end| wanted.get(..end).unwrap_or(&wanted));
-        let begins = |size: &&MachineSize| !digits.is_empty() && word(&size.name).starts_with(digits);
+        let start = wanted.find('_').map_or(wanted.as_str(), |end| wanted.get(..end).unwrap_or(&wanted));
+        let begins = |size: &&MachineSize| !start.is_empty() && word(&size.name).starts_with(start);
         self.sizes.iter().filter(begins).take(4).map(|size| size.name.as_str()).collect()
     }
 }
@@ -262,7 +262,7 @@ fn count(text: &str) -> Result<u32, String> {
     number.ok_or_else(|| format!("'{text}' is not a number from 1 to 65,536"))
 }
 
-/// A number with at most three decimal places (six if `unit` has six), in units of `unit`.
+/// A number with at most six decimal places, in units of `unit`.
 fn decimal(text: &str, unit: u64) -> Result<u64, String> {
     let wrong = || format!("'{text}' is not a number up to 1,000,000,000, such as 300 or 218.75");
     let (whole_part, fraction) = text.split_once('.').unwrap_or((text, "0"));

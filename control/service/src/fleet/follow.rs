@@ -1,6 +1,6 @@
 //! The controller follows a connected node: it sends the node the machines that are assigned to it, and copies their states and events to
-//! its own database. `controller.rs` begins this for each connection. A change that a user requests does not pass here, but in
-//! `remote.rs`.
+//! its own database. `controller.rs` begins this for each connection. A change that a user requests goes
+//! through `remote.rs` instead.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,7 +18,7 @@ use crate::fleet::node::{ASSIGNED, MACHINES};
 use crate::fleet::protocol::AssignedMachine;
 use crate::lifecycle::LifecycleError;
 
-/// The number of the newest event that was copied, before the first connection of a node.
+/// The `seen_event` of a node that never connected.
 pub(super) const BEFORE_FIRST: i64 = -1;
 
 /// The most events of a node that are copied at a time.
@@ -30,15 +30,15 @@ const EVENTS_WAIT_S: u64 = 20;
 impl Service {
     /// Follows a node. Ends only if the host was removed.
     pub(super) async fn follow_node(&self, link: &Link) {
-        let mut has_place = false;
+        let mut has_start = false;
         // The host's machines and what they boot may have changed while the node was not connected.
         let mut is_synced = false;
         loop {
-            match self.bring_up_to_date(link, &mut has_place, &mut is_synced).await {
+            match self.bring_up_to_date(link, &mut has_start, &mut is_synced).await {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(problem) => {
-                    tracing::warn!(host = link.name, "cannot follow a node; it is tried again: {problem}");
+                    tracing::warn!(host = link.name, "cannot follow a node; trying again later: {problem}");
                     tokio::time::sleep(RETRY_PAUSE).await;
                     continue;
                 }
@@ -56,14 +56,14 @@ impl Service {
     async fn bring_up_to_date(
         &self,
         link: &Link,
-        has_place: &mut bool,
+        has_start: &mut bool,
         is_synced: &mut bool,
     ) -> Result<bool, Problem> {
         loop {
             let Some(host) = self.host_of(link).await? else { return Ok(false) };
-            if !*has_place {
+            if !*has_start {
                 self.find_start(link).await?;
-                *has_place = true;
+                *has_start = true;
                 continue;
             }
             let path = format!("/api/v1/events?after={}&limit={EVENTS_AT_A_TIME}", host.seen_event);
@@ -96,8 +96,8 @@ impl Service {
         let newest = events.events.iter().map(|event| event.id).max().unwrap_or(0);
         let mut repo = self.db().write().await.map_err(|e| problem(&e))?;
         let host = repo.hosts().by_id(link.host).await.map_err(|e| problem(&e))?;
-        let is_place = |host: &HostRecord| host.seen_event == BEFORE_FIRST || host.seen_event > newest;
-        let Some(host) = host.filter(is_place) else { return Ok(()) };
+        let is_behind = |host: &HostRecord| host.seen_event == BEFORE_FIRST || host.seen_event > newest;
+        let Some(host) = host.filter(is_behind) else { return Ok(()) };
         repo.hosts().update(&HostRecord { seen_event: newest, ..host }).await.map_err(|e| problem(&e))?;
         repo.save().await.map_err(|e| problem(&e))
     }
@@ -113,8 +113,8 @@ impl Service {
         Ok(())
     }
 
-    /// Sends the node all its machines, and what they boot. `list` is its present list. Returns whether everything was done
-    /// that can be done now.
+    /// Sends the node all its machines, and what they boot. `list` is its present list. Returns whether nothing is left
+    /// to try again. A machine that the node refuses for good counts as done.
     async fn sync_machines(&self, link: &Link, list: Vec<Machine>) -> Result<bool, Problem> {
         let mut is_done = true;
         let machines = self.db().read().await.map_err(|e| problem(&e))?.machines().of_host(link.host).await;
@@ -178,7 +178,8 @@ impl Service {
             Problem::new(ProblemKind::Failed, format!("cannot describe a machine: {error}"))
         })?;
         let fenced = whole.may_restart_elsewhere();
-        // It is recorded as fenced only while its node is certain to end it in time.
+        // Fenced: another host may start it if its node is lost. It is recorded as fenced only while its node is certain to
+        // end it in time.
         if !fenced {
             self.note_whether_fenced(&whole, false).await.map_err(|e| problem(&e))?;
         }

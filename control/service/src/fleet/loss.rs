@@ -367,7 +367,7 @@ impl Service {
             Ok(()) | Err(LifecycleError::Unknown(_)) => {}
             Err(error) => {
                 let why = problem(&error);
-                tracing::error!(machine, "cannot start a machine that was moved; it is tried again: {why}");
+                tracing::error!(machine, "cannot start a machine that was moved; trying again later: {why}");
                 let from_ms = self.since_boot_ms().saturating_add(START_PAUSE_MS);
                 locked(&self.fleet().leases.start_from).insert(record.uuid, from_ms);
             }

@@ -338,7 +338,7 @@ async fn move_one(
         && let Err(error) = service.start_if_due(uuid, name, caller).await
     {
         let why = problem(&error);
-        tracing::warn!(machine = name, "cannot start a machine that was moved; it is tried again: {why}");
+        tracing::warn!(machine = name, "cannot start a machine that was moved; trying again later: {why}");
     }
     Ok(stays)
 }

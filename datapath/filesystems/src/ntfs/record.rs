@@ -1,7 +1,8 @@
-//! A record of the table of files, or a block of a directory: its update sequence, and the attributes of a file's record.
+//! A record of the table of files (MFT record), or a block of a directory (INDX block): its update sequence, and the
+//! attributes of a file's record. The runs of clusters of an attribute are decoded elsewhere.
 //!
-//! The last two bytes of each 512 bytes of such a record are a number that changes with each write. The bytes that belong
-//! there are kept at the start of the record. A record that was written in part has different numbers and is refused.
+//! The last two bytes of each 512 bytes (a stride) of such a record are a number that changes with each write. The bytes that
+//! belong there are kept at the start of the record. A record that was written in part has different numbers and is refused.
 
 use super::boot::STRIDE_BYTES;
 use super::fields::{place_at, u8_at, u16_at, u32_at, u64_at};
@@ -21,7 +22,7 @@ pub(super) mod types {
     pub(in super::super) const REPARSE_POINT: u32 = 0xc0;
 }
 
-/// Where attributes end in a record.
+/// The type that marks the end of the attributes.
 const END: u32 = 0xffff_ffff;
 const IN_USE: u16 = 1;
 const DIRECTORY: u16 = 2;
@@ -30,13 +31,13 @@ const COMPRESSED: u16 = 0x00ff;
 
 /// Puts the bytes back in place that the update sequence replaced, and checks the magic number.
 pub(super) fn fix_up(bytes: &mut [u8], magic: [u8; 4]) -> Result<(), Fault> {
-    let wrong = || fault(format!("a record is no {}", String::from_utf8_lossy(&magic)));
+    let wrong = || fault(format!("a record does not begin with {}", String::from_utf8_lossy(&magic)));
     if !bytes.starts_with(&magic) {
         return Err(wrong());
     }
     let at = place_at(bytes, 4).ok_or_else(wrong)?;
     let count = place_at(bytes, 6).ok_or_else(wrong)?;
-    // Not in the last two bytes of the first 512, which are replaced themselves.
+    // The sequence must not reach the last two bytes of the first stride, which are replaced themselves.
     let end = at.saturating_add(2 * count);
     let is_sound = (count.saturating_sub(1)) * STRIDE_BYTES == bytes.len()
         && count > 1
@@ -56,7 +57,7 @@ pub(super) fn fix_up(bytes: &mut [u8], magic: [u8; 4]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A record number and how often it was used before.
+/// A record's number, and its sequence number: how often the record was used before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Reference {
     pub(super) number: u64,
@@ -166,20 +167,20 @@ pub(super) struct Attribute<'a> {
 pub(super) enum Value<'a> {
     /// In the record.
     Resident(&'a [u8]),
-    /// In clusters.
+    /// In clusters (non-resident).
     Clusters(Clusters<'a>),
 }
 
 /// The clusters of an attribute's part.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clusters<'a> {
-    /// The first and the last cluster of the value that this part says the place of.
+    /// First and last cluster of the value (VCN) that `runs` describes.
     pub(super) first: u64,
     pub(super) last: u64,
     pub(super) runs: &'a [u8],
     /// Only in the first part: sizes of the whole value.
     pub(super) sizes: Option<Sizes>,
-    /// How many clusters are compressed together, as a power of two; 0: none.
+    /// The number of clusters that are compressed together (compression unit), as a power of two; 0: none.
     pub(super) unit_power: u8,
 }
 

@@ -1,4 +1,4 @@
-//! CHAP secrets: lines of text, from a file that only its owner can read, or from the environment.
+//! CHAP secrets: lines of text, from a file to which only its owner has access, or from the environment.
 //!
 //! ```text
 //! # initiators that may log in, any number; with TARGETs, only to these targets
@@ -29,8 +29,8 @@ pub enum ChapFileError {
         /// Why.
         source: std::io::Error,
     },
-    /// Other users can read it.
-    #[error("the CHAP secrets in {path} can be read by others (mode {mode:03o}); run: chmod 600 {path}")]
+    /// Its group or other users have access to it.
+    #[error("the CHAP secrets in {path} can be accessed by others (mode {mode:03o}); run: chmod 600 {path}")]
     Open {
         /// The file.
         path: PathBuf,
@@ -170,7 +170,7 @@ fn take_line(line: &str, file: &mut ChapFile) -> Result<(), String> {
             file.initiators.push(Login { secret: new, targets });
             Ok(())
         }
-        "target" if file.target.is_some() => Err("a second target secret".into()),
+        "target" if file.target.is_some() => Err("there is already a line 'target'; only one is allowed".into()),
         "target" if !targets.is_empty() => Err("expected three words: target, a name, a secret".into()),
         "target" if file.initiators.iter().any(|known| known.secret.has_the_secret_of(&new)) => clash(),
         "target" => {

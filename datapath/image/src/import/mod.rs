@@ -7,7 +7,7 @@
 //! ```
 //! The workers finish in any order. But for one source and store the data object and the manifest are always
 //! the same, whatever the number of workers, because the writer puts each distinct chunk at the position of
-//! its first use in the image. So one content gives one version hash.
+//! its first use in the image. So importing the same bytes into the same store again gives the same hash.
 //!
 //! A [`Basis`] is a known version together with the source's differences to it. With a basis only chunks with
 //! a difference are read, and all others are taken from its manifest. So the cost of a seal depends on the
@@ -60,14 +60,14 @@ const WORK_BYTES: u32 = 1 << 20;
 /// page for each `Work`.
 const WORKS_PER_THREAD: usize = 4;
 
-/// The differences in a range: from its start, the lengths of runs and whether each run differs. The list may
-/// end early.
+/// The differences in a range: from its start, the lengths of runs and whether each run differs. The list has
+/// at most as many runs as the second argument says, and may end early.
 pub type Changes = Arc<dyn Fn(ByteRange, usize) -> Vec<(u64, bool)> + Send + Sync>;
 
 /// The version from which a source was made. It becomes the parent of the new version.
 #[derive(Clone)]
 pub struct Basis {
-    /// Its manifest. It must not be removed during the import.
+    /// The hash of its manifest. The manifest must not be removed during the import.
     pub parent: Hash,
     /// The source's differences to it. They may include too much, but never too little.
     pub changes: Changes,
@@ -143,7 +143,7 @@ pub struct Imported {
     pub version: Version,
     /// Whether this import made it.
     pub is_new: bool,
-    /// The version to which this import set `production`, if that was not set.
+    /// The version to which this import set `production`. `None` if it was already set, or stays unset.
     pub production: Option<u32>,
     /// Bytes of the image that are not zero, in whole chunks.
     pub data_bytes: u64,
@@ -178,7 +178,7 @@ pub fn import(
     let mut attempt = Attempt::default();
     match import_once(&source, store, options, progress, (true, &mut attempt)) {
         // A full store, or damage that the new version would only inherit, must not prevent the version.
-        Err(e) if attempt.may_fail_of_carrying(&e, options) => {
+        Err(e) if attempt.may_retry_without_compaction(&e, options) => {
             tracing::warn!(image = %options.name, error = %e,
                 "chunks of mostly unused data objects could not be stored again: importing without compaction");
             import_once(&source, store, options, progress, (false, &mut attempt))
@@ -191,13 +191,13 @@ pub fn import(
 #[derive(Default)]
 struct Attempt {
     /// Whether any chunk of a mostly unused data object was stored again.
-    has_carried: bool,
+    has_compacted: bool,
     /// Whether the version may exist in spite of an error. A repetition could make it twice.
     is_committing: bool,
 }
 
 impl Attempt {
-    fn may_fail_of_carrying(&self, error: &ImageError, options: &ImportOptions) -> bool {
+    fn may_retry_without_compaction(&self, error: &ImageError, options: &ImportOptions) -> bool {
         let may = match error.kind() {
             // Nothing was committed in this case.
             ImageErrorKind::NoSpace => true,
@@ -205,17 +205,17 @@ impl Attempt {
             ImageErrorKind::Damaged | ImageErrorKind::Io => options.basis.is_some() && !self.is_committing,
             _ => false,
         };
-        self.has_carried && may
+        self.has_compacted && may
     }
 }
 
-/// One attempt. With `carries`, it stores chunks of mostly unused data objects again.
+/// One attempt. With `compacts`, it stores chunks of mostly unused data objects again.
 fn import_once(
     source: &Arc<dyn Device>,
     store: &dyn Store,
     options: &ImportOptions,
     progress: &mut dyn FnMut(Progress),
-    (carries, attempt): (bool, &mut Attempt),
+    (compacts, attempt): (bool, &mut Attempt),
 ) -> Result<Imported, ImageError> {
     let size_bytes = source.geometry().size_bytes;
     let chunk_bytes = store.chunk_bytes();
@@ -226,7 +226,7 @@ fn import_once(
         progress(Progress { done_bytes: 0, total_bytes: size_bytes });
         options.cancel.check("the import")
     })?;
-    if carries {
+    if compacts {
         index.avoid_sparse();
     }
     let parent = options.basis.as_ref().map(|basis| parent_of(store, basis, size_bytes)).transpose()?;
@@ -244,7 +244,7 @@ fn import_once(
     let mut done = |done_bytes| progress(Progress { done_bytes, total_bytes: size_bytes });
     let worked = work((Arc::clone(source), changes), &known, options, &mut writer, &mut done);
     let compacted_bytes = compaction.map_or(0, |compaction| compaction.compacted_bytes());
-    attempt.has_carried = known.carried() > 0 || compacted_bytes > 0;
+    attempt.has_compacted = known.carried() > 0 || compacted_bytes > 0;
     worked?;
     let Written { mut builder, chunks: written, object_bytes, read_bytes } = writer.finish()?;
     let inspection = inspect(source, (parent.as_ref(), options.sector_bytes), &mut builder)?;
@@ -290,7 +290,7 @@ fn import_once(
         keeps_identity: options.keeps_identity,
     })?;
     progress(at);
-    if is_new && attempt.has_carried {
+    if is_new && attempt.has_compacted {
         tracing::info!(image = %options.name, version = version.number, chunks = known.carried(),
             "chunks of mostly unused data objects were stored again, so that these objects can be removed with older versions");
     }

@@ -341,7 +341,7 @@ impl Object for S3Object {
             let part = reading.part.take().or_else(ask);
             let Some(part) = part else {
                 let parts = Arc::clone(self.bucket.parts());
-                waiting.begin(reading, move |_| parts.has_room(read_for));
+                waiting.begin(reading, move |_| parts.has_permits(read_for));
                 return Ok(false);
             };
             match part.wait() {

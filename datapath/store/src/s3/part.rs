@@ -1,5 +1,5 @@
-//! Reads ranges of objects concurrently, with a limit for each purpose. A range that was requested arrives
-//! whether or not a thread waits for it.
+//! Reads ranges ("parts") of objects concurrently, with a limit for each purpose. A part that was requested
+//! arrives whether or not a thread waits for it, unless its [`Part`] is dropped.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -13,7 +13,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::s3::bucket::Bucket;
 use crate::waiting::ReadFor;
 
-/// The most parts of one bucket in progress for reads that can wait without a thread. It is the number of
+/// The most parts of one bucket in progress for reads whose caller need not block ([`Part::is_over`]). It is the number of
 /// fetching threads, so that a slow line is not shared by more parts than can arrive before their requests
 /// time out.
 const UNDER_WAY_MAX: usize = 8;
@@ -29,20 +29,20 @@ const THREAD_WAITS_LATE: Duration = Duration::from_millis(50);
 
 /// The parts of one bucket in progress.
 pub(super) struct Parts {
-    room: Arc<Semaphore>,
-    room_ahead: Arc<Semaphore>,
-    room_copied: Arc<Semaphore>,
-    /// Whether the last part with a known outcome took longer than [`THREAD_WAITS`].
+    permits: Arc<Semaphore>,
+    permits_ahead: Arc<Semaphore>,
+    permits_copied: Arc<Semaphore>,
+    /// Whether the last wait for a part timed out, or that part took [`THREAD_WAITS`] or longer.
     are_late: AtomicBool,
 }
 
 impl Default for Parts {
     fn default() -> Self {
-        let room = |parts| Arc::new(Semaphore::new(parts));
+        let permits = |parts| Arc::new(Semaphore::new(parts));
         Self {
-            room: room(UNDER_WAY_MAX),
-            room_ahead: room(AHEAD_MAX),
-            room_copied: room(COPIED_MAX),
+            permits: permits(UNDER_WAY_MAX),
+            permits_ahead: permits(AHEAD_MAX),
+            permits_copied: permits(COPIED_MAX),
             are_late: AtomicBool::new(false),
         }
     }
@@ -50,16 +50,16 @@ impl Default for Parts {
 
 impl Parts {
     /// Whether one more part can be requested.
-    pub(super) fn has_room(&self, read_for: ReadFor) -> bool {
-        self.rooms(read_for).into_iter().flatten().all(|room| room.available_permits() > 0)
+    pub(super) fn has_permits(&self, read_for: ReadFor) -> bool {
+        self.semaphores(read_for).into_iter().flatten().all(|semaphore| semaphore.available_permits() > 0)
     }
 
     /// The semaphores from which a part needs a permit.
-    fn rooms(&self, read_for: ReadFor) -> [Option<&Arc<Semaphore>>; 2] {
+    fn semaphores(&self, read_for: ReadFor) -> [Option<&Arc<Semaphore>>; 2] {
         match read_for {
-            ReadFor::Now => [None, Some(&self.room)],
-            ReadFor::Later => [Some(&self.room_ahead), Some(&self.room)],
-            ReadFor::Copy => [None, Some(&self.room_copied)],
+            ReadFor::Now => [None, Some(&self.permits)],
+            ReadFor::Later => [Some(&self.permits_ahead), Some(&self.permits)],
+            ReadFor::Copy => [None, Some(&self.permits_copied)],
         }
     }
 }
@@ -73,7 +73,7 @@ pub(super) struct Part {
     is_over: Arc<AtomicBool>,
     work: AbortHandle,
     read_for: ReadFor,
-    _rooms: Vec<OwnedSemaphorePermit>,
+    _permits: Vec<OwnedSemaphorePermit>,
 }
 
 /// Sets the flag on drop, even if the task panics or is aborted.
@@ -95,8 +95,8 @@ impl Part {
         read_for: ReadFor,
     ) -> Option<Self> {
         let parts = Arc::clone(bucket.parts());
-        let take = |room: &Arc<Semaphore>| Arc::clone(room).try_acquire_owned().ok();
-        let rooms = parts.rooms(read_for).into_iter().flatten().map(take).collect::<Option<Vec<_>>>()?;
+        let take = |semaphore: &Arc<Semaphore>| Arc::clone(semaphore).try_acquire_owned().ok();
+        let permits = parts.semaphores(read_for).into_iter().flatten().map(take).collect::<Option<Vec<_>>>()?;
         let (done, outcome) = mpsc::sync_channel(1);
         let is_over = Arc::new(AtomicBool::new(false));
         let over = Over(Arc::clone(&is_over));
@@ -107,7 +107,7 @@ impl Part {
             let _ = done.send(asked.await);
         });
         let began = Instant::now();
-        Some(Self { parts, began, outcome, is_over, work, read_for, _rooms: rooms })
+        Some(Self { parts, began, outcome, is_over, work, read_for, _permits: permits })
     }
 
     /// Waits a short time for the part. `Err`: it is still in progress.

@@ -264,8 +264,8 @@ impl Inner {
         Err(StoreError::new(
             StoreErrorKind::InUse,
             format!(
-                "cannot remove image '{name}' as a whole while a version is written to {} (by {writer}): remove it \
-                 when that is done",
+                "cannot remove image '{name}' now, because {writer} is adding a version of some image to the store {}: try \
+                 again when that has finished",
                 self.bucket.url()
             ),
         ))

@@ -1,5 +1,5 @@
 //! Generic netlink, with which the kernel's NBD client is controlled: encoding, decoding, and one socket.
-#![expect(unsafe_code, reason = "the socket library does not know generic netlink")]
+#![expect(unsafe_code, reason = "rustix does not know generic netlink")]
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -62,7 +62,7 @@ fn message(family: u16, command: u8, attributes: &Attributes) -> Vec<u8> {
 /// One message of an answer.
 #[derive(Debug, PartialEq, Eq)]
 enum Part<'a> {
-    /// The end: 0 for success, or an errno.
+    /// The end: 0 for success, or the negated errno.
     Done(i32),
     /// Attributes.
     Attributes(&'a [u8]),
@@ -115,7 +115,7 @@ impl Netlink {
         if socket < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // The descriptor was just opened and has no other owner.
+        // SAFETY: the descriptor was just opened and has no other owner.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
         let mut netlink = Self { socket, family: GENL_ID_CTRL };
         let name = Attributes::default().bytes(CTRL_ATTR_FAMILY_NAME, b"nbd\0");
