@@ -356,8 +356,10 @@ impl Xfs {
             if (chunk.holes >> (number / PART_INODES)) & 1 == 1 {
                 continue;
             }
-            let first =
-                chunk.first.checked_add(number).ok_or_else(|| fault("an entry of an inode B-tree is invalid"))?;
+            let first = chunk
+                .first
+                .checked_add(number)
+                .ok_or_else(|| fault("an entry of an inode B-tree is invalid"))?;
             let block = u64::from(first >> inode_bits);
             let within = u64::from(first & ((1 << inode_bits) - 1)) * u64_of(inode_bytes);
             let blocks = (within + u64_of(part.len())).div_ceil(self.superblock.block_bytes);

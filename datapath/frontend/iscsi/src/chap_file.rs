@@ -170,7 +170,9 @@ fn take_line(line: &str, file: &mut ChapFile) -> Result<(), String> {
             file.initiators.push(Login { secret: new, targets });
             Ok(())
         }
-        "target" if file.target.is_some() => Err("there is already a line 'target'; only one is allowed".into()),
+        "target" if file.target.is_some() => {
+            Err("there is already a line 'target'; only one is allowed".into())
+        }
         "target" if !targets.is_empty() => Err("expected three words: target, a name, a secret".into()),
         "target" if file.initiators.iter().any(|known| known.secret.has_the_secret_of(&new)) => clash(),
         "target" => {

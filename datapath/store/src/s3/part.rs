@@ -96,7 +96,8 @@ impl Part {
     ) -> Option<Self> {
         let parts = Arc::clone(bucket.parts());
         let take = |semaphore: &Arc<Semaphore>| Arc::clone(semaphore).try_acquire_owned().ok();
-        let permits = parts.semaphores(read_for).into_iter().flatten().map(take).collect::<Option<Vec<_>>>()?;
+        let permits =
+            parts.semaphores(read_for).into_iter().flatten().map(take).collect::<Option<Vec<_>>>()?;
         let (done, outcome) = mpsc::sync_channel(1);
         let is_over = Arc::new(AtomicBool::new(false));
         let over = Over(Arc::clone(&is_over));
