@@ -109,8 +109,8 @@ pub struct ServeArgs {
     /// How images on other hosts are read
     #[command(flatten)]
     pub stream: StreamArgs,
-    /// Also offer the store to others over HTTP at this address, read-only; addresses other than loopback need TLS
-    /// and tokens
+    /// Also offer the store to others over HTTP at this address, read-only; addresses other than loopback need TLS,
+    /// and --token-file or --boot
     #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub store_listen: Option<SocketAddr>,
     /// Certificate, key and tokens of the offered store

@@ -207,7 +207,7 @@ pub enum ImageCommand {
     },
     /// Remove an image, or one of its versions, unless a machine, a channel or a pin uses it
     Remove {
-        /// IMAGE: with all its versions and channels. IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH: that version
+        /// IMAGE: with all its versions and channels. IMAGE@NUMBER, IMAGE@HASH or IMAGE:maintenance: that version
         #[arg(add = complete::images())]
         image: String,
         /// For IMAGE: even if channels point to its versions, now or by schedule. Versions that a machine or a pin

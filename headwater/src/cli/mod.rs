@@ -57,8 +57,9 @@ pub use self::top::TopArgs;
                         unit: 64K, 512M, 10G, 1T (binary). 'headwater man DIR' writes the manual."
 )]
 pub struct Cli {
-    /// Directory of the store, the database and the socket [default: /var/lib/headwater for root, else
-    /// $XDG_DATA_HOME/headwater; client commands use /var/lib/headwater if that has no daemon]
+    /// Directory of the store, the database and the socket [default: for root the data-dir of
+    /// /etc/headwater/headwater.toml, or /var/lib/headwater; for others $XDG_DATA_HOME/headwater, but client commands use
+    /// root's if only root's has a daemon's socket]
     #[arg(long, global = true, display_order = 1000, value_name = "DIR", env = "HEADWATER_DATA_DIR", value_hint = ValueHint::DirPath)]
     pub data_dir: Option<PathBuf>,
 
