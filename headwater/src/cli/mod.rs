@@ -162,7 +162,7 @@ pub enum Command {
     Cache(CacheCommand),
     /// Remove a block device that 'headwater attach' made
     Detach(DetachArgs),
-    /// List the block devices that 'headwater attach' made
+    /// List the block devices that 'headwater attach' made; 'headwater list' does the same
     #[command(visible_alias = "list")]
     Attachments,
     /// Print the completions for a shell

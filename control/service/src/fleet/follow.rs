@@ -96,8 +96,8 @@ impl Service {
         let newest = events.events.iter().map(|event| event.id).max().unwrap_or(0);
         let mut repo = self.db().write().await.map_err(|e| problem(&e))?;
         let host = repo.hosts().by_id(link.host).await.map_err(|e| problem(&e))?;
-        let is_behind = |host: &HostRecord| host.seen_event == BEFORE_FIRST || host.seen_event > newest;
-        let Some(host) = host.filter(is_behind) else { return Ok(()) };
+        let needs_start = |host: &HostRecord| host.seen_event == BEFORE_FIRST || host.seen_event > newest;
+        let Some(host) = host.filter(needs_start) else { return Ok(()) };
         repo.hosts().update(&HostRecord { seen_event: newest, ..host }).await.map_err(|e| problem(&e))?;
         repo.save().await.map_err(|e| problem(&e))
     }

@@ -113,7 +113,7 @@ impl ChapFile {
     }
 }
 
-/// Reads a file.
+/// Reads a file. Checks the permissions of a regular file, but not its owner, and nothing of a pipe.
 pub fn read(path: &Path) -> Result<ChapFile, ChapFileError> {
     let failed = |source| ChapFileError::Read { path: path.into(), source };
     let file = std::fs::File::open(path).map_err(failed)?;

@@ -1,7 +1,7 @@
 //! Reads the memory file before a write cache is recovered from it, and checks it. Layout and terms: `super`.
 //!
 //! It repairs nothing. After a single contradiction the cache is not recovered, because other parts may be
-//! wrong, too. The checks are:
+//! wrong, too. The main checks are:
 //!
 //! - A slot belongs to one block, and its segment is in use. Exception: two partial blocks of one leaf, one
 //!   after the other, may share a slot if each has other sectors in it.
