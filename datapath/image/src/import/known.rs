@@ -35,13 +35,13 @@ pub(super) struct KnownChunks<'a> {
     objects: Mutex<HashMap<u32, Option<Arc<dyn Object>>>>,
     damaged: AtomicU64,
     /// How often a chunk was found only in objects that are avoided.
-    carried: AtomicU64,
+    compacted: AtomicU64,
 }
 
 impl<'a> KnownChunks<'a> {
     pub(super) fn new(store: &'a dyn Store, index: &'a ChunkIndex) -> Self {
         let (read, objects) = (Default::default(), Mutex::default());
-        Self { store, index, read, objects, damaged: AtomicU64::new(0), carried: AtomicU64::new(0) }
+        Self { store, index, read, objects, damaged: AtomicU64::new(0), compacted: AtomicU64::new(0) }
     }
 
     /// Distinct chunks whose first copy in the store was damaged.
@@ -51,15 +51,15 @@ impl<'a> KnownChunks<'a> {
 
     /// How many chunks were stored again only so that an object is not needed for them. Equal chunks may
     /// count several times.
-    pub(super) fn carried(&self) -> u64 {
-        self.carried.load(Ordering::Relaxed)
+    pub(super) fn compacted(&self) -> u64 {
+        self.compacted.load(Ordering::Relaxed)
     }
 
     /// The place of an undamaged copy of the chunk in the store. `buffer` has the size of a chunk.
     pub(super) fn find(&self, hash: &Hash, buffer: &mut Vec<u8>) -> Result<Option<ChunkRef>, ImageError> {
         let Some(first) = self.index.find(hash) else {
             if self.index.is_only_avoided(hash) {
-                self.carried.fetch_add(1, Ordering::Relaxed);
+                self.compacted.fetch_add(1, Ordering::Relaxed);
             }
             return Ok(None);
         };

@@ -244,7 +244,7 @@ fn import_once(
     let mut done = |done_bytes| progress(Progress { done_bytes, total_bytes: size_bytes });
     let worked = work((Arc::clone(source), changes), &known, options, &mut writer, &mut done);
     let compacted_bytes = compaction.map_or(0, |compaction| compaction.compacted_bytes());
-    attempt.has_compacted = known.carried() > 0 || compacted_bytes > 0;
+    attempt.has_compacted = known.compacted() > 0 || compacted_bytes > 0;
     worked?;
     let Written { mut builder, chunks: written, object_bytes, read_bytes } = writer.finish()?;
     let inspection = inspect(source, (parent.as_ref(), options.sector_bytes), &mut builder)?;
@@ -291,7 +291,7 @@ fn import_once(
     })?;
     progress(at);
     if is_new && attempt.has_compacted {
-        tracing::info!(image = %options.name, version = version.number, chunks = known.carried(),
+        tracing::info!(image = %options.name, version = version.number, chunks = known.compacted(),
             "chunks of mostly unused data objects were stored again, so that these objects can be removed with older versions");
     }
     let damaged_chunks = known.damaged();
