@@ -80,6 +80,11 @@ struct Readable {
 }
 
 impl Readable {
+    /// The disks of machines that are on, or were.
+    fn on(&self) -> Vec<Arc<ServedVolume>> {
+        self.on.lock().values().filter_map(Weak::upgrade).collect()
+    }
+
     fn of_machine(&self, machine: &str) -> Option<Arc<ServedVolume>> {
         let served = self.on.lock().get(machine).and_then(Weak::upgrade)?;
         served.parts.lock().is_some().then(|| Arc::clone(&served))
@@ -188,9 +193,20 @@ impl Volumes {
         self.streaming.trouble()
     }
 
+    /// Saves persistent disks, and fails if the disk of a machine that is on cannot be handed over. Blocks.
+    pub fn can_hand_over(&self) -> Result<(), BackendError> {
+        let on = self.readable.on();
+        std::thread::scope(|scope| {
+            let checks: Vec<_> =
+                on.iter().map(|served| scope.spawn(move || served.can_hand_over())).collect();
+            let broke_off = |_| BackendError::new(ProblemKind::Failed, "the check of a disk broke off");
+            checks.into_iter().try_for_each(|check| check.join().map_err(broke_off)?)
+        })
+    }
+
     /// Stops to serve the disks of machines that are on, and leaves them to the next process. Blocks.
     pub fn hand_over(&self) {
-        let on: Vec<_> = self.readable.on.lock().values().filter_map(Weak::upgrade).collect();
+        let on = self.readable.on();
         std::thread::scope(|scope| {
             for served in &on {
                 scope.spawn(|| {

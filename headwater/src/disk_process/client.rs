@@ -4,7 +4,7 @@
 
 mod connection;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -26,8 +26,8 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use uuid::Uuid;
 
+use self::connection::{CallError, Waiting, gone};
 pub use self::connection::{Connection, WAITS_FOR_DISKS};
-use self::connection::{Waiting, gone};
 use super::protocol::{
     Answer, Call, DiskSnapshot, Failure, FoundTrace, Opened, OpenedFrozen, OpenedReader, PlainGeometry,
     Snapshot, StoreTrace, VERSION, Welcome, receive, send,
@@ -55,6 +55,9 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// How long the daemon waits for a boot that was just recorded to be in the store.
 const TRACES_PATIENCE: Duration = Duration::from_secs(5);
 
+/// The pause before a call is made again that was not begun: the next disk process is about to answer.
+const AGAIN_PAUSE: Duration = Duration::from_millis(20);
+
 /// The size of the chunk cache of a process that reads no chunks.
 const NO_CHUNKS_BYTES: u64 = 1 << 20;
 
@@ -69,6 +72,15 @@ pub struct DiskClient {
     has_earlier_settings: bool,
 }
 
+/// The disks that this daemon has open.
+#[derive(Default)]
+struct OpenHere {
+    /// How many disk processes this daemon has used.
+    process: u64,
+    /// For each disk, the number of the process that opened it or took it over.
+    disks: BTreeMap<Uuid, u64>,
+}
+
 /// The connections to the disk process, and its last figures.
 struct Link {
     socket: PathBuf,
@@ -76,9 +88,8 @@ struct Link {
     figures: Mutex<Option<(Instant, Arc<Snapshot>)>>,
     /// Since when the disk process has not answered requests for figures.
     silent_since: Mutex<Option<Instant>>,
-    /// The disks that this daemon has open.
-    open: Mutex<BTreeSet<Uuid>>,
-    /// Those of them that were lost: a disk process crashed, and the next one did not take them over.
+    open: Mutex<OpenHere>,
+    /// Those of them that a disk process did not take over from one that crashed.
     lost: watch::Sender<BTreeSet<Uuid>>,
     /// The store, once it is open. This process writes it.
     store: OnceLock<Arc<dyn Store>>,
@@ -188,12 +199,18 @@ impl Link {
         }
         // Those to the earlier process are of no use.
         self.idle.lock().clear();
-        // First what is open here: a disk that is opened meanwhile is in both.
-        let open = self.open.lock().clone();
+        // A disk that is opened from now on is not lost. If the earlier process has opened it, `note_open` looks for it.
+        let process = {
+            let mut open = self.open.lock();
+            open.process += 1;
+            open.process
+        };
         let left: Vec<OpenDisk> = first.call(&Call::LeftOpen)?;
         self.give_back(first);
-        let lost: BTreeSet<_> =
-            open.into_iter().filter(|uuid| left.iter().all(|disk| disk.uuid != *uuid)).collect();
+        let open = self.open.lock();
+        let is_left = |uuid: Uuid| left.iter().any(|disk| disk.uuid == uuid);
+        let of_before = open.disks.iter().filter(|(_, of)| **of < process).map(|(uuid, _)| *uuid);
+        let lost: BTreeSet<_> = of_before.filter(|uuid| !is_left(*uuid)).collect();
         tracing::info!(disks = left.len(), lost = lost.len(), "the next disk process serves the disks");
         self.lost.send_replace(lost);
         Ok(Some(holding))
@@ -204,22 +221,102 @@ impl Link {
         idle.map_or_else(|| Connection::open(&self.socket).map_err(gone), Ok)
     }
 
-    /// Makes a call on any connection.
+    /// Makes a call on any connection. A call that was not begun is made again, by the next disk process if this one hands its disks over.
+    fn ask<T: DeserializeOwned>(
+        &self,
+        call: &Call,
+        timeout: Option<Duration>,
+        waiting: &dyn Fn() -> Waiting,
+    ) -> Result<(Connection, Result<T, BackendError>), BackendError> {
+        let mut connection = self.connection()?;
+        loop {
+            if timeout.is_some() {
+                connection.writing.set_read_timeout(timeout).map_err(gone)?;
+            }
+            match connection.attempt(call, &mut |_| {}, waiting) {
+                Ok(value) => return Ok((connection, Ok(value))),
+                Err(CallError::Failed(error)) => return Ok((connection, Err(error))),
+                Err(CallError::NotBegun(_)) => {
+                    std::thread::sleep(AGAIN_PAUSE);
+                    connection = Connection::open(&self.socket).map_err(gone)?;
+                }
+            }
+        }
+    }
+
+    /// Makes a call without a limit of time.
     fn call<T: DeserializeOwned>(&self, call: &Call) -> Result<T, BackendError> {
         let is_lost = |outcome: &Result<T, BackendError>| {
             outcome.as_ref().err().is_some_and(|error| error.kind() == ProblemKind::Unavailable)
         };
-        let mut connection = self.connection()?;
-        let mut outcome = connection.call(call);
+        let go_on = || Waiting::GoOn;
+        let (mut connection, mut outcome) = self.ask(call, None, &go_on)?;
         if is_lost(&outcome) && call.may_be_repeated() {
             // The process may have crashed. The next one answers when it has the disks.
-            connection = Connection::open(&self.socket).map_err(gone)?;
-            outcome = connection.call(call);
+            (connection, outcome) = self.ask(call, None, &go_on)?;
         }
         if !is_lost(&outcome) {
             self.give_back(connection);
         }
         outcome
+    }
+
+    /// Opens a disk. If the disk process ends before it answers, the disk is open in no process.
+    fn open_disk(&self, request: DiskRequest) -> Result<Opened, BackendError> {
+        let (uuid, process) = (request.uuid, self.open.lock().process);
+        let opened = self.call(&Call::Open { request: Box::new(request) });
+        match opened {
+            Ok(opened) => {
+                self.note_open(uuid, process)?;
+                Ok(opened)
+            }
+            Err(error) => {
+                // The next process may have taken it over. If nobody closes it there, it stays.
+                if error.kind() == ProblemKind::Unavailable
+                    && let Err(close) = self.call::<bool>(&Call::Close { uuid })
+                {
+                    tracing::debug!(%uuid, %close, "a disk that could not be opened is not closed");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Notes that a disk is open. `process`: that of the time before the disk process was asked.
+    fn note_open(&self, uuid: Uuid, process: u64) -> Result<(), BackendError> {
+        let now = {
+            let mut open = self.open.lock();
+            let now = open.process;
+            open.disks.insert(uuid, now);
+            now
+        };
+        self.lost.send_if_modified(|lost| lost.remove(&uuid));
+        if now == process {
+            return Ok(());
+        }
+        // The process that has answered may have ended before the next one was asked for its disks.
+        let taken_over = self.call::<Opened>(&Call::Adopt { uuid });
+        taken_over.map(drop).map_err(|error| {
+            self.open.lock().disks.remove(&uuid);
+            BackendError::new(
+                ProblemKind::Unavailable,
+                "the disk process ended just after it had opened the disk",
+            )
+            .because(error)
+            .advise("try again")
+        })
+    }
+
+    /// Closes a disk. Fails if the disk process ended before it had saved a persistent disk.
+    fn close_disk(&self, uuid: Uuid, is_persistent: bool) -> Result<(), BackendError> {
+        let was_open = self.call::<bool>(&Call::Close { uuid });
+        let is_first = self.open.lock().disks.remove(&uuid).is_some();
+        if was_open? || !is_first || !is_persistent {
+            return Ok(());
+        }
+        let message = "its last writes may be missing on its persistent disk: the disk process ended before it had saved them, and the disk \
+                       has the state of its last successful flush, or a later one";
+        Err(BackendError::new(ProblemKind::Failed, message))
     }
 
     /// Makes a call that ends early if its task is cancelled.
@@ -228,14 +325,14 @@ impl Link {
         call: &Call,
         control: &TaskControl,
     ) -> Result<T, BackendError> {
-        let mut connection = self.connection()?;
-        connection.writing.set_read_timeout(Some(LOOK_INTERVAL)).map_err(gone)?;
-        let outcome = connection.long_call(call, &mut |_| {}, &|| Waiting::unless_cancelled(control))?;
+        let waiting = || Waiting::unless_cancelled(control);
+        let (connection, outcome) = self.ask(call, Some(LOOK_INTERVAL), &waiting)?;
+        let value = outcome?;
         // After a failure, the connection may have been shut down to cancel the call.
         if !control.is_cancelled() && connection.writing.set_read_timeout(None).is_ok() {
             self.give_back(connection);
         }
-        Ok(outcome)
+        Ok(value)
     }
 
     fn give_back(&self, connection: Connection) {
@@ -255,10 +352,9 @@ impl Link {
             return Some(Arc::clone(last));
         }
         let ask = || {
-            let mut connection = self.connection()?;
-            connection.writing.set_read_timeout(Some(FIGURES_PATIENCE)).map_err(gone)?;
             let give_up = || Waiting::GiveUp;
-            let snapshot = connection.long_call::<Snapshot>(&Call::Snapshot, &mut |_| {}, &give_up)?;
+            let (connection, snapshot) = self.ask(&Call::Snapshot, Some(FIGURES_PATIENCE), &give_up)?;
+            let snapshot: Snapshot = snapshot?;
             connection.writing.set_read_timeout(None).map_err(gone)?;
             self.give_back(connection);
             Ok::<_, BackendError>(snapshot)
@@ -341,15 +437,13 @@ impl DiskClient {
     }
 
     fn disk(&self, opened: Opened) -> Arc<dyn Disk> {
-        let Opened { uuid, socket, sector_bytes } = opened;
-        self.link.open.lock().insert(uuid);
-        self.link.lost.send_if_modified(|lost| lost.remove(&uuid));
-        Arc::new(RemoteDisk { link: Arc::clone(&self.link), uuid, socket, sector_bytes })
+        let Opened { uuid, socket, sector_bytes, is_persistent } = opened;
+        Arc::new(RemoteDisk { link: Arc::clone(&self.link), uuid, socket, sector_bytes, is_persistent })
     }
 
     fn reader(&self, call: &Call) -> Result<Option<OpenReader>, BackendError> {
-        let mut connection = self.link.connection()?;
-        let opened: Option<OpenedReader> = connection.call(call)?;
+        let (connection, opened) = self.link.ask(call, None, &|| Waiting::GoOn)?;
+        let opened: Option<OpenedReader> = opened?;
         Ok(opened.map(|OpenedReader { geometry, is_first }| {
             let connection = Arc::new(Mutex::new(connection));
             let device = Arc::new(RemoteDevice::new(geometry.into(), connection));
@@ -379,7 +473,8 @@ impl Disks for DiskClient {
     }
 
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
-        let opened = self.call("open the disk", Call::Open { request: Box::new(request) }).await?;
+        let link = Arc::clone(&self.link);
+        let opened = blocking("open the disk", move || link.open_disk(request)).await?;
         Ok(self.disk(opened))
     }
 
@@ -388,8 +483,14 @@ impl Disks for DiskClient {
     }
 
     async fn adopt(&self, disk: &OpenDisk) -> Result<Arc<dyn Disk>, BackendError> {
-        let opened = self.call("take the disk over", Call::Adopt { uuid: disk.uuid }).await?;
-        Ok(self.disk(opened))
+        let (link, uuid) = (Arc::clone(&self.link), disk.uuid);
+        let taken_over = blocking("take the disk over", move || {
+            let process = link.open.lock().process;
+            let opened = link.call::<Opened>(&Call::Adopt { uuid })?;
+            link.note_open(uuid, process)?;
+            Ok(opened)
+        });
+        Ok(self.disk(taken_over.await?))
     }
 
     async fn open_persistent(
@@ -506,6 +607,7 @@ struct RemoteDisk {
     uuid: Uuid,
     socket: PathBuf,
     sector_bytes: u32,
+    is_persistent: bool,
 }
 
 impl RemoteDisk {
@@ -595,13 +697,8 @@ impl Disk for RemoteDisk {
     }
 
     async fn close(&self) -> Result<(), BackendError> {
-        let (link, uuid) = (Arc::clone(&self.link), self.uuid);
-        blocking("close the disk", move || {
-            let closed = link.call(&Call::Close { uuid });
-            link.open.lock().remove(&uuid);
-            closed
-        })
-        .await
+        let (link, uuid, is_persistent) = (Arc::clone(&self.link), self.uuid, self.is_persistent);
+        blocking("close the disk", move || link.close_disk(uuid, is_persistent)).await
     }
 
     async fn lost(&self) -> String {
@@ -624,8 +721,8 @@ struct RemoteFrozen {
 
 impl RemoteFrozen {
     fn open(link: &Arc<Link>, call: &Call) -> Result<Box<dyn FrozenDisk>, BackendError> {
-        let mut connection = link.connection()?;
-        let OpenedFrozen { geometry, below } = connection.call(call)?;
+        let (connection, opened) = link.ask(call, None, &|| Waiting::GoOn)?;
+        let OpenedFrozen { geometry, below } = opened?;
         connection.writing.set_read_timeout(Some(LOOK_INTERVAL)).map_err(gone)?;
         let connection = Arc::new(Mutex::new(connection));
         Ok(Box::new(Self { link: Arc::clone(link), connection, geometry: geometry.into(), below }))

@@ -14,7 +14,7 @@
 //! | by SIGKILL, from somebody, or from the kernel because memory is short | another one, always |
 //! | otherwise, while it took a disk over, and it was the third time within a minute | another one, without that disk |
 //! | otherwise, for the fourth time within a minute | the keeper ends, and all machines with it |
-//! | after it was told to hand its disks over ([`super::upgrade`]) | one of the new program; if that does not serve in time, one of the old program |
+//! | after it was told to hand its disks over ([`super::upgrade`]) | that of the new program; if it does not serve in time, that of the old one. If it refuses to hand them over, it does not end |
 //! | otherwise | another one; after two times within a minute it takes the disks over one by one, and waits after each |
 
 use std::collections::{BTreeMap, VecDeque};
@@ -304,6 +304,10 @@ impl Keeping {
             let text = "disk processes have crashed within the last minute; try again in a minute; nothing has changed";
             return asked.answer(Err(text.to_owned())).await;
         }
+        if is_stopped(child) {
+            let text = "the disk process is stopped (SIGSTOP): have it go on (SIGCONT), and try again; nothing has changed";
+            return asked.answer(Err(text.to_owned())).await;
+        }
         match upgrade::check(&asked.program, &self.versions).await {
             Err(why) => asked.answer(Err(why)).await,
             Ok(versions) => {
@@ -313,6 +317,13 @@ impl Keeping {
                 self.upgrade =
                     Some(Upgrade { asked, versions, begun: Instant::now(), is_tried: false, disks: 0 });
             }
+        }
+    }
+
+    /// The disk process does not hand its disks over, and goes on.
+    async fn refuses(&mut self, why: String) {
+        if let Some(upgrade) = self.upgrade.take_if(|upgrade| !upgrade.is_tried) {
+            upgrade.asked.answer(Err(format!("{why}; nothing has changed"))).await;
         }
     }
 
@@ -380,6 +391,7 @@ impl Keeping {
                     tell(&child, Signal::TERM);
                 }
                 Event::Message(Ok(Some(Message::Serves))) => self.serves().await,
+                Event::Message(Ok(Some(Message::Refuses(why)))) => self.refuses(why).await,
                 Event::Message(message) => is_open = self.note(message),
                 Event::Asked(Ok(asker)) => {
                     if let Some(asked) = upgrade::receive_program(asker, child.id()).await {
@@ -448,6 +460,14 @@ fn start(
         command.env(TRIED, "1");
     }
     command.env(KEPT, if is_careful { CAREFUL } else { "1" }).stdin(Stdio::from(socket)).spawn()
+}
+
+/// Whether somebody has stopped a process. It would be taken for one that hangs.
+fn is_stopped(child: &Child) -> bool {
+    let stat = child.id().and_then(|id| std::fs::read_to_string(format!("/proc/{id}/stat")).ok());
+    // The state is after the name of the program, which is in parentheses.
+    let state = stat.as_deref().and_then(|stat| stat.rsplit(')').next()).unwrap_or_default();
+    state.trim_start().starts_with(['T', 't'])
 }
 
 fn tell(child: &Child, signal: Signal) {

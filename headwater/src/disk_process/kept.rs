@@ -57,6 +57,8 @@ pub(super) enum Message<F> {
     TakesOver(String),
     /// To the keeper: all disks are taken over, and daemons are served.
     Serves,
+    /// To the keeper: why the disks are not handed over. They are served as before.
+    Refuses(String),
     /// To a user: the new program serves the disks.
     Done(String),
     /// To a user: the old program serves them.
@@ -94,6 +96,7 @@ pub(super) fn send(socket: BorrowedFd<'_>, message: &Message<impl AsFd>) -> std:
         Message::All => (b".", "", None),
         Message::TakesOver(uuid) => (b"!", &**uuid, None),
         Message::Serves => (b"=", "", None),
+        Message::Refuses(why) => (b"?", cut(why), None),
         Message::Done(text) => (b"y", cut(text), None),
         Message::Failed(text) => (b"n", cut(text), None),
     };
@@ -141,6 +144,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> std::io::Result<Option<Message<
         (b'.', None) => Ok(Some(Message::All)),
         (b'!', None) => Ok(Some(Message::TakesOver(name))),
         (b'=', None) => Ok(Some(Message::Serves)),
+        (b'?', None) => Ok(Some(Message::Refuses(name))),
         (b'y', None) => Ok(Some(Message::Done(name))),
         (b'n', None) => Ok(Some(Message::Failed(name))),
         _ => Err(strange()),
@@ -304,6 +308,11 @@ impl Keeper {
     /// All disks are taken over. A keeper that waits for this ends an upgrade.
     pub(super) fn serves(&self) -> std::io::Result<()> {
         send(self.socket.as_fd(), &Message::<&OwnedFd>::Serves)
+    }
+
+    /// The disks are not handed over, and an upgrade is refused.
+    pub(super) fn refuses(&self, why: String) -> std::io::Result<()> {
+        send(self.socket.as_fd(), &Message::<&OwnedFd>::Refuses(why))
     }
 
     /// Begins or ends to take a disk over: if this process crashes meanwhile, that is held against the disk.

@@ -1,8 +1,8 @@
 //! The protocol between a daemon ([`super::client`]) and the disk process ([`super::server`]). Requests of guests do not use it.
 //!
 //! A connection carries one call at a time: a [`Call`] as a line of JSON, then any number of [`Answer::Progress`] lines, then
-//! [`Answer::Done`] or [`Answer::Failed`]. The answer to [`Call::Read`] is followed by the bytes. A frozen disk and a reader belong to
-//! the connection that opened them, and end with it. A client that ends its sending half while a call runs cancels the call.
+//! [`Answer::Done`], [`Answer::Failed`] or [`Answer::NotBegun`]. The answer to [`Call::Read`] is followed by the bytes. A frozen disk and a reader belong
+//! to the connection that opened them, and end with it. A client that ends its sending half while a call runs cancels the call.
 //!
 //! Both ends are the same program. After an upgrade they may differ: [`VERSION`] changes with the messages, and is compared first.
 
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 /// The version of this protocol.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The most bytes of a message, which is one line. Boot traces are the longest messages.
 const MAX_LINE_BYTES: usize = 64 << 20;
@@ -101,6 +101,7 @@ pub enum Call {
     CanFreeze {
         uuid: Uuid,
     },
+    /// The answer says whether the disk was open.
     Close {
         uuid: Uuid,
     },
@@ -217,6 +218,23 @@ impl Call {
                 | Self::SetLimits { .. }
         )
     }
+
+    /// Whether the process must not end before the call has an answer.
+    pub fn changes_disks(&self) -> bool {
+        matches!(
+            self,
+            Self::Close { .. }
+                | Self::Discard { .. }
+                | Self::Open { .. }
+                | Self::SetLimits { .. }
+                | Self::Sweep { .. }
+        )
+    }
+
+    /// Whether the call is about the process itself, which answers it to its end.
+    pub fn is_about_the_process(&self) -> bool {
+        matches!(self, Self::Begin { .. } | Self::Hold | Self::Snapshot)
+    }
 }
 
 /// What the disk process answers.
@@ -229,6 +247,8 @@ pub enum Answer {
     Done(serde_json::Value),
     /// The call failed.
     Failed(Failure),
+    /// The call was not begun, because the next process has the disks soon. Make it again.
+    NotBegun,
 }
 
 /// Why a call failed.
@@ -309,6 +329,7 @@ pub struct Opened {
     pub uuid: Uuid,
     pub socket: PathBuf,
     pub sector_bytes: u32,
+    pub is_persistent: bool,
 }
 
 /// The state of an open disk at one moment.

@@ -6,6 +6,7 @@
 
 mod calls;
 mod recovery;
+mod running;
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -29,6 +30,7 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 use uuid::Uuid;
 
+use self::running::RunningCalls;
 use super::first_call::{self, Early};
 use super::kept::{Handed, Keeper, LISTENER, LOCK};
 use super::notifier::Notifier;
@@ -39,6 +41,7 @@ use super::upgrade::HANDED_OVER;
 use crate::adapters::disk_host::{DiskHost, KnownStore};
 use crate::adapters::disks::{Directories, Volumes};
 use crate::data_dir::DataDir;
+use crate::failure;
 use crate::last_known::LastKnown;
 use crate::signals::EndSignals;
 use crate::traces::TraceOutbox;
@@ -49,8 +52,14 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// The time that the process requests from the service manager at once, while disks are closed.
 const MORE_TIME: Duration = Duration::from_secs(60);
 
-/// How often it is looked whether disks that are being closed are closed.
-const CLOSING_LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// How often it is checked whether calls that change disks have ended.
+const CALLS_LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// How long such a call may take before an upgrade is refused. A disk that is opened may wait for the store.
+const CALLS_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long persistent disks may take to be saved before an upgrade is refused.
+const SAVED_WITHIN: Duration = Duration::from_secs(20);
 
 /// How the disk process runs.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +72,7 @@ pub struct Options {
 struct Entry {
     info: OpenDisk,
     disk: Arc<dyn Disk>,
+    is_persistent: bool,
 }
 
 /// The chunk cache, once it is open.
@@ -91,15 +101,14 @@ struct Shared {
     is_ending: AtomicBool,
     /// Keeps the disks for the next disk process.
     keeper: Arc<Keeper>,
-    /// This process takes the place of one that crashed, and its daemon has not come again yet.
+    /// This process takes the place of another one.
+    is_next: bool,
+    /// The same, and its daemon has not come again yet.
     is_replacement: AtomicBool,
     started: Instant,
     /// Disks of the process before this one are taken over.
     is_recovering: AtomicBool,
-    /// The disks go to the process of another program.
-    is_handing_over: AtomicBool,
-    /// Disks that are being closed.
-    closing: AtomicUsize,
+    calls: RunningCalls,
     /// Reads of images fail: a daemon that stops does not wait for the store.
     is_store_closed: AtomicBool,
     options: Options,
@@ -187,11 +196,11 @@ impl Prepared {
             holds: AtomicUsize::new(connections.iter().filter(|connection| connection.is_held).count()),
             is_ending: AtomicBool::new(false),
             keeper,
+            is_next: left.is_some(),
             is_replacement: AtomicBool::new(left.is_some()),
             started: Instant::now(),
             is_recovering: AtomicBool::new(left.is_some()),
-            is_handing_over: AtomicBool::new(false),
-            closing: AtomicUsize::new(0),
+            calls: RunningCalls::default(),
             is_store_closed: AtomicBool::new(false),
             options,
             runtime: Handle::current(),
@@ -214,10 +223,10 @@ impl Prepared {
         let why = loop {
             tokio::select! {
                 signal = signals.next() => break format!("told to by {signal}"),
-                _ = hand_over.recv() => {
-                    shared.hand_over().await?;
-                    return Ok(HANDED_OVER);
-                }
+                _ = hand_over.recv() => match shared.hand_over().await? {
+                    Ok(()) => return Ok(HANDED_OVER),
+                    Err(why) => shared.refuse_hand_over(why),
+                },
                 () = tokio::time::sleep(LOOK_INTERVAL) => {}
             }
             if matches!(socket.try_exists(), Ok(false)) {
@@ -318,15 +327,56 @@ impl Shared {
     }
 
     /// Answers what machines have asked for, saves persistent disks, and leaves all disks to the next process. Daemons connect again.
-    async fn hand_over(&self) -> anyhow::Result<()> {
-        self.is_handing_over.store(true, Ordering::SeqCst);
-        // A disk that is being saved is saved as a whole.
-        while self.closing.load(Ordering::SeqCst) > 0 {
-            tokio::time::sleep(CLOSING_LOOK_INTERVAL).await;
+    /// The inner error says why not; the disks are served as before then, once calls are begun again.
+    async fn hand_over(&self) -> anyhow::Result<Result<(), String>> {
+        self.calls.close();
+        if !self.changes_end(CALLS_WITHIN).await {
+            let within = CALLS_WITHIN.as_secs();
+            let text = format!(
+                "a disk is still being opened or closed after {within} s: try again, and see whether the store answers"
+            );
+            return Ok(Err(text));
         }
-        let Ok(volumes) = self.volumes() else { return Ok(()) };
+        let Some(volumes) = self.opened_volumes() else { return Ok(Ok(())) };
+        let checked = Arc::clone(&volumes);
+        let checking = tokio::task::spawn_blocking(move || checked.can_hand_over());
+        match tokio::time::timeout(SAVED_WITHIN, checking).await {
+            Err(_) => {
+                let within = SAVED_WITHIN.as_secs();
+                return Ok(Err(format!(
+                    "persistent disks are not saved after {within} s: try again, and see whether a disk of the host hangs"
+                )));
+            }
+            Ok(checked) => {
+                if let Err(error) = checked.context("cannot check the disks")? {
+                    return Ok(Err(Failure::from(&error).into_problem().to_string()));
+                }
+            }
+        }
         tracing::info!(disks = self.disks.lock().len(), "the disks are handed over to another program");
-        tokio::task::spawn_blocking(move || volumes.hand_over()).await.context("cannot hand the disks over")
+        let handing = tokio::task::spawn_blocking(move || volumes.hand_over());
+        handing.await.context("cannot hand the disks over")?;
+        Ok(Ok(()))
+    }
+
+    /// Goes on with the disks, because they cannot be handed over.
+    fn refuse_hand_over(&self, why: String) {
+        tracing::error!("the disks are not handed over to another program: {why}");
+        self.calls.open();
+        // Without a keeper nobody asks.
+        let _ = self.keeper.refuses(why);
+    }
+
+    /// Waits until no call changes a disk. `false`: one still does.
+    async fn changes_end(&self, within: Duration) -> bool {
+        let begun = Instant::now();
+        while self.calls.changes() > 0 {
+            if begun.elapsed() > within {
+                return false;
+            }
+            tokio::time::sleep(CALLS_LOOK_INTERVAL).await;
+        }
+        true
     }
 
     async fn close_all(&self, notifier: &Notifier) {
@@ -336,7 +386,7 @@ impl Shared {
         }
         let disks = std::mem::take(&mut *self.disks.lock());
         let mut closing = tokio::task::JoinSet::new();
-        for Entry { info, disk } in disks.into_values() {
+        for Entry { info, disk, .. } in disks.into_values() {
             tracing::warn!(machine = info.machine, "its disk is closed: the disk process ends");
             closing.spawn(async move {
                 if let Err(error) = disk.close().await {
@@ -352,16 +402,27 @@ impl Shared {
                     let more = u32::try_from(MORE_TIME.as_micros()).unwrap_or(u32::MAX);
                     notifier.say(&NotifyState::ExtendTimeoutUsec(more));
                 }
-                closed = closing.join_next() => if closed.is_none() { return },
+                closed = closing.join_next() => if closed.is_none() { break },
             }
         }
+        // A daemon may have closed a disk at the same time: here it is closed when that call has ended.
+        self.changes_end(MORE_TIME / 3).await;
+    }
+
+    fn opened_volumes(&self) -> Option<Arc<Volumes>> {
+        let opened = self.host.get().and_then(|host| host.opened.get())?;
+        Some(Arc::clone(&opened.volumes))
     }
 
     fn volumes(&self) -> Result<Arc<Volumes>, BackendError> {
-        let opened = self.host.get().and_then(|host| host.opened.get());
-        let too_early =
-            || BackendError::new(ProblemKind::Conflict, "the disk process has not opened the store");
-        opened.map(|opened| Arc::clone(&opened.volumes)).ok_or_else(too_early)
+        if let Some(volumes) = self.opened_volumes() {
+            return Ok(volumes);
+        }
+        if self.is_next {
+            // The daemon had the process before this one open the store, or it would not call.
+            self.open_store().map_err(|error| Failure::of(failure::problem(&error)))?;
+        }
+        self.opened_volumes().ok_or_else(too_early)
     }
 
     fn disk(&self, uuid: Uuid) -> Result<Arc<dyn Disk>, BackendError> {
@@ -415,7 +476,7 @@ impl Shared {
         Ok(if is_usable { Welcome::Ready } else { Welcome::EarlierSettings })
     }
 
-    /// Opens the chunk cache, if it is not open.
+    /// Opens the chunk cache, if it is not open. The caller has the lock `beginning`.
     fn open_host(&self) -> anyhow::Result<()> {
         if self.host.get().is_none() {
             let chunk_cache = self.settings.stream().open_disk()?;
@@ -424,9 +485,11 @@ impl Shared {
         Ok(())
     }
 
+    /// Opens the chunk cache, the store and the write caches, if they are not open.
     fn open_store(&self) -> anyhow::Result<()> {
         let _alone = self.beginning.lock();
-        let host = self.host.get().context("the disk process has no settings")?;
+        self.open_host()?;
+        let host = self.host.get().context("the chunk cache is not open")?;
         if host.opened.get().is_none() {
             let _ = host.opened.set(open(&self.settings, host.chunk_cache.clone(), &self.keeper)?);
         }
@@ -434,7 +497,7 @@ impl Shared {
     }
 
     fn snapshot(&self) -> Result<Snapshot, BackendError> {
-        let volumes = self.volumes()?;
+        let volumes = self.opened_volumes().ok_or_else(too_early)?;
         let disks: Vec<_> =
             self.disks.lock().iter().map(|(uuid, entry)| (*uuid, Arc::clone(&entry.disk))).collect();
         let of_disk = |disk: &dyn Disk| DiskSnapshot {
@@ -459,6 +522,10 @@ impl Shared {
     fn known(&self) -> Option<&DiskCache> {
         self.host.get()?.chunk_cache.as_deref()
     }
+}
+
+fn too_early() -> BackendError {
+    BackendError::new(ProblemKind::Conflict, "the disk process has not opened the store")
 }
 
 /// Opens the store and the write caches.

@@ -3,11 +3,12 @@
 //! ```text
 //!   headwater upgrade --- DIR/keeper.sock: the open program ---> keeper: checks it
 //!                                                                  |  SIGUSR1
-//!   old disk process: answers what it has, saves persistent disks, ends with code HANDED_OVER
+//!   old disk process: begins no more calls, checks its disks, answers what it has, saves persistent disks, ends with code HANDED_OVER
 //!                                                                  |  descriptors
 //!   new disk process: takes the disks over as after a crash, and says that it serves
 //! ```
-//! A program that does not fit is refused before anything happens. If the new process does not serve in time, the keeper starts the old
+//! A program that does not fit is refused before anything happens, and so is an upgrade while a disk cannot be handed over: the old
+//! disk process says so, and goes on. If the new process does not serve in time, the keeper starts the old
 //! program again. The program comes from the user and never from the disk process, which may not start programs.
 
 use std::fs::File;
@@ -31,7 +32,7 @@ use super::protocol;
 use crate::data_dir::DataDir;
 
 /// The version of the messages between keeper and disk process, and of what is kept: settings and requests.
-const KEEPER_VERSION: u32 = 1;
+const KEEPER_VERSION: u32 = 2;
 
 /// How long a new program may take to say its versions, and the user's command to send it.
 const CHECK_WITHIN: Duration = Duration::from_secs(5);
@@ -278,5 +279,20 @@ mod tests {
             let why = own.refuse(&other).unwrap_err();
             assert!(why.contains(word), "{why}");
         }
+    }
+
+    #[test]
+    fn the_disk_process_may_not_choose_the_next_program() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let is_taken = |disk_process| {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+            let (here, there) = pair.unwrap();
+            let program = File::open("/proc/self/exe").unwrap();
+            send(here.as_fd(), &Message::Put(PROGRAM.to_owned(), program)).unwrap();
+            runtime.block_on(async { receive_program(there, disk_process).await.is_some() })
+        };
+        assert!(is_taken(None) && is_taken(Some(1)));
+        assert!(!is_taken(Some(std::process::id())));
     }
 }

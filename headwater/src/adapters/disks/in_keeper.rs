@@ -62,7 +62,12 @@ impl DiskInKeeper {
         Self(Some(Held { keeper: Arc::clone(keeper), request: Mutex::new(request.clone()), is_ephemeral }))
     }
 
-    /// Called during an upgrade. Gives the keeper a persistent disk that is saved and not served any more.
+    /// Whether the next process can go on with it.
+    pub(super) fn is_possible(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Gives the keeper a persistent disk that is saved and not served any more.
     pub(super) fn hand_over(&self, caches: &LeftCaches) -> anyhow::Result<()> {
         let Held { keeper, request, .. } = self.0.as_ref().context("there is no keeper")?;
         keeper.put_disk(&request.lock(), caches)

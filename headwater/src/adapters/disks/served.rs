@@ -131,8 +131,26 @@ impl ServedVolume {
         self.image.upgrade().and_then(|image| image.copied()).unwrap_or_default()
     }
 
-    /// Leaves the disk to the next disk process, while the machine continues. All answered requests are done by then, and a persistent disk
-    /// is saved.
+    /// Fails if the next process could not go on with it. Until then a persistent disk is saved, as well as that is possible while its
+    /// machine writes.
+    pub(super) fn can_hand_over(&self) -> Result<(), BackendError> {
+        if self.parts.lock().is_none() {
+            return Ok(());
+        }
+        let machine = &self.machine;
+        headwater_block::blocking::flush(&*self.volume).map_err(|error| {
+            let message = format!("the persistent disk of machine '{machine}' cannot be saved");
+            BackendError::new(kind_of(&error), message).because(error)
+        })?;
+        if self.survival.is_possible() {
+            return Ok(());
+        }
+        let message = format!("the disk of machine '{machine}' cannot be handed over");
+        let advice = "the log of the disk process says why; stop the machine first";
+        Err(BackendError::new(ProblemKind::Conflict, message).advise(advice))
+    }
+
+    /// Leaves it to the next process, after all that its machine was answered, while the machine goes on. A persistent disk is saved.
     pub(super) fn hand_over(&self) -> Result<(), BackendError> {
         let Some(parts) = self.parts.lock().take() else { return Ok(()) };
         drop(self.snapshot_leases.take_back());

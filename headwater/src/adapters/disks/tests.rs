@@ -507,6 +507,9 @@ fn a_kept_disk_without_its_last_writes_is_an_alarm_and_an_error_and_no_version()
     blocking::write(&*served.volume, 0, &[2; 4096]).unwrap();
     is_full.store(true, Ordering::Relaxed);
     assert_eq!(blocking::flush(&*served.volume).unwrap_err().kind(), IoErrorKind::NoSpace);
+    // Nor is it handed over to another process, which would not have the last writes.
+    let refused = fixture.volumes.can_hand_over().unwrap_err();
+    assert!(refused.to_string().contains("machine 'lab' cannot be saved"), "{refused}");
     // It may have room again in a moment.
     assert_eq!(disk.shortage(), None);
     wait_until("there is an alarm", || disk.shortage().is_some());

@@ -38,6 +38,34 @@ impl Waiting {
     }
 }
 
+/// Why a call has no result.
+pub(super) enum CallError {
+    /// It was not begun, so that it may be made again, whatever it is.
+    NotBegun(std::io::Error),
+    /// It failed, or its result is unknown.
+    Failed(BackendError),
+}
+
+impl CallError {
+    /// Of a connection that failed before the answer. Linux says that a connection was reset if the other end closed it before all was
+    /// read, and the disk process begins a call when it has read all of it.
+    fn of(error: std::io::Error) -> Self {
+        match error.kind() {
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Self::NotBegun(error),
+            _ => Self::Failed(gone(error)),
+        }
+    }
+}
+
+impl From<CallError> for BackendError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::NotBegun(error) => gone(error),
+            CallError::Failed(error) => error,
+        }
+    }
+}
+
 /// A connection to the disk process.
 pub struct Connection {
     pub(super) reading: BufReader<UnixStream>,
@@ -83,12 +111,23 @@ impl Connection {
         progress: &mut dyn FnMut(headwater_api::Progress),
         waiting: &dyn Fn() -> Waiting,
     ) -> Result<T, BackendError> {
-        send(&mut self.writing, call).map_err(gone)?;
+        Ok(self.attempt(call, progress, waiting)?)
+    }
+
+    /// The same, and says whether the call was begun.
+    pub(super) fn attempt<T: DeserializeOwned>(
+        &mut self,
+        call: &Call,
+        progress: &mut dyn FnMut(headwater_api::Progress),
+        waiting: &dyn Fn() -> Waiting,
+    ) -> Result<T, CallError> {
+        let failed = |error| CallError::Failed(gone(error));
+        send(&mut self.writing, call).map_err(CallError::of)?;
         let mut has_cancelled = false;
         loop {
             let answer = match receive::<Answer>(&mut self.reading, &mut self.line) {
                 Ok(Some(answer)) => answer,
-                Ok(None) => return Err(gone(ErrorKind::UnexpectedEof.into())),
+                Ok(None) => return Err(failed(ErrorKind::UnexpectedEof.into())),
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     match waiting() {
                         Waiting::GoOn => {}
@@ -97,16 +136,19 @@ impl Connection {
                             let _ = self.writing.shutdown(Shutdown::Write);
                         }
                         Waiting::Cancel => {}
-                        Waiting::GiveUp => return Err(gone(error)),
+                        Waiting::GiveUp => return Err(failed(error)),
                     }
                     continue;
                 }
-                Err(error) => return Err(gone(error)),
+                Err(error) => return Err(CallError::of(error)),
             };
             match answer {
                 Answer::Progress(now) => progress(now),
-                Answer::Done(value) => return serde_json::from_value(value).map_err(|e| gone(e.into())),
-                Answer::Failed(failure) => return Err(failure.into()),
+                Answer::Done(value) => return serde_json::from_value(value).map_err(|e| failed(e.into())),
+                Answer::Failed(failure) => return Err(CallError::Failed(failure.into())),
+                Answer::NotBegun => {
+                    return Err(CallError::NotBegun(std::io::Error::other("it hands its disks over")));
+                }
             }
         }
     }

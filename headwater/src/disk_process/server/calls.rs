@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use headwater_api::{Problem, ProblemKind, Progress};
 use headwater_block::{ByteRange, Completion, Device, IoErrorKind, Request};
 use headwater_image::{DiskCache, Trace};
-use headwater_service::backend::{BackendError, Disk, Disks, FrozenDisk, OpenDisk, TaskControl};
+use headwater_service::backend::{BackendError, Disks, FrozenDisk, OpenDisk, TaskControl};
 use headwater_store::{Hash, Image, ImageName};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::Serialize;
@@ -71,6 +71,11 @@ fn serve_calls(
             None => receive::<Call>(&mut reading, &mut line)?,
         };
         let Some(call) = received else { return Ok(()) };
+        // Until the answer is sent, the process does not end.
+        let Some(_running) = shared.calls.begin(&call) else {
+            send(&mut stream, &Answer::NotBegun)?;
+            continue;
+        };
         let mut bytes = Vec::new();
         let opens = match &call {
             Call::Open { request } => Some(request.uuid),
@@ -241,6 +246,9 @@ fn quick(
     {
         return of_known_store(call, shared.known());
     }
+    if let Call::Snapshot = call {
+        return value(&shared.snapshot()?);
+    }
     let volumes = shared.volumes()?;
     let runtime = &shared.runtime;
     match call {
@@ -255,7 +263,6 @@ fn quick(
         Call::IsThere { id } => value(&runtime.block_on(volumes.is_there(id))?),
         Call::PersistentKeys => value(&runtime.block_on(volumes.persistent_keys())?),
         Call::Sweep { keep } => value(&runtime.block_on(volumes.sweep(&keep))?),
-        Call::Snapshot => value(&shared.snapshot()?),
         Call::GeometryOf { machine } => {
             value(&DiskHost::geometry_of(&*volumes, &machine)?.map(PlainGeometry::from))
         }
@@ -313,8 +320,8 @@ fn of_disk(
     match call {
         Call::Open { request } => {
             let (uuid, machine, version) = (request.uuid, request.machine.clone(), request.version.clone());
-            let flags = [&shared.is_ending, &shared.is_handing_over];
-            if flags.iter().any(|flag| flag.load(Ordering::SeqCst)) {
+            let is_persistent = request.kept.is_some();
+            if shared.is_ending.load(Ordering::SeqCst) {
                 return Err(BackendError::new(ProblemKind::Unavailable, "the disk process ends"));
             }
             // Left by a daemon that did not learn that it was opened: the disk process crashed meanwhile.
@@ -324,15 +331,18 @@ fn of_disk(
                 let _ = shared.runtime.block_on(disk.close());
             }
             let disk = shared.runtime.block_on(volumes.open(*request))?;
-            let opened = opened(uuid, &*disk);
-            let info = OpenDisk { machine, uuid, version };
-            shared.disks.lock().insert(uuid, Entry { info, disk });
+            let entry = Entry { info: OpenDisk { machine, uuid, version }, disk, is_persistent };
+            let opened = opened(uuid, &entry);
+            shared.disks.lock().insert(uuid, entry);
             value(&opened)
         }
         Call::LeftOpen => {
             value(&shared.disks.lock().values().map(|entry| entry.info.clone()).collect::<Vec<_>>())
         }
-        Call::Adopt { uuid } => value(&opened(uuid, &*shared.disk(uuid)?)),
+        Call::Adopt { uuid } => {
+            let adopted = shared.disks.lock().get(&uuid).map(|entry| opened(uuid, entry));
+            value(&adopted.ok_or_else(not_open)?)
+        }
         Call::HasBooted { uuid } => value(&shared.disk(uuid)?.has_booted()),
         Call::CheckLimits { uuid, cache } => value(&shared.disk(uuid)?.check_limits(&cache)?),
         Call::SetLimits { uuid, cache } => value(&shared.disk(uuid)?.set_limits(&cache)),
@@ -344,13 +354,12 @@ fn of_disk(
             value(&session.freezes(frozen))
         }
         Call::Close { uuid } => {
-            // Closing twice is harmless. Until it is closed, this process does not end.
-            let Ok(disk) = shared.disk(uuid) else { return Ok(Value::Null) };
-            shared.closing.fetch_add(1, Ordering::SeqCst);
+            // Closing twice is harmless.
+            let Ok(disk) = shared.disk(uuid) else { return value(&false) };
             let closed = shared.runtime.block_on(disk.close());
-            shared.closing.fetch_sub(1, Ordering::SeqCst);
             shared.disks.lock().remove(&uuid);
-            value(&closed?)
+            closed?;
+            value(&true)
         }
         other => {
             Err(BackendError::new(ProblemKind::Invalid, format!("the call {other:?} is not possible here")))
@@ -358,8 +367,9 @@ fn of_disk(
     }
 }
 
-fn opened(uuid: Uuid, disk: &dyn Disk) -> Opened {
-    Opened { uuid, socket: PathBuf::from(disk.socket()), sector_bytes: disk.sector_bytes() }
+fn opened(uuid: Uuid, Entry { disk, is_persistent, .. }: &Entry) -> Opened {
+    let (socket, sector_bytes) = (PathBuf::from(disk.socket()), disk.sector_bytes());
+    Opened { uuid, socket, sector_bytes, is_persistent: *is_persistent }
 }
 
 fn of_traces(call: Call, traces: &dyn BootTraces) -> Result<Value, BackendError> {

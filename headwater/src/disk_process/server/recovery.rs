@@ -33,7 +33,7 @@ impl Shared {
             // The daemon may not even have made the store.
             return;
         }
-        while let Err(error) = self.open_host().and_then(|()| self.open_store()) {
+        while let Err(error) = self.open_store() {
             // Without the store no disk can be served. The machines wait.
             tracing::warn!("cannot take the disks over yet: {error:#}");
             std::thread::sleep(RECOVER_PAUSE);
@@ -91,10 +91,11 @@ impl Shared {
     fn recover_disk(&self, volumes: &Volumes, left: LeftDisk) -> anyhow::Result<String> {
         let (uuid, request) = (left.request.uuid, &left.request);
         let (machine, version) = (request.machine.clone(), request.version.clone());
+        let is_persistent = request.kept.is_some();
         let _runtime = self.runtime.enter();
         let disk = volumes.recover(left).map_err(|error| Failure::from(&error).into_problem())?;
         let info = OpenDisk { machine: machine.clone(), uuid, version };
-        self.disks.lock().insert(uuid, Entry { info, disk });
+        self.disks.lock().insert(uuid, Entry { info, disk, is_persistent });
         Ok(machine)
     }
 }
