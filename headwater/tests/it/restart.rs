@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::support::{Daemon, headwater, is_alive, run, short_dir, signal};
+use crate::support::{Daemon, Ran, Watchdog, headwater, is_alive, run, short_dir, signal, wait_for_child};
 use headwater_testkit::wait_until;
 
 #[test]
@@ -148,6 +148,11 @@ fn a_daemon_whose_keeper_ends_with_the_disks_ends_its_machines_and_says_so() {
     let pid = daemon.machine("ran")["pid"].as_u64().unwrap();
     let (keeper, disks) = (daemon.keeper(), daemon.disk_process());
     signal(keeper, "KILL");
+    wait_until("the keeper is gone", || !is_alive(keeper.into()));
+    daemon.console("ran", "w", Some("W"));
+    daemon
+        .cli(&["upgrade"])
+        .fails(4, &["no keeper of disks answers", "a disk process runs without a keeper"]);
     signal(disks, "KILL");
     assert_eq!(daemon.wait(), Some(1));
     daemon.wait_for_log(&["the process that had the disks of all machines has ended"]);
@@ -200,10 +205,40 @@ fn a_machine_waits_with_an_alarm_while_the_disk_process_is_stopped() {
     let disks = daemon.disk_process();
     signal(disks, "STOP");
     daemon.wait_for_log(&["alarm: the process that has its disk does not answer"]);
+    daemon.cli(&["upgrade"]).fails(1, &["the disk process is stopped", "nothing has changed"]);
     signal(disks, "CONT");
     daemon.console("ran", "w", Some("W"));
     daemon.wait_for_log(&["the alarm is over", "ran"]);
     assert_eq!(daemon.machine("ran")["state"], "running");
+}
+
+#[test]
+fn a_daemon_says_that_it_waits_for_the_disk_process() {
+    let dir = short_dir();
+    let start = |command: &str| {
+        let mut started = headwater();
+        started.args([command, "--data-dir"]).arg(dir.path()).stdin(Stdio::null()).stderr(Stdio::piped());
+        started.spawn().unwrap()
+    };
+    let mut keeper = start("disks");
+    wait_until("it listens", || dir.path().join("disks.sock").exists());
+    let disks = wait_for_child(keeper.id());
+    signal(disks, "STOP");
+    let mut daemon = start("serve");
+    let _watchdog = Watchdog::on(daemon.id());
+    let mut log = BufReader::new(daemon.stderr.take().unwrap()).lines();
+    let mut read_until = |words: &str| {
+        let found = log.by_ref().map_while(Result::ok).find(|line| line.contains(words));
+        assert!(found.is_some(), "the daemon ended and has not said {words:?}");
+    };
+    read_until("the disk process does not answer yet");
+    signal(disks, "CONT");
+    read_until("ready");
+    std::thread::spawn(move || log.for_each(drop));
+    signal(daemon.id(), "TERM");
+    assert_eq!(daemon.wait().unwrap().code(), Some(0));
+    signal(keeper.id(), "TERM");
+    keeper.wait().unwrap();
 }
 
 #[test]
@@ -273,6 +308,38 @@ fn a_second_disk_process_is_refused() {
     let pid = std::fs::read_to_string(daemon.path().join("disks.lock")).unwrap();
     run(headwater().args(["disks", "--data-dir"]).arg(daemon.path())).fails(4, &["serves the disks", &pid]);
     daemon.cli(&["status"]).ok();
+}
+
+#[test]
+fn of_disk_processes_that_start_at_once_one_serves() {
+    let dir = short_dir();
+    let start = |_| {
+        let mut command = headwater();
+        command.args(["disks", "--data-dir"]).arg(dir.path()).stdin(Stdio::null()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let mut all = [0; 4].map(start);
+    let mut serves = Vec::new();
+    wait_until("all but one have ended", || {
+        let runs = all
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(at, child)| child.try_wait().unwrap().is_none().then_some(at));
+        serves = runs.collect();
+        serves.len() == 1
+    });
+    wait_until("the other one listens", || UnixStream::connect(dir.path().join("disks.sock")).is_ok());
+    for (at, child) in all.into_iter().enumerate() {
+        if at == serves[0] {
+            let holder = std::fs::read_to_string(dir.path().join("disks.lock")).unwrap();
+            assert_eq!(holder, child.id().to_string());
+            signal(child.id(), "TERM");
+            child.wait_with_output().unwrap();
+        } else {
+            let refused = Ran::from(child.wait_with_output().unwrap());
+            refused.fails(4, &["serves the disks of"]);
+        }
+    }
 }
 
 #[test]

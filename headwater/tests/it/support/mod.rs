@@ -1,5 +1,7 @@
 //! A real daemon in a directory of its own, an HTTP client for its socket, and a disk that boots in a moment.
 
+pub mod disks;
+
 use headwater_testkit::{Rng, wait_until};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -329,7 +331,7 @@ pub fn signal(pid: u32, name: &str) {
 }
 
 /// The child of a process, once it has one.
-fn wait_for_child(parent: u32) -> u32 {
+pub fn wait_for_child(parent: u32) -> u32 {
     let list = format!("/proc/{parent}/task/{parent}/children");
     let child = || std::fs::read_to_string(&list).ok()?.split_whitespace().next()?.parse().ok();
     let mut found = None;
