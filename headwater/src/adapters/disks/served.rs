@@ -142,7 +142,7 @@ impl ServedVolume {
             let message = format!("the persistent disk of machine '{machine}' cannot be saved");
             BackendError::new(kind_of(&error), message).because(error)
         })?;
-        if self.survival.is_possible() {
+        if self.in_keeper.is_possible() {
             return Ok(());
         }
         let message = format!("the disk of machine '{machine}' cannot be handed over");
