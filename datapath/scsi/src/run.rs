@@ -39,6 +39,14 @@ pub(crate) enum Step {
     End(Result<(), Fault>),
 }
 
+/// What an error of a command is reported with.
+pub(crate) struct CommandName {
+    /// For the log.
+    pub(crate) name: &'static str,
+    /// Whether the failed request was a write, for the sense data.
+    pub(crate) is_write_error: bool,
+}
+
 /// A task in steps.
 pub(crate) trait Work: Send {
     /// The next step. `landed` is the buffer of the previous request, which succeeded; `None` at the start.
@@ -48,8 +56,8 @@ pub(crate) trait Work: Send {
     /// completes it.
     fn is_single(&self) -> bool;
 
-    /// The command's name for the log, and whether its errors are write errors.
-    fn name(&self) -> (&'static str, bool);
+    /// The command's name, and whether an error that it has now is a write error.
+    fn name(&self) -> CommandName;
 }
 
 /// A task that was started.
@@ -88,9 +96,9 @@ pub(crate) fn drive(mut run: Box<Run>, mut landed: Option<Landed>) {
             None => None,
             Some((Ok(()), buffer)) => Some(buffer),
             Some((Err(error), _)) => {
-                let (name, changes) = run.work.name();
+                let CommandName { name, is_write_error } = run.work.name();
                 run.link.unit.log_fault(name, &error);
-                let fault = Fault::from_device(&error, changes);
+                let fault = Fault::from_device(&error, is_write_error);
                 return end(*run, Err(fault));
             }
         };

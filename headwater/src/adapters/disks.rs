@@ -548,9 +548,9 @@ impl Opener {
     /// Opens a persistent disk that no machine uses, frozen.
     fn freeze_persistent(&self, request: PersistentDiskRequest) -> Result<FrozenVolume, BackendError> {
         if self.files.is_incomplete(request.kept.id) {
-            let message = "its last writes are not on its persistent disk, because the disk below failed or was full when they were saved";
+            let message = "the machine's last writes are lost, because the host's disk failed or was full when they were saved";
             return Err(BackendError::new(ProblemKind::Conflict, message)
-                .advise("start the machine, check its data, and stop it: then a version can be made of it"));
+                .advise("start the machine, check its files, and stop it: when it has stopped with all writes saved, a version can be made of its disk"));
         }
         let snapshot_leases = self.readable.of_kept(request.kept.id);
         // Until it is open here, as below.

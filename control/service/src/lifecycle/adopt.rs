@@ -8,6 +8,7 @@ use headwater_api::MachineState;
 use headwater_db::MachineRecord;
 
 use crate::Service;
+use crate::answer::problem;
 use crate::backend::{Disk, LeftVm, OpenDisk};
 use crate::caller::Caller;
 use crate::lifecycle::{Active, LifecycleError};
@@ -65,7 +66,8 @@ impl Service {
             if let Err(error) = &adopted {
                 tracing::warn!(
                     machine = record.name,
-                    "cannot take the machine over yet; trying again: {error}"
+                    "cannot take the machine over yet; trying again: {}",
+                    problem(error)
                 );
                 tokio::time::sleep(ATTEMPTS_PAUSE).await;
                 adopted = self.hypervisor().adopt(left.clone()).await;
@@ -77,7 +79,8 @@ impl Service {
             Err(error) => {
                 tracing::error!(
                     machine = record.name,
-                    "cannot take the machine over, so it is ended: {error}"
+                    "cannot take the machine over, so it is ended: {}",
+                    problem(&error)
                 );
                 return Ok(false);
             }
@@ -104,10 +107,7 @@ impl Service {
         for (open, disk) in left {
             tracing::warn!(machine = open.machine, "closing the disk of a machine whose process has ended");
             if let Err(error) = disk.close().await {
-                tracing::error!(
-                    machine = open.machine,
-                    "the disk of a machine was not closed in order: {error}"
-                );
+                tracing::error!(machine = open.machine, "closing the disk of a machine failed: {}", problem(&error));
             }
         }
     }

@@ -268,7 +268,7 @@ impl Service {
         self.remove_sockets(name).await;
         // The machine is off anyway.
         let unsaved = problem(&closed.err()?).to_string();
-        tracing::error!(machine = %name, "the disk of a machine was not closed in order: {unsaved}");
+        tracing::error!(machine = %name, "closing the disk of a machine failed: {unsaved}");
         Some(unsaved)
     }
 

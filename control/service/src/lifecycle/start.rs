@@ -252,7 +252,7 @@ impl Service {
     async fn take_down(&self, record: &MachineRecord, active: &Active) -> LifecycleError {
         let ended = active.vm.stop(Duration::ZERO).await;
         if let Err(close) = active.disk.close().await {
-            tracing::warn!(machine = %record.name, "cannot close the disk of a machine cleanly: {close}");
+            tracing::error!(machine = %record.name, "closing the disk of a machine failed: {}", problem(&close));
         }
         match ended {
             Ok(_) => LifecycleError::Stopping(record.name.clone()),
@@ -304,7 +304,7 @@ impl Service {
             }
             Err(e) => {
                 if let Err(close) = disk.close().await {
-                    tracing::warn!(machine = %record.name, "cannot close the disk of a machine cleanly: {close}");
+                    tracing::error!(machine = %record.name, "closing the disk of a machine failed: {}", problem(&close));
                 }
                 Err(e)
             }

@@ -288,7 +288,7 @@ impl Disk for FakeDisk {
         *self.0.open_disks.lock().unwrap() -= 1;
         match self.0.closes_fail.load(Ordering::SeqCst) {
             true => {
-                Err(BackendError::new(ProblemKind::NoSpace, "its last writes are not on its persistent disk"))
+                Err(BackendError::new(ProblemKind::NoSpace, "the machine's last writes are lost"))
             }
             false => Ok(()),
         }

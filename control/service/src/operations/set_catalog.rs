@@ -32,7 +32,7 @@ use crate::retention::{ReferenceKind, Referrer};
     request_body = SetCatalog,
     responses(
         (status = 200, body = Catalog),
-        (status = 400, description = "Not a reference to an image, not a path in a guest, machines with persistent disks, or nothing to change", body = Problem),
+        (status = 400, description = "The request is invalid: `image` is not an image reference, `seal_removes` has an invalid path, a time is out of range, `ready_hours` and `ready_always` are both given, the scheme is invalid, machines with persistent disks cannot be kept ready or be restarted on another host, or the request changes nothing", body = Problem),
         (status = 404, description = "No such catalog, image or version", body = Problem),
         (status = 409, description = "It is pinned to a version of another image", body = Problem),
     ),

@@ -1,12 +1,20 @@
 //! Looks up chunks that the store already has, and reads them back before a new version refers to them.
 //!
-//! Otherwise a chunk that was damaged in the store would make every later version of the same bytes
+//! Without this check, a chunk that was damaged in the store would make every later version of the same bytes
 //! unreadable, although its source is good. So an import reads each distinct chunk that it refers to once,
 //! decompresses it and compares its hash. If the chunk is damaged, or the disk cannot read it, another copy
-//! of it is used, if the store has one. Otherwise it counts as new and is stored again; if the whole disk
-//! fails, that write fails too. Older versions keep the damaged chunk, and `image verify` finds it. If the
-//! store cannot be read for another reason, the state of the chunk is unknown, and the import fails.
-//! Otherwise it would store everything twice.
+//! of it is used, if the store has one. If no copy is intact, the chunk counts as new and is stored again; if
+//! the whole disk fails, that write fails too. Older versions keep the damaged chunk, and `image verify` finds
+//! it. If the store cannot be read for another reason, the state of the chunk is unknown: the import fails
+//! instead of storing everything a second time.
+//!
+//! An import does not refer to chunks in mostly unused objects ([`ChunkIndex::avoid_sparse`]): it stores such
+//! chunks again, and [`KnownChunks::carried`] counts them.
+//!
+//! If the source has the bytes of the newest version, the import returns that version instead of a new one,
+//! but only if the chunks of that version are intact: [`KnownChunks::is_intact_or_remote`] checks those that
+//! the new version would not refer to, and [`KnownChunks::found_damage`] records a failure. For this check, a
+//! chunk that cannot be read for any reason counts as damaged: then a new version is made.
 //!
 //! Chunks of a remote store are not read back, because that would cost more than the import saves.
 
@@ -73,7 +81,7 @@ impl<'a> KnownChunks<'a> {
             Some(copy) => copy,
             None => {
                 // Two workers may read it concurrently, with the same result.
-                let copy = self.first_sound(hash, buffer)?;
+                let copy = self.first_intact(hash, buffer)?;
                 if part.lock().insert(*hash, copy).is_none() && copy != Some(0) {
                     self.damaged.fetch_add(1, Ordering::Relaxed);
                 }
@@ -84,27 +92,28 @@ impl<'a> KnownChunks<'a> {
         Ok(copies.find(|(number, _)| Some(*number) == copy).map(|(_, chunk)| chunk))
     }
 
-    fn first_sound(&self, hash: &Hash, buffer: &mut Vec<u8>) -> Result<Option<u32>, ImageError> {
+    fn first_intact(&self, hash: &Hash, buffer: &mut Vec<u8>) -> Result<Option<u32>, ImageError> {
         for (number, chunk) in (0..).zip(self.index.copies(hash)) {
-            if self.is_sound(&chunk, buffer)? {
+            if self.is_intact(&chunk, buffer)? {
                 return Ok(Some(number));
             }
         }
         Ok(None)
     }
 
-    /// Whether the bytes at a place are those of its chunk. In a remote store this is not checked.
-    pub(super) fn is_good(&self, chunk: &ChunkRef) -> bool {
+    /// Whether the bytes at a place are those of its chunk; `true` without a check if the store is remote. A
+    /// chunk that cannot be read is not intact.
+    pub(super) fn is_intact_or_remote(&self, chunk: &ChunkRef) -> bool {
         let mut buffer = vec![0; usize_of_u32(self.store.chunk_bytes())];
-        self.store.is_remote() || self.is_sound(chunk, &mut buffer).unwrap_or(false)
+        self.store.is_remote() || self.is_intact(chunk, &mut buffer).unwrap_or(false)
     }
 
-    /// Records that a chunk is damaged in its place in the newest version, unless damage is known already.
+    /// Makes [`damaged`](Self::damaged) at least 1, because a chunk of the newest version is damaged.
     pub(super) fn found_damage(&self) {
         self.damaged.fetch_max(1, Ordering::Relaxed);
     }
 
-    fn is_sound(&self, chunk: &ChunkRef, buffer: &mut Vec<u8>) -> Result<bool, ImageError> {
+    fn is_intact(&self, chunk: &ChunkRef, buffer: &mut Vec<u8>) -> Result<bool, ImageError> {
         let Some(object) = self.object(chunk.object)? else { return Ok(false) };
         let len = buffer.len();
         match fetch_chunk(object.as_ref(), chunk, std::mem::take(buffer)) {

@@ -386,7 +386,7 @@ fn same_newest(
         {
             continue;
         }
-        if !place.is_some_and(|place| known.is_good(&place)) {
+        if !place.is_some_and(|place| known.is_intact_or_remote(&place)) {
             known.found_damage();
             return Ok(None);
         }

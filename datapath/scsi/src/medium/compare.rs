@@ -1,10 +1,13 @@
-//! COMPARE AND WRITE and ORWRITE: reading and then writing, atomically for other commands.
+//! The steps of COMPARE AND WRITE and ORWRITE: each reads a range and then writes it.
+//!
+//! The task set makes them atomic: while one of them runs, no other command changes the range
+//! ([`crate::queue::Hold::Exclusive`]). [`super`] checks the fields of the command.
 
 use headwater_block::{ByteRange, Request};
 
 use super::verify::{first_difference, miscompare};
 use super::{broken, memory};
-use crate::run::{Buffers, Step, Work};
+use crate::run::{Buffers, CommandName, Step, Work};
 
 /// The progress of the command.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,8 +60,8 @@ impl Work for CompareAndWrite {
         self.stage == Stage::Writing
     }
 
-    fn name(&self) -> (&'static str, bool) {
-        ("COMPARE AND WRITE", self.stage == Stage::Writing)
+    fn name(&self) -> CommandName {
+        CommandName { name: "COMPARE AND WRITE", is_write_error: self.stage == Stage::Writing }
     }
 }
 
@@ -103,7 +106,7 @@ impl Work for OrWrite {
         self.stage == Stage::Writing
     }
 
-    fn name(&self) -> (&'static str, bool) {
-        ("ORWRITE", self.stage == Stage::Writing)
+    fn name(&self) -> CommandName {
+        CommandName { name: "ORWRITE", is_write_error: self.stage == Stage::Writing }
     }
 }

@@ -9,7 +9,7 @@ use super::{CHUNK_BYTES, Given, Plan, memory};
 use crate::copies::{self, Progress, Segment};
 use crate::link::Link;
 use crate::queue::Hold;
-use crate::run::{Buffers, Step, Work};
+use crate::run::{Buffers, CommandName, Step, Work};
 use crate::sense::{Code, Fault};
 
 pub(super) fn plan(link: &Arc<Link>, list_bytes: u32, given: Given<'_>) -> Result<Option<Plan>, Fault> {
@@ -119,8 +119,8 @@ impl Work for Copy {
         self.stage == Stage::Writing && self.left.len() == 1 && is_last
     }
 
-    fn name(&self) -> (&'static str, bool) {
-        ("EXTENDED COPY", self.stage == Stage::Writing)
+    fn name(&self) -> CommandName {
+        CommandName { name: "EXTENDED COPY", is_write_error: self.stage == Stage::Writing }
     }
 }
 

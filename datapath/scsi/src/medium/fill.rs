@@ -3,7 +3,7 @@
 use headwater_block::{ByteRange, Request};
 
 use super::{CHUNK_BYTES, CLEAR_BYTES, memory, split_chunk};
-use crate::run::{Buffers, Step, Work};
+use crate::run::{Buffers, CommandName, Step, Work};
 
 /// WRITE SAME.
 pub(super) struct Fill {
@@ -56,7 +56,7 @@ impl Work for Fill {
         self.chunk.is_some_and(|chunk| chunk.end() == self.range.end())
     }
 
-    fn name(&self) -> (&'static str, bool) {
-        ("WRITE SAME", true)
+    fn name(&self) -> CommandName {
+        CommandName { name: "WRITE SAME", is_write_error: true }
     }
 }

@@ -3,7 +3,7 @@
 use headwater_block::{ByteRange, Request};
 
 use super::{broken, memory};
-use crate::run::{Buffers, Step, Work};
+use crate::run::{Buffers, CommandName, Step, Work};
 
 /// READ. With FUA it comes after a flush, so that the medium itself is read.
 pub(super) struct Read {
@@ -45,8 +45,8 @@ impl Work for Read {
         self.submitted
     }
 
-    fn name(&self) -> (&'static str, bool) {
-        ("READ", false)
+    fn name(&self) -> CommandName {
+        CommandName { name: "READ", is_write_error: false }
     }
 }
 
@@ -77,8 +77,8 @@ impl Work for Write {
         true
     }
 
-    fn name(&self) -> (&'static str, bool) {
-        ("WRITE", true)
+    fn name(&self) -> CommandName {
+        CommandName { name: "WRITE", is_write_error: true }
     }
 }
 
@@ -94,8 +94,8 @@ impl Work for Flush {
         true
     }
 
-    fn name(&self) -> (&'static str, bool) {
-        ("SYNCHRONIZE CACHE", true)
+    fn name(&self) -> CommandName {
+        CommandName { name: "SYNCHRONIZE CACHE", is_write_error: true }
     }
 }
 
@@ -122,7 +122,7 @@ impl Work for Prefetch {
         true
     }
 
-    fn name(&self) -> (&'static str, bool) {
-        ("PRE-FETCH", false)
+    fn name(&self) -> CommandName {
+        CommandName { name: "PRE-FETCH", is_write_error: false }
     }
 }

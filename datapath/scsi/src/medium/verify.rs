@@ -4,7 +4,7 @@ use headwater_block::{ByteRange, Request};
 
 use super::{CHUNK_BYTES, broken, memory, split_chunk};
 use crate::cdb::Check;
-use crate::run::{Buffers, Step, Work};
+use crate::run::{Buffers, CommandName, Step, Work};
 use crate::sense::{Code, Fault, SenseKey};
 
 /// MISCOMPARE, with the offset of the first byte that differs.
@@ -77,8 +77,8 @@ impl Work for Verify {
         self.chunk.is_some_and(|chunk| chunk.end() == self.range.end())
     }
 
-    fn name(&self) -> (&'static str, bool) {
-        ("VERIFY", false)
+    fn name(&self) -> CommandName {
+        CommandName { name: "VERIFY", is_write_error: false }
     }
 }
 
@@ -119,7 +119,7 @@ impl Work for WriteVerify {
         self.written && self.verify.is_single()
     }
 
-    fn name(&self) -> (&'static str, bool) {
-        ("WRITE AND VERIFY", !self.written)
+    fn name(&self) -> CommandName {
+        CommandName { name: "WRITE AND VERIFY", is_write_error: !self.written }
     }
 }

@@ -408,7 +408,12 @@ async fn keep_renewing(bucket: Bucket, held: Arc<Held>, every: Duration, renewal
             }
             Err(_) => {
                 let key = bucket.shown(&held.key);
-                tracing::warn!(key, "another process considered this one dead and removed its mark in S3");
+                tracing::warn!(
+                    key,
+                    "this process did not renew its key in S3 for {} s, so another process removed the key: an import or removal that \
+                     needs it fails; check the connection to S3, and run the command again",
+                    (every * RENEWALS).as_secs()
+                );
                 return;
             }
         }

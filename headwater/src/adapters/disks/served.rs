@@ -338,6 +338,8 @@ fn noted(files: &PersistentDiskFiles, kept: Uuid, saved: Result<(), IoError>) ->
 }
 
 fn not_saved(error: IoError) -> BackendError {
-    let message = "its last writes are not on its persistent disk, which has the state of its last successful flush, or a later one";
-    BackendError::new(kind_of(&error), message).because(error)
+    let message = "the machine's last writes are lost, and its persistent disk has the state of the last successful flush, or a later state";
+    BackendError::new(kind_of(&error), message).because(error).advise(
+        "start the machine, check its files, and stop it: until it has stopped with all writes saved, no version can be made of its disk",
+    )
 }

@@ -519,7 +519,7 @@ fn a_kept_disk_without_its_last_writes_is_an_alarm_and_an_error_and_no_version()
     drop((disk, served));
     is_full.store(false, Ordering::Relaxed);
     let refused = seals().unwrap_err();
-    let says = (refused.kind(), refused.to_string().contains("last writes are not on its persistent disk"));
+    let says = (refused.kind(), refused.to_string().contains("last writes are lost"));
     assert_eq!(says, (ProblemKind::Conflict, true), "{refused}");
     // A start that fails changes nothing of that.
     let (disk, served) = open();

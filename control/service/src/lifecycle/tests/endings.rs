@@ -478,7 +478,7 @@ async fn what_is_done_while_the_history_cannot_be_written_is_no_failure_and_is_n
 
 #[tokio::test]
 async fn a_disk_that_is_closed_without_its_last_writes_is_no_orderly_stop() {
-    const LOST: &str = "its last writes are not on its persistent disk";
+    const LOST: &str = "the machine's last writes are lost";
     let fixture = Fixture::persistent().await;
     let lost = async || fixture.events().await.iter().filter(|it| it.action == "not saved").count();
     fixture.host.closes_fail.store(true, Ordering::SeqCst);
