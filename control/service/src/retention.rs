@@ -88,8 +88,9 @@ impl Service {
             for root in of_disk(disk, "") {
                 if let Err(e) = self.images().release(&root).await {
                     tracing::warn!(
-                        "cannot remove the retention root of {} now, whose disk was removed; it is tried again: {e}",
-                        disk.below()
+                        "cannot remove the retention root of {} now, whose disk was removed; it is tried again: {}",
+                        disk.below(),
+                        problem(&e)
                     );
                 }
             }

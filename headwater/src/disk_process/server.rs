@@ -390,7 +390,11 @@ impl Shared {
             tracing::warn!(machine = info.machine, "its disk is closed: the disk process ends");
             closing.spawn(async move {
                 if let Err(error) = disk.close().await {
-                    tracing::error!(machine = info.machine, "its disk was not closed cleanly: {error}");
+                    let problem = problem_of(&error);
+                    tracing::error!(
+                        machine = info.machine,
+                        "closing the disk of a machine failed: {problem}"
+                    );
                 }
             });
         }

@@ -107,7 +107,11 @@ impl Service {
         for (open, disk) in left {
             tracing::warn!(machine = open.machine, "closing the disk of a machine whose process has ended");
             if let Err(error) = disk.close().await {
-                tracing::error!(machine = open.machine, "closing the disk of a machine failed: {}", problem(&error));
+                tracing::error!(
+                    machine = open.machine,
+                    "closing the disk of a machine failed: {}",
+                    problem(&error)
+                );
             }
         }
     }

@@ -284,7 +284,7 @@ impl Service {
     pub(crate) async fn discard_files(&self, disk: &PersistentDisk) {
         self.remove_kept(disk).await;
         if let Err(e) = self.disks().discard(disk.id).await {
-            tracing::error!(disk = %disk.id, "cannot remove the files of a disk that is not needed any more; the daemon tries again at its next start: {e}");
+            tracing::error!(disk = %disk.id, "cannot remove the files of a disk that is not needed any more; the daemon tries again at its next start: {}", problem(&e));
         }
     }
 

@@ -7,6 +7,7 @@ use headwater_api::MachineState;
 use headwater_db::{MachineRecord, Purpose};
 
 use crate::Service;
+use crate::answer::problem;
 use crate::backend::PersistentDiskRequest;
 use crate::caller::Caller;
 use crate::lifecycle::LifecycleError;
@@ -46,7 +47,7 @@ impl Service {
             let (machine, state) = (record.name.clone(), record.state);
             // A version that cannot be found does not hide the other machines.
             let disk = self.residue(record).await.unwrap_or_else(|e| {
-                tracing::warn!(%machine, "cannot determine the disk of the machine: {e}");
+                tracing::warn!(%machine, "cannot determine the disk of the machine: {}", problem(&e));
                 OfflineDisk::None
             });
             disks.push(ReadableDisk { machine, state, disk });

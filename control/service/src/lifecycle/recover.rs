@@ -10,7 +10,7 @@ use headwater_db::MachineRecord;
 use tokio::sync::Semaphore;
 
 use crate::Service;
-use crate::answer::Explain;
+use crate::answer::{Explain, problem};
 use crate::caller::Caller;
 use crate::lifecycle::restart::{BROKE_OFF, DAEMON_ENDED};
 use crate::lifecycle::start::StartReason;
@@ -127,7 +127,10 @@ impl Service {
     /// retries until it is on or nobody wants it any more. Data of disks that are not persistent is lost anyway.
     pub async fn resume(&self) {
         let machines = self.own_machines().await.unwrap_or_else(|e| {
-            tracing::error!("cannot list the machines that were on, so none of them is restarted: {e}");
+            tracing::error!(
+                "cannot list the machines that were on, so none of them is restarted: {}",
+                problem(&e)
+            );
             Vec::new()
         });
         let was_on = |record: &MachineRecord| {
@@ -180,7 +183,7 @@ impl Service {
     pub async fn look_at_hypervisor(&self) {
         match self.hypervisor().describe().await {
             Ok(how) => tracing::info!("machines are run by {how}"),
-            Err(e) => tracing::warn!("this host cannot run machines: {e}"),
+            Err(e) => tracing::warn!("this host cannot run machines: {}", problem(&e)),
         }
     }
 
@@ -263,11 +266,11 @@ impl Service {
 }
 
 /// Logs the failure of something that is retried at each tick. A database that cannot be reached is already in the log.
-fn log_failure(what: &str, outcome: Result<(), impl Explain>) {
+fn log_failure(what: &str, outcome: Result<(), impl Explain + 'static>) {
     if let Err(error) = outcome
         && error.retry_after_s().is_none()
     {
-        tracing::error!("cannot {what}: {error}");
+        tracing::error!("cannot {what}: {}", problem(&error));
     }
 }
 

@@ -365,8 +365,9 @@ impl Service {
             (Ok(None), _) => Ok(()),
             (Err(e), Some(active)) => {
                 tracing::error!(
-                    "cannot read the record of machine '{}', which is stopped anyway: {e}",
-                    machine.name
+                    "cannot read the record of machine '{}', which is stopped anyway: {}",
+                    machine.name,
+                    problem(&e)
                 );
                 self.stop_active(machine.uuid, &active).await
             }
@@ -413,7 +414,8 @@ impl Service {
                 // A repeated call after all machines are off finds the database closed.
                 if !on.is_empty() {
                     tracing::error!(
-                        "cannot list the machines to stop, so only those that are on are stopped: {e}"
+                        "cannot list the machines to stop, so only those that are on are stopped: {}",
+                        problem(&e)
                     );
                 }
                 on.into_iter()

@@ -287,9 +287,7 @@ impl Disk for FakeDisk {
         }
         *self.0.open_disks.lock().unwrap() -= 1;
         match self.0.closes_fail.load(Ordering::SeqCst) {
-            true => {
-                Err(BackendError::new(ProblemKind::NoSpace, "the machine's last writes are lost"))
-            }
+            true => Err(BackendError::new(ProblemKind::NoSpace, "the machine's last writes are lost")),
             false => Ok(()),
         }
     }

@@ -45,7 +45,7 @@ fn how_it_restarted(kept: &[PersistentDisk]) -> &'static str {
 async fn end_without_disk(name: &str, active: &Active, reason: String) -> VmExit {
     tracing::error!(machine = %name, "it is ended: {reason}");
     if let Err(error) = active.vm.kill().await {
-        tracing::error!(machine = %name, "it cannot be ended: {error}");
+        tracing::error!(machine = %name, "it cannot be ended: {}", problem(&error));
     }
     active.vm.exited().await;
     VmExit::Crashed { reason }
