@@ -241,7 +241,7 @@ impl DataDir {
         };
         let found = self.0.metadata()?;
         if found.uid() != user {
-            let why = format!("it belongs to user {} and this process to user {user}", found.uid());
+            let why = format!("it belongs to user {}, but this process runs as user {user}", found.uid());
             return refused(
                 why,
                 "run it as that user, or, if its files are yours, change their owner to this user (chown -R)",

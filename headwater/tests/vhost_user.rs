@@ -80,7 +80,7 @@ impl Export {
         assert!(status.success(), "{status}");
         // A disk that is busy for seconds has the guest's writes wait, and the log say so.
         let log = self.log();
-        let others: Vec<&str> = log.lines().filter(|line| !line.contains("writes wait for room")).collect();
+        let others: Vec<&str> = log.lines().filter(|line| !line.contains("writes wait for space")).collect();
         assert!(others.is_empty(), "{log}");
     }
 

@@ -50,7 +50,9 @@ impl Batch {
         match (digits.parse::<u32>(), is_share) {
             (Ok(share @ 1..=100), true) => Ok(Self::Percent(share)),
             (Ok(number @ 1..), false) => Ok(Self::Machines(number)),
-            _ => Err(format!("'{text}' is neither a number of machines nor a share, such as 5 or 10%")),
+            _ => Err(format!(
+                "'{text}' is not a batch size: give a number of machines, 1 or more, or a percentage of them, 1% to 100%"
+            )),
         }
     }
 

@@ -404,9 +404,10 @@ impl Store for RemoteStore {
                 e.kind(),
                 match self.open.0.try_again() {
                     "" => format!(
-                        "cannot look image '{name}' up: {e} (start a server, or see that this host reaches it, and try again)"
+                        "cannot find out whether image '{name}' exists: {e} (start a server of the store, such as 'headwater store serve', \
+                         or check that this host can reach one, and try again)"
                     ),
-                    later => format!("cannot look image '{name}' up: {e}{later}"),
+                    later => format!("cannot find out whether image '{name}' exists: {e}{later}"),
                 },
             )),
             read => read.map(|_| image),

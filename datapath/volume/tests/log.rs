@@ -97,7 +97,7 @@ fn a_machine_at_its_limit_does_not_fill_the_log() {
         }
     }
     let lines = few_lines_about("full", begun);
-    for what in ["the write cache is full", "has room again"] {
+    for what in ["the write cache is full", "has space again"] {
         assert!(lines.iter().any(|line| line.contains(what)), "{lines:?}");
     }
 }

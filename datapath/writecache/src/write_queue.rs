@@ -7,9 +7,10 @@
 //! checks for space whenever anything was freed, so a cache whose machine only discards does not stay full
 //! either.
 //!
-//! Before that, writes that are ahead of the disk are throttled ([`crate::throttle`]). They wait in a queue
-//! of their own, because there is space for them, until the disk has caught up. Then all are released, in
-//! order of arrival; any that then find no space join the queue above.
+//! Before the cache is full, writes that are ahead of the disk are throttled ([`crate::throttle`]). They wait
+//! in a queue of their own, because there is space for them, until the disk has caught up. Then they are
+//! released, in order of arrival, for at most [`SERVING_TIME_MAX`] at a time; any that then find no space join
+//! the queue above.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -64,9 +65,10 @@ pub struct Shortage {
     pub waited: Duration,
 }
 
-/// The queued writes of one cache.
+/// The writes of one cache that wait: for space, or throttled.
 #[derive(Default)]
 pub struct Waiting {
+    /// Writes that wait for space.
     queue: Mutex<VecDeque<Entry>>,
     count: AtomicUsize,
     full: AtomicBool,
@@ -103,7 +105,7 @@ impl Waiting {
     }
 
     /// Called when there is space: the cache does not count as full any more. Returns whether it did.
-    fn has_room(&self) -> bool {
+    fn note_space(&self) -> bool {
         self.logged.store(false, Ordering::Relaxed);
         self.is_full() && self.full.swap(false, Ordering::AcqRel)
     }
@@ -214,7 +216,7 @@ impl WriteCache {
         let mut throttled = self.waiting.throttled.lock();
         if self.waiting.closed.load(Ordering::Acquire) {
             drop(throttled);
-            self.leave_throttled(entries);
+            self.refuse_closed_throttled(entries);
             return None;
         }
         self.throttle.park();
@@ -225,7 +227,7 @@ impl WriteCache {
     }
 
     /// Refuses throttled writes, because the volume is closed.
-    fn leave_throttled(&self, entries: VecDeque<Entry>) {
+    fn refuse_closed_throttled(&self, entries: VecDeque<Entry>) {
         // This refuses each of them.
         entries.into_iter().for_each(|entry| self.queue_for_space(entry.write));
     }
@@ -236,13 +238,13 @@ impl WriteCache {
         self.host.waiting_writes.fetch_add(1, Ordering::AcqRel);
         let entry = Entry { write, since: Instant::now() };
         if let Err(entry) = self.waiting.enqueue(entry) {
-            self.leave(entry);
+            self.refuse_closed(entry);
         }
         self.host.signal();
     }
 
     /// Refuses a write because the volume is closed.
-    fn leave(&self, entry: Entry) {
+    fn refuse_closed(&self, entry: Entry) {
         self.waited(entry.since);
         entry.write.refuse(IoError::new(IoErrorKind::Closed, "the volume is closed"));
     }
@@ -266,13 +268,13 @@ impl WriteCache {
     /// space again. Called at the end of a round of the host's thread.
     pub(crate) fn check_for_space(&self) {
         if self.waiting.has_reported() && !self.waiting.any() && self.would_find_room() {
-            self.has_room();
+            self.note_space();
         }
     }
 
-    fn has_room(&self) {
-        if self.waiting.has_room() && self.may_log_space() {
-            tracing::info!("volume '{}': the write cache has room again", self.name);
+    fn note_space(&self) {
+        if self.waiting.note_space() && self.may_log_space() {
+            tracing::info!("volume '{}': the write cache has space again", self.name);
         }
     }
 
@@ -294,7 +296,7 @@ impl WriteCache {
                 Ok(retried) => {
                     self.waited(entry.since);
                     if retried == RetryResult::Stored {
-                        self.has_room();
+                        self.note_space();
                     }
                 }
                 Err(write)
@@ -305,23 +307,23 @@ impl WriteCache {
                     if !self.waiting.full.swap(true, Ordering::AcqRel) && self.may_log_space() {
                         tracing::error!(
                             pause_s = self.pause_limit.as_secs_f64(),
-                            "volume '{}': the write cache is full; writes are refused until space is there{}",
+                            "volume '{}': the write cache is full; writes are refused until there is space: {}",
                             self.name,
-                            self.raised_by()
+                            self.advice()
                         );
                     }
                     self.refuse(write);
                 }
                 Err(write) => {
                     let logged = self.log_waiting(now.saturating_duration_since(entry.since));
-                    let scan_for_duplicates =
+                    let next_step_after =
                         if logged { self.pause_limit } else { LOG_AFTER.min(self.pause_limit) };
-                    let deadline = entry.since.checked_add(scan_for_duplicates);
+                    let deadline = entry.since.checked_add(next_step_after);
                     entries.push_front(Entry { write, since: entry.since });
                     match self.waiting.put_back(entries) {
                         Ok(()) => return deadline,
                         Err(left) => {
-                            left.into_iter().for_each(|entry| self.leave(entry));
+                            left.into_iter().for_each(|entry| self.refuse_closed(entry));
                             return None;
                         }
                     }
@@ -331,13 +333,21 @@ impl WriteCache {
         None
     }
 
-    /// For a message: how to raise the limits, in parentheses. If the host's limit is the cause, raising the
-    /// cache's own would not help.
-    fn raised_by(&self) -> String {
+    /// For a message: what to do for more space. If the host's limit is the cause, raising the cache's own would
+    /// not help.
+    fn advice(&self) -> String {
+        let is_on_disk = self.overflow.is_some();
+        let limits = if is_on_disk { "RAM or disk limit" } else { "RAM limit" };
         let command = self.waiting.raised_by.get();
-        let mut text = command.map_or_else(String::new, |command| format!(" ('{command}')"));
+        let command = command.map_or_else(String::new, |command| format!(" with '{command}'"));
+        let mut text = format!("raise its {limits}{command}");
         if self.has_less_than_its_limit() {
-            text.push_str(", after that of all write caches together (--cache-ram), which leaves it less");
+            text.push_str(
+                ", but first that of all write caches (--cache-ram), because it leaves this cache less",
+            );
+        }
+        if is_on_disk {
+            text.push_str("; or free space on the overflow disk");
         }
         text
     }
@@ -349,17 +359,12 @@ impl WriteCache {
         }
         let due = waited >= LOG_AFTER;
         if due && !self.waiting.logged.swap(true, Ordering::Relaxed) {
-            let raised_by = self.raised_by();
-            let what_to_do = if self.overflow.is_some() {
-                format!("raise its RAM or disk limit{raised_by}, or free space on the overflow disk")
-            } else {
-                format!("raise its RAM limit{raised_by}")
-            };
             tracing::warn!(
                 waited_s = waited.as_secs_f64(),
                 pause_s = self.pause_limit.as_secs_f64(),
-                "volume '{}': writes wait for room in the write cache: {what_to_do}",
-                self.name
+                "volume '{}': writes wait for space in the write cache: {}",
+                self.name,
+                self.advice()
             );
         }
         due
@@ -380,10 +385,10 @@ impl WriteCache {
             self.waiting.count.store(0, Ordering::Release);
             std::mem::take(&mut *queue)
         };
-        left.into_iter().for_each(|entry| self.leave(entry));
+        left.into_iter().for_each(|entry| self.refuse_closed(entry));
         let throttled = std::mem::take(&mut *self.waiting.throttled.lock());
         self.host.throttled_writes.fetch_sub(as_count(&throttled), Ordering::AcqRel);
-        self.leave_throttled(throttled);
+        self.refuse_closed_throttled(throttled);
         self.persist.as_ref().map_or(Ok(()), |persist| persist.close())
     }
 }

@@ -169,7 +169,7 @@ fn explain(error: std::io::Error, address: &Address, trust: &Trust) -> anyhow::E
         (Error::InvalidCertificate(why), Trust::Authorities(_)) => problem(format!(
             "the certificate of {url} is not signed by a known authority, or not for this name: {why:?}"
         ))
-        .advise("log in with the --fingerprint that 'headwater status' shows on the server, or with the --ca that signed it"),
+        .advise("log in with the --fingerprint that 'headwater status' shows on the server, or with --ca and the file of the authority that signed the certificate"),
         _ => problem(format!("cannot speak TLS with {url}: {refused}"))
             .advise("check whether this is the port of 'serve --listen'"),
     }

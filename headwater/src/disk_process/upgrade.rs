@@ -181,13 +181,13 @@ fn check_owner(program: &OwnedFd) -> Result<(), String> {
     let new = rustix::fs::fstat(program).map_err(|error| error.to_string())?;
     if new.st_uid != 0 && new.st_uid != own.uid() {
         return Err(format!(
-            "the new program belongs to user {}, and has to belong to root or user {}",
+            "the new program's file is owned by uid {}, but it must be owned by root or uid {}: change its owner (chown)",
             new.st_uid,
             own.uid()
         ));
     }
     if new.st_mode & 0o022 != 0 {
-        return Err("the new program can be written by others than its owner".to_owned());
+        return Err("the new program's file can be written by others than its owner: remove that permission (chmod go-w)".to_owned());
     }
     Ok(())
 }

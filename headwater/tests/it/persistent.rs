@@ -216,7 +216,7 @@ fn a_write_over_vhost_user_that_waits_for_room_at_an_orderly_end_is_left_to_the_
     let mut uri = String::new();
     BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut uri).expect("it prints");
     let machine = VhostDisk::connect(&socket, Setup { queues: 1, event_idx: true });
-    let is_told = || std::fs::read_to_string(&log).unwrap().contains("writes wait for room");
+    let is_told = || std::fs::read_to_string(&log).unwrap().contains("writes wait for space");
     let (tell, answers) = channel();
     let mut written = 0;
     loop {

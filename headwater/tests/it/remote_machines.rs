@@ -241,8 +241,10 @@ fn what_servers_stand_in_the_way_of_is_named_with_what_helps() {
     }
     // Of an image that was looked up before, it goes on with what that was then.
     server.kill();
-    let why =
-        ["cannot look image 'other' up: no server gives images/other: ", "see that this host reaches it"];
+    let why = [
+        "cannot find out whether image 'other' exists: no server gives images/other: ",
+        "check that this host can reach one",
+    ];
     let away = |args: &[&str], tried: &str| daemon.cli(args).fails(1, &[&[tried][..], &why[..]].concat());
     away(&["catalog", "create", "class", "other"], "cannot create catalog 'class': ");
     away(&["image", "pin", "desk", "other@1"], "cannot pin machine 'desk' to 'other@1': ");

@@ -397,7 +397,7 @@ const NOTES: [&str; 6] = [
     "A write that begins within a block counts as one that begins at the block.",
     "The model is off by the difference of what it writes to the disk, as a share of what the real cache writes. Less than 1 % of \
      all writes counts as nothing.",
-    "One pool: all desktops of the trace in one cache with the sum of their limits. The budget of a host comes close to that while \
-     some desktops are idle.",
+    "'In one pool' is the share if all desktops used one cache whose limit is the sum of theirs. On a real host, write caches share \
+     RAM (serve --cache-ram), and come close to this value while some desktops are idle.",
     "The overflow disk of the command has room for what the largest desktop holds, a quarter more, and 64 MiB.",
 ];

@@ -147,7 +147,11 @@ impl Texts {
     ) -> Result<()> {
         let (first, bytes) = (offset.number("the offset")?, size.number("the size")?);
         if first.checked_add(bytes).is_none_or(|end| end > headwater_block::range::VOLUME_MAX_BYTES) {
-            bail!("column {}: the request ends beyond 16 TiB, the largest disk", offset.column);
+            bail!(
+                "column {}: the offset plus the size (column {}) is beyond 16 TiB, the largest disk: correct the line, or remove it",
+                offset.column,
+                size.column
+            );
         }
         let request = Request { time_us, offset: first, bytes, kind, content: Content::Unknown };
         self.named.volume(name).requests.push(request);
@@ -247,7 +251,12 @@ mod tests {
             (SYSTOR, ",4096\n", ",-1\n", "line 2: column 50: the size is \"-1\""),
             (SYSTOR, ",W,5", ",W", "line 2: column 1: there are 5 fields"),
             (MSR, ",512,", ",5l2,", "line 2: column 31: the offset is \"5l2\""),
-            (MSR, "383496192", "18446744073709551615", "line 1: column 30: the request ends beyond 16 TiB"),
+            (
+                MSR,
+                "383496192",
+                "18446744073709551615",
+                "line 1: column 30: the offset plus the size (column ",
+            ),
             (MSR, "128166372003061629,hm,0", "12,hm", "line 1: column 1: this is neither"),
         ] {
             let found = format!("{:#}", load(&[text.replace(from, to).as_bytes()]).unwrap_err());

@@ -37,7 +37,7 @@ use crate::template;
 /// The longest name of a socket in a machine's directory, with its separator.
 const MAX_SOCKET_NAME_BYTES: usize = "/console.sock".len();
 
-/// How many identities are generated, with the first one, while another machine has the MAC address, of which 24 bits are
+/// The most attempts to generate an identity with a MAC address that no other machine has. 24 bits of the address are
 /// random.
 const IDENTITIES_MAX: u32 = 16;
 
@@ -50,11 +50,9 @@ const IS_CORDONED: &str = "it is cordoned";
 enum Error {
     #[error("cannot create machine '{0}': a machine of that name exists")]
     Exists(String),
-    #[error(
-        "cannot create machine '{0}': a catalog of that name exists, and the name of a pin must be unambiguous"
-    )]
+    #[error("cannot create machine '{0}': a catalog of that name exists, and 'image pin NAME' takes both")]
     IsCatalog(String),
-    #[error("cannot create machine '{machine}': machine '{other}' has the network card {mac}")]
+    #[error("cannot create machine '{machine}': machine '{other}' already has the MAC address {mac}")]
     MacTaken { machine: String, mac: String, other: String },
     #[error("cannot create machine '{machine}' on host '{host}': {why}")]
     Host { machine: String, host: String, why: &'static str },
@@ -226,7 +224,8 @@ async fn give_to_node(
     Err(Failure(problem.during(format!("cannot create machine '{name}'"))))
 }
 
-/// Adds a machine that the controller assigns to this node, or changes what it boots.
+/// Adds a machine that the controller assigns to this node. If the node has the machine, updates what it boots, its
+/// settings, its SSH host key, and whether it is fenced (the node ends it when its lease is over).
 pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Result<(), Failure> {
     let caller = Caller::daemon();
     let known = service.db().read().await?.machines().by_uuid(machine.uuid).await?;
@@ -354,7 +353,7 @@ async fn create(service: &Service, caller: &Caller, plan: Plan) -> Result<Machin
 struct Plan {
     name: String,
     boot: BootFrom,
-    /// Another host than this one.
+    /// The host of the machine; `None`: this host.
     host: Option<Uuid>,
     mac: Option<String>,
     image: String,

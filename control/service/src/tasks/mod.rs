@@ -377,9 +377,8 @@ impl Service {
                     self.spawn_task(Some(id), control, after_nodes(service, work));
                 }
                 _ => {
-                    let why =
-                        "the daemon ended while the task ran, and such tasks do not continue after a restart";
-                    let problem = Problem::new(ProblemKind::Failed, why).advise("start it again");
+                    let why = "the daemon ended while the task ran, and a task of this kind does not continue after a restart";
+                    let problem = Problem::new(ProblemKind::Failed, why).advise("start the task again");
                     let progress = stored(task.progress.as_deref()).unwrap_or_default();
                     self.note_end(id, &Err(problem), &progress).await?;
                 }

@@ -79,7 +79,10 @@ fn servers_without_an_answer_are_not_reported_to_lack_a_list() {
     let error = alone.image(&"debian".parse().unwrap()).unwrap_err();
     let text = error.to_string();
     assert_eq!(error.kind(), StoreErrorKind::Unreachable, "{text}");
-    assert!(text.starts_with("cannot look image 'debian' up: no server gives images/debian: "), "{text}");
+    assert!(
+        text.starts_with("cannot find out whether image 'debian' exists: no server gives images/debian: "),
+        "{text}"
+    );
     assert!(text.ends_with("try again)"), "{text}");
     let mut text = String::new();
     until(&both, "the one that answers does so in time", || {

@@ -192,7 +192,7 @@ impl Failure {
             Self::Status(..) => format!(". Check the endpoint and the region of {url}"),
             Self::NoListing(_) => {
                 format!(
-                    ". Check that {server} supports ListObjectsV2, and that no proxy answers instead of it"
+                    ". Check that {server} supports ListObjectsV2, and that no proxy answers in its place"
                 )
             }
             Self::Unconnected(_) | Self::Broken(_) => {

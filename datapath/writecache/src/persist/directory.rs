@@ -52,16 +52,17 @@ pub fn open_dir(parent: &Path, dir: &Path) -> Result<File, IoError> {
     let user = rustix::process::geteuid().as_raw();
     if found.uid() != user {
         return Err(invalid(format!(
-            "{} belongs to user {} and this process to user {user}, so it is not opened as a persistent cache: give another \
-             name or directory, or, if the cache is yours, give it to this user (chown -R)",
+            "{} belongs to user {}, but this process runs as user {user}, so it is not opened as a persistent cache: give \
+             another name or directory; or look who made it and what is in it, and, if the cache is yours, give it to this \
+             user (chown -R)",
             dir.display(),
             found.uid()
         )));
     }
     if found.mode() & OTHERS_WRITE != 0 {
         return Err(invalid(format!(
-            "others can write to {} (mode {:o}), so it is not opened as a persistent cache: look what is in it, then chmod \
-             700 it, or give another name",
+            "others can write to {} (mode {:o}), so it is not opened as a persistent cache: look who made it and what is in it, \
+             then chmod 700 it, or give another name",
             dir.display(),
             found.mode() & 0o7777
         )));

@@ -107,5 +107,5 @@ async fn what_makes_no_target_is_refused_and_leaves_nothing() {
     let twice = CREATE.replace("pc-1", "pc-2");
     let (status, answer) = api.ask("POST", "machines", &twice).await;
     assert_eq!(status, 409, "{answer}");
-    assert!(answer.contains("machine 'pc-1' has the network card"), "{answer}");
+    assert!(answer.contains("machine 'pc-1' already has the MAC address"), "{answer}");
 }

@@ -47,7 +47,7 @@ pub enum ConnectError {
         timeout_ms: u64,
     },
     /// The server speaks another protocol, or breaks this one.
-    #[error("{uri} is not a fixed newstyle NBD server: {source}")]
+    #[error("{uri} does not follow the NBD protocol: {source}")]
     Protocol {
         /// Where.
         uri: String,

@@ -33,7 +33,7 @@ pub enum WireError {
         why: &'static str,
     },
     /// A length is over a limit.
-    #[error("{what} of {found} bytes is over the limit of {limit}")]
+    #[error("the {what} has {found} bytes, and at most {limit} are allowed")]
     TooLong {
         /// Which structure.
         what: &'static str,
