@@ -1,8 +1,8 @@
 //! Writes results in the format of Iometer (`iometer.csv`), for existing spreadsheets.
 //!
-//! Each system has a section for each step, like a run of Iometer. Columns that do not apply to disks are 0, as in
-//! Iometer's files. Columns for CPU and network use, which are not measured, are empty. So are the columns for sectors
-//! and queue depth in the rows that sum up workers.
+//! Each measured disk (`system`) has one section for each set of access specifications, like a run of Iometer. Columns
+//! that do not apply to disks are 0, as in Iometer's files. Columns for CPU and network use, which are not measured, are
+//! empty. So are the columns for sectors and queue depth in the rows that sum up workers.
 
 use std::fmt::Write;
 
@@ -43,9 +43,9 @@ pub struct Worker {
     pub specification: String,
     /// Requests in flight.
     pub depth: usize,
-    /// Its first sector.
+    /// The first sector of the part of the disk that it uses.
     pub first_sector: u64,
-    /// The number of its sectors.
+    /// The number of sectors of that part.
     pub sectors: u64,
     /// What it measured.
     pub part: Part,
@@ -56,7 +56,7 @@ pub fn text(configuration: &Configuration, runs: &[Run<'_>], written: &str) -> S
     let mut text = format!("'Version\n1.1.0\n'Time Stamp\n{written}\n");
     specifications(&mut text, configuration);
     for run in runs {
-        // A comment, in Iometer's format.
+        // In Iometer's format, a line that begins with ' is a heading.
         let _ = writeln!(text, "'System\n{}\n'Results\n{COLUMNS}", plain(run.system));
         let mut all = Part::default();
         run.workers.iter().for_each(|worker| all.add(&worker.part));

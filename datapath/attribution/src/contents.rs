@@ -1,4 +1,5 @@
-//! What a scan finds: bytes by class, by file and by directory.
+//! The result of a scan of a machine's write cache: which classes of data, files, directories and partitions its changed
+//! blocks belong to. `scan` fills it in.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ pub enum Class {
     Swap,
     /// What file systems keep for themselves.
     Metadata,
-    /// In a partition without a file system that is read, or in one that is damaged.
+    /// In a partition whose file system is damaged or not supported.
     Unknown,
     /// Outside of all partitions: the partition table, and boot loaders.
     Outside,
@@ -28,7 +29,7 @@ pub enum Class {
 pub struct Item {
     /// The number of its partition; 0 is the whole disk.
     pub partition: u32,
-    /// From the root of its file system, as the file system has it. `None`: it has no name that leads to the root.
+    /// From the root of its file system, as the file system has it. `None`: its path is not known.
     pub path: Option<Vec<u8>>,
     /// Its number in the file system: of an inode, a record or a cluster.
     pub id: u64,
@@ -47,11 +48,11 @@ pub struct PartitionContents {
     pub kind: String,
     /// Its bytes in the write cache.
     pub held: Held,
-    /// Sentences about figures that are not whole.
+    /// Sentences about incomplete figures.
     pub remarks: Vec<String>,
 }
 
-/// What a scan finds.
+/// The result of a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     /// All changed blocks.
@@ -66,11 +67,12 @@ pub struct Contents {
     pub files_total: u64,
     /// The largest directories, largest first, each with everything below it.
     pub directories: Vec<Item>,
-    /// Space that `fstrim` or its like would give back at most: [`Class::Free`] of each partition.
+    /// Space that `fstrim` or its like would give back at most: [`Class::Free`] of each partition, by its number.
     pub free: BTreeMap<u32, Held>,
 }
 
 impl Contents {
+    /// Adds bytes to a class, and not to `held`.
     pub(crate) fn count(&mut self, class: Class, held: Held) {
         if held != Held::default() {
             self.classes.entry(class).or_default().plus(held);

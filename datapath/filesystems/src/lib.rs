@@ -7,6 +7,7 @@
 //!                                          \--> open_for_scan() --> scan --> Owners              (XFS and Btrfs, too)
 //! ```
 //!
+//! [`placement`] has the places of a file system's bytes on the disk: one piece in a partition, several in a logical volume.
 //! [`boot_records`] says what firmware finds on a disk, and [`efi`] whether its loader is signed.
 //!
 //! # Guarantees
@@ -17,11 +18,12 @@
 //! # Limits
 //! - Read: ext2, ext3, ext4 ([`ext`]), FAT12, FAT16, FAT32 and NTFS. Of XFS ([`xfs`]) and Btrfs ([`btrfs`]) only the owners of blocks are read. All others of
 //!   [`Kind`] are only named. Linear volumes of LVM ([`lvm`]) are found.
-//! - At most [`visits::ENTRIES_MAX`] entries, [`visits::DEPTH_MAX`] levels, [`visits::PATH_BYTES_MAX`] bytes in a path,
-//!   [`owners::OWNERS_BYTES_MAX`] bytes for an index of owners are read or used.
+//! - At most [`visits::ENTRIES_MAX`] entries, [`visits::DEPTH_MAX`] levels and [`visits::PATH_BYTES_MAX`] bytes in a path
+//!   are read. An index of owners takes at most [`owners::OWNERS_BYTES_MAX`] bytes.
 //!
 //! # Errors
-//! A [`Fault`] is a sentence for people. No caller acts differently for different faults.
+//! A [`Fault`] is a sentence for people. No caller acts differently for different faults. [`PartitionsError`] says which
+//! read failed in the search for partitions.
 //!
 //! # Not here
 //! Writing, repairing, and file systems over several disks.

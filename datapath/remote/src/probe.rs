@@ -1,6 +1,7 @@
-//! The thread that probes which servers are available: when the store is opened, after failures, and from
-//! time to time for servers without requests. A second thread informs servers which versions are in use.
-//! Answers to these requests have a few bytes and a total timeout.
+//! Probes which servers are available: when the store is opened, after failures, and, if there are several
+//! servers, from time to time those without requests, to measure them. The thread of [`run`] starts a thread
+//! for each probe, so that a server that hangs delays no other. Further threads look up names, and inform
+//! servers which versions are in use. Answers to these requests have a few bytes and a total timeout.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,9 +96,8 @@ fn done(servers: &Servers, index: usize) {
 
 fn probe(servers: &Arc<Servers>, index: usize) {
     let health = servers.state.lock().records.get(index).map(|record| record.health.clone());
-    // A cache that has the file `store` may hide why the server was put aside, so caches are bypassed. A
-    // server that is down is asked through caches: if a cache does not reach its server, its contents can
-    // still be read.
+    // A server that was put aside is probed past caches, because a cached `store` would hide its fault. A
+    // server that is down is probed through caches, because a cache may still serve its data.
     let outcome = ask(servers, index, matches!(health, Some(Health::Aside { .. })));
     if outcome.is_err() {
         resolve_in_background(servers, index);
@@ -199,7 +199,7 @@ fn keep_in_background(servers: &Arc<Servers>, keeping: &Arc<AtomicBool>) {
     });
     if let Err(e) = started {
         tracing::warn!(error = %e, "cannot start a thread that tells servers which versions are in use");
-        // Not again before the next time.
+        // The next attempt is after `keep_every`.
         servers.state.lock().pins_due = false;
         keeping.store(false, Ordering::Release);
     }
@@ -217,7 +217,7 @@ fn keep_versions(servers: &Servers) {
         (pins, up.map(|(index, _)| index).collect::<Vec<_>>())
     };
     if !pins.is_empty() {
-        // If nothing is read, no read renews the token after it was replaced.
+        // Reads renew a replaced token; without reads, this must.
         servers.renew_token();
     }
     for server in up {

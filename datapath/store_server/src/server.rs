@@ -33,7 +33,7 @@ pub const UNAUTHENTICATED_MANY: usize = 128;
 pub const UNAUTHENTICATED_GRACE: Duration = Duration::from_secs(2);
 /// The most concurrent requests on an HTTP/2 connection.
 pub const STREAMS_MAX: u32 = 128;
-/// How long a client may neither complete a request nor read a byte of its answer.
+/// A connection is closed if for this time its client neither completes a request nor reads a byte of an answer.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a connection lasts without a request with a known token, however many were refused.
 pub const ADMISSION_TIMEOUT: Duration = Duration::from_secs(120);
@@ -45,7 +45,7 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 const LEASE_CHECKS: u32 = 60;
 /// An HTTP/2 answer reads its next piece when less than this of the previous one waits to be sent.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
-/// The pause after a connection could not be accepted because the limit of open files is reached.
+/// The pause after a connection could not be accepted, for instance because the limit of open files is reached.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Certificate and key, in PEM.
@@ -177,7 +177,7 @@ impl StoreServer {
         format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.address)
     }
 
-    /// Serves until `stop` becomes true, and then ends requests in progress.
+    /// Serves until `stop` becomes true, and then gives requests in progress some seconds (`STOP_GRACE`) to finish.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
         let Limits { connections, unauthenticated_many, unauthenticated_grace, .. } = self.limits;
         let admission = Admission::new(connections, unauthenticated_many, unauthenticated_grace);
@@ -194,8 +194,8 @@ impl StoreServer {
             let (answers, limits) = (Arc::clone(&self.answers), self.limits);
             connections.spawn(async move {
                 tokio::select! {
-                    // The server comes first: a request that has arrived is answered, if only with the advice
-                    // to retry.
+                    // `serve` is polled first: a request that has arrived is answered, if only with the advice to
+                    // retry.
                     biased;
                     () = serve(stream, tls, answers, permit.entry(), limits, stop) => {}
                     () = permit.must_go() => tracing::debug!("an unauthenticated connection was closed for a new one"),

@@ -1,4 +1,4 @@
-//! The volume as a [`Device`]: finishes requests that need no waiting, and passes on the others.
+//! The volume as a [`Device`]: finishes requests that need no waiting, and hands the others to `read` and `write`.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::together::SideBySide;
 use crate::write::Clear;
 use crate::{latency, read, write};
 
-/// Discards and zero writes longer than this are executed on the volume's thread for them.
+/// Discards and zero writes longer than this are executed on the volume's thread for long clears.
 pub(crate) const LONG_CLEAR_BYTES: u64 = 1 << 30;
 
 /// Zeroes for the ends of a zero write.
@@ -82,8 +82,8 @@ impl Volume {
         self.inner.cache.handover()
     }
 
-    /// Marks the machine's writes as no longer needed: file and overflow are emptied when the volume's last
-    /// user is dropped.
+    /// Marks the machine's writes as no longer needed: the memory file and the overflow are emptied when the
+    /// volume's last user is dropped.
     pub fn end(&self) {
         self.inner.cache.end();
     }
@@ -124,6 +124,7 @@ impl Volume {
             logical_block_bytes: base.logical_block_bytes.min(BLOCK_BYTES),
             physical_block_bytes: BLOCK_BYTES,
             read_only: false,
+            // Only a persistent cache has something to flush.
             volatile_cache: cache.is_persistent(),
         };
         let inner = Inner {
@@ -561,8 +562,8 @@ impl Device for Volume {
 }
 
 impl Inner {
-    /// The kind of a range according to the write cache: the kind of its first block, and how many blocks
-    /// from there are of the same kind.
+    /// The extents of a range, data and holes: from the write cache, and from the base for blocks that the cache
+    /// does not have. `run_at` returns the kind of the first block, and how many blocks have that kind.
     pub(crate) fn extents(
         &self,
         range: ByteRange,

@@ -9,7 +9,7 @@
 //!
 //! Before the cache is full, writes that are ahead of the disk are throttled ([`crate::throttle`]). They wait
 //! in a queue of their own, because there is space for them, until the disk has caught up. Then they are
-//! released, in order of arrival, for at most [`SERVING_TIME_MAX`] at a time; any that then find no space join
+//! released, in order of arrival, for at most `SERVING_TIME_MAX` at a time; any that then find no space join
 //! the queue above.
 
 use std::collections::VecDeque;
@@ -309,7 +309,7 @@ impl WriteCache {
                             pause_s = self.pause_limit.as_secs_f64(),
                             "volume '{}': the write cache is full; writes are refused until there is space: {}",
                             self.name,
-                            self.advice()
+                            self.advice_on_space()
                         );
                     }
                     self.refuse(write);
@@ -335,7 +335,7 @@ impl WriteCache {
 
     /// For a message: what to do for more space. If the host's limit is the cause, raising the cache's own would
     /// not help.
-    fn advice(&self) -> String {
+    fn advice_on_space(&self) -> String {
         let is_on_disk = self.overflow.is_some();
         let limits = if is_on_disk { "RAM or disk limit" } else { "RAM limit" };
         let command = self.waiting.raised_by.get();
@@ -364,7 +364,7 @@ impl WriteCache {
                 pause_s = self.pause_limit.as_secs_f64(),
                 "volume '{}': writes wait for space in the write cache: {}",
                 self.name,
-                self.advice()
+                self.advice_on_space()
             );
         }
         due

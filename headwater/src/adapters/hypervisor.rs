@@ -24,19 +24,19 @@ use crate::adapters::disks::{host_memory_bytes, scratch};
 /// How often the power button is pressed: a guest that is still booting ignores it.
 const POWER_BUTTON_INTERVAL: Duration = Duration::from_secs(3);
 
-/// Timeout of the guest agent's first answer, before file systems are frozen.
+/// Timeout of the guest agent's first answer to a request.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The same for a guest that an earlier daemon may have left frozen.
 const ADOPTED_AGENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a guest may take after a sync until it has an idle processor for its agent.
+/// How long to wait after a sync for an idle processor of the guest.
 const IDLE_SOON: Duration = Duration::from_millis(100);
 /// The longest wait for an idle processor; a guest that is always busy is then frozen anyway.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 const NO_AGENT: &str = "install qemu-guest-agent in the image; 'headwater machine console' works without, and shows whether the guest \
-                        stands still";
+                        hangs";
 
 /// The advice for a Windows guest: sysprep generalises it and switches it off.
 const SYSPREP: &str = "run 'headwater machine exec NAME -- \"C:\\Windows\\System32\\Sysprep\\sysprep.exe\" /generalize /oobe /shutdown', and seal once the machine is off";
@@ -66,6 +66,7 @@ impl Hypervisor for Qemu {
     }
 
     async fn check(&self, plan: VmPlan<'_>) -> Result<(), BackendError> {
+        // Only name, memory and processors are checked here; the other values are placeholders.
         let spec = GuestSpec {
             name: plan.name.to_owned(),
             uuid: uuid::Uuid::nil(),
@@ -148,7 +149,8 @@ impl Hypervisor for Qemu {
         let boot = left.boot_ms.map(|ms| Boot { seconds: ms as f64 / 1000.0, sign: BootSign::Agent });
         let guest = Guest::adopt(&left.name, &left.run_dir, left.cpus, boot).await.map_err(failed)?;
         let Some(guest) = guest else { return Ok(None) };
-        // A daemon that was killed may have left the guest frozen. If the agent does not answer, the guest was not frozen.
+        // A daemon that was killed may have left the guest frozen. It froze the guest through the agent, so a guest whose
+        // agent does not answer now most likely has none, and was not frozen.
         let frozen = guest.clone();
         tokio::spawn(async move {
             if frozen.agent().ping(ADOPTED_AGENT_TIMEOUT).await.is_ok()
@@ -281,6 +283,7 @@ impl Vm for QemuVm {
         };
         tokio::select! {
             exit = self.guest.stop(grace) => exit.map(|exit| vm_exit(&exit)).map_err(failed),
+            // `again` never ends.
             () = again => Ok(VmExit::Killed),
         }
     }

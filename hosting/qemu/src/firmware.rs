@@ -1,7 +1,7 @@
 //! The files of a UEFI firmware: its code, which all machines share, and the variables of each machine.
 //!
-//! With Secure Boot, the code is the build that protects its variables by system management mode (SMM), and the empty
-//! variables hold Microsoft's keys: the firmware runs only loaders that are signed with these.
+//! With Secure Boot, the code is the build that protects its variables by system management mode (SMM), and the
+//! template of the variables holds Microsoft's keys: the firmware runs only loaders that are signed with these.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::spec::RunFiles;
 
-/// Paths of code and empty variables without Secure Boot in the packages of distributions, newest layout first.
+/// Paths of code and of the template of the variables, without Secure Boot, in the packages of distributions.
 const PLACES: [(&str, &str); 4] = [
     // Debian, Ubuntu.
     ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),
@@ -36,6 +36,9 @@ const SECURE_PLACES: [(&str, &str); 3] = [
 /// The packages with these files, by distribution.
 const PACKAGES: &str = "Debian and Ubuntu: 'apt-get install ovmf', Fedora and Arch: package edk2-ovmf, openSUSE: \
                         package qemu-ovmf-x86_64";
+/// The same for Secure Boot: Arch's package has no template with Microsoft's keys.
+const SECURE_PACKAGES: &str = "Debian and Ubuntu: 'apt-get install ovmf', Fedora: package edk2-ovmf, openSUSE: \
+                               package qemu-ovmf-x86_64";
 
 /// The largest accepted file of variables; those of the builds above have half a MiB.
 const MAX_VARIABLES_BYTES: u64 = 16 << 20;
@@ -45,41 +48,42 @@ const MAX_VARIABLES_BYTES: u64 = 16 << 20;
 pub struct UefiFiles {
     /// The code, which is only read.
     pub code: PathBuf,
-    /// The machine's variables.
+    /// The machine's variables; as `find` returns it, the template that they are a copy of.
     pub variables: PathBuf,
     /// Whether it runs signed loaders only.
     pub secure_boot: bool,
 }
 
-/// Finds the firmware on this host: its code, and the empty variables to copy.
+/// Finds the firmware on this host: its code, and the template of the variables.
 pub fn find(secure_boot: bool) -> Result<UefiFiles> {
     find_below(Path::new("/"), secure_boot)
 }
 
 fn find_below(root: &Path, secure_boot: bool) -> Result<UefiFiles> {
     let at = |path: &str| root.join(path.trim_start_matches('/'));
-    let (places, what) = if secure_boot {
-        (&SECURE_PLACES[..], "a UEFI firmware (OVMF) with Secure Boot and Microsoft's keys")
+    let (places, packages, what) = if secure_boot {
+        let what = "a UEFI firmware (OVMF) with Secure Boot and Microsoft's keys";
+        (&SECURE_PLACES[..], SECURE_PACKAGES, what)
     } else {
-        (&PLACES[..], "a UEFI firmware (OVMF)")
+        (&PLACES[..], PACKAGES, "a UEFI firmware (OVMF)")
     };
     places
         .iter()
         .map(|(code, variables)| UefiFiles { code: at(code), variables: at(variables), secure_boot })
         .find(|files| files.code.is_file() && files.variables.is_file())
-        .ok_or_else(|| Error::NotInstalled { what: what.to_owned(), packages: PACKAGES })
+        .ok_or_else(|| Error::NotInstalled { what: what.to_owned(), packages })
 }
 
-/// Prepares the firmware of a machine that is about to start. Its variables are a copy of the empty ones, or the file
-/// `kept` if the machine has run with it before.
+/// Prepares the firmware of a machine that is about to start. Its variables are a new copy of the template, or the file
+/// `kept`, if that is given. If that file does not exist, it is made as a copy of the template.
 pub fn prepare(files: &RunFiles, kept: Option<&Path>, secure_boot: bool) -> Result<UefiFiles> {
     std::fs::create_dir_all(&files.dir).map_err(Error::io("create the run directory", &files.dir))?;
-    let UefiFiles { code, variables: empty, .. } = find(secure_boot)?;
-    let describe = |path: &Path| Error::io("read the empty firmware variables", path);
-    let size_bytes = std::fs::metadata(&empty).map_err(describe(&empty))?.len();
+    let UefiFiles { code, variables: template, .. } = find(secure_boot)?;
+    let describe = |path: &Path| Error::io("read the template of the firmware variables", path);
+    let size_bytes = std::fs::metadata(&template).map_err(describe(&template))?.len();
     if size_bytes > MAX_VARIABLES_BYTES {
         let why = format!("it has {size_bytes} bytes, at most {MAX_VARIABLES_BYTES} are expected");
-        return Err(describe(&empty)(std::io::Error::new(ErrorKind::InvalidData, why)));
+        return Err(describe(&template)(std::io::Error::new(ErrorKind::InvalidData, why)));
     }
     let variables = kept.map_or_else(|| files.firmware_variables(), Path::to_path_buf);
     if let Some(kept) = kept {
@@ -98,7 +102,7 @@ pub fn prepare(files: &RunFiles, kept: Option<&Path>, secure_boot: bool) -> Resu
             Err(error) => return Err(use_kept(error)),
         }
     }
-    let bytes = std::fs::read(&empty).map_err(describe(&empty))?;
+    let bytes = std::fs::read(&template).map_err(describe(&template))?;
     write_whole(&variables, &bytes).map_err(Error::io("write the firmware variables", &variables))?;
     Ok(UefiFiles { code, variables, secure_boot })
 }

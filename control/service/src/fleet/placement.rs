@@ -1,9 +1,9 @@
-//! Chooses the host of a machine. A pure function of hosts and their machines, called when a machine is created, moved, or started for a
-//! lost host.
+//! Chooses the host of a machine that is created, moved, or started again because its host is lost. Makes no I/O: it gets the hosts and
+//! their machines, and counts each placed machine in the candidates.
 //!
-//! A host has room for a machine if its memory suffices for all its machines that are on or wanted, and for this one, each with its write
-//! cache in RAM. Of the hosts with room, the one is chosen that would have most memory left if all its machines were on. So machines of a
-//! catalog are spread even while they are off.
+//! A host has room for a machine if its memory suffices for all its machines that are on, or are to be on, and for this one, each with its
+//! write cache in RAM. Of the hosts with room, the one is chosen that would have most memory left if all its machines were on. So machines
+//! of a catalog are spread even while they are off. Machines that boot from the network have their own hardware and do not count.
 
 use headwater_api::BootFrom;
 use headwater_db::{HostRecord, MachineRecord};
@@ -22,7 +22,7 @@ pub(crate) struct Candidate {
     pub(crate) name: String,
     why_not: Option<&'static str>,
     memory_bytes: u64,
-    /// The memory that is left by machines that are on or wanted. Negative if they use more than there is.
+    /// The memory that is left by machines that are on or are to be on. Negative if they use more than there is.
     left_bytes: i128,
     /// The memory that would be left if all its machines were on.
     left_of_all_bytes: i128,

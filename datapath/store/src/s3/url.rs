@@ -1,4 +1,4 @@
-//! The URL of a store in S3: `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`.
+//! The URL of a store in S3: `s3://BUCKET/PREFIX?endpoint=URL&region=NAME&style=path|host&timeout=SECONDS`.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub struct S3Url {
     pub bucket: String,
     /// The prefix of all keys, without slashes at its ends; may be empty.
     pub prefix: String,
-    /// The server, unless it is Amazon's: `http://127.0.0.1:9000`.
+    /// The URL of the server, such as `http://127.0.0.1:9000`; `None`: Amazon's.
     pub endpoint: Option<String>,
     /// The region, if it differs from that of the environment.
     pub region: Option<String>,
@@ -59,7 +59,7 @@ impl FromStr for S3Url {
         }
         let sound = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
         if bucket.len() < 3 || bucket.len() > 63 || !bucket.chars().all(sound) {
-            return Err(invalid("it names no bucket of 3 to 63 letters, digits, '.' and '-'"));
+            return Err(invalid("it names no bucket of 3 to 63 letters, digits, '.', '-' and '_'"));
         }
         let prefix = prefix.trim_matches('/');
         let sound_part = |part: &str| {
@@ -122,7 +122,7 @@ impl S3Url {
     }
 }
 
-/// The URL as people write it, without defaults.
+/// The URL for messages: only bucket, prefix and endpoint. It does not parse back to the same [`S3Url`].
 impl std::fmt::Display for S3Url {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "s3://{}", self.bucket)?;

@@ -1,8 +1,10 @@
-//! The write cache of one volume: the hit path, on which requests are served from RAM.
+//! The write cache of one volume. It finishes requests that RAM can serve (the hit path). For other requests, the
+//! result says what the caller has to wait for.
 //!
 //! A request ([`read`](WriteCache::read), [`write`](WriteCache::write), [`clear`](WriteCache::clear)) is
-//! executed on the thread that received it. It holds one leaf's lock and, within that, at most the log's
-//! lock. It makes no I/O, and allocates only a leaf's first table.
+//! executed on the thread that received it. It holds the lock of one leaf of the index (`map`) and,
+//! within that, at most the lock of the log of segments (`log`). It makes no I/O. It allocates only a
+//! leaf's first table and, during a freeze, the copy of a leaf that changes.
 //!
 //! | file | contents |
 //! |---|---|
@@ -81,7 +83,7 @@ const MIN_SEGMENTS: u64 = 4;
 /// that may be configured.
 pub const LEAST_RAM_BYTES: u64 = MIN_SEGMENTS * SEGMENT_BYTES as u64;
 
-/// The segments that a growing index leaves to a cache that had so many. With fewer, writers that are as fast
+/// The most segments that a cache may keep when its index grows into their RAM. With fewer, writers that are as fast
 /// as the disk would stop each time that the host's thread runs a moment late
 /// (`docs/decisions/0015-disks-of-little-ram.md`).
 const SEGMENTS_BESIDE_INDEX: u64 = 8;
@@ -117,7 +119,7 @@ pub struct WriteCache {
     pub(crate) share: Share,
     disk_bytes: AtomicU64,
     pub(crate) pause_limit: Duration,
-    /// The size of the index that the host's budget knows.
+    /// The size of the index that was last reported to the host's budget.
     reported_index: AtomicU64,
     /// Whether the last write to the overflow disk failed or found the disk full.
     pub(crate) disk_full: AtomicBool,
