@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 use headwater_dhcp::Mac;
 
-/// A registered machine.
+/// A registered machine that boots from the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     /// Its name.
@@ -18,7 +18,7 @@ pub struct Known {
 pub struct Boot {
     /// The machine's name.
     pub machine: String,
-    /// Its card.
+    /// The MAC address of its network card.
     pub mac: Mac,
     /// The version, as `IMAGE@NUMBER`.
     pub version: String,
@@ -51,13 +51,13 @@ pub trait Targets: Send + Sync + 'static {
     /// The path of an extracted file of a version. `manifest` comes from the network, so it can be any text.
     fn artefact(&self, manifest: &str, which: Artefact) -> Option<PathBuf>;
 
-    /// The settings of a machine as a cpio archive. After this call the machine may read the image, and counts as
-    /// booting.
+    /// The settings of a machine (host name, machine-id, servers, token and others) as a cpio archive. After this call the
+    /// machine may read the image, and counts as booting.
     async fn settings(&self, boot: &Boot) -> Result<Vec<u8>, String>;
 
     /// Records why a machine cannot boot. It asks again every few seconds, so this is called with the same reason again and again.
     async fn refused(&self, mac: Mac, why: &str);
 
-    /// A random token that cannot be guessed.
+    /// A random token that cannot be guessed, for the URL of a machine's settings.
     fn token(&self) -> std::io::Result<[u8; 16]>;
 }

@@ -1,5 +1,5 @@
-//! The result of a scan of a machine's write cache: which classes of data, files, directories and partitions its changed
-//! blocks belong to. `scan` fills it in.
+//! The result of a scan of a machine's write cache: which classes of data, files, directories and partitions its
+//! changed blocks belong to. `scan` fills it in.
 
 use std::collections::BTreeMap;
 
@@ -61,11 +61,11 @@ pub struct Contents {
     pub classes: BTreeMap<Class, Held>,
     /// All partitions that have something in the write cache.
     pub partitions: Vec<PartitionContents>,
-    /// The largest files, largest first.
+    /// The largest files, largest first: at most [`ITEMS_MAX`](crate::scan::ITEMS_MAX).
     pub files: Vec<Item>,
     /// How many files have something in the write cache.
     pub files_total: u64,
-    /// The largest directories, largest first, each with everything below it.
+    /// The largest directories, largest first, each with everything below it: at most as many as files.
     pub directories: Vec<Item>,
     /// Space that `fstrim` or its like would give back at most: [`Class::Free`] of each partition, by its number.
     pub free: BTreeMap<u32, Held>,

@@ -9,7 +9,7 @@
 //! search, and never looks into parent versions.
 //!
 //! Everything is checked when a manifest is parsed, so that its users need not check: runs are ascending and
-//! inside the image, every chunk is inside its object, every object is used. One content has one encoding, so
+//! inside the image, every chunk is inside its object, every object is used. Equal manifests have equal bytes, so
 //! the BLAKE3 of the bytes identifies a version. The format is described byte by byte in `docs/format.md`.
 
 use std::ops::{Deref, Range};
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_as_long_as_the_largest_image_at_most() {
+    fn an_object_has_at_most_the_largest_image_and_its_header() {
         let longest = |len_bytes: u64| {
             let mut bytes = sample().encode();
             bytes[88 + 32..88 + 40].copy_from_slice(&len_bytes.to_le_bytes());

@@ -209,7 +209,7 @@ fn second(
 
 /// A read that does not wait for servers does not wait for one that sends a byte now and then, either.
 fn in_time(stall: Duration, transfer: &Transfer) -> Result<(), Fault> {
-    match takes_longer(transfer, stall.saturating_mul(probe::STALLS_MAX)) {
+    match takes_longer(transfer, stall.saturating_mul(probe::TOTAL_TIMEOUT_STALLS)) {
         Some(longest) => {
             Err(Fault::Gone(format!("it did not answer in full for {:.1} s", longest.as_secs_f64())))
         }

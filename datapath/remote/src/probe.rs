@@ -18,7 +18,7 @@ use crate::transfer::{Fault, PriorRequests, Transfer, Wanted};
 const MEASURE_AFTER: Duration = Duration::from_secs(5);
 /// The total timeout of an answer, as a multiple of the stall timeout. So a server that sends a byte now and
 /// then delays nobody.
-pub(crate) const STALLS_MAX: u32 = 3;
+pub(crate) const TOTAL_TIMEOUT_STALLS: u32 = 3;
 
 /// The start of the file `store`: enough to know that the server is one of a store, and that it supports
 /// ranges.
@@ -167,7 +167,7 @@ fn resolve_in_background(servers: &Arc<Servers>, index: usize) {
 }
 
 fn finish(servers: &Servers, mut transfer: Transfer) -> Result<(Vec<u8>, Duration), Fault> {
-    let longest = servers.limits.stall.saturating_mul(STALLS_MAX);
+    let longest = servers.limits.stall.saturating_mul(TOTAL_TIMEOUT_STALLS);
     while !transfer.advance()? {
         if transfer.started().elapsed() >= longest {
             return Err(Fault::Gone(format!("it did not answer in full for {:.1} s", longest.as_secs_f64())));

@@ -1,6 +1,6 @@
 //! Finds and creates the directories of the control sockets (`PID.sock`) of `headwater export` and `headwater attach`,
-//! to which `headwater cache` connects. Refuses a directory in which another user could put a socket. What is said over
-//! a socket is in [`super::client`] and [`super::server`].
+//! to which `headwater cache` connects. Refuses a directory in which another user could put a socket. The protocol is
+//! in [`super`], its two ends in [`super::client`] and [`super::server`].
 //!
 //! A socket gets its name only after its process listens on it. So if a socket refuses a connection, its process is
 //! dead.
@@ -45,9 +45,10 @@ pub fn usual() -> Vec<PathBuf> {
 }
 
 /// For root: the directories of all other users, except for those that somebody's `XDG_RUNTIME_DIR` puts elsewhere.
+/// Empty for other users, and if `HEADWATER_RUN_DIR` is set.
 pub fn of_others() -> Vec<PathBuf> {
-    let is_said = std::env::var_os(VARIABLE).is_some_and(|dir| !dir.is_empty());
-    if is_said || !rustix::process::geteuid().is_root() {
+    let is_set = std::env::var_os(VARIABLE).is_some_and(|dir| !dir.is_empty());
+    if is_set || !rustix::process::geteuid().is_root() {
         return Vec::new();
     }
     others_in(Path::new("/run/user"), Path::new("/tmp"))
@@ -89,7 +90,7 @@ fn listen_in(dir: &Path) -> Result<(UnixListener, PathBuf), Error> {
     let pid = std::process::id();
     let path = dir.join(format!("{pid}.sock"));
     if connect(&path).is_ok() {
-        // A process in another container with the same process id there.
+        // A process in another container has the same process id there.
         return Err(Error::new(
             ErrorKind::AddrInUse,
             format!("another process listens on {}", path.display()),

@@ -31,13 +31,18 @@ impl DiskCache {
         }
     }
 
-    /// Like [`DiskCache::keep_manifest`], but returns the error.
+    /// Like [`DiskCache::keep_manifest`], but returns the error: for callers that promise that the version can be
+    /// opened while no server answers.
     pub(crate) fn must_keep_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), ImageError> {
         self.try_keep_manifest(id, bytes).map_err(|e| {
             let (version, dir) = (id.short(), self.dir.join(DIR));
+            // The other errors have advice of their own.
+            let advice = match e.raw_os_error() {
+                Some(_) => " (check that there is free space, and that the directory is writable)",
+                None => "",
+            };
             let tried = format!(
-                "cannot write the manifest of version {version} to {}, so the version cannot be opened while no server answers \
-                 (check that there is free space, and that the directory is writable)",
+                "cannot write the manifest of version {version} to {}, so the version cannot be opened while no server answers{advice}",
                 dir.display()
             );
             ImageError::from_os(tried, &e)

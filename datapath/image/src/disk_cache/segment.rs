@@ -1,12 +1,12 @@
-//! A segment of the chunk cache: a file of records, one after another.
+//! A segment of the chunk cache: a file of records, one after another. Numbers are little-endian.
 //!
 //! | offset | bytes | what |
 //! |---|---|---|
 //! | 0 | 4 | `HWCK` |
 //! | 4 | 4 | length of the chunk as it is stored |
-//! | 8 | 32 | hash of the chunk |
-//! | 40 | 8 | first bytes of the BLAKE3 of the 40 bytes before |
-//! | 48 | | the chunk |
+//! | 8 | 32 | hash of the chunk, uncompressed |
+//! | 40 | 8 | first 8 bytes of the BLAKE3 of the 40 bytes before |
+//! | 48 | | the chunk as it is stored |
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -46,7 +46,7 @@ fn parse(header: &[u8; RECORD_HEADER_BYTES]) -> Option<(Hash, u32)> {
 
 /// The records of a segment of `len` bytes: hash, offset of the chunk, its stored length. Bytes that are not
 /// a record are skipped. A failed write or a crash can leave such bytes between records, even between records
-/// written at the same time.
+/// written at the same time. Contents of chunks are not checked here: the reader of a chunk compares its hash.
 pub(crate) fn scan(file: &File, len: u64) -> Vec<(Hash, u64, u32)> {
     let mut found = Vec::new();
     let mut at = 0u64;
