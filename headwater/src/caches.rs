@@ -63,8 +63,8 @@ pub struct NewLimits {
 /// How write caches handle writes.
 #[derive(Args, Clone, Debug)]
 pub struct WritingArgs {
-    /// How long a write waits for space in its write cache before it is refused; guests of the daemon get no error, and their writes are
-    /// tried again
+    /// How long a write waits for space in its write cache before it is refused. Over vhost-user, and for guests of the daemon, it is
+    /// then tried again instead
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_PAUSE_LIMIT.as_secs())]
     pub pause: u64,
     /// How overflow is written: direct (past the page cache), buffered, or auto (measured once)

@@ -39,7 +39,7 @@ pub struct Scheme {
     /// Whether machines are made from a version in an image gallery.
     #[serde(default)]
     pub gallery: bool,
-    /// Whether the OS disk is on the host, and lost with the host. Needs `managed_disks` and `gallery`.
+    /// Whether the OS disk is on the host if `places` permits it, and then lost with the host. Needs `managed_disks` and `gallery`.
     #[serde(default)]
     pub ephemeral: bool,
     /// The allowed places of the OS disk, in order of preference. By default, all places if the OS disk is ephemeral,

@@ -225,7 +225,7 @@ impl ServeArgs {
 pub struct ServeBootArgs {
     /// Also boot registered machines in the network of this interface, beside the DHCP server there: they get boot
     /// loader, kernel and settings (ports 67, 69, 80 and 4011), and read their images at --store-listen with their
-    /// own tokens. Needs root
+    /// own tokens. Needs root, or CAP_NET_BIND_SERVICE and CAP_NET_RAW
     #[arg(long, value_name = "INTERFACE", requires = "store_listen")]
     pub boot: Option<String>,
     /// The port for kernels and settings, over HTTP

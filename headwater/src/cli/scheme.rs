@@ -61,7 +61,7 @@ pub struct SchemeArgs {
     /// Machines come from a version in an image gallery; needs --managed-disks
     #[arg(long, group = "scheme_options")]
     gallery: bool,
-    /// The OS disk is on the host and lost with it; needs --managed-disks and --gallery
+    /// The OS disk is on the host if possible, and then lost with it; needs --managed-disks and --gallery
     #[arg(long, group = "scheme_options")]
     ephemeral: bool,
     /// Where the OS disk may be, best place first [default: cache,temp,nvme,managed with --ephemeral, else managed]
