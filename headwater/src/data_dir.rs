@@ -316,7 +316,7 @@ mod tests {
         data_dir.check_owner(user).unwrap();
         let refused = data_dir.check_owner(user + 1).unwrap_err().to_string();
         assert!(
-            refused.contains(&format!("belongs to user {user} ")) && refused.contains("chown"),
+            refused.contains(&format!("belongs to user {user}, ")) && refused.contains("chown"),
             "{refused}"
         );
         for (mode, is_refused) in [(0o1777, true), (0o770, true), (0o757, true), (0o755, false)] {

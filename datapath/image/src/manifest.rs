@@ -108,8 +108,8 @@ impl ManifestBuilder {
     }
 
     /// Sets the disk's sector size, which is 512 bytes by default, and whether the disk boots with UEFI only.
-    pub fn set_disk(&mut self, sector_bytes: u32, is_uefi_only: bool) {
-        self.0.outline.set_disk(sector_bytes, is_uefi_only);
+    pub fn set_disk_properties(&mut self, sector_bytes: u32, is_uefi_only: bool) {
+        self.0.outline.set_disk_properties(sector_bytes, is_uefi_only);
     }
 
     /// Adds the chunk with number `index`; the numbers must ascend.

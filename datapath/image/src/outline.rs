@@ -65,7 +65,7 @@ impl Outline {
         }
     }
 
-    pub(crate) fn set_disk(&mut self, sector_bytes: u32, is_uefi_only: bool) {
+    pub(crate) fn set_disk_properties(&mut self, sector_bytes: u32, is_uefi_only: bool) {
         self.sector_bytes = sector_bytes;
         self.is_uefi_only = is_uefi_only;
     }

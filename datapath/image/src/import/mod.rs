@@ -316,11 +316,11 @@ fn inspect(
     builder: &mut ManifestBuilder,
 ) -> Result<Option<Inspection>, ImageError> {
     if let Some(parent) = parent {
-        builder.set_disk(parent.sector_bytes(), parent.is_uefi_only());
+        builder.set_disk_properties(parent.sector_bytes(), parent.is_uefi_only());
         return Ok(None);
     }
     let found = Inspection::of(source, told)?;
-    builder.set_disk(found.sector_bytes, found.boot.is_uefi_only());
+    builder.set_disk_properties(found.sector_bytes, found.boot.is_uefi_only());
     Ok(Some(found))
 }
 
