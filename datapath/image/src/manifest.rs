@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_has_at_most_the_largest_image_and_its_header() {
+    fn an_object_is_at_most_the_largest_image_with_header() {
         let longest = |len_bytes: u64| {
             let mut bytes = sample().encode();
             bytes[88 + 32..88 + 40].copy_from_slice(&len_bytes.to_le_bytes());
