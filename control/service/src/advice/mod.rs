@@ -15,6 +15,7 @@ use headwater_api::{AdvisedSizes, CatalogAdvice, HostAdvice};
 use headwater_db::{CatalogRecord, DbError, RunRecord};
 
 use crate::Service;
+use crate::answer::problem;
 use crate::lifecycle::Active;
 use percentiles::{bound_of_p95, percentile};
 pub(crate) use samples::AdviceState;
@@ -86,7 +87,7 @@ impl Service {
         let (service, under_way) = (self.clone(), self.begin_operation());
         tokio::spawn(async move {
             if let Err(error) = service.add_run(&run).await {
-                tracing::warn!(machine = %run.machine, "what its write cache took is not noted: {error}");
+                tracing::warn!(machine = %run.machine, "what its write cache took is not noted: {}", problem(&error));
             }
             drop(under_way);
         });

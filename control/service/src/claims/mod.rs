@@ -526,7 +526,7 @@ impl Service {
             }
             let ended = service.end_claim(&Caller::daemon(), &claim, "its user has logged off").await;
             if let Err(error) = ended {
-                tracing::warn!(machine = %claim.machine, "cannot end the claim of a user who has logged off; it is tried again: {error}");
+                tracing::warn!(machine = %claim.machine, "cannot end the claim of a user who has logged off; it is tried again: {}", problem(&error));
             }
         });
     }

@@ -324,7 +324,7 @@ impl Service {
         };
         self.fleet().links().remove(&host);
         if let Err(error) = self.node_seen(host).await {
-            tracing::warn!(host = name, "cannot note when a node was connected last: {error}");
+            tracing::warn!(host = name, "cannot note when a node was connected last: {}", problem(&error));
         }
         drop(slot);
         tracing::warn!(host = name, "a node is not connected any more: {why}");
@@ -341,7 +341,7 @@ impl Service {
             match self.note_lost(host, generation, &why).await {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::warn!(%host, "cannot note that a host is lost, and tries again: {error}");
+                    tracing::warn!(%host, "cannot note that a host is lost, and tries again: {}", problem(&error));
                     tokio::time::sleep(RETRY_PAUSE).await;
                 }
             }
@@ -380,7 +380,9 @@ impl Service {
                         return;
                     }
                 }
-                Err(error) => tracing::warn!("cannot see which nodes are awaited, and tries again: {error}"),
+                Err(error) => {
+                    tracing::warn!("cannot see which nodes are awaited, and tries again: {}", problem(&error))
+                }
             }
             if self.is_stopping() {
                 return;

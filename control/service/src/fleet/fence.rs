@@ -184,7 +184,7 @@ impl Service {
     /// Ends machines while the lease is over, and restarts them after a new lease, until `stop` is true.
     pub async fn keep_fence(&self, mut stop: watch::Receiver<bool>) -> std::io::Result<()> {
         while let Err(error) = self.load_fenced().await {
-            tracing::error!("cannot list the machines that are fenced, and tries again: {error}");
+            tracing::error!("cannot list the machines that are fenced, and tries again: {}", problem(&error));
             tokio::time::sleep(RETRY_PAUSE).await;
         }
         let mut was_over = true;
@@ -231,7 +231,8 @@ impl Service {
             if let Err(error) = ended {
                 tracing::error!(
                     machine,
-                    "cannot end a machine that another host may run, and tries again: {error}"
+                    "cannot end a machine that another host may run, and tries again: {}",
+                    problem(&error)
                 );
                 continue;
             }
@@ -257,7 +258,10 @@ impl Service {
     /// has removed the others before it gave a new lease.
     async fn resume_fenced(&self) {
         let own = self.own_machines().await.unwrap_or_else(|error| {
-            tracing::error!("cannot list the machines that were fenced, and starts none of them: {error}");
+            tracing::error!(
+                "cannot list the machines that were fenced, and starts none of them: {}",
+                problem(&error)
+            );
             Vec::new()
         });
         let is_due = |record: &MachineRecord| {

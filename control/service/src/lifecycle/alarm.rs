@@ -18,6 +18,7 @@ use headwater_api::{Alarm, Wanted};
 use headwater_db::{DbError, MachineRecord, Repository};
 
 use crate::Service;
+use crate::answer::problem;
 use crate::backend::Shortage;
 use crate::caller::Caller;
 use crate::lifecycle::Active;
@@ -123,7 +124,7 @@ impl Service {
         if let Err(e) = self.write_pending_events().await
             && is_news
         {
-            tracing::error!("cannot write an alarm to the history now; it is tried again: {e}");
+            tracing::error!("cannot write an alarm to the history now; it is tried again: {}", problem(&e));
         }
     }
 

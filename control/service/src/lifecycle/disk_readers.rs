@@ -81,7 +81,8 @@ impl Service {
             if let Err(error) = service.append(event).await {
                 tracing::error!(
                     machine,
-                    "cannot write to the history who reads the disk of a machine: {error}"
+                    "cannot write to the history who reads the disk of a machine: {}",
+                    problem(&error)
                 );
             }
             drop(place);

@@ -204,7 +204,11 @@ pub(super) async fn go_on(
         let chosen = match choose(&service, &mut plan, is_cancelled).await {
             Ok(chosen) => chosen,
             Err(error) => {
-                tracing::warn!(host, "cannot choose the next machines to move; it is tried again: {error}");
+                tracing::warn!(
+                    host,
+                    "cannot choose the next machines to move; it is tried again: {}",
+                    problem(&error)
+                );
                 tokio::time::sleep(RETRY).await;
                 continue;
             }

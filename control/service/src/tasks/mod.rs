@@ -33,7 +33,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
 use crate::Service;
-use crate::answer::Failure;
+use crate::answer::{Failure, problem};
 use crate::backend::TaskControl;
 use crate::caller::Caller;
 
@@ -108,7 +108,8 @@ where
             tracing::warn!(
                 kind = what.kind,
                 subject = what.subject,
-                "cannot write a task to the database, so 'task list' does not show it: {error}"
+                "cannot write a task to the database, so 'task list' does not show it: {}",
+                problem(&error)
             );
             None
         }
@@ -259,7 +260,11 @@ impl Service {
             // The client has its answer, even if the database fails. Retry, because a task that looks unended would block
             // others.
             while let Err(error) = noted {
-                tracing::error!(id, "cannot record that a task ended; it is tried again: {error}");
+                tracing::error!(
+                    id,
+                    "cannot record that a task ended; it is tried again: {}",
+                    problem(&error)
+                );
                 if service.is_stopping() {
                     break;
                 }
@@ -279,7 +284,7 @@ impl Service {
             task.started_at_ms.get_or_insert(now);
         });
         if let Err(error) = began.await {
-            tracing::warn!(id, "cannot record that a task began: {error}");
+            tracing::warn!(id, "cannot record that a task began: {}", problem(&error));
         }
     }
 
@@ -335,7 +340,7 @@ impl Service {
         F: Future<Output = Result<(), DbError>>,
     {
         while let Err(error) = save().await {
-            tracing::error!("cannot save {what}; it is tried again: {error}");
+            tracing::error!("cannot save {what}; it is tried again: {}", problem(&error));
             if self.is_stopping() {
                 return Err(stopped());
             }

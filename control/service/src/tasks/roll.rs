@@ -262,7 +262,11 @@ pub(super) async fn go_on(
         };
         if let Err(error) = looked {
             let catalog = &plan.catalog;
-            tracing::error!(catalog, "the roll cannot read its machines' states, and tries again: {error}");
+            tracing::error!(
+                catalog,
+                "the roll cannot read its machines' states, and tries again: {}",
+                problem(&error)
+            );
             tokio::time::sleep(LOOK).await;
             continue;
         }
@@ -310,7 +314,11 @@ pub(super) async fn go_on(
                 Ok(false) => return service.finish_roll(&plan, &caller).await,
                 Err(error) => {
                     let catalog = &plan.catalog;
-                    tracing::error!(catalog, "the roll cannot list its machines, and tries again: {error}");
+                    tracing::error!(
+                        catalog,
+                        "the roll cannot list its machines, and tries again: {}",
+                        problem(&error)
+                    );
                     tokio::time::sleep(LOOK).await;
                 }
             },
@@ -504,7 +512,8 @@ impl Service {
                 Err(error @ DbError::Away { .. }) if may_wait(end, control) => {
                     tracing::warn!(
                         machine = member.machine,
-                        "a roll waits until the database or a node can be reached: {error}"
+                        "a roll waits until the database or a node can be reached: {}",
+                        problem(&error)
                     );
                     tokio::time::sleep(LOOK).await;
                     continue;
@@ -661,7 +670,8 @@ impl Service {
             Err(LifecycleError::Unknown(_)) => Ok(()),
             Err(error @ LifecycleError::Away { .. }) if self.is_lost(record.host).await? => {
                 tracing::error!(
-                    "a roll cannot move a machine back, because its host is lost; use 'headwater machine reset' later: {error}"
+                    "a roll cannot move a machine back, because its host is lost; use 'headwater machine reset' later: {}",
+                    problem(&error)
                 );
                 Ok(())
             }
