@@ -204,11 +204,8 @@ pub(super) async fn go_on(
         let chosen = match choose(&service, &mut plan, is_cancelled).await {
             Ok(chosen) => chosen,
             Err(error) => {
-                tracing::warn!(
-                    host,
-                    "cannot choose the next machines to move; it is tried again: {}",
-                    problem(&error)
-                );
+                let why = problem(&error);
+                tracing::warn!(host, "cannot choose the next machines to move; it is tried again: {why}");
                 tokio::time::sleep(RETRY).await;
                 continue;
             }

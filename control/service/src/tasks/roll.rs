@@ -261,12 +261,8 @@ pub(super) async fn go_on(
             Ok(())
         };
         if let Err(error) = looked {
-            let catalog = &plan.catalog;
-            tracing::error!(
-                catalog,
-                "the roll cannot read its machines' states, and tries again: {}",
-                problem(&error)
-            );
+            let (catalog, why) = (&plan.catalog, problem(&error));
+            tracing::error!(catalog, "the roll cannot read its machines' states, and tries again: {why}");
             tokio::time::sleep(LOOK).await;
             continue;
         }
@@ -313,12 +309,8 @@ pub(super) async fn go_on(
                 Ok(true) => {}
                 Ok(false) => return service.finish_roll(&plan, &caller).await,
                 Err(error) => {
-                    let catalog = &plan.catalog;
-                    tracing::error!(
-                        catalog,
-                        "the roll cannot list its machines, and tries again: {}",
-                        problem(&error)
-                    );
+                    let (catalog, why) = (&plan.catalog, problem(&error));
+                    tracing::error!(catalog, "the roll cannot list its machines, and tries again: {why}");
                     tokio::time::sleep(LOOK).await;
                 }
             },
