@@ -90,9 +90,9 @@ impl<T> State<T> {
     }
 
     fn is_outdated(&self) -> bool {
-        self.last.as_ref().is_some_and(|(_, begun_at)| {
-            self.changed.is_some_and(|changed| *begun_at <= changed)
-        })
+        self.last
+            .as_ref()
+            .is_some_and(|(_, begun_at)| self.changed.is_some_and(|changed| *begun_at <= changed))
     }
 }
 
@@ -134,19 +134,14 @@ impl<T: Clone + Send + 'static> StoreView<T> {
             }
             let state = self.lock();
             let outdated = state.is_outdated();
-            state.last.clone().map(|(value, begun_at)| Answer {
-                value,
-                age: begun_at.elapsed(),
-                outdated,
-            })
+            state.last.clone().map(|(value, begun_at)| Answer { value, age: begun_at.elapsed(), outdated })
         }
     }
 
     fn is_young(&self, max_age: Duration) -> bool {
         let state = self.lock();
         let begun_at = state.last.as_ref().map(|(_, begun_at)| *begun_at);
-        begun_at
-            .is_some_and(|begun_at| begun_at.elapsed() < max_age && !state.is_outdated())
+        begun_at.is_some_and(|begun_at| begun_at.elapsed() < max_age && !state.is_outdated())
     }
 
     /// Whether there was no answer yet, and a query runs.
@@ -415,8 +410,7 @@ mod tests {
         begun_at.changed();
         assert_eq!(begun_at.lock().timeout(minute), Duration::from_secs(60));
         let away = || BackendError::new(ProblemKind::Failed, "away");
-        let failed =
-            begun_at.clone().ask(Duration::ZERO, minute, || async move { Err(away()) }).await;
+        let failed = begun_at.clone().ask(Duration::ZERO, minute, || async move { Err(away()) }).await;
         assert!(failed.is_some_and(|answer| answer.outdated));
         assert_eq!(
             begun_at.lock().timeout(minute),
@@ -430,13 +424,10 @@ mod tests {
         let begun_at = StoreView::default();
         let failed = || BackendError::new(ProblemKind::Failed, "away");
         assert!(begun_at.clone().ask(Duration::ZERO, None, || async { Ok(7) }).await.is_some());
-        let answer =
-            begun_at.clone().ask(Duration::ZERO, None, || async move { Err(failed()) }).await;
+        let answer = begun_at.clone().ask(Duration::ZERO, None, || async move { Err(failed()) }).await;
         assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((7, false)));
         assert!(
-            begun_at
-                .silence()
-                .is_some_and(|silence| silence.why.is_some_and(|why| why.contains("away")))
+            begun_at.silence().is_some_and(|silence| silence.why.is_some_and(|why| why.contains("away")))
         );
         // Changed since, so outdated.
         begun_at.changed();

@@ -338,7 +338,8 @@ impl Reader<'_> {
 
     fn count(&mut self, depth: usize) -> Result<(), Fault> {
         let left = self.left.checked_sub(1).filter(|_| depth < DEPTH_MAX);
-        self.left = left.ok_or_else(|| fault("its metadata have too many values, or are nested too deeply"))?;
+        self.left =
+            left.ok_or_else(|| fault("its metadata have too many values, or are nested too deeply"))?;
         Ok(())
     }
 
