@@ -34,7 +34,7 @@ use self::running::RunningCalls;
 use super::first_call::{self, Early};
 use super::kept::{Handed, Keeper, LISTENER, LOCK};
 use super::notifier::Notifier;
-use super::protocol::{DiskSnapshot, Failure, Snapshot, VERSION, Welcome, not_open};
+use super::protocol::{DiskSnapshot, Failure, Snapshot, VERSION, Welcome, not_open, problem_of};
 use super::sandbox::Sandbox;
 use super::settings::Settings;
 use super::upgrade::HANDED_OVER;
