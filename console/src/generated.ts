@@ -400,6 +400,8 @@ export interface CreateMachine {
 
 /** The request to create a token. */
 export interface CreateToken {
+  /** The client certificate of its holder, in PEM. The token then has no secret, and expires with the certificate. */
+  certificate?: string;
   /** 1 to 63 of a-z, 0-9 and '-': the history names it. */
   name: string;
   /** The role of callers with this token. */
@@ -876,7 +878,7 @@ export interface MovedMachine {
 
 /** A new token. Only this answer contains its secret: the daemon stores a hash. */
 export type NewToken = TokenInfo & {
-  /** For the header `Authorization: Bearer SECRET`. */
+  /** For the header `Authorization: Bearer SECRET`. Empty if the token has a client certificate instead. */
   secret: string;
 };
 
@@ -1477,6 +1479,8 @@ export type TaskState = "waiting" | "running" | "done" | "failed" | "cancelled";
 
 /** A token, without its secret. */
 export interface TokenInfo {
+  /** The fingerprint of the client certificate, if the token has one instead of a secret. */
+  certificate?: string;
   /** When it was created. */
   created_at_ms: number;
   /** The caller that created it. */

@@ -162,7 +162,7 @@ impl Webhook {
             .header("headwater-signature", self.signature(news.at_ms / 1000, &body))
             .body(Full::new(Bytes::from(body)))?;
         if self.address.is_encrypted {
-            let stream = server::connect(&self.address, &Trust::Authorities(None)).await?;
+            let stream = server::connect(&self.address, &Trust::Authorities(None), None).await?;
             exchange(stream, request).await
         } else {
             exchange(server::connect_plain(&self.address).await?, request).await

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use headwater_api::{Problem, ProblemKind};
 use serde::{Deserialize, Serialize};
 
-use crate::client::server::{Address, Trust};
+use crate::client::server::{Address, ClientFiles, Trust};
 use crate::replace::replace;
 
 /// The name of the context that means the daemon of this host.
@@ -29,8 +29,12 @@ pub struct Context {
     /// The authorities for its certificate, in PEM, if they are not the system's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authorities: Option<String>,
-    /// The user's token.
+    /// The user's token. Empty: the user has a client certificate instead.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub token: String,
+    /// The user's client certificate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<ClientFiles>,
 }
 
 impl Context {

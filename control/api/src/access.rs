@@ -73,6 +73,9 @@ pub struct CreateToken {
     /// How long the token is valid, in seconds. Absent: until it is revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub valid_s: Option<u64>,
+    /// The client certificate of its holder, in PEM. The token then has no secret, and expires with the certificate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
 }
 
 /// A token, without its secret.
@@ -92,6 +95,9 @@ pub struct TokenInfo {
     /// When it expires. Absent: it is valid until it is revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at_ms: Option<u64>,
+    /// The fingerprint of the client certificate, if the token has one instead of a secret.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
 }
 
 /// A new token. Only this answer contains its secret: the daemon stores a hash.
@@ -100,7 +106,7 @@ pub struct NewToken {
     /// The token.
     #[serde(flatten)]
     pub info: TokenInfo,
-    /// For the header `Authorization: Bearer SECRET`.
+    /// For the header `Authorization: Bearer SECRET`. Empty if the token has a client certificate instead.
     pub secret: String,
 }
 

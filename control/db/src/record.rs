@@ -395,7 +395,8 @@ pub struct ClaimRecord {
 pub struct TokenRecord {
     /// Its name; unique.
     pub name: String,
-    /// The hash of its secret, in hexadecimal digits; unique.
+    /// The hash of its secret, in hexadecimal digits, or the fingerprint of its client certificate, which begins with
+    /// `sha256:`; unique.
     pub hash: String,
     /// Its role.
     pub role: Role,

@@ -38,9 +38,8 @@
 //!
 //! # Not here
 //! No disk request passes through this crate, and it knows neither the data plane nor QEMU. There are no user accounts: the
-//! unix socket belongs to its owner, and TCP accepts the directory's [`token::Token`], a named token with a role, or a
-//! session of the [`web`]
-//! console. TCP beyond the loopback interface needs TLS; the caller of [`server::Port::bind`] provides the certificates.
+//! unix socket belongs to its owner, and TCP accepts the directory's [`token::Token`], a named token with a role, whose
+//! holder has its secret or a client certificate, or a session of the [`web`] console. TCP beyond the loopback interface needs TLS; the caller of [`server::Port::bind`] provides the certificates.
 //!
 //! Start reading at [`lifecycle`].
 
@@ -50,6 +49,7 @@ mod answer;
 pub mod backend;
 mod caller;
 mod catalogs;
+mod certificate;
 mod claims;
 mod clock_hours;
 mod console;

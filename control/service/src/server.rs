@@ -16,6 +16,7 @@ use axum::response::{IntoResponse, Response};
 use axum::serve::IncomingStream;
 use headwater_admission::{Admission, Entry, Permit};
 use headwater_api::{Problem, ProblemKind, words};
+use headwater_db::{DbError, TokenRecord};
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -30,6 +31,7 @@ use tokio_rustls::rustls::ServerConfig;
 
 use crate::answer::{Failure, problem};
 use crate::caller::{Peer, Presented};
+use crate::certificate::Shown;
 use crate::token::{self, Token};
 
 /// The longest path of a unix socket on Linux, without its closing zero.
@@ -181,10 +183,10 @@ pub struct Tokens {
     pub named: crate::Service,
 }
 
-/// Serves a TCP port in the same way. Requests without a token, and those that a web page could have caused, are
-/// refused. Every process of every user of this host can connect, so the resources of connections without a token are
-/// limited:
-/// their number, their time (one refusal, or the timeout of a head), and they are displaced if others need a connection.
+/// Serves a TCP port in the same way. Requests without a token, and requests that a web page could have
+/// caused, are refused. Every process of every user of this host can connect, so the resources of connections without a
+/// token are limited: their number, their time (one refusal, or the timeout of a head), and they are displaced if others
+/// need a connection.
 pub async fn serve_tcp(
     port: Port,
     router: Router,
@@ -275,16 +277,22 @@ async fn serve_stream(
     let _ = stream.set_nodelay(true);
     // Without keep-alive, a client whose computer sleeps would keep a console forever. A failure is harmless otherwise.
     let _ = keep_alive(&stream);
-    let Some(tls) = tls else { return serve_connection(stream, client, router, limits, stop).await };
+    let (address, entry) = client;
+    let Some(tls) = tls else {
+        return serve_connection(stream, (address, entry, None), router, limits, stop).await;
+    };
     let accepted = tokio::select! {
         accepted = tokio::time::timeout(limits.head, tls.accept(stream)) => accepted,
         // A client that sends nothing must not delay the end of the daemon.
         () = stopped(stop.clone()) => return,
     };
     match accepted {
-        Ok(Ok(stream)) => serve_connection(stream, client, router, limits, stop).await,
-        Ok(Err(error)) => tracing::debug!(client = %client.0, %error, "a TLS handshake failed"),
-        Err(_) => tracing::debug!(client = %client.0, "a TLS handshake took too long"),
+        Ok(Ok(stream)) => {
+            let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).map(Shown::of);
+            serve_connection(stream, (address, entry, shown), router, limits, stop).await;
+        }
+        Ok(Err(error)) => tracing::debug!(client = %address, %error, "a TLS handshake failed"),
+        Err(_) => tracing::debug!(client = %address, "a TLS handshake took too long"),
     }
 }
 
@@ -299,7 +307,7 @@ pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
 
 async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    (address, entry): (SocketAddr, Entry),
+    (address, entry, shown): (SocketAddr, Entry, Option<Shown>),
     router: Router,
     limits: Limits,
     stop: watch::Receiver<bool>,
@@ -308,6 +316,9 @@ async fn serve_connection(
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(ConnectInfo(Peer::Tcp(address)));
         request.extensions_mut().insert(entry.clone());
+        if let Some(shown) = &shown {
+            request.extensions_mut().insert(shown.clone());
+        }
         service.call(request)
     });
     let connection = http1::Builder::new()
@@ -363,7 +374,8 @@ async fn refuse_browsers(State(reached): State<Reached>, request: Request, next:
 }
 
 async fn require_token(State(tokens): State<Tokens>, request: Request, next: Next) -> Response {
-    let presented = match presented(&tokens, request.headers()).await {
+    let shown = request.extensions().get();
+    let presented = match presented(&tokens, request.headers(), shown).await {
         Ok(presented) => presented,
         Err(problem) if problem.kind == ProblemKind::Unauthorized => {
             return ([(header::WWW_AUTHENTICATE, "Bearer")], refusal(problem)).into_response();
@@ -393,39 +405,66 @@ pub(crate) fn admit(entry: Option<&Entry>) -> Result<(), Problem> {
     Err(problem.advise("connect again and repeat the request: nothing was begun"))
 }
 
-/// The token of a request, or why it is refused.
-async fn presented(tokens: &Tokens, headers: &HeaderMap) -> Result<Presented, Problem> {
+/// The token of a request, or why it is refused. A token in the header has precedence over a certificate.
+async fn presented(
+    tokens: &Tokens,
+    headers: &HeaderMap,
+    shown: Option<&Shown>,
+) -> Result<Presented, Problem> {
     if tokens.own.is_in(headers) {
         return Ok(Presented::OfDirectory);
     }
-    let Some(secret) = token::bearer(headers) else {
-        let message = "requests over TCP must have a token, and this one has none";
-        return Err(Problem::new(ProblemKind::Unauthorized, message).advise(
-            "send 'Authorization: Bearer TOKEN'; 'headwater token create' makes a token, and the file api.token of the data \
-             directory holds one that may do everything",
-        ));
-    };
-    named(&tokens.named, secret).await
+    match (token::bearer(headers), shown) {
+        (Some(secret), _) => named(&tokens.named, secret).await,
+        (None, Some(shown)) => of_certificate(&tokens.named, shown).await,
+        (None, None) => {
+            let message = "requests over TCP must have a token, and this one has none";
+            Err(Problem::new(ProblemKind::Unauthorized, message).advise(
+                "send 'Authorization: Bearer TOKEN'; 'headwater token create' makes a token, and the file api.token of the data \
+                 directory holds one that may do everything",
+            ))
+        }
+    }
 }
 
-/// The named token with this secret, or why it is not accepted.
-pub(crate) async fn named(service: &crate::Service, secret: &str) -> Result<Presented, Problem> {
-    let unauthorized = |message: String| {
-        Problem::new(ProblemKind::Unauthorized, message)
-            .advise("'headwater token create NAME' on the server makes a token")
-    };
-    let found = service.token_of(secret).await.map_err(|error| {
+/// The named token of a client certificate, or why the certificate is not accepted.
+async fn of_certificate(service: &crate::Service, shown: &Shown) -> Result<Presented, Problem> {
+    match look_up(service.token_of_certificate(&shown.0).await)? {
+        Some(found) => unless_expired(service, found),
+        None => {
+            let message = format!("there is no token for the client certificate {}", shown.0);
+            Err(Problem::new(ProblemKind::Unauthorized, message)
+                .advise("'headwater token create NAME --certificate FILE' on the server makes a token"))
+        }
+    }
+}
+
+fn look_up(found: Result<Option<TokenRecord>, DbError>) -> Result<Option<TokenRecord>, Problem> {
+    found.map_err(|error| {
         let problem = problem(&error).during("cannot look a token up");
         Problem { kind: ProblemKind::Unavailable, ..problem }
-    })?;
-    let Some(found) = found else {
-        return Err(unauthorized("there is no such token, or it was revoked".to_owned()));
-    };
+    })
+}
+
+fn unauthorized(message: String) -> Problem {
+    Problem::new(ProblemKind::Unauthorized, message)
+        .advise("'headwater token create NAME' on the server makes a token")
+}
+
+fn unless_expired(service: &crate::Service, found: TokenRecord) -> Result<Presented, Problem> {
     if let Some(end) = found.expires_at_ms.filter(|end| *end <= service.now_ms()) {
         let message = format!("the token '{}' expired at {}", found.name, words::time(end));
         return Err(unauthorized(message));
     }
     Ok(Presented::Named { name: found.name, role: found.role, scopes: found.scopes })
+}
+
+/// The named token with this secret, or why it is not accepted.
+pub(crate) async fn named(service: &crate::Service, secret: &str) -> Result<Presented, Problem> {
+    match look_up(service.token_of(secret).await)? {
+        Some(found) => unless_expired(service, found),
+        None => Err(unauthorized("there is no such token, or it was revoked".to_owned())),
+    }
 }
 
 /// The last answer of a connection: an unauthenticated client does not keep its connection.
@@ -434,7 +473,8 @@ pub(crate) fn refusal(problem: Problem) -> Response {
 }
 
 fn is_foreign(headers: &HeaderMap, reached: Reached) -> bool {
-    if headers.contains_key(header::ORIGIN) {
+    // Browsers name the site of a request, even of one without an origin. Their users may have a client certificate.
+    if headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site") {
         return true;
     }
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
@@ -598,7 +638,7 @@ mod tests {
             let (_stop, stopped) = watch::channel(false);
             let serving = tokio::spawn(async move {
                 let (stream, client) = listener.accept().await.unwrap();
-                serve_connection(stream, (client, place.entry()), router, permits(1), stopped).await;
+                serve_connection(stream, (client, place.entry(), None), router, permits(1), stopped).await;
             });
             // The client itself ends the connection.
             let answer = ask(address, &with_token().replace("close", connection)).await;
@@ -670,5 +710,7 @@ mod tests {
         assert!(!is_foreign(&headers(&[(header::HOST, "lab1.example:9470")]), encrypted));
         let page = headers(&[(header::HOST, "lab1:9470"), (header::ORIGIN, "https://a.b")]);
         assert!(is_foreign(&page, encrypted));
+        let site = header::HeaderName::from_static("sec-fetch-site");
+        assert!(is_foreign(&headers(&[(header::HOST, "lab1:9470"), (site, "cross-site")]), encrypted));
     }
 }

@@ -146,7 +146,7 @@ impl StoreServer {
         let tls = options
             .tls
             .as_ref()
-            .map(|files| tls::config(files, &tls::HTTP))
+            .map(|files| tls::config(files, &tls::HTTP, None))
             .transpose()?
             .map(TlsAcceptor::from);
         let tokens = options.token_file.as_deref().map(TokenFile::open).transpose()?;

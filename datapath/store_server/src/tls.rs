@@ -12,7 +12,8 @@ use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{Error, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{ClientHello, NoClientAuth, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::time_provider::{DefaultTimeProvider, TimeProvider};
 use x509_parser::prelude::{FromDer, X509Certificate};
@@ -30,14 +31,19 @@ const LOG_INTERVAL: Duration = Duration::from_hours(24);
 /// The ALPN names of the HTTP versions that are served.
 pub(crate) const HTTP: [&str; 2] = ["h2", "http/1.1"];
 
-/// A configuration for TLS 1.3 and 1.2 with these ALPN protocols. It reloads the files when they change.
-pub fn config(files: &TlsFiles, protocols: &[&str]) -> Result<Arc<ServerConfig>, ServeError> {
+/// A configuration for TLS 1.3 and 1.2 with these ALPN protocols. It reloads the files when they change. `clients` verifies
+/// certificates of clients. Without it, clients are not asked for a certificate.
+pub fn config(
+    files: &TlsFiles,
+    protocols: &[&str],
+    clients: Option<Arc<dyn ClientCertVerifier>>,
+) -> Result<Arc<ServerConfig>, ServeError> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let certificates = Certificates::open(files, Arc::clone(&provider))?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|e| unusable(&files.certificate, e.to_string()))?
-        .with_no_client_auth()
+        .with_client_cert_verifier(clients.unwrap_or_else(|| Arc::new(NoClientAuth)))
         .with_cert_resolver(Arc::new(certificates));
     config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
     Ok(Arc::new(config))

@@ -25,6 +25,12 @@ pub struct LoginArgs {
     /// File with the token, or - for standard input [default: ask on the terminal]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub token_file: Option<PathBuf>,
+    /// Log in with a client certificate in PEM, for which 'token create --certificate' made a token
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "key", conflicts_with = "token_file")]
+    pub certificate: Option<PathBuf>,
+    /// The key of the certificate in PEM; each command reads both files again
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "certificate")]
+    pub key: Option<PathBuf>,
 }
 
 /// `headwater context ...`.

@@ -1,7 +1,9 @@
 //! Subcommands and options of `headwater task` (the daemon's long operations) and `headwater token` (tokens for the
 //! API).
 
-use clap::Subcommand;
+use std::path::PathBuf;
+
+use clap::{Subcommand, ValueHint};
 use headwater_api::Role;
 
 use crate::cli::complete;
@@ -56,6 +58,9 @@ pub enum TokenCommand {
         /// How long it is valid, such as 12h or 90d [default: until it is revoked]
         #[arg(long, value_name = "TIME", value_parser = span)]
         expires: Option<u64>,
+        /// Recognise the client by this certificate in PEM, and not by a secret; the token expires with it
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        certificate: Option<PathBuf>,
     },
     /// List all tokens, without their secrets
     List,

@@ -28,7 +28,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
-use crate::client::server::{Address, Trust};
+use crate::client::server::{Address, ClientFiles, Trust};
 use crate::contexts::{Context, Contexts};
 use crate::data_dir::DataDir;
 use crate::failure::{Unreachable, invalid};
@@ -48,8 +48,9 @@ enum Target {
 struct Remote {
     address: Address,
     trust: Trust,
-    /// The value of the `Authorization` header, with the token.
-    authorization: HeaderValue,
+    /// The value of the `Authorization` header, with the token. `None`: the client has a certificate instead.
+    authorization: Option<HeaderValue>,
+    own: Option<ClientFiles>,
 }
 
 impl std::fmt::Debug for Remote {
@@ -67,9 +68,16 @@ impl Client {
 
     /// A client of a server that the user has logged in to.
     pub fn remote(context: &Context) -> anyhow::Result<Self> {
-        let mut authorization: HeaderValue = format!("Bearer {}", context.token).parse()?;
-        authorization.set_sensitive(true);
-        let remote = Remote { address: context.address()?, trust: context.trust(), authorization };
+        let authorization = match context.token.as_str() {
+            "" => None,
+            token => {
+                let mut value: HeaderValue = format!("Bearer {token}").parse()?;
+                value.set_sensitive(true);
+                Some(value)
+            }
+        };
+        let (address, trust, own) = (context.address()?, context.trust(), context.certificate.clone());
+        let remote = Remote { address, trust, authorization, own };
         Ok(Self(Target::Remote(Arc::new(remote))))
     }
 
@@ -521,9 +529,13 @@ impl Client {
         let request = Request::builder().method(method).uri(path);
         match &self.0 {
             Target::Local(_) => request.header(header::HOST, "localhost"),
-            Target::Remote(remote) => request
-                .header(header::HOST, remote.address.authority())
-                .header(header::AUTHORIZATION, remote.authorization.clone()),
+            Target::Remote(remote) => {
+                let request = request.header(header::HOST, remote.address.authority());
+                match &remote.authorization {
+                    Some(value) => request.header(header::AUTHORIZATION, value.clone()),
+                    None => request,
+                }
+            }
         }
     }
 
@@ -531,7 +543,7 @@ impl Client {
         let socket = match &self.0 {
             Target::Local(socket) => socket,
             Target::Remote(remote) if remote.address.is_encrypted => {
-                let stream = server::connect(&remote.address, &remote.trust).await?;
+                let stream = server::connect(&remote.address, &remote.trust, remote.own.as_ref()).await?;
                 return exchange(stream, request, &remote.address.url()).await;
             }
             Target::Remote(remote) => {

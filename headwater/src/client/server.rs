@@ -1,11 +1,13 @@
 //! The address of a server on another host, and the TLS checks that it is the right one.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
 use headwater_service::server::keep_alive;
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -13,8 +15,8 @@ use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVe
 use tokio_rustls::rustls::crypto::{
     CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature,
 };
-use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use tokio_rustls::rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
 };
@@ -104,9 +106,47 @@ pub fn parse_fingerprint(text: &str) -> Result<String, String> {
     ))
 }
 
-/// Connects to a server, and verifies that it is the right one.
-pub async fn connect(address: &Address, trust: &Trust) -> anyhow::Result<TlsStream<TcpStream>> {
-    let config = config(verifier(trust)?)?;
+/// The files of the client's own certificate, in PEM. They are read at each connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClientFiles {
+    /// The certificate, and those of authorities below its root.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+type Pair = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+impl ClientFiles {
+    fn read(&self) -> anyhow::Result<Pair> {
+        let odd = |path: &Path, what: &str, error: pem::Error| match error {
+            pem::Error::Io(error) => {
+                anyhow::Error::new(error).context(format!("cannot read {}", path.display()))
+            }
+            error => invalid(format!("{} does not contain {what} in PEM: {error}", path.display())),
+        };
+        let chain = CertificateDer::pem_file_iter(&self.certificate);
+        let chain = chain.and_then(|chain| chain.collect::<Result<Vec<_>, _>>());
+        let chain = chain.map_err(|error| odd(&self.certificate, "a certificate", error))?;
+        if chain.is_empty() {
+            return Err(invalid(format!(
+                "{} does not contain a certificate in PEM",
+                self.certificate.display()
+            )));
+        }
+        let key = PrivateKeyDer::from_pem_file(&self.key);
+        Ok((chain, key.map_err(|error| odd(&self.key, "a private key", error))?))
+    }
+}
+
+/// Connects to a server, and verifies that it is the right one. `own` is the client's certificate, if it has one.
+pub async fn connect(
+    address: &Address,
+    trust: &Trust,
+    own: Option<&ClientFiles>,
+) -> anyhow::Result<TlsStream<TcpStream>> {
+    let config = config(verifier(trust)?, own)?;
     handshake(address, config).await.map_err(|error| explain(error, address, trust))
 }
 
@@ -114,7 +154,7 @@ pub async fn connect(address: &Address, trust: &Trust) -> anyhow::Result<TlsStre
 pub async fn seen_fingerprint(address: &Address) -> anyhow::Result<String> {
     let seen = Arc::new(Seen { provider: provider(), fingerprint: Mutex::default() });
     let failed = || format!("cannot connect to {}", address.url());
-    drop(handshake(address, config(seen.clone())?).await.with_context(failed)?);
+    drop(handshake(address, config(seen.clone(), None)?).await.with_context(failed)?);
     let seen = seen.fingerprint.lock().unwrap_or_else(PoisonError::into_inner).take();
     seen.with_context(|| format!("{} has sent no certificate", address.url()))
 }
@@ -180,13 +220,21 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-fn config(verifier: Arc<dyn ServerCertVerifier>) -> anyhow::Result<Arc<ClientConfig>> {
+fn config(
+    verifier: Arc<dyn ServerCertVerifier>,
+    own: Option<&ClientFiles>,
+) -> anyhow::Result<Arc<ClientConfig>> {
     let config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .context("cannot speak TLS")?
         .dangerous()
-        .with_custom_certificate_verifier(verifier)
-        .with_no_client_auth();
+        .with_custom_certificate_verifier(verifier);
+    let Some(own) = own else { return Ok(Arc::new(config.with_no_client_auth())) };
+    let (chain, key) = own.read()?;
+    let config = config.with_client_auth_cert(chain, key).map_err(|error| {
+        let (certificate, key) = (own.certificate.display(), own.key.display());
+        invalid(format!("cannot use the certificate {certificate} with the key {key}: {error}"))
+    })?;
     Ok(Arc::new(config))
 }
 

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::cli::{ContextCommand, LoginArgs};
 use crate::client::Client;
-use crate::client::server::{self, Address};
+use crate::client::server::{self, Address, ClientFiles};
 use crate::cmd::token::role_of;
 use crate::contexts::{Context, Contexts, LOCAL};
 use crate::failure::invalid;
@@ -28,15 +28,30 @@ pub async fn login(args: LoginArgs, json: bool) -> anyhow::Result<u8> {
         return Err(invalid(format!("'{name}' is not a name for a server: give another one with --name")));
     }
     let authorities = args.ca.as_deref().map(read_authorities).transpose()?;
-    let mut context =
-        Context { url: address.url(), fingerprint: args.fingerprint, authorities, token: String::new() };
+    let certificate = own_files(args.certificate.as_deref().zip(args.key.as_deref()))?;
+    if certificate.is_some() && !address.is_encrypted {
+        let message =
+            format!("cannot log in to {} with a certificate: the connection is not encrypted", address.url());
+        return Err(Problem::new(ProblemKind::Invalid, message)
+            .advise("use an https URL, or a token")
+            .into());
+    }
+    let mut context = Context {
+        url: address.url(),
+        fingerprint: args.fingerprint,
+        authorities,
+        token: String::new(),
+        certificate,
+    };
     // Before the token is read: it is never sent to an unverified server.
     if address.is_encrypted
-        && let Err(error) = server::connect(&address, &context.trust()).await
+        && let Err(error) = server::connect(&address, &context.trust(), context.certificate.as_ref()).await
     {
         return Err(with_fingerprint(error, &address, &context).await);
     }
-    context.token = token(args.token_file.as_deref(), &address)?;
+    if context.certificate.is_none() {
+        context.token = token(args.token_file.as_deref(), &address)?;
+    }
     let client = Client::remote(&context)?;
     let caller = client.caller().await?;
     let mut contexts = Contexts::load()?;
@@ -56,6 +71,15 @@ pub async fn login(args: LoginArgs, json: bool) -> anyhow::Result<u8> {
         ))?;
     }
     Ok(0)
+}
+
+/// The files of the user's certificate, with absolute paths, because later commands may run in other directories.
+fn own_files(given: Option<(&Path, &Path)>) -> anyhow::Result<Option<ClientFiles>> {
+    let Some((certificate, key)) = given else { return Ok(None) };
+    let absolute = |path: &Path| {
+        std::path::absolute(path).with_context(|| format!("cannot find the directory of {}", path.display()))
+    };
+    Ok(Some(ClientFiles { certificate: absolute(certificate)?, key: absolute(key)? }))
 }
 
 /// Adds the server's fingerprint to the error of an unknown certificate.
@@ -144,7 +168,7 @@ pub fn run(command: ContextCommand, json: bool) -> anyhow::Result<u8> {
             }
             contexts.current = contexts.current.filter(|current| *current != name);
             contexts.save()?;
-            let text = format!("removed {name}; its token stays valid until it is revoked");
+            let text = format!("removed {name}; its token stays valid until it expires or is revoked");
             if json { show::removed(&[name])? } else { show::line(&text)? }
         }
     }

@@ -7,6 +7,7 @@
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Context;
 use aws_lc_rs::digest::{SHA256, digest};
@@ -15,8 +16,14 @@ use headwater_service::server::Port;
 use headwater_service::web::Reachable;
 use headwater_store_server::{TlsFiles, tls};
 use rcgen::{CertificateParams, DnType, KeyPair, date_time_ymd};
-use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::client::danger::HandshakeSignatureValid;
+use tokio_rustls::rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, UnixTime};
+use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use tokio_rustls::rustls::{
+    DigitallySignedStruct, DistinguishedName, Error, ServerConfig, SignatureScheme, crypto,
+};
 
 use crate::data_dir::DataDir;
 use crate::replace::replace;
@@ -45,7 +52,7 @@ impl Ports {
         given: Option<TlsFiles>,
         data_dir: &DataDir,
     ) -> anyhow::Result<Self> {
-        let mut config = None;
+        let mut configs = None;
         let mut reachable = Reachable::default();
         if [api, console].iter().flatten().any(|address| !address.ip().is_loopback()) {
             let files = match given {
@@ -56,17 +63,72 @@ impl Ports {
                     files
                 }
             };
-            config = Some(tls::config(&files, &HTTP)?);
+            // The console asks for no certificate: browsers would show a question to their users.
+            let clients = AnyCertificate::verifier();
+            configs = Some((tls::config(&files, &HTTP, Some(clients))?, tls::config(&files, &HTTP, None)?));
         }
-        let bind = async |address: Option<SocketAddr>| -> anyhow::Result<Option<Port>> {
+        let bind = async |address: Option<SocketAddr>,
+                          tls: Option<Arc<ServerConfig>>|
+               -> anyhow::Result<Option<Port>> {
             let Some(address) = address else { return Ok(None) };
-            let tls = config.clone().filter(|_| !address.ip().is_loopback());
-            Ok(Some(Port::bind(address, tls).await?))
+            Ok(Some(Port::bind(address, tls.filter(|_| !address.ip().is_loopback())).await?))
         };
-        let (api, console) = (bind(api).await?, bind(console).await?);
+        let (of_api, of_console) = configs.unzip();
+        let (api, console) = (bind(api, of_api).await?, bind(console, of_console).await?);
         reachable.api = api.as_ref().map(url).transpose()?;
         reachable.console = console.as_ref().map(url).transpose()?.map(|url| url + "/");
         Ok(Self { api, console, reachable })
+    }
+}
+
+/// Accepts every certificate whose key the client has. Which certificates give permissions is a question of the tokens.
+#[derive(Debug)]
+struct AnyCertificate(Arc<CryptoProvider>);
+
+impl AnyCertificate {
+    fn verifier() -> Arc<dyn ClientCertVerifier> {
+        Arc::new(Self(Arc::new(crypto::aws_lc_rs::default_provider())))
+    }
+}
+
+impl ClientCertVerifier for AnyCertificate {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
     }
 }
 

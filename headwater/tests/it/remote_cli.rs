@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use crate::support::{self, Daemon, Ran, headwater, run};
+use headwater_testkit::pki::{Authority, CertificateOptions};
 use serde_json::Value;
 
 /// A daemon that others reach.
@@ -121,9 +122,52 @@ fn commands_go_to_the_context_that_was_chosen() {
 }
 
 #[test]
+fn a_client_certificate_works_instead_of_a_secret_until_its_token_is_revoked() {
+    let dir = tempfile::tempdir().unwrap();
+    let expired = CertificateOptions { is_expired: true, ..Default::default() };
+    let roles = [("anna", "anna", CertificateOptions::default()), ("late", "late", expired)];
+    let files = Authority::new("People").write_certificates(dir.path(), &roles);
+    // Another authority signed a certificate for the same name.
+    let others = Authority::new("Others").write_certificates(&dir.path().join("others"), &roles);
+    let file = |name: &str| files.join(name).display().to_string();
+    let other = |name: &str| others.join(name).display().to_string();
+    let (certificate, key) = (file("anna-cert.pem"), file("anna-key.pem"));
+    let server = Server::start();
+    let create = |name: &str, certificate: &str| {
+        server.daemon.cli(&["token", "create", name, "--role", "operator", "--certificate", certificate])
+    };
+    create("late", &file("late-cert.pem")).fails(2, &["the certificate expired at 2002"]);
+    create("key", &key).fails(2, &["this is not a certificate in PEM"]);
+    let said = create("anna", &certificate).ok();
+    assert!(said.contains("operator") && said.contains("for the certificate sha256:"), "{said}");
+    create("twice", &certificate).fails(4, &["the token 'anna' is for this certificate already"]);
+
+    let user = User::new();
+    let login = |certificate: &str, key: &str| {
+        let known = ["login", &server.url, "--fingerprint", &server.fingerprint];
+        user.cli(&[&known[..], &["--certificate", certificate, "--key", key]].concat())
+    };
+    let unknown = "there is no token for the client certificate sha256:";
+    login(&other("anna-cert.pem"), &other("anna-key.pem")).fails(1, &[unknown, "token create"]);
+    login(&certificate, &other("anna-key.pem")).fails(2, &["cannot use the certificate", "anna-key.pem"]);
+    login(&file("none.pem"), &key).fails(3, &["cannot read", "none.pem"]);
+    login(&key, &key).fails(2, &["does not contain a certificate in PEM"]);
+    let plain = ["login", "http://127.0.0.1:1", "--certificate", &certificate, "--key", &key];
+    user.cli(&plain).fails(2, &["is not encrypted"]);
+    assert!(!user.contexts().exists());
+    let said = login(&certificate, &key).ok();
+    assert!(said.contains("token anna, operator"), "{said}");
+    user.cli(&["machine", "list"]).ok();
+    user.cli(&["token", "list"]).fails(1, &["token anna has the role operator, and this needs admin"]);
+    assert!(server.daemon.cli(&["token", "list"]).ok().contains("certificate"));
+    server.daemon.cli(&["token", "revoke", "anna"]).ok();
+    user.cli(&["machine", "list"]).fails(1, &[unknown]);
+}
+
+#[test]
 fn a_certificate_of_an_authority_needs_no_fingerprint() {
     let dir = tempfile::tempdir().unwrap();
-    let authority = headwater_testkit::pki::Authority::new("Lab");
+    let authority = Authority::new("Lab");
     let files = authority.write_certificates(dir.path(), &[("server", "127.0.0.1", Default::default())]);
     let file = |name: &str| files.join(name).display().to_string();
     let (certificate, key) = (file("server-cert.pem"), file("server-key.pem"));
@@ -133,8 +177,7 @@ fn a_certificate_of_an_authority_needs_no_fingerprint() {
     user.login(&server.url, &token, &[]).fails(1, &["is not trusted"]);
     user.login(&server.url, &token, &["--ca", &file("ca-cert.pem")]).ok();
     user.cli(&["status"]).ok();
-    let other =
-        headwater_testkit::pki::Authority::new("Other").write_certificates(&dir.path().join("other"), &[]);
+    let other = Authority::new("Other").write_certificates(&dir.path().join("other"), &[]);
     let other = other.join("ca-cert.pem").display().to_string();
     user.login(&server.url, &token, &["--ca", &other]).fails(1, &["not signed by a known authority"]);
 }

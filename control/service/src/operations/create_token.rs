@@ -9,6 +9,7 @@ use headwater_db::{DbError, TokenRecord};
 use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::caller::Caller;
+use crate::certificate::{self, ClientCertificate};
 use crate::extract::Body;
 use crate::token;
 
@@ -20,6 +21,8 @@ enum Error {
     MetricsScopes(String),
     #[error("cannot create token '{0}': it would expire at once")]
     NoTime(String),
+    #[error("cannot create token '{token}': the token '{other}' is for this certificate already")]
+    SameCertificate { token: String, other: String },
     #[error("cannot create token '{token}': the system gave no random numbers")]
     Random {
         token: String,
@@ -37,7 +40,7 @@ enum Error {
 impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
-            Self::Exists(_) => ProblemKind::Conflict,
+            Self::Exists(_) | Self::SameCertificate { .. } => ProblemKind::Conflict,
             Self::NoTime(_) | Self::MetricsScopes(_) => ProblemKind::Invalid,
             Self::Random { .. } => ProblemKind::Failed,
             Self::Db { source, .. } => source.kind(),
@@ -50,6 +53,9 @@ impl Explain for Error {
                 Some(format!("'headwater token revoke {name}' first, or choose another name"))
             }
             Self::MetricsScopes(_) => Some("leave the scopes out, or choose the role viewer".to_owned()),
+            Self::SameCertificate { other, .. } => {
+                Some(format!("use the token '{other}', or 'headwater token revoke {other}' first"))
+            }
             Self::NoTime(_) => Some("leave 'valid_s' out for a token that never expires".to_owned()),
             Self::Random { .. } => None,
             Self::Db { source, .. } => source.advice(),
@@ -64,7 +70,8 @@ impl Explain for Error {
     }
 }
 
-/// Creates a named token with a role. Only this answer contains its secret: the daemon stores a hash.
+/// Creates a named token with a role. Only this answer contains its secret: the daemon stores a hash. A token with
+/// `certificate` has no secret: it belongs to clients that show this certificate in the TLS handshake.
 #[utoipa::path(
     post,
     path = "/api/v1/tokens",
@@ -73,8 +80,8 @@ impl Explain for Error {
     request_body = CreateToken,
     responses(
         (status = 201, body = NewToken),
-        (status = 400, description = "The name or a scope is not valid, or the validity is 0", body = Problem),
-        (status = 409, description = "There is a token of that name", body = Problem),
+        (status = 400, description = "The name, a scope or the certificate is not valid, or the validity is 0", body = Problem),
+        (status = 409, description = "There is a token of that name, or for that certificate", body = Problem),
     ),
 )]
 pub(super) async fn create_token(
@@ -82,7 +89,7 @@ pub(super) async fn create_token(
     caller: Caller,
     Body(request): Body<CreateToken>,
 ) -> Result<(StatusCode, Json<NewToken>), Failure> {
-    let CreateToken { name, role, scopes, valid_s } = request;
+    let CreateToken { name, role, scopes, valid_s, certificate } = request;
     name::check_label("token", &name)
         .map_err(|problem| Failure(problem.during("cannot create the token")))?;
     if let Some(scopes) = &scopes {
@@ -94,12 +101,23 @@ pub(super) async fn create_token(
     if valid_s == Some(0) {
         return Err(Error::NoTime(name).into());
     }
-    let secret = token::new_secret(service.random(), token::NAMED_PREFIX);
-    let secret = secret.map_err(|source| Error::Random { token: name.clone(), source })?;
     let created_at_ms = service.now_ms();
-    let expires_at_ms = valid_s.map(|valid| created_at_ms.saturating_add(valid.saturating_mul(1000)));
+    let mut expires_at_ms = valid_s.map(|valid| created_at_ms.saturating_add(valid.saturating_mul(1000)));
+    let (hash, secret) = match certificate {
+        Some(pem) => {
+            let certificate = ClientCertificate::parse(&pem, created_at_ms)
+                .map_err(|problem| Failure(problem.during(format!("cannot create token '{name}'"))))?;
+            let end_ms = certificate.expires_at_ms;
+            expires_at_ms = Some(expires_at_ms.map_or(end_ms, |expires_ms| expires_ms.min(end_ms)));
+            (certificate.fingerprint, String::new())
+        }
+        None => {
+            let secret = token::new_secret(service.random(), token::NAMED_PREFIX);
+            let secret = secret.map_err(|source| Error::Random { token: name.clone(), source })?;
+            (token::hash_of(&secret), secret)
+        }
+    };
     let created_by = caller.principal.clone();
-    let hash = token::hash_of(&secret);
     let record = TokenRecord { name, hash, role, scopes, created_by, created_at_ms, expires_at_ms };
     let handle = service.clone();
     let record = service.to_the_end(async move { add(&handle, &caller, record).await }).await?;
@@ -109,20 +127,30 @@ pub(super) async fn create_token(
 async fn add(service: &Service, caller: &Caller, record: TokenRecord) -> Result<TokenRecord, Error> {
     let failed = |source| Error::Db { token: record.name.clone(), source };
     let mut repo = service.db().write().await.map_err(failed)?;
+    if let Some(other) = repo.tokens().by_hash(&record.hash).await.map_err(failed)? {
+        return Err(Error::SameCertificate { token: record.name, other: other.name });
+    }
     repo.tokens().add(&record).await.map_err(|e| match e {
         DbError::Taken { .. } => Error::Exists(record.name.clone()),
         e => failed(e),
     })?;
     let scopes = record.scopes.as_ref().map(|scopes| format!(" on {scopes}")).unwrap_or_default();
-    let detail = format!("{}{scopes}", record.role);
+    let certificate = certificate_of(&record).map(|it| format!(", certificate {it}")).unwrap_or_default();
+    let detail = format!("{}{scopes}{certificate}", record.role);
     let event = service.event(caller, format!("token {}", record.name), "created", detail);
     repo.events().append(event).await.map_err(failed)?;
     repo.save().await.map_err(failed)?;
     Ok(record)
 }
 
+/// The fingerprint of the certificate that a token has instead of a secret.
+fn certificate_of(record: &TokenRecord) -> Option<String> {
+    Some(record.hash.clone()).filter(|hash| hash.starts_with(certificate::PREFIX))
+}
+
 /// A token without its secret.
 pub(super) fn info(record: TokenRecord) -> TokenInfo {
+    let certificate = certificate_of(&record);
     let TokenRecord { name, role, scopes, created_by, created_at_ms, expires_at_ms, hash: _ } = record;
-    TokenInfo { name, role, scopes, created_by, created_at_ms, expires_at_ms }
+    TokenInfo { name, role, scopes, created_by, created_at_ms, expires_at_ms, certificate }
 }

@@ -28,4 +28,12 @@ impl Service {
     pub(crate) async fn token_of(&self, secret: &str) -> Result<Option<TokenRecord>, DbError> {
         self.db().read().await?.tokens().by_hash(&hash_of(secret)).await
     }
+
+    /// The token of the client certificate with this fingerprint, if there is one.
+    pub(crate) async fn token_of_certificate(
+        &self,
+        fingerprint: &str,
+    ) -> Result<Option<TokenRecord>, DbError> {
+        self.db().read().await?.tokens().by_hash(fingerprint).await
+    }
 }
