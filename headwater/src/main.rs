@@ -38,6 +38,7 @@ mod keys;
 mod last_known;
 mod limits;
 mod logging;
+mod oidc;
 mod own_files;
 mod recording;
 mod replace;

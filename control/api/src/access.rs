@@ -116,6 +116,57 @@ impl std::fmt::Debug for NewToken {
     }
 }
 
+/// Whether people can log in with an identity provider: the answer of `GET /login`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoginOffer {
+    /// The URL of the identity provider. Absent: people cannot log in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub issuer: Option<String>,
+}
+
+/// The request to begin a login: `POST /login`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BeginLogin {
+    /// The URL at which the client waits for the browser.
+    pub redirect: String,
+}
+
+/// A login that was begun.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BegunLogin {
+    /// The page of the identity provider, for the browser.
+    pub url: String,
+    /// The browser comes back with this state. The client ignores a browser with another one.
+    pub state: String,
+    /// For the request that finishes the login.
+    pub secret: String,
+}
+
+impl std::fmt::Debug for BegunLogin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BegunLogin").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+/// The request to finish a login: `POST /login/code`.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FinishLogin {
+    /// The secret of the login that was begun.
+    pub secret: String,
+    /// The code that the browser brought.
+    pub code: String,
+    /// The URL at which the client waited.
+    pub redirect: String,
+}
+
+impl std::fmt::Debug for FinishLogin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FinishLogin").field("redirect", &self.redirect).finish_non_exhaustive()
+    }
+}
+
 /// The list of all tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TokenList {

@@ -15,9 +15,8 @@ pub struct Event {
     /// When it happened.
     pub at_ms: u64,
     /// Who caused it: `uid 1000 (anna)` for a client of the socket, `uid 1000` if `/etc/passwd` has no name, `token NAME`,
-    /// `tcp 127.0.0.1:5000` with
-    /// the token of the data directory, or `daemon`. `console of ` before one of these means a session of the web console
-    /// whose link that caller created.
+    /// `oidc NAME (SUBJECT)` for a login, `tcp 127.0.0.1:5000` with the token of the data directory, or `daemon`.
+    /// `console of ` before one of these means a session of the web console whose link that caller created.
     pub caller: String,
     /// The subject: `machine web-1`, `image debian`.
     pub subject: String,

@@ -47,8 +47,8 @@ pub mod trace;
 pub mod words;
 
 pub use access::{
-    CallerInfo, ConsoleLink, ConsoleTicket, CreateConsoleTicket, CreateToken, NewToken, Role, TokenInfo,
-    TokenList,
+    BeginLogin, BegunLogin, CallerInfo, ConsoleLink, ConsoleTicket, CreateConsoleTicket, CreateToken,
+    FinishLogin, LoginOffer, NewToken, Role, TokenInfo, TokenList,
 };
 pub use advice::{AdvisedSizes, CatalogAdvice, HostAdvice};
 pub use catalog::{

@@ -39,7 +39,8 @@
 //! # Not here
 //! No disk request passes through this crate, and it knows neither the data plane nor QEMU. There are no user accounts: the
 //! unix socket belongs to its owner, and TCP accepts the directory's [`token::Token`], a named token with a role, whose
-//! holder has its secret or a client certificate, or a session of the [`web`] console. TCP beyond the loopback interface needs TLS; the caller of [`server::Port::bind`] provides the certificates.
+//! holder has its secret or a client certificate, or a session of the [`web`] console. An identity provider can give people
+//! named tokens. TCP beyond the loopback interface needs TLS; the caller of [`server::Port::bind`] provides the certificates.
 //!
 //! Start reading at [`lifecycle`].
 
@@ -59,6 +60,7 @@ pub mod fleet;
 mod hints;
 mod identity;
 pub mod lifecycle;
+mod login;
 pub mod operations;
 mod promotions;
 mod retention;

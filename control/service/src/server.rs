@@ -32,6 +32,7 @@ use tokio_rustls::rustls::ServerConfig;
 use crate::answer::{Failure, problem};
 use crate::caller::{Peer, Presented};
 use crate::certificate::Shown;
+use crate::login;
 use crate::token::{self, Token};
 
 /// The longest path of a unix socket on Linux, without its closing zero.
@@ -183,7 +184,7 @@ pub struct Tokens {
     pub named: crate::Service,
 }
 
-/// Serves a TCP port in the same way. Requests without a token, and requests that a web page could have
+/// Serves a TCP port in the same way. Requests without a token, except logins, and requests that a web page could have
 /// caused, are refused. Every process of every user of this host can connect, so the resources of connections without a
 /// token are limited: their number, their time (one refusal, or the timeout of a head), and they are displaced if others
 /// need a connection.
@@ -193,8 +194,8 @@ pub async fn serve_tcp(
     tokens: Tokens,
     stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let router = router
-        .layer(middleware::from_fn_with_state(tokens, require_token))
+    let router = login::routes(tokens.named.clone())
+        .merge(router.layer(middleware::from_fn_with_state(tokens, require_token)))
         .layer(middleware::from_fn_with_state(Reached { by_any_name: port.is_encrypted() }, refuse_browsers));
     serve_bounded(port, router, Limits::TCP, stop).await;
     Ok(())

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::advice::AdviceState;
 use crate::alarms::AlarmState;
-use crate::backend::{Clock, Disks, Hypervisor, Images, Random, Wake};
+use crate::backend::{Clock, Disks, Hypervisor, IdentityProvider, Images, Random, Wake};
 use crate::caller::Caller;
 use crate::claims::ClaimsState;
 use crate::damage::Damage;
@@ -93,6 +93,8 @@ struct Inner {
     fleet: FleetState,
     /// Switches on machines that are not virtual. Empty: nothing can do that.
     waker: OnceLock<Arc<dyn Wake>>,
+    /// The identity provider of people who log in. Empty: people cannot log in.
+    people: OnceLock<Arc<dyn IdentityProvider>>,
 }
 
 /// All that a comparison of wanted and actual state depends on.
@@ -149,6 +151,7 @@ impl Service {
             compared: Mutex::default(),
             fleet: FleetState::default(),
             waker: OnceLock::new(),
+            people: OnceLock::new(),
         }))
     }
 
@@ -277,6 +280,18 @@ impl Service {
 
     pub(crate) fn claims_state(&self) -> &ClaimsState {
         &self.0.claims
+    }
+
+    /// Sets the identity provider of people who log in, once.
+    pub fn logs_in_with(&self, provider: Option<Arc<dyn IdentityProvider>>) {
+        if let Some(provider) = provider {
+            // A second call changes nothing.
+            let _ = self.0.people.set(provider);
+        }
+    }
+
+    pub(crate) fn people(&self) -> Option<&Arc<dyn IdentityProvider>> {
+        self.0.people.get()
     }
 
     /// Machines that boot from the network are switched on by this.

@@ -25,6 +25,9 @@ pub struct LoginArgs {
     /// File with the token, or - for standard input [default: ask on the terminal]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub token_file: Option<PathBuf>,
+    /// Log in with a browser, at the identity provider of the server
+    #[arg(long, conflicts_with_all = ["token_file", "certificate"])]
+    pub oidc: bool,
     /// Log in with a client certificate in PEM, for which 'token create --certificate' made a token
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "key", conflicts_with = "token_file")]
     pub certificate: Option<PathBuf>,

@@ -15,6 +15,7 @@ use crate::daemon::exports::{self, Offer};
 use crate::database::{DatabaseArgs, SharingArgs};
 use crate::failure::invalid;
 use crate::logging;
+use crate::oidc;
 use crate::stores::{self, Credentials};
 use crate::streaming::{self, StreamArgs};
 
@@ -74,6 +75,9 @@ pub struct ServeArgs {
     /// address; 'headwater console' opens it
     #[arg(long, value_name = "ADDR", value_parser = super::ip_and_port)]
     pub console: Option<SocketAddr>,
+    /// How people log in
+    #[command(flatten)]
+    pub oidc: oidc::Settings,
     /// The database
     #[command(flatten)]
     pub database: DatabaseArgs,
@@ -188,6 +192,7 @@ impl ServeArgs {
     pub fn check(&self) -> anyhow::Result<()> {
         logging::check_filter(&self.log)?;
         self.database.check()?;
+        self.oidc.check(self.listen.is_some() || self.console.is_some())?;
         self.check_offer()?;
         if self.boot.boot.is_some() {
             boot::check(self.store_listen, self.offer.tls_cert.is_some())?;

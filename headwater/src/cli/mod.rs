@@ -45,7 +45,7 @@ pub use self::scheme::{CheckSchemeArgs, SchemeCommand};
 pub use self::secrets::SecretsCommand;
 pub use self::size::{AdviseArgs, ImageArgs, SizeCommand, TableArgs};
 pub use self::store::{OfferArgs, StoreCommand};
-pub use self::task::{TaskCommand, TokenCommand};
+pub use self::task::{TaskCommand, TokenCommand, span};
 pub use self::top::TopArgs;
 
 /// One golden disk image, many machines: each with a private write cache in RAM that overflows to disk.

@@ -10,13 +10,14 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use headwater_api::{
-    BootTrace, CacheContents, CallerInfo, Catalog, CatalogAdvice, CatalogList, Channel, ChannelPointer,
-    ChannelRequest, Claim, ClaimList, ClaimRequest, ConsoleLink, CreateCatalog, CreateConsoleTicket,
-    CreateJoinToken, CreateMachine, CreateToken, EventList, ExecRequest, ExecResult, Host, HostList, Image,
-    ImageList, ImageVersion, JoinToken, MAX_EVENTS, MAX_TASKS, Machine, MachineList, MachineSort,
-    MaintenanceRequest, MaintenanceSession, MergeTraceRequest, NewToken, NoteRequest, PinRequest, Problem,
-    ProblemKind, PromoteRequest, Promoted, Removed, RetireRequest, RevertScheme, Reverted, SaveTraceRequest,
-    SchemeList, SetCatalog, SetHost, SetMachine, Stats, Status, Task, TaskList, TokenList,
+    BeginLogin, BegunLogin, BootTrace, CacheContents, CallerInfo, Catalog, CatalogAdvice, CatalogList,
+    Channel, ChannelPointer, ChannelRequest, Claim, ClaimList, ClaimRequest, ConsoleLink, CreateCatalog,
+    CreateConsoleTicket, CreateJoinToken, CreateMachine, CreateToken, EventList, ExecRequest, ExecResult,
+    FinishLogin, Host, HostList, Image, ImageList, ImageVersion, JoinToken, MAX_EVENTS, MAX_TASKS, Machine,
+    MachineList, MachineSort, MaintenanceRequest, MaintenanceSession, MergeTraceRequest, NewToken,
+    NoteRequest, PinRequest, Problem, ProblemKind, PromoteRequest, Promoted, Removed, RetireRequest,
+    RevertScheme, Reverted, SaveTraceRequest, SchemeList, SetCatalog, SetHost, SetMachine, Stats, Status,
+    Task, TaskList, TokenList,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -118,6 +119,16 @@ impl Client {
     /// The identity and permissions that the daemon sees for this client.
     pub async fn caller(&self) -> anyhow::Result<CallerInfo> {
         self.get("/api/v1/caller").await
+    }
+
+    /// Begins a login of a person.
+    pub async fn begin_login(&self, request: &BeginLogin) -> anyhow::Result<BegunLogin> {
+        self.post("/login", request).await
+    }
+
+    /// Finishes a login. The answer has the token.
+    pub async fn finish_login(&self, request: &FinishLogin) -> anyhow::Result<NewToken> {
+        self.post("/login/code", request).await
     }
 
     /// The state of the daemon.

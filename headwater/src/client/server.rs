@@ -150,6 +150,17 @@ pub async fn connect(
     handshake(address, config).await.map_err(|error| explain(error, address, trust))
 }
 
+/// Connects to a server of the web, whose certificate one of the system's authorities has signed.
+pub async fn connect_web(address: &Address) -> anyhow::Result<TlsStream<TcpStream>> {
+    let config = config(verifier(&Trust::Authorities(None))?, None)?;
+    Ok(handshake(address, config).await?)
+}
+
+/// The same without TLS.
+pub async fn connect_web_plain(address: &Address) -> anyhow::Result<TcpStream> {
+    Ok(reach(address).await?)
+}
+
 /// The fingerprint of the certificate of an unverified server. Nothing is sent to it.
 pub async fn seen_fingerprint(address: &Address) -> anyhow::Result<String> {
     let seen = Arc::new(Seen { provider: provider(), fingerprint: Mutex::default() });

@@ -13,8 +13,10 @@ use crate::cli::{ContextCommand, LoginArgs};
 use crate::client::Client;
 use crate::client::server::{self, Address, ClientFiles};
 use crate::cmd::token::role_of;
+use crate::cmd::web_console;
 use crate::contexts::{Context, Contexts, LOCAL};
 use crate::failure::invalid;
+use crate::oidc;
 use crate::show;
 
 /// The longest token, in bytes.
@@ -49,7 +51,9 @@ pub async fn login(args: LoginArgs, json: bool) -> anyhow::Result<u8> {
     {
         return Err(with_fingerprint(error, &address, &context).await);
     }
-    if context.certificate.is_none() {
+    if args.oidc {
+        context.token = oidc::log_in(&Client::remote(&context)?, web_console::browse).await?.secret;
+    } else if context.certificate.is_none() {
         context.token = token(args.token_file.as_deref(), &address)?;
     }
     let client = Client::remote(&context)?;

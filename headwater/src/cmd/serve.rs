@@ -14,6 +14,7 @@ use crate::config::Effective;
 use crate::daemon::{Daemon, DisksIn, Options, starting};
 use crate::data_dir::DataDir;
 use crate::logging;
+use crate::oidc::Provider;
 use crate::signals::{EndSignals, ReloadSignal, is_hang_up_ignored};
 use crate::verification::Scrub;
 
@@ -49,6 +50,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         group_access: args.group_access,
         listen: args.listen,
         console: args.console,
+        people: Provider::of(args.oidc),
         nodes: args.nodes.map(|address| (address, Duration::from_secs(args.node_lease))),
         tls: args.offer.tls(),
         store: args.store,

@@ -39,6 +39,17 @@ pub async fn run(client: Client, args: ConsoleArgs, json: bool) -> anyhow::Resul
     Ok(0)
 }
 
+/// Opens a page whose URL is no secret, if there is a desktop.
+pub fn browse(url: &str) {
+    if desktop().is_none() {
+        return;
+    }
+    let mut opener = Command::new(OPENER);
+    opener.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // If this fails, the user can open the printed link.
+    let _ = opener.spawn();
+}
+
 /// Fails if the text is not a link, because it is put into a page and printed on a terminal.
 fn check(url: &str) -> anyhow::Result<()> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || ":/.#=_-[]".contains(c);

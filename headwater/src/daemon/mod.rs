@@ -29,7 +29,7 @@ use std::time::Duration;
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
 use headwater_db::{Database, DbError};
-use headwater_service::backend::{AlarmChannel, SystemClock, SystemRandom, Wake};
+use headwater_service::backend::{AlarmChannel, IdentityProvider, SystemClock, SystemRandom, Wake};
 use headwater_service::fleet::OwnHost;
 use headwater_service::lifecycle::STOP_GRACE_MS;
 use headwater_service::web::Reachable;
@@ -56,6 +56,7 @@ use crate::data_dir::{DataDir, DataDirLock};
 use crate::database::{Shared, Usage};
 use crate::disk_process::{self, DiskClient, Settings};
 use crate::last_known::LastKnown;
+use crate::oidc::Provider;
 use crate::secrets_key::SecretsKeyFile;
 use crate::stores::{self, Credentials, NamedServers};
 use crate::streaming::StreamArgs;
@@ -114,6 +115,8 @@ pub struct Options {
     pub listen: Option<SocketAddr>,
     /// A TCP address for the web console.
     pub console: Option<SocketAddr>,
+    /// The identity provider of people who log in.
+    pub people: Option<Provider>,
     /// A TCP address for nodes of other hosts, and how long the leases of these nodes last.
     pub nodes: Option<(SocketAddr, Duration)>,
     /// The certificate of API and console, if they are not only on loopback addresses. Without it, the daemon makes
@@ -205,6 +208,18 @@ async fn open_database(
         Some(database) => Ok(database),
         None => OpenDatabase::open(data_dir, database, &keys).await,
     }
+}
+
+/// Sets the URLs of a service, the identity provider of its people, and what switches on its machines.
+fn set_surroundings(
+    service: &Service,
+    reachable: &Reachable,
+    people: Option<Provider>,
+    waker: Option<Waker>,
+) {
+    service.is_reached_at(reachable.clone());
+    service.logs_in_with(people.map(|people| Arc::new(people) as Arc<dyn IdentityProvider>));
+    service.wakes_with(waker.map(|waker| Arc::new(waker) as Arc<dyn Wake>));
 }
 
 /// Starts the background work of a daemon that serves.
@@ -323,8 +338,7 @@ impl Daemon {
         let service =
             service(&data_dir, host, images, database.repository.clone(), disks.clone(), hypervisor);
         let Ports { api, console, reachable } = ports;
-        service.is_reached_at(reachable.clone());
-        service.wakes_with(options.waker.map(|waker| Arc::new(waker) as Arc<dyn Wake>));
+        set_surroundings(&service, &reachable, options.people, options.waker);
         step.send_replace("looking for what an earlier daemon left");
         service.recover().await.context("cannot clean up after an earlier daemon")?;
         let left_tasks = service.left_tasks().await.context("cannot list the tasks of an earlier daemon")?;

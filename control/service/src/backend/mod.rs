@@ -1,5 +1,5 @@
-//! Traits through which the control plane uses the data plane and the host: images, disks, a hypervisor, a clock, random
-//! numbers.
+//! Traits through which the control plane uses the data plane and the host: images, disks, a hypervisor, identity
+//! providers, a clock, random numbers.
 //!
 //! The adapters that implement them with the real crates live in `headwater/`, the only crate that sees both
 //! planes.
@@ -9,6 +9,7 @@ mod disks;
 mod error;
 mod hypervisor;
 mod images;
+mod people;
 mod surroundings;
 mod task_control;
 mod wake;
@@ -24,6 +25,7 @@ pub use images::{
     Images, ImportOrder, ImportOutcome, Listed, Promoted, Promotion, PullOrder, PullOutcome, Pulled,
     RetentionPurpose, RetentionRoot, ServersGone,
 };
+pub use people::{Attempt, IdentityProvider, Person};
 pub use surroundings::{Clock, Random, SystemClock, SystemRandom};
 pub use task_control::TaskControl;
 pub use wake::Wake;

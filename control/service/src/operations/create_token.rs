@@ -149,7 +149,7 @@ fn certificate_of(record: &TokenRecord) -> Option<String> {
 }
 
 /// A token without its secret.
-pub(super) fn info(record: TokenRecord) -> TokenInfo {
+pub(crate) fn info(record: TokenRecord) -> TokenInfo {
     let certificate = certificate_of(&record);
     let TokenRecord { name, role, scopes, created_by, created_at_ms, expires_at_ms, hash: _ } = record;
     TokenInfo { name, role, scopes, created_by, created_at_ms, expires_at_ms, certificate }

@@ -12,7 +12,7 @@ mod create_display_ticket;
 mod create_join_token;
 pub(crate) mod create_machine;
 mod create_terminal_ticket;
-mod create_token;
+pub(crate) mod create_token;
 mod diff_images;
 mod discard_session;
 mod drain_host;

@@ -5,6 +5,7 @@
 //!   browser: GET /#ticket=..  --> POST /session {ticket} --> secret, kept by the page alone
 //!            GET /api/v1/..  Authorization: Bearer SECRET --> the operations of the API, with the session's role
 //!                            Authorization: Bearer hwt_.. --> the same with the role of a named token
+//!            /login --> the identity provider and back to /?code=.. --> a named token (`login.rs`)
 //!            POST /api/v1/machines/NAME/console/ticket --> WebSocket /console with that ticket, once, within 60 s
 //!            POST /api/v1/machines/NAME/display/ticket --> WebSocket /display in the same way
 //! ```
@@ -36,6 +37,7 @@ use crate::Service;
 use crate::answer::Failure;
 use crate::caller::Presented;
 use crate::extract::Body;
+use crate::login;
 use crate::server::{self, Port};
 use crate::token::{self, bearer};
 
@@ -116,12 +118,13 @@ fn console(router: Router, service: Service, hosts: Hosts) -> Router {
         .route("/console", get(machine_socket::attach).layer(Extension(MachineSocket::Console)))
         .route("/display", get(machine_socket::attach).layer(Extension(MachineSocket::Display)))
         .layer(DefaultBodyLimit::max(SESSION_BODY_MAX_BYTES))
-        .with_state(service);
+        .with_state(service.clone());
     let files = assets::ALL.iter().fold(Router::new(), |router, asset| {
         router.route(asset.path, get(async |headers| asset.answer(&headers)))
     });
     files
         .merge(session)
+        .merge(login::routes(service))
         .merge(api)
         .layer(middleware::from_fn_with_state(hosts, refuse_foreign))
         .layer(middleware::map_response(protect))
@@ -276,10 +279,11 @@ async fn close(
     State(service): State<Service>,
     headers: HeaderMap,
 ) -> Result<axum::http::StatusCode, Failure> {
-    // Check first, so that a caller without a session starts no write transaction.
-    if let Some(secret) = bearer(&headers)
-        && service.session(secret).await?.is_some()
-    {
+    let Some(secret) = bearer(&headers) else { return Ok(axum::http::StatusCode::NO_CONTENT) };
+    // Only a caller with a session or a login uses a writer's transaction.
+    if secret.starts_with(token::NAMED_PREFIX) {
+        service.log_out(secret).await?;
+    } else if service.session(secret).await?.is_some() {
         service.close_session(secret).await?;
     }
     Ok(axum::http::StatusCode::NO_CONTENT)
