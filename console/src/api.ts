@@ -18,6 +18,9 @@ export class Problem extends Error {
 /** How long an answer may take that is not waited for on purpose. */
 const ANSWER_TIMEOUT_MS = 20_000;
 
+/** How long the answer to a login may take: the daemon asks the identity provider. */
+const LOGIN_TIMEOUT_MS = 60_000;
+
 /** The secret of the session. It is only here: another page, or this one loaded again, has none. */
 let secret = "";
 
@@ -82,6 +85,36 @@ export async function openSession(ticket: string): Promise<Session> {
   const opened = (await ask("/session", { method: "POST", body: { ticket } })) as Session & { secret: string };
   secret = opened.secret;
   return { principal: opened.principal, role: opened.role };
+}
+
+/** The URL of the identity provider with which people can log in, if there is one. */
+export const loginIssuer = async () => ((await ask("/login")) as { issuer?: string }).issuer;
+
+/** The key in the storage of this tab for a login that was begun. */
+const LOGIN = "headwater-login";
+
+/** Where the identity provider sends the browser back. */
+const redirect = () => `${location.origin}/`;
+
+/** Goes to the identity provider. The tab keeps what a login needs that comes back to it; alone it opens nothing. */
+export async function beginLogin(): Promise<void> {
+  const begun = (await ask("/login", { method: "POST", body: { redirect: redirect() } })) as { url: string; state: string; secret: string };
+  sessionStorage.setItem(LOGIN, JSON.stringify({ state: begun.state, secret: begun.secret }));
+  location.assign(begun.url);
+}
+
+/** Finishes a login with what the identity provider sent back. */
+export async function finishLogin(answer: URLSearchParams): Promise<Session> {
+  const begun = parsed(sessionStorage.getItem(LOGIN) ?? "") as { state: string; secret: string } | undefined;
+  sessionStorage.removeItem(LOGIN);
+  if (!begun || begun.state !== answer.get("state")) throw new Problem("unauthorized", "this page did not begin this login");
+  if (answer.has("error")) {
+    const why = `${answer.get("error")} ${answer.get("error_description") ?? ""}`.trim();
+    throw new Problem("unauthorized", `the identity provider refuses the login: ${why}`);
+  }
+  const body = { secret: begun.secret, code: answer.get("code") ?? "", redirect: redirect() };
+  const token = (await ask("/login/code", { method: "POST", body, timeout_ms: LOGIN_TIMEOUT_MS })) as NewToken;
+  return useToken(token.secret);
 }
 
 /** Uses a named token in place of a session. */

@@ -483,7 +483,7 @@ export interface Event {
   action: string;
   /** When it happened. */
   at_ms: number;
-  /** Who caused it: `uid 1000 (anna)` for a client of the socket, `uid 1000` if `/etc/passwd` has no name, `token NAME`, `tcp 127.0.0.1:5000` with the token of the data directory, or `daemon`. `console of ` before one of these means a session of the web console whose link that caller created. */
+  /** Who caused it: `uid 1000 (anna)` for a client of the socket, `uid 1000` if `/etc/passwd` has no name, `token NAME`, `oidc NAME (SUBJECT)` for a login, `tcp 127.0.0.1:5000` with the token of the data directory, or `daemon`. `console of ` before one of these means a session of the web console whose link that caller created. */
   caller: string;
   /** A sentence that describes the event. */
   detail: string;

@@ -69,10 +69,11 @@ class Live {
     return this.phase === "stale" ? "the daemon does not answer" : null;
   }
 
-  async open(ticket: string): Promise<void> {
+  /** Goes on with the session that a link or a login opens. */
+  async open(opening: Promise<api.Session>): Promise<void> {
     this.phase = "loading";
     try {
-      this.session = await api.openSession(ticket);
+      this.session = await opening;
     } catch (error) {
       this.problem = error as api.Problem;
       this.phase = "signed-out";
@@ -92,6 +93,16 @@ class Live {
     }
     this.phase = "loading";
     this.#begin();
+  }
+
+  /** Leaves the page for the identity provider. */
+  async logIn(): Promise<void> {
+    this.problem = null;
+    try {
+      await api.beginLogin();
+    } catch (error) {
+      this.problem = error as api.Problem;
+    }
   }
 
   #begin(): void {

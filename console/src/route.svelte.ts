@@ -70,7 +70,15 @@ export function addressOf(subject: string): string | null {
 
 export const route = new Route();
 
-/** Takes the ticket out of the address: it is not to stay in the browser's history. */
+/** Takes the answer of an identity provider out of the address: it is not to stay in the browser's history. */
+export function takeLogin(): URLSearchParams | null {
+  const answer = new URLSearchParams(location.search);
+  if (!answer.has("state")) return null;
+  history.replaceState(null, "", "/#/");
+  return answer;
+}
+
+/** Takes the ticket out of the address, likewise. */
 export function takeTicket(): string | null {
   const ticket = /^#ticket=(\w+)$/.exec(location.hash)?.[1] ?? null;
   if (ticket) history.replaceState(null, "", "#/");

@@ -44,6 +44,8 @@ export async function serve() {
     switch (kind) {
       case "session":
         return json({ secret: "hws_test", principal: "console of uid 1000 (anna)", role: state.role });
+      case "login":
+        return json(answers.login ?? {});
       case "status":
         return json(answers.status);
       case "events": {

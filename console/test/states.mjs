@@ -26,6 +26,7 @@ const DISPLAY = "#/machines/desk-1";
 /** Each state: its name, the address, and what differs from a daemon with thirteen machines. */
 const STATES = [
   { name: "signed-out", at: null },
+  { name: "signed-out-login", at: null, answers: { ...full, login: { issuer: "https://login.example.com/realms/lab" } }, ready: "text=Log in at login.example.com" },
   { name: "overview", at: "#/" },
   { name: "overview-empty", at: "#/", answers: empty },
   { name: "overview-loading", at: "#/", silent: ["status"], ready: ".skeleton" },
