@@ -103,7 +103,8 @@ desktop: rust ## boot two Xfce desktops from one image, with Secure Boot, TPM an
 	demo/desktop
 
 test: rust ## check everything: formatting, house rules, clippy, all tests, real guests
-	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS)
+	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS) $(CONSOLE_TOOLS)
+	cd headwater/tests/oidc && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	cargo xtask test
 
 compare: rust ## measure beside nbdkit, QEMU and the raw disk; table, JSON and plots in build/compare

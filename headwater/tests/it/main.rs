@@ -28,6 +28,7 @@ mod guests;
 mod images;
 mod imported_disks;
 mod logging;
+mod logins;
 mod machines;
 mod maintenance;
 mod nodes;

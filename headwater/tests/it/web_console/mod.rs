@@ -1,7 +1,7 @@
 //! The web console in a real browser, with a machine that runs, and `headwater console`.
 
 mod actions;
-mod browser;
+pub mod browser;
 mod display;
 mod terminal;
 mod update;
