@@ -33,7 +33,7 @@ pub fn field(query: &str, name: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// What an identity provider says about an error, in one line that a terminal can show.
+/// Makes a text of an identity provider safe for a terminal: one line, without control characters, and not too long.
 pub fn plain(text: &str) -> String {
     let text: String = text.chars().filter(|c| !c.is_control()).take(300).collect();
     text.trim().to_owned()

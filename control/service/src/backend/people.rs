@@ -89,7 +89,8 @@ pub trait IdentityProvider: Send + Sync {
     async fn page(&self, attempt: &Attempt, redirect: &str) -> Result<String, Problem>;
 
     /// The person who logged in, for the code that the browser brought. Fails if the identity provider does not accept the
-    /// code, if its ID token is not for this attempt and for this daemon at the time `now_ms`, or if the person has no role.
+    /// code, or if the person has no role. Fails too if the ID token is not for this attempt and this daemon, or not valid
+    /// at the time `now_ms`.
     async fn person(
         &self,
         attempt: &Attempt,

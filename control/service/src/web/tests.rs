@@ -188,6 +188,22 @@ async fn other_hosts_and_origins_are_refused() {
 }
 
 #[tokio::test]
+async fn without_an_identity_provider_nobody_logs_in() {
+    let served = Served::start().await;
+    let host = served.address.to_string();
+    assert_eq!(served.get("/login", "").await.json(), serde_json::json!({}));
+    let body = serde_json::json!({ "redirect": format!("http://{host}/") }).to_string();
+    let refused = served.ask("POST /login", &host, "", &body).await;
+    assert_eq!((refused.0, &refused.json()["kind"]), (400, &"invalid".into()));
+    assert!(refused.2.contains("it has no identity provider") && refused.2.contains("--oidc-issuer"));
+    let body = serde_json::json!({ "secret": "hwl_1", "code": "2", "redirect": "" }).to_string();
+    assert_eq!(served.ask("POST /login/code", &host, "", &body).await.0, 400);
+    // Another site could otherwise begin a login.
+    let cross_site = served.ask("POST /login", &host, "sec-fetch-site: cross-site\r\n", &body).await;
+    assert!(cross_site.2.contains("another site caused the request"), "{}", cross_site.2);
+}
+
+#[tokio::test]
 async fn every_answer_forbids_foreign_content() {
     let served = Served::start().await;
     let session = served.session(Role::Viewer).await;
