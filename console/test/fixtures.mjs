@@ -170,6 +170,7 @@ const CATALOG = {
   machines: Array.from({ length: 8 }, (_, at) => `class-0${at + 1}`),
   old: ["class-06", "class-07", "class-08"],
   next_version: "debian@4",
+  scheme: 1,
   memory_bytes: 2 * GiB,
   cpus: 2,
   cache: { mode: "ram+disk", ram_bytes: 64 * MiB, disk_bytes: 10 * GiB, persistent: false, weight: 100 },
