@@ -606,8 +606,16 @@ impl Opener {
         let server = match Server::bind(&request, &socket, serial, device, is_recovered) {
             Ok(server) => server,
             Err(error) => {
-                in_keeper.end();
                 forget(&volume);
+                if is_recovered {
+                    // Another process may still recover the disk, so its memory and the keeper's part stay.
+                    if let Some(scratch) = scratch {
+                        scratch.stop();
+                        scratch.volume.close();
+                    }
+                    return Err(error);
+                }
+                in_keeper.end();
                 if let Some(scratch) = scratch {
                     scratch.close(&self.totals);
                 }
@@ -632,6 +640,7 @@ impl Opener {
             in_keeper: Arc::new(in_keeper),
             scans: Arc::clone(&self.readable.scans),
             parts: Arc::new(Mutex::new(Some(ServedParts { server, recording, scratch, pin, version }))),
+            closing: Arc::default(),
         });
         let mut on = self.readable.on.lock();
         on.retain(|_, disk| disk.strong_count() > 0);

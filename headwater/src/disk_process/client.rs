@@ -58,6 +58,9 @@ const TRACES_PATIENCE: Duration = Duration::from_secs(5);
 /// The pause before a call is made again that was not begun: the next disk process is about to answer.
 const AGAIN_PAUSE: Duration = Duration::from_millis(20);
 
+/// How long a call is made again and again that is not begun. A handover, which may go back to the program from before, takes less.
+const NOT_BEGUN_WITHIN: Duration = Duration::from_secs(120);
+
 /// The size of the chunk cache of a process that reads no chunks.
 const NO_CHUNKS_BYTES: u64 = 1 << 20;
 
@@ -229,6 +232,7 @@ impl Link {
         waiting: &dyn Fn() -> Waiting,
     ) -> Result<(Connection, Result<T, BackendError>), BackendError> {
         let mut connection = self.connection()?;
+        let begun = Instant::now();
         loop {
             if timeout.is_some() {
                 connection.writing.set_read_timeout(timeout).map_err(gone)?;
@@ -236,7 +240,12 @@ impl Link {
             match connection.attempt(call, &mut |_| {}, waiting) {
                 Ok(value) => return Ok((connection, Ok(value))),
                 Err(CallError::Failed(error)) => return Ok((connection, Err(error))),
-                Err(CallError::NotBegun(_)) => {
+                Err(CallError::NotBegun(error)) => {
+                    let patience =
+                        if waiting() == Waiting::GoOn { NOT_BEGUN_WITHIN } else { FIGURES_PATIENCE };
+                    if begun.elapsed() > patience {
+                        return Err(gone(error));
+                    }
                     std::thread::sleep(AGAIN_PAUSE);
                     connection = Connection::open(&self.socket).map_err(gone)?;
                 }
@@ -288,9 +297,10 @@ impl Link {
             let mut open = self.open.lock();
             let now = open.process;
             open.disks.insert(uuid, now);
+            // Under the lock with which `begin_again` sends the disks that are lost.
+            self.lost.send_if_modified(|lost| lost.remove(&uuid));
             now
         };
-        self.lost.send_if_modified(|lost| lost.remove(&uuid));
         if now == process {
             return Ok(());
         }

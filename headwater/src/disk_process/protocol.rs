@@ -231,9 +231,19 @@ impl Call {
         )
     }
 
-    /// Whether the call is about the process itself, which answers it to its end.
+    /// Whether only this process can answer the call, which it does to its end: it is about the process itself, or about a
+    /// snapshot that its connection has.
     pub fn is_about_the_process(&self) -> bool {
-        matches!(self, Self::Begin { .. } | Self::Hold | Self::Snapshot)
+        matches!(
+            self,
+            Self::Begin { .. }
+                | Self::Changed { .. }
+                | Self::Extents { .. }
+                | Self::Hold
+                | Self::IdentityLeft { .. }
+                | Self::Read { .. }
+                | Self::Snapshot
+        )
     }
 }
 

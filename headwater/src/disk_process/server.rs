@@ -347,11 +347,9 @@ impl Shared {
                     "persistent disks are not saved after {within} s: try again, and see whether a disk of the host hangs"
                 )));
             }
-            Ok(checked) => {
-                if let Err(error) = checked.context("cannot check the disks")? {
-                    return Ok(Err(Failure::from(&error).into_problem().to_string()));
-                }
-            }
+            Ok(Err(error)) => return Ok(Err(format!("cannot check the disks: {error}"))),
+            Ok(Ok(Err(error))) => return Ok(Err(Failure::from(&error).into_problem().to_string())),
+            Ok(Ok(Ok(()))) => {}
         }
         tracing::info!(disks = self.disks.lock().len(), "the disks are handed over to another program");
         let handing = tokio::task::spawn_blocking(move || volumes.hand_over());
@@ -384,17 +382,16 @@ impl Shared {
             // A guest whose reads wait would hold the end up, and its disk goes anyway.
             opened.volumes.close_store();
         }
-        let disks = std::mem::take(&mut *self.disks.lock());
+        // The disks stay in the list: a daemon that closes one of them at the same time waits for the same closing, and gets its outcome.
+        let named = |entry: &Entry| (entry.info.machine.clone(), Arc::clone(&entry.disk));
+        let disks: Vec<_> = self.disks.lock().values().map(named).collect();
         let mut closing = tokio::task::JoinSet::new();
-        for Entry { info, disk, .. } in disks.into_values() {
-            tracing::warn!(machine = info.machine, "its disk is closed: the disk process ends");
+        for (machine, disk) in disks {
+            tracing::warn!(machine, "its disk is closed: the disk process ends");
             closing.spawn(async move {
                 if let Err(error) = disk.close().await {
                     let problem = problem_of(&error);
-                    tracing::error!(
-                        machine = info.machine,
-                        "closing the disk of a machine failed: {problem}"
-                    );
+                    tracing::error!(machine, "closing the disk of a machine failed: {problem}");
                 }
             });
         }
@@ -409,8 +406,16 @@ impl Shared {
                 closed = closing.join_next() => if closed.is_none() { break },
             }
         }
-        // A daemon may have closed a disk at the same time: here it is closed when that call has ended.
+        // The answers of closings at the same time are sent, and openings have ended.
         self.changes_end(MORE_TIME / 3).await;
+        let opened_late = std::mem::take(&mut *self.disks.lock());
+        for Entry { info, disk, .. } in opened_late.into_values() {
+            // A disk that is closed already has nothing to save.
+            if let Err(error) = disk.close().await {
+                let problem = problem_of(&error);
+                tracing::error!(machine = info.machine, "closing the disk of a machine failed: {problem}");
+            }
+        }
     }
 
     fn opened_volumes(&self) -> Option<Arc<Volumes>> {

@@ -45,12 +45,18 @@ impl DiskInKeeper {
         let Some(keeper) = keeper else { return Self(None) };
         let is_ephemeral = request.kept.is_none();
         let give = || -> anyhow::Result<()> {
-            match caches? {
-                // A persistent disk: its file changes from now on, so what the keeper holds is outdated.
-                _ if !is_ephemeral => keeper.forget(request.uuid)?,
-                caches if caches.disk.is_none() => anyhow::bail!("its memory is in no file"),
-                caches if !is_recovered => keeper.put_disk(request, &caches)?,
-                _ => {}
+            let caches = caches?;
+            if !is_ephemeral {
+                // Its file changes from now on, so what the keeper holds is outdated.
+                keeper.forget(request.uuid)?;
+            }
+            let lacks_scratch = request.scratch_bytes > 0 && caches.scratch.is_none();
+            anyhow::ensure!(
+                !lacks_scratch && (!is_ephemeral || caches.disk.is_some()),
+                "its memory is in no file"
+            );
+            if is_ephemeral && !is_recovered {
+                keeper.put_disk(request, &caches)?;
             }
             Ok(())
         };

@@ -143,7 +143,8 @@ impl Scratch {
         let serial = headwater_qemu::SCRATCH_SERIAL.to_owned();
         let server = super::remove_socket(&socket)
             .and_then(|()| Server::bind(request, &socket, serial, volume.clone(), is_recovered))
-            .inspect_err(|_| super::forget(&volume))?;
+            // Another process may still recover what this one cannot serve.
+            .inspect_err(|_| if is_recovered { volume.close() } else { super::forget(&volume) })?;
         opener.totals.opened(&volume);
         Ok(Some(Self { volume, server }))
     }

@@ -113,6 +113,8 @@ pub(super) struct ServedVolume {
     pub(super) scans: Arc<Scans>,
     /// `None` once the disk is closed.
     pub(super) parts: Arc<Mutex<Option<ServedParts>>>,
+    /// Held while the disk is closed: who closes it again waits until its last writes are saved.
+    pub(super) closing: Arc<Mutex<()>>,
 }
 
 /// The parts of an open disk.
@@ -296,8 +298,9 @@ impl Disk for ServedVolume {
         let (volume, parts, snapshot_leases) =
             (self.volume.clone(), self.parts.clone(), self.snapshot_leases.clone());
         let (totals, files, kept) = (Arc::clone(&self.totals), self.files.clone(), self.kept);
-        let in_keeper = Arc::clone(&self.in_keeper);
+        let (in_keeper, closing) = (Arc::clone(&self.in_keeper), Arc::clone(&self.closing));
         blocking("close the disk", move || {
+            let _alone = closing.lock();
             let parts = parts.lock().take();
             // Or what the machine wrote would live as long as its readers.
             drop(snapshot_leases.take_back());

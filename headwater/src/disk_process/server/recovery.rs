@@ -1,6 +1,6 @@
 //! Takes over the disks of the disk process before this one, which crashed or was replaced.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use headwater_service::backend::OpenDisk;
@@ -24,6 +24,14 @@ const RECOVER_THREADS: usize = 16;
 /// second, and sends again what had no answer.
 const CAREFUL_PAUSE: Duration = Duration::from_millis(1500);
 
+/// Ends a program that was tried. The disks that it serves already go back to the keeper, persistent ones after they are saved; the
+/// keeper still has the others.
+fn go_back(volumes: &Volumes) -> ! {
+    volumes.hand_over();
+    logging::flush();
+    std::process::exit(1);
+}
+
 impl Shared {
     /// Takes over the disks of the process before this one.
     pub(super) fn recover(&self, left: Handed) {
@@ -46,39 +54,45 @@ impl Shared {
             for (uuid, left) in left {
                 // If the keeper has ended, nobody asks which disk it was.
                 let _ = self.keeper.takes_over(Some(uuid));
-                self.take_over(&volumes, uuid, left);
+                if !self.take_over(&volumes, uuid, left) {
+                    go_back(&volumes);
+                }
                 tracing::warn!(%uuid, "the next disk waits, because disk processes have crashed again and again");
                 std::thread::sleep(CAREFUL_PAUSE);
                 let _ = self.keeper.takes_over(None);
             }
         } else {
             let left = Mutex::new(left.into_iter());
+            let has_failed = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 for _ in 0..RECOVER_THREADS {
                     scope.spawn(|| {
                         let next = || left.lock().next();
-                        while let Some((uuid, left)) = next() {
-                            self.take_over(&volumes, uuid, left);
+                        while let Some((uuid, left)) = next().filter(|_| !has_failed.load(Ordering::SeqCst)) {
+                            if !self.take_over(&volumes, uuid, left) {
+                                has_failed.store(true, Ordering::SeqCst);
+                            }
                             // A sign of progress: the keeper waits for the next disk.
                             let _ = self.keeper.takes_over(None);
                         }
                     });
                 }
             });
+            if has_failed.load(Ordering::SeqCst) {
+                go_back(&volumes);
+            }
         }
         let (disks, took_ms) = (self.disks.lock().len(), begun.elapsed().as_millis());
         tracing::info!(disks, took_ms, "all disks of the process before this one are taken over");
     }
 
-    /// Takes one disk over, or has the log say why that is not possible.
-    fn take_over(&self, volumes: &Volumes, uuid: Uuid, left: anyhow::Result<LeftDisk>) {
+    /// Takes one disk over, or has the log say why that is not possible. False: the program from before must serve all disks again.
+    fn take_over(&self, volumes: &Volumes, uuid: Uuid, left: anyhow::Result<LeftDisk>) -> bool {
         match left.and_then(|left| self.recover_disk(volumes, left)) {
             Ok(machine) => tracing::info!(machine, "its disk is taken over"),
             Err(error) if keeper::is_tried() => {
                 tracing::error!(%uuid, "this program cannot take a disk over, so the program from before serves again: {error:#}");
-                logging::flush();
-                // Nothing is forgotten and nothing is closed: the keeper has all that the disk needs.
-                std::process::exit(1);
+                return false;
             }
             Err(error) => {
                 tracing::error!(%uuid, "a disk is lost with the disk process that had it: {error:#}");
@@ -86,6 +100,7 @@ impl Shared {
                 let _ = self.keeper.forget(uuid);
             }
         }
+        true
     }
 
     fn recover_disk(&self, volumes: &Volumes, left: LeftDisk) -> anyhow::Result<String> {
