@@ -13,7 +13,9 @@
 //! The daemon stores nothing about a login that was begun ([`Attempt`]). The ID token stays in the daemon. Refresh tokens
 //! are not used: the token ends by itself, and is listed and revoked as all named tokens.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -22,6 +24,7 @@ use axum::{Json, Router};
 use headwater_api::{BeginLogin, BegunLogin, FinishLogin, LoginOffer, NewToken, Problem, ProblemKind};
 use headwater_db::{DbError, TokenRecord};
 use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::Instant;
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
@@ -39,11 +42,23 @@ const WAITING_MAX: usize = 16;
 
 static WAITING: Semaphore = Semaphore::const_new(WAITING_MAX);
 
+/// How long a request waits for its turn. The turns are in the order of arrival, so that clients that ask again and again
+/// keep nobody out.
+const TURN_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// The same refusal is recorded once in this time: a person without a role could fill the history otherwise.
+const REFUSAL_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The most refusals that are remembered for that; further ones are not recorded.
+const REFUSALS_MAX: usize = 1000;
+
+static REFUSALS: Mutex<BTreeMap<String, Instant>> = Mutex::new(BTreeMap::new());
+
 /// The most logins of one person. A new login then ends the oldest one.
 const LOGINS_MAX: usize = 50;
 
-/// How much of a person's name the name of the token has, in bytes.
-const STEM_MAX_BYTES: usize = 40;
+/// How much of a person's name the name of the token has, in bytes: the rest are `-` and eight digits.
+const STEM_MAX_BYTES: usize = 54;
 
 /// The beginning of a person's principal. Only logins create tokens with such a creator: what a person does later is done
 /// with the token.
@@ -112,7 +127,7 @@ async fn begin(
     State(service): State<Service>,
     Body(BeginLogin { redirect }): Body<BeginLogin>,
 ) -> Result<Json<BegunLogin>, Failure> {
-    let (people, _permit) = provider(&service)?;
+    let (people, _permit) = provider(&service).await?;
     let attempt = Attempt::new(service.random()).map_err(Error::Random)?;
     let url = people.page(&attempt, &redirect).await.map_err(Failure)?;
     Ok(Json(BegunLogin { url, state: attempt.state(), secret: attempt.secret().to_owned() }))
@@ -123,7 +138,7 @@ async fn finish(
     Body(request): Body<FinishLogin>,
 ) -> Result<(StatusCode, Json<NewToken>), Failure> {
     let FinishLogin { secret, code, redirect } = request;
-    let (people, _permit) = provider(&service)?;
+    let (people, _permit) = provider(&service).await?;
     let person = people.person(&Attempt::of(secret), &code, &redirect, service.now_ms()).await;
     let person = match person {
         Ok(person) => person,
@@ -147,13 +162,29 @@ async fn end(State(service): State<Service>, headers: HeaderMap) -> Result<Statu
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn provider(service: &Service) -> Result<(Arc<dyn IdentityProvider>, SemaphorePermit<'static>), Error> {
+async fn provider(service: &Service) -> Result<(Arc<dyn IdentityProvider>, SemaphorePermit<'static>), Error> {
     let people = service.people().cloned().ok_or(Error::NoProvider)?;
-    Ok((people, WAITING.try_acquire().map_err(|_| Error::Busy)?))
+    let turn = tokio::time::timeout(TURN_TIMEOUT, WAITING.acquire()).await;
+    Ok((people, turn.ok().and_then(Result::ok).ok_or(Error::Busy)?))
+}
+
+/// Whether this refusal was not recorded lately.
+fn is_new_refusal(message: &str) -> bool {
+    let now = Instant::now();
+    let mut refusals = REFUSALS.lock().unwrap_or_else(PoisonError::into_inner);
+    refusals.retain(|_, at| now.duration_since(*at) < REFUSAL_INTERVAL);
+    if refusals.len() >= REFUSALS_MAX || refusals.contains_key(message) {
+        return false;
+    }
+    refusals.insert(message.to_owned(), now);
+    true
 }
 
 /// Records that a person whom the identity provider knows has no role here.
 async fn note_refusal(service: &Service, problem: &Problem) {
+    if !is_new_refusal(&problem.message) {
+        return;
+    }
     tracing::warn!("refused a login: {}", problem.message);
     let detail = format!("login: {}", problem.message);
     service.note(service.event(&Caller::daemon(), "daemon".to_owned(), "refused", detail)).await;
@@ -228,11 +259,11 @@ impl Service {
     }
 }
 
-/// The beginning of the name of a person's token.
+/// The beginning of the name of a person's token: the end of the person's name, which has the subject.
 fn stem(person: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
-    let stem: String = person.chars().map(plain).take(STEM_MAX_BYTES).collect();
-    let stem = stem.trim_matches('-');
+    let all: String = person.chars().map(plain).collect();
+    let stem = all.get(all.len().saturating_sub(STEM_MAX_BYTES)..).unwrap_or(&all).trim_matches('-');
     if stem.is_empty() { "person".to_owned() } else { stem.to_owned() }
 }
 

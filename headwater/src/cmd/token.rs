@@ -58,7 +58,15 @@ pub async fn run(client: Client, command: TokenCommand, json: bool) -> anyhow::R
 fn read_certificate(path: &Path) -> anyhow::Result<String> {
     let read = small_file::read(path, small_file::PEM_MAX_BYTES);
     let bytes = read.with_context(|| format!("cannot read the certificate {}", path.display()))?;
-    String::from_utf8(bytes).map_err(|_| invalid(format!("{} is not a certificate in PEM", path.display())))
+    let text = String::from_utf8(bytes)
+        .map_err(|_| invalid(format!("{} is not a certificate in PEM", path.display())))?;
+    if text.contains("PRIVATE KEY-----") {
+        let shown = path.display();
+        return Err(invalid(format!(
+            "{shown} has a private key, which must not leave this host: give a file with the certificate alone"
+        )));
+    }
+    Ok(text)
 }
 
 /// A role and its scopes, in words.

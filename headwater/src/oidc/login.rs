@@ -17,6 +17,9 @@ const LOGIN_TIMEOUT: Duration = Duration::from_secs(300);
 /// The longest request of a browser, in bytes.
 const REQUEST_MAX_BYTES: u64 = 32 << 10;
 
+/// The most connections at the same time.
+const REQUESTS_MAX: usize = 32;
+
 /// Timeout of a request of a browser.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -47,11 +50,20 @@ pub async fn log_in(client: &Client, open: impl FnOnce(&str)) -> anyhow::Result<
 
 /// Waits until the browser brings the code of this login. Other requests are refused.
 async fn code(listener: &TcpListener, state: &str) -> anyhow::Result<String> {
+    // Browsers open connections in advance, which send nothing: they must not keep the answer waiting.
+    let mut answers = tokio::task::JoinSet::new();
     loop {
-        let (stream, _) = listener.accept().await.context("cannot wait for the browser")?;
-        let answered = tokio::time::timeout(REQUEST_TIMEOUT, answer(stream, state)).await;
-        if let Ok(Ok(Some(outcome))) = answered {
-            return outcome;
+        tokio::select! {
+            accepted = listener.accept(), if answers.len() < REQUESTS_MAX => {
+                let (stream, _) = accepted.context("cannot wait for the browser")?;
+                let state = state.to_owned();
+                answers.spawn(async move { tokio::time::timeout(REQUEST_TIMEOUT, answer(stream, &state)).await });
+            }
+            Some(answered) = answers.join_next() => {
+                if let Ok(Ok(Ok(Some(outcome)))) = answered {
+                    return outcome;
+                }
+            }
         }
     }
 }
@@ -72,8 +84,9 @@ async fn answer(mut stream: TcpStream, state: &str) -> std::io::Result<Option<an
     let length = text.len();
     let head = "Content-Type: text/plain; charset=utf-8\r\nConnection: close\r\nCache-Control: no-store";
     let answer = format!("HTTP/1.1 {status}\r\n{head}\r\nContent-Length: {length}\r\n\r\n{text}");
-    writing.write_all(answer.as_bytes()).await?;
-    writing.shutdown().await?;
+    // The outcome counts even if the browser is gone.
+    let _ = writing.write_all(answer.as_bytes()).await;
+    let _ = writing.shutdown().await;
     Ok(outcome)
 }
 

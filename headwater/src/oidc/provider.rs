@@ -37,11 +37,15 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The longest name of a person that is shown, in bytes.
 const NAME_MAX_BYTES: usize = 100;
 
+/// The longest subject (OpenID Connect Core, section 2).
+const SUBJECT_MAX_BYTES: usize = 255;
+
 /// An identity provider.
 pub struct Provider {
     issuer: String,
     client_id: String,
-    scope: String,
+    /// That of the settings.
+    scope: Option<String>,
     claim: String,
     rules: Vec<RoleRule>,
     session_s: u64,
@@ -70,6 +74,17 @@ struct Addresses {
     authorization_endpoint: String,
     token_endpoint: String,
     jwks_uri: String,
+    #[serde(default)]
+    scopes_supported: Vec<String>,
+}
+
+impl Addresses {
+    /// The default scope. Some identity providers refuse a login that asks for a scope that they do not have.
+    fn scope(&self) -> String {
+        let known = &self.scopes_supported;
+        let is_known = |word: &&str| *word != CLAIM || known.is_empty() || known.iter().any(|it| it == word);
+        SCOPE.split(' ').filter(is_known).collect::<Vec<_>>().join(" ")
+    }
 }
 
 /// The answer of the token endpoint.
@@ -86,7 +101,7 @@ impl Provider {
         Some(Self {
             issuer: oidc_issuer?,
             client_id: oidc_client_id?,
-            scope: oidc_scope.unwrap_or_else(|| SCOPE.to_owned()),
+            scope: oidc_scope,
             claim: oidc_claim.unwrap_or_else(|| CLAIM.to_owned()),
             rules: oidc_role,
             session_s: oidc_session.unwrap_or(SESSION_S),
@@ -199,7 +214,8 @@ impl Provider {
     }
 
     fn with_role(&self, claims: &Value) -> Result<Person, Problem> {
-        let name = name_of(claims);
+        let name = name_of(claims)
+            .ok_or_else(|| refused("the ID token's claim 'sub' is not 1 to 255 plain ASCII characters"))?;
         let groups = groups(claims.get(&self.claim));
         if let Some((role, scopes)) = role_of(&self.rules, &groups) {
             return Ok(Person { name, role, scopes });
@@ -236,13 +252,15 @@ impl IdentityProvider for Provider {
     }
 
     async fn page(&self, attempt: &Attempt, redirect: &str) -> Result<String, Problem> {
-        let page = self.metadata(|_| true).await?.addresses.authorization_endpoint;
+        let addresses = self.metadata(|_| true).await?.addresses;
+        let (page, scope) = (&addresses.authorization_endpoint, self.scope.clone());
+        let scope = scope.unwrap_or_else(|| addresses.scope());
         let separator = if page.contains('?') { '&' } else { '?' };
         let query = query::encoded(&[
             ("response_type", "code"),
             ("client_id", &self.client_id),
             ("redirect_uri", redirect),
-            ("scope", &self.scope),
+            ("scope", &scope),
             ("state", &attempt.state()),
             ("nonce", &attempt.nonce()),
             ("code_challenge", &attempt.challenge()),
@@ -317,16 +335,19 @@ fn check_times(claims: &Value, now_ms: u64) -> Result<(), Problem> {
 }
 
 /// A person's name in the history: the name, which the person may be able to change, and the subject, which never changes.
-fn name_of(claims: &Value) -> String {
-    let is_plain = |text: &&str| {
-        !text.is_empty() && text.len() <= NAME_MAX_BYTES && text.chars().all(|c| c.is_ascii_graphic())
+/// `None`: the subject could not be told from others.
+fn name_of(claims: &Value) -> Option<String> {
+    let text = |claim: &str, max_bytes: usize| {
+        let is_plain =
+            |text: &&str| (1..=max_bytes).contains(&text.len()) && text.chars().all(|c| c.is_ascii_graphic());
+        claims.get(claim).and_then(Value::as_str).filter(is_plain)
     };
-    let text = |claim: &str| claims.get(claim).and_then(Value::as_str).filter(is_plain);
-    let subject = text("sub").unwrap_or("unknown");
-    match text("preferred_username").or_else(|| text("email")).filter(|name| *name != subject) {
+    let subject = text("sub", SUBJECT_MAX_BYTES)?;
+    let name = text("preferred_username", NAME_MAX_BYTES).or_else(|| text("email", NAME_MAX_BYTES));
+    Some(match name.filter(|name| *name != subject) {
         Some(name) => format!("{name} ({subject})"),
         None => subject.to_owned(),
-    }
+    })
 }
 
 #[cfg(test)]

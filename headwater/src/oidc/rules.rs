@@ -17,7 +17,7 @@ pub struct Settings {
     /// The client at the identity provider: a public one, without a secret
     #[arg(long, value_name = "ID", value_parser = client_id, requires = "oidc_issuer")]
     pub oidc_client_id: Option<String>,
-    /// The scope that a login asks for [default: openid profile email groups]
+    /// The scope that a login asks for [default: openid profile email, and groups if the identity provider names it]
     #[arg(long, value_name = "SCOPE", value_parser = scope, requires = "oidc_issuer")]
     pub oidc_scope: Option<String>,
     /// The claim of the ID token with the groups of a person [default: groups]
@@ -46,7 +46,8 @@ fn issuer(text: &str) -> Result<String, String> {
     let is_plain = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '\\' | '?' | '#');
     // Plain HTTP is for tests on one host. The request refuses other hosts too.
     let starts = ["https://", "http://127.0.0.1", "http://localhost", "http://[::1]"];
-    if starts.iter().any(|start| text.starts_with(start)) && text.chars().all(is_plain) {
+    let is_url = starts.iter().any(|start| text.starts_with(start)) && super::web::is_safe(text);
+    if is_url && text.chars().all(is_plain) {
         return Ok(text.to_owned());
     }
     Err("it is not an https URL without a query".to_owned())

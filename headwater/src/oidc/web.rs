@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use anyhow::Context as _;
 use headwater_api::{Problem, ProblemKind};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
@@ -98,7 +99,19 @@ fn parts(url: &str) -> anyhow::Result<(Address, String)> {
         !host.is_empty() && (is_encrypted || (uri.scheme_str() == Some("http") && is_loopback)),
         "it is not an https URL"
     );
-    let port = uri.port_u16().unwrap_or(if is_encrypted { 443 } else { 80 });
+    let authority = uri.authority().map(|it| it.as_str()).unwrap_or_default();
+    // After the host, whose address may have colons in brackets.
+    let after_host = authority.rsplit(['@', ']']).next().unwrap_or_default();
+    let port = match (after_host.rsplit_once(':'), uri.port_u16()) {
+        (None, _) => {
+            if is_encrypted {
+                443
+            } else {
+                80
+            }
+        }
+        (Some(_), port) => port.filter(|port| *port != 0).context("its port is not 1 to 65535")?,
+    };
     let path = uri.path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string);
     Ok((Address { host, port, is_encrypted }, path))
 }
@@ -114,9 +127,16 @@ mod tests {
         assert_eq!(parts("http://127.0.0.1:8080").unwrap().0.port, 8080);
         assert!(is_safe("https://login.example.com/realms/lab?x=1"));
         assert!(!is_safe("https://login.example.com/\u{1b}[2J"));
-        for odd in
-            ["javascript:alert(1)", "http://login.example.com/", "ftp://localhost/", "/path", "https://", ""]
-        {
+        for odd in [
+            "javascript:alert(1)",
+            "http://login.example.com/",
+            "ftp://localhost/",
+            "/path",
+            "https://",
+            "",
+            "https://x:99999",
+            "https://x:",
+        ] {
             assert!(parts(odd).is_err() && !is_safe(odd), "{odd}");
         }
     }
