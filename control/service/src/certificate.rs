@@ -51,13 +51,13 @@ impl ClientCertificate {
             return Err(odd(format!("it has more than {PEM_MAX_BYTES} bytes")));
         }
         let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|e| odd(e.to_string()))?;
+        let (_, read) = X509Certificate::from_der(&certificate).map_err(|e| odd(e.to_string()))?;
         // TLS accepts fewer certificates, for instance only those of version 3.
         ParsedCertificate::try_from(&certificate).map_err(|e| {
             Problem::new(ProblemKind::Invalid, format!("TLS cannot use this certificate: {e}")).advise(
                 "make a certificate of version 3, for instance by 'openssl x509 -req' with -copy_extensions copy",
             )
         })?;
-        let (_, read) = X509Certificate::from_der(&certificate).map_err(|e| odd(e.to_string()))?;
         let ms = |time: ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0).saturating_mul(1000);
         let (begins_at_ms, expires_at_ms) = (ms(read.validity().not_before), ms(read.validity().not_after));
         let not_valid = |message: String| {

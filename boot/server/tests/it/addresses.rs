@@ -110,7 +110,7 @@ async fn udhcpc_gets_addresses_that_outlive_the_server() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_in_use_is_not_offered() {
-    if !enter("addresses::an_address_that_somebody_uses_is_not_offered") {
+    if !enter("addresses::an_address_in_use_is_not_offered") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -62,7 +62,7 @@ fn start(command: &mut Command) -> Background {
 
 #[test]
 fn dnsmasq_names_the_loader_for_each_client() {
-    if !enter("site::dnsmasq_tells_each_client_what_to_load") {
+    if !enter("site::dnsmasq_names_the_loader_for_each_client") {
         return;
     }
     let (far, dir) = (Far::connect(), tempfile::tempdir().unwrap());
@@ -88,7 +88,7 @@ fn programs() -> PathBuf {
 #[test]
 #[ignore = "needs isc-dhcp-server, which boot/test unpacks"]
 fn isc_dhcp_names_the_loader_for_each_client() {
-    if !enter("site::isc_dhcp_tells_each_client_what_to_load") {
+    if !enter("site::isc_dhcp_names_the_loader_for_each_client") {
         return;
     }
     let (far, dir) = (Far::connect(), tempfile::tempdir().unwrap());
@@ -109,7 +109,7 @@ fn isc_dhcp_names_the_loader_for_each_client() {
 #[test]
 #[ignore = "needs kea-dhcp4-server, which boot/test unpacks"]
 fn kea_names_the_loader_for_each_client() {
-    if !enter("site::kea_tells_each_client_what_to_load") {
+    if !enter("site::kea_names_the_loader_for_each_client") {
         return;
     }
     let (far, dir) = (Far::connect(), tempfile::tempdir().unwrap());
