@@ -254,7 +254,7 @@ fn the_volumes_of_a_process_have_one_limit_together() {
     let writers = [write(&one, 0, 80), write(&two, 0, 80)];
     wait_until("writes wait", || [0, 1].iter().all(|number| export.cache(*number)["state"] == "waiting"));
     wait_until("the log says what would help", || {
-        export.log().contains("of all write caches together (--cache-ram)")
+        export.log().contains("but first that of all write caches (--cache-ram)")
     });
     // Four segments of a volume always go.
     let used = [0, 1].map(|number| export.cache(number)["ram_used_bytes"].as_u64().expect("a number"));
