@@ -137,7 +137,7 @@ fn a_client_certificate_works_instead_of_a_secret_until_its_token_is_revoked() {
         server.daemon.cli(&["token", "create", name, "--role", "operator", "--certificate", certificate])
     };
     create("late", &file("late-cert.pem")).fails(2, &["the certificate expired at 2002"]);
-    create("key", &key).fails(2, &["this is not a certificate in PEM"]);
+    create("key", &key).fails(2, &["has a private key, which must not leave this host"]);
     let said = create("anna", &certificate).ok();
     assert!(said.contains("operator") && said.contains("for the certificate sha256:"), "{said}");
     create("twice", &certificate).fails(4, &["the token 'anna' is for this certificate already"]);
