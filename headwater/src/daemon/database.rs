@@ -280,7 +280,7 @@ mod tests {
             std::fs::create_dir_all(file.parent().unwrap()).unwrap();
             std::fs::write(&file, "").unwrap();
             let refused = allows(other).unwrap_err().to_string();
-            assert!(refused.contains("had SQLite"), "{refused}");
+            assert!(refused.contains("used SQLite"), "{refused}");
             assert!(allows(OWN).is_ok());
             std::fs::remove_file(&file).unwrap();
         }

@@ -834,7 +834,7 @@ fn standard_input_that_the_daemon_may_not_open_is_refused_with_what_to_do() {
     command.arg("--data-dir").arg(daemon.path()).args(["image", "import", "-", "--name", "d"]);
     let output = command.stdin(std::fs::File::open(&disk).unwrap()).output().unwrap();
     support::Ran::from(output)
-        .fails(1, &["'standard input'", "runs as user 65534", "-u #65534", "by its path"]);
+        .fails(1, &["'standard input'", "runs as user 65534", "-u #65534", "give the path of a file"]);
     daemon.cli(&["image", "import", disk.to_str().unwrap()]).ok();
 }
 
