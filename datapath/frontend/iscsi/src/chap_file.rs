@@ -261,7 +261,7 @@ mod tests {
             ),
             (
                 "initiator a hidden-secret-1\ntarget b hidden-2-secret\ntarget c hidden-3-secret",
-                "a second target",
+                "only one is allowed",
             ),
         ] {
             let error = parse(text, "the test").unwrap_err().to_string();
