@@ -27,14 +27,26 @@ fn a_file_system_that_others_fill_is_waited_for_and_used_again_when_it_has_room(
 
 /// The child's part of the test above.
 fn in_it(dir: &Path) {
-    for persistent in [false, true] {
-        fill_and_free(dir, persistent);
-        overwrite_with_little_more_than_it_takes(dir, persistent);
+    let steps: [&dyn Fn(); 8] = [
+        &|| fill_and_free(dir, false),
+        &|| overwrite_with_little_more_than_it_takes(dir, false),
+        &|| fill_and_free(dir, true),
+        &|| overwrite_with_little_more_than_it_takes(dir, true),
+        &|| flush_what_was_accepted(dir),
+        &|| flush_sectors_that_were_accepted(dir),
+        &|| clean_under_a_lowered_limit(dir),
+        &|| open_again_while_the_closed_volume_is_still_there(dir),
+    ];
+    for step in steps {
+        step();
+        // A closed volume's file is let go by its last thread.
+        wait_until("the space of the closed volume is free", || free(dir) >= LIMIT_MIB * MIB);
     }
-    flush_what_was_accepted(dir);
-    flush_sectors_that_were_accepted(dir);
-    clean_under_a_lowered_limit(dir);
-    open_again_while_the_closed_volume_is_still_there(dir);
+}
+
+fn free(dir: &Path) -> u64 {
+    let stats = rustix::fs::statvfs(dir).unwrap();
+    stats.f_bavail * stats.f_frsize
 }
 
 fn options(dir: &Path, persistent: Option<&str>, limit_mib: u64) -> VolumeOptions {
@@ -50,8 +62,7 @@ fn options(dir: &Path, persistent: Option<&str>, limit_mib: u64) -> VolumeOption
 /// Fills the file system except for this much.
 fn leave(dir: &Path, free_mib: u64) -> std::path::PathBuf {
     let ballast = dir.join("ballast");
-    let stats = rustix::fs::statvfs(dir).unwrap();
-    let taken = stats.f_bavail * stats.f_frsize - free_mib * MIB;
+    let taken = free(dir) - free_mib * MIB;
     fallocate(File::create(&ballast).unwrap(), FallocateFlags::empty(), 0, taken).unwrap();
     ballast
 }
@@ -286,8 +297,7 @@ fn fill_and_free(dir: &Path, persistent: bool) {
         blocking::discard(&*device, 0, 256 * MIB).unwrap();
         wait_until("what was discarded is given back to the file system", || {
             blocking::flush(&*device).unwrap();
-            let free = rustix::fs::statvfs(dir).unwrap();
-            free.f_bavail * free.f_frsize >= (BALLAST_MIB + 16) * MIB
+            free(dir) >= (BALLAST_MIB + 16) * MIB
         });
     }
     volume.close();
