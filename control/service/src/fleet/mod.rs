@@ -105,7 +105,7 @@ pub(crate) struct FleetState {
 }
 
 impl FleetState {
-    fn connecting(&self) -> MutexGuard<'_, HashMap<Uuid, String>> {
+    pub(crate) fn connecting(&self) -> MutexGuard<'_, HashMap<Uuid, String>> {
         self.connecting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -353,7 +353,7 @@ async fn joins_and_connections_are_refused_with_a_reason() {
     assert!(refused(Some("key-b")).await.contains("a node of host 'b' is connected already, from here"));
     connection.abort();
     // A controller whose database is an old copy counts from there.
-    until("it is not connected", async || pair.controller.service.fleet().links().is_empty()).await;
+    until("it is not connected", async || pair.controller.service.fleet().connecting().is_empty()).await;
     let mut repo = pair.node.db.write().await.unwrap();
     let mut own = repo.hosts().by_id(Uuid::from_u128(2)).await.unwrap().unwrap();
     own.generation = 1000;
@@ -405,7 +405,7 @@ async fn disks_that_nodes_keep_count_while_the_node_is_away() {
     })
     .await;
     connection.abort();
-    until("the node is away", async || service.fleet().links().is_empty()).await;
+    until("the node is away", async || service.fleet().connecting().is_empty()).await;
     let view = service.full_view(service.record("far").await.unwrap()).await.unwrap();
     assert_eq!(view.kept.as_deref(), Some("image@1"));
     // The machine boots another image from now on, and its disk is over this version still.

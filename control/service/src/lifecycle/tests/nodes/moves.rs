@@ -87,7 +87,7 @@ async fn a_drain_forgets_no_machine_that_was_on() {
     begun.map_err(|failure| failure.0).unwrap();
     pair.node.host.button_pressed.notified().await;
     connection.abort();
-    until("the node is away", async || service.fleet().links().is_empty()).await;
+    until("the node is away", async || service.fleet().connecting().is_empty()).await;
     pair.node.vm().end(VmExit::PoweredOff);
     let _connection = pair.connect().await;
     let outcome = outcome_of_task(&pair).await;
@@ -120,7 +120,7 @@ async fn a_stop_between_two_attempts_of_a_move_is_kept() {
     pair.node.host.button_pressed.notified().await;
     assert!(service.record("class-1").await.unwrap().to_start);
     connection.abort();
-    until("the node is away", async || service.fleet().links().is_empty()).await;
+    until("the node is away", async || service.fleet().connecting().is_empty()).await;
     // Its host is away, and that is said. The machine stays off all the same.
     assert!(service.stop("class-1", false, &Caller::admin("bert")).await.is_err());
     pair.node.vm().end(VmExit::PoweredOff);
@@ -175,7 +175,7 @@ async fn a_machine_goes_on_while_its_new_host_is_away() {
     begun.map_err(|failure| failure.0).unwrap();
     until("the move waits for the turn", async || service.at_turn(machine.uuid) == 2).await;
     connection.abort();
-    until("the node is away", async || service.fleet().links().is_empty()).await;
+    until("the node is away", async || service.fleet().connecting().is_empty()).await;
     drop(turn);
     // An admin cancels it, because the node does not come back.
     let id = pair.controller.db.read().await.unwrap().tasks().unended().await.unwrap()[0].id;
@@ -281,7 +281,7 @@ async fn a_second_loss_does_not_forget_that_a_machine_is_to_be_started() {
     let connection = pair.connect().await;
     let machine = pair.class_on("b", 1).await.remove(0);
     connection.abort();
-    until("the node is away", async || service.fleet().links().is_empty()).await;
+    until("the node is away", async || service.fleet().connecting().is_empty()).await;
     // It was moved to this node, which has said that it is off, and was not started yet.
     let mut repo = pair.controller.db.write().await.unwrap();
     let record = repo.machines().by_uuid(machine.uuid).await.unwrap().unwrap();
