@@ -41,7 +41,7 @@ fn left_over() -> Vec<String> {
 }
 
 #[test]
-fn a_guest_that_copies_files_writes_less_with_more_ram() {
+fn a_guest_that_copies_files_writes_less_with_ram() {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (dir, setup) = (directory(), setup());
     let results = setup.run(dir.path(), &AtomicBool::new(false), &mut |_| ());
@@ -54,20 +54,18 @@ fn a_guest_that_copies_files_writes_less_with_more_ram() {
     let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).expect(name);
     let json: serde_json::Value = serde_json::from_str(&read("results.json")).expect("JSON");
     let outcomes = json["outcomes"].as_array().expect("outcomes");
-    assert_eq!(outcomes.len(), 3);
+    assert_eq!(outcomes.len(), 2);
     let total = |number: usize, name: &str| outcomes[number]["totals"][name].as_u64().expect("a count");
     // Each request of the guest is an operation without a RAM cache. With one, a write of the overflow is up to 2 MiB.
     assert_eq!(total(0, "storage_reads") + total(0, "storage_writes"), total(0, "requests"));
     assert!(total(0, "storage_bytes") > COPIED_BYTES, "{outcomes:?}");
-    for (number, limit_bytes) in [(1, 16 << 20), (2, 32 << 20)] {
-        assert!(total(number, "storage_writes") < total(0, "storage_writes") / 2, "{outcomes:?}");
-        let ram = outcomes[number]["ram_bytes"].as_array().expect("RAM over time");
-        assert!(ram.iter().all(|bytes| bytes.as_u64().is_some_and(|bytes| bytes <= limit_bytes)), "{ram:?}");
-    }
+    assert!(total(1, "storage_writes") < total(0, "storage_writes") / 2, "{outcomes:?}");
+    let ram = outcomes[1]["ram_bytes"].as_array().expect("RAM over time");
+    assert!(ram.iter().all(|bytes| bytes.as_u64().is_some_and(|bytes| bytes <= 16 << 20)), "{ram:?}");
     // The copies do not fit in 16 MiB.
     assert!(total(1, "storage_writes") >= 4, "{outcomes:?}");
     // The recordings have all that was copied, and the phases of the guest.
-    for number in 1..=3 {
+    for number in 1..=2 {
         let recording = dir.path().join(format!("guest-{number}.rec"));
         let trace = Trace::load(&[recording]).expect("a recording");
         let writes = trace.volumes[0].requests.iter().filter(|request| request.kind == Kind::Write);
