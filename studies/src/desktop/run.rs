@@ -35,11 +35,6 @@ impl Machine {
         Ok(Self { device: Arc::clone(&opened.device), cache: Some(opened), requests })
     }
 
-    /// A machine whose requests go to a null device and cost nothing.
-    pub fn without_cache(requests: Vec<Request>) -> Self {
-        Self { device: disks::sink(1 << 43), cache: None, requests }
-    }
-
     fn sample(&self) -> CounterSample {
         let Some(volume) = self.cache.as_ref().and_then(|cache| cache.volume.as_ref()) else {
             return CounterSample::default();
@@ -184,7 +179,8 @@ mod tests {
         };
         // All requests are due at once, and each must wait for those before it.
         let requests = (0..200).map(|number| Request { bytes: 1 << 20, ..request(0, number << 20) });
-        let machines = [Machine::without_cache(requests.chain([request(1_000_000, 0)]).collect())];
+        let requests = requests.chain([request(1_000_000, 0)]).collect();
+        let machines = [Machine { device: disks::sink(1 << 43), cache: None, requests }];
         let pace = Pace { speed: 10.0, interval_us: 2_000_000, end_us: 2_000_000 };
         let ran = run(&machines, pace, &AtomicBool::new(false), &mut |_| ()).unwrap();
         assert_eq!(ran.latencies.count(), 201);
