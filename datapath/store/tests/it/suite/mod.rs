@@ -52,7 +52,8 @@ pub fn publish(
     let mut publication = store.publish()?;
     let mut objects = older.to_vec();
     if !own.is_empty() {
-        for part in own.chunks(3) {
+        // At most a few hundred parts: each is a write to a file.
+        for part in own.chunks(3.max(own.len() / 256)) {
             publication.append(part)?;
         }
         let (id, len) = publication.finish_object()?.unwrap();
