@@ -103,7 +103,7 @@ impl<F: FrontEnd> Acceptor<F> {
         if !register.wait_until_empty(self.stop_timeout) {
             tracing::warn!(
                 connections = register.count(),
-                "{} {} did not take their replies within {} ms, or the device did not answer; cutting them off",
+                "{} {} did not take their replies within {} ms, or the device did not answer; closing their connections",
                 F::PROTOCOL,
                 F::CLIENTS,
                 self.stop_timeout.as_millis()

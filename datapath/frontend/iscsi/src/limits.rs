@@ -4,10 +4,18 @@ use crate::wire::header::SEGMENT_BYTES_MAX;
 
 /// Limits for one initiator and for all together, and the values that are negotiated with initiators.
 ///
-/// One session uses at most the two buffers (about `2 * receive_segment_bytes + batch_bytes`),
-/// `queue_depth * first_burst_bytes`, 5/4 of `bytes_collected` and 5/4 of `bytes_executing`, each with two
-/// transfers more. Without the two buffers, all sessions together use at most 19/16 of `shared_bytes`, and
-/// 3/4 MiB each.
+/// The memory of one session is at most the sum of:
+///
+/// | part | bytes |
+/// |---|---|
+/// | its receive and send buffers | about `2 * receive_segment_bytes + batch_bytes` |
+/// | unsolicited data of waiting commands | `queue_depth * first_burst_bytes` |
+/// | data that R2Ts requested, or that waits to be executed | 5/4 of `bytes_collected`, and two commands more |
+/// | data that the device works on | 5/4 of `bytes_executing`, and two commands more |
+///
+/// All sessions together use at most 19/16 of `shared_bytes` (1 for commands, 3/16 for unsolicited data). In
+/// addition, each session has its two buffers and three parts of [`headwater_block::budget::OWN_BYTES`]: for
+/// commands that store data, for other commands, and for unsolicited data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections at the same time, including those that have not logged in. Further connections are closed
@@ -15,7 +23,7 @@ pub struct Limits {
     /// more than half of all, an initiator of another name without any connection may still log in. It gets
     /// the place of the newest connection of the name with the most connections.
     pub connections: usize,
-    /// Connections that have not logged in. A new connection ends the oldest of them.
+    /// Connections that have not logged in. If there are that many, a new connection ends the oldest of them.
     pub half_open_logins: usize,
     /// From accepting a connection to the end of its login, in milliseconds. After that the connection is
     /// closed.
@@ -36,12 +44,12 @@ pub struct Limits {
     /// commands. Larger than the queues of initiators: commands keep their order, so if writes that wait for
     /// disk space filled the window, no read could pass them.
     pub queue_depth: u32,
-    /// Data of one session that R2Ts have requested, or that waits to be executed, in bytes. The limit may be
-    /// exceeded by the data of one command. Commands that store nothing have another quarter for themselves, so that writes
-    /// that wait for disk space do not delay them.
+    /// Data of one session that R2Ts have requested, or that waits to be executed, in bytes. Commands that
+    /// store nothing have another quarter for themselves, so that writes that wait for disk space do not delay
+    /// them. The limit and the quarter may each be exceeded by the data of one command.
     pub bytes_collected: u64,
-    /// Data of one session that the device works on, in bytes, with the same rules. The limit may be exceeded
-    /// by one request.
+    /// Data of one session that the device works on, in bytes. As with `bytes_collected`, commands that store
+    /// nothing have another quarter, and the limit and the quarter may each be exceeded by one command.
     pub bytes_executing: u64,
     /// Memory that the commands of all sessions share, in bytes. In addition each session has
     /// [`headwater_block::budget::OWN_BYTES`] for commands that store data, and as much for others. A
@@ -64,10 +72,11 @@ pub struct Limits {
     /// How long an initiator may accept no bytes of its replies, in milliseconds. The connection is then cut
     /// after one to three times this time, and never while the initiator accepts any bytes.
     ///
-    /// It is also how long requested or announced data may fail to arrive while others wait for the memory
-    /// that is reserved for it, or were refused because of it. The data of one command may then take this
-    /// time, and a second more for each 32 KiB of the session that arrived meanwhile (counting at most
-    /// `bytes_collected` and 64 MiB).
+    /// It also limits how long an initiator may keep memory reserved for data that it does not send, while
+    /// other sessions wait for that memory or were refused because of it. A session in which no data arrives
+    /// for this time is ended. The data of one command may take this time, and one second more for each 32 KiB
+    /// of data that the session received meanwhile (at most `bytes_collected` and 64 MiB count). If the
+    /// command's data is then still incomplete, the session is ended.
     pub send_stall_ms: u64,
     /// How long [`crate::Server::stop`] waits for initiators to log out when asked to, in milliseconds.
     pub logout_grace_ms: u64,

@@ -258,7 +258,7 @@ impl Session<'_> {
         if fault == Fault::NoMemory {
             return self.reply(&task.order, task.r2ts, FULL, &[]);
         }
-        self.shared.faults.warn(&self.who, &format_args!("a command was refused for its data: {fault:?}"));
+        self.shared.faults.warn(&self.who, &format_args!("a command was refused: {}", fault.words()));
         let [asc, ascq] = fault.code().to_be_bytes();
         // Fixed format: sense data of the transport does not follow the logical unit's mode pages.
         let sense =

@@ -1,5 +1,11 @@
-//! Measures how fast the data of waiting commands arrives, and ends sessions whose data is too slow while
-//! others need the memory that is reserved for it.
+//! Measures how fast the data of waiting commands arrives, and ends sessions whose data is too slow.
+//!
+//! A session is ended in three cases, and only while other sessions wait for its memory, or were refused
+//! because of it:
+//!
+//! - No data arrives of commands whose data R2Ts requested or the commands announced.
+//! - That data arrives too slowly.
+//! - A command does not arrive for which later commands of the session wait.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,8 +16,8 @@ use super::serve::End;
 use super::session::Session;
 use super::tasks::{Collecting, Order};
 
-/// The slowest accepted line: 256 kbit/s, in bytes a second. It applies to all data that a session owes up to
-/// that of a command.
+/// The slowest accepted rate of a session: 256 kbit/s, in bytes a second. The time limit of a command takes into
+/// account all data of the session that arrived since the command began to wait, not only the command's data.
 const SLOWEST_BYTES_S: u64 = 32 << 10;
 
 /// The arrival of a session's data over time.
@@ -76,8 +82,7 @@ impl Pace {
 }
 
 impl Session<'_> {
-    /// Ends a session whose initiator does not send requested or announced data, or sends it too slowly,
-    /// while others wait for the memory that is reserved for it.
+    /// Ends a session in the three cases of the module's comment.
     pub(super) fn check_data_comes(&mut self) -> Result<(), End> {
         let limit = self.limits.send_stall_ms;
         let stall = Duration::from_millis(limit);
@@ -85,34 +90,36 @@ impl Session<'_> {
             return Ok(());
         }
         self.pace_checked = Instant::now();
-        let wanted = [self.share.is_wanted(false), self.share.is_wanted(true)];
+        // Whether other sessions wait for memory that this one has, for commands of each kind.
+        let stores_wait = self.share.is_wanted(true);
+        let others_wait = self.share.is_wanted(false);
         let refused = self.refused_others();
-        let is_wanted = |order: &Order, collecting: &Collecting| {
-            let [others, stores] = wanted;
-            match collecting.unsolicited {
-                // Unsolicited data does not make others wait; they are refused because of it.
-                Some(_) => refused > collecting.since.refused,
-                None if order.expected.needs_room => stores,
-                None => others,
-            }
+        let is_wanted = |order: &Order, collecting: &Collecting| match collecting.unsolicited {
+            // Nobody waits for the memory of unsolicited data: a command that finds none is refused. So this
+            // compares the commands that were refused since this command began.
+            Some(_) => refused > collecting.since.refused,
+            None if order.expected.needs_room => stores_wait,
+            None => others_wait,
         };
-        // More than can have been requested before this command and for it.
+        // An upper bound of the bytes that R2Ts can have requested until this command is complete.
         let most_bytes = self.limits.bytes_collected.saturating_add(2 * u64::from(MAX_REQUEST_BYTES));
         let mut awaiting =
             self.tasks.awaiting_data().filter(|(order, collecting)| is_wanted(order, collecting));
-        let what = "of the requested data, while others waited for the memory that is reserved for it";
+        let what = "while other initiators needed the memory that is reserved for it";
         if self.pace.silent() >= stall && awaiting.next().is_some() {
-            return Err(End::Fault(format!("it sent nothing for {limit} ms {what}")));
+            return Err(End::Fault(format!("it sent no data of its write commands for {limit} ms, {what}")));
         }
         let late = |since: &Since| self.pace.late(since, stall, most_bytes);
         if let Some((waited, bytes)) = awaiting.find_map(|(_, collecting)| late(&collecting.since)) {
             let seconds = waited.as_secs_f64();
-            return Err(End::Fault(format!("it sent only {bytes} bytes in {seconds:.1} s {what}")));
+            return Err(End::Fault(format!(
+                "it sent only {bytes} bytes of data of its write commands in {seconds:.1} s, {what}"
+            )));
         }
         if self.held_bytes > 0 && refused > self.held_since.refused && late(&self.held_since).is_some() {
             let number = self.window.next();
             return Err(End::Fault(format!(
-                "it did not send command number {number}, for which its later commands wait, while other initiators found no memory"
+                "it did not send command number {number}, for which its later commands wait, while commands of other initiators were refused for lack of memory"
             )));
         }
         Ok(())

@@ -64,13 +64,13 @@ pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Arc<Socket>, peer
     let is_discovery = established.target.is_none();
     let end = match Session::new(shared, permit, socket, &who, *established) {
         Ok(mut session) => session.run(),
-        Err(error) => End::Fault(format!("no resources for the session: {error}")),
+        Err(error) => End::Fault(format!("its session cannot be started: {error}")),
     };
     let end = match end {
         _ if permit.gave_way() => {
             let limit = limits.connections;
             let why = format!(
-                "{limit} initiators were connected, which is the limit: its owner had most of the connections, and another owner had none"
+                "{limit} initiators were connected, which is the limit: it was closed for an initiator of another CHAP name or address, because its own had the most connections"
             );
             End::Fault(why)
         }

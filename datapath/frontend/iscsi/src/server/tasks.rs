@@ -103,6 +103,16 @@ pub(super) enum Fault {
 }
 
 impl Fault {
+    /// The fault, for the log.
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Self::Digest => "a digest of its data was wrong",
+            Self::Unexpected => "data arrived that the target had not requested",
+            Self::Sequence => "its data had a wrong number, offset or length",
+            Self::NoMemory => "there is no memory for its unsolicited data",
+        }
+    }
+
     /// Additional sense code and qualifier (RFC 7143, 11.4.7.2).
     pub(super) fn code(self) -> u16 {
         match self {

@@ -326,7 +326,9 @@ impl Session<'_> {
                 InfoItem::BlockSize { minimum, preferred, maximum } => {
                     if !minimum.is_power_of_two() || minimum > 4096 {
                         return Err(
-                            self.unusable(format!("its block size of {minimum} bytes is not supported"))
+                            self.unusable(format!(
+                                "its minimum block size is {minimum} bytes, and only powers of two up to 4096 are supported"
+                            ))
                         );
                     }
                     out.logical_block_bytes = if minimum <= 512 { 512 } else { 4096 };

@@ -1,7 +1,15 @@
 //! Executes requests: each is checked, tried at once, and otherwise submitted.
 //!
 //! An invalid request is answered here ([`Refusal`]); the device only gets requests that keep its contract.
-//! The payload of a refused write is still read, so that the stream stays in step.
+//! The payload of a refused write is still read, so that the stream stays in step. A payload that is longer
+//! than the limit ends the connection instead.
+//!
+//! - A change first enters the connection's lane ([`super::gate`]). The code that answers the request leaves
+//!   the lane, also `refuse`.
+//! - A request whose data needs memory first reserves it (`set_aside`).
+//! - [`Progress::Throttled`]: the request stays in the receive buffer until an answer was processed.
+//! - A request of parts of sectors, or a very long one, is executed in parts, with nothing else in flight
+//!   ([`super::in_parts`]).
 
 use std::time::Instant;
 
@@ -79,7 +87,7 @@ impl Connection<'_> {
             command::READ => {
                 let waiting = self.in_flight.requests();
                 self.read(&head, range)?;
-                // Otherwise it is returned when the device's answer has been sent.
+                // If the read was submitted, its memory is returned when the device's answer has been sent.
                 if self.in_flight.requests() == waiting {
                     self.give_back(read_bytes, false);
                 }
@@ -173,8 +181,8 @@ impl Connection<'_> {
         }
         let attempt = self.device.try_now(Op::Write { range, from: payload, fua });
         if matches!(attempt, Ok(Attempt::MustWait)) {
-            // The request stays in the buffer and is tried again after the next answer.
             if self.is_full() || !self.set_aside(len, true) {
+                // The request stays in the buffer and is tried again after the next answer.
                 self.lane.leave();
                 return Ok(Progress::Throttled);
             }

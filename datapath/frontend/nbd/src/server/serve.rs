@@ -47,7 +47,7 @@ pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Socket, peer: &Pe
     let end = if permit.gave_way() {
         let limit = shared.limits.connections;
         End::Fault(format!(
-            "{limit} clients were connected, which is the limit: its owner had most of the connections, and another owner had none"
+            "{limit} clients were connected, which is the limit: it was closed for a client of another certificate or address, because its own had the most connections"
         ))
     } else {
         end
@@ -65,7 +65,7 @@ fn register_owner(shared: &Shared, permit: &Permit, socket: &Socket, peer: &Peer
     let names = socket.peer_names();
     let name = (!names.is_empty()).then(|| names.join(","));
     permit.open(Owner::of(name.as_deref(), peer)).map_err(|not_opened| match not_opened {
-        NotOpened::Cut => End::Orderly("it was cut in its handshake"),
+        NotOpened::Cut => End::Orderly("the server closed it in its handshake"),
         NotOpened::Full => {
             let limit = shared.limits.connections;
             End::Fault(format!(
@@ -90,7 +90,7 @@ fn transmit(shared: &Shared, permit: &Permit, socket: &Socket, who: &str, chosen
             socket.say_goodbye();
             end
         }
-        Err(error) => End::Fault(format!("no resources for the connection: {error}")),
+        Err(error) => End::Fault(format!("it cannot be set up: {error}")),
     }
 }
 

@@ -12,8 +12,8 @@ use headwater_connections::{Socket as Plain, Stall};
 /// The requested size of the pipe: the most that an unprivileged process may ask for
 /// (`/proc/sys/fs/pipe-max-size`).
 const PIPE_BYTES: usize = 1 << 20;
-/// The smallest useful size: a smaller pipe takes more system calls than a copy is worth. Unprivileged users
-/// with many pipes get no larger ones.
+/// The smallest useful size: with a smaller pipe the system calls cost more than a copy. Unprivileged users with
+/// many pipes get only small ones.
 const PIPE_MIN_BYTES: usize = 256 << 10;
 /// Parts that go into the pipe with one system call.
 const PARTS: usize = 32;
@@ -73,7 +73,7 @@ impl Ends {
         Ok(ends)
     }
 
-    /// Fails if a sandbox forbids a needed call, before any part of a reply was sent.
+    /// Fails if a sandbox forbids `vmsplice`, before any part of a reply was sent.
     fn probe(&self) -> std::io::Result<()> {
         let byte = SharedSlice::new(Pages::new(1)?.share(), 0, 1);
         fill(self, byte.as_slice(), 0)?;
@@ -83,7 +83,7 @@ impl Ends {
 }
 
 /// Sends all of `slices`, waiting for the peer as [`super::Socket::send_all`] does. After an error the pipe
-/// may hold a rest, and the connection has to end.
+/// may still hold bytes, and the connection has to end.
 ///
 /// `splice` has no flag against SIGPIPE; programs in Rust ignore that signal from their start.
 pub(super) fn send_pages(plain: &Plain, pipe: &Ends, mut slices: &[SharedSlice]) -> std::io::Result<()> {
@@ -115,7 +115,7 @@ fn drain(plain: &Plain, pipe: &Ends, mut left: usize, more: bool) -> std::io::Re
                 stall.took();
             }
             Err(Errno::INTR) => {}
-            // The pipe is full: the socket's limit has passed.
+            // The send buffer of the socket stayed full for the socket's timeout.
             Err(Errno::AGAIN) => stall.waited(plain)?,
             Err(errno) => return Err(errno.into()),
         }
