@@ -1,7 +1,8 @@
 //! Gives writes that arrived together to the device together, which may cost less than one after the other.
 //!
-//! Only writes that can be stored directly from guest memory, in one piece, are gathered, and none of them is
-//! executed before. A gathered write that the device does not store is then served like any other.
+//! A write is gathered only if it consists of whole blocks in one piece of guest memory. It is not given to the
+//! device alone before. [`store`] runs when [`TOGETHER`] writes are gathered, and at the end of each round of the
+//! queue's thread. It answers the writes that the device stores; each other write is then executed alone.
 
 use std::sync::Arc;
 
@@ -17,19 +18,22 @@ use crate::memory::GuestMemory;
 /// The most writes that are gathered: the guest waits for the first while the last is examined.
 const TOGETHER: usize = 8;
 
-/// The longest gathered write, in bytes: a longer one has enough blocks by itself.
+/// The longest gathered write, in bytes. A longer write has so many blocks that it gains nothing from others.
 const LONGEST_BYTES: u32 = 16 << 10;
 
 /// A write that was taken from the ring.
 #[derive(Clone, Copy)]
 pub(super) struct Gathered {
+    /// The number of its first descriptor.
     head: u16,
+    /// The guest address of its status byte.
     status: u64,
     range: ByteRange,
     buffer: Buffer,
 }
 
-/// Keeps the write in the queue's chain for later, if it can be given to the device with others.
+/// Gathers the write in the queue's chain. Returns `false`, and does nothing, if the request must be executed
+/// alone.
 pub(super) fn gather(
     queue: &mut QueueThread,
     (head, status): (u16, u64),
@@ -59,7 +63,7 @@ pub(super) fn gather(
     true
 }
 
-/// Gives the gathered writes to the device.
+/// Gives the gathered writes to the device, and answers them.
 pub(super) fn store(queue: &mut QueueThread, memory: &Arc<GuestMemory>) {
     let mut gathered = std::mem::take(&mut queue.gathered);
     let mut stored = [false; TOGETHER];
