@@ -106,7 +106,7 @@ impl Drop for Stopping {
         if let Some(thread) = self.0.take()
             && thread.join().is_err()
         {
-            tracing::error!("the removal of a device failed because of a bug");
+            tracing::error!("internal error: the removal of a device panicked; please report this as a bug");
         }
     }
 }
@@ -284,7 +284,7 @@ fn check_free(registry: &Registry, name: &str, ours: Option<&Record>) -> anyhow:
         format!(", which waits for the server of '{}'", other.source)
     };
     let text = format!(
-        "a device with the name '{name}' exists already, {}{waits}; detach it or choose another name",
+        "a device with the name '{name}' exists already: {}{waits}; detach it or choose another name",
         other.device()
     );
     Err(Problem::new(ProblemKind::Conflict, text).into())
@@ -354,7 +354,7 @@ fn detached(args: &DetachArgs) -> anyhow::Result<String> {
     while record.is_served() {
         if start.elapsed() > DETACH_TIMEOUT {
             anyhow::bail!(
-                "cannot detach '{}': process {} did not end within {} s of being asked to",
+                "cannot detach '{}': process {} got SIGTERM and did not end within {} s; its log says what it waits for",
                 args.device,
                 record.pid,
                 DETACH_TIMEOUT.as_secs()
@@ -375,10 +375,10 @@ fn ask_to_end(record: &Record) -> anyhow::Result<()> {
     let pid = i32::try_from(record.pid)
         .ok()
         .and_then(Pid::from_raw)
-        .context("the record has an invalid process id")?;
+        .context("its record has an invalid process id")?;
     let ended = |result: Result<(), Errno>| match result {
         Err(Errno::SRCH) => Ok(()),
-        other => other.context("cannot end its server"),
+        other => other.context("cannot send SIGTERM to its process"),
     };
     match pidfd_open(pid, PidfdFlags::empty()) {
         // Check the record again with the process handle open: meanwhile the process id may belong to another
@@ -410,7 +410,7 @@ pub fn list(json: bool) -> anyhow::Result<u8> {
 fn left(record: &Record) -> String {
     let (way, number, mark) = (record.way, record.number, record.mark());
     if record.survives && is_waiting(way, number, &mark) == Some(true) {
-        return "waits for its server, which died".into();
+        return "its process died; it waits until the same command is started again".into();
     }
     match owner(way, number, &mark) {
         Owner::Ours | Owner::Nobody => "dead; the next attach or detach removes it".into(),
@@ -418,9 +418,11 @@ fn left(record: &Record) -> String {
             "belongs to another program now; the next attach or detach removes the record".into()
         }
         Owner::Unknown if !rustix::process::geteuid().is_root() => {
-            "its server died; only root can see to whom it belongs now".into()
+            "its process died; only root can see to which program it belongs now".into()
         }
-        Owner::Unknown => "its server died, and the kernel does not tell to whom it belongs now".into(),
+        Owner::Unknown => {
+            "its process died, and the kernel does not report to which program it belongs now".into()
+        }
     }
 }
 

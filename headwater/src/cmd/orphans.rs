@@ -85,7 +85,7 @@ pub fn clear_all(
                 OrphanAction::Ends => {
                     let dir = record.kept_in.as_deref().unwrap_or(Path::new("")).display();
                     tracing::warn!(
-                        "removing {}, which waited for a persistent cache in {dir} that was replaced by another one",
+                        "removing {}: it waited for the persistent cache in {dir}, which was replaced by another cache",
                         record.device()
                     );
                     let _ = clear(registry, devices, &record);
@@ -116,8 +116,8 @@ fn clear_intended(registry: &Registry, devices: &impl Devices, intent: &Intent) 
             tracing::warn!("removed {device}, whose server died before it could record it");
         } else {
             tracing::warn!(
-                "{device} may be what somebody attached who died before it was recorded, and could not be removed; \
-                 it is tried again at the next attach"
+                "{device} may be left from a process that died before it recorded the device, and could not be removed; \
+                 the next attach tries again"
             );
             is_settled = false;
         }
@@ -135,7 +135,7 @@ pub fn settle_unless_left(
     let left = devices.find(intent.way, &intent.mark)?;
     for (number, _) in &left {
         tracing::warn!(
-            "{} may be a device of a failed attach that could not be removed; the next attach tries again",
+            "{} may be left from a failed attach, and could not be removed; the next attach tries again",
             intent.way.device(*number)
         );
     }
@@ -167,7 +167,10 @@ pub fn clear(registry: &Registry, devices: &impl Devices, record: &Record) -> Ow
 
 /// The message if a record is kept.
 pub fn kept(record: &Record) -> String {
-    format!("cannot identify or remove {}, so it stays, and so does its record", record.device())
+    format!(
+        "cannot identify or remove {}, so the device and its record stay; the next attach or detach tries again",
+        record.device()
+    )
 }
 
 /// Removes the record of a device that is not ours any more, and its name. Its number and name may belong to another

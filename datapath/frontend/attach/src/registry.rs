@@ -145,7 +145,7 @@ impl Registry {
         self.lock(
             "records.lock",
             longest,
-            "another process has held the lock on the records of devices for too long; end it",
+            "another process has held the lock on the records of attached devices for too long; end that process",
         )
     }
 
@@ -153,8 +153,8 @@ impl Registry {
     fn lock(&self, name: &str, longest: Duration, otherwise: &'static str) -> std::io::Result<File> {
         std::fs::create_dir_all(&self.dir)?;
         let mut options = File::options();
-        let lock =
-            options.create(true).truncate(false).write(true).mode(LOCK_MODE).open(self.dir.join(name))?;
+        let path = self.dir.join(name);
+        let lock = options.create(true).truncate(false).write(true).mode(LOCK_MODE).open(&path)?;
         // Lock files of earlier releases can be opened by everybody.
         lock.set_permissions(Permissions::from_mode(LOCK_MODE))?;
         let until = Instant::now() + longest;
@@ -163,7 +163,8 @@ impl Registry {
                 Ok(()) => return Ok(lock),
                 Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(RETRY_EVERY),
                 Err(TryLockError::WouldBlock) => {
-                    return Err(std::io::Error::new(ErrorKind::WouldBlock, otherwise));
+                    let why = format!("{otherwise}; 'fuser {}' shows the process", path.display());
+                    return Err(std::io::Error::new(ErrorKind::WouldBlock, why));
                 }
                 Err(TryLockError::Error(error)) => return Err(error),
             }

@@ -69,7 +69,10 @@ fn knows_commands(answer: std::io::Result<()>) -> Result<(), String> {
         Some(Errno::NODEV | Errno::OPNOTSUPP) => {
             Err("this kernel's ublk is too old (Linux 6.4 is needed)".into())
         }
-        _ => Err(format!("ublk cannot be used: /dev/ublk-control or io_uring: {error}")),
+        _ => Err(format!(
+            "cannot use ublk: a command to /dev/ublk-control over io_uring failed: {error} (io_uring may be forbidden: see \
+             'sysctl kernel.io_uring_disabled' and the container's seccomp profile)"
+        )),
     }
 }
 
@@ -283,7 +286,7 @@ fn recover(control: &mut Control, number: u32) -> Result<Info, AttachError> {
             }
         }
     }
-    control.information(number).system("ask for the ublk device's information")
+    control.information(number).system("read the ublk device's information")
 }
 
 /// Starts the threads; all rings exist when this returns.
