@@ -135,7 +135,10 @@ impl Held {
 
 /// The error for a bug here: references must exist until the last lookup has ended.
 fn released_early() -> IoError {
-    IoError::new(IoErrorKind::Device, "a block was looked up when its request no longer held the volume")
+    IoError::new(
+        IoErrorKind::Device,
+        "internal error: a read continued after it had released the volume; please report this as a bug",
+    )
 }
 
 struct State {

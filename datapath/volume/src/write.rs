@@ -236,7 +236,8 @@ impl Task {
             Step::Failed(error) => self.end(Err(error)),
             Step::Fetch(piece, old) => self.fetch(piece, old),
             Step::NoRoom | Step::Throttled => {
-                self.end(Err(IoError::new(IoErrorKind::NoSpace, "the write cache is full")))
+                let why = "the write cache is full: raise its RAM or disk limit, or free space in the guest";
+                self.end(Err(IoError::new(IoErrorKind::NoSpace, why)))
             }
         }
     }

@@ -164,9 +164,9 @@ fn memory_pressure_and_its_end_are_in_the_log() {
         let lines = LINES.lock().unwrap();
         lines.iter().any(|line| line.starts_with(level) && line.contains(part))
     };
-    assert!(!has("WARN", "memory is short on this machine"));
+    assert!(!has("WARN", "memory is short on this host"));
     available(10_000);
-    wait_until("the log tells of it", || has("WARN", "memory is short on this machine"));
+    wait_until("the log tells of it", || has("WARN", "memory is short on this host"));
     // It is logged before it is counted.
     wait_until("it is counted", || volume.counters().cache.pressure_shrinks > 0);
     let cache = volume.counters().cache;

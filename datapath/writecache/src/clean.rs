@@ -331,8 +331,8 @@ impl WriteCache {
         unread.insert(job.generation, Unread { since: now, pause });
         if before.is_none() && unread.len() <= UNREAD_LOGS_MAX {
             self.warn(&format_args!(
-                "position {} of the overflow disk could not be read for cleaning: {error}; it stays where it is and is \
-                 tried again, others are cleaned meanwhile; {}",
+                "position {} of the overflow disk could not be read for cleaning: {error}; its segment stays where it is, \
+                 other segments are cleaned, and the read is tried again; {}",
                 job.position,
                 self.advice()
             ));
@@ -387,7 +387,7 @@ impl WriteCache {
                 if self.cleaner.damaged.lock().insert(job.generation) {
                     let (place, advice) = (self.place_of(&ticket), self.advice());
                     let what =
-                        "is damaged, as cleaning found: reads of it fail, and its segment is not cleaned";
+                        "is damaged, which cleaning found: reads of it fail, and its segment is not cleaned";
                     self.faults.error(&"disk", &format_args!("{place} {what}; {advice}"));
                 }
             }

@@ -118,8 +118,8 @@ impl WriteCache {
         match &self.persist {
             None => "check that disk, and reset the machine",
             Some(_) => {
-                "check that disk, and copy from this one what can still be read: writing the block anew, or \
-                        beginning with an empty cache, ends the error"
+                "check that disk, and copy from this volume what can still be read; writing the block again, or \
+                        starting with an empty cache, ends the error"
             }
         }
     }

@@ -112,7 +112,7 @@ pub struct Host {
 impl Host {
     /// Starts the host. `limit_bytes` bounds the RAM of all its caches together.
     pub fn start(limit_bytes: u64) -> Result<Self, String> {
-        let engine = open_engine().map_err(|e| format!("cannot start disk I/O: {e}"))?;
+        let engine = open_engine().map_err(|e| format!("cannot start the disk I/O of write caches: {e}"))?;
         Self::with_parts(limit_bytes, engine, SystemPressure::new())
     }
 
@@ -132,7 +132,7 @@ impl Host {
         std::thread::Builder::new()
             .name("hw-cache".into())
             .spawn(run)
-            .map_err(|e| format!("cannot start the cache thread: {e}"))?;
+            .map_err(|e| format!("cannot start the thread of write caches: {e}"))?;
         Ok(host)
     }
 

@@ -1,18 +1,19 @@
-//! Reacts to memory pressure: if the machine runs short of memory, the limit of all caches is lowered in
-//! steps, and raised again later.
+//! Reacts to memory pressure: if the host runs short of memory, the limit of all caches is lowered in steps,
+//! and raised again later.
 //!
 //! ```text
-//!  tight: limit = 7/8 of the used bytes     critical: 3/4     ample for 5 s: limit + 1/8 each second,
-//!  (not again before that is reached)       (every second)    until it is as configured
+//!  tight: limit = 7/8 of the used bytes,    critical: 3/4     ample for 5 s: limit + 1/8 each second,
+//!  or of the limit if that is lower         (every second)    until it is as configured
+//!  (not again before that is reached)
 //! ```
 //!
 //! If the kernel has PSI (`/proc/pressure/memory`), pressure is the share of time in which tasks stalled for
 //! lack of memory since the last check. Otherwise it is how little the cgroup's limit (v2 or v1) and
-//! `MemAvailable` leave. On every machine, hardly any memory left counts as critical, because a cgroup's
-//! limit may be reached without stalls before.
+//! `MemAvailable` leave. On every host, hardly any memory left counts as critical, because a cgroup's limit
+//! may be reached without stalls before.
 //!
-//! The kernel also counts as stalls the time in which it searches contiguous 2 MiB for the huge pages of
-//! segments. On a machine whose memory is full of page cache, a growing cache spends more than a tenth of its
+//! The kernel also counts as stalls the time in which it searches for contiguous 2 MiB for the huge pages of
+//! segments. On a host whose memory is full of page cache, a growing cache spends more than a tenth of its
 //! time so; it would be shrunk again and again although nearly all memory is available. So stalls count only
 //! if less than a quarter of the memory is left.
 
@@ -37,7 +38,8 @@ pub enum Level {
     Ample,
     /// Memory is short; using less would help.
     Tight,
-    /// The kernel is about to kill a process.
+    /// Hardly any memory is left, or all tasks often stall for lack of memory: the kernel may soon kill a
+    /// process.
     Critical,
 }
 
@@ -50,7 +52,7 @@ pub trait PressureSource: Send + 'static {
     fn name(&self) -> &'static str;
 }
 
-/// A source for hosts that ignore pressure: never any.
+/// A source for hosts that ignore pressure: it always reports [`Level::Ample`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoPressure;
 
@@ -148,7 +150,7 @@ impl Monitor {
             ?level,
             limit_bytes = to,
             used_bytes = used,
-            "memory is short on this machine; the write caches give some back"
+            "memory is short on this host; the write caches give some back"
         );
     }
 
@@ -163,14 +165,14 @@ impl Monitor {
     }
 }
 
-/// The sources of the system.
+/// The sources of this host: PSI, the limits of cgroups, and `MemAvailable`.
 pub struct SystemPressure {
     root: PathBuf,
     last: Option<(Stalls, Instant)>,
     has_psi: bool,
 }
 
-/// Microseconds in which tasks stalled, since the machine was started.
+/// Microseconds in which tasks stalled, since the host was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stalls {
     some_us: u64,
@@ -200,7 +202,7 @@ const TIGHT_DIVISOR: u64 = 16;
 const CRITICAL_DIVISOR: u64 = 50;
 
 impl SystemPressure {
-    /// The sources of this machine.
+    /// The sources of this host.
     pub fn new() -> Self {
         Self::under(Path::new("/"))
     }
@@ -211,7 +213,7 @@ impl SystemPressure {
         Self { root: root.to_path_buf(), last: None, has_psi }
     }
 
-    /// The most memory that this process can use: the machine's, or the least limit of its cgroup and the
+    /// The most memory that this process can use: that of the host, or the least limit of its cgroup and the
     /// groups above. `None` if unknown.
     pub fn memory_bytes(&self) -> Option<u64> {
         let limits = cgroups(&self.root).into_iter().filter_map(|(dir, [limit, ..])| limit_in(&dir, limit));

@@ -12,7 +12,7 @@ pub const SLOTS: usize = SLOT_COUNT as usize;
 /// segments.
 pub const SLOT_COUNT: u16 = if UNDER_MODEL_CHECKER { 4 } else { 512 };
 
-/// Bytes of a segment's slots in RAM: 2 MiB.
+/// Bytes of a segment's slots in RAM: 2 MiB (16 KiB under the model checker).
 pub const SEGMENT_BYTES: usize = SLOTS * BLOCK_BYTES as usize;
 
 /// Sectors in a block.
@@ -30,11 +30,12 @@ pub struct BlockNumber(pub u32);
 pub struct SegmentId(pub u32);
 
 impl SegmentId {
-    /// One past the highest usable number: the last one would collide with the reserved locations.
+    /// One past the highest usable number: the locations of segment 2^23 - 1 would collide with the reserved
+    /// locations.
     pub const LIMIT: u32 = if UNDER_MODEL_CHECKER { 1 << 6 } else { (1 << 23) - 1 };
 }
 
-/// The index of a slot in its segment, 0 to 511.
+/// The index of a slot in its segment, below [`SLOT_COUNT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slot(pub u16);
 
@@ -51,7 +52,7 @@ impl Location {
 
     /// Values from here on are not slots: [`SegmentId::LIMIT`] keeps them free.
     const FIRST_RESERVED: u32 = u32::MAX - 511;
-    /// The most partial blocks of a leaf.
+    /// The most partial blocks of a leaf, the part of the map for 512 blocks.
     pub(crate) const MOST_PARTIAL: usize = 510;
 
     /// The sectors of the block are in several places, listed in this entry of the leaf's table of partial

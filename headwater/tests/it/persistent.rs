@@ -146,7 +146,7 @@ fn what_does_not_fit_is_refused_in_one_line() {
         let mut command = export(dir.path(), source, more);
         run(&mut command).fails(code, words);
     };
-    fails_with(4, "null:16M", &[], &["in use: a volume has it open already; close that one first"]);
+    fails_with(4, "null:16M", &[], &["in use: another process, or another disk of this process"]);
     signal(child.id(), "TERM");
     assert!(child.wait().unwrap().success());
     fails_with(2, "null:32M", &[], &["belongs to base"]);

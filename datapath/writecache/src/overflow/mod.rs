@@ -210,7 +210,7 @@ impl Overflow {
         if !self.is_device
             && let Err(error) = self.file.set_len(0)
         {
-            tracing::warn!(%error, "the overflow of a write cache that was ended could not be freed");
+            tracing::warn!(%error, "the disk space of a write cache that has ended could not be freed");
         }
     }
 
@@ -247,7 +247,7 @@ impl Overflow {
             if place.little_space == LittleSpace::Refused {
                 return Err(error);
             }
-            tracing::warn!(path = %at.display(), "opened with less space than its limit: {error}");
+            tracing::warn!(path = %at.display(), "a write cache was opened although its disk limit is more than the free space: {error}");
         }
         if is_memory(&file) {
             tracing::warn!(

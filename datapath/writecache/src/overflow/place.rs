@@ -104,7 +104,7 @@ fn check_free(space: &StatVfs, at: &Path, own: Option<&Metadata>, limit_bytes: u
 /// machines.
 fn too_little(at: &Path, limit_bytes: u64, has_bytes: u64, do_what: &str) -> String {
     format!(
-        "the write cache may take {} on disk, and {} has only {}{do_what} give a lower limit with --disk",
+        "the write cache may take {} on disk, but {} has only {}{do_what} give a lower limit with --disk",
         size::format(limit_bytes),
         at.display(),
         size::format(has_bytes),

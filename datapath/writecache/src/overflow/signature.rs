@@ -1,6 +1,7 @@
-//! Detects data on a block device that is to become an overflow, as mkfs and pvcreate do: by the signatures
-//! of file systems, partition tables and containers. An overflow has no signature of its own, because all of
-//! it is encrypted; an earlier overflow on the device is no obstacle.
+//! Detects data on a block device that is to become an overflow disk, as mkfs and pvcreate do: by the
+//! signatures of file systems, partition tables and containers at its start. Not detected are for example ZFS,
+//! bcache, and md metadata at the end of a device. An overflow disk has no signature of its own, because all of
+//! it is encrypted; an earlier overflow disk on the device is no obstacle.
 
 use std::fs::File;
 use std::io::Read;
@@ -61,7 +62,8 @@ fn is_ext(start: &[u8]) -> bool {
     mark == Some(b"\x53\xef") && word(76).is_some_and(|it| it <= 1) && word(24).is_some_and(|it| it <= 6)
 }
 
-/// Likewise for a partition table: each of its four entries is in use or not, and at least one has a type.
+/// Likewise for a partition table: the status byte of each of its four entries must be 0 or 0x80, and at least
+/// one entry must have a type.
 fn is_partitioned(start: &[u8]) -> bool {
     let entries = start.get(446..510).unwrap_or_default().chunks_exact(16);
     let mut types = entries.clone().filter_map(|entry| entry.get(4));
@@ -77,7 +79,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn what_others_made_is_known_and_what_is_sealed_is_not() {
+    fn data_of_other_programs_is_recognised() {
         let file = tempfile::NamedTempFile::new().unwrap();
         for (program, options, says) in
             [("/sbin/mkfs.ext4", vec!["-q", "-F"], "ext4"), ("/sbin/mkswap", vec!["-q"], "swap")]

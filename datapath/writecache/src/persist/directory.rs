@@ -1,5 +1,5 @@
 //! Opens the directory of a persistent cache and its files, so that another user's links or files in their
-//! place are refused.
+//! place are refused. Also locks the directory, and gives the cache an identity.
 //!
 //! The default place of `headwater export`'s caches is `/var/tmp`, where any user can make a directory with a
 //! cache's name before the cache exists. So the directory must belong to this user, and nobody else may have
@@ -41,8 +41,8 @@ pub fn open_dir(parent: &Path, dir: &Path) -> Result<File, IoError> {
     let opened = match OpenOptions::new().read(true).custom_flags(no_follow).open(dir) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR)) => {
             return Err(invalid(format!(
-                "{} is a symbolic link or no directory, and no persistent cache: give another name, or the directory that \
-                 the cache is in",
+                "{} is a symbolic link or not a directory, so it is not opened as a persistent cache: give another name, or \
+                 the directory of the cache itself",
                 dir.display()
             )));
         }
@@ -53,7 +53,7 @@ pub fn open_dir(parent: &Path, dir: &Path) -> Result<File, IoError> {
     if found.uid() != user {
         return Err(invalid(format!(
             "{} belongs to user {}, but this process runs as user {user}, so it is not opened as a persistent cache: give \
-             another name or directory; or look who made it and what is in it, and, if the cache is yours, give it to this \
+             another name or directory; or check who made it and what is in it, and, if the cache is yours, give it to this \
              user (chown -R)",
             dir.display(),
             found.uid()
@@ -61,7 +61,7 @@ pub fn open_dir(parent: &Path, dir: &Path) -> Result<File, IoError> {
     }
     if found.mode() & OTHERS_WRITE != 0 {
         return Err(invalid(format!(
-            "others can write to {} (mode {:o}), so it is not opened as a persistent cache: look who made it and what is in it, \
+            "others can write to {} (mode {:o}), so it is not opened as a persistent cache: check who made it and what is in it, \
              then chmod 700 it, or give another name",
             dir.display(),
             found.mode() & 0o7777
@@ -130,7 +130,7 @@ pub fn lock(dir: &Path) -> Result<Lock, IoError> {
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Lock(file)),
         Err(rustix::io::Errno::WOULDBLOCK) => {
-            let why = "a volume has it open already; close that one first";
+            let why = "another process, or another disk of this process, has it open; end that first";
             let busy = io::Error::new(io::ErrorKind::ResourceBusy, why);
             let what = format!("the persistent cache {} is in use", dir.display());
             Err(IoError::with_source(IoErrorKind::Invalid, what, busy))
@@ -139,8 +139,8 @@ pub fn lock(dir: &Path) -> Result<Lock, IoError> {
     }
 }
 
-/// A random number that identifies a cache, whatever its name is. Made with the cache, and made again if the
-/// file is missing or invalid. The caller syncs the directory.
+/// A random number that identifies a cache, whatever its name is. Made with the cache (`is_new`), and made
+/// again if the file is missing or invalid. The caller syncs the directory.
 pub fn identity(dir: &Path, is_new: bool) -> io::Result<[u8; ID_BYTES]> {
     let path = dir.join("id");
     let mut id = [0; ID_BYTES];

@@ -455,7 +455,7 @@ fn check_header(dir: &Path, bytes: &[u8], expected: &Header) -> Result<Header, I
     }
     if found.size_bytes != expected.size_bytes {
         return Err(invalid(format!(
-            "the persistent cache {} belongs to a base of {} bytes, but this one ({}) has {} bytes",
+            "the persistent cache {} belongs to a base of {} bytes, but this base ({}) has {} bytes: give the right base, or another name",
             dir.display(),
             found.size_bytes,
             hex(&expected.base_id),
