@@ -17,7 +17,7 @@ pub fn refuse(path: &Path) -> Result<(), Problem> {
         return Ok(());
     }
     let why = format!(
-        "cannot use '{}': it means an open file of the process that opens it, which would be the daemon",
+        "cannot use '{}': this path stands for an open file of each process that uses it, so the daemon would open its own file, not yours",
         path.display()
     );
     Err(Problem::new(ProblemKind::Invalid, why).advise(ADVICE))

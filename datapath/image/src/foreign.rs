@@ -139,7 +139,7 @@ impl Foreign {
                 let reader = vmdk::VmdkReader::open(file).map_err(of_vmdk)?;
                 // A delta disk would read as zeroes where its parent has data.
                 if !matches!(reader.parent_cid(), 0 | u32::MAX) {
-                    let why = format!("it contains only the difference to a parent. {JOIN_VMDK}");
+                    let why = format!("it is a delta disk (snapshot) of another file. {JOIN_DELTA}");
                     return Err(Refusal::Unsupported(why));
                 }
                 check_description(reader.disk_type(), reader.descriptor_text())?;
@@ -188,6 +188,10 @@ const COPY_AGAIN: &str = "The file is damaged or truncated: copy it again";
 const JOIN_VMDK: &str = "Join all of its files into one, where they are: qemu-img convert -O qcow2 DISK.vmdk DISK.qcow2 (of a disk in \
      pieces DISK.vmdk is the file that describes them)";
 
+/// The advice if a VMDK contains only the difference to another file.
+const JOIN_DELTA: &str =
+    "In the directory with both files, run: qemu-img convert -O qcow2 THIS.vmdk DISK.qcow2";
+
 /// Refuses a disk that consists of more than this file.
 fn check_description(kind: &str, text: &str) -> Result<(), Refusal> {
     if kind.is_empty() {
@@ -206,7 +210,7 @@ fn check_description(kind: &str, text: &str) -> Result<(), Refusal> {
     });
     match parent.filter(|parent| !parent.is_empty()) {
         Some(parent) => Err(Refusal::Unsupported(format!(
-            "it contains only the difference to a parent, '{}'. {JOIN_VMDK}",
+            "it is a delta disk (snapshot) of '{}'. {JOIN_DELTA}",
             shown(parent)
         ))),
         None => Ok(()),

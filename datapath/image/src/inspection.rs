@@ -4,8 +4,8 @@
 //! A raw file does not specify its sector size: 512 bytes, or 4,096 (4Kn). A GPT shows it, because its header
 //! is in the second sector. An MBR counts in sectors, so the right size is the one with which its partitions
 //! begin with recognised contents. Otherwise the file format, the host's device or the source's server
-//! specifies the size, and 512 is the default. The tables have precedence, because a server may ask for
-//! requests of 4,096 bytes because of its own disk. A size that the user gives overrides everything.
+//! specifies the size, and 512 is the default. The tables have precedence: a server may prefer requests of
+//! 4,096 bytes only because its own disk has such sectors. A size that the user gives overrides everything.
 
 use std::sync::Arc;
 
@@ -30,7 +30,8 @@ pub struct Inspection {
     pub sector_bytes: u32,
     /// Its boot code and boot partitions.
     pub boot: BootRecords,
-    /// Whether a partition table, boot code, a file system or a volume was recognised.
+    /// Whether a partition table, boot code, a file system or a volume was recognised. Also if that could not
+    /// be determined, because a read failed: the import then reports the failure.
     pub is_known: bool,
 }
 
@@ -122,7 +123,8 @@ fn sector_bytes_of(disk: &Arc<dyn Device>, geometry: Geometry) -> Result<u32, Im
     Ok(gpt_sector_bytes(&start).or_else(|| sector_bytes_of_mbr(disk)).unwrap_or(said))
 }
 
-/// The sector size of a disk in a file. A disk that cannot be read fails later, when it is used.
+/// The sector size of a disk in a file, by its GPT or its format. This is a quick look when the file is opened:
+/// [`Inspection::of`] also examines an MBR. A disk that cannot be read fails later, when it is used.
 pub(crate) fn sector_bytes_of_file(disk: &dyn FileDisk) -> u32 {
     if !can_be_large(disk.size_bytes()) {
         return SECTOR_BYTES;

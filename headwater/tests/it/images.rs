@@ -356,7 +356,7 @@ fn what_is_no_image_is_refused_and_leaves_nothing() {
     std::fs::write(path("empty.raw"), []).unwrap();
     refused("empty.raw", 2, &["empty"]);
     qemu_img(&["create", "-q", "-f", "qcow2", &path("large.qcow2"), "20T"]);
-    refused("large.qcow2", 2, &["a machine's disk has at most 17592186036224", "16 TiB"]);
+    refused("large.qcow2", 2, &["a machine's disk can have at most 17592186036224", "16 TiB"]);
     std::fs::create_dir(path("dir")).unwrap();
     refused("dir", 2, &["directory"]);
 
@@ -849,7 +849,7 @@ fn what_a_process_has_open_is_not_looked_for_in_the_daemon() {
             .fails(2, &[path, "the daemon", "image import -"]);
         let body = serde_json::json!({ "name": "d", "source": path }).to_string();
         let (status, answer) = http(&daemon.socket(), "POST", "/api/v1/images", Some(&body));
-        assert!(answer.contains("open file of the process"), "{status} {answer}");
+        assert!(answer.contains("open file of each process"), "{status} {answer}");
     }
     let disk = daemon.path().join("d.raw");
     std::fs::write(&disk, pseudo_random(1 << 20, 3)).unwrap();

@@ -12,10 +12,10 @@
 //!   DIR/stores/HASH    the settings and lists of their stores: see [`stores`]
 //! ```
 //! A record is a chunk as it is in the store, preceded by its hash and length. Chunks are appended to the
-//! newest segment. If the cache is full, the oldest segment is removed, except segments of retained chunks
-//! only. Its chunks that were used since they were written, or that belong to a retained version, are first
-//! copied to a new segment ([`moving`]). A retained version is one of which the cache must keep all chunks while
-//! it is open, because it was, or is being, copied completely (hydration).
+//! newest segment. If the cache is full, a segment is removed: the oldest one whose removal frees enough
+//! ([`moving`]). The chunks of that segment that were used since they were written, or that belong to a retained
+//! version, are first copied to a new segment. A retained version is one of which the cache must keep all chunks
+//! while it is open, because it was, or is being, copied completely (hydration).
 //!
 //! # Guarantees
 //! - The reader checks every chunk of the cache, like a chunk from a server. A wrong chunk is removed from
@@ -166,7 +166,7 @@ pub struct DiskCacheCounters {
     pub writes: u64,
     /// Chunks dropped to make space.
     pub evictions: u64,
-    /// Chunks whose bytes were wrong, and that were fetched again.
+    /// Chunks whose bytes were wrong or could not be read, and that were fetched again.
     pub damaged: u64,
     /// Writes that failed.
     pub failures: u64,
@@ -499,9 +499,9 @@ impl DiskCache {
 
 /// The size of the records of all these versions.
 fn bytes_of(kept: &[Arc<KeptVersion>]) -> u64 {
-    let sidecars =
+    let added_bytes =
         |(n, version): (usize, &Arc<KeptVersion>)| version.bytes_beside(kept.get(..n).unwrap_or_default());
-    kept.iter().enumerate().map(sidecars).sum()
+    kept.iter().enumerate().map(added_bytes).sum()
 }
 
 impl KeptVersion {

@@ -60,7 +60,7 @@ impl SidecarDirectory {
         let Some(room) = self.limit_bytes.checked_sub(u64_of(bytes.len())) else {
             let (len, limit_bytes) = (bytes.len(), self.limit_bytes);
             let why = format!(
-                "it has {len} bytes, and at most {limit_bytes} are kept there: make the cache larger"
+                "the file has {len} bytes, and the cache keeps at most {limit_bytes} of such files: make the cache larger"
             );
             return Err(io::Error::other(why));
         };

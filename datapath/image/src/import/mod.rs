@@ -483,7 +483,7 @@ fn check_size(size_bytes: u64) -> Result<u64, ImageError> {
     } else if size_bytes > VOLUME_MAX_BYTES {
         // The format would allow more, but no machine could be started with it.
         format!(
-            "it has {size_bytes} bytes, but a machine's disk has at most {VOLUME_MAX_BYTES} (8 KiB less than 16 TiB)"
+            "it has {size_bytes} bytes, but a machine's disk can have at most {VOLUME_MAX_BYTES} (8 KiB less than 16 TiB)"
         )
     } else {
         return Ok(size_bytes);

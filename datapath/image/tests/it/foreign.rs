@@ -347,7 +347,7 @@ fn disks_in_several_files_are_refused_with_advice() {
     // The disk itself is not damaged.
     assert_eq!(error.kind(), ImageErrorKind::Unsupported, "{error}");
     let error = error.to_string();
-    assert!(error.contains("difference to a parent") && error.contains("qemu-img convert"), "{error}");
+    assert!(error.contains("delta disk") && error.contains("qemu-img convert"), "{error}");
     qemu_img(
         dir.path(),
         &["convert", "-O", "vmdk", "-o", "subformat=monolithicFlat", "DIR/disk.raw", "DIR/flat.vmdk"],

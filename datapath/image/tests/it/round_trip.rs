@@ -44,7 +44,7 @@ fn an_impossible_disk_is_refused_before_anything_is_written() {
     let source = null_device(VOLUME_MAX_BYTES + 512).unwrap();
     let error = import(source, &store, &options, &mut |_| {}).unwrap_err();
     assert_eq!(error.kind(), ImageErrorKind::Invalid);
-    assert!(error.to_string().contains("a machine's disk has at most 17592186036224"), "{error}");
+    assert!(error.to_string().contains("a machine's disk can have at most 17592186036224"), "{error}");
     assert_eq!(files(dir.path()), before);
 }
 
