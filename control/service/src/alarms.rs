@@ -4,13 +4,13 @@
 //!   alarms now --each LOOK_INTERVAL--> DIR/alarms.json: alarms, damage, what each channel sent
 //!        |
 //!        +--each ROUND_INTERVAL--> channel: what it sent before, compared with now --> one message with all news
-//!                                     fails --> the same again after 1, 2, 4 .. MISSED_ROUNDS_MAX rounds
+//!                                     fails --> compared and sent again after 1, 2, 4 .. MISSED_ROUNDS_MAX rounds
 //! ```
 //! A channel is compared with what it sent, and has no queue. So an alarm that begins and ends within a round, or while the channel
 //! fails, is in the history only.
 //!
-//! After a restart, damage of versions is known from the file. An alarm of a machine goes on with its beginning if its cause is seen again
-//! within [`GRACE`], and is over otherwise: until then no channel says that it is over.
+//! After a restart, damage of versions is known from the file. If the cause of an alarm of a machine is seen again within [`GRACE`], the
+//! alarm keeps its start time. Otherwise it ends after [`GRACE`], and only then channels report that it is over.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ use crate::damage::SavedDamage;
 /// The file in the data directory.
 const FILE: &str = "alarms.json";
 
-/// How often it is looked which alarms there are.
+/// How often the alarms are collected.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How often a channel sends news at most.
@@ -42,10 +42,10 @@ const ROUND_INTERVAL: Duration = Duration::from_secs(15);
 /// How long a channel may take.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How many rounds a channel that fails leaves out at most: 16 minutes.
+/// The most rounds between two attempts of a channel that fails: 16 minutes.
 const MISSED_ROUNDS_MAX: u32 = 64;
 
-/// How long after a restart the causes of earlier alarms may take to be seen again.
+/// How long after a restart the cause of an earlier alarm can be seen again before the alarm ends.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// The most alarms in one message that began, and the most that are over. The rest follows a round later.
@@ -68,7 +68,8 @@ struct Saved {
 /// What a service knows of alarms besides their causes.
 #[derive(Debug, Default)]
 pub(crate) struct AlarmState {
-    /// Alarms of machines when the last daemon ended, by subject, until their causes are seen again.
+    /// Alarms of machines and of the store when the last daemon ended, by subject, until their causes are seen
+    /// again.
     earlier: Mutex<BTreeMap<String, Alarm>>,
     sent: Mutex<BTreeMap<String, Vec<Alarm>>>,
     /// Held by who writes the file.
@@ -90,7 +91,7 @@ impl AlarmState {
     }
 }
 
-/// How often things are done.
+/// How often alarms are collected and sent, and how long earlier alarms are kept.
 #[derive(Clone, Copy)]
 struct Pace {
     look: Duration,
@@ -98,7 +99,7 @@ struct Pace {
     grace: Duration,
 }
 
-/// What a channel that sent `sent` has to send when there are the alarms `now`.
+/// What a channel that sent `sent` has to send if there are the alarms `now`: alarms that began, and alarms that are over.
 fn news(sent: &[Alarm], now: &[Alarm]) -> (Vec<Alarm>, Vec<Alarm>) {
     let without = |all: &[Alarm], others: &[Alarm]| -> Vec<Alarm> {
         let is_new = |alarm: &&Alarm| others.iter().all(|other| other.subject != alarm.subject);
@@ -124,7 +125,10 @@ impl Service {
         let saved = match read {
             Ok(Ok(saved)) => saved,
             Ok(Err(error)) => {
-                tracing::warn!("alarms of before are unknown: cannot read {}: {error}", named.display());
+                tracing::warn!(
+                    "the alarms of the time before the restart are unknown: cannot read {}: {error}",
+                    named.display()
+                );
                 return;
             }
             Err(_) => return,
@@ -143,7 +147,7 @@ impl Service {
     }
 
     async fn keep_alarms_at(&self, channels: Vec<Arc<dyn AlarmChannel>>, pace: Pace) {
-        // A channel that was switched off and on again is told what stands.
+        // A channel that was switched off and on again gets all present alarms.
         self.alarm_state().sent().retain(|name, _| channels.iter().any(|channel| channel.name() == name));
         let (sender, receiver) = watch::channel(None);
         let sending = channels.into_iter().map(|channel| self.keep_sending(channel, receiver.clone(), pace));
@@ -160,7 +164,7 @@ impl Service {
             if began.elapsed() >= pace.grace {
                 self.end_earlier_alarms();
             }
-            // Before the look, which takes alarms out of these whose causes it sees again.
+            // Copied first, because `self.alarms()` removes from them the alarms whose causes it sees again.
             let earlier: Vec<Alarm> = self.alarm_state().earlier().values().cloned().collect();
             let found = match self.db().read().await {
                 Ok(mut repo) => self.alarms(&mut *repo).await,
@@ -226,12 +230,12 @@ impl Service {
             let failed = match tokio::time::timeout(SEND_TIMEOUT, channel.send(&news)).await {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(problem(&error).to_string()),
-                Err(_) => Some(format!("it takes more than {} s", SEND_TIMEOUT.as_secs())),
+                Err(_) => Some(format!("no answer within {} s", SEND_TIMEOUT.as_secs())),
             };
             if let Some(why) = failed {
                 left_out = (1_u32 << failures.min(6)).min(MISSED_ROUNDS_MAX) - 1;
                 failures = failures.saturating_add(1);
-                tracing::error!(channel = name, failures, "cannot send alarms, and tries again: {why}");
+                tracing::error!(channel = name, failures, "cannot send alarms, will try again: {why}");
                 continue;
             }
             tracing::info!(channel = name, "sent: {}", news.title());

@@ -94,7 +94,7 @@ impl Caller {
         match &self.scopes {
             Some(scopes) => {
                 let message = format!(
-                    "{} has the scope {scopes}, but this operation needs a caller without scopes",
+                    "{} is limited to the scope {scopes}, but this operation needs a caller without scopes",
                     self.principal
                 );
                 let problem = Problem::new(ProblemKind::Forbidden, message);
@@ -106,7 +106,8 @@ impl Caller {
 
     fn lacks(&self, needed: &str) -> Problem {
         let scopes = self.scopes.as_ref().map(ToString::to_string).unwrap_or_default();
-        let message = format!("{} has the scope {scopes}, but this operation needs {needed}", self.principal);
+        let message =
+            format!("{} is limited to the scope {scopes}, but this operation needs {needed}", self.principal);
         let flag = needed.replacen(':', " ", 1);
         Problem::new(ProblemKind::Forbidden, message)
             .advise(format!("ask for a token with that scope: 'headwater token create .. --{flag}'"))

@@ -226,7 +226,7 @@ fn a_token_for_one_catalog_sees_and_changes_that_alone() {
     assert!(events.contains("class") && !events.contains("office") && !events.contains("token"), "{events}");
     anna(&["catalog", "show", "class"]).ok();
     anna(&["status"]).ok();
-    let needed = ["token anna has the scope catalog:cl*, but this operation needs catalog:office"];
+    let needed = ["token anna is limited to the scope catalog:cl*, but this operation needs catalog:office"];
     anna(&["machine", "show", "office-01"]).fails(1, &needed);
     anna(&["machine", "remove", "office-01"]).fails(1, &needed);
     anna(&["catalog", "scale", "office", "0"]).fails(1, &needed);

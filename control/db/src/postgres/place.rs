@@ -1,4 +1,4 @@
-//! The URL of a PostgreSQL database, without its password.
+//! Parses the URL of a PostgreSQL database, which may contain no password, and keeps the options of connections.
 
 use std::str::FromStr as _;
 
@@ -25,11 +25,11 @@ const SESSION: [(&str, &str); 8] = [
 /// Why the URL of a database was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
-    /// It is not a URL of PostgreSQL.
+    /// It is not a URL of PostgreSQL. The message does not repeat the text, because it may be a password.
     #[error(
-        "'{0}' is not a URL of PostgreSQL: write postgres://USER@HOST/DATABASE, or postgres:///DATABASE?host=/run/postgresql for a socket"
+        "the name of the database is not a URL of PostgreSQL: write postgres://USER@HOST/DATABASE, or postgres:///DATABASE?host=/run/postgresql for a socket"
     )]
-    NoUrl(String),
+    NoUrl,
     /// It has a password, although other users of the host can read the arguments of a process.
     #[error(
         "the URL of the database has a password, which other users of this host could read: put it into a file \
@@ -58,13 +58,10 @@ pub struct Place {
 
 impl Place {
     /// Parses `postgres://USER@HOST[:PORT]/DATABASE[?PARAMETER=VALUE&..]`. Other hosts than this one are reached over TLS
-    /// with a verified
-    /// certificate, unless `sslmode` says otherwise.
+    /// with a verified certificate, unless `sslmode` or the variable `PGSSLMODE` says otherwise.
     pub fn parse(url: &str) -> Result<Self, PlaceError> {
         let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://"));
-        // The text is not repeated in the error: it may be a password.
-        let rest =
-            rest.ok_or_else(|| PlaceError::NoUrl(url.chars().take_while(|c| *c != ':').take(40).collect()))?;
+        let rest = rest.ok_or(PlaceError::NoUrl)?;
         // This includes passwords with a '?' or a '/'. No message may show them.
         if rest.rsplit_once('@').is_some_and(|(before, _)| before.contains(':')) {
             return Err(PlaceError::Password);

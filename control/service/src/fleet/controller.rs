@@ -1,5 +1,6 @@
-//! The controller's side of the connections to nodes: a node joins with a token, connects with its certificate, and is recorded as not
-//! connected when the connection ends. `headwater/src/fleet` accepts the TCP connections and calls `Service::serve_node` for each.
+//! The controller's side of the connections to nodes: a node joins with a token, and connects with its certificate. When the connection
+//! ends, the time is recorded; if the node does not connect again within [`LOST_AFTER`], its host is recorded as lost.
+//! `headwater/src/fleet` accepts the TCP connections and calls `Service::serve_node` for each.
 //!
 //! What the controller then does with a connected node is in `follow.rs` (its machines) and `loss.rs` (its lease).
 
@@ -35,6 +36,8 @@ const CLOCKS_DIFFER_MS: u64 = 60_000;
 
 /// How long the daemon waits for answers of nodes when it stops.
 const ANSWERS_GRACE: Duration = Duration::from_secs(40);
+
+/// How often the daemon checks whether requests to nodes are still in progress when it stops.
 const UNUSED_LOOK: Duration = Duration::from_millis(100);
 
 /// The node at the other end of a connection, as TLS identified it.
@@ -284,7 +287,7 @@ impl Service {
                 .await
                 .map_err(|error| refused(ProblemKind::Unavailable, error.to_string()))
         };
-        // If the connection ended because of silence, that silence counts too.
+        // If the connection ended because of silence, that silence counts towards `LOST_AFTER`.
         let mut silent = Duration::ZERO;
         let why = match turned.await {
             Err(problem) => problem.to_string(),
@@ -351,7 +354,7 @@ impl Service {
     async fn note_lost(&self, host: Uuid, generation: u64, why: &str) -> Result<(), DbError> {
         let mut repo = self.db().write().await?;
         let Some(mut record) = repo.hosts().by_id(host).await? else { return Ok(()) };
-        // A later connection waits for itself.
+        // A later connection has its own call of this.
         if record.state == HostState::Lost
             || record.generation != generation
             || self.fleet().connecting().contains_key(&host)
@@ -482,7 +485,7 @@ impl JoinText {
     }
 }
 
-/// Waits until the daemon ends and no request is forwarded any more, or that takes too long.
+/// Waits until the daemon ends, and then until no request is forwarded any more, but at most [`ANSWERS_GRACE`].
 async fn unused_after(stop: &mut watch::Receiver<bool>, link: &Arc<Link>) {
     stopped(stop).await;
     let end = Instant::now() + ANSWERS_GRACE;

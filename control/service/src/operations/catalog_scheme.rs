@@ -1,4 +1,5 @@
-//! `GET /api/v1/catalogs/{catalog}/scheme` and `POST .../scheme/revert`: the versions of a catalog's settings.
+//! `GET /api/v1/catalogs/{catalog}/scheme` and `POST .../scheme/revert`: the versions of a catalog's scheme. A *scheme* is the settings of
+//! the catalog's machines; each change makes a new version.
 
 use axum::Json;
 use axum::extract::State;
@@ -26,7 +27,7 @@ enum Error {
         #[source]
         source: BackendError,
     },
-    #[error("cannot change {what} of catalog '{catalog}': {why}")]
+    #[error("cannot change the scheme of catalog '{catalog}': {what} cannot be changed, because {why}")]
     Fixed { catalog: String, what: &'static str, why: &'static str },
     #[error("there is no version {version} of the scheme of catalog '{catalog}'")]
     Unknown { catalog: String, version: u32 },
@@ -124,7 +125,7 @@ pub(super) async fn revert_scheme(
 /// Why persistent machines keep settings that their disks depend on.
 const DISKS_STAY: &str = "its machines are persistent, and their disks depend on it";
 
-/// The setting that no version of the scheme of a catalog can change, if a change has one.
+/// The first changed setting that cannot be changed after the catalog was created, and the reason.
 fn fixed(before: &SchemeSettings, after: &SchemeSettings) -> Option<(&'static str, &'static str)> {
     let is_persistent = before.cache.persistent;
     if is_persistent != after.cache.persistent {
@@ -140,7 +141,8 @@ fn fixed(before: &SchemeSettings, after: &SchemeSettings) -> Option<(&'static st
     found.map(|(what, _)| (what, DISKS_STAY))
 }
 
-/// Refuses settings that this host cannot give, or that the machines of a catalog cannot take.
+/// Refuses settings that this host cannot give, or that the machines of a catalog cannot take. Also refuses changes while a task changes
+/// the catalog, and a bridge for a caller without full rights.
 pub(super) async fn check(
     service: &Service,
     caller: &Caller,

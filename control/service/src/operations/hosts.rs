@@ -12,7 +12,8 @@ use crate::answer::{Explain, Failure};
 use crate::caller::Caller;
 use crate::extract::{Body, Name, Parameters};
 
-/// How many connections of a node an old copy of the database may have missed: more than a node ever makes.
+/// Added to the number of a node's connections when the node is accepted, because an old copy of the database may not
+/// have counted them: more than a node ever makes.
 const ACCEPTED_CONNECTIONS: u64 = 1 << 32;
 
 #[derive(Debug, thiserror::Error)]

@@ -59,10 +59,15 @@ fn of_size(scheme: &Scheme, question: &Question, size: &MachineSize, placement: 
     }
     if placement.left.is_nothing() {
         if scheme.page_file == PageFile::Temp {
-            warnings.push(format!("no temp disk is left on {name}: the page file would be on the OS disk"));
+            warnings.push(format!(
+                "{name} has no temp disk left beside the OS disk, so the page file would be on the OS disk: choose another size, \
+                 or the page file on the OS disk"
+            ));
         }
         if scheme.scratch == Scratch::Temp {
-            warnings.push(format!("no temp disk is left on {name}: scratch would be on the OS disk"));
+            warnings.push(format!(
+                "{name} has no temp disk left beside the OS disk, so scratch space would be on the OS disk: choose another size"
+            ));
         }
     } else if (scheme.page_file == PageFile::Temp || scheme.scratch == Scratch::Temp)
         && placement.left.temp_bytes.unwrap_or(0) == 0

@@ -59,7 +59,7 @@ fn missing_space_for_page_file_and_scratch_is_warned_of() {
     let temp = "page-file = 'temp'\nscratch = 'temp'\n";
     let report = check(temp, 300, None);
     assert!(
-        warns(&report, "page file would be on the OS disk") && warns(&report, "scratch would be"),
+        warns(&report, "page file would be on the OS disk") && warns(&report, "scratch space would be"),
         "{report:?}"
     );
     assert!(!warns(&check(temp, 299, None), "would be on the OS disk"));
