@@ -1,5 +1,5 @@
-//! Writes the report of a study that measures: text tables, `results.json` with all samples, an HTML page, and files
-//! with per-second values.
+//! Builds the report of a study that measures, which [`Files`] writes: text tables, `results.json` with all samples, an
+//! HTML page, and `series.csv.zst` with per-second values. In the code, *printed* means published by the original.
 
 use std::path::Path;
 
@@ -25,8 +25,8 @@ const SCHEMA: u32 = 1;
 /// The columns of a variant's table.
 const HEAD: [Column; 8] = [
     Column::Text("Case"),
-    Column::Figure("Printed IOPS"),
-    Column::Figure("Printed ratio"),
+    Column::Figure("Published IOPS"),
+    Column::Figure("Published ratio"),
     Column::Figure("Our ratio [95 %]"),
     Column::Text("Faster?"),
     Column::Figure("Our IOPS [95 %]"),
@@ -201,8 +201,8 @@ impl Report<'_> {
         ]
     }
 
-    /// Whether a case is faster than the raw disk, here and in the publication. If the interval contains 1, the
-    /// answer is open.
+    /// Whether a case is faster than the raw disk, here and in the publication. If the interval contains 1, no
+    /// difference was found, and the answer is "as fast".
     fn verdict(&self, case: &Case, ratio: Option<Estimate>) -> String {
         if case.name == self.plan.study.baseline {
             return self.plan.study.against.into();
@@ -215,7 +215,11 @@ impl Report<'_> {
         };
         let Some(printed) = self.plan.study.printed_ratio(case) else { return ours.into() };
         let printed = if printed > 1.0 { "yes" } else { "no" };
-        if printed == ours { format!("{ours}, as printed") } else { format!("{ours}; printed: {printed}") }
+        if printed == ours {
+            format!("{ours}, as published")
+        } else {
+            format!("{ours}; published: {printed}")
+        }
     }
 
     /// The table of a variant. A study without a publication has no columns for published values.
@@ -230,7 +234,7 @@ impl Report<'_> {
         (head.collect(), self.plan.study.cases.iter().map(row).collect())
     }
 
-    /// Warnings, which are printed before the figures.
+    /// Warnings. The page shows them before the figures, the text after them.
     fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if self.is_quick {
@@ -344,7 +348,7 @@ impl Report<'_> {
                 value: self.ratio(case, variant).map_or("-".into(), |ratio| format!("{:.2} x", ratio.median)),
                 label: case.title.into(),
                 note: match study.printed_ratio(case) {
-                    Some(printed) => format!("{}; printed: {printed:.2} x", study.against),
+                    Some(printed) => format!("{}; published: {printed:.2} x", study.against),
                     None => study.against.into(),
                 },
             })
@@ -377,7 +381,7 @@ impl Report<'_> {
             scale: Scale::Ratios,
             axis: format!("IOPS, as a multiple of those of {}", study.against),
             reference: Some((1.0, study.against.into())),
-            printed: if study.is_published() { "printed".into() } else { String::new() },
+            printed: if study.is_published() { "published".into() } else { String::new() },
             series: plotted.iter().map(|variant| format!("ours, {}", variant.title)).collect(),
             groups: groups.collect(),
             digits: 2,
@@ -522,7 +526,7 @@ mod tests {
             let row = rows.iter().find(|row| row[0].starts_with("64 MB")).unwrap();
             assert_eq!(
                 row[1..6],
-                ["4,923", "0.17", "1.30 [1.30, 1.30]", "yes; printed: no", "130 [130, 130]"]
+                ["4,923", "0.17", "1.30 [1.30, 1.30]", "yes; published: no", "130 [130, 130]"]
             );
             assert_eq!(rows[0][1..5], ["63,700 derived", "2.24", "not measured", "-"]);
             assert_eq!(rows[2][3..5], ["1.00 [1.00, 1.00]", "the raw disk"]);

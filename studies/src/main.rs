@@ -263,16 +263,16 @@ fn study(arguments: &Arguments) -> Result<ExitCode> {
 fn check_options(arguments: &Arguments) -> Result<()> {
     use StudyName::{All, Compare, S000, S003, S004, Sizing, Validate};
     if arguments.storage.0.is_some() && matches!(arguments.study, S004 | All | Sizing | Validate | Compare) {
-        bail!("--storage is for 000, 001, 002, 003 and icf: 004 has two storages of its own");
+        bail!("--storage is for studies 000, 001, 002, 003 and icf: study 004 has two storages of its own");
     }
     if arguments.data.is_some() && matches!(arguments.study, S000 | S003 | Sizing | Validate | Compare) {
         bail!(
-            "--data is for 001, 002, 004, icf and all: desktops are models whose parameters say how their data packs"
+            "--data is for studies 001, 002, 004, icf and all: desktops are models whose parameters say how their data packs"
         );
     }
     if arguments.guest.is_some() {
         if !matches!(arguments.study, S003) {
-            bail!("--guest is for 003");
+            bail!("--guest is for study 003");
         }
         if arguments.storage.0.is_some() || arguments.profile.is_some() || arguments.over != Over::InProcess {
             bail!(
@@ -283,7 +283,7 @@ fn check_options(arguments: &Arguments) -> Result<()> {
     if arguments.over != Over::InProcess
         && matches!(arguments.study, S000 | S003 | Sizing | Validate | Compare)
     {
-        bail!("--over is for 001, 002, 004, icf and all: desktops are models in this process");
+        bail!("--over is for studies 001, 002, 004, icf and all: desktops are models in this process");
     }
     Ok(())
 }

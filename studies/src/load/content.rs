@@ -57,7 +57,8 @@ const PARTS: u64 = 1024;
 const LEAST_PARTS: usize = 256;
 
 impl Sample {
-    /// Reads up to 64 MiB of parts, spread over the file. Parts with only zeroes are skipped.
+    /// Reads up to 64 MiB: the first parts that are not only zeroes, of up to 16,384 parts that are spread evenly
+    /// over the file. So of a file that is full of data, only the beginning is read.
     pub fn read(path: &Path) -> Result<Self> {
         Self::read_parts(path).with_context(|| format!("cannot use {} as data of writes", path.display()))
     }

@@ -51,6 +51,7 @@ impl Latencies {
         self.max_ns = self.max_ns.max(ns);
     }
 
+    /// Adds all requests of another histogram.
     pub(super) fn add(&mut self, other: &Self) {
         for (bucket, count) in self.buckets.iter_mut().zip(&other.buckets) {
             *bucket += count;
@@ -75,7 +76,7 @@ impl Latencies {
         self.max_ns as f64 / 1000.0
     }
 
-    /// A percentile, rounded down by at most 1/16.
+    /// A percentile, rounded down by at most 1/16; 0 if there were no requests.
     pub fn percentile_us(&self, percent: f64) -> f64 {
         let rank = (percent / 100.0 * self.count as f64).ceil() as u64;
         let mut seen = 0;

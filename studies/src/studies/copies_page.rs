@@ -34,7 +34,7 @@ impl Copies<'_> {
         let tile = |(scenario, share): &(&Scenario, Option<f64>)| Tile {
             value: share.map_or("-".into(), |percent| format!("{percent:.1} %")),
             label: format!("of the storage writes, {}", scenario.title),
-            note: format!("printed: {} %", scenario.printed_writes_percent),
+            note: format!("published: {} %", scenario.printed_writes_percent),
         };
         page.tiles(&self.shares.iter().map(tile).collect::<Vec<_>>());
         page.table(self.caption, self.head, self.rows);

@@ -62,29 +62,29 @@ struct JsonPlatform {
 
 const STEADY: [Column; 6] = [
     Column::Text("IOPS of an active user"),
-    Column::Figure("printed, disk"),
+    Column::Figure("published, disk"),
     Column::Figure("one operation per request [95 %]"),
     Column::Figure("our cache on disk [95 %]"),
     Column::Figure("our RAM with overflow [95 %]"),
-    Column::Figure("printed, RAM"),
+    Column::Figure("published, RAM"),
 ];
 
 const P95: [Column; 6] = [
     Column::Text("p95 IOPS of 500 users"),
-    Column::Figure("printed, disk"),
+    Column::Figure("published, disk"),
     Column::Figure("one operation per request [95 %]"),
     Column::Figure("our cache on disk [95 %]"),
     Column::Figure("our RAM with overflow [95 %]"),
-    Column::Figure("printed, RAM"),
+    Column::Figure("published, RAM"),
 ];
 
 const DISKS: [Column; 6] = [
     Column::Text("Disks for 500 users"),
-    Column::Figure("printed, disk / RAM"),
+    Column::Figure("published, disk / RAM"),
     Column::Figure("one operation per request"),
     Column::Figure("our RAM with overflow"),
     Column::Figure("saving"),
-    Column::Figure("printed saving"),
+    Column::Figure("published saving"),
 ];
 
 impl<'a> Report<'a> {
@@ -208,9 +208,9 @@ impl<'a> Report<'a> {
         };
         let ram = steady(0, Cache::Ram).map(|iops| format!("{iops:.3}"));
         vec![
-            tile(ram, "IOPS of an active desktop", "RAM with overflow; printed: 0.09"),
-            tile(share(0), "of the disk cache's IOPS, desktops", "printed: 1 %"),
-            tile(share(1), "of the disk cache's IOPS, session hosts", "printed: 76 and 20 %"),
+            tile(ram, "IOPS of an active desktop", "RAM with overflow; published: 0.09"),
+            tile(share(0), "of the disk cache's IOPS, desktops", "published: 1 %"),
+            tile(share(1), "of the disk cache's IOPS, session hosts", "published: 76 and 20 %"),
         ]
     }
 

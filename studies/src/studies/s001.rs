@@ -54,7 +54,7 @@ pub fn study_001(is_quick: bool) -> Study {
         title: "Is a RAM cache with overflow faster than the plain disk?",
         load: "4 KiB requests, 80 % writes, 80 % random, one worker, 16 requests in flight".into(),
         notes: &[
-            "The original ran in a Windows guest with the incumbent's driver. Here the volumes run inside the \
+            "The original ran in a Windows guest with the driver of a commercial product. Here the volumes run inside the \
              program that sends the load, over an empty disk: no guest, and no protocol unless the run names one. Nothing is modelled, and \
              no parameter is fitted to the printed figures.",
             "The original does not print the queue depth, the alignment, the content of writes or the number of \

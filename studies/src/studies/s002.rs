@@ -1,4 +1,4 @@
-//! Study 002: the effect of buffering on a cache on disk (2013).
+//! Study 002: repeats a publication of 2013 about the effect of buffering on a cache on disk.
 
 use headwater_volume::{Buffering, CacheMode};
 
@@ -23,9 +23,9 @@ pub fn study_002(is_quick: bool) -> Study {
         title: "Must a cache on disk be slower than its disk?",
         load: "4 KiB requests, 80 % writes, all random, on a set of 1,000 MiB".into(),
         notes: &[
-            "The original switched a setting of the incumbent's driver. Off is compared with direct I/O here, on \
-             with I/O through the page cache. It prints \"more than 20,000\" IOPS for the latter. A later hotfix \
-             removed the penalty.",
+            "The original switched a setting of the driver of a commercial product. Here, direct I/O stands for the setting off, \
+             and I/O through the page cache for on. The original prints \"more than 20,000\" IOPS for the latter. A later hotfix \
+             of the product removed the penalty.",
             "Through the page cache, a set that fits in the machine's memory measures memory as much as the disk.",
             "The mode auto measures the disk once and then chooses direct or buffered. There is no published figure for it.",
             "The qcow2 overlays show the same choice in another program. qemu-nbd serves them on a unix socket, and the load reaches them \

@@ -164,7 +164,10 @@ fn names(files: &[PathBuf]) -> String {
 
 fn one_less(left: &mut usize) -> Result<()> {
     let Some(less) = left.checked_sub(1) else {
-        bail!("it has more than {MOST_REQUESTS} requests, which would not fit in memory; split it");
+        bail!(
+            "the files of the trace have more than {MOST_REQUESTS} requests in all, which would not fit in memory; use fewer \
+             files, or a shorter trace"
+        );
     };
     *left = less;
     Ok(())

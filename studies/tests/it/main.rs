@@ -157,7 +157,7 @@ fn bad_input_is_refused_before_anything_is_written() {
         (&["001", "--storage", "tape"], "one of real, p10, ephemeral and sas15k:N:raid5"),
         (&["000", "--over", "nbd"], "desktops are models in this process"),
         (&["compare", "one"], "name two reports"),
-        (&["001", "--guest", "/bin/sh"], "--guest is for 003"),
+        (&["001", "--guest", "/bin/sh"], "--guest is for study 003"),
         (&["003", "--headwater", "/bin/true"], "--guest"),
         (&["003", "--guest", "no.qcow2", "--headwater", "/bin/true"], "there is no guest at no.qcow2"),
         (&["003", "--guest", "/bin/sh", "--headwater", "/bin/false"], "cannot run /bin/false"),
