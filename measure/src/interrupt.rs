@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 static STARTED: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
-/// Exit code of shells for a program that was ended by SIGINT.
+/// Exit code of shells for a program that was ended by SIGINT. Used for SIGTERM, too.
 const INTERRUPTED: i32 = 130;
 
 /// Registers a process that an interrupt must end.
@@ -29,13 +29,14 @@ fn lock() -> std::sync::MutexGuard<'static, Vec<u32>> {
 pub struct WorkDir([PathBuf; 2]);
 
 impl WorkDir {
-    /// Creates both directories, empty. Fails if the work directory exists and was not made by this program.
+    /// Creates both directories, empty, and installs the signal handler. Deletes the work directory of an earlier
+    /// run. Fails if the work directory has other files, or if the directory for sockets exists.
     pub fn create(path: &Path, sockets: &Path) -> Result<Self> {
         const MARK: &str = ".headwater-measure";
         if path.exists() {
             if !path.join(MARK).exists() && std::fs::read_dir(path)?.next().is_some() {
                 bail!(
-                    "the work directory {} contains files of another program; choose an empty directory",
+                    "the work directory {} contains files of another program; choose another directory, or an empty one",
                     path.display()
                 );
             }
@@ -74,7 +75,7 @@ fn clean_up_on_signals(folders: [PathBuf; 2]) -> Result<()> {
                 return;
             };
             tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-            eprintln!("\ninterrupted: ending the processes and removing their files");
+            eprintln!("\ninterrupted: ending the programs that were started, and removing their files");
             for pid in lock().iter() {
                 // The process may have ended already.
                 let _ = i32::try_from(*pid)

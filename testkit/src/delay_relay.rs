@@ -1,7 +1,9 @@
-//! A TCP relay that delivers everything with a fixed delay: a long line, for hosts whose kernel has no netem.
+//! A TCP relay that delivers everything with a fixed delay. It simulates a long-distance link, for hosts whose
+//! kernel has no netem.
 //!
-//! Bytes are read as they arrive and delivered in order, each after the delay, in both directions. The relay
-//! does not limit the rate: it keeps at most [`HELD_MAX_BYTES`] in transit for each direction.
+//! Bytes are read as they arrive and delivered in order, each after the delay, in both directions. At most about
+//! [`HELD_MAX_BYTES`] are in transit in each direction of a connection, which limits the rate to that many bytes
+//! in the time of the delay.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -17,7 +19,7 @@ const HELD_PARTS: usize = 256;
 /// The most bytes in transit in one direction of a connection.
 pub const HELD_MAX_BYTES: usize = PART_BYTES * HELD_PARTS;
 
-/// A relay on a port of the loopback address. It ends when it is dropped.
+/// A relay on a port of the loopback address. Dropping it stops accepting; open connections stay.
 pub struct DelayRelay {
     address: SocketAddr,
     stopped: Arc<AtomicBool>,

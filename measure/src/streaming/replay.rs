@@ -119,7 +119,10 @@ fn record_trace(plan: &Plan, made: &Made, reads: &[Read]) -> Result<()> {
     let traces = made.store().join("traces");
     let kept = std::fs::read_dir(&traces).map_or(0, Iterator::count);
     if kept != 1 {
-        bail!("the boot was not recorded: {} holds {kept} files", traces.display());
+        bail!(
+            "the replayed boot must leave one boot trace in {}, but there are {kept} files: see the log of headwater",
+            traces.display()
+        );
     }
     Ok(())
 }
