@@ -308,7 +308,7 @@ impl TokenSource {
                 ];
                 let error = known.iter().find(|known| **known == refused.error).unwrap_or(&"another error");
                 (
-                    format!("the login service answers {} ({error}, AADSTS{code})", answer.status),
+                    format!("Microsoft Entra answers {} ({error}, AADSTS{code})", answer.status),
                     "look up the code at https://login.microsoftonline.com/error",
                 )
             }

@@ -80,7 +80,10 @@ pub async fn upload(
 ) -> Result<UploadReport, AzureError> {
     let total_bytes = options.data_bytes.saturating_add(PAGE_BYTES);
     if !options.data_bytes.is_multiple_of(PAGE_BYTES) || options.data_bytes == 0 {
-        let why = format!("a disk of {} bytes is not whole pages of 512 bytes", options.data_bytes);
+        let why = format!(
+            "cannot upload a disk of {} bytes: the size must be a multiple of 512, and not 0",
+            options.data_bytes
+        );
         return Err(AzureError::new(AzureErrorKind::Invalid, why));
     }
     let there = prepare(blob, options, total_bytes).await?;

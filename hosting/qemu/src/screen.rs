@@ -16,7 +16,7 @@ pub const MAX_SCREEN_BYTES: u64 = 256 << 20;
 /// The signature of a PNG file.
 const SIGNATURE: [u8; 8] = *b"\x89PNG\r\n\x1a\n";
 
-/// Reads a picture that QEMU wrote, as a PNG.
+/// Reads a PPM file that QEMU wrote, and converts it to PNG.
 pub(crate) fn read_as_png(path: &Path) -> Result<Vec<u8>> {
     let describe = || Error::io("read the picture", path);
     let size_bytes = std::fs::metadata(path).map_err(describe())?.len();
