@@ -36,7 +36,7 @@ impl LimitArgs {
     pub fn settings(&self, base: CacheSettings) -> Result<CacheSettings, Problem> {
         let mode = self.cache.unwrap_or(base.mode);
         if let Some((limit, why)) = unfit_limit(mode, self.ram, self.disk) {
-            let message = format!("{limit} was given, and the cache mode '{mode}' {why}");
+            let message = format!("{limit} was given, but the cache mode '{mode}' {why}");
             let advice = format!("leave {limit} out, or give --cache ram+disk");
             return Err(Problem::new(ProblemKind::Invalid, message).advise(advice));
         }

@@ -16,13 +16,13 @@ use headwater_service::token::TokenError;
 use headwater_store::{StoreError, StoreErrorKind};
 use headwater_store_server::ServeError;
 
-/// The exit code for an invalid command line.
+/// The exit code for an invalid command line, request or file.
 pub const USAGE: u8 = 2;
 
 /// The exit code if no daemon answers.
 pub const UNREACHABLE: u8 = 7;
 
-/// The exit code for damaged data.
+/// The exit code for data that cannot be used: damaged, foreign, or of a later release.
 pub const DAMAGED: u8 = 6;
 
 /// No daemon answers on its socket.
@@ -40,7 +40,7 @@ pub struct Unreachable {
 /// Another daemon uses the data directory.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the data directory {data_dir} is in use by process {holder} (stop that one, use its socket, or choose \
+    "the data directory {data_dir} is in use by process {holder} (stop that process, use its socket, or choose \
      another directory with --data-dir)"
 )]
 pub struct Locked {
@@ -69,7 +69,7 @@ pub fn usage_line(error: &clap::Error) -> String {
     line.strip_prefix("error: ").unwrap_or(&line).to_owned()
 }
 
-/// Prints an error, and returns its exit code.
+/// Prints an error, and returns its exit code. Closed output is success.
 pub fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     if is_closed_output(error) {
         // The reader of the output, for instance `head`, has ended.
@@ -183,7 +183,7 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
     }
     if let Some(error) = link.downcast_ref::<IoError>() {
         return match error.kind() {
-            // Invalid requests may be invalid only because of the present state, which the cause then says.
+            // A request may be invalid only in the present state; the cause then has the exit code.
             IoErrorKind::Invalid => Some(link.source().and_then(code_of_link).unwrap_or(USAGE)),
             IoErrorKind::NoSpace => Some(ProblemKind::NoSpace.exit_code()),
             IoErrorKind::Corrupt => Some(ProblemKind::Damaged.exit_code()),

@@ -268,7 +268,7 @@ mod tests {
         assert_ne!(std::fs::read(&file.path).unwrap(), former);
         assert!(!file.newer().exists());
 
-        // The database has the new key, and the file was not renamed yet. Before that, the file beside it is of no use.
+        // The database has the new key, and the file was not renamed yet.
         std::fs::rename(&file.path, &file.newer().path).unwrap();
         std::fs::write(&file.path, &former).unwrap();
         std::fs::set_permissions(&file.path, PermissionsExt::from_mode(0o600)).unwrap();

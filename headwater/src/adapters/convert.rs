@@ -1,9 +1,10 @@
-//! Exports a version in other formats than raw: qemu-img reads the version over NBD and writes the file. Called by [`super::images`].
+//! Exports a version in the formats that Headwater has no writer for (dynamic VHD, VHDX, VMDK): qemu-img reads the version over NBD and
+//! writes the file. Called by [`super::images`].
 //!
 //! The version is served on a socket in a temporary directory that no other user can enter, so no raw copy is needed. The file gets its
 //! name when it is complete and durable. Until then it has a unique temporary name: if two exports have the same target at the same time,
-//! the first to finish creates the file, and the other fails. qemu-img gets the file open, because in a directory that others can write
-//! to, its name could later lead to another file.
+//! the first to finish creates the file, and the other fails. qemu-img gets an open descriptor instead of a path, because in a directory
+//! that others can write to, the path could later lead to another file.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
@@ -66,12 +67,16 @@ pub fn export(
     let size_bytes = file.metadata().map_err(failed)?.len();
     partial.put_in_place(target).map_err(|e| match e {
         NotPlaced::Removed(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-            let message = format!("{} was made by another export meanwhile", target.display());
+            let message = format!(
+                "cannot write {}: another export has made a file of this name meanwhile",
+                target.display()
+            );
             BackendError::new(ProblemKind::Conflict, message)
         }
         NotPlaced::Removed(e) => failed(e),
         NotPlaced::Unsynced(e) => {
-            let what = format!("{} is written whole, but may be gone after a power cut", target.display());
+            let what =
+                format!("{} is complete, but was not synced: a power cut may remove it", target.display());
             BackendError::from_io(what, e)
         }
     })?;
@@ -103,7 +108,7 @@ struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail where it has ended.
+        // An error means that it has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

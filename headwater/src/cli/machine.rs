@@ -502,7 +502,7 @@ pub enum CatalogCommand {
         #[arg(add = complete::catalogs())]
         catalog: Option<String>,
     },
-    /// End a claim: its machine is reset
+    /// End a claim: its machine is reset, or switched off if enough others are ready
     Release {
         /// The machine, or the id of the claim
         #[arg(add = complete::machines())]
@@ -550,8 +550,8 @@ pub struct ReadyHoursArgs {
     /// The time zone of these hours, such as Europe/Berlin [default: that of the daemon's host]
     #[arg(long, value_name = "ZONE", requires = "from")]
     pub zone: Option<String>,
-    /// Switch an unclaimed machine off if it is not to be kept ready for this long, such as 15m, or never [default:
-    /// never; 15m with --from]
+    /// Switch an unclaimed machine off after it has been surplus (beyond --keep-ready, or outside of the hours) for
+    /// this time, such as 15m, or never [default: never; 15m with --from]
     #[arg(long, value_name = "TIME", value_parser = idle_span)]
     pub stop_idle: Option<u64>,
 }

@@ -109,7 +109,7 @@ impl StoreCommand {
     }
 }
 
-/// How a store is offered to others.
+/// How a store is offered to others: options of `headwater store serve`, and of `headwater serve`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct OfferArgs {
     /// Certificate in PEM, with the intermediate certificates

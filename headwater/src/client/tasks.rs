@@ -226,7 +226,9 @@ fn event(line: &[u8]) -> anyhow::Result<Option<TaskEvent>> {
     match (read, serde_json::from_slice(line).map(is_end)) {
         (Ok(event), _) => Ok(Some(event)),
         (Err(_), Ok(false)) => Ok(None),
-        (Err(e), _) => Err(e).context("cannot understand the daemon's progress: is it of another version?"),
+        (Err(e), _) => Err(e).context(
+            "cannot understand the daemon's progress: the daemon may be of another version than this program",
+        ),
     }
 }
 

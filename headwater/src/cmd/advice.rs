@@ -30,7 +30,7 @@ fn lines(advice: &CatalogAdvice) -> Vec<String> {
     }
     if let Some(share) = advice.ram_share {
         lines.push(format!(
-            "stayed in RAM: {:.1} % of what was written, with the limits of the time",
+            "stayed in RAM: {:.1} % of the written data, with the limits that the machines had",
             share * 100.0
         ));
     }
@@ -42,7 +42,7 @@ fn lines(advice: &CatalogAdvice) -> Vec<String> {
             lines.push(format!("disk  {:>8} now, {disk:>8} for all that may be spilled", disk_now(advice)));
             lines.push(format!("with a certainty of 95 %, {}", advice.reason));
             lines.push(String::new());
-            lines.push("for a machine that is there, also while it is on:".to_owned());
+            lines.push("to change an existing machine, also while it is on:".to_owned());
             let (ram, disk) = (sizes.ram_bytes >> 20, sizes.disk_bytes >> 20);
             let flags = match now.mode {
                 CacheMode::Ram => format!("--ram {ram}M"),
@@ -80,20 +80,27 @@ fn of_host(host: &HostAdvice) -> Vec<String> {
     let mut lines = Vec::new();
     match (host.live_p99_bytes, host.ram_bytes) {
         (Some(live), Some(ram)) => lines.push(format!(
-            "host: {} lived in all write caches at the same time, except in 1 % of {} samples: --cache-ram {}M holds that, {} is configured",
+            "host: all write caches together held at most {} in 99 % of {} samples: --cache-ram {}M is enough for that, and {} is configured",
             size::format(live),
             host.samples,
             ram >> 20,
             size::format(host.configured_bytes)
         )),
-        _ => lines.push(format!("host: not enough samples yet: {} of 100, one in five minutes", host.samples)),
+        _ => lines.push(format!(
+            "host: not enough samples of its write caches yet: {} of 100, one every five minutes",
+            host.samples
+        )),
     }
     match (host.days_to_full, host.days_to_full_at_least) {
         (Some(days), Some(earliest)) => lines.push(format!(
-            "host: {} are free, and gone in about {days:.0} days, with a certainty of 95 % not before {earliest:.0} days",
+            "host: {} of disk are free; as it goes on now, they are used up in about {days:.0} days (with a certainty of 95 % \
+             not before {earliest:.0} days)",
             size::format(host.free_bytes)
         )),
-        _ => lines.push(format!("host: {} are free, and do not surely shrink", size::format(host.free_bytes))),
+        _ => lines.push(format!(
+            "host: {} of disk are free; the samples show no certain decrease",
+            size::format(host.free_bytes)
+        )),
     }
     lines
 }

@@ -1,5 +1,5 @@
 //! `headwater backup` and `headwater restore`: writes the data that a daemon cannot recreate to one file, and
-//! restores it.
+//! restores it. This module checks the arguments and prints the results; `crate::backup` does the work.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -47,7 +47,7 @@ struct RestoreReport<'a> {
     contents: &'a Contents,
 }
 
-/// Fails if the command is for a server on another host, where its files are.
+/// Fails if the command addresses a server on another host, because the data directory is on that host.
 pub fn refuse_remote(context: Option<&str>) -> anyhow::Result<()> {
     match context.filter(|name| !name.is_empty() && *name != LOCAL) {
         None => Ok(()),
@@ -70,11 +70,11 @@ pub async fn write(data_dir: DataDir, args: BackupArgs, json: bool) -> anyhow::R
         Some(_) => {}
         None if args.without_database => {
             let message = format!(
-                "--without-database is for databases in PostgreSQL, but that of {dir} is a file in it"
+                "--without-database is for databases in PostgreSQL, but the database of {dir} is a file in that directory"
             );
             return Err(Problem::new(ProblemKind::Invalid, message).advise("leave it out").into());
         }
-        None => refuse_missing(&data_dir.database())?,
+        None => refuse_missing(&data_dir.database(), "name the data directory with --data-dir")?,
     }
     let wanted = Wanted {
         data_dir: &data_dir,
@@ -84,7 +84,7 @@ pub async fn write(data_dir: DataDir, args: BackupArgs, json: bool) -> anyhow::R
         now_ms: SystemClock.now_ms(),
     };
     if let Some(file) = &wanted.configuration {
-        refuse_missing(file)?;
+        refuse_missing(file, "name the configuration of the daemon with --config")?;
     }
     let contents = writing::write(&args.file, wanted).await?;
     let size_bytes = args.file.metadata().map_or(0, |file| file.len());
@@ -104,7 +104,7 @@ pub async fn write(data_dir: DataDir, args: BackupArgs, json: bool) -> anyhow::R
         );
     }
     show::aside(
-        "it contains keys and is not encrypted. It does not contain images ('headwater store sync' copies a store), and the contents of \
+        "it contains keys and is not encrypted. It does not contain images ('headwater store sync' copies a store), nor the contents of \
          persistent disks\n",
     );
     Ok(0)
@@ -129,17 +129,17 @@ fn in_postgres(data_dir: &DataDir, url: &str) -> Problem {
     let dir = data_dir.path().display();
     let message = format!("cannot back up the database of {dir}: it is in PostgreSQL ({url})");
     Problem::new(ProblemKind::Invalid, message).advise(format!(
-        "copy the database with 'pg_dump --format custom --file FILE {url}', and the rest with 'headwater backup --without-database FILE'"
+        "copy the database with 'pg_dump --format custom --file DUMP {url}', and the rest with 'headwater backup --without-database FILE'"
     ))
 }
 
-fn refuse_missing(file: &Path) -> anyhow::Result<()> {
+fn refuse_missing(file: &Path, advice: &str) -> anyhow::Result<()> {
     let failed = || format!("cannot back up {}", file.display());
     match file.metadata() {
         Ok(_) => Ok(()),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             let problem = Problem::new(ProblemKind::NotFound, format!("{}: there is no such file", failed()));
-            Err(problem.advise("name the data directory with --data-dir").into())
+            Err(problem.advise(advice).into())
         }
         Err(e) => Err(e).with_context(failed),
     }
@@ -188,17 +188,19 @@ fn next_steps(dir: &Path, contents: &Contents, nodes: &[String]) -> String {
     let mut steps = vec![
         "the daemon from which the backup comes must not run any more, because this one has its identity"
             .to_owned(),
-        format!("images: 'headwater store sync FROM {dir}/store' if DIR/store does not exist"),
+        format!("images: 'headwater store sync FROM {dir}/store' if {dir}/store does not exist"),
     ];
     if let Some(url) = &contents.postgres {
-        steps.push(format!("the database: 'pg_restore --clean --if-exists --dbname {url} FILE'"));
+        steps.push(format!(
+            "the database: 'pg_restore --clean --if-exists --dbname {url} DUMP', with the file that pg_dump wrote"
+        ));
     }
     if contents.has(CONFIGURATION) {
         steps.push(format!("the configuration is {dir}/{CONFIGURATION}: compare it with {SYSTEM_FILE}"));
     }
     if !contents.has(FILE_NAME) {
         steps.push(format!(
-            "the key of the secrets in the database: put the file to {dir}/{FILE_NAME}, or name it with 'serve --secrets-key'"
+            "the key of the secrets in the database: copy its file to {dir}/{FILE_NAME}, or name it with 'serve --secrets-key'"
         ));
     }
     for node in nodes {
@@ -207,7 +209,8 @@ fn next_steps(dir: &Path, contents: &Contents, nodes: &[String]) -> String {
     steps.into_iter().map(|step| format!("- {step}\n")).collect()
 }
 
-/// Restores as the owner of the directory, because the owner's daemon could not use files of root.
+/// Runs this program again as the owner of the directory, to restore there: the owner's daemon could not use
+/// files of root.
 fn as_owner(dir: &Path, owner: u32, input: Stdio, json: bool) -> anyhow::Result<u8> {
     let group = dir.metadata().with_context(|| format!("cannot look at {}", dir.display()))?.gid();
     let mut command = Command::new("/proc/self/exe");

@@ -213,8 +213,11 @@ pub async fn unpin(client: &Client, name: &str, json: bool) -> anyhow::Result<()
     if json {
         return show::json(&machine);
     }
-    let next = machine.next_version.as_deref().unwrap_or("no version: its image has no such version");
-    show::line(&format!("{} follows {}, which is {next}", machine.name, machine.image))
+    let next = match &machine.next_version {
+        Some(next) => format!("which is {next}"),
+        None => "which does not exist, so the machine cannot start".to_owned(),
+    };
+    show::line(&format!("{} follows {}, {next}", machine.name, machine.image))
 }
 
 /// Retires a version, or brings it back into use.

@@ -46,15 +46,15 @@ async fn exchange(
             read = from_guest.read(&mut piece) => match read {
                 Ok(0) => return Ok(()),
                 Ok(n) => show::bytes(piece.get(..n).unwrap_or_default())?,
-                Err(e) => return Err(e).context("the console's connection broke"),
+                Err(e) => return Err(e).context("the connection to the console was lost"),
             },
             written = to_guest.write(&ahead), if !ahead.is_empty() => match written {
                 Ok(n @ 1..) => {
                     ahead.drain(..n);
                     is_told &= !ahead.is_empty();
                 }
-                Ok(0) => anyhow::bail!("the console accepts no more input"),
-                Err(e) => return Err(e).context("the console's connection broke"),
+                Ok(0) => anyhow::bail!("the connection to the console accepts no more input: connect again"),
+                Err(e) => return Err(e).context("the connection to the console was lost"),
             },
             // A script waits until its guest reads. On a terminal all keys are read, because one may be Ctrl-].
             pressed = keys.recv(), if input_open && (is_terminal || ahead.is_empty()) => match pressed {
@@ -96,7 +96,7 @@ impl RawTerminal {
         if !stdin.is_terminal() {
             return Ok(None);
         }
-        let before = tcgetattr(&stdin).context("cannot ask for the terminal's settings")?;
+        let before = tcgetattr(&stdin).context("cannot read the terminal's settings")?;
         let mut raw = before.clone();
         raw.make_raw();
         tcsetattr(&stdin, OptionalActions::Now, &raw).context("cannot change the terminal's settings")?;

@@ -27,7 +27,7 @@ pub async fn login(args: LoginArgs, json: bool) -> anyhow::Result<u8> {
     let address = Address::parse(&args.url)?;
     let name = args.name.unwrap_or_else(|| address.host.clone());
     if name.is_empty() || name == LOCAL {
-        return Err(invalid(format!("'{name}' is not a name for a server: give another one with --name")));
+        return Err(invalid(format!("'{name}' is not a name for a server: give another name with --name")));
     }
     let authorities = args.ca.as_deref().map(read_authorities).transpose()?;
     let certificate = own_files(args.certificate.as_deref().zip(args.key.as_deref()))?;

@@ -93,7 +93,7 @@ async fn sh(
     let timeout_ms = ExecRequest::default_timeout_ms();
     let request = ExecRequest { argv, timeout_ms, stdin_base64: input.map(|bytes| STANDARD.encode(bytes)) };
     let result = client.exec(machine, &request).await?;
-    let decode = |text: &str| STANDARD.decode(text).context("cannot understand the daemon's answer");
+    let decode = |text: &str| STANDARD.decode(text).context("the daemon's answer is not valid Base64");
     if result.exit_code != 0 || result.truncated {
         let said = String::from_utf8_lossy(&decode(&result.stderr_base64)?).trim().to_owned();
         let why = if said.is_empty() { format!("exit code {}", result.exit_code) } else { said };

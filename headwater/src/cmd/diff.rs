@@ -12,7 +12,9 @@ pub async fn run(client: &Client, from: &str, to: &str, json: bool) -> anyhow::R
     let result = client.diff(from, to, |progress| shown.update(progress)).await;
     shown.end();
     let TaskResult::Compared(report) = result? else {
-        anyhow::bail!("the daemon's answer is not a comparison: does it have another version?");
+        anyhow::bail!(
+            "the daemon did not answer with a comparison: it may be of another version than this program"
+        );
     };
     if json { show::json(&report) } else { show_report(&report) }
 }

@@ -55,7 +55,7 @@ impl Disks {
         let lacks = if summary.dropped == 0 {
             String::new()
         } else {
-            format!("; {} came faster than they could be recorded, and are missing", summary.dropped)
+            format!("; {} more arrived faster than they could be recorded, and are missing", summary.dropped)
         };
         show::aside(&format!("the recording {path} has {} requests{lacks}", summary.requests));
         Ok(())

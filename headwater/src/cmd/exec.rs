@@ -28,7 +28,7 @@ pub async fn run(client: &Client, name: &str, request: &ExecRequest, json: bool)
         show::if_read(show::json(&result))?;
         return Ok(code);
     }
-    let decode = |text: &str| STANDARD.decode(text).context("cannot understand the daemon's answer");
+    let decode = |text: &str| STANDARD.decode(text).context("the daemon's answer is not valid Base64");
     show::if_read(show::bytes(&decode(&result.stdout_base64)?))?;
     // Ignored: if standard error is closed, nobody wants to read it.
     let _ = std::io::stderr().write_all(&decode(&result.stderr_base64)?);

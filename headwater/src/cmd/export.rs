@@ -290,7 +290,8 @@ fn close(
     // Before NBD ends, so that requests that wait for space do not delay it.
     let closed = volumes.iter().map(|volume| volume.try_close()).fold(Ok(()), Result::and);
     let stands = resume.and_then(|resume| Some((resume, stands()?)));
-    let cannot_go_on = "a machine that still runs cannot continue with another export";
+    let cannot_go_on =
+        "a machine that still runs over vhost-user cannot continue with the next export: restart it";
     if let Err(error) = closed {
         if stands.is_some() {
             tracing::error!("{cannot_go_on}");

@@ -287,8 +287,9 @@ pub fn remark(client: &Client, version: &ImageVersion, damaged_chunks: u64, edit
         let store = client.data_dir().map_or_else(|| "STORE".into(), |dir| dir.join("store"));
         show::aside(&format!(
             "headwater: {damaged_chunks} chunks in the store are damaged; {image}@{number} has intact copies of them, \
-             but older versions, of other images too, may need them: 'headwater store verify {}' (or the directory that --store \
-             or --from named) says which, and 'headwater image verify IMAGE@NUMBER --repair-from STORE' repairs such a one\n",
+             but older versions, of other images too, may need the damaged chunks: 'headwater store verify {}' (or the directory \
+             that --store or --from named) shows these versions, and 'headwater image verify IMAGE@NUMBER --repair-from STORE' \
+             repairs a version\n",
             store.display()
         ));
     }
@@ -423,7 +424,9 @@ async fn verify(
     let result = client.verify(image, &request, |progress| shown.update(progress)).await;
     shown.end();
     let TaskResult::Verified(report) = result? else {
-        anyhow::bail!("the daemon's answer is not a report: does it have another version?");
+        anyhow::bail!(
+            "the daemon did not answer with a report: it may be of another version than this program"
+        );
     };
     let code = if report.damage.is_empty() { 0 } else { DAMAGED };
     let has_sources = !request.repair_from.is_empty();

@@ -130,7 +130,11 @@ async fn named(client: &Client, which: Which) -> anyhow::Result<Vec<String>> {
         let message =
             format!("{} machines match, and {expected} were expected: nothing was done", list.matching);
         let problem = Problem::new(ProblemKind::Conflict, message);
-        return Err(problem.advise("'headwater machine list' with the same filter shows them").into());
+        let terms = filter.trim();
+        let advice = format!(
+            "'headwater machine list' shows the machines of a filter; it was: {terms} (there, write ! instead of - before a term)"
+        );
+        return Err(problem.advise(advice).into());
     }
     Ok(list.machines.into_iter().map(|machine| machine.name).collect())
 }
@@ -303,7 +307,7 @@ async fn change(
     let mut changed = Vec::new();
     let mut failures = Failures::new(json);
     for task in tasks {
-        match task.await.context("a request did not end")? {
+        match task.await.context("internal error: a request ended without a result")? {
             Ok(machine) => changed.push(machine),
             Err(e) => failures.add(e),
         }
@@ -374,7 +378,7 @@ fn waits_for(name: &str, verb: &str) -> String {
 /// The text for a change that is immediate unless another change of the machine is in progress.
 pub fn behind(name: &str) -> String {
     format!(
-        "waiting for {name}: another change of it may be under way, such as a stop that waits for its guest"
+        "waiting for {name}: another change of this machine may be in progress, such as a stop that waits for its guest"
     )
 }
 

@@ -180,9 +180,9 @@ pub fn check_files(
     }
     match (files, found) {
         ([file, ..], Some(found)) if found != *base_id => Err(invalid(format!(
-            "the persistent cache {} belongs to base {}, and {} is another one: a file and its backing files are known by path, \
-             size and time of modification, and by a --format that is not what the bytes look like; put it back as it was, \
-             with the same --format, give another name, or use an image of the store, which may move",
+            "the persistent cache {} belongs to base {}, and {} is another base now: a file and its backing files are recognised \
+             by path, size and time of modification, and by --format if it differs from the format of the content. Restore the \
+             files as they were and give the same --format, or give another name, or use an image of a store, which can be moved",
             cache_dir.join(name).display(),
             Hash(found),
             file.display()

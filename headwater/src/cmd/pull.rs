@@ -20,7 +20,9 @@ pub async fn run(client: &Client, source: String, images: Vec<String>, json: boo
     let result = client.pull(&request, |progress| shown.update(progress)).await;
     shown.end();
     let TaskResult::Pulled(report) = result? else {
-        anyhow::bail!("the daemon's answer is not the report of a pull: does it have another version?");
+        anyhow::bail!(
+            "the daemon did not answer with the report of a pull: it may be of another version than this program"
+        );
     };
     // Versions that were not copied are an error even if nobody reads the output.
     show::if_read(if json { show::json(&report) } else { show_report(&request.source, &report) })?;
@@ -68,9 +70,9 @@ fn lines(image: &PulledImage) -> Vec<String> {
         let ChannelMove { channel, from, to } = it;
         match (from, to) {
             (_, None) => format!("channel {channel} of {name} is not set any more"),
-            (None, Some(to)) => format!("channel {channel} of {name} points to version {to}"),
+            (None, Some(to)) => format!("channel {channel} of {name} now points to version {to}"),
             (Some(from), Some(to)) => {
-                format!("channel {channel} of {name} points to version {to} instead of version {from}")
+                format!("channel {channel} of {name} now points to version {to} instead of version {from}")
             }
         }
     });
@@ -142,13 +144,13 @@ mod tests {
             ..PulledImage::default()
         };
         let others = [
-            "channel test of deb points to version 4 instead of version 3".to_owned(),
+            "channel test of deb now points to version 4 instead of version 3".to_owned(),
             "channel test of deb is not set any more".to_owned(),
             format!("version 5 of deb will be promoted to test at {}", show::time(0)),
             format!("version 4 of deb will not be promoted to production at {}", show::time(0)),
         ];
         let told = lines(&image);
-        assert_eq!(told[0], "channel production of deb points to version 3 instead of version 2");
+        assert_eq!(told[0], "channel production of deb now points to version 3 instead of version 2");
         assert_eq!(told[1..], others);
         // The same note is not printed twice.
         image.booted = Some(2);

@@ -112,7 +112,9 @@ async fn image_of(client: &Client, args: &RunArgs, may_import: bool, json: bool)
         let named = image::Named { name, ..image::Named::default() };
         let result = image::import(client, source, form, named, json).await?;
         let TaskResult::Imported { version, created, damaged_chunks, remarks, edited_by } = result else {
-            anyhow::bail!("the daemon's answer is not the result of an import");
+            anyhow::bail!(
+                "the daemon did not answer with the result of an import: it may be of another version than this program"
+            );
         };
         // The import may change what other machines of this data directory boot; the new ones name the version by its
         // number.
@@ -173,7 +175,7 @@ async fn create(
             drop(turn);
             made
         });
-        if let Err(e) = made.await.context("a request did not end")? {
+        if let Err(e) = made.await.context("internal error: a request ended without a result")? {
             // A problem means that no machine was created. If the answer was lost, there may be one.
             if e.is::<Problem>() {
                 created.names.pop();
@@ -223,10 +225,10 @@ async fn clean_up(client: &Client, created: &Created) -> anyhow::Result<()> {
         .collect();
     let mut outcome = Ok(());
     for task in tasks {
-        let done = task.await.context("a request did not end")?;
+        let done = task.await.context("internal error: a request ended without a result")?;
         outcome = outcome.and(done);
     }
-    outcome.context("cannot clean up")
+    outcome.context("cannot stop and remove the machines of this run")
 }
 
 /// Ignores that a machine does not exist: the signal arrived before it was created.

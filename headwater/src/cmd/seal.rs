@@ -68,7 +68,9 @@ fn show_result(result: TaskResult, json: bool) -> anyhow::Result<()> {
         return show::json(&result);
     }
     let TaskResult::Sealed(sealed) = result else {
-        anyhow::bail!("the daemon's answer is not a version: does it have another version?");
+        anyhow::bail!(
+            "the daemon did not answer with the sealed version: it may be of another release than this program"
+        );
     };
     let Sealed {
         version,

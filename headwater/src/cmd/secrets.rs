@@ -29,7 +29,7 @@ pub async fn run(data_dir: DataDir, command: SecretsCommand, json: bool) -> anyh
         show::json(&Report { rotated })?;
     } else {
         show::line(&format!("encrypted {rotated} secret(s) with a new key, which is in {}", keys.display()))?;
-        show::aside("backups from before need the key from before\n");
+        show::aside("earlier backups need the earlier key: keep it\n");
     }
     Ok(0)
 }

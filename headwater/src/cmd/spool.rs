@@ -1,7 +1,8 @@
-//! Saves standard input to an unlinked file, because disks are not read from front to back.
+//! Saves the standard input of `image import -` to a file that the daemon can open, because disks are not read from
+//! front to back.
 //!
-//! The file is in the data directory, where images are stored, and disappears when this process ends in any way. The
-//! daemon opens it through `/proc`, which it may because both run as the same user. If the daemon sees other
+//! The file is in the data directory, where images are stored, has no name, and disappears when this process ends in
+//! any way. The daemon opens it through `/proc`, which it may because both run as the same user. If the daemon sees other
 //! processes (one of the two is in a container), the path could mean another file or none, so the daemon also gets
 //! the file's identity.
 //!
@@ -41,7 +42,7 @@ impl Spooled {
         if left_bytes(&input)? > VOLUME_MAX_BYTES {
             return Err(too_large());
         }
-        let failed = || format!("cannot keep the standard input in {}", dir.display());
+        let failed = || format!("cannot save the standard input in {}", dir.display());
         let exchange = data_dir::other_owner(dir).map(|_| data_dir::exchange(dir)).filter(|dir| dir.exists());
         let mut spooled = match exchange {
             Some(exchange) => Self::named_in(&exchange).with_context(failed)?,
@@ -99,7 +100,8 @@ impl Spooled {
 
     /// The identity of the file, which the daemon checks.
     pub fn id(&self) -> anyhow::Result<FileId> {
-        let metadata = self.file.metadata().context("cannot look at what standard input gave")?;
+        let metadata =
+            self.file.metadata().context("cannot examine the file with the saved standard input")?;
         Ok(FileId { device: metadata.dev(), inode: metadata.ino() })
     }
 }

@@ -55,7 +55,7 @@ fn check(url: &str) -> anyhow::Result<()> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || ":/.#=_-[]".contains(c);
     anyhow::ensure!(
         (url.starts_with("http://") || url.starts_with("https://")) && url.chars().all(is_plain),
-        "the daemon's answer is not a link to a console"
+        "the daemon did not answer with a link to a console"
     );
     Ok(())
 }

@@ -1,8 +1,7 @@
 //! The daemon's TCP ports: plain HTTP on the loopback interface, and TLS everywhere else.
 //!
 //! The certificate is that of `--tls-cert`, or one that the daemon makes once for itself, in `DIR/tls`. Clients
-//! recognise the latter by its
-//! fingerprint, as SSH clients recognise a host by its key.
+//! recognise the latter by its fingerprint, as SSH clients recognise a host by its key.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
@@ -181,7 +180,8 @@ fn parameters() -> anyhow::Result<CertificateParams> {
 
 /// The fingerprint of a certificate in PEM.
 fn fingerprint_of(path: &Path) -> anyhow::Result<String> {
-    let certificate = CertificateDer::from_pem_file(path).map_err(|error| {
+    let pem = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let certificate = CertificateDer::from_pem_slice(&pem).map_err(|error| {
         let message = format!("{} does not contain a certificate in PEM: {error}", path.display());
         Problem::new(ProblemKind::Damaged, message).advise(
             "remove the file, and the daemon makes another certificate; clients must then log in again with the new fingerprint",

@@ -182,7 +182,7 @@ impl Served {
             return Err(failed(ProblemKind::NotFound, why).advise(format!("there are {}", names.join(", "))));
         }
         if let Some((limit, why)) = unfit_limit(self.mode, change.ram_bytes, change.disk_bytes) {
-            let why = format!("{limit} was given, and the cache mode '{}' {why}", self.mode);
+            let why = format!("{limit} was given, but the cache mode '{}' {why}", self.mode);
             return Err(failed(ProblemKind::Invalid, why).advise(format!("leave {limit} out")));
         }
         if change.disk_bytes == Some(0) {

@@ -247,7 +247,7 @@ fn what_cannot_be_backed_up_is_told_with_what_to_do() {
     {
         std::fs::write(data.join(name), text).unwrap();
     }
-    let dump = "pg_dump --format custom --file FILE postgres://anna@db/hw";
+    let dump = "pg_dump --format custom --file DUMP postgres://anna@db/hw";
     backup(&data, &[]).fails(2, &["it is in PostgreSQL", dump, "--without-database"]);
     assert!(!file.exists());
     backup(&data, &["--without-database"]).ok();
@@ -312,7 +312,7 @@ fn a_copy_of_the_database_alone_reveals_no_secret() {
     let rotate = || run(headwater().arg("--data-dir").arg(dir.path()).args(["secrets", "rotate-key"]));
     // The private keys of two machines, and user data.
     let rotated = rotate();
-    assert!(rotated.err.contains("backups from before need the key from before"), "{rotated:?}");
+    assert!(rotated.err.contains("earlier backups need the earlier key"), "{rotated:?}");
     assert!(rotated.ok().contains("encrypted 3 secret(s) with a new key"));
     assert_ne!(std::fs::read(&key).unwrap(), former);
     let daemon = Daemon::start_in(dir, |_| {});

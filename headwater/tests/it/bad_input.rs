@@ -147,11 +147,11 @@ fn what_makes_no_sense_is_2_and_invalid() {
         (export("null:1G", &["--stats", "/"]), "cannot write the counters to /: it is not a regular file"),
         (
             export("null:1G", &["--cache", "ram", "--disk", "5G"]),
-            "--disk was given, and the cache mode 'ram'",
+            "--disk was given, but the cache mode 'ram'",
         ),
         (
             export("null:1G", &["--cache", "disk", "--ram", "5G"]),
-            "--ram was given, and the cache mode 'disk'",
+            "--ram was given, but the cache mode 'disk'",
         ),
         (
             vec!["serve", "--listen", "127.0.0.1:9", "--tls-cert", "x", "--tls-key", "y"],
@@ -162,7 +162,7 @@ fn what_makes_no_sense_is_2_and_invalid() {
         (vec!["serve", "--nbd", "tcp:0.0.0.0:10809"], "other hosts or guests"),
         (
             vec!["run", "x.raw", "--cache", "ram", "--disk", "5G"],
-            "--disk was given, and the cache mode 'ram'",
+            "--disk was given, but the cache mode 'ram'",
         ),
         (vec!["machine", "create", "a", "b", "--cache", "disk", "--ram", "5G"], "--ram was given"),
         (vec!["catalog", "create", "a", "b", "--cache", "ram", "--disk", "5G"], "--disk was given"),

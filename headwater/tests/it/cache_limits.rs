@@ -189,7 +189,7 @@ fn each_volume_of_a_process_has_limits_of_its_own() {
     let limits =
         || [0, 1].map(|number| export.cache(number)["ram_limit_bytes"].as_u64().expect("a number") / MIB);
     for (code, args, words) in [
-        (2, &["--disk", "1G"][..], "--disk was given, and the cache mode 'ram' has no disk"),
+        (2, &["--disk", "1G"][..], "--disk was given, but the cache mode 'ram' has no disk"),
         (
             2,
             &["--ram", "15M"][..],

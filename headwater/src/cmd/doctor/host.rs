@@ -141,15 +141,17 @@ pub fn landlock() -> Check {
 pub fn locked_memory() -> Check {
     let limit = getrlimit(Resource::Memlock).current;
     let shown = limit.map_or_else(|| "not limited".to_owned(), size::format);
-    let found =
-        format!("locked memory of this process: {shown}; keys of write caches take 4 KiB for four machines");
+    let found = format!("the limit of locked memory (ulimit -l) here is {shown}");
     if limit.is_none_or(|bytes| bytes >= LOCKED_BYTES) {
-        Check::ok("locked memory", found)
+        Check::ok("locked memory", format!("{found}, enough for the keys of 64 write caches"))
     } else {
+        let needed = size::format(LOCKED_BYTES);
         Check::warn(
             "locked memory",
-            found,
-            "raise it: 'ulimit -l', or LimitMEMLOCK=64M in the unit; or encrypt the swap",
+            format!(
+                "{found}: the keys of 64 write caches need {needed}, and further keys could be written to swap"
+            ),
+            "raise it with 'ulimit -l', or with LimitMEMLOCK=64M in the unit of the daemon; or encrypt the swap",
         )
     }
 }
