@@ -106,7 +106,10 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
         }
         CatalogCommand::Release { claim } => {
             let claim = client.release(&claim).await?;
-            let text = format!("released {}; it is reset or switched off", claim.machine);
+            let text = format!(
+                "released {}; it is reset, or switched off if enough others are ready",
+                claim.machine
+            );
             if json { show::json(&claim)? } else { show::line(&text)? }
         }
         CatalogCommand::Remove { name } => remove(&client, name, json).await?,
@@ -174,7 +177,7 @@ fn rotation_text(catalog: &Catalog) -> String {
 /// The policy for machines whose host is lost.
 fn loss_text(catalog: &Catalog) -> &'static str {
     match catalog.on_host_loss {
-        OnHostLoss::Wait => "are waited for",
+        OnHostLoss::Wait => "wait for it",
         OnHostLoss::Restart => "are started on other hosts",
     }
 }

@@ -25,9 +25,10 @@ pub async fn of_catalog(
     let filter = format!("catalog:{catalog} is:on");
     let machines = client.machines_like(&filter, MachineSort::Name, None).await?.machines;
     if machines.is_empty() {
-        let message =
-            format!("no machine of catalog '{catalog}' is on, so that there is no write cache to scan");
-        return Err(Problem::new(ProblemKind::Conflict, message).advise("start one").into());
+        let message = format!("no machine of catalog '{catalog}' is on, so there is no write cache to scan");
+        return Err(Problem::new(ProblemKind::Conflict, message)
+            .advise("start a machine of the catalog")
+            .into());
     }
     let step = machines.len().div_ceil(most).max(1);
     let (mut sum, mut count, mut last) = (CacheContents::default(), 0, None);
@@ -149,7 +150,7 @@ pub fn show(contents: &CacheContents, whose: &str, by: By, lines: usize) -> anyh
             table("FILE", files.map(|file| row(&file.held, shown(file, several))).collect())?;
             let more = contents.files_total.saturating_sub(u64::try_from(lines.min(contents.files.len()))?);
             if more > 0 {
-                show::line(&format!("and {more} smaller ones"))?;
+                show::line(&format!("and {more} smaller files"))?;
             }
         }
         By::Kind => {

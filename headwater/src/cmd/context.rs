@@ -126,7 +126,10 @@ fn token(file: Option<&Path>, address: &Address) -> anyhow::Result<String> {
     }?;
     let token = read.trim().to_owned();
     if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(invalid("that is not a token: 'headwater token create' on the server prints one"));
+        return Err(invalid(
+            "the given text is not a token, because it is empty or has spaces: 'headwater token create' on the server prints a \
+             token",
+        ));
     }
     Ok(token)
 }

@@ -50,7 +50,8 @@ pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
 }
 
 fn unknown(outdated: bool) -> String {
-    format!("not known: the store does not {}", if outdated { "answer" } else { "tell" })
+    let why = if outdated { "the store does not answer" } else { "this kind of store does not report it" };
+    format!("not known: {why}")
 }
 
 /// The age of the store's figures, if they are outdated or old.
