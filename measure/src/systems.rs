@@ -284,7 +284,12 @@ impl Running {
                 bail!("{} ended ({status}) before it was ready: {}", process.name, process.last_line());
             }
             if start.elapsed() > START_TIMEOUT {
-                bail!("{} was not ready within {} s", process.name, START_TIMEOUT.as_secs());
+                bail!(
+                    "{} was not ready within {} s: {}",
+                    process.name,
+                    START_TIMEOUT.as_secs(),
+                    process.last_line()
+                );
             }
             std::thread::sleep(Duration::from_millis(50));
         }

@@ -34,7 +34,11 @@ pub fn record(plan: &Plan) -> Result<Vec<Read>> {
     let start = Instant::now();
     while !socket.exists() {
         if start.elapsed() > BOOT_TIMEOUT {
-            bail!("nbdkit was not ready: {}", nbdkit.last_line());
+            bail!(
+                "nbdkit did not make its socket within {} s: {}",
+                BOOT_TIMEOUT.as_secs(),
+                nbdkit.last_line()
+            );
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -47,7 +51,7 @@ pub fn record(plan: &Plan) -> Result<Vec<Read>> {
     let qemu = Process::start(&mut command, "qemu-system-x86_64")?;
     wait_for_login(&console, &qemu)?;
     drop((qemu, nbdkit));
-    let reads = parse(&std::fs::read_to_string(&log).context("nbdkit wrote no log")?);
+    let reads = parse(&std::fs::read_to_string(&log).context("cannot read the log of nbdkit")?);
     if reads.len() < 100 {
         bail!(
             "the guest read only {} times while it booted; nbdkit's log format may have changed",

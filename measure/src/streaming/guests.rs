@@ -72,7 +72,7 @@ impl Machine {
         let begun = Instant::now();
         while self.metric("headwater_image_read_bytes_total").unwrap_or(0.0) < BOOTING_BYTES {
             if begun.elapsed() > BOOT_TIMEOUT {
-                bail!("the machine read nothing");
+                bail!("the machine did not begin to read its image within {} s", BOOT_TIMEOUT.as_secs());
             }
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -92,11 +92,11 @@ impl Machine {
     fn metric(&self, name: &str) -> Result<f64> {
         let stats = self.ask(&["stats"])?;
         let samples =
-            stats.get("samples").and_then(Value::as_array).context("the statistics have no samples")?;
+            stats.get("samples").and_then(Value::as_array).context("'headwater stats' printed no samples")?;
         let found = samples.iter().find(|sample| sample.get("metric").and_then(Value::as_str) == Some(name));
         found
             .and_then(|sample| sample.get("value")?.as_f64())
-            .with_context(|| format!("there is no metric {name}"))
+            .with_context(|| format!("'headwater stats' has no metric {name}"))
     }
 }
 
@@ -119,8 +119,9 @@ pub fn slow_link(plan: &Plan) -> Result<Vec<Comparison>> {
     let first = Machine::start(plan, line.near(&plan.headwater), &here, &[])?.booted()?;
     println!("  the first boot was recorded; it took {first:.1} s");
     let traces = made.store().join("traces");
-    if std::fs::read_dir(&traces).map_or(0, Iterator::count) != 1 {
-        bail!("the first boot left no trace in {}", traces.display());
+    let kept = std::fs::read_dir(&traces).map_or(0, Iterator::count);
+    if kept != 1 {
+        bail!("the first boot must leave one boot trace in {}, but there are {kept} files", traces.display());
     }
     let tls = Tls::make(&plan.sockets, &[FAR])?;
     let offer = Offer::start(line.far(&plan.headwater), &made.store(), free_port()?, &tls)?;

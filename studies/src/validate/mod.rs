@@ -132,7 +132,9 @@ impl Recorded {
                 recorded.desktops.push(Desktop { volume, phases: phases.clone() });
             }
         }
-        let Some(first) = recorded.desktops.first() else { bail!("there is no recording") };
+        let Some(first) = recorded.desktops.first() else {
+            bail!("no recording was given: headwater-study validate FILE.rec ..")
+        };
         let kinds = first.kinds();
         if let Some(other) = recorded.desktops.iter().find(|desktop| desktop.kinds() != kinds) {
             bail!(
