@@ -474,7 +474,6 @@ fn expected_answer(
 
 /// Checks the keys of a login, one after the other: each is answered according to its rule, and the resulting
 /// parameters follow the rules.
-/// rules say.
 pub fn iscsi_login_keys(bytes: &[u8]) {
     let Ok(found) = pairs(bytes) else { return };
     let limits = Limits::default();

@@ -1,9 +1,9 @@
 //! Attaches through the kernel's NBD client: after the NBD handshake, the socket is given to the kernel,
 //! which makes `/dev/nbdN`.
 //!
-//! The number of a device that has ended may be used by another program, and the kernel disconnects whatever
-//! device it is index to. So each device gets a mark (`BACKEND_IDENTIFIER`, which the kernel shows and
-//! compares since 5.14), which is checked before the device is disconnected.
+//! Another program may use the number of a device that has ended, and the kernel disconnects the device of a
+//! number, whoever made that device. So each device gets a mark (`BACKEND_IDENTIFIER`, which the kernel shows
+//! and compares since 5.14), which is checked before the device is disconnected.
 //!
 //! A device has one connection. If there are several, the kernel gives up a connection that has not answered
 //! a request for 30 s and sends the request over the next one, until none is left. With a single connection

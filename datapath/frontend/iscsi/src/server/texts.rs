@@ -1,7 +1,9 @@
 //! Text requests: the list of targets, and the key that may be renegotiated in the full feature phase.
 //!
 //! A request may come in several PDUs, and so may the answer. A session has one exchange at a time. The
-//! target names it by a tag, which the initiator repeats until the exchange is over. A new exchange ends an
+//! target names it by a tag, which the initiator repeats until the exchange is over. A new exchange ends the
+//! one before it.
+//!
 //! A key may come once in a request. Otherwise a thousand `SendTargets` would need a thousand lists of all
 //! targets in memory.
 
@@ -47,7 +49,7 @@ impl Session<'_> {
         }
         if self.texts.request.len().saturating_add(data.len()) > self.limits.text_bytes {
             self.texts = Texts::default();
-            self.shared.faults.warn(&self.who, &"a text request was refused: it is too long");
+            self.shared.faults.warn(&self.who, &"a text request was refused: it is longer than the limit");
             return self.reject(header, RejectReason::LongOperationReject);
         }
         self.texts.request.extend_from_slice(data);
