@@ -284,7 +284,6 @@ impl Claim {
 
 /// Divides `limit` by weight: each claim gets `level x weight` bytes, but at least its minimum and at most
 /// its demand, with the highest level at which the sum fits.
-/// than its demand, with the highest level at which all fit.
 fn divide(limit: u64, claims: &[Claim]) -> Vec<u64> {
     let total = |level: u64| claims.iter().fold(0u64, |sum, claim| sum.saturating_add(claim.at(level)));
     if total(UNBOUNDED) <= limit {

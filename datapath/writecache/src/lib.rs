@@ -2,43 +2,47 @@
 //!
 //! ```text
 //!  write -> [filling segment] -> RAM (dirty) -> packed RAM --------------\
-//!                                     \--> RAM + disk (clean) -----------> overflow disk (sequential, sealed)
+//!                                     \--> RAM + disk (clean) -----------> overflow disk (sequential, encrypted)
 //!            the (segment, slot) of a block does not change when its segment moves:
 //!            spilling 512 blocks changes one segment record, not 512 map entries
 //! ```
 //!
 //! # Guarantees
 //! - A hit in RAM is finished on the caller's thread: one leaf lock, one copy.
-//! - No lock is held across I/O. A write that finds no room is parked, tried again as space comes back,
-//!   and refused with `NoSpace` after the pause limit; reads always go on.
-//! - Blocks on the overflow disk are sealed with AES-GCM under a key that lives only in this process
-//!   (a persistent cache's key is its owner's), in memory that is locked where the system allows it
-//!   ([`overflow::key_memory`]); a block that was changed on disk is reported, alone, as `Corrupt`.
-//! - RAM in use, index and buffers included, stays within `ram_bytes`, and that of all caches within the
-//!   host's limit, which is shared by weight ([`budget`]) and lowered under memory pressure ([`pressure`]).
-//!   Only four segments (8 MiB) of each cache, up to eight where its share has room for them, are allowed beside an index that has outgrown either.
-//! - A frozen state ([`FrozenCache`]) is the cache at one instant, while requests go on; freezing takes as long with much
-//!   in the cache as with nothing.
-//! - A cache whose memory is in a file ([`WriteCache::open_in`]) outlives its process, however that ends: the next one finds all
-//!   that was answered, or an error if the file contradicts itself ([`WriteCache::recover`]).
-//! - A persistent cache ([`persist`]) comes back after a crash as it was at some moment at or after the last
+//! - No lock is held across I/O. A write that finds no space is queued, tried again when space becomes free,
+//!   and refused with `NoSpace` after the pause limit. Reads always continue.
+//! - Blocks on the overflow disk are encrypted with AES-GCM. The key exists only in this process, in memory
+//!   that is locked if the system allows it ([`overflow::key_memory`]); the key of a persistent cache belongs
+//!   to its owner. A block that was changed on disk is reported as `Corrupt`, and only that block.
+//! - RAM in use, including index and buffers, stays within `ram_bytes`. The RAM of all caches stays within the
+//!   host's limit, which is shared by weight ([`budget`]) and lowered under memory pressure ([`pressure`]). If
+//!   the index alone exceeds one of these limits, four segments (8 MiB) of the cache are allowed nevertheless,
+//!   or up to eight if its share has space for them.
+//! - A frozen state ([`FrozenCache`]) is the cache at one instant, while requests continue. Freezing takes as
+//!   long with much in the cache as with nothing.
+//! - A cache whose memory is in a file ([`WriteCache::open_in`]) outlives its process, however that ends. The
+//!   next process finds all answered writes, or gets an error if the file contradicts itself
+//!   ([`WriteCache::recover`]).
+//! - After a crash, a persistent cache ([`persist`]) has the state of some moment at or after the last
 //!   answered flush: a prefix of the writes.
 //!
 //! # Limits
-//! - Volumes up to 16 TiB less 8 KiB; 2^23 - 1 segments of 2 MiB; at least 16 MiB of RAM a cache.
-//! - A persistent cache has two buffers (4 MiB) of its own once it has written, and 4 bytes for each block while its map
-//!   is replaced by a shorter one; it keeps every segment's place on disk from the moment it is begun, and packs nothing.
-//! - A cache whose memory is in a file has up to 2 MiB of index more than it counts. RAM that it frees goes back to the system
-//!   within half a second, and other caches do not use it before.
-//! - Three staging buffers (6 MiB) for all caches of a host, which bear them in equal parts; 64 blocks in one overflow read.
+//! - Volumes up to 16 TiB less 8 KiB; 2^23 - 1 segments of 2 MiB; at least 16 MiB of RAM for each cache.
+//! - A persistent cache has two buffers (4 MiB) of its own after its first write, and 4 bytes for each block
+//!   while its map is replaced by a shorter one. Each of its segments keeps its position on disk from its
+//!   beginning, and none is packed.
+//! - A cache whose memory is in a file has up to 2 MiB of index more than it counts. RAM that it frees returns
+//!   to the system within half a second, and other caches do not use that RAM before.
+//! - Three staging buffers (6 MiB) for all caches of a host, counted in equal parts; 64 blocks in one read of
+//!   the overflow disk.
 //!
 //! # Errors
 //! [`headwater_block::IoError`]: `NoSpace`, `Corrupt`, `Device`, `Closed`.
 //!
 //! # Not here
-//! The image below and the front-ends above: the volume puts them together. Versions: they are made of what a frozen
-//! state holds, above the volume. The map of a persistent cache is checked against accidents, not signed: who can
-//! write to its directory can put an older state back, or exchange blocks.
+//! The image below and the front-ends above: the volume connects them. Versions: they are made from a frozen
+//! state, above the volume. The map of a persistent cache has checksums against accidents, and no signature: a
+//! user who can write to its directory can restore an older state, or exchange blocks.
 //!
 //! Start reading at [`cache`], then [`map`] (whose lock rule the rest relies on), [`segment`], [`spill`].
 

@@ -4,7 +4,6 @@
 //! A position gets another generation only after a durable commit has recorded that it is free. So if the map
 //! names a live slot, nothing else was written there. Writing it again with the same bytes is harmless, if it
 //! was there already or if this is repeated after a crash. Slots that are not live any more are skipped.
-//! there already, nor where this is done again after a crash in its middle. What is not live any more is left alone.
 
 use std::collections::BTreeMap;
 use std::fs::File;

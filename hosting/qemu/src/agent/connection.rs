@@ -1,6 +1,5 @@
 //! One connection to the guest agent. It first discards stale data of earlier connections by a sync
 //! (`guest-sync-delimited`).
-//! the port.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
