@@ -1,8 +1,8 @@
 //! `headwater guard`: ends machines of a node whose lease is over, if the daemon is gone or hangs.
 //!
 //! The daemon writes the end of its lease to a file, and ends machines itself when the lease is over. This process
-//! reads the file. It ends
-//! when its daemon is gone and there was nothing to end for a while. The next daemon starts another guard.
+//! reads the file. It ends when its daemon is gone and there was nothing to end for a while. The next daemon
+//! starts another guard.
 
 use std::fs::{File, TryLockError};
 use std::os::unix::process::CommandExt;

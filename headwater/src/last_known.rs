@@ -1,7 +1,6 @@
 //! Remembers the last answers of a remote store, so that versions can be opened while it is unreachable. Versions
 //! that were copied completely to this host then work without it. Kept in memory and, with a chunk cache on disk,
-//! there too,
-//! for the next process.
+//! there too, for the next process.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -87,8 +87,7 @@ fn main() -> ExitCode {
 }
 
 /// Raises the limit of open files to the maximum that the process may have: a connection needs up to five. (The lower
-/// default exists for programs that
-/// use `select(2)`.)
+/// default exists for programs that use `select(2)`.)
 fn allow_open_files() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     if let Err(why) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {

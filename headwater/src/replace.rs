@@ -11,8 +11,7 @@ use std::path::Path;
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
     check(path)?;
     // A unique name, because processes of other containers may use the same directory. A process that dies here
-    // leaves the temporary
-    // file, which is never read.
+    // leaves the temporary file, which is never read.
     let new = path.with_file_name(format!(".headwater-{}.new", uuid::Uuid::new_v4().simple()));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
     let written = file.write_all(bytes).and_then(|()| file.sync_all());
@@ -26,8 +25,7 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
 }
 
 /// Fails for a device, a pipe or a directory, and for a link to a stream of this process (`/dev/stdout`), because
-/// root could
-/// replace it, and the host would lack it.
+/// root could replace it, and the host would lack it.
 fn check(path: &Path) -> std::io::Result<()> {
     let is_stream = std::fs::read_link(path).is_ok_and(|target| target.starts_with("/proc"));
     if path.file_name().is_none() || is_stream || std::fs::metadata(path).is_ok_and(|found| !found.is_file())

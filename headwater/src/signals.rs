@@ -5,8 +5,7 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Makes writes beyond the limit of file sizes (`ulimit -f`, `LimitFSIZE=`) fail instead of ending this process with
-/// all
-/// disks that it serves. The signal is caught and not ignored, because child processes would inherit that it is
+/// all disks that it serves. The signal is caught and not ignored, because child processes would inherit that it is
 /// ignored.
 pub fn outlive_file_limit() -> anyhow::Result<()> {
     let runtime = Builder::new_current_thread().enable_io().build().context("cannot start")?;
@@ -17,8 +16,7 @@ pub fn outlive_file_limit() -> anyhow::Result<()> {
 }
 
 /// Ctrl-C, SIGTERM, and the end of the terminal (SIGHUP). While this lives, none of them ends the process directly,
-/// because machines
-/// would lose their disks.
+/// because machines would lose their disks.
 pub struct EndSignals {
     interrupt: Signal,
     terminate: Signal,

@@ -109,8 +109,7 @@ pub struct StreamArgs {
     #[arg(long, value_name = "DIR:SIZE")]
     pub chunk_cache: Option<DiskCachePlace>,
     /// Copy images in use completely to the chunk cache, all together at this rate in bytes per second (or max);
-    /// copied images
-    /// need no server
+    /// copied images need no server
     #[arg(long, value_name = "RATE", requires = "chunk_cache")]
     pub hydrate: Option<CopyRate>,
     /// Whether the first boots are recorded, and later boots prefetch what those read
@@ -176,8 +175,7 @@ struct NotCopied {
 
 impl Streaming {
     /// Creates the caches, with `disk` as the chunk cache on disk. The memory for chunks is that of the arguments,
-    /// else `ram_bytes`,
-    /// else a share of the host's memory.
+    /// else `ram_bytes`, else a share of the host's memory.
     pub fn new(
         store: Arc<dyn Store>,
         args: &StreamArgs,
@@ -274,8 +272,7 @@ impl Streaming {
     }
 
     /// How many stored bytes of a trace fit into memory or the disk cache. Prefetching more would evict the chunks
-    /// that the
-    /// machine reads first.
+    /// that the machine reads first.
     fn budget_bytes(&self, trace: &Trace, reader: &VersionReader) -> Result<u64, ImageError> {
         let in_memory = self.memory_budget_bytes(trace, reader)?;
         let Some(disk) = self.chunks.disk() else { return Ok(in_memory) };

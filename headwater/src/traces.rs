@@ -150,8 +150,8 @@ impl Traces {
     }
 
     /// Merges the reads of a machine that ended before its guest was up. They are no full boot, but better than
-    /// nothing: if there is no
-    /// trace, they become one of one boot. `None`: they contain nothing new, or enough such parts were merged.
+    /// nothing: if there is no trace, they become one of one boot. `None`: they contain nothing new, or enough
+    /// such parts were merged.
     pub fn merge_part(&self, part: Trace) -> Result<Option<(Trace, Place)>, ImageError> {
         let _alone = self.changing.lock();
         let manifest = part.manifest;

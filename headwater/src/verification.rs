@@ -187,8 +187,8 @@ fn check_whole(
 }
 
 /// The result for a version whose manifest is damaged or lost: all of it is damaged, and so are all versions with the
-/// same manifest. Other errors
-/// stay errors, so that a damaged manifest does not prevent the verification of other versions.
+/// same manifest. Other errors stay errors, so that a damaged manifest does not prevent the verification of other
+/// versions.
 fn without_manifest(
     store: &dyn Store,
     hash: Hash,

@@ -89,8 +89,7 @@ pub struct MachineRecord {
     /// The version it runs, or ran last: `debian@3 (9f2c...)`.
     pub version: Option<String>,
     /// The version below the persistent disk of a machine of another host, as its node last reported it. `None` for
-    /// machines of
-    /// this host, whose disks are in `persistent_disks`.
+    /// machines of this host, whose disks are in `persistent_disks`.
     pub kept: Option<String>,
     /// How long the last boot took.
     pub boot_ms: Option<u64>,

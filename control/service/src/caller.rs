@@ -1,11 +1,9 @@
 //! Identifies the caller of a request, and checks its permissions.
 //!
 //! A request through the unix socket comes from the daemon's owner, who has all permissions. A request over TCP carries a
-//! token: that of the data
-//! directory, which has all permissions too, a named token with a role, or the secret of a session of the web console. The
-//! role that an operation
-//! needs is declared with its route, as the scope of its security requirement: what the OpenAPI description says is
-//! enforced.
+//! token: that of the data directory, which has all permissions too, a named token with a role, or the secret of a session
+//! of the web console. The role that an operation needs is declared with its route, as the scope of its security
+//! requirement: what the OpenAPI description says is enforced.
 
 use std::collections::HashMap;
 use std::convert::Infallible;

@@ -15,8 +15,7 @@ const PIECE_BYTES: usize = 16 << 10;
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// Copies bytes in both directions until either side disconnects. The guest's output is always read at once, because a
-/// guest
-/// waits while its serial port is full.
+/// guest waits while its serial port is full.
 pub(crate) async fn relay(
     client: impl AsyncRead + AsyncWrite,
     console: impl AsyncRead + AsyncWrite,

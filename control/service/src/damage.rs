@@ -86,8 +86,7 @@ impl Findings<'_> {
 }
 
 /// The users of damaged versions, to append to a description of the damage: `; it affects ..`, machines first, cut to the
-/// length of a line. Empty if
-/// there are none.
+/// length of a line. Empty if there are none.
 pub fn touches(uses: &[String]) -> String {
     let is_machine = |how: &&str| how.contains(": machine '");
     let (machines, others): (Vec<&str>, Vec<&str>) = uses.iter().map(String::as_str).partition(is_machine);

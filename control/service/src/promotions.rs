@@ -123,8 +123,7 @@ pub(crate) async fn named_version(service: &Service, text: &str) -> Result<Image
 }
 
 /// The version to promote, named by number or hash. If several numbers have the same hash, the newest one that is not
-/// retired is
-/// meant.
+/// retired is meant.
 pub(crate) async fn version_to_promote(service: &Service, text: &str) -> Result<ImageVersion, Problem> {
     let version = named_version(service, text).await?;
     let is_number = |name: &str| name.parse() == Ok(version.number);

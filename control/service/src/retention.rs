@@ -1,7 +1,6 @@
 //! Keeps retention roots in the store: the versions and images that this daemon needs even if no disk is open, so that
-//! other daemons of
-//! the same store do not remove them. These are versions below persistent disks and maintenance sessions, versions that
-//! machines and catalogs name, and images whose channels they follow.
+//! other daemons of the same store do not remove them. These are versions below persistent disks and maintenance
+//! sessions, versions that machines and catalogs name, and images whose channels they follow.
 //!
 //! ```text
 //!   begin   root added in the store -> use recorded in the database
@@ -9,8 +8,7 @@
 //! ```
 //! A crash or an unavailable store in between leaves a difference, which is removed later: the database decides, and
 //! the store's roots are compared with it after each change, at the start and before a removal. The comparison excludes
-//! callers
-//! that are about to use a version ([`Service::using_versions`]), because their root exists before their row.
+//! callers that are about to use a version ([`Service::using_versions`]), because their root exists before their row.
 
 use std::collections::HashSet;
 use std::collections::hash_map::{Entry, HashMap};
@@ -80,8 +78,7 @@ impl Service {
     }
 
     /// Removes the root of a version below a disk that was removed. If the store is slow or fails, a later comparison
-    /// removes
-    /// the root: the operation itself is complete.
+    /// removes the root: the operation itself is complete.
     pub(crate) async fn release_disk(&self, disk: &PersistentDisk) {
         self.roots_changed();
         let releasing = async {
@@ -226,9 +223,8 @@ impl Service {
     }
 
     /// The roots that the database needs, the references that the store could not resolve or does not find, and the first
-    /// error
-    /// of the former. Existing roots for them stay: a retained version cannot be removed, so a store that does not find it
-    /// is wrong.
+    /// error of the former. Existing roots for them stay: a retained version cannot be removed, so a store that does not
+    /// find it is wrong.
     async fn wanted_roots(
         &self,
     ) -> Result<(Vec<RetentionRoot>, HashSet<String>, Option<BackendError>), LifecycleError> {

@@ -7,8 +7,7 @@
 //! ```
 //!
 //! The mark is declared with the role of the operation, in its security requirement. An operation without a mark and
-//! without such a path is
-//! refused, so that a new operation is closed until its author has decided.
+//! without such a path is refused, so that a new operation is closed until its author has decided.
 //!
 //! This module does not filter lists: the database does (`Filter::within`).
 

@@ -7,8 +7,7 @@
 //!                                                     --> not yet, or failed -------> the last answer, with its age
 //! ```
 //! For what a reference resolves to, the wait is longer if this daemon changed that, or does not know it yet, because a
-//! user who has just
-//! changed something wants to see the result.
+//! user who has just changed something wants to see the result.
 //!
 //! An answer is marked as outdated if this daemon changed the store since, or if the store does not answer.
 //! Operations that decide something do not use the cache. If a remote store cannot be reached, a reference resolves as

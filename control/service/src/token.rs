@@ -51,8 +51,7 @@ pub enum TokenError {
 
 impl Token {
     /// Reads the token of a file. If the file is missing, it is created with a random token. Restricts the file to its
-    /// owner. Callers hold the
-    /// lock of the directory.
+    /// owner. Callers hold the lock of the directory.
     pub fn load_or_make(path: &Path, random: &dyn Random) -> Result<Self, TokenError> {
         let failed = |what| move |source| TokenError::File { what, path: path.to_owned(), source };
         match std::fs::read_to_string(path) {

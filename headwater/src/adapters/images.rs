@@ -75,9 +75,8 @@ const UNREACHABLE_AFTER: Duration = Duration::from_secs(10);
 
 impl StoredImages {
     /// The images of `store`. `daemon` is the name under which versions are retained. `traces` has the boot traces.
-    /// `servers` has the credentials for servers
-    /// from which images are pulled or repaired. Only disks wait for a store that does not answer: these operations
-    /// return an error soon.
+    /// `servers` has the credentials for servers from which images are pulled or repaired. Only disks wait for a
+    /// store that does not answer: these operations return an error soon.
     pub fn new(
         store: Arc<dyn Store>,
         traces: Arc<dyn BootTraces>,

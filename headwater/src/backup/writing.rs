@@ -1,8 +1,7 @@
 //! Writes a backup of a data directory, also while its daemon runs.
 //!
 //! Keys are read before the database is copied. A disk that is created in between is then in the database without a key in
-//! the backup. In the
-//! opposite order, a daemon would remove the disk of a key that its database does not know.
+//! the backup. In the opposite order, a daemon would remove the disk of a key that its database does not know.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};

@@ -4,8 +4,7 @@
 //!   headwater.toml --file.rs--> settings with their lines --here--> words of a command line --clap--> ServeArgs
 //! ```
 //! The definitions of clap are used for both: flags are the keys, and their parsers check the values. A flag on the
-//! command
-//! line has priority over its environment variable, that over the file, and the file over the default.
+//! command line has priority over its environment variable, that over the file, and the file over the default.
 //!
 //! # Not here
 //! The file has no sections, includes no other file, and contains no secrets: it names the files that have them.

@@ -190,8 +190,7 @@ async fn wait_for(place: Place, holder: &Holder) -> Result<PostgresDatabase, DbE
 const OWN: &str = "SQLite";
 
 /// The file `database.place` of a data directory, which names the database of its last daemon. A daemon removes disks
-/// that its database does not
-/// know, so a daemon that was started with another database would remove all disks.
+/// that its database does not know, so a daemon that was started with another database would remove all disks.
 struct Former {
     note: PathBuf,
     name: Option<String>,

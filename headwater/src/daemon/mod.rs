@@ -6,10 +6,8 @@
 //!          -> machines stopped, or left on with their disks -> database closed -> socket removed
 //! ```
 //! With `run`, disks are in this process, and machines end with it in any case. With `serve`, disks are in a process
-//! of their own,
-//! and machines that are left on run without a daemon.
-//! Operations that wait for a store that cannot be reached are ended after a timeout, so that the end does not wait
-//! for their reads.
+//! of their own, and machines that are left on run without a daemon. Operations that wait for a store that cannot be
+//! reached are ended after a timeout, so that the end does not wait for their reads.
 
 pub mod boot;
 pub mod database;
@@ -174,8 +172,7 @@ async fn offer_store(
 const STANDING_BY: &str = "standing by until no other controller has the database";
 
 /// If the database is shared by several controllers, waits until no other one has it. The ports are not open before
-/// that, so that a node
-/// tries the next controller.
+/// that, so that a node tries the next controller.
 async fn stand_by(
     data_dir: &DataDir,
     database: Option<&Shared>,
@@ -681,8 +678,7 @@ fn open_store_here(
 }
 
 /// Fails for a store that existed and is missing, and creates the directory of a new store, because the disk process
-/// can use only directories that exist when
-/// it starts.
+/// can use only directories that exist when it starts.
 fn is_there(data_dir: &DataDir, name: Option<&str>, known: &StoreKnown) -> anyhow::Result<()> {
     let own = data_dir.store();
     if let Some(directory) = name.map_or(Some(own.as_path()), stores::directory) {

@@ -622,8 +622,7 @@ struct RemoteDisk {
 
 impl RemoteDisk {
     /// Makes a call from a function that cannot be async. Other tasks move to other threads of the daemon, however
-    /// long the disk process
-    /// takes.
+    /// long the disk process takes.
     fn call<T: DeserializeOwned>(&self, call: &Call) -> Result<T, BackendError> {
         in_place(|| self.link.call(call))
     }

@@ -328,8 +328,7 @@ pub enum Welcome {
     /// The disks can be used, with the settings of an earlier daemon, because disks are open.
     EarlierSettings,
     /// The process ends, because it has the settings or the protocol of an earlier daemon. `restarted`: somebody else
-    /// starts it again, so
-    /// another process listens soon; otherwise the daemon must start one.
+    /// starts it again, so another process listens soon; otherwise the daemon must start one.
     Ends { restarted: bool },
 }
 
@@ -475,8 +474,7 @@ pub fn send(stream: &mut UnixStream, message: &impl Serialize) -> std::io::Resul
 }
 
 /// Reads one message. `None`: the other end has closed its sending half. After [`ErrorKind::WouldBlock`], which is
-/// the read timeout of
-/// the stream, it can be called again with the same `line`.
+/// the read timeout of the stream, it can be called again with the same `line`.
 pub fn receive<T: DeserializeOwned>(
     stream: &mut BufReader<UnixStream>,
     line: &mut Vec<u8>,

@@ -21,8 +21,7 @@ use crate::fleet::membership::Joined;
 use crate::fleet::{ALPN, CONTROLLER_NAME, DEFAULT_PORT, provider};
 
 /// Timeout of a connection and of its handshake. Several controllers are tried one after the other, and the node's
-/// lease continues to run out
-/// meanwhile.
+/// lease continues to run out meanwhile.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The first pause between attempts, and the longest. Each pause is twice as long as the one before.

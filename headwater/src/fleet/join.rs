@@ -86,8 +86,7 @@ pub fn set_controllers(data_dir: &DataDir, urls: &[String]) -> anyhow::Result<Fl
 }
 
 /// Fails for a host with its own machines, because their names could collide with machines of the fleet. Resets the
-/// count of connections to an
-/// earlier controller.
+/// count of connections to an earlier controller.
 async fn has_nothing(data_dir: &DataDir) -> anyhow::Result<()> {
     let database = SqliteDatabase::open(&data_dir.database()).await?;
     let read = async {

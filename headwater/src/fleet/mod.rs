@@ -1,9 +1,8 @@
 //! Sockets, TLS and certificates between a controller and its nodes. The protocol on top of them is in `control/service/src/fleet`.
 //!
 //! The controller has its own certificate authority, in its database. It signs the certificate of the port for nodes,
-//! and one for each node that
-//! joins. A join token contains the fingerprint of the authority, so that a node can verify its controller at the
-//! first connection.
+//! and one for each node that joins. A join token contains the fingerprint of the authority, so that a node can
+//! verify its controller at the first connection.
 
 pub mod authority;
 pub mod connect;

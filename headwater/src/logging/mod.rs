@@ -112,9 +112,8 @@ pub fn flush() {
 }
 
 /// Ends the log of a command that serves nobody: waits without a timeout until the log, and text of [`aside`] from
-/// now on, is
-/// written. A log whose reader is slow would otherwise lose lines, and the error is the only output of such a
-/// command.
+/// now on, is written. A log whose reader is slow would otherwise lose lines, and the error is the only output of
+/// such a command.
 pub fn end() {
     if let Some((log, true)) = LOG.get() {
         log.drain();

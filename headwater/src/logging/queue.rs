@@ -87,8 +87,7 @@ impl LogQueue {
     }
 
     /// Hides this bar while lines are written to its terminal, because they would otherwise begin in the middle of
-    /// the bar, and be overwritten
-    /// by it.
+    /// the bar, and be overwritten by it.
     pub fn keep_clear_of(&self, bar: &ProgressBar) {
         *self.0.bar.lock() = bar.downgrade();
     }

@@ -26,8 +26,7 @@ pub fn bytes(bytes: &[u8]) -> anyhow::Result<()> {
 }
 
 /// Writes to standard error, for people. Errors are ignored, because they could not be reported, and the command
-/// itself
-/// has not failed.
+/// itself has not failed.
 pub fn aside(text: &str) {
     crate::logging::aside(text);
 }

@@ -72,8 +72,7 @@ impl Connections {
     }
 
     /// Begins a transaction with some statements. A writer waits for the other writers of this process, a reader for a free
-    /// permit. Returns the
-    /// number of rows that the statements returned.
+    /// permit. Returns the number of rows that the statements returned.
     pub(super) async fn begin(
         self: &Arc<Self>,
         is_writer: bool,

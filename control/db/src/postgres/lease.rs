@@ -9,8 +9,7 @@
 //!   renew: every RENEW_INTERVAL, until = the server's clock + LEASE_S, if `fence` is ours
 //! ```
 //! A holder does not compare `until` with its own clock: until another daemon takes the lease, it may write, even after the
-//! database
-//! could not be reached for a while. `until` only says from when on another daemon may take the lease.
+//! database could not be reached for a while. `until` only says from when on another daemon may take the lease.
 
 use std::time::Duration;
 

@@ -23,8 +23,7 @@ enum Owner {
     /// The columns `catalog` and `image` of a machine.
     Machine,
     /// The column `subject`, which names an image, a catalog or a machine. A machine must have existed at the time in the
-    /// given column, because a machine of
-    /// another catalog may have had its name before.
+    /// given column, because a machine of another catalog may have had its name before.
     Subject(&'static str),
 }
 

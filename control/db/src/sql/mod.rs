@@ -42,8 +42,7 @@ pub(crate) enum Transaction {
 }
 
 /// A unit of work. Each statement runs through [`Unit::run`] or [`Unit::rows`]. Once a statement has failed, the unit is
-/// not saved: PostgreSQL would
-/// roll the transaction back, but report success.
+/// not saved: PostgreSQL would roll the transaction back, but report success.
 pub(crate) struct Unit {
     transaction: Transaction,
     /// A statement failed, or its future was dropped.

@@ -16,8 +16,8 @@ pub fn known_format() -> i64 {
 /// Writes a copy of the database at `from` to `to`, which does not exist or is empty. Returns the format of the database.
 ///
 /// The copy is the state of one instant: each change is in it completely or not at all. Other users of the database do not
-/// wait, and removed rows
-/// are not copied. The copy is checked, because damage would otherwise be noticed only when the copy is needed.
+/// wait, and removed rows are not copied. The copy is checked, because damage would otherwise be noticed only when the
+/// copy is needed.
 pub async fn copy(from: &Path, to: &Path) -> Result<i64, DbError> {
     let failed =
         |source: sqlx::Error| DbError::Open { path: from.display().to_string(), source: cause(source) };

@@ -1,6 +1,5 @@
 //! The migrations of SQLite tables, in order. A released migration never changes: a database stores the hash of each
-//! migration that
-//! was applied, and a different hash is an error.
+//! migration that was applied, and a different hash is an error.
 //!
 //! They are listed here instead of by sqlx's macro, which would compile SQLite a second time for the compiler.
 

@@ -26,8 +26,7 @@ pub use self::copy::{check, copy, known_format};
 pub const BUSY_TIMEOUT_MS: u64 = 10_000;
 
 /// How long a writer waits for the writers before it. There may be hundreds, each of which waits for the disk. A shorter
-/// timeout would
-/// lose records of operations that were done.
+/// timeout would lose records of operations that were done.
 pub const WRITER_TIMEOUT_MS: u64 = 3_600_000;
 
 /// The most concurrent readers; further readers wait.
@@ -97,8 +96,7 @@ impl SqliteDatabase {
 }
 
 /// Truncates the write-ahead log, which still contains removed data. Does not wait: while another connection reads or
-/// writes, the data
-/// stays until the log is overwritten, or the database is closed.
+/// writes, the data stays until the log is overwritten, or the database is closed.
 async fn empty_log(options: &SqliteConnectOptions) {
     let at_once = options.clone().busy_timeout(Duration::ZERO);
     let Ok(mut connection) = at_once.connect().await else { return };
@@ -115,14 +113,12 @@ fn cause(error: sqlx::Error) -> Box<dyn std::error::Error + Send + Sync> {
 }
 
 /// If the disk is full or fails, SQLite ends a transaction by itself. sqlx then fails to roll it back, and counts the
-/// transaction as
-/// open forever: such a connection cannot begin another transaction, and is replaced. This is checked when a connection is
-/// taken from the
-/// pool, because the rollback of a dropped transaction is only queued when the connection is returned.
+/// transaction as open forever: such a connection cannot begin another transaction, and is replaced. This is checked when
+/// a connection is taken from the pool, because the rollback of a dropped transaction is only queued when the connection
+/// is returned.
 ///
 /// No connection is closed for its age: with the last one SQLite removes files that the next connection needs disk space to
-/// create. On a full
-/// disk, reads must still work, so that users find out how to free space.
+/// create. On a full disk, reads must still work, so that users find out how to free space.
 fn pool(max_connections: u32) -> SqlitePoolOptions {
     let pool =
         SqlitePoolOptions::new().max_connections(max_connections).idle_timeout(None).max_lifetime(None);

@@ -89,8 +89,7 @@ pub struct SealOrder {
     /// The caller.
     pub author: String,
     /// The highest number that a version of the image may have when the version is made, except for retired versions. A
-    /// newer version is an error of
-    /// kind `Conflict`.
+    /// newer version is an error of kind `Conflict`.
     pub newest_at_most: Option<u64>,
     /// Whether the disk belongs to a maintenance session, which could be discarded instead.
     pub is_edit: bool,
@@ -190,8 +189,7 @@ pub trait Disks: Send + Sync + 'static {
     }
 
     /// Removes a persistent disk that nobody has open: first its key, so that it cannot be read, then its files. It need
-    /// not
-    /// exist.
+    /// not exist.
     async fn discard(&self, id: Uuid) -> Result<(), BackendError>;
 
     /// Whether a persistent disk has files. If not, no machine ever wrote to it, or it was lost.
@@ -207,8 +205,7 @@ pub trait Disks: Send + Sync + 'static {
     async fn persistent_keys(&self) -> Result<Vec<PathBuf>, BackendError>;
 
     /// Removes orphans of an earlier daemon in its overflow directory, and all persistent disks except `keep`. Returns what
-    /// was
-    /// removed. Called once, before the first disk is opened.
+    /// was removed. Called once, before the first disk is opened.
     async fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError>;
 }
 
@@ -244,8 +241,7 @@ pub trait Disk: Send + Sync + 'static {
     fn set_limits(&self, cache: &CacheSettings);
 
     /// The problem of the disk, if writes find no space (more than the short waits of a slow overflow disk), flushes fail
-    /// permanently
-    /// or for a while, or reads wait.
+    /// permanently or for a while, or reads wait.
     fn shortage(&self) -> Option<Shortage>;
 
     /// If its writes find no space, frees the space that only snapshots need, by revoking them from external readers.
@@ -253,16 +249,14 @@ pub trait Disk: Send + Sync + 'static {
     fn relieve(&self);
 
     /// Fails if a snapshot cannot be made now because somebody reads the disk. Checked before a guest does anything for it.
-    /// Returns at
-    /// once.
+    /// Returns at once.
     fn can_freeze(&self) -> Result<(), BackendError>;
 
     /// Makes a snapshot while the machine runs. Returns at once. One at a time.
     fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError>;
 
     /// The report of what occupies its write cache now, while the machine runs. Names, times and hints are not filled in. A
-    /// cancelled
-    /// task, a seal or a reader ends it. One at a time.
+    /// cancelled task, a seal or a reader ends it. One at a time.
     async fn contents(&self, control: Arc<TaskControl>) -> Result<CacheContents, BackendError> {
         let _ = control;
         Err(no_scan())
@@ -282,8 +276,7 @@ fn no_scan() -> BackendError {
 #[async_trait]
 pub trait FrozenDisk: Send + Sync {
     /// Searches for a machine's identity: in the file systems that can be read, and for its private key in all blocks that
-    /// it
-    /// wrote, which reads all of these.
+    /// it wrote, which reads all of these.
     async fn identity_left(
         &self,
         given: Given,
@@ -291,8 +284,7 @@ pub trait FrozenDisk: Send + Sync {
     ) -> Result<IdentityLeft, BackendError>;
 
     /// Makes a version of the snapshot, whose parent is the version below. A failure, a cancelled task or a crash leaves
-    /// nothing
-    /// behind.
+    /// nothing behind.
     async fn seal(
         self: Box<Self>,
         order: SealOrder,

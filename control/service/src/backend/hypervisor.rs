@@ -127,8 +127,8 @@ pub trait Hypervisor: Send + Sync + 'static {
     }
 
     /// Ends the processes that an earlier daemon left, except those of the machines `adopted`. Verifies first that each
-    /// process is what it seems to
-    /// be. Returns the names of their machines. Must be called once, before the first start.
+    /// process is what it seems to be. Returns the names of their machines. Must be called once, before the first
+    /// start.
     async fn sweep_orphans(&self, run_root: &Path, adopted: &[String]) -> Result<Vec<String>, BackendError>;
 
     /// The path of a machine's console log in its directory.
@@ -173,8 +173,7 @@ pub trait Vm: Send + Sync + 'static {
     async fn kill(&self) -> Result<(), BackendError>;
 
     /// Asks the guest agent to sync file systems while the guest keeps running, and waits briefly for a moment in which the
-    /// guest has
-    /// an idle processor. Fails soon if no agent answers.
+    /// guest has an idle processor. Fails soon if no agent answers.
     async fn write_file_systems_out(&self) -> Result<(), BackendError>;
 
     /// Asks the guest agent to sync and freeze all file systems: the guest writes nothing until it thaws them.
@@ -185,8 +184,7 @@ pub trait Vm: Send + Sync + 'static {
 
     /// Asks the guest agent to remove the machine's identity and the files `also` (paths with wildcards). Returns what was
     /// removed. The guest keeps running without an identity, and must be switched off. An error of kind `Conflict` means
-    /// that the guest has a tool
-    /// of its own for this, which the user must run.
+    /// that the guest has a tool of its own for this, which the user must run.
     async fn generalise(&self, host_name: &str, also: &[String]) -> Result<Vec<String>, BackendError>;
 
     /// A screenshot of its display, as a PNG.

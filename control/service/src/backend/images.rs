@@ -169,8 +169,7 @@ pub trait Images: Send + Sync + 'static {
     async fn resolve(&self, reference: &ImageRef) -> Result<ImageVersion, BackendError>;
 
     /// Fails if a machine with this firmware cannot boot the version, as far as the disk shows that: an error of kind
-    /// `Invalid` that says
-    /// what was found.
+    /// `Invalid` that says what was found.
     async fn check_bootable(&self, version: &ImageVersion, firmware: Firmware) -> Result<(), BackendError> {
         let _ = (version, firmware);
         Ok(())
@@ -193,8 +192,7 @@ pub trait Images: Send + Sync + 'static {
     ) -> Result<PullOutcome, BackendError>;
 
     /// Points a channel to a version now, and cancels a scheduled promotion of that channel. Returns the previous version,
-    /// and the cancelled
-    /// promotion.
+    /// and the cancelled promotion.
     async fn promote(&self, promotion: &Promotion) -> Result<(Option<u64>, Option<Promotion>), BackendError>;
 
     /// Schedules a promotion. It replaces a scheduled promotion of the same channel, which is returned.
@@ -214,8 +212,7 @@ pub trait Images: Send + Sync + 'static {
     async fn retire(&self, version: &ImageVersion, retired: bool) -> Result<(), BackendError>;
 
     /// Changes the note of a version; an empty note removes it. Returns the previous note. A note that is too long is an
-    /// error of
-    /// kind `Invalid`.
+    /// error of kind `Invalid`.
     async fn set_note(&self, version: &ImageVersion, note: &str) -> Result<String, BackendError>;
 
     /// Reads a version completely, at most at the given rate, and compares it with its hashes. Repairs damage from the
@@ -245,9 +242,8 @@ pub trait Images: Send + Sync + 'static {
     ) -> Result<u64, BackendError>;
 
     /// Removes one version, or the whole image if the reference names no version. The caller has checked that no machine
-    /// and no pin uses
-    /// it. If a channel points to it, now or by schedule, that is an error of kind `Conflict`, unless a whole image is
-    /// removed `with_channels`.
+    /// and no pin uses it. If a channel points to it, now or by schedule, that is an error of kind `Conflict`, unless a
+    /// whole image is removed `with_channels`.
     async fn remove(&self, reference: &ImageRef, with_channels: bool) -> Result<Removed, BackendError>;
 
     /// Whether the store is read-only, like a store that is read from servers.
@@ -267,9 +263,8 @@ pub trait Images: Send + Sync + 'static {
     }
 
     /// Keeps other daemons from removing a version until it is released. If another daemon has a maintenance session of the
-    /// image, that is an error of
-    /// kind `Conflict`; a version that was removed is one of kind `NotFound`. After any other error, the root may or may
-    /// not exist.
+    /// image, that is an error of kind `Conflict`; a version that was removed is one of kind `NotFound`. After any other
+    /// error, the root may or may not exist.
     async fn retain(&self, root: &RetentionRoot) -> Result<(), BackendError> {
         let _ = root;
         Ok(())
@@ -287,8 +282,7 @@ pub trait Images: Send + Sync + 'static {
     }
 
     /// Frees the data of removed versions that was in use when they were removed, and is not any more. Called every second;
-    /// does nothing most of
-    /// the time. Returns the bytes freed.
+    /// does nothing most of the time. Returns the bytes freed.
     async fn reclaim_due(&self, now_ms: u64) -> Result<u64, BackendError> {
         let _ = now_ms;
         Ok(0)

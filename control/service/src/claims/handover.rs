@@ -1,8 +1,7 @@
 //! Gives the holder of a claim the machine's addresses, and a secret that only its guest knows too.
 //!
 //! Guests are asked for their addresses as soon as they have booted, so that a claim need not wait. A secret is made for
-//! each claim that
-//! requests one, goes to the guest through its agent, and is stored in no database, log or event.
+//! each claim that requests one, goes to the guest through its agent, and is stored in no database, log or event.
 
 use std::net::IpAddr;
 use std::sync::Arc;

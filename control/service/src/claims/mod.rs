@@ -5,10 +5,8 @@
 //!                                             \--the guest shuts down--------------------------------------------/
 //! ```
 //! A claimed machine has a row, until it was reset or is off after the claim. A machine with a row is not given to anybody
-//! else, and each
-//! boot begins with a pristine disk: so nobody gets a machine that somebody else has used. Rows are checked and written in
-//! one
-//! transaction, so that a machine has one holder.
+//! else, and each boot begins with a pristine disk: so nobody gets a machine that somebody else has used. Rows are checked
+//! and written in one transaction, so that a machine has one holder.
 
 mod handover;
 mod plan;

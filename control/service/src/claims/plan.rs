@@ -67,8 +67,7 @@ pub(super) struct Step {
 }
 
 /// The steps to take at this instant. `excess_since` maps each machine that was surplus at the last call to the time since
-/// when it is; the call
-/// updates it.
+/// when it is; the call updates it.
 pub(super) fn plan(pool: &Pool, now_ms: u64, excess_since: &mut HashMap<Uuid, u64>) -> Vec<Step> {
     let count = |is: fn(&MemberState) -> bool| pool.machines.iter().filter(|it| is(&it.state)).count();
     let starting = count(|state| *state == MemberState::Starting);
@@ -197,8 +196,7 @@ mod tests {
     }
 
     /// Random pools in which steps take their time, users come and go, and the wanted number changes: a stop never leaves
-    /// fewer than the
-    /// wanted number, only free machines are switched off, and the pool becomes stable.
+    /// fewer than the wanted number, only free machines are switched off, and the pool becomes stable.
     #[test]
     fn random_pools_come_to_rest_with_as_many_as_wanted() {
         let mut seed = 11u64;
