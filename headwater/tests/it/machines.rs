@@ -227,7 +227,7 @@ fn whoever_waits_is_told_what_for() {
     assert!(line.contains("waiting for lab to shut down; 'headwater machine stop --force lab'"), "{line}");
     let mut set = begin(&["machine", "set", "lab", "--weight", "7"]);
     let line = told(&mut set);
-    assert!(line.starts_with("waiting for lab: another change of it may be under way"), "{line}");
+    assert!(line.starts_with("waiting for lab: another change of this machine may be in progress"), "{line}");
     daemon.cli(&["machine", "stop", "--force", "lab"]).ok();
     assert!(stop.wait().expect("it ends").success());
     assert!(set.wait().expect("it ends").success());

@@ -339,7 +339,7 @@ fn a_backing_file_that_changed_is_another_base() {
     qemu("qemu-io", &["-f", "qcow2", "-c", "write -P 7 1M 64k", base]);
     // Where it is not refused, it ends all the same.
     run(&mut export(dir.path(), top, &["--fuse", "/missing/disk"]))
-        .fails(2, &["belongs to base", "put it back"]);
+        .fails(2, &["belongs to base", "Restore the files"]);
 }
 
 /// Only root may make its loop device.
