@@ -170,7 +170,7 @@ impl Server {
             }
             Ok(Unmounted::Later) => {
                 tracing::warn!(
-                    "fuse: {shown} is unmounted while programs use it; it lasts until they close it"
+                    "fuse: {shown} is unmounted while programs use it; the mount stays until they close the file"
                 );
                 return;
             }
@@ -211,7 +211,7 @@ impl Server {
         let have_ended = self.shared.wait_for_threads(self.stop_timeout - quiet);
         if !have_ended {
             let waited_ms = self.stop_timeout.as_millis();
-            tracing::warn!("fuse: {shown} ends after {waited_ms} ms without {}", waited_for());
+            tracing::warn!("fuse: {shown}: gave up after {waited_ms} ms of waiting for {}", waited_for());
         }
         have_ended
     }

@@ -3,7 +3,7 @@
 /// The rings of a queue are invalid. The queue is stopped until the machine resets its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RingFault {
-    #[error("a queue of {0} entries; it must be a power of two up to {max}", max = crate::queue::QUEUE_SIZE)]
+    #[error("the queue has {0} entries; it must be a power of two up to {max}", max = crate::queue::QUEUE_SIZE)]
     QueueSize(u16),
     #[error("the {name} at {addr:#x} is not aligned or not in the machine's memory")]
     RingAddress { name: &'static str, addr: u64 },
@@ -13,17 +13,17 @@ pub(crate) enum RingFault {
     DescriptorIndex(u16),
     #[error("a chain of descriptors is longer than its table: it has a loop")]
     Loop,
-    #[error("an indirect table inside an indirect table, or one with a next descriptor")]
+    #[error("an indirect table is inside another indirect table, or has a next descriptor")]
     NestedIndirect,
-    #[error("an indirect table of {0} bytes")]
+    #[error("an indirect table has {0} bytes, which is not a valid length")]
     IndirectLength(u32),
-    #[error("an indirect table at {0:#x}, which is not in the machine's memory")]
+    #[error("the indirect table at {0:#x} is not in the machine's memory")]
     IndirectAddress(u64),
-    #[error("an indirect table, which was not negotiated")]
+    #[error("the driver used an indirect table, which was not negotiated")]
     IndirectForbidden,
-    #[error("a buffer to read after a buffer to write")]
+    #[error("a request has a buffer to read after a buffer to write")]
     Order,
-    #[error("a request without a byte for its status, or with one that is not in the machine's memory")]
+    #[error("a request has no byte for its status, or this byte is not in the machine's memory")]
     NoStatus,
     #[error("the kick descriptor is broken")]
     Kick,

@@ -51,30 +51,36 @@ pub(crate) struct RegionSpec {
     pub(crate) file_offset: u64,
 }
 
+impl std::fmt::Display for RegionSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes at {:#x} of the guest", self.len, self.guest)
+    }
+}
+
 /// Why a region cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MapError {
-    #[error("memory region {0:?} is empty or passes the end of the address space")]
+    #[error("the memory region of {0} is empty or passes the end of the address space")]
     BadRange(RegionSpec),
-    #[error("memory region {0:?} overlaps another one")]
+    #[error("the memory region of {0} overlaps another region")]
     Overlap(RegionSpec),
-    #[error("more than {REGIONS} memory regions")]
+    #[error("the front-end has more than {REGIONS} memory regions")]
     TooMany,
     #[error(
-        "memory region {spec:?} does not fit into its file of {file_bytes} bytes, or the file is not a regular file; \
+        "the memory region of {spec} does not fit into its file of {file_bytes} bytes, or the file is not a regular file; \
          use memory-backend-memfd or memory-backend-file with share=on"
     )]
     BadFile { spec: RegionSpec, file_bytes: u64 },
     #[error(
-        "cannot map memory region {spec:?}: the machine's memory would exceed the limit of {limit_bytes} bytes"
+        "cannot map the memory region of {spec}: the machine's memory would exceed the limit of {limit_bytes} bytes"
     )]
     TooLarge { spec: RegionSpec, limit_bytes: u64 },
-    #[error("cannot map memory region {spec:?}: {source}")]
+    #[error("cannot map the memory region of {spec}: {source}")]
     Map { spec: RegionSpec, source: std::io::Error },
-    #[error("there is no memory region {0:?}")]
+    #[error("there is no memory region of {0}")]
     Unknown(RegionSpec),
     #[error(
-        "memory region {0:?} lies in a file that its owner can truncate, which would end this process and all of its \
+        "the memory region of {0} lies in a file that its owner can truncate, which would end this process and all of its \
          machines; use memory-backend-memfd, which is sealed against that unless seal=off"
     )]
     NotSealed(RegionSpec),

@@ -104,7 +104,8 @@ pub(crate) struct Piece {
 pub(crate) fn decode_ranges(bytes: &[u8], command: Command) -> Result<Vec<Piece>, (Status, String)> {
     let (ranges, rest) = bytes.as_chunks::<RANGE_BYTES>();
     if ranges.is_empty() || !rest.is_empty() {
-        return Err((Status::IoError, format!("{} bytes are no list of ranges", bytes.len())));
+        let why = format!("its list has {} bytes, not one or more ranges of {RANGE_BYTES}", bytes.len());
+        return Err((Status::IoError, why));
     }
     let mut pieces = Vec::with_capacity(ranges.len());
     for range in ranges {
@@ -115,15 +116,16 @@ pub(crate) fn decode_ranges(bytes: &[u8], command: Command) -> Result<Vec<Piece>
         // A discard frees space without the flag, which is reserved for it (virtio 5.2.6.2).
         let known = if command == Command::Discard { 0 } else { UNMAP };
         if flags & !known != 0 {
-            return Err((Status::Unsupported, format!("a range with flags {flags:#x}")));
+            return Err((Status::Unsupported, format!("a range has the unknown flags {flags:#x}")));
         }
         if sectors > RANGE_SECTORS {
-            return Err((Status::IoError, format!("a range of {sectors} sectors; at most {RANGE_SECTORS}")));
+            let why = format!("a range has {sectors} sectors, and at most {RANGE_SECTORS} are allowed");
+            return Err((Status::IoError, why));
         }
         let range = sector
             .checked_mul(SECTOR_BYTES)
             .and_then(|offset| ByteRange::new(offset, u64::from(sectors).wrapping_mul(SECTOR_BYTES)))
-            .ok_or_else(|| (Status::IoError, format!("a range at sector {sector}, past 64 bits")))?;
+            .ok_or_else(|| (Status::IoError, format!("a range at sector {sector} ends past 64 bits")))?;
         pieces.push(Piece { range, may_unmap: command == Command::Discard || flags & UNMAP != 0 });
     }
     Ok(pieces)

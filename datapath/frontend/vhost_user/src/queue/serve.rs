@@ -45,7 +45,7 @@ pub(super) fn request(
     let step = match queue.chain.take_header(memory).map(Header::decode) {
         Some(header) if together::gather(queue, (head, status), &header, memory) => return Ok(moved),
         Some(header) => step(queue, header, memory),
-        None => Step::Done(Err((Status::IoError, "a request without a header in memory".into())), 0),
+        None => Step::Done(Err((Status::IoError, "its header is not in the machine's memory".into())), 0),
     };
     conclude(queue, (head, status), step, memory);
     Ok(moved)
@@ -103,7 +103,8 @@ fn step(queue: &mut QueueThread, header: Header, memory: &GuestMemory) -> Step {
                 if !memory.has(buffer.addr, u64::from(buffer.len))
                     || memory.write(buffer.addr, part).is_none()
                 {
-                    return Step::Done(Err((Status::IoError, "a buffer outside of memory".into())), 0);
+                    let why = "a buffer is not in the machine's memory";
+                    return Step::Done(Err((Status::IoError, why.into())), 0);
                 }
                 rest = later;
                 written = written.saturating_add(u64::try_from(part.len()).unwrap_or(0));
@@ -129,7 +130,7 @@ fn failed(what: &str, error: &IoError) -> Step {
 
 fn transfer(queue: &mut QueueThread, direction: Direction, at: Option<u64>, memory: &GuestMemory) -> Step {
     let Some(at) = at else {
-        return Step::Done(Err((Status::IoError, "a sector past 64 bits".into())), 0);
+        return Step::Done(Err((Status::IoError, "its sector is past 64 bits".into())), 0);
     };
     // Put back below, so that its memory is reused.
     let buffers = std::mem::take(match direction {
@@ -168,10 +169,8 @@ fn ranges(queue: &mut QueueThread, command: Command, memory: &GuestMemory) -> St
     let mut bytes = [0_u8; RANGE_BYTES * RANGES as usize];
     let total = total_bytes(&queue.chain.readable);
     let Some(bytes) = usize::try_from(total).ok().and_then(|total| bytes.get_mut(..total)) else {
-        return Step::Done(
-            Err((Status::IoError, format!("{total} bytes of ranges; {RANGES} are possible"))),
-            0,
-        );
+        let why = format!("its ranges have {total} bytes; at most {RANGES} ranges are allowed");
+        return Step::Done(Err((Status::IoError, why)), 0);
     };
     let list = Transfer { memory, direction: Direction::Read, at: 0, buffers: &queue.chain.readable };
     if let Err(error) = list.gather(bytes) {

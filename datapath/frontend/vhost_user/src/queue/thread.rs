@@ -419,7 +419,7 @@ impl QueueThread {
         }
         self.broken = true;
         self.warn(&format_args!(
-            "the queue is stopped until the machine resets its disk: the guest gave {fault}"
+            "the queue is stopped until the machine resets its disk, because the guest's driver made an error: {fault}"
         ));
         signal(self.error.as_ref());
     }

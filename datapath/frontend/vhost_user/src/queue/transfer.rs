@@ -245,7 +245,8 @@ impl Transfer<'_> {
 }
 
 fn range_of(offset: u64, len: u64) -> Result<ByteRange, IoError> {
-    ByteRange::new(offset, len).ok_or_else(|| IoError::new(IoErrorKind::Invalid, "a range past 64 bits"))
+    let why = "the range ends past 64 bits";
+    ByteRange::new(offset, len).ok_or_else(|| IoError::new(IoErrorKind::Invalid, why))
 }
 
 fn outside(buffer: Buffer) -> IoError {
