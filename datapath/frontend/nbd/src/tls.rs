@@ -163,7 +163,7 @@ impl ServerFiles {
             Err(error) => {
                 let logged = Some(error.to_string());
                 if logged != state.logged {
-                    tracing::warn!(%error, "TLS files have changed and cannot be used: the previous ones stay in use until the files are repaired");
+                    tracing::warn!(%error, "the TLS files have changed and cannot be used: the previous files stay in use until they are repaired");
                 }
                 state.logged = logged;
                 return;
@@ -289,7 +289,7 @@ fn system_authorities() -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     let (added, _) = roots.add_parsable_certificates(found.certs);
     if added == 0 {
-        let why = found.errors.first().map_or_else(|| "the system has none".into(), ToString::to_string);
+        let why = found.errors.first().map_or_else(|| "the system has no list".into(), ToString::to_string);
         return Err(TlsError::NoAuthorities { why });
     }
     Ok(roots)

@@ -170,7 +170,7 @@ fn find_place<'a>(
         SessionRefusal::Busy => {
             (status::SERVICE_UNAVAILABLE, "its previous session has commands that do not end")
         }
-        SessionRefusal::Evicted => (status::OUT_OF_RESOURCES, "too many logins are under way"),
+        SessionRefusal::Evicted => (status::OUT_OF_RESOURCES, "too many logins are in progress"),
         SessionRefusal::Full => {
             (status::OUT_OF_RESOURCES, "all connections are taken, and none may be closed for this initiator")
         }

@@ -75,7 +75,7 @@ pub enum ConnectError {
         why: String,
     },
     /// TLS cannot be set up on this side.
-    #[error("opening {uri} failed: {source}")]
+    #[error("cannot open {uri}: {source}")]
     Tls {
         /// Where.
         uri: String,
@@ -83,7 +83,7 @@ pub enum ConnectError {
         source: TlsError,
     },
     /// The two sides do not agree on TLS.
-    #[error("no encrypted connection to {uri}: {why}")]
+    #[error("cannot make an encrypted connection to {uri}: {why}")]
     NotEncrypted {
         /// Where.
         uri: String,
@@ -99,7 +99,7 @@ pub enum ConnectError {
         why: String,
     },
     /// The connection broke during the handshake, or this machine lacks a resource.
-    #[error("opening {uri} failed: {source}")]
+    #[error("cannot open {uri}: {source}")]
     System {
         /// Where.
         uri: String,

@@ -325,7 +325,7 @@ impl Transfer {
                 } else if pending.head.command == command::READ && self.structured {
                     return Err(self.violation_of(
                         pending,
-                        "a simple reply to a read after structured ones were agreed",
+                        "it sent a simple reply to a read, although structured replies were negotiated",
                     ));
                 } else if pending.head.command == command::READ {
                     let mut buffer = std::mem::take(&mut pending.buffer);
@@ -414,7 +414,7 @@ impl Transfer {
             chunk::BLOCK_STATUS if pending.head.command == command::BLOCK_STATUS => {
                 let (context, extents) = decode_block_status(&payload).map_err(malformed)?;
                 if !pending.whole.set_extents(context, extents) {
-                    return Err(self.violation("a second chunk of block status in one reply"));
+                    return Err(self.violation("it sent a second chunk of block status in one reply"));
                 }
             }
             kind if kind & chunk::ERROR_BIT != 0 => {
@@ -430,7 +430,7 @@ impl Transfer {
     /// Checks that the reply can end. Otherwise a server could continue one reply for ever.
     fn check_end(&self, pending: &mut Pending, kind: u16, is_last: bool) -> Result<(), IoError> {
         if kind == chunk::NONE && !is_last {
-            return Err(self.violation("a chunk that only ends a reply, and does not"));
+            return Err(self.violation("it sent an empty chunk that does not end its reply"));
         }
         if pending.other_chunks > OTHER_CHUNKS_MAX {
             return Err(self.violation("a reply has too many chunks"));
@@ -442,7 +442,7 @@ impl Transfer {
     fn place<'p>(&self, pending: &'p mut Pending, offset: u64, length: u32) -> Result<&'p mut [u8], IoError> {
         pending.filled = pending.filled.saturating_add(length.into());
         if pending.filled > pending.head.length {
-            return Err(self.violation("chunks overlap"));
+            return Err(self.violation("chunks of a read overlap"));
         }
         if length == 0 {
             pending.other_chunks += 1;
@@ -452,14 +452,14 @@ impl Transfer {
             let end = start.checked_add(usize::try_from(length).ok()?)?;
             pending.buffer.get_mut(start..end)
         });
-        place.ok_or_else(|| self.violation("a chunk lies outside of what was read"))
+        place.ok_or_else(|| self.violation("a chunk lies outside of the range that was read"))
     }
 
     fn conclude(&self, mut pending: Pending) {
         let result = match pending.error.take() {
             Some(error) => Err(error),
             None if pending.head.command == command::READ && pending.filled != pending.head.length => {
-                Err(self.violation("chunks do not cover what was read"))
+                Err(self.violation("the chunks do not cover the range that was read"))
             }
             None => Ok(()),
         };

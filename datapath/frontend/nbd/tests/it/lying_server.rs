@@ -88,7 +88,7 @@ fn a_reply_without_an_end_is_refused() {
     assert!(error.contains("a second chunk of block status"), "{error}");
     for ask in [ask_status, ask_read] {
         let error = error_of_endless_reply(chunk::NONE, &[], ask);
-        assert!(error.contains("only ends a reply"), "{error}");
+        assert!(error.contains("does not end its reply"), "{error}");
         // An error code without a message.
         let error = error_of_endless_reply(chunk::ERROR, &[0, 0, 0, 5, 0, 0], ask);
         assert!(error.contains("too many chunks"), "{error}");
