@@ -25,8 +25,7 @@ pub async fn edit(client: &Client, image: &str, machine: String, json: bool) -> 
 
 /// Discards a maintenance session.
 pub async fn discard(client: &Client, image: &str, json: bool) -> anyhow::Result<()> {
-    let what =
-        format!("waiting for another change of the machine that edits {image}, which may be under way");
+    let what = format!("waiting for the machine that edits {image}: another change of it may be in progress");
     said_if_slow(json, &what, client.discard_session(image)).await?;
     if json {
         return show::json(&serde_json::json!({ "discarded": [image] }));
