@@ -45,7 +45,7 @@ impl CacheMode {
                              or disk (and --nbd-export NAME for each of several machines), and let them reach their disks over the \
                              network"
                 .into()),
-            _ => Err(format!("'{text}' is not a cache mode; write one of {}", Self::NAMES.join(", "))),
+            _ => Err(format!("'{text}' is not a cache mode; use one of {}", Self::NAMES.join(", "))),
         }
     }
 }
@@ -85,7 +85,7 @@ impl DiskTransport {
         match text {
             "vhost-user" => Ok(Self::VhostUser),
             "nbd" => Ok(Self::Nbd),
-            _ => Err(format!("'{text}' is not a transport; write one of {}", Self::NAMES.join(", "))),
+            _ => Err(format!("'{text}' is not a transport; use one of {}", Self::NAMES.join(", "))),
         }
     }
 }
@@ -124,7 +124,7 @@ impl BootFrom {
     pub fn parse(text: &str) -> Result<Self, String> {
         let found = [Self::Vm, Self::Network].into_iter().find(|boot| boot.name() == text);
         found.ok_or_else(|| {
-            format!("'{text}' is not a way to start a machine; write one of {}", Self::NAMES.join(", "))
+            format!("'{text}' is not a way to start a machine; use one of {}", Self::NAMES.join(", "))
         })
     }
 }

@@ -35,7 +35,7 @@ impl Firmware {
     /// Parses the output of [`Firmware::name`].
     pub fn parse(text: &str) -> Result<Self, String> {
         let found = [Self::Bios, Self::Uefi].into_iter().find(|firmware| firmware.name() == text);
-        found.ok_or_else(|| format!("'{text}' is not a firmware; write one of {}", Self::NAMES.join(", ")))
+        found.ok_or_else(|| format!("'{text}' is not a firmware; use one of {}", Self::NAMES.join(", ")))
     }
 }
 
@@ -71,7 +71,7 @@ impl Display {
     /// Parses the output of [`Display::name`].
     pub fn parse(text: &str) -> Result<Self, String> {
         let found = [Self::None, Self::Vnc].into_iter().find(|display| display.name() == text);
-        found.ok_or_else(|| format!("'{text}' is not a display; write one of {}", Self::NAMES.join(", ")))
+        found.ok_or_else(|| format!("'{text}' is not a display; use one of {}", Self::NAMES.join(", ")))
     }
 }
 

@@ -458,7 +458,7 @@ pub enum CatalogCommand {
         /// Keep machines ready at all hours again
         #[arg(long, conflicts_with = "from", group = "change")]
         always: bool,
-        /// Give a machine another SSH host key when it boots and its key is older than this, such as 30d, or never
+        /// Give a machine another SSH host key when it boots and its key is this old or older, such as 30d, or never
         #[arg(long, value_name = "TIME", value_parser = idle_span, group = "change")]
         rotate_after: Option<u64>,
         /// Give their guests no user data any more
