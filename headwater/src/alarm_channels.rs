@@ -191,7 +191,7 @@ impl AlarmChannel for Webhook {
     }
 
     async fn send(&self, news: &AlarmMessage) -> Result<(), BackendError> {
-        let what = format!("the web server {} did not take it", self.address.host);
+        let what = format!("the web server {} did not accept the alarms", self.address.host);
         self.post(news).await.map_err(|error| failed(&what, &error))
     }
 }
@@ -264,7 +264,7 @@ impl AlarmChannel for Mail {
     }
 
     async fn send(&self, news: &AlarmMessage) -> Result<(), BackendError> {
-        let what = format!("{} did not send it", self.program.display());
+        let what = format!("{} did not send the mail", self.program.display());
         self.deliver(&self.message(news)).await.map_err(|error| failed(&what, &error))
     }
 }
@@ -293,7 +293,7 @@ impl AlarmChannel for Journal {
 
     async fn send(&self, news: &AlarmMessage) -> Result<(), BackendError> {
         let failed = |error| {
-            let what = format!("the journal at {} does not take it", self.0.display());
+            let what = format!("the journal at {} does not accept the alarms", self.0.display());
             BackendError::from_io(what, error)
         };
         let socket = UnixDatagram::unbound().map_err(failed)?;

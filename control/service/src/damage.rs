@@ -292,8 +292,8 @@ impl Damage {
         let advice = if *is_of_later_release {
             "use the release that wrote it, or a later one"
         } else {
-            "see first whether another store has the image, and keep the list until that is certain: without it the \
-             data of the image is given back; docs/stores.md says how it is brought from there"
+            "first check whether another store has the image, and keep the damaged list until you are certain, because the \
+             data of an image without a list is deleted; docs/stores.md says how to copy the image from the other store"
         };
         let to_scoped = format!("its list of versions cannot be read: {}", cut(why));
         let alarm = Alarm {

@@ -241,7 +241,7 @@ impl Disks for Volumes {
         scratch_bytes: u64,
     ) -> Result<(), BackendError> {
         let (files, mode, limit_bytes) = (self.files.clone(), cache.mode, cache.disk_bytes);
-        blocking("look how much space is free", move || {
+        blocking("determine how much space is free", move || {
             let name = kept.map(|kept| persistent_disks::name(kept.id));
             if mode != CacheMode::Ram {
                 check_directory(&files.cache_dir, name.as_deref(), limit_bytes)

@@ -143,7 +143,7 @@ impl Client {
     async fn begin(&self, path: &str, body: Vec<u8>) -> anyhow::Result<i64> {
         let answer = self.send(Method::POST, path, Some(body)).await?;
         let number = number_of(&answer);
-        number.context("the daemon's answer has no number of a task: is it of another version?")
+        number.context("the daemon's answer has no number of a task: the daemon may be of another version")
     }
 
     /// Changes the number of machines of a catalog.

@@ -133,7 +133,7 @@ impl ClientCertVerifier for AnyCertificate {
 
 /// The URL of a port. If it listens on all addresses, the URL has the host's name.
 fn url(port: &Port) -> anyhow::Result<String> {
-    let address = port.address().context("cannot ask for the address of a TCP port")?;
+    let address = port.address().context("cannot read the address of a TCP port")?;
     let scheme = if port.is_encrypted() { "https" } else { "http" };
     if address.ip().is_unspecified() {
         return Ok(format!("{scheme}://{}:{}", host_name(), address.port()));
@@ -152,8 +152,7 @@ pub fn host_name() -> String {
 fn own_files(data_dir: &DataDir) -> anyhow::Result<TlsFiles> {
     let dir = data_dir.tls();
     let files = TlsFiles { certificate: dir.join("cert.pem"), key: dir.join("key.pem") };
-    let exists =
-        |path: &Path| path.try_exists().with_context(|| format!("cannot look for {}", path.display()));
+    let exists = |path: &Path| path.try_exists().with_context(|| format!("cannot read {}", path.display()));
     // The certificate is written last: if it exists, the pair is complete.
     if exists(&files.certificate)? {
         return Ok(files);

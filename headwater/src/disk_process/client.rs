@@ -376,7 +376,7 @@ impl Link {
                 *self.silent_since.lock() = None;
             }
             Err(error) => {
-                tracing::warn!(%error, "the last figures of the disks have to do");
+                tracing::warn!(%error, "cannot read the counters of the disks: the last ones that were read are shown");
                 self.silent_since.lock().get_or_insert(begun);
                 // For as long again nobody asks: those who come next would all wait.
                 if let Some((at, _)) = &mut *figures {
@@ -479,7 +479,7 @@ impl Disks for DiskClient {
         scratch_bytes: u64,
     ) -> Result<(), BackendError> {
         let call = Call::CheckSpace { cache: *cache, kept, scratch_bytes };
-        self.call("look how much space is free", call).await
+        self.call("determine how much space is free", call).await
     }
 
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {

@@ -203,16 +203,18 @@ pub(super) async fn check(program: &OwnedFd, serves: &Versions) -> Result<Versio
     let output = match output {
         Err(_) => {
             let within = CHECK_WITHIN.as_secs();
-            return Err(format!("the new program has not said its versions within {within} s{unchanged}"));
+            return Err(format!(
+                "the new program has not reported its versions within {within} s{unchanged}"
+            ));
         }
         Ok(Err(error)) => return Err(format!("the new program cannot be started: {error}{unchanged}")),
         Ok(Ok(output)) => output,
     };
     if !output.status.success() {
-        return Err(format!("the new program cannot say its versions ({}){unchanged}", output.status));
+        return Err(format!("the new program cannot report its versions ({}){unchanged}", output.status));
     }
     let versions: Versions = serde_json::from_slice(&output.stdout)
-        .map_err(|error| format!("the new program does not say its versions: {error}{unchanged}"))?;
+        .map_err(|error| format!("the new program does not report its versions: {error}{unchanged}"))?;
     serves
         .refuse(&versions)
         .map_err(|why| format!("{why}: stop the machines and restart the disk process instead{unchanged}"))?;

@@ -198,8 +198,8 @@ fn programs_that_cannot_take_the_disks_over_change_nothing() {
     std::fs::set_permissions(&writable, std::fs::Permissions::from_mode(0o777)).unwrap();
     for (program, words) in [
         (writable, "can be written by others than its owner"),
-        (PathBuf::from("/bin/false"), "cannot say its versions"),
-        (PathBuf::from("/bin/true"), "does not say its versions"),
+        (PathBuf::from("/bin/false"), "cannot report its versions"),
+        (PathBuf::from("/bin/true"), "does not report its versions"),
         (foreign, "cannot be started"),
         (
             script(dir, "older", &with_protocol(0)),

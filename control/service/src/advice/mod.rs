@@ -87,7 +87,7 @@ impl Service {
         let (service, under_way) = (self.clone(), self.begin_operation());
         tokio::spawn(async move {
             if let Err(error) = service.add_run(&run).await {
-                tracing::warn!(machine = %run.machine, "what its write cache took is not noted: {}", problem(&error));
+                tracing::warn!(machine = %run.machine, "cannot record how much its write cache used: {}", problem(&error));
             }
             drop(under_way);
         });

@@ -97,7 +97,7 @@ impl Service {
 
     async fn give_secret(&self, claim: &Claim, active: &Active) -> Result<String, String> {
         let mut bytes = [0; SECRET_LEN];
-        self.random().fill(&mut bytes).map_err(|e| format!("there are no random numbers: {e}"))?;
+        self.random().fill(&mut bytes).map_err(|e| format!("the system gave no random numbers: {e}"))?;
         let letter = |byte: &u8| LETTERS.get(usize::from(byte % 32)).copied().map_or('a', char::from);
         let secret: String = bytes.iter().map(letter).collect();
         let note = json!({

@@ -158,7 +158,7 @@ impl Service {
             Ok(wanted) => Some((catalog, wanted)),
             Err(why) => {
                 // The time zone was valid when it was set.
-                tracing::error!(catalog, "cannot tell how many machines should be ready now, so none is started or switched off: {why}");
+                tracing::error!(catalog, "cannot determine how many machines should be ready now, so none is started or switched off: {why}");
                 None
             }
         });

@@ -125,7 +125,7 @@ impl Service {
     async fn join(&self, join: Join, peer: &NodePeer) -> Result<ToNode, Problem> {
         check_protocol(join.protocol)?;
         let Some(authority) = self.authority() else {
-            return Err(refused(ProblemKind::Unavailable, "this daemon takes no nodes"));
+            return Err(refused(ProblemKind::Unavailable, "this daemon accepts no nodes"));
         };
         let during = |problem: Problem| problem.during(format!("host '{}' cannot join", join.name));
         name::check_label("host", &join.name).map_err(during)?;
@@ -327,7 +327,7 @@ impl Service {
         };
         self.fleet().links().remove(&host);
         if let Err(error) = self.node_seen(host).await {
-            tracing::warn!(host = name, "cannot note when a node was connected last: {}", problem(&error));
+            tracing::warn!(host = name, "cannot record when a node was connected last: {}", problem(&error));
         }
         drop(slot);
         tracing::warn!(host = name, "a node is not connected any more: {why}");
@@ -344,7 +344,7 @@ impl Service {
             match self.note_lost(host, generation, &why).await {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::warn!(%host, "cannot note that a host is lost, and tries again: {}", problem(&error));
+                    tracing::warn!(%host, "cannot record that a host is lost; trying again: {}", problem(&error));
                     tokio::time::sleep(RETRY_PAUSE).await;
                 }
             }
@@ -384,7 +384,10 @@ impl Service {
                     }
                 }
                 Err(error) => {
-                    tracing::warn!("cannot see which nodes are awaited, and tries again: {}", problem(&error))
+                    tracing::warn!(
+                        "cannot determine which nodes have not connected yet; trying again: {}",
+                        problem(&error)
+                    )
                 }
             }
             if self.is_stopping() {

@@ -184,7 +184,7 @@ impl Service {
     /// Ends machines while the lease is over, and restarts them after a new lease, until `stop` is true.
     pub async fn keep_fence(&self, mut stop: watch::Receiver<bool>) -> std::io::Result<()> {
         while let Err(error) = self.load_fenced().await {
-            tracing::error!("cannot list the machines that are fenced, and tries again: {}", problem(&error));
+            tracing::error!("cannot list the machines that are fenced; trying again: {}", problem(&error));
             tokio::time::sleep(RETRY_PAUSE).await;
         }
         let mut was_over = true;
@@ -231,7 +231,7 @@ impl Service {
             if let Err(error) = ended {
                 tracing::error!(
                     machine,
-                    "cannot end a machine that another host may run, and tries again: {}",
+                    "cannot end a machine that another host may run; trying again: {}",
                     problem(&error)
                 );
                 continue;
@@ -240,7 +240,7 @@ impl Service {
             let Some(_turn) = turn else { continue };
             tracing::warn!(machine, "ended it: {FENCED}");
             if let Err(error) = self.note_fenced(uuid, machine).await {
-                tracing::error!(machine, "cannot note that it was ended: {}", problem(&error));
+                tracing::error!(machine, "cannot record that it was ended: {}", problem(&error));
             }
         }
     }

@@ -184,7 +184,7 @@ impl Active {
         let Some(note) = self.unused_note.get() else { return Ok(()) };
         match std::fs::remove_file(note) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                let message = format!("cannot note that somebody works in machine '{}'", self.name);
+                let message = format!("cannot record that somebody works in machine '{}'", self.name);
                 Err(BackendError::from_io(message, e))
             }
             _ => Ok(()),

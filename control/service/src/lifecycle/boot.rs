@@ -181,7 +181,10 @@ impl Service {
     ) -> Result<PersistentDisk, LifecycleError> {
         let mut id = [0; 16];
         self.random().fill(&mut id).map_err(|e| {
-            LifecycleError::Orphans("name a disk", BackendError::from_io("there are no random numbers", e))
+            LifecycleError::Orphans(
+                "name a disk",
+                BackendError::from_io("the system gave no random numbers", e),
+            )
         })?;
         Ok(PersistentDisk {
             id: uuid::Builder::from_random_bytes(id).into_uuid(),

@@ -85,7 +85,7 @@ impl Service {
             never = firmware => match never {},
             () = active.vm.booted() => {
                 if let Err(e) = self.has_booted(uuid, name, active).await {
-                    tracing::error!(machine = %name, "cannot note now that it has booted: {}", problem(&e));
+                    tracing::error!(machine = %name, "cannot record now that it has booted: {}", problem(&e));
                 }
                 ended.await
             }

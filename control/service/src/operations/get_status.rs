@@ -110,7 +110,7 @@ fn is_of_own_image(caller: &Caller, alarm: &Alarm) -> bool {
 
 pub(crate) fn free_bytes(path: &std::path::Path) -> Result<u64, BackendError> {
     let told = rustix::fs::statvfs(path).map_err(|e| {
-        BackendError::from_io(format!("cannot ask for the free space of {}", path.display()), e.into())
+        BackendError::from_io(format!("cannot read the free space of {}", path.display()), e.into())
     })?;
     Ok(told.f_bavail.saturating_mul(told.f_frsize))
 }

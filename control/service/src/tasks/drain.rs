@@ -229,7 +229,7 @@ pub(super) async fn go_on(
                 Err(error) => {
                     let why = problem(&error).to_string();
                     if is_tried_again(&service, &error, &control) {
-                        tracing::warn!(machine, "cannot move a machine now, and tries again: {why}");
+                        tracing::warn!(machine, "cannot move a machine now; trying again: {why}");
                         is_waiting = true;
                         plan.postpone(member.uuid);
                         continue;

@@ -242,7 +242,7 @@ pub(super) async fn go_on(
         let (is_cancelled, now_ms) = (control.is_asked_to_stop(), service.now_ms());
         let gate = gate(&plan.request, now_ms).unwrap_or_else(|error| {
             let catalog = &plan.catalog;
-            tracing::error!(catalog, "a roll cannot tell if its window is open, and tries again: {error}");
+            tracing::error!(catalog, "a roll cannot evaluate its window; trying again: {error}");
             Gate::Closed(plan.waits_until_ms.unwrap_or(now_ms))
         });
         let looked = if gate == Gate::Open && plan.waits_until_ms.is_some() {
@@ -262,7 +262,7 @@ pub(super) async fn go_on(
         };
         if let Err(error) = looked {
             let (catalog, why) = (&plan.catalog, problem(&error));
-            tracing::error!(catalog, "the roll cannot read its machines' states, and tries again: {why}");
+            tracing::error!(catalog, "the roll cannot read its machines' states; trying again: {why}");
             tokio::time::sleep(LOOK).await;
             continue;
         }
@@ -310,7 +310,7 @@ pub(super) async fn go_on(
                 Ok(false) => return service.finish_roll(&plan, &caller).await,
                 Err(error) => {
                     let (catalog, why) = (&plan.catalog, problem(&error));
-                    tracing::error!(catalog, "the roll cannot list its machines, and tries again: {why}");
+                    tracing::error!(catalog, "the roll cannot list its machines; trying again: {why}");
                     tokio::time::sleep(LOOK).await;
                 }
             },

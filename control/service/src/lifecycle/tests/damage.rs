@@ -117,7 +117,7 @@ async fn a_list_that_cannot_be_read_is_an_alarm_with_the_machines_of_the_image()
     fixture.service.versions_listed(&HashSet::new(), &list(false), Instant::now()).await;
     let alarms = fixture.service.damage().alarms();
     assert_eq!(fixture.damaged(), ["image image"]);
-    assert!(alarms.iter().all(|alarm| alarm.advice.contains("keep the list until that is certain")));
+    assert!(alarms.iter().all(|alarm| alarm.advice.contains("keep the damaged list until you are certain")));
     let says =
         "its list of versions cannot be read: the list is cut; it affects image: machine 'lab' boots it";
     assert_eq!(alarms.first().map(|alarm| alarm.message.as_str()), Some(says));
