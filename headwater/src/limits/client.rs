@@ -133,7 +133,7 @@ async fn exchange(socket: &Socket, request: &Request, line: &mut Vec<u8>) -> std
     let peer = stream.peer_cred()?;
     if peer.uid() != socket.owner {
         // The path could be a link to another socket, whose process would do this with root's permission.
-        let why = format!("it runs as user {}, but its directory belongs to user {}", peer.uid(), socket.owner);
+        let why = format!("it runs as user {}, but its directory is of user {}", peer.uid(), socket.owner);
         return Err(Error::new(ErrorKind::PermissionDenied, why));
     }
     let mut text = serde_json::to_vec(request)?;
