@@ -82,7 +82,7 @@ impl std::fmt::Display for Fault {
                 "it is a proxy, and cannot reach the server behind it"
             }
             Self::Busy(_) => "it is too busy",
-            Self::Missing => "it does not have this",
+            Self::Missing => "it does not have this file",
             Self::Stale => "it closed the connection",
         })
     }

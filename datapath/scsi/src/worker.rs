@@ -60,8 +60,8 @@ fn start() -> Option<mpsc::Sender<Job>> {
         Ok(_) => Some(sender),
         Err(error) => {
             tracing::warn!(
-                "SCSI: cannot start the thread for commands of several steps ({error}); they go on where the \
-                 device completes them"
+                "SCSI: cannot start the thread for commands of several steps ({error}); they continue on the \
+                 threads of the device"
             );
             None
         }

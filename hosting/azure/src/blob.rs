@@ -166,7 +166,7 @@ impl PageBlob {
             }
             StatusCode::OK | StatusCode::PARTIAL_CONTENT => Err(AzureError::new(
                 AzureErrorKind::Damaged,
-                format!("{action}: {} bytes came", answer.body.len()),
+                format!("{action}: the answer has {} bytes", answer.body.len()),
             )),
             _ => Err(refused(&action, &answer)),
         }

@@ -295,7 +295,7 @@ impl RunFiles {
 pub fn check_size(memory_bytes: u64, cpus: u32, host_memory_bytes: u64) -> std::result::Result<(), String> {
     let mib = |bytes: u64| bytes >> 20;
     if cpus == 0 || cpus > MAX_CPUS {
-        return Err(format!("{cpus} processors; possible are 1 to {MAX_CPUS}"));
+        return Err(format!("it cannot have {cpus} processors; use 1 to {MAX_CPUS}"));
     }
     if memory_bytes < MIN_MEMORY_BYTES {
         return Err(format!(
@@ -305,7 +305,7 @@ pub fn check_size(memory_bytes: u64, cpus: u32, host_memory_bytes: u64) -> std::
     }
     if memory_bytes > host_memory_bytes {
         return Err(format!(
-            "{} MiB of memory, but this host has {} MiB in all; give the machine less memory",
+            "it would have {} MiB of memory, but this host has only {} MiB; give the machine less memory",
             mib(memory_bytes),
             mib(host_memory_bytes)
         ));
@@ -655,7 +655,7 @@ mod tests {
         };
         refused(|s| s.cpus = 0, "1 to 255");
         refused(|s| s.memory_bytes = 1 << 20, "64 MiB or more");
-        refused(|s| s.memory_bytes = 2 << 30, "2048 MiB of memory, but this host has 1024 MiB");
+        refused(|s| s.memory_bytes = 2 << 30, "2048 MiB of memory, but this host has only 1024 MiB");
         refused(|s| s.run_dir = format!("/{}", "x".repeat(120)).into(), "Linux allows 107");
         refused(|s| s.name.clear(), "empty");
         refused(|s| s.tpm = Some("/run/a,b/tpm".into()), "/run/a,b/tpm, whose path has a comma");
