@@ -94,7 +94,7 @@ mod tests {
         // Larger than the whole limit.
         let too_large = vec![8; (DISK_CACHE_MIN_BYTES / SHARE) as usize + 1];
         let refused = cache.must_keep_manifest(Hash::of(&too_large), &too_large).unwrap_err().to_string();
-        assert!(refused.contains("the file has 4194305 bytes, and the cache keeps at most 4194304"), "{refused}");
+        assert!(refused.contains("has 4194305 bytes, and the cache keeps at most 4194304"), "{refused}");
         assert!(refused.ends_with("make the cache larger"), "{refused}");
         assert!(is_kept(&manifests[0]));
         let path = dir.path().join(DIR).join(Hash::of(&manifests[0]).to_string());
