@@ -119,7 +119,7 @@ mod tests {
         for len in [0, 1, GROUP - 1, GROUP] {
             assert_eq!(HashTree::of(&bytes(len)), None, "{len} bytes are one group");
         }
-        for groups in 1..20 {
+        for groups in [1, 2, 3, 4, 5, 7, 8, 9, 17] {
             for more in [1, 1023, 1024, 1025, GROUP / 2, GROUP - 1, GROUP] {
                 let bytes = bytes(groups * GROUP + more);
                 let tree = HashTree::of(&bytes).unwrap();

@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use headwater_testkit::rounds;
 use proptest::prelude::*;
 
 use crate::copy::{copy, selected};
@@ -671,7 +672,7 @@ pub(super) fn count_steps(history: &[Operation]) -> u64 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: u32::try_from(rounds(144)).unwrap(), ..ProptestConfig::default() })]
     #[test]
     fn a_process_that_ends_anywhere_loses_nothing_and_leaves_nothing(
         history in proptest::collection::vec(operation(), 1..14), at in any::<prop::sample::Index>(),
