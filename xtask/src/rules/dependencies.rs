@@ -13,7 +13,7 @@ pub const RULE: Rule = Rule {
 };
 
 /// Folder of a package (`*`: any one name), and the packages of this workspace on which it may depend. In
-/// `[dev-dependencies]` every package may also use headwater-testkit. The first matching row counts.
+/// `[dev-dependencies]` every package may also use [`TEST_AIDS`]. The first matching row counts.
 const LAYERS: &[(&str, &[&str])] = &[
     ("admission", &[]),
     ("datapath/attribution", &["headwater-block", "headwater-filesystems"]),
@@ -55,6 +55,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     ("boot/*", &[]),
     ("testkit", &["headwater-block"]),
+    ("testkit/azure", &[]),
     // It replays a guest's reads over a line of the test kit; a tool for developers, not part of the product.
     ("measure", &["headwater-block", "headwater-nbd", "headwater-testkit"]),
     ("report", &[]),
@@ -80,6 +81,9 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
+/// Packages that tests of every package may use.
+const TEST_AIDS: &[&str] = &["headwater-testkit", "headwater-testkit-azure"];
+
 fn check(files: &[SourceFile]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in files.iter() {
@@ -95,7 +99,7 @@ fn check(files: &[SourceFile]) -> Vec<Finding> {
                 continue;
             }
             let fits = allowed.contains(&name.as_str()) || allowed == &["*"];
-            let is_test_aid = is_dev && name == "headwater-testkit";
+            let is_test_aid = is_dev && TEST_AIDS.contains(&name.as_str());
             if !fits && !is_test_aid {
                 let may =
                     if allowed.is_empty() { "none of this workspace".into() } else { allowed.join(", ") };

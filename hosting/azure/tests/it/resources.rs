@@ -9,9 +9,8 @@ use headwater_azure::{
     Arm, AzureError, AzureErrorKind, Clock, Credential, Endpoints, Entry, HttpClient, Journal, Pacer,
     PacerOptions, Resource, TokenSource,
 };
+use headwater_testkit_azure::arm::{ArmFault, ArmServer};
 use serde_json::json;
-
-use crate::arm_server::{ArmFault, ArmServer};
 
 /// A clock whose waits end at once; the clock advances by the wait.
 #[derive(Debug, Default)]

@@ -8,8 +8,7 @@ use async_trait::async_trait;
 use headwater_azure::{
     AzureErrorKind, Clock, Credential, Endpoints, HttpClient, Pacer, PacerOptions, TokenSource,
 };
-
-use crate::login_server::{ASSERTION, CLIENT, LoginServer, SECRET, TENANT};
+use headwater_testkit_azure::login::{ASSERTION, CLIENT, LoginServer, SECRET, TENANT};
 
 struct Files(tempfile::TempDir);
 

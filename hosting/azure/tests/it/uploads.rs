@@ -14,9 +14,8 @@ use headwater_azure::{
     UploadOptions, UploadReport, upload,
 };
 use headwater_testkit::Rng;
+use headwater_testkit_azure::blob::{BlobServer, Fault};
 use hyper::Uri;
-
-use crate::blob_server::{BlobServer, Fault};
 
 /// A disk in memory, with the ranges that may contain data.
 struct Disk {

@@ -13,24 +13,32 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 
+/// The only tenant.
 pub const TENANT: &str = "contoso.example";
+/// The client ID of the only application.
 pub const CLIENT: &str = "11111111-2222-3333-4444-555555555555";
-/// Contains each character that a form must escape.
+/// Its secret. Contains each character that a form must escape.
 pub const SECRET: &str = "s3cret~+/=&%x y";
+/// The cluster's token that the application trusts.
 pub const ASSERTION: &str = "eyJ.cluster-token.sig";
 
-#[derive(Default)]
+/// The state of the service.
+#[derive(Debug, Default)]
 pub struct Login {
     /// How many tokens were granted.
     pub given: usize,
     /// The next answers, which do not depend on the request: status and AADSTS code.
     pub next: Vec<(u16, u64)>,
+    /// Whether the secret has expired.
     pub is_expired: bool,
     /// The query of the last metadata request.
     pub metadata_query: String,
 }
 
+/// The running server. Dropping it ends it.
+#[derive(Debug)]
 pub struct LoginServer {
+    /// Its URL, without a trailing slash.
     pub url: String,
     login: Arc<Mutex<Login>>,
     task: tokio::task::JoinHandle<()>,
@@ -43,6 +51,7 @@ impl Drop for LoginServer {
 }
 
 impl LoginServer {
+    /// Starts the server on a free port of loopback.
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -59,6 +68,7 @@ impl LoginServer {
         Self { url, login, task }
     }
 
+    /// Locks the state.
     pub fn login(&self) -> MutexGuard<'_, Login> {
         self.login.lock().unwrap()
     }

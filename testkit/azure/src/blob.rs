@@ -10,6 +10,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
+use hyper::http::request::Parts;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -37,20 +38,26 @@ pub enum Fault {
 /// A received request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
+    /// Its method.
     pub method: String,
+    /// The query of its URL.
     pub query: String,
+    /// The range that it reads or writes.
     pub range: Option<String>,
 }
 
-#[derive(Default)]
+/// The contents of the blob, and the faults of the next requests.
+#[derive(Debug, Default)]
 pub struct Blob {
     /// The blob's length and content identifier, after it was created.
     pub made: Option<(u64, String)>,
     /// Pages that were written and not cleared.
     pub pages: BTreeMap<u64, Vec<u8>>,
+    /// Whether the blob is a block blob, which has no pages.
     pub is_block_blob: bool,
     /// Faults by the number of the request.
     pub faults: HashMap<usize, Fault>,
+    /// All requests.
     pub seen: Vec<Seen>,
     /// The number of the oldest valid signature.
     pub signature: usize,
@@ -70,6 +77,7 @@ impl Blob {
         bytes
     }
 
+    /// How many requests wrote or cleared pages.
     pub fn writes(&self) -> usize {
         self.seen
             .iter()
@@ -79,7 +87,9 @@ impl Blob {
 }
 
 /// The running server. Dropping it ends it.
+#[derive(Debug)]
 pub struct BlobServer {
+    /// The URL of the blob, without a signature.
     pub url: String,
     blob: Arc<Mutex<Blob>>,
     task: tokio::task::JoinHandle<()>,
@@ -92,6 +102,7 @@ impl Drop for BlobServer {
 }
 
 impl BlobServer {
+    /// Starts the server on a free port of loopback.
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/disks/debian.vhd", listener.local_addr().unwrap());
@@ -102,7 +113,7 @@ impl BlobServer {
                 let Ok((stream, _)) = listener.accept().await else { return };
                 let blob = shared.clone();
                 tokio::spawn(async move {
-                    let service = service_fn(move |request| answer(blob.clone(), request));
+                    let service = service_fn(move |request| collect_and_answer(blob.clone(), request));
                     // A cut connection ends it with an error.
                     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
                 });
@@ -116,6 +127,7 @@ impl BlobServer {
         format!("{}?sv=2021-12-02&sig={signature}", self.url)
     }
 
+    /// Locks the blob.
     pub fn blob(&self) -> MutexGuard<'_, Blob> {
         self.blob.lock().unwrap()
     }
@@ -123,7 +135,7 @@ impl BlobServer {
 
 /// An error that cuts the connection.
 #[derive(Debug)]
-struct Cut;
+pub(crate) struct Cut;
 
 impl std::fmt::Display for Cut {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -135,10 +147,14 @@ impl std::error::Error for Cut {}
 
 type Reply = Response<Full<Bytes>>;
 
-async fn answer(blob: Arc<Mutex<Blob>>, request: Request<Incoming>) -> Result<Reply, Cut> {
+async fn collect_and_answer(blob: Arc<Mutex<Blob>>, request: Request<Incoming>) -> Result<Reply, Cut> {
     let (parts, body) = request.into_parts();
     let body = body.collect().await.map_err(|_| Cut)?.to_bytes();
-    let mut blob = blob.lock().unwrap();
+    answer(&mut blob.lock().unwrap(), &parts, &body)
+}
+
+/// Executes one request.
+pub(crate) fn answer(blob: &mut Blob, parts: &Parts, body: &Bytes) -> Result<Reply, Cut> {
     let number = blob.seen.len();
     let fault = blob.faults.get(&number).copied();
     let header = |name: &str| parts.headers.get(name).and_then(|it| it.to_str().ok()).map(str::to_owned);
@@ -162,7 +178,7 @@ async fn answer(blob: Arc<Mutex<Blob>>, request: Request<Incoming>) -> Result<Re
             } else if signature.is_none_or(|it| it < blob.signature) {
                 reply(403, "AuthenticationFailed", Bytes::new())
             } else {
-                carry_out(&mut blob, &parts.method, &query, &header, &body)
+                carry_out(blob, &parts.method, &query, &header, body)
             }
         }
     };
