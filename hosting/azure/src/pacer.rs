@@ -7,9 +7,14 @@
 //! | 429 without `Retry-After` | all requests of the group wait for 4 s, doubled with each attempt up to 2 minutes |
 //! | 408, 500, 502, 503, 504, or no answer | only this request waits, for the same times |
 //! | any other | the answer is returned to the caller |
+//! | any, and less than a tenth of an allowance remains | all requests of the group wait for a second |
+//!
+//! Azure names what remains of its allowances in `x-ms-ratelimit-remaining-resource`. Their size is not known, so the
+//! largest figure that was seen counts as the size.
 //!
 //! A random part of up to a quarter is added to each wait, so that several programs do not retry at the same instant.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -62,12 +67,23 @@ struct State {
     not_before: Duration,
     /// The state of the random number generator.
     random: u64,
+    /// The largest remainder of each of Azure's allowances.
+    allowances: HashMap<String, u64>,
 }
+
+/// The header that names what remains of allowances, such as `Microsoft.Compute/PutVM3Min;237,..`.
+const REMAINING_HEADER: &str = "x-ms-ratelimit-remaining-resource";
+
+/// The most allowances that are watched. Azure has about ten for machines.
+const ALLOWANCES_MAX: usize = 64;
+
+/// The wait after an answer with little left of an allowance.
+const SLOW_WAIT: Duration = Duration::from_secs(1);
 
 impl Pacer {
     /// A pacer for a group that has sent no request yet.
     pub fn new(options: PacerOptions, clock: Arc<dyn Clock>) -> Self {
-        let state = State { not_before: Duration::ZERO, random: options.seed };
+        let state = State { not_before: Duration::ZERO, random: options.seed, allowances: HashMap::new() };
         Self { options, clock, state: Mutex::new(state) }
     }
 
@@ -84,6 +100,9 @@ impl Pacer {
             self.wait().await;
             let answered = request().await;
             attempt += 1;
+            if answered.as_ref().is_ok_and(|answer| self.is_low(answer)) {
+                self.hold(SLOW_WAIT);
+            }
             let (why, asked) = match &answered {
                 Ok(answer) if !is_transient(answer.status) => return Ok(answer.clone()),
                 Ok(answer) => (format!("Azure answers {}", answer.status), answer.retry_after()),
@@ -127,6 +146,23 @@ impl Pacer {
             state.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let part = u32::try_from(state.random >> 48).unwrap_or_default();
         delay + delay.saturating_mul(part) / (4 << 16)
+    }
+
+    /// Whether less than a tenth of an allowance remains.
+    fn is_low(&self, answer: &Answer) -> bool {
+        let named = answer.header(REMAINING_HEADER).unwrap_or_default().split(',');
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_low = false;
+        for (name, left) in named.filter_map(|it| it.trim().split_once(';')) {
+            let Ok(left) = left.parse::<u64>() else { continue };
+            if state.allowances.len() >= ALLOWANCES_MAX && !state.allowances.contains_key(name) {
+                continue;
+            }
+            let most = state.allowances.entry(name.to_owned()).or_default();
+            *most = left.max(*most);
+            is_low |= left < *most / 10;
+        }
+        is_low
     }
 
     fn hold(&self, delay: Duration) {
@@ -237,6 +273,29 @@ mod tests {
         assert_eq!(run(&pacer(), &[refused]).await.0, Err(AzureErrorKind::Unavailable));
         // A refused request is not retried.
         assert_eq!(run(&pacer(), &[|| answer(403, None)]).await, (Ok(403), vec![0]));
+    }
+
+    #[tokio::test]
+    async fn requests_slow_down_before_an_allowance_is_used_up() {
+        let left = |left: &'static str| {
+            let mut answer = answer(200, None).unwrap();
+            answer.headers.insert(REMAINING_HEADER, left.parse().unwrap());
+            Ok(answer)
+        };
+        let both = pacer();
+        let plenty: Answering = || answer(200, None);
+        for (what, waits) in [
+            ("Microsoft.Compute/PutVM3Min;100,Microsoft.Compute/PutVM30Min;1000", false),
+            ("Microsoft.Compute/PutVM3Min;10, Microsoft.Compute/PutVM30Min;900", false),
+            ("Microsoft.Compute/PutVM3Min;9,Microsoft.Compute/PutVM30Min;900", true),
+            ("Microsoft.Compute/PutVM3Min;50,Microsoft.Compute/PutVM30Min;99", true),
+            ("nonsense;,;;1,a;b", false),
+        ] {
+            let before = both.1.now();
+            both.0.send("cannot try", || async { left(what) }).await.unwrap();
+            run(&both, &[plenty]).await.0.unwrap();
+            assert_eq!(both.1.now() > before, waits, "{what}");
+        }
     }
 
     #[tokio::test]
