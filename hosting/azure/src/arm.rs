@@ -20,6 +20,8 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream;
 use http_body_util::Full;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, IF_NONE_MATCH};
 use hyper::{Method, Request, StatusCode};
@@ -53,8 +55,17 @@ const FIND_INTERVAL: Duration = Duration::from_secs(12);
 const POLL_INTERVAL: Duration = Duration::from_secs(4);
 const POLL_INTERVAL_MAX: Duration = Duration::from_secs(60);
 
+/// The interval for reading a resource until it is finished. Azure allows 12 reads of a machine a minute.
+const SETTLE_INTERVAL: Duration = Duration::from_secs(6);
+
 /// An operation that takes longer is given up. It continues in Azure, and a later call finds its result.
 const OPERATION_MAX: Duration = Duration::from_secs(6 * 3600);
+
+/// How many journal entries are recovered at a time.
+const RECOVERED_AT_A_TIME: usize = 16;
+
+/// The most pages of a list that are read; a longer list is an error.
+const PAGES_MAX: usize = 500;
 
 /// A resource that should exist.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,8 +109,19 @@ impl Arm {
 
     /// The resource, or `None` if it does not exist. One request.
     pub async fn find(&self, path: &str, api_version: &str) -> Result<Option<Value>, AzureError> {
+        self.find_with(path, api_version, "").await
+    }
+
+    /// The resource with the part that `query` names, such as `$expand=instanceView`. One request.
+    pub async fn find_with(
+        &self,
+        path: &str,
+        api_version: &str,
+        query: &str,
+    ) -> Result<Option<Value>, AzureError> {
         let action = format!("cannot read {path}");
-        let answer = self.send(&action, Method::GET, &self.url(path, api_version), None, false).await?;
+        let url = self.url_with(path, api_version, query);
+        let answer = self.send(&action, Method::GET, &url, None, false).await?;
         match answer.status {
             StatusCode::OK => Ok(Some(parsed(&action, &answer)?)),
             StatusCode::NOT_FOUND => Ok(None),
@@ -113,19 +135,43 @@ impl Arm {
         let body = self.tagged(resource);
         // Without this check, a `PUT` would change a resource of another owner with this name.
         if let Some(there) = self.find(path, resource.api_version).await? {
-            self.check_is_ours(&there, &body, &action)?;
-            let there = self.settled(resource.path.as_str(), resource.api_version, there, &action).await?;
-            // The resource may have been in use since, so it is not deleted, whatever its state.
-            if is_failed(&there) {
-                let error = failed(&action, &there);
-                return Err(error.advise("it was created earlier and has failed since; inspect it, and delete it so that it is created again"));
+            // A resource that is being deleted does not count, whatever it was.
+            if !is_deleting(&there) {
+                self.check_is_ours(&there, &body, &action)?;
             }
-            self.journal.end(path).await.map_err(|error| error.during(&action))?;
-            return Ok(there);
+            if let Some(there) = self.settled(path, resource.api_version, there, &action).await? {
+                self.check_is_ours(&there, &body, &action)?;
+                if let Some(there) = self.adopted(resource, there, &action).await? {
+                    return Ok(there);
+                }
+            }
         }
         let entry = Entry::new(Verb::Make, path, resource.api_version, body_tag(&body));
         self.journal.begin(&entry).await.map_err(|error| error.during(&action))?;
         self.put(resource, &body, &action).await
+    }
+
+    /// Ends the work of an earlier call on an existing resource. `None` if the resource was incomplete because that call
+    /// was interrupted, and is now deleted.
+    async fn adopted(
+        &self,
+        resource: &Resource,
+        there: Value,
+        action: &str,
+    ) -> Result<Option<Value>, AzureError> {
+        let path = &resource.path;
+        if !is_failed(&there) {
+            self.journal.end(path).await.map_err(|error| error.during(action))?;
+            return Ok(Some(there));
+        }
+        let open = self.journal.open().await.map_err(|error| error.during(action))?;
+        if open.iter().any(|entry| entry.path == *path) {
+            self.delete(path, resource.api_version).await?;
+            return Ok(None);
+        }
+        // The resource may have been in use since, so it is not deleted.
+        let advice = "it was created earlier and has failed since; inspect it, and delete it so that it is created again";
+        Err(failed(action, &there).advise(advice))
     }
 
     /// Sends the `PUT`, and waits for the result. Also handles a lost answer, and a resource that an earlier attempt
@@ -161,13 +207,22 @@ impl Arm {
                 self.finish(resource, body, there).await
             }
             // The resource exists: created by an attempt whose answer was lost, or by another owner.
-            409 | 412 => match self.find_made(path, resource.api_version).await? {
-                Some(there) => {
-                    self.check_is_ours(&there, body, action)?;
-                    self.finish(resource, body, there).await
+            409 | 412 => {
+                let error = refused(action, &answer);
+                let is_certain = is_half_made(error.kind()) || error.kind() == AzureErrorKind::NotOffered;
+                let there = if is_certain {
+                    self.find(path, resource.api_version).await?
+                } else {
+                    self.find_made(path, resource.api_version).await?
+                };
+                match there {
+                    Some(there) => {
+                        self.check_is_ours(&there, body, action)?;
+                        self.finish(resource, body, there).await
+                    }
+                    None => Err(self.give_up(path, error).await),
                 }
-                None => Err(self.give_up(path, refused(action, &answer)).await),
-            },
+            }
             _ => Err(self.give_up(path, refused(action, &answer)).await),
         }
     }
@@ -183,7 +238,8 @@ impl Arm {
     /// Waits until a new resource is finished. If Azure cannot finish it, the incomplete resource is deleted.
     async fn finish(&self, resource: &Resource, body: &Value, there: Value) -> Result<Value, AzureError> {
         let action = format!("cannot make {}", resource.path);
-        let there = self.settled(&resource.path, resource.api_version, there, &action).await?;
+        let settled = self.settled(&resource.path, resource.api_version, there, &action).await?;
+        let there = settled.ok_or_else(|| vanished(&action))?;
         self.check_is_ours(&there, body, &action)?;
         if is_failed(&there) {
             self.delete(&resource.path, resource.api_version).await?;
@@ -193,24 +249,32 @@ impl Arm {
         Ok(there)
     }
 
-    /// Waits until no operation of Azure changes the resource.
+    /// Waits until no operation of Azure changes the resource. `None` if it was being deleted.
     async fn settled(
         &self,
         path: &str,
         api_version: &str,
         mut there: Value,
         action: &str,
-    ) -> Result<Value, AzureError> {
+    ) -> Result<Option<Value>, AzureError> {
         let begun = self.clock.now();
         loop {
             match state_of(&there) {
-                None | Some("Succeeded" | "Failed" | "Canceled") => return Ok(there),
+                None | Some("Succeeded" | "Failed" | "Canceled") => return Ok(Some(there)),
                 Some(_) if self.clock.now().saturating_sub(begun) > OPERATION_MAX => {
                     return Err(late(action));
                 }
-                Some(_) => self.clock.sleep(POLL_INTERVAL).await,
+                Some(_) => self.clock.sleep(SETTLE_INTERVAL).await,
             }
-            there = self.find_made(path, api_version).await?.ok_or_else(|| vanished(action))?;
+            let found = if is_deleting(&there) {
+                self.find(path, api_version).await?
+            } else {
+                Some(self.find_made(path, api_version).await?.ok_or_else(|| vanished(action))?)
+            };
+            match found {
+                Some(found) => there = found,
+                None => return Ok(None),
+            }
         }
     }
 
@@ -225,7 +289,10 @@ impl Arm {
         }
         let entry = Entry::new(Verb::Delete, path, api_version, String::new());
         self.journal.begin(&entry).await.map_err(|error| error.during(&action))?;
-        let answer = self.send(&action, Method::DELETE, &self.url(path, api_version), None, false).await?;
+        // Without it, Azure first asks a machine to shut down, and waits for minutes.
+        let query = if path.contains("/virtualMachines/") { "forceDeletion=true" } else { "" };
+        let url = self.url_with(path, api_version, query);
+        let answer = self.send(&action, Method::DELETE, &url, None, false).await?;
         match answer.status.as_u16() {
             200..=202 => {
                 if let Some(url) = operation_url(&answer) {
@@ -234,12 +301,17 @@ impl Arm {
                 }
             }
             204 | 404 => {}
-            _ => return Err(refused(&action, &answer)),
+            _ => {
+                let error = refused(&action, &answer);
+                // The resource must still be deleted, so its entry stays.
+                let is_later = error.kind() == AzureErrorKind::Busy;
+                return Err(if is_later { error } else { self.give_up(path, error).await });
+            }
         }
         self.journal.end(path).await.map_err(|error| error.during(&action))
     }
 
-    /// Calls an action of a resource, and returns the result of the operation.
+    /// Calls an action of a resource, and returns the result of the operation. A call whose answer was lost is repeated.
     pub async fn act(
         &self,
         path: &str,
@@ -247,53 +319,123 @@ impl Arm {
         api_version: &str,
         body: &Value,
     ) -> Result<Value, AzureError> {
+        self.act_with(path, verb, api_version, "", body).await
+    }
+
+    /// Calls an action with a further part of the query. `Null`: without a body.
+    pub async fn act_with(
+        &self,
+        path: &str,
+        verb: &str,
+        api_version: &str,
+        query: &str,
+        body: &Value,
+    ) -> Result<Value, AzureError> {
         let action = format!("cannot {verb} of {path}");
-        let text = Bytes::from(body.to_string());
+        let text = (!body.is_null()).then(|| Bytes::from(body.to_string()));
         let path = format!("{path}/{verb}");
-        let answer =
-            self.send(&action, Method::POST, &self.url(&path, api_version), Some(text), false).await?;
-        match (answer.status.as_u16(), operation_url(&answer)) {
-            (200..=202, Some(url)) => self.wait_for(&url, &action).await,
+        let entry = Entry::new(Verb::Act, &path, api_version, String::new());
+        self.journal.begin(&entry).await.map_err(|error| error.during(&action))?;
+        let url = self.url_with(&path, api_version, query);
+        let answer = self.send(&action, Method::POST, &url, text, false).await?;
+        let result = match (answer.status.as_u16(), operation_url(&answer)) {
+            (200..=202, Some(url)) => {
+                self.journal.accepted(&path, &url).await.map_err(|error| error.during(&action))?;
+                self.wait_for(&url, &action).await
+            }
             (200, None) if !answer.body.is_empty() => parsed(&action, &answer),
             (200..=204, None) => Ok(Value::Null),
             _ => Err(refused(&action, &answer)),
+        };
+        match result {
+            // The operation continues, so its entry stays.
+            Err(error) if matches!(error.kind(), AzureErrorKind::Unknown | AzureErrorKind::Unavailable) => {
+                Err(error)
+            }
+            Err(error) => Err(self.give_up(&path, error).await),
+            Ok(result) => {
+                self.journal.end(&path).await.map_err(|error| error.during(&action))?;
+                Ok(result)
+            }
         }
     }
 
-    /// Completes the work that a killed client has begun. Ends and returns all journal entries. A created resource
-    /// that is ours stays for the next [`Arm::make`]; a resource that was to be deleted is deleted.
+    /// All items of a list. `query` is a further part of the query, or empty. Azure updates lists late, so no caller
+    /// may learn the state of one resource from a list.
+    pub async fn list(&self, path: &str, api_version: &str, query: &str) -> Result<Vec<Value>, AzureError> {
+        let action = format!("cannot list {path}");
+        let mut url = self.url_with(path, api_version, query);
+        let mut items = Vec::new();
+        for _ in 0..PAGES_MAX {
+            let answer = self.send(&action, Method::GET, &url, None, false).await?;
+            if answer.status != StatusCode::OK {
+                return Err(refused(&action, &answer));
+            }
+            let mut page = parsed(&action, &answer)?;
+            if let Some(Value::Array(more)) = page.get_mut("value").map(Value::take) {
+                items.extend(more);
+            }
+            match page.get("nextLink").and_then(Value::as_str).filter(|next| !next.is_empty()) {
+                Some(next) => url = next.to_owned(),
+                None => return Ok(items),
+            }
+        }
+        let what = format!("{action}: the list has more than {PAGES_MAX} pages");
+        Err(AzureError::new(AzureErrorKind::Invalid, what))
+    }
+
+    /// Completes the work that a killed client has begun, and returns all journal entries. A created resource that is
+    /// ours stays for the next [`Arm::make`]; a resource that was to be deleted is deleted; an action that Azure has
+    /// accepted is waited for. All entries end, except those of resources that Azure does not delete yet.
     pub async fn recover(&self) -> Result<Vec<Entry>, AzureError> {
         let open = self.journal.open().await?;
-        for entry in &open {
-            let action = format!("cannot complete the interrupted request for {}", entry.path);
-            if let Some(url) = &entry.operation {
-                match self.wait_for(url, &action).await {
-                    Ok(_) => {}
-                    // Azure forgets an operation after about a day. The state of the resource then shows how it
-                    // ended.
-                    Err(error) if error.kind() == AzureErrorKind::NotFound || is_half_made(error.kind()) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            let there = match entry.verb {
-                Verb::Make => self.find_made(&entry.path, &entry.api_version).await?,
-                Verb::Delete => self.find(&entry.path, &entry.api_version).await?,
-            };
-            let is_half = match (entry.verb, there) {
-                (_, None) => false,
-                (_, Some(there)) if owner_of(&there) != Some(self.owner.as_str()) => false,
-                (Verb::Delete, Some(_)) => true,
-                // The journal entry means that the resource was not finished, so it contains nothing yet.
-                (Verb::Make, Some(there)) => {
-                    is_failed(&self.settled(&entry.path, &entry.api_version, there, &action).await?)
-                }
-            };
-            if is_half {
-                self.delete(&entry.path, &entry.api_version).await?;
-            }
-            self.journal.end(&entry.path).await.map_err(|error| error.during(&action))?;
-        }
+        let recovered: Vec<Result<(), AzureError>> = stream::iter(&open)
+            .map(|entry| self.recover_one(entry))
+            .buffer_unordered(RECOVERED_AT_A_TIME)
+            .collect()
+            .await;
+        recovered.into_iter().collect::<Result<(), AzureError>>()?;
         Ok(open)
+    }
+
+    async fn recover_one(&self, entry: &Entry) -> Result<(), AzureError> {
+        let (path, action) =
+            (&entry.path, format!("cannot complete the interrupted request for {}", entry.path));
+        if let Some(url) = &entry.operation {
+            match self.wait_for(url, &action).await {
+                Ok(_) => {}
+                // The caller must be able to try again.
+                Err(error)
+                    if matches!(error.kind(), AzureErrorKind::Unknown | AzureErrorKind::Unavailable) =>
+                {
+                    return Err(error);
+                }
+                // Azure forgets an operation after about a day, and operations fail. The state of the resource then
+                // shows how it ended.
+                Err(_) => {}
+            }
+        }
+        let there = match entry.verb {
+            Verb::Make => self.find_made(path, &entry.api_version).await?,
+            Verb::Delete => self.find(path, &entry.api_version).await?,
+            Verb::Act => None,
+        };
+        let there = there.filter(|there| owner_of(there) == Some(self.owner.as_str()));
+        let is_half = match (entry.verb, there) {
+            (_, None) | (Verb::Act, _) => false,
+            (Verb::Delete, Some(_)) => true,
+            // The journal entry means that the resource was not finished, so it contains nothing yet.
+            (Verb::Make, Some(there)) => {
+                let settled = self.settled(path, &entry.api_version, there, &action).await?;
+                settled.is_some_and(|there| is_failed(&there))
+            }
+        };
+        match if is_half { self.delete(path, &entry.api_version).await } else { Ok(()) } {
+            Ok(()) => self.journal.end(path).await.map_err(|error| error.during(&action)),
+            // Azure permits it later, so the entry stays for the next recovery, or until the resource is used again.
+            Err(error) if error.kind() == AzureErrorKind::Busy => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Requests the resource until it is found, or was missing [`FIND_ATTEMPTS`] times.
@@ -345,7 +487,22 @@ impl Arm {
     }
 
     fn url(&self, path: &str, api_version: &str) -> String {
-        format!("{}{path}?api-version={api_version}", self.management)
+        self.url_with(path, api_version, "")
+    }
+
+    fn url_with(&self, path: &str, api_version: &str, query: &str) -> String {
+        let separator = if query.is_empty() { "" } else { "&" };
+        format!("{}{path}?api-version={api_version}{separator}{query}", self.management)
+    }
+
+    /// The tag of the body that a resource gets.
+    pub(crate) fn body_tag_of(&self, resource: &Resource) -> String {
+        body_tag(&self.tagged(resource))
+    }
+
+    /// Whether a resource has our tag.
+    pub(crate) fn is_ours(&self, there: &Value) -> bool {
+        owner_of(there) == Some(self.owner.as_str())
     }
 
     async fn send(
@@ -420,11 +577,15 @@ fn owner_of(there: &Value) -> Option<&str> {
     there.pointer("/tags").and_then(|tags| tags.get(OWNER_TAG)).and_then(Value::as_str)
 }
 
-fn state_of(there: &Value) -> Option<&str> {
+pub(crate) fn state_of(there: &Value) -> Option<&str> {
     there.pointer("/properties/provisioningState").and_then(Value::as_str)
 }
 
-fn is_failed(there: &Value) -> bool {
+pub(crate) fn is_deleting(there: &Value) -> bool {
+    state_of(there) == Some("Deleting")
+}
+
+pub(crate) fn is_failed(there: &Value) -> bool {
     matches!(state_of(there), Some("Failed" | "Canceled"))
 }
 
@@ -433,12 +594,12 @@ const fn is_half_made(kind: AzureErrorKind) -> bool {
     matches!(kind, AzureErrorKind::Failed | AzureErrorKind::Quota | AzureErrorKind::Capacity)
 }
 
-fn body_tag(body: &Value) -> String {
+pub(crate) fn body_tag(body: &Value) -> String {
     let tag = body.pointer("/tags").and_then(|tags| tags.get(BODY_TAG)).and_then(Value::as_str);
     tag.unwrap_or_default().to_owned()
 }
 
-fn foreign(action: &str) -> AzureError {
+pub(crate) fn foreign(action: &str) -> AzureError {
     let what = format!("{action}: a resource of this name exists that this controller has not created");
     AzureError::new(AzureErrorKind::Exists, what).advise("nothing was changed; use another resource group")
 }

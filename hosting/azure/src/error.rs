@@ -23,6 +23,8 @@ pub enum AzureErrorKind {
     Quota,
     /// Azure has no free capacity there now.
     Capacity,
+    /// The region or the zone does not have the size, or not for this subscription.
+    NotOffered,
     /// Data that was read back differs from the data that was sent.
     Damaged,
     /// The disk that is being uploaded could not be read.
@@ -34,6 +36,7 @@ pub enum AzureErrorKind {
 #[error("{message}")]
 pub struct AzureError {
     kind: AzureErrorKind,
+    code: Option<String>,
     message: String,
     advice: Option<&'static str>,
 }
@@ -41,7 +44,7 @@ pub struct AzureError {
 impl AzureError {
     /// An error of this kind.
     pub fn new(kind: AzureErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), advice: None }
+        Self { kind, code: None, message: message.into(), advice: None }
     }
 
     /// Adds advice.
@@ -56,6 +59,18 @@ impl AzureError {
     pub fn during(mut self, action: &str) -> Self {
         self.message = format!("{action}: {}", self.message);
         self
+    }
+
+    /// Adds Azure's error code.
+    #[must_use]
+    pub(crate) fn coded(mut self, code: &str) -> Self {
+        self.code = Some(code.to_owned());
+        self
+    }
+
+    /// Azure's error code, such as `AllocationFailed`.
+    pub fn code(&self) -> Option<&str> {
+        self.code.as_deref()
     }
 
     /// The kind of the failure.

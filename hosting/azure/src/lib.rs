@@ -1,15 +1,17 @@
-//! A client of Azure: uploads disks as page blobs, gets tokens for Azure Resource Manager, and creates resources by
-//! name.
+//! A client of Azure: uploads disks as page blobs, gets tokens for Azure Resource Manager, creates resources by name,
+//! and runs virtual machines.
 //!
 //! ```text
 //!   PageSource (a version) --> upload --> blob (one request each) --> pacer (waits, retries) --> http --> Azure
-//!   TokenSource ---------------------------------------------^
+//!   Machines, sizes --> Arm, with a journal ---------------------^
+//!   TokenSource -------------^
 //! ```
 //!
 //! Guarantees
 //! - Only pages that differ from the blob's contents are sent. Pages that were never written read as zeroes.
 //! - An upload that was interrupted at any point is continued by the same call. Pages that the blob already has are
 //!   read back and compared.
+//! - A machine is created once, under every fault, and none of its resources is orphaned: `machines.rs` says how.
 //! - Azure verifies each write with its MD5. The footer of the disk is written last, so a disk with a footer is
 //!   complete.
 //! - Secrets, tokens and the query of a URL, which contains a signature, never appear in errors, logs or debug
@@ -23,9 +25,9 @@
 //!
 //! Errors: [`error::AzureErrorKind`] has one kind for each way in which a caller reacts.
 //!
-//! Not done here: HTTP proxies, HTTP/2, redirects.
+//! Not done here: which place a size can have (`control/sizes` decides), HTTP proxies, HTTP/2, redirects.
 //!
-//! Start reading at `upload.rs`.
+//! Start reading at `upload.rs`, `arm.rs` and `machines.rs`.
 
 pub mod arm;
 pub mod blob;
@@ -33,6 +35,7 @@ pub mod clock;
 pub mod error;
 mod escape;
 pub mod http;
+pub mod machines;
 pub mod pacer;
 pub mod token;
 pub mod upload;
@@ -43,6 +46,7 @@ pub use blob::PageBlob;
 pub use clock::{Clock, HostClock};
 pub use error::{AzureError, AzureErrorKind};
 pub use http::HttpClient;
+pub use machines::{MachineId, MachineSpec, Machines};
 pub use pacer::{Pacer, PacerOptions};
 pub use token::{Credential, Endpoints, TokenSource};
 pub use upload::{PageSource, UploadOptions, UploadReport, upload};

@@ -48,10 +48,15 @@ fn explained(action: &str, kind: AzureErrorKind, what: &str, body: &Value) -> Az
         "AllocationFailed"
         | "ZonalAllocationFailed"
         | "OverconstrainedAllocationRequest"
-        | "OverconstrainedZonalAllocationRequest"
-        | "SkuNotAvailable" => {
+        | "OverconstrainedZonalAllocationRequest" => {
             (AzureErrorKind::Capacity, Some("use another zone or size, or try again later"))
         }
+        "SkuNotAvailable" => (AzureErrorKind::NotOffered, Some("use another size, zone or region")),
+        // Azure also sends it for requests that it will never execute, so a retry is useless.
+        "OperationNotAllowed" | "PropertyChangeNotAllowed" if kind == AzureErrorKind::Busy => {
+            (AzureErrorKind::Invalid, None)
+        }
+        "NicReservedForAnotherVm" | "NicInUse" | "OperationPreempted" => (AzureErrorKind::Busy, None),
         "AuthorizationFailed" => (
             AzureErrorKind::Denied,
             Some("give the identity the role that the message names, on the resource group"),
@@ -63,8 +68,11 @@ fn explained(action: &str, kind: AzureErrorKind, what: &str, body: &Value) -> Az
         "ResourceGroupNotFound" => (AzureErrorKind::NotFound, Some("create the resource group first")),
         _ => (kind, None),
     };
-    let code = if code.is_empty() { "no error code" } else { code };
-    let error = AzureError::new(kind, format!("{action}: {what} ({code}): {shown}"));
+    let error = if code.is_empty() {
+        AzureError::new(kind, format!("{action}: {what} (no error code): {shown}"))
+    } else {
+        AzureError::new(kind, format!("{action}: {what} ({code}): {shown}")).coded(code)
+    };
     match advice {
         Some(advice) => error.advise(advice),
         None => error,

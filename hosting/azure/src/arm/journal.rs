@@ -12,6 +12,24 @@ pub enum Verb {
     Make,
     /// The resource is deleted.
     Delete,
+    /// An action of the resource is called, such as `reimage`. The path ends with the action.
+    Act,
+}
+
+impl Verb {
+    /// The word for the operation in a database.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Make => "make",
+            Self::Delete => "delete",
+            Self::Act => "act",
+        }
+    }
+
+    /// The operation with this word.
+    pub fn parse(word: &str) -> Option<Self> {
+        [Self::Make, Self::Delete, Self::Act].into_iter().find(|verb| verb.word() == word)
+    }
 }
 
 /// An operation that was begun on one resource.
@@ -23,7 +41,7 @@ pub struct Entry {
     pub path: String,
     /// The API version.
     pub api_version: String,
-    /// The hash of the request body; empty for a deletion.
+    /// The hash of the body of a new resource; empty for other operations.
     pub body_hash: String,
     /// The URL for polling the operation, after Azure has accepted the request. At most about 4 KiB long.
     pub operation: Option<String>,
@@ -35,7 +53,7 @@ impl Entry {
     }
 }
 
-/// Stores journal entries. Each call is durable when it returns.
+/// Stores journal entries. Each call is durable when it returns. Calls for different paths are made at the same time.
 #[async_trait]
 pub trait Journal: std::fmt::Debug + Send + Sync {
     /// Adds an entry. Replaces the entry of the same path.

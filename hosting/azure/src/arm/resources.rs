@@ -7,7 +7,8 @@ use crate::arm::Resource;
 use crate::error::{AzureError, AzureErrorKind};
 
 const DISK_API: &str = "2025-01-02";
-const GALLERY_API: &str = "2024-03-03";
+/// The API version of galleries, definitions and versions.
+pub(crate) const GALLERY_API: &str = "2024-03-03";
 
 /// The scope of resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,11 +22,14 @@ pub struct Scope {
 }
 
 impl Scope {
-    fn compute(&self, kind: &str, name: &str) -> String {
+    /// The path of a resource of a provider, such as `Microsoft.Network`.
+    pub fn path(&self, provider: &str, kind: &str, name: &str) -> String {
         let Self { subscription, group, .. } = self;
-        format!(
-            "/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute/{kind}/{name}"
-        )
+        format!("/subscriptions/{subscription}/resourceGroups/{group}/providers/{provider}/{kind}/{name}")
+    }
+
+    fn compute(&self, kind: &str, name: &str) -> String {
+        self.path("Microsoft.Compute", kind, name)
     }
 
     /// The path of the disk that receives an upload.

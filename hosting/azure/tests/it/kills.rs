@@ -1,0 +1,112 @@
+//! Tests that 50 machines exist exactly once though the client is killed before and after its requests.
+//!
+//! A kill drops the client at one request; the request was executed or not. A new client continues with the same
+//! journal. In one run the client is killed once for each machine, at a request that depends on the machine.
+//! `HEADWATER_AZURE_KILLS=all` runs it for every request of every machine; else two of these runs are made.
+
+use futures_util::StreamExt;
+use futures_util::stream;
+use headwater_azure::AzureError;
+use headwater_testkit_azure::arm::{ArmFault, FaultRule};
+
+use crate::lab::{Lab, id, scope, spec};
+
+const MACHINES: usize = 50;
+
+/// Continues the work of the last client.
+async fn create_all(lab: &Lab) -> Result<(), AzureError> {
+    let arm = lab.arm();
+    arm.recover().await?;
+    let machines = headwater_azure::Machines::new(arm, scope(), lab.clock.clone());
+    let machines = &machines;
+    let creations = stream::iter(0..MACHINES)
+        .map(|number| async move { machines.create(&id(number), &spec(number)).await });
+    let created: Vec<_> = creations.buffer_unordered(MACHINES).collect().await;
+    created.into_iter().try_for_each(|it| it.map(drop))
+}
+
+/// Runs clients one after the other, each until it is killed. Returns the number of clients.
+async fn create_all_though_killed(lab: &Lab) -> usize {
+    for clients in 1.. {
+        tokio::select! {
+            created = create_all(lab) => {
+                created.unwrap();
+                return clients;
+            }
+            () = lab.server.killed.notified() => {}
+        }
+    }
+    unreachable!("a client was not killed, but has not created all machines")
+}
+
+fn assert_each_machine_exists_once(lab: &Lab, when: &str) {
+    let mut expected: Vec<String> =
+        (0..MACHINES).map(|number| format!("hw-{}", id(number).as_str())).collect();
+    expected.sort();
+    assert_eq!(lab.there(), (expected.clone(), expected), "{when}");
+    let management = lab.server.management();
+    for number in 0..MACHINES {
+        for path in [id(number).machine_path(&scope()), id(number).network_path(&scope())] {
+            let state = management.resources[&path]["properties"]["provisioningState"].as_str();
+            assert_eq!((management.created[&path], state), (1, Some("Succeeded")), "{when}: {path}");
+        }
+        let machine = &management.machines[&id(number).machine_path(&scope())];
+        assert_eq!((machine.boots, machine.reimages), (1, 0), "{when}");
+    }
+    assert_eq!((management.changed, management.over_replicas), (0, 0), "{when}");
+    assert_eq!(management.count("DELETE", ""), 0, "{when}");
+    let lists = management.log.iter().filter(|it| it.path.ends_with("/virtualMachines")).count();
+    assert_eq!(lists, 0, "{when}");
+    assert!(lab.journal.is_empty(), "{when}");
+}
+
+/// Creates all machines once without a kill. Returns the most requests of one machine.
+async fn requests_of_a_machine() -> usize {
+    let lab = Lab::new(3).await;
+    create_all(&lab).await.unwrap();
+    assert_each_machine_exists_once(&lab, "nobody was killed");
+    let management = lab.server.management();
+    assert_eq!(management.throttled, 0);
+    management.requests / MACHINES
+}
+
+#[tokio::test]
+async fn fifty_machines_exist_once_though_the_client_is_killed_at_any_request() {
+    let steps = requests_of_a_machine().await;
+    assert!(steps >= 8, "{steps}");
+    let runs = if std::env::var("HEADWATER_AZURE_KILLS").is_ok_and(|it| it == "all") { 2 * steps } else { 2 };
+    for run in 0..runs {
+        let lab = Lab::new(3).await;
+        let rules = (0..MACHINES).map(|number| FaultRule {
+            method: None,
+            contains: id(number).as_str().to_owned(),
+            skip: (number + run / 2) % steps,
+            fault: if (number + run) % 2 == 0 { ArmFault::KillBefore } else { ArmFault::KillAfter },
+        });
+        lab.server.management().rules = rules.collect();
+        lab.server.management().lag = run % 3;
+        let clients = create_all_though_killed(&lab).await;
+        // One kill may end several requests at once.
+        assert!(clients > MACHINES / 4, "{clients}");
+        assert_each_machine_exists_once(&lab, &format!("run {run}, {clients} clients"));
+    }
+}
+
+#[tokio::test]
+async fn a_throttled_client_sends_nothing_until_azure_permits() {
+    let lab = Lab::new(3).await;
+    lab.server.management().faults = (0..200).map(|number| (number * 7, ArmFault::Throttled)).collect();
+    create_all(&lab).await.unwrap();
+    assert_each_machine_exists_once(&lab, "throttled");
+    let management = lab.server.management();
+    let throttled: Vec<_> = management.log.iter().filter(|it| it.status == 429).collect();
+    assert!(throttled.len() > 20, "{}", throttled.len());
+    for one in throttled {
+        // Requests at the same instant were sent before the answer.
+        let early = management
+            .log
+            .iter()
+            .find(|it| it.at > one.at && it.at < one.at + std::time::Duration::from_secs(3));
+        assert!(early.is_none(), "{early:?} after {one:?}");
+    }
+}
