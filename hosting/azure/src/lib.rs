@@ -37,6 +37,7 @@ mod escape;
 pub mod http;
 pub mod machines;
 pub mod pacer;
+pub mod sizes;
 pub mod token;
 pub mod upload;
 

@@ -4,5 +4,6 @@ mod kills;
 mod lab;
 mod machines;
 mod resources;
+mod sizes;
 mod tokens;
 mod uploads;
