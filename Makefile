@@ -6,6 +6,7 @@ TEST_TOOLS := $(BOOT_TOOLS) busybox=busybox-static nbdkit=nbdkit qemu-nbd=qemu-u
 CARGO_DEB := 3.8.0
 MDBOOK := 0.5.4
 AZURITE := 3.37.0
+AZURE_MGMT_COMPUTE := 39.0.0
 CONSOLE_TOOLS := node=nodejs npm=npm
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
@@ -145,7 +146,7 @@ filesystems: rust ## compare 200 random volumes of ext and 200 of NTFS with what
 	@xtask/need $(TEST_TOOLS)
 	HEADWATER_VOLUMES=$(or $(VOLUMES),200) cargo test --locked --package headwater-filesystems --test it random_volumes -- --nocapture $(ARGS)
 
-conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conformance suite, guests that boot over iSCSI, uploads to Azurite
+conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conformance suite, guests that boot over iSCSI, Azure against Microsoft's emulator and SDKs
 	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS) $(CONSOLE_TOOLS)
 	HEADWATER_VHOST_REQUESTS=200000 cargo test --locked --package headwater-testkit --package headwater-nbd --package headwater-iscsi \
 	    --package headwater-fuse --package headwater-vhost-user
@@ -164,6 +165,13 @@ conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conforma
 	[ -d build/azurite/$(AZURITE) ] || npm install --prefix build/azurite/$(AZURITE) --ignore-scripts --no-audit --no-fund --loglevel=error azurite@$(AZURITE)
 	cargo build --release --locked --package headwater-azure --example upload_vhd
 	node hosting/azure/azurite-test.mjs build/azurite/$(AZURITE) target/release/examples/upload_vhd
+	@xtask/need go=golang-go pip3=python3-pip
+	rm -f build/azure-bodies.jsonl
+	HEADWATER_AZURE_KILLS=all HEADWATER_AZURE_BODIES=$(CURDIR)/build/azure-bodies.jsonl cargo test --locked --package headwater-azure
+	cd testkit/azure/oracle && go run . $(CURDIR)/build/azure-bodies.jsonl
+	[ -d build/azure-client/$(AZURE_MGMT_COMPUTE) ] || pip3 install --quiet --target build/azure-client/$(AZURE_MGMT_COMPUTE) azure-mgmt-compute==$(AZURE_MGMT_COMPUTE)
+	cargo build --locked --package headwater-testkit-azure
+	PYTHONPATH=build/azure-client/$(AZURE_MGMT_COMPUTE) python3 testkit/azure/client.py target/debug/headwater-testkit-azure
 
 fuzz: rust ## fuzz the readers of formats and wires with coverage, TIME=60 seconds each, JOBS at a time, TARGETS="a b"
 	@xtask/need g++=g++ qemu-img=qemu-utils
