@@ -281,7 +281,9 @@ impl Management {
         }
         self.resources.insert(call.path.to_owned(), wanted.clone());
         let creation = Operation::new(call.path, Effect::Create).failing(error);
-        Ok(self.accepted(201, call, creation, &wanted))
+        // Microsoft's SDKs accept no other status of each kind.
+        let status = if kind == DISKS { 202 } else { 201 };
+        Ok(self.accepted(status, call, creation, &wanted))
     }
 
     /// A `PUT` of a resource that exists.
