@@ -1,12 +1,17 @@
-//! Tests that 50 machines exist exactly once though the client is killed before and after its requests.
+//! Tests that 50 machines exist exactly once though the client is killed before and after its requests, and that the
+//! life of a machine is the same whatever fault each request meets.
 //!
 //! A kill drops the client at one request; the request was executed or not. A new client continues with the same
 //! journal. In one run the client is killed once for each machine, at a request that depends on the machine.
-//! `HEADWATER_AZURE_KILLS=all` runs it for every request of every machine; else two of these runs are made.
+//! `HEADWATER_AZURE_KILLS=all` runs it for every request of every machine; else two of these runs are made. The same
+//! variable gives each request of a machine's life each fault; else every third request gets one.
+
+use std::cell::Cell;
 
 use futures_util::StreamExt;
 use futures_util::stream;
-use headwater_azure::AzureError;
+use headwater_azure::machines::WhenOff;
+use headwater_azure::{AzureError, Machines};
 use headwater_testkit_azure::arm::{ArmFault, FaultRule};
 
 use crate::lab::{Lab, id, scope, spec};
@@ -17,7 +22,7 @@ const MACHINES: usize = 50;
 async fn create_all(lab: &Lab) -> Result<(), AzureError> {
     let arm = lab.arm();
     arm.recover().await?;
-    let machines = headwater_azure::Machines::new(arm, scope(), lab.clock.clone());
+    let machines = Machines::new(arm, scope(), lab.clock.clone());
     let machines = &machines;
     let creations = stream::iter(0..MACHINES)
         .map(|number| async move { machines.create(&id(number), &spec(number)).await });
@@ -89,6 +94,78 @@ async fn fifty_machines_exist_once_though_the_client_is_killed_at_any_request() 
         // One kill may end several requests at once.
         assert!(clients > MACHINES / 4, "{clients}");
         assert_each_machine_exists_once(&lab, &format!("run {run}, {clients} clients"));
+    }
+}
+
+/// The life of a machine. A client that is killed in a step is followed by a client that repeats the step.
+const STEPS: usize = 7;
+
+async fn step(machines: &Machines, number: usize) -> Result<(), AzureError> {
+    let (machine, wanted) = (id(1), spec(1));
+    match number {
+        0 => machines.create(&machine, &wanted).await.map(drop),
+        1 | 3 => machines.reset(&machine, &wanted).await.map(drop),
+        2 => machines.restart(&machine).await,
+        4 => machines.stop(&machine, WhenOff::Delete).await,
+        5 => machines.start(&machine, &wanted).await.map(drop),
+        _ => machines.remove(&machine).await,
+    }
+}
+
+async fn live(lab: &Lab, done: &Cell<usize>) -> Result<(), AzureError> {
+    let arm = lab.arm();
+    arm.recover().await?;
+    let machines = Machines::new(arm, scope(), lab.clock.clone());
+    while done.get() < STEPS {
+        step(&machines, done.get()).await?;
+        done.set(done.get() + 1);
+    }
+    Ok(())
+}
+
+/// Returns the number of requests.
+async fn live_though(at: usize, fault: Option<ArmFault>) -> usize {
+    let (lab, done) = (Lab::new(1).await, Cell::new(0));
+    lab.server.management().faults.extend(fault.map(|fault| (at, fault)));
+    loop {
+        tokio::select! {
+            lived = live(&lab, &done) => {
+                lived.unwrap_or_else(|error| panic!("{fault:?} at {at}, step {}: {error}", done.get()));
+                break;
+            }
+            () = lab.server.killed.notified() => {}
+        }
+    }
+    let when = format!("{fault:?} at {at}");
+    assert_eq!(lab.there(), (vec![], vec![]), "{when}");
+    assert!(lab.journal.is_empty(), "{when}");
+    let management = lab.server.management();
+    let machine = id(1).machine_path(&scope());
+    // Created and, after it was off, created again. A reset that was interrupted may reimage once more.
+    assert_eq!((management.created[&machine], management.changed), (2, 0), "{when}");
+    assert_eq!(management.created[&id(1).network_path(&scope())], 1, "{when}");
+    management.requests
+}
+
+#[tokio::test]
+async fn the_life_of_a_machine_survives_each_fault_at_each_request() {
+    let faults = [
+        ArmFault::KillBefore,
+        ArmFault::KillAfter,
+        ArmFault::CutBefore,
+        ArmFault::CutAfter,
+        ArmFault::Unavailable,
+        ArmFault::Unauthorized,
+        ArmFault::Throttled,
+    ];
+    let requests = live_though(0, None).await;
+    assert!(requests > 40, "{requests}");
+    let all = std::env::var("HEADWATER_AZURE_KILLS").is_ok_and(|it| it == "all");
+    for at in (0..requests).step_by(if all { 1 } else { 3 }) {
+        let chosen = if all { &faults[..] } else { std::slice::from_ref(&faults[at / 3 % faults.len()]) };
+        for fault in chosen {
+            live_though(at, Some(*fault)).await;
+        }
     }
 }
 
