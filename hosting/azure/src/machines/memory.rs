@@ -1,4 +1,4 @@
-//! Remembers which sizes Azure has refused, so that the next machines do not ask for them in vain.
+//! Remembers which sizes Azure has refused, so that other machines do not request them again.
 //!
 //! | refusal | remembered for | how long |
 //! |---|---|---|

@@ -18,7 +18,7 @@ pub fn replicas(machines: u32, ratio: u32, max: u32) -> u32 {
     machines.div_ceil(ratio.max(1)).clamp(1, max.max(1))
 }
 
-/// What to do with the replicas of a version.
+/// A change of the number of replicas of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplicaStep {
     /// Nothing.
@@ -62,7 +62,7 @@ fn plain(region: &str) -> String {
     region.chars().filter(|c| !c.is_whitespace()).collect::<String>().to_ascii_lowercase()
 }
 
-/// Limits the creations of machines that are in progress, for each version.
+/// Limits the number of machines that are being created from one version.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     images: Mutex<HashMap<String, Creations>>,

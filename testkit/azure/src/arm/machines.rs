@@ -9,7 +9,7 @@ use super::{Call, Refusal, Reply, refuse, reply};
 /// Microsoft recommends one replica for this many machines that are created at the same time.
 const CREATIONS_PER_REPLICA: usize = 20;
 
-/// What a machine has done.
+/// The history of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineFacts {
     /// Azure's identifier, which is new for each created machine.
@@ -171,7 +171,7 @@ impl Management {
         self.resources.get(path).map(|vm| nics(vm).into_iter().map(|it| it.0).collect()).unwrap_or_default()
     }
 
-    /// What happens to a machine at the end of an operation.
+    /// Changes a machine at the end of an operation.
     pub(super) fn change_machine(&mut self, path: &str, effect: &Effect) {
         if !path.contains(MACHINES) {
             return;
@@ -207,7 +207,7 @@ impl Management {
         self.resources.insert(disk, body);
     }
 
-    /// What a machine takes with it when it is deleted.
+    /// Removes the disks and interfaces that are deleted together with a machine.
     pub(super) fn end_machine(&mut self, path: &str) {
         let Some(vm) = self.resources.get(path).filter(|_| path.contains(MACHINES)).cloned() else { return };
         for (nic, is_deleted) in nics(&vm) {

@@ -14,7 +14,7 @@ const RESERVED: Duration = Duration::from_secs(180);
 /// After this time an operation ends though nobody polls it.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What an operation does at its end.
+/// The effect of an operation at its end.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Effect {
     Create,
