@@ -22,13 +22,13 @@ use headwater_volume::{LittleSpace, Volume, VolumeOptions};
 use headwater_writecache::overflow::{BRIEF_NAME, check_directory};
 use headwater_writecache::pressure::SystemPressure;
 use headwater_writecache::{Handover, Host, MAX_WEIGHT, MIN_DISK_BYTES, MIN_RAM_BYTES};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
 use self::in_keeper::DiskInKeeper;
 use self::recordings::Recording;
 use self::scratch::Scratch;
-use self::served::{ServedParts, ServedVolume, Server};
+use self::served::{PersistentUse, ServedParts, ServedVolume, Server};
 use crate::adapters::contents::{self, ScanPermit, Scans};
 use crate::adapters::frozen::{FrozenVolume, or_discard};
 use crate::adapters::images::{check_bootable, check_signed, hash_of, image_failed};
@@ -77,6 +77,9 @@ struct Readable {
     kept: Mutex<HashMap<Uuid, SnapshotLeases>>,
     /// The permits for scans of write caches, of all machines.
     scans: Arc<Scans>,
+    /// All disks are left to the next process, so that none is served any more. Locked for reading from the moment at which the keeper
+    /// may not have a disk until the disk is in `on`: a hand-over in between would leave it to nobody.
+    handed_over: RwLock<bool>,
 }
 
 impl Readable {
@@ -204,8 +207,10 @@ impl Volumes {
         })
     }
 
-    /// Stops to serve the disks of machines that are on, and leaves them to the next process. Blocks.
+    /// Stops to serve the disks of machines that are on, and leaves them to the next process. Blocks, also if another thread does this.
     pub fn hand_over(&self) {
+        let mut handed_over = self.readable.handed_over.write();
+        *handed_over = true;
         let on = self.readable.on();
         std::thread::scope(|scope| {
             for served in &on {
@@ -216,6 +221,11 @@ impl Volumes {
                 });
             }
         });
+    }
+
+    /// Whether the disks are left to the next process. Blocks while they are being handed over.
+    pub fn is_handed_over(&self) -> bool {
+        *self.readable.handed_over.read()
     }
 
     /// Fails reads that wait for the store, and later ones: nobody needs them any more.
@@ -548,7 +558,8 @@ impl Opener {
     /// Opens a persistent disk that no machine uses, frozen.
     fn freeze_persistent(&self, request: PersistentDiskRequest) -> Result<FrozenVolume, BackendError> {
         if self.files.is_incomplete(request.kept.id) {
-            let message = "the machine's last writes are lost, because the host's disk failed or was full when they were saved";
+            let message = "the machine's last writes may be missing on its persistent disk: the disk process or the host ended while the machine \
+                           used it, or the host's disk failed or was full when they were saved";
             return Err(BackendError::new(ProblemKind::Conflict, message)
                 .advise("start the machine, check its files, and stop it: when it has stopped with all writes saved, a version can be made of its disk"));
         }
@@ -569,6 +580,27 @@ impl Opener {
             Opening::unbooted(request.kept),
         )?;
         FrozenVolume::of_nobody(&self.store, request.version, volume, pin)
+    }
+
+    /// Serves a disk on the machine's socket. A persistent disk is marked as used first.
+    fn bind(
+        &self,
+        request: &DiskRequest,
+        socket: &Path,
+        device: Arc<dyn Device>,
+        is_recovered: bool,
+    ) -> Result<(Server, Option<PersistentUse>), BackendError> {
+        let begin = |kept: PersistentDiskRef| PersistentUse::begin(&self.files, kept.id, &request.machine);
+        let kept = request.kept.map(begin).transpose()?;
+        let serial = headwater_qemu::disk_serial(request.uuid);
+        match Server::bind(request, socket, serial, device, is_recovered) {
+            Ok(server) => Ok((server, kept)),
+            Err(error) => {
+                // Without a server nobody has written, so that nothing can be lost.
+                let _ = kept.map(|kept| kept.end(&self.files, Ok(()), false));
+                Err(error)
+            }
+        }
     }
 
     /// Opens a machine's disk and serves it: a new one, or the one that another process `left`.
@@ -599,26 +631,35 @@ impl Opener {
         let device = recording.as_ref().map_or_else(|| volume.clone() as Arc<dyn Device>, Recording::device);
         let scratch = Scratch::open(&self, &request, little_space, is_recovered, left_scratch)
             .inspect_err(|_| forget(&volume))?;
+        // Another process may still recover the disk, so its memory and the keeper's part stay then.
+        let give_up = |scratch: Option<Scratch>| {
+            forget(&volume);
+            match scratch {
+                Some(scratch) if is_recovered => {
+                    scratch.stop();
+                    scratch.volume.close();
+                }
+                Some(scratch) => scratch.close(&self.totals),
+                None => {}
+            }
+        };
+        let handed_over = self.readable.handed_over.read();
+        if *handed_over {
+            give_up(scratch);
+            let message = "the disk process hands its disks over";
+            return Err(BackendError::new(ProblemKind::Unavailable, message).advise("try again"));
+        }
         // Before the machine can use it.
         let caches = in_keeper::caches(&volume, scratch.as_ref());
         let in_keeper = DiskInKeeper::begin(self.keeper.as_ref(), &request, caches, is_recovered);
-        let serial = headwater_qemu::disk_serial(request.uuid);
-        let server = match Server::bind(&request, &socket, serial, device, is_recovered) {
-            Ok(server) => server,
+        let served = self.bind(&request, &socket, device, is_recovered).inspect_err(|_| match is_recovered {
+            true => in_keeper.give_back(in_keeper::caches(&volume, scratch.as_ref())),
+            false => in_keeper.end(),
+        });
+        let (server, kept) = match served {
+            Ok(served) => served,
             Err(error) => {
-                forget(&volume);
-                if is_recovered {
-                    // Another process may still recover the disk, so its memory and the keeper's part stay.
-                    if let Some(scratch) = scratch {
-                        scratch.stop();
-                        scratch.volume.close();
-                    }
-                    return Err(error);
-                }
-                in_keeper.end();
-                if let Some(scratch) = scratch {
-                    scratch.close(&self.totals);
-                }
+                give_up(scratch);
                 return Err(error);
             }
         };
@@ -628,7 +669,7 @@ impl Opener {
             mode: request.cache.mode,
             transport: request.transport,
             files: self.files,
-            kept: request.kept.map(|kept| kept.id),
+            kept,
             failing: Mutex::default(),
             store: self.store,
             below: request.version,
@@ -645,7 +686,7 @@ impl Opener {
         let mut on = self.readable.on.lock();
         on.retain(|_, disk| disk.strong_count() > 0);
         on.insert(request.machine, Arc::downgrade(&served));
-        drop(on);
+        drop((on, handed_over));
         Ok(served)
     }
 }

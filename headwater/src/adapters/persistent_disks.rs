@@ -8,24 +8,22 @@
 //! removal deletes the key first and then the cache. So a cache without a key cannot be read, and a key without a cache means that
 //! the cache was lost: that is an error, and no reason to begin with an empty disk.
 //!
-//! A close that cannot save the last writes creates `keys/disk-UUID.incomplete`, and the next close that saves all writes removes it. It
-//! is beside the keys because they may be on another file system than the cache that failed. If it cannot be created, the daemon
-//! keeps the mark in memory, and retries when the disk is opened or asked about.
+//! Before a machine can write to its disk, `keys/disk-UUID.incomplete` is created. A close that saves all writes removes it. So the mark
+//! stays if the last writes cannot be saved, and if the process or the host ends before it has saved them. The mark is beside the keys
+//! because they may be on another file system than the cache that failed.
 //!
 //! Several daemons may share the directory of caches, by a link or a mount, but each has its own keys: a cache with no file in `keys/`
 //! belongs to another daemon. So a removal creates `disk-UUID.incomplete` before it deletes the key, and deletes this file last.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use headwater_api::ProblemKind;
 use headwater_service::backend::{BackendError, PersistentDiskRef};
 use headwater_store::Hash;
 use headwater_volume::PersistentOptions;
-use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::keys;
@@ -37,8 +35,6 @@ pub struct PersistentDiskFiles {
     pub cache_dir: PathBuf,
     /// The directory of their keys.
     pub keys_dir: PathBuf,
-    /// Incomplete disks whose mark could not be written.
-    unrecorded: Arc<Mutex<HashSet<Uuid>>>,
 }
 
 /// The name of the directory of a disk's write cache.
@@ -49,7 +45,7 @@ pub fn name(id: Uuid) -> String {
 /// The ending of the name of a key whose cache does not exist yet.
 const NEW: &str = ".new";
 
-/// The ending of the name of a file that marks a disk: the last writes are missing, or the disk is being removed.
+/// The ending of the name of a file that marks a disk: a machine uses it, the last writes may be missing, or the disk is being removed.
 const INCOMPLETE: &str = ".incomplete";
 
 /// The disk that a file or directory belongs to.
@@ -62,7 +58,7 @@ fn id_of(name: &std::ffi::OsStr) -> Option<Uuid> {
 impl PersistentDiskFiles {
     /// Disks in these directories.
     pub fn new(cache_dir: PathBuf, keys_dir: PathBuf) -> Self {
-        Self { cache_dir, keys_dir, unrecorded: Arc::default() }
+        Self { cache_dir, keys_dir }
     }
 
     /// Calls `open` with the options of the disk, and creates the disk if it does not exist. If `open` fails before the cache exists, the
@@ -74,7 +70,6 @@ impl PersistentDiskFiles {
         open: impl FnOnce(PersistentOptions) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
         let id = kept.id;
-        self.retry_mark(id);
         let opened = self.options(kept, manifest).and_then(open);
         let new_key = self.new_key(id);
         if !new_key.exists() {
@@ -120,35 +115,37 @@ impl PersistentDiskFiles {
         self.keys_dir.join(name(id) + INCOMPLETE)
     }
 
-    /// Whether a disk lacks its last writes.
+    /// Whether a machine uses a disk, or the last writes to it may be missing.
     pub fn is_incomplete(&self, id: Uuid) -> bool {
-        self.retry_mark(id) || self.incomplete(id).exists()
+        // If that cannot be found out, the writes may be missing.
+        !matches!(self.incomplete(id).try_exists(), Ok(false))
     }
 
-    /// Writes or removes the mark of a disk that lacks its last writes.
+    /// Marks a disk before its machine can write to it. Returns whether its last writes may be missing from an earlier use.
+    pub fn begin_use(&self, id: Uuid) -> Result<bool, BackendError> {
+        let was_incomplete = self.is_incomplete(id);
+        self.set_incomplete(id, true).map_err(|e| {
+            let message = format!(
+                "cannot record that the machine uses its persistent disk: cannot create {}",
+                self.incomplete(id).display()
+            );
+            BackendError::from_io(message, e)
+        })?;
+        Ok(was_incomplete)
+    }
+
+    /// Creates or removes the mark of a disk.
     pub fn set_incomplete(&self, id: Uuid, is_incomplete: bool) -> std::io::Result<()> {
         let note = self.incomplete(id);
         if is_incomplete {
-            self.unrecorded.lock().insert(id);
             File::create(note)?;
-            File::open(&self.keys_dir)?.sync_all()?;
         } else {
             match std::fs::remove_file(note) {
-                Err(e) if e.kind() == ErrorKind::NotFound => {}
-                removed => removed.and_then(|()| File::open(&self.keys_dir)?.sync_all())?,
+                Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+                removed => removed?,
             }
         }
-        self.unrecorded.lock().remove(&id);
-        Ok(())
-    }
-
-    /// Retries to write the mark of a disk, if that failed before. Returns whether such a mark was missing.
-    fn retry_mark(&self, id: Uuid) -> bool {
-        let is_unrecorded = self.unrecorded.lock().contains(&id);
-        if is_unrecorded && let Err(error) = self.set_incomplete(id, true) {
-            tracing::error!(disk = %id, %error, "cannot record that a persistent disk lacks its last writes");
-        }
-        is_unrecorded
+        File::open(&self.keys_dir)?.sync_all()
     }
 
     /// Whether there is a cache.

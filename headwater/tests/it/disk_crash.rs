@@ -261,11 +261,16 @@ fn a_persistent_disk_keeps_what_was_flushed_before_a_kill() {
         wait_until("the daemon uses it", || snapshot().is_object());
         // The disk is not served until its machine is started again.
         assert!(snapshot()["disks"].get(&disk.uuid).is_none(), "kill {kill}");
+        // Nor is a version made of it without the writes that may be missing.
+        let refused = disk.freeze()["failed"]["problem"].clone();
+        assert_eq!(refused["kind"], "conflict", "{refused}");
+        assert!(refused["message"].as_str().unwrap().contains("last writes may be missing"), "{refused}");
         disk.open_again(true);
         let written = check(&*connect(&disk), &expected);
         assert!(written > 50, "kill {kill}: {written}");
     }
     disk.close();
+    assert!(disk.freeze()["done"].is_object());
 }
 
 #[test]

@@ -79,6 +79,15 @@ impl DiskInKeeper {
         keeper.put_disk(&request.lock(), caches)
     }
 
+    /// Gives the keeper a persistent disk again that was taken over and is not served. It is as it was when it was handed over.
+    pub(super) fn give_back(&self, caches: std::io::Result<LeftCaches>) {
+        let Some(Held { request, is_ephemeral: false, .. }) = &self.0 else { return };
+        let given = caches.map_err(anyhow::Error::from).and_then(|caches| self.hand_over(&caches));
+        if let Err(error) = given {
+            tracing::error!(machine = %request.lock().machine, "its disk is not given back to the keeper: {error:#}");
+        }
+    }
+
     /// Records the disk's new limits for the next disk process.
     pub(super) fn set_limits(&self, cache: &CacheSettings) {
         if let Some(Held { keeper, request, is_ephemeral }) = &self.0 {

@@ -90,13 +90,49 @@ impl Server {
     }
 }
 
+/// The use of a persistent disk by a machine that is on. It is marked beside the disk, so that a seal does not make a version without the
+/// last writes, however the use ends.
+#[derive(Clone, Copy)]
+pub(super) struct PersistentUse {
+    id: Uuid,
+    /// The last writes of an earlier use may be missing.
+    was_incomplete: bool,
+}
+
+impl PersistentUse {
+    /// Begins before the machine can write.
+    pub(super) fn begin(files: &PersistentDiskFiles, id: Uuid, machine: &str) -> Result<Self, BackendError> {
+        let was_incomplete = files.begin_use(id)?;
+        if was_incomplete {
+            tracing::warn!(machine, disk = %id, "the last writes of an earlier run may be missing on its persistent disk: check its files");
+        }
+        Ok(Self { id, was_incomplete })
+    }
+
+    /// Ends after the last writes were saved, or not. A use without a request must not clear an earlier record of lost writes.
+    pub(super) fn end(
+        self,
+        files: &PersistentDiskFiles,
+        saved: Result<(), IoError>,
+        is_used: bool,
+    ) -> Result<(), BackendError> {
+        saved.map_err(not_saved)?;
+        if (is_used || !self.was_incomplete)
+            && let Err(error) = files.set_incomplete(self.id, false)
+        {
+            tracing::error!(disk = %self.id, %error, "cannot record that a persistent disk has its last writes: no version can be made of it until the next stop of its machine");
+        }
+        Ok(())
+    }
+}
+
 /// An open disk of a machine that is on.
 pub(super) struct ServedVolume {
     pub(super) machine: String,
     pub(super) mode: CacheMode,
     pub(super) files: PersistentDiskFiles,
-    /// The id of the persistent disk, if it is one.
-    pub(super) kept: Option<Uuid>,
+    /// The use of the persistent disk, if it is one.
+    pub(super) kept: Option<PersistentUse>,
     /// Since when the write cache could not be saved.
     pub(super) failing: Mutex<Failing>,
     pub(super) store: Arc<dyn Store>,
@@ -164,7 +200,7 @@ impl ServedVolume {
         }
         drop(recording);
         if let Some(kept) = self.kept {
-            noted(&self.files, kept, self.volume.try_close())?;
+            kept.end(&self.files, self.volume.try_close(), is_used(&self.volume))?;
             let caches = super::in_keeper::caches(&self.volume, scratch.as_ref());
             let caches = caches.map_err(|e| BackendError::from_io("cannot hand over its scratch disk", e))?;
             self.in_keeper.hand_over(&caches).map_err(|e| {
@@ -309,8 +345,7 @@ impl Disk for ServedVolume {
             volume.end();
             // Writes that wait for space give up, or the server would wait for them.
             let saved = volume.try_close();
-            let used = volume.counters();
-            let is_used = parts.is_some() && used.read_ops + used.write_ops > 0;
+            let is_first = parts.is_some();
             if let Some(ServedParts { server, recording, scratch, pin, version }) = parts {
                 server.stop();
                 if let Some(scratch) = scratch {
@@ -321,9 +356,8 @@ impl Disk for ServedVolume {
             }
             totals.closed(&volume);
             match kept {
-                // Closing again has nothing to save, and a failed start must not clear an earlier record of lost
-                // writes.
-                Some(kept) if saved.is_err() || is_used => noted(&files, kept, saved),
+                // Closing again has nothing to save.
+                Some(kept) if is_first => kept.end(&files, saved, is_used(&volume)),
                 _ => saved.map_err(not_saved),
             }
         })
@@ -331,13 +365,10 @@ impl Disk for ServedVolume {
     }
 }
 
-/// Records beside a persistent disk that its last writes are missing, or removes that record if they are saved. A seal
-/// must not make a version without them.
-fn noted(files: &PersistentDiskFiles, kept: Uuid, saved: Result<(), IoError>) -> Result<(), BackendError> {
-    if let Err(error) = files.set_incomplete(kept, saved.is_err()) {
-        tracing::error!(disk = %kept, %error, "cannot record whether a persistent disk has its last writes");
-    }
-    saved.map_err(not_saved)
+/// Whether a machine has sent a request.
+fn is_used(volume: &Volume) -> bool {
+    let used = volume.counters();
+    used.read_ops + used.write_ops > 0
 }
 
 fn not_saved(error: IoError) -> BackendError {

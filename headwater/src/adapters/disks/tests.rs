@@ -459,6 +459,65 @@ impl IoEngine for Unsynced {
     }
 }
 
+/// The real engine; a sync begins only once the receiver has got something, if there is one.
+struct HeldUp {
+    real: Arc<dyn IoEngine>,
+    until: Arc<Mutex<Option<std::sync::mpsc::Receiver<()>>>>,
+    steps: Arc<Mutex<Vec<&'static str>>>,
+}
+
+impl IoEngine for HeldUp {
+    fn submit(&self, op: IoOp) {
+        self.real.submit(op);
+    }
+
+    fn write_at(&self, file: &std::fs::File, bytes: &[u8], offset: u64) -> std::io::Result<()> {
+        self.real.write_at(file, bytes, offset)
+    }
+
+    fn sync(&self, file: &std::fs::File) -> std::io::Result<()> {
+        let until = self.until.lock().take();
+        if let Some(until) = until {
+            until.recv().unwrap();
+            // A second closing that does not wait for this one has ended by then.
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            self.steps.lock().push("saved");
+        }
+        self.real.sync(file)
+    }
+}
+
+#[test]
+fn who_closes_a_disk_again_waits_until_it_is_saved() {
+    let mut fixture = Fixture::new();
+    let (until, steps) = <(Arc<Mutex<_>>, Arc<Mutex<Vec<_>>>)>::default();
+    let engine =
+        HeldUp { real: open_engine().unwrap(), until: Arc::clone(&until), steps: Arc::clone(&steps) };
+    fixture.volumes.host = Arc::new(Host::with_engine(u64::MAX, Arc::new(engine)).unwrap());
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+    let request = DiskRequest { kept: Some(fixture.request.kept), ..fixture.disk(fixture.request.cache) };
+    let disk = runtime.block_on(fixture.volumes.open(request)).unwrap();
+    let served = fixture.volumes.readable.of_machine("lab").unwrap();
+    blocking::write(&*served.volume, 0, &[1; 4096]).unwrap();
+    drop(served);
+    let (go_on, hold_up) = std::sync::mpsc::channel();
+    *until.lock() = Some(hold_up);
+    let close = |name| {
+        let (disk, steps) = (Arc::clone(&disk), Arc::clone(&steps));
+        runtime.spawn(async move {
+            disk.close().await.unwrap();
+            steps.lock().push(name);
+        })
+    };
+    let first = close("closed");
+    wait_until("the closing saves the disk", || until.lock().is_none());
+    let second = close("closed");
+    go_on.send(()).unwrap();
+    runtime.block_on(first).unwrap();
+    runtime.block_on(second).unwrap();
+    assert_eq!(*steps.lock(), ["saved", "closed", "closed"]);
+}
+
 #[test]
 fn a_kept_disk_that_is_not_made_durable_is_an_alarm_until_it_is_opened_again() {
     let mut fixture = Fixture::new();
@@ -519,7 +578,7 @@ fn a_kept_disk_without_its_last_writes_is_an_alarm_and_an_error_and_no_version()
     drop((disk, served));
     is_full.store(false, Ordering::Relaxed);
     let refused = seals().unwrap_err();
-    let says = (refused.kind(), refused.to_string().contains("last writes are lost"));
+    let says = (refused.kind(), refused.to_string().contains("last writes may be missing"));
     assert_eq!(says, (ProblemKind::Conflict, true), "{refused}");
     // A start that fails changes nothing of that.
     let (disk, served) = open();
@@ -537,29 +596,28 @@ fn a_kept_disk_without_its_last_writes_is_an_alarm_and_an_error_and_no_version()
 }
 
 #[test]
-fn a_kept_disk_without_its_last_writes_is_no_version_where_that_cannot_be_noted_either() {
-    let mut fixture = Fixture::new();
-    let (_, is_full) = fixture.fails_on_demand();
+fn a_disk_whose_use_cannot_be_recorded_is_not_served() {
+    let fixture = Fixture::new();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let PersistentDiskRequest { kept, cache, .. } = fixture.request;
-    let request = DiskRequest { kept: Some(kept), ..fixture.disk(cache) };
-    let disk = runtime.block_on(fixture.volumes.open(request)).unwrap();
-    let served = fixture.volumes.readable.of_machine("lab").unwrap();
-    blocking::write(&*served.volume, 0, &[2; 4096]).unwrap();
-    is_full.store(true, Ordering::Relaxed);
-    // The note has no place, as in a directory that is on the disk which is full.
-    let note = fixture.dir.path().join(format!("keys/disk-{}.incomplete", kept.id));
-    std::os::unix::fs::symlink("nowhere/at/all", &note).unwrap();
-    assert_eq!(runtime.block_on(disk.close()).unwrap_err().kind(), ProblemKind::NoSpace);
-    drop((disk, served));
-    is_full.store(false, Ordering::Relaxed);
+    let open = || {
+        let request = DiskRequest { kept: Some(kept), ..fixture.disk(cache) };
+        runtime.block_on(fixture.volumes.open(request))
+    };
     let seals = || runtime.block_on(fixture.volumes.open_persistent(fixture.request.clone())).map(drop);
-    assert_eq!(seals().unwrap_err().kind(), ProblemKind::Conflict);
-    // And it is noted as soon as it can be.
-    std::fs::remove_file(&note).unwrap();
-    assert_eq!(seals().unwrap_err().kind(), ProblemKind::Conflict);
-    assert!(note.exists());
-    assert_eq!(seals().unwrap_err().kind(), ProblemKind::Conflict);
+    runtime.block_on(open().unwrap().close()).unwrap();
+    seals().unwrap();
+    // The mark cannot be created, as in a directory without space.
+    let mark = fixture.dir.path().join(format!("keys/disk-{}.incomplete", kept.id));
+    std::os::unix::fs::symlink("nowhere/at/all", &mark).unwrap();
+    let refused = open().err().expect("it cannot be recorded");
+    assert!(refused.to_string().contains("cannot record that the machine uses"), "{refused}");
+    std::fs::remove_file(&mark).unwrap();
+    seals().unwrap();
+    let disk = open().unwrap();
+    assert!(mark.exists());
+    runtime.block_on(disk.close()).unwrap();
+    assert!(!mark.exists());
 }
 
 #[test]

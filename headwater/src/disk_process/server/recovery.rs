@@ -90,6 +90,8 @@ impl Shared {
     fn take_over(&self, volumes: &Volumes, uuid: Uuid, left: anyhow::Result<LeftDisk>) -> bool {
         match left.and_then(|left| self.recover_disk(volumes, left)) {
             Ok(machine) => tracing::info!(machine, "its disk is taken over"),
+            // The keeper has told this process to give its disks back.
+            Err(_) if volumes.is_handed_over() => return false,
             Err(error) if keeper::is_tried() => {
                 tracing::error!(%uuid, "this program cannot take a disk over, so the program from before serves again: {error:#}");
                 return false;

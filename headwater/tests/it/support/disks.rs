@@ -80,13 +80,25 @@ impl LoneDisk {
         disk
     }
 
+    fn cache(&self) -> Value {
+        json!({
+            "mode": "ram+disk", "ram_bytes": 24 << 20, "disk_bytes": 1 << 30, "persistent": self.is_persistent,
+            "weight": 100,
+        })
+    }
+
+    /// Freezes a persistent disk that is closed, as a seal does, for a moment. Returns the answer.
+    pub fn freeze(&self) -> Value {
+        let kept = json!({ "id": self.uuid, "is_begun": true });
+        let request =
+            json!({ "kept": kept, "version": self.version, "cache": self.cache(), "is_edit": false });
+        ask(&self.dir, &json!({ "open_persistent": { "request": request } }))
+    }
+
     /// Opens a persistent disk again.
     pub fn open_again(&self, is_begun: bool) {
         let kept = self.is_persistent.then(|| json!({ "id": self.uuid, "is_begun": is_begun }));
-        let cache = json!({
-            "mode": "ram+disk", "ram_bytes": 24 << 20, "disk_bytes": 1 << 30, "persistent": self.is_persistent,
-            "weight": 100,
-        });
+        let cache = self.cache();
         let request = json!({
             "machine": self.name, "uuid": self.uuid, "run_dir": self.dir.join("run").join(&self.name),
             "version": self.version, "cache": cache, "kept": kept, "goes_on": true, "is_recorded": false,
