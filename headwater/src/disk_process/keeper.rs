@@ -14,7 +14,8 @@
 //! | by SIGKILL, from somebody, or from the kernel because memory is short | another one, always |
 //! | otherwise, while it took a disk over, and it was the third time within a minute | another one, without that disk |
 //! | otherwise, for the fourth time within a minute | the keeper ends, and all machines with it |
-//! | after it was told to hand its disks over ([`super::upgrade`]) | that of the new program; if it does not serve in time, that of the old one. If it refuses to hand them over, it does not end |
+//! | after it was told to hand its disks over ([`super::upgrade`]) | that of the new program. If it refuses to hand them over, or is late, it does not end |
+//! | after it was told to give its disks back, because it is the new program's and does not serve them in time | that of the old program. If it cannot save persistent disks, it does not end, and the new program goes on |
 //! | otherwise | another one; after two times within a minute it takes the disks over one by one, and waits after each |
 
 use std::collections::{BTreeMap, VecDeque};
@@ -44,7 +45,7 @@ const MAX_CRASHES_OF_A_DISK: usize = 3;
 const CRASHES_UNTIL_CAREFUL: usize = 2;
 const CRASHES_WITHIN: Duration = Duration::from_secs(60);
 
-/// How long a disk process may take to hand its disks over. A persistent disk is saved then.
+/// How long a disk process may take to hand its disks over, or to give them back. A persistent disk is saved then.
 const HANDS_OVER_WITHIN: Duration = Duration::from_secs(60);
 /// How long the disk process of a new program may take to serve the disks.
 const SERVES_WITHIN: Duration = Duration::from_secs(10);
@@ -122,10 +123,20 @@ struct Upgrade {
     asked: Asked,
     versions: Versions,
     begun: Instant,
-    /// Whether the old disk process has ended, so that the new program's is to serve.
-    is_tried: bool,
+    step: Step,
     /// How many disks the new program gets.
     disks: usize,
+}
+
+/// The step of an upgrade that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// The old disk process hands its disks over.
+    HandsOver,
+    /// The disk process of the new program takes them over.
+    TakesOver,
+    /// It was late, and gives them back since then.
+    GivesBack(Instant),
 }
 
 impl Upgrade {
@@ -223,9 +234,8 @@ impl Keeping {
         }
         match self.crashes.count(Instant::now(), !uuid.is_empty()) {
             Next::GoOn => {
-                let disks = self.kept.keys().filter(|name| is_request(name)).count();
                 tracing::error!(
-                    disks,
+                    disks = self.disks(),
                     "the disk process has crashed ({status}): the next one takes its disks over"
                 );
                 Ok(())
@@ -255,19 +265,24 @@ impl Keeping {
     /// Goes on with an upgrade after a disk process has ended. `false`: there is none, or no disk process is to follow.
     async fn goes_on_with_upgrade(&mut self, status: ExitStatus, is_asked: bool) -> bool {
         let Some(mut upgrade) = self.upgrade.take() else { return false };
-        if is_asked || (status.success() && !upgrade.is_tried) {
+        let is_tried = upgrade.step != Step::HandsOver;
+        if is_asked || (status.success() && !is_tried) {
             upgrade.asked.answer(Err("the disk process was told to end meanwhile".to_owned())).await;
             return false;
         }
         self.taken_over.clear();
-        if upgrade.is_tried {
+        if let Step::GivesBack(_) = upgrade.step {
+            let why =
+                format!("the new program has not served the disks within {} s", SERVES_WITHIN.as_secs());
+            upgrade.go_back(&why).await;
+        } else if is_tried {
             let why = format!("the new program has ended before it served the disks ({status})");
             upgrade.go_back(&why).await;
         } else {
             if status.code() != Some(i32::from(HANDED_OVER)) {
                 tracing::error!("the disk process has crashed while it handed its disks over ({status})");
             }
-            upgrade.is_tried = true;
+            upgrade.step = Step::TakesOver;
             self.upgrade = Some(upgrade);
         }
         true
@@ -276,7 +291,7 @@ impl Keeping {
     /// The disk process has taken all disks over. That ends an upgrade.
     async fn serves(&mut self) {
         self.is_serving = true;
-        if let Some(upgrade) = self.upgrade.take_if(|upgrade| upgrade.is_tried) {
+        if let Some(upgrade) = self.upgrade.take_if(|upgrade| upgrade.step == Step::TakesOver) {
             let machines = match upgrade.disks {
                 1 => "1 machine".to_owned(),
                 disks => format!("{disks} machines"),
@@ -286,12 +301,17 @@ impl Keeping {
                 "version {} serves the disks of {machines} after {took_ms} ms",
                 upgrade.versions.program()
             );
-            if let Ok(program) = upgrade.asked.program.try_clone() {
-                self.program = Some(program);
-                self.versions = upgrade.versions;
-            }
-            upgrade.asked.answer(Ok(text)).await;
+            self.adopt(upgrade, Ok(text)).await;
         }
+    }
+
+    /// Ends an upgrade: the new program is that of this disk process and later ones.
+    async fn adopt(&mut self, upgrade: Upgrade, outcome: Result<String, String>) {
+        if let Ok(program) = upgrade.asked.program.try_clone() {
+            self.program = Some(program);
+            self.versions = upgrade.versions;
+        }
+        upgrade.asked.answer(outcome).await;
     }
 
     /// Begins an upgrade that a user asks for, if the new program fits.
@@ -314,24 +334,78 @@ impl Keeping {
                 let version = versions.program();
                 tracing::info!(version, "the disk process is to hand its disks over to another program");
                 tell(child, Signal::USR1);
-                self.upgrade =
-                    Some(Upgrade { asked, versions, begun: Instant::now(), is_tried: false, disks: 0 });
+                let (begun, step) = (Instant::now(), Step::HandsOver);
+                self.upgrade = Some(Upgrade { asked, versions, begun, step, disks: 0 });
             }
         }
     }
 
     /// The disk process does not hand its disks over, and goes on.
     async fn refuses(&mut self, why: String) {
-        if let Some(upgrade) = self.upgrade.take_if(|upgrade| !upgrade.is_tried) {
+        let Some(upgrade) = self.upgrade.take_if(|upgrade| upgrade.step != Step::TakesOver) else { return };
+        if upgrade.step == Step::HandsOver {
             upgrade.asked.answer(Err(format!("{why}; nothing has changed"))).await;
+        } else {
+            self.go_on_late(upgrade, &why).await;
         }
+    }
+
+    /// The new program has not taken all disks over in time, and cannot give them back either.
+    async fn go_on_late(&mut self, upgrade: Upgrade, why: &str) {
+        let text = format!(
+            "the new program has not served the disks within {} s, and does not give them back ({why}): it goes on, because persistent \
+             disks would lose their last writes with it; see whether a disk of the host hangs",
+            SERVES_WITHIN.as_secs()
+        );
+        self.adopt(upgrade, Err(text)).await;
+    }
+
+    /// A step of an upgrade is late. A disk process that may have persistent disks is not killed: their last writes are nowhere else.
+    /// Returns whether it was killed.
+    async fn late(&mut self, child: &Child) -> bool {
+        let Some(mut upgrade) = self.upgrade.take() else { return false };
+        let within = HANDS_OVER_WITHIN.as_secs();
+        match upgrade.step {
+            Step::HandsOver => {
+                let id = child.id().unwrap_or_default();
+                let text = format!(
+                    "the disk process ({id}) has not handed its disks over after {within} s, and is left alone: killing it loses the last \
+                     writes to persistent disks; see whether a disk of the host hangs"
+                );
+                upgrade.asked.answer(Err(text)).await;
+                false
+            }
+            Step::TakesOver => {
+                tracing::error!("the new program does not serve the disks in time: it is to give them back");
+                upgrade.step = Step::GivesBack(Instant::now());
+                self.upgrade = Some(upgrade);
+                tell(child, Signal::USR1);
+                false
+            }
+            // All are held here.
+            Step::GivesBack(_) if self.disks() >= upgrade.disks => {
+                tracing::error!("the new program does not end in time, and has no disk: it is killed");
+                self.upgrade = Some(upgrade);
+                tell(child, Signal::KILL);
+                true
+            }
+            Step::GivesBack(_) => {
+                self.go_on_late(upgrade, &format!("it does not answer within {within} s")).await;
+                false
+            }
+        }
+    }
+
+    /// The number of disks that are held.
+    fn disks(&self) -> usize {
+        self.kept.keys().filter(|name| is_request(name)).count()
     }
 
     /// Starts a disk process: of the new program, if there is one to try, and it can be started.
     async fn start(&mut self) -> anyhow::Result<(Child, OwnedFd)> {
         let failed = "cannot start the disk process";
-        if let Some(mut upgrade) = self.upgrade.take_if(|upgrade| upgrade.is_tried) {
-            upgrade.disks = self.kept.keys().filter(|name| is_request(name)).count();
+        if let Some(mut upgrade) = self.upgrade.take_if(|upgrade| upgrade.step == Step::TakesOver) {
+            upgrade.disks = self.disks();
             let (ours, theirs) = pair().context(failed)?;
             match start(theirs, self.crashes.is_careful(), true, Some(&upgrade.asked.program)) {
                 Ok(child) => {
@@ -349,10 +423,10 @@ impl Keeping {
     /// When a step of an upgrade is late.
     fn deadline(&self, started: Instant) -> Option<Instant> {
         let upgrade = self.upgrade.as_ref()?;
-        Some(if upgrade.is_tried {
-            started.max(self.progress) + SERVES_WITHIN
-        } else {
-            upgrade.begun + HANDS_OVER_WITHIN
+        Some(match upgrade.step {
+            Step::HandsOver => upgrade.begun + HANDS_OVER_WITHIN,
+            Step::TakesOver => started.max(self.progress) + SERVES_WITHIN,
+            Step::GivesBack(since) => since + HANDS_OVER_WITHIN,
         })
     }
 
@@ -402,13 +476,7 @@ impl Keeping {
                     tracing::warn!(%error, "cannot accept an upgrade");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
-                Event::Late => {
-                    tracing::error!(
-                        "the disk process does not hand its disks over, or does not serve them, in time: it is killed"
-                    );
-                    is_killed = true;
-                    tell(&child, Signal::KILL);
-                }
+                Event::Late => is_killed = self.late(&child).await,
             }
         };
         // What it sent before its end counts.
@@ -495,6 +563,76 @@ async fn hand_over(socket: &AsyncFd<OwnedFd>, kept: &BTreeMap<String, OwnedFd>) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A keeper with an upgrade at a step, for a disk of a machine; the user who waits for it.
+    fn upgrading(step: Step) -> (Keeping, OwnedFd) {
+        let (here, there) = pair().unwrap();
+        rustix::io::ioctl_fionbio(&there, true).unwrap();
+        let program = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
+        let asked = Asked::new(program, there).unwrap();
+        let (versions, begun) = (Versions::own(), Instant::now());
+        let keeping = Keeping {
+            kept: BTreeMap::new(),
+            taken_over: String::new(),
+            crashes: Crashes::default(),
+            program: None,
+            versions: versions.clone(),
+            is_serving: false,
+            progress: begun,
+            upgrade: Some(Upgrade { asked, versions, begun, step, disks: 1 }),
+        };
+        (keeping, here)
+    }
+
+    fn failure(user: &OwnedFd) -> String {
+        match receive(user.as_fd()).unwrap() {
+            Some(Message::Failed(text)) => text,
+            _ => panic!("no failure"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_late_disk_process_with_persistent_disks_is_not_killed() {
+        let mut child = tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap();
+        let (mut keeping, user) = upgrading(Step::HandsOver);
+        assert!(!keeping.late(&child).await && keeping.upgrade.is_none() && keeping.program.is_none());
+        let text = failure(&user);
+        assert!(text.contains("has not handed its disks over") && text.contains("left alone"), "{text}");
+        // A new program has the disk, which is not held here any more.
+        let (mut keeping, user) = upgrading(Step::GivesBack(Instant::now()));
+        assert!(!keeping.late(&child).await && keeping.upgrade.is_none() && keeping.program.is_some());
+        let text = failure(&user);
+        assert!(text.contains("does not give them back") && text.contains("it goes on"), "{text}");
+        assert!(child.try_wait().unwrap().is_none());
+        // It has none: it is held here.
+        let (mut keeping, user) = upgrading(Step::GivesBack(Instant::now()));
+        let request = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        keeping.kept.insert("6f1c2a54-0000-4000-8000-000000000001 request".to_owned(), request);
+        assert!(keeping.late(&child).await);
+        let status = child.wait().await.unwrap();
+        assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
+        assert!(keeping.goes_on_with_upgrade(status, false).await && keeping.program.is_none());
+        assert!(failure(&user).contains("the old program serves the disks again"));
+    }
+
+    #[tokio::test]
+    async fn a_late_new_program_is_told_to_give_its_disks_back() {
+        let mut child = tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap();
+        let (mut keeping, user) = upgrading(Step::TakesOver);
+        assert!(!keeping.late(&child).await);
+        // That is no disk process, and so the signal ends it.
+        let status = child.wait().await.unwrap();
+        assert_eq!(status.signal(), Some(Signal::USR1.as_raw()));
+        assert!(keeping.goes_on_with_upgrade(status, false).await && keeping.upgrade.is_none());
+        let text = failure(&user);
+        assert!(text.contains("has not served the disks within 10 s"), "{text}");
+        assert!(text.contains("the old program serves the disks again"), "{text}");
+        // A refusal to give them back leaves it in charge.
+        let (mut keeping, user) = upgrading(Step::GivesBack(Instant::now()));
+        keeping.refuses("a persistent disk cannot be saved".to_owned()).await;
+        assert!(keeping.upgrade.is_none() && keeping.program.is_some());
+        assert!(failure(&user).contains("(a persistent disk cannot be saved): it goes on"));
+    }
 
     #[test]
     fn only_crashes_within_a_minute_count() {

@@ -8,8 +8,8 @@
 //!   new disk process: takes the disks over as after a crash, and says that it serves
 //! ```
 //! A program that does not fit is refused before anything happens, and so is an upgrade while a disk cannot be handed over: the old
-//! disk process says so, and goes on. If the new process does not serve in time, the keeper starts the old
-//! program again. The program comes from the user and never from the disk process, which may not start programs.
+//! disk process says so, and goes on. If the new process does not serve in time, it gives the disks back as the old one handed them over,
+//! and the keeper starts the old program again. A process that hangs is not killed while it may have persistent disks. The program comes from the user and never from the disk process, which may not start programs.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -105,6 +105,12 @@ pub(super) struct Asked {
 }
 
 impl Asked {
+    /// A user who is connected with a socket that does not block.
+    #[cfg(test)]
+    pub(super) fn new(program: OwnedFd, asker: OwnedFd) -> std::io::Result<Self> {
+        Ok(Self { program, asker: watched(asker)? })
+    }
+
     /// Tells the user what came of it. Whoever has gone meanwhile finds it in the log.
     pub(super) async fn answer(self, outcome: Result<String, String>) {
         match &outcome {

@@ -1,15 +1,19 @@
 //! `headwater upgrade`: another program serves the disks, and machines go on.
 
 use std::fs::File;
-use std::os::unix::fs::PermissionsExt;
+use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use headwater_block::blocking;
 use headwater_nbd::Client;
 use headwater_testkit::{Rng, on_small_file_system, test_name, wait_until};
 use rustix::fs::{FallocateFlags, fallocate};
+use serde_json::json;
 
-use crate::support::disks::{LoneDisk, ask, import_big};
+use crate::support::disks::{Calls, LoneDisk, ask, import_big};
 use crate::support::{Daemon, headwater, is_alive, run, short_dir, signal};
 
 /// A line of a script: the versions are this project's, except for that of the protocol.
@@ -111,7 +115,25 @@ fn an_upgrade_is_refused_while_a_disk_cannot_be_handed_over() {
     let version = import_big(&daemon, 16 << 20);
     let disk = LoneDisk::open(&daemon, 1, &version, false);
     let before = daemon.disk_process();
-    daemon.cli(&["upgrade"]).fails(1, &["'load-1' cannot be handed over", "nothing has changed"]);
+    // A seal is under way.
+    let mut seal = Calls::to(daemon.path());
+    let frozen = seal.call(&json!({ "freeze": { "uuid": disk.uuid } })).unwrap();
+    assert!(frozen["done"].is_object(), "{frozen}");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            while !is_over.load(Ordering::SeqCst) {
+                let figures = disk.figures();
+                assert!(figures.is_object(), "{figures}");
+                seal.read(0, &mut [0; 4096]).unwrap();
+            }
+        });
+        let refused = daemon.cli(&["upgrade"]);
+        is_over.store(true, Ordering::SeqCst);
+        asking.join().unwrap();
+        refused.fails(1, &["'load-1' cannot be handed over", "nothing has changed"]);
+    });
+    drop(seal);
     assert_eq!(daemon.disk_process(), before);
     blocking::write(&*Client::open(&disk.uri).unwrap(), 0, &[7; 4096]).unwrap();
     disk.close();
@@ -223,6 +245,56 @@ fn programs_that_cannot_take_the_disks_over_change_nothing() {
         daemon.console("ran", "w", Some("W"));
     }
     assert_eq!(daemon.machine("ran")["state"], "running");
+}
+
+/// A new program that has taken one persistent disk over and waits for the key of another: it finds no key, or it is late.
+#[test]
+fn a_new_program_that_fails_or_is_late_gives_persistent_disks_back() {
+    let daemon = Daemon::start();
+    let version = import_big(&daemon, 16 << 20);
+    let [disk, other] = [1, 2].map(|number| LoneDisk::open(&daemon, number, &version, true));
+    assert_eq!(fill(&Client::open(&disk.uri).unwrap(), 1000, 0..8), 8);
+    let key = daemon.path().join(format!("keys/disk-{}", other.uuid));
+    let aside = key.with_file_name("aside");
+    let reasons = ["has ended before it served", "has not served the disks within 10 s"];
+    for (round, why) in reasons.into_iter().enumerate() {
+        let before = daemon.disk_process();
+        let pipe = daemon.path().join(format!("pipe-{round}"));
+        assert!(Command::new("mkfifo").args(["-m", "600"]).arg(&pipe).status().unwrap().success());
+        std::fs::rename(&key, &aside).unwrap();
+        std::fs::hard_link(&pipe, &key).unwrap();
+        std::thread::scope(|scope| {
+            let upgrade = scope.spawn(|| daemon.cli(&["upgrade"]));
+            let mut opened = None;
+            wait_until("the new program opens the key", || {
+                let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+                opened = File::options().write(true).custom_flags(nonblocking).open(&pipe).ok();
+                opened.is_some()
+            });
+            // Another program finds it again.
+            std::fs::rename(&aside, &key).unwrap();
+            let mut client = None;
+            wait_until("the new program serves the other disk", || {
+                client = Client::open(&disk.uri).ok();
+                client.is_some()
+            });
+            assert_ne!(daemon.disk_process(), before);
+            // Nobody flushes these writes.
+            let blocks = 8 * (round + 1)..8 * (round + 2);
+            assert_eq!(fill(&client.unwrap(), 1000, blocks), 8);
+            if round == 0 {
+                opened.as_mut().unwrap().write_all(b"no key").unwrap();
+                drop(opened.take());
+            }
+            upgrade.join().unwrap().fails(1, &[why, "the old program serves the disks again"]);
+        });
+        let mut clients = [&disk, &other].map(|_| None);
+        wait_until("the old program serves both disks", || {
+            clients = [&disk, &other].map(|disk| Client::open(&disk.uri).ok());
+            clients.iter().all(Option::is_some)
+        });
+        check(clients[0].as_ref().unwrap(), 1000, 0..8 * (round + 2));
+    }
 }
 
 #[test]
