@@ -96,6 +96,7 @@ struct Link {
     lost: watch::Sender<BTreeSet<Uuid>>,
     /// The store, once it is open. This process writes it.
     store: OnceLock<Arc<dyn Store>>,
+    not_begun_within: Duration,
 }
 
 /// The result of [`begin`].
@@ -187,7 +188,8 @@ impl Link {
     fn new(socket: PathBuf) -> Self {
         let (idle, figures, open) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (lost, silent_since) = (watch::Sender::new(BTreeSet::new()), Mutex::default());
-        Self { socket, idle, figures, silent_since, open, lost, store: OnceLock::new() }
+        let (store, not_begun_within) = (OnceLock::new(), NOT_BEGUN_WITHIN);
+        Self { socket, idle, figures, silent_since, open, lost, store, not_begun_within }
     }
 
     /// Begins to use the next disk process, and notes which disks it has not taken over. `None`: it is of no use.
@@ -241,8 +243,8 @@ impl Link {
                 Ok(value) => return Ok((connection, Ok(value))),
                 Err(CallError::Failed(error)) => return Ok((connection, Err(error))),
                 Err(CallError::NotBegun(error)) => {
-                    let patience =
-                        if waiting() == Waiting::GoOn { NOT_BEGUN_WITHIN } else { FIGURES_PATIENCE };
+                    let goes_on = waiting() == Waiting::GoOn;
+                    let patience = if goes_on { self.not_begun_within } else { FIGURES_PATIENCE };
                     if begun.elapsed() > patience {
                         return Err(gone(error));
                     }

@@ -73,6 +73,17 @@ fn a_call_that_was_not_begun_is_made_again() {
 }
 
 #[test]
+fn a_call_that_is_never_begun_fails_in_the_end() {
+    let (link, process) = link_to(vec![Does::Answers("not_begun".into())]);
+    let link = Link { not_begun_within: Duration::ZERO, ..link };
+    let error = link.call::<()>(&Call::Discard { id: Uuid::nil() }).unwrap_err();
+    assert_eq!(error.kind(), ProblemKind::Unavailable);
+    let text = format!("{:#}", anyhow::Error::new(error));
+    assert!(text.contains("it hands its disks over"), "{text}");
+    assert_eq!(process.join().unwrap().len(), 1);
+}
+
+#[test]
 fn a_disk_whose_opening_has_no_answer_is_closed() {
     let uuid = Uuid::from_u128(7);
     let (link, process) = link_to(vec![Does::Ends, Does::Answers(json!({ "done": false }))]);

@@ -74,6 +74,15 @@ mod tests {
         assert!(calls.begin(&close).is_none() && calls.begin(&Call::LeftOpen).is_none());
         // The daemon still learns that this process is there.
         assert!(calls.begin(&Call::Hold).is_some() && calls.begin(&Call::Snapshot).is_some());
+        // A seal that has a frozen disk goes on, because the upgrade may be refused.
+        let (offset, len, max) = (0, 4096, 1);
+        for call in [
+            Call::Changed { offset, len, max },
+            Call::Extents { offset, len, max },
+            Call::Read { offset, len },
+        ] {
+            assert!(calls.begin(&call).is_some(), "{call:?}");
+        }
         drop((running, read));
         assert_eq!(calls.changes(), 0);
         calls.open();
