@@ -32,6 +32,7 @@ mod interrupt;
 mod iscsi;
 mod machine;
 mod memory;
+mod pauses;
 mod process;
 mod report;
 mod statistics;
@@ -83,6 +84,9 @@ struct Arguments {
     /// Requests in flight with --drive
     #[arg(long, default_value_t = 16, requires = "drive")]
     depth: u32,
+    /// Only measure how long disks pause while the disk process is upgraded, and after it is killed; needs 6 GiB of memory (--quick: 2)
+    #[arg(long)]
+    pauses: bool,
     /// Exit with code 1 if a goal is missed by more than its decision accepts, or if a case gave no result
     #[arg(long)]
     check: bool,
@@ -141,6 +145,9 @@ fn main() -> Result<ExitCode> {
     }
     let plan = plan(&arguments)?;
     let _folders = interrupt::WorkDir::create(&plan.work_dir, &plan.sockets)?;
+    if arguments.pauses {
+        return pauses::run(&plan).map(|()| ExitCode::SUCCESS);
+    }
     std::fs::create_dir_all(&arguments.out)
         .with_context(|| format!("cannot create the output directory {}", arguments.out.display()))?;
     let mut results = Results { machine: machine::describe(), quick: plan.quick, ..Results::default() };
@@ -240,12 +247,13 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
     if arguments.rounds == 0 || arguments.seconds == 0 {
         bail!("--rounds and --seconds must be at least 1");
     }
-    for (program, package) in [
+    let peers = [
         ("fio", "fio"),
         ("nbdkit", "nbdkit"),
         ("qemu-nbd", "qemu-utils"),
         ("qemu-storage-daemon", "qemu-system-common"),
-    ] {
+    ];
+    for (program, package) in peers.into_iter().filter(|_| !arguments.pauses) {
         if !process::is_installed(program) {
             bail!("{program} is not installed; `make compare` installs it, or: apt-get install {package}");
         }

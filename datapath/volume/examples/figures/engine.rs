@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use headwater_block::blocking;
 use headwater_testkit::Rng;
-use headwater_volume::CacheMode;
+use headwater_volume::{CacheMode, Volume};
 
 use crate::measure::progress;
 use crate::rows::{Goal, Report, Row, Series};
@@ -78,6 +78,35 @@ pub fn memory(_dir: &Path, report: &mut Report) {
     report.add(Row::part("memory", figure, threads, "ns", Goal::AtLeast(1.7)));
     let threads = (Series::new("two threads", times.two_copy), Series::new("one", times.one_copy));
     report.add(Row::part("memory", "limit: bare copy, two threads", threads, "ns", Goal::None));
+}
+
+/// Random blocks of 1 GiB are overwritten in turn in memory of the process, and in a file of memory with the headers from which the next
+/// process rebuilds the map.
+pub fn headers(_dir: &Path, report: &mut Report) {
+    let mut rng = Rng::new(1);
+    let host = work::host();
+    let options = work::options(CacheMode::Ram, SET_BYTES + 64 * MIB, 0, Path::new("/"));
+    let memory = rustix::fs::memfd_create("headwater-cache", rustix::fs::MemfdFlags::CLOEXEC);
+    let memory = std::fs::File::from(memory.expect("the kernel has memfds"));
+    let volumes =
+        [work::open(&options, &host), Volume::open_in(memory, &options, &host).expect("it is opened")];
+    let data = rng.bytes(MIB as usize);
+    for volume in &volumes {
+        (0..SET_BYTES / MIB)
+            .for_each(|number| blocking::write(&**volume, number * MIB, &data).expect("it fits"));
+    }
+    let mut times = [Vec::new(), Vec::new()];
+    for round in 0..ROUNDS {
+        for (volume, times) in volumes.iter().zip(&mut times) {
+            let block = &data[..BLOCK as usize];
+            times.push(timed(|| work::write(volume, rng.below(BLOCKS), black_box(block))));
+        }
+        progress(format_args!("round {} of {ROUNDS}", round + 1));
+    }
+    let [plain, outliving] = times;
+    let pair = (Series::new("outlives the process", outliving), Series::new("does not", plain));
+    let figure = "4 KiB random overwrite in RAM that outlives the process";
+    report.add(Row::part("headers", figure, pair, "ns", Goal::AtLeast(0.98)));
 }
 
 /// Half copies into, half copies out of random blocks of memory, with a thread for each part of it: the most

@@ -14,6 +14,7 @@
 //! | `changes` | the cost of an operation with 1, 5 and 20 GiB of changes |
 //! | `volumes` | the same with 1, 8 and 64 volumes that have as much data in all |
 //! | `flush` | how often a persistent volume can flush, against a raw file |
+//! | `headers` | overwrites in RAM that outlives the process, whose segments name their blocks, against RAM that does not |
 //!
 //! | `pack BEFORE AFTER` | how many more blocks that differ between two raw disk images fit into RAM |
 //! | `packers BEFORE AFTER` | algorithms for packing these blocks, compared |
@@ -40,7 +41,7 @@ use crate::rows::Report;
 /// A name, and what measures it on a disk.
 type Case = (&'static str, fn(&Path, &mut Report));
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 10] = [
     // First: later cases leave memory in the process, and memory that is added to it would not show.
     ("resident", memory::resident),
     ("memory", engine::memory),
@@ -51,6 +52,7 @@ const CASES: [Case; 9] = [
     ("changes", changes::run),
     ("volumes", volumes::run),
     ("flush", persistent::flushes),
+    ("headers", engine::headers),
 ];
 
 /// The command line.
