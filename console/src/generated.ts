@@ -194,6 +194,14 @@ export interface CatalogList {
   catalogs: Catalog[];
 }
 
+/** The fields that a change of settings changed, before and after. The name of a field within a group has a dot: `cache.ram_bytes`. A field that has no value is null. The values of secret fields are not shown: each is `given`, and `other` after a change. */
+export interface Change {
+  /** The values after. */
+  after: Record<string, unknown>;
+  /** The values before. */
+  before: Record<string, unknown>;
+}
+
 /** A file that changed. */
 export interface ChangedFile {
   /** What happened to it. */
@@ -485,6 +493,7 @@ export interface Event {
   at_ms: number;
   /** Who caused it: `uid 1000 (anna)` for a client of the socket, `uid 1000` if `/etc/passwd` has no name, `token NAME`, `oidc NAME (SUBJECT)` for a login, `tcp 127.0.0.1:5000` with the token of the data directory, or `daemon`. `console of ` before one of these means a session of the web console whose link that caller created. */
   caller: string;
+  change?: Change;
   /** A sentence that describes the event. */
   detail: string;
   /** The number of the event. Later events have larger numbers. */

@@ -61,7 +61,7 @@ pub use claim::{
 pub use contents::{
     CacheContents, CacheHint, ContentsKind, HeldBytes, KindContents, PartitionContents, PathContents,
 };
-pub use event::{Event, EventList, MAX_EVENTS};
+pub use event::{Change, Event, EventList, MAX_EVENTS};
 pub use filter::Filter;
 pub use host::{CreateJoinToken, DrainReport, Host, HostList, HostState, JoinToken, MovedMachine, SetHost};
 pub use hours::Hours;

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use headwater_api::platform::Platform;
 use headwater_api::{
-    BootFrom, CacheSettings, DiskTransport, HostState, Hours, Identity, MachineState, OnHostLoss, ResetOn,
-    Role, SchemeSettings, Scopes, TaskState, Wanted,
+    BootFrom, CacheSettings, Change, DiskTransport, HostState, Hours, Identity, MachineState, OnHostLoss,
+    ResetOn, Role, SchemeSettings, Scopes, TaskState, Wanted,
 };
 use uuid::Uuid;
 
@@ -364,6 +364,16 @@ pub struct NewEvent {
     pub action: Cow<'static, str>,
     /// A sentence that describes it.
     pub detail: String,
+    /// What it changed, if it is a change of settings.
+    pub change: Option<Change>,
+}
+
+impl NewEvent {
+    /// The same event, with what it changed.
+    #[must_use]
+    pub fn changing(self, change: Option<Change>) -> Self {
+        Self { change, ..self }
+    }
 }
 
 /// A claim: a machine that is lent to a holder.

@@ -1,7 +1,7 @@
 //! Makes scheduled promotions when they are due, and records changes of images in the history.
 
 use headwater_api::words::time;
-use headwater_api::{Channel, ChannelPointer, ImageVersion, Problem, ProblemKind};
+use headwater_api::{Change, Channel, ChannelPointer, ImageVersion, Problem, ProblemKind};
 
 use crate::Service;
 use crate::answer::problem;
@@ -28,7 +28,8 @@ impl Service {
         }
         for (promotion, before) in done {
             let detail = format!("{}, as {} asked", moved(&promotion, before), promotion.author);
-            self.image_changed(&daemon, &promotion.image, "promoted", detail).await;
+            let change = Change::of(promotion.channel.name(), before, promotion.version);
+            self.image_settings_changed(&daemon, &promotion.image, "promoted", detail, change).await;
         }
     }
 }
@@ -53,9 +54,22 @@ impl Service {
         action: &'static str,
         detail: String,
     ) {
+        self.image_settings_changed(caller, image, action, detail, None).await;
+    }
+
+    /// The same for a change of settings.
+    pub(crate) async fn image_settings_changed(
+        &self,
+        caller: &Caller,
+        image: &str,
+        action: &'static str,
+        detail: String,
+        change: Option<Change>,
+    ) {
         tracing::info!(image, caller = %caller.principal, action, "{detail}");
         self.store_changed();
-        self.note(self.event(caller, format!("image {image}"), action, detail)).await;
+        let event = self.event(caller, format!("image {image}"), action, detail);
+        self.note(event.changing(change)).await;
     }
 
     /// The result of a change of an image in the store. If the answer was lost, an event says that the change was tried.

@@ -490,6 +490,7 @@ impl Service {
             subject,
             action: action.into(),
             detail: detail.into(),
+            change: None,
         }
     }
 

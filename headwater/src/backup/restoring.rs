@@ -166,6 +166,7 @@ async fn look_at_database(path: &Path, contents: &Contents, now_ms: u64) -> anyh
         subject: "daemon".to_owned(),
         action: "restored".into(),
         detail: format!("from the backup of {} on host {}", show::time(contents.made_at_ms), contents.host),
+        change: None,
     };
     let noted = async {
         let mut repo = database.write().await?;

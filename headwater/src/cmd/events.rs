@@ -39,9 +39,17 @@ fn show_line(event: &Event, json: bool) -> anyhow::Result<()> {
     if json {
         return show::line(&serde_json::to_string(event)?);
     }
-    let Event { at_ms, caller, subject, action, detail, .. } = event;
-    let text = format!("{}  {caller}  {subject}  {action}  {detail}", show::time(*at_ms));
+    let Event { at_ms, caller, subject, action, .. } = event;
+    let text = format!("{}  {caller}  {subject}  {action}  {}", show::time(*at_ms), words_of(event));
     show::line(text.trim_end())
+}
+
+/// What happened. Settings are shown before and after.
+fn words_of(Event { action, detail, change, .. }: &Event) -> String {
+    match change {
+        Some(change) if action == "set" || detail.is_empty() => change.in_words(),
+        _ => detail.clone(),
+    }
 }
 
 /// Shows events, oldest first.
@@ -49,9 +57,9 @@ pub fn show(list: EventList, json: bool) -> anyhow::Result<()> {
     if json {
         return show::json(&list);
     }
-    let rows =
-        list.events.into_iter().rev().map(|event| {
-            vec![show::time(event.at_ms), event.caller, event.subject, event.action, event.detail]
-        });
+    let rows = list.events.into_iter().rev().map(|event| {
+        let words = words_of(&event);
+        vec![show::time(event.at_ms), event.caller, event.subject, event.action, words]
+    });
     show::table(&["TIME", "WHO", "WHAT", "ACTION", "DETAIL"], rows)
 }

@@ -95,7 +95,7 @@ fn write_events(database: &std::path::Path, count: u64) {
         let mut repo = database.write().await.unwrap();
         for at_ms in 0..count {
             let (caller, subject, detail) = ("daemon".into(), "machine old".into(), String::new());
-            let event = NewEvent { at_ms, caller, subject, action: "state".into(), detail };
+            let event = NewEvent { at_ms, caller, subject, action: "state".into(), detail, change: None };
             repo.events().append(event).await.unwrap();
         }
         repo.save().await.unwrap();

@@ -269,7 +269,9 @@ CREATE TABLE events (
     caller  TEXT COLLATE "C" NOT NULL,
     subject TEXT COLLATE "C" NOT NULL,
     action  TEXT    NOT NULL,
-    detail  TEXT    NOT NULL
+    detail  TEXT    NOT NULL,
+    -- What it changed, as JSON: {"before": {..}, "after": {..}}.
+    change  TEXT
 );
 
 CREATE INDEX events_by_subject ON events (subject, id);

@@ -267,7 +267,9 @@ CREATE TABLE events (
     caller  TEXT    NOT NULL,
     subject TEXT    NOT NULL,
     action  TEXT    NOT NULL,
-    detail  TEXT    NOT NULL
+    detail  TEXT    NOT NULL,
+    -- What it changed, as JSON: {"before": {..}, "after": {..}}.
+    change  TEXT
 ) STRICT;
 
 CREATE INDEX events_by_subject ON events (subject, id);

@@ -1,7 +1,7 @@
 //! The statements that add to the history and read it.
 
 use async_trait::async_trait;
-use headwater_api::{Event, Filter};
+use headwater_api::{Change, Event, Filter};
 
 use crate::error::DbError;
 use crate::record::NewEvent;
@@ -22,6 +22,9 @@ const PRUNE: &str = "DELETE FROM events WHERE id <= $1 AND (
 pub(super) struct Events<'a>(pub(super) &'a mut Unit);
 
 fn event(row: &Row) -> Result<Event, DbError> {
+    let change: Option<String> = row.get("change")?;
+    let read =
+        |text: String| Change::parse(&text).ok_or(DbError::Unreadable { column: "change", found: text });
     Ok(Event {
         id: row.get("id")?,
         at_ms: row.number("at_ms")?,
@@ -29,6 +32,7 @@ fn event(row: &Row) -> Result<Event, DbError> {
         subject: row.get("subject")?,
         action: row.get("action")?,
         detail: row.get("detail")?,
+        change: change.map(read).transpose()?,
     })
 }
 
@@ -40,7 +44,8 @@ impl EventRepository for Events<'_> {
             .set("caller", event.caller)
             .set("subject", event.subject)
             .set("action", &*event.action)
-            .set("detail", event.detail);
+            .set("detail", event.detail)
+            .set("change", &event.change.as_ref().map(Change::to_text));
         // Numbers ascend and are never reused.
         let id = self.0.number(insert.statement("RETURNING id"), "id").await?;
         if id % PRUNE_INTERVAL == 0 {
@@ -69,7 +74,7 @@ impl EventRepository for Events<'_> {
         let mut condition = condition.and(window, vec![id.into()]);
         let limit = condition.value(limit);
         let page = format!(
-            "SELECT id, at_ms, caller, subject, action, detail FROM events WHERE {} ORDER BY id {order} LIMIT {limit}",
+            "SELECT id, at_ms, caller, subject, action, detail, change FROM events WHERE {} ORDER BY id {order} LIMIT {limit}",
             condition.text
         );
         self.0.all(Statement::new(page).bind_all(condition.values), event).await

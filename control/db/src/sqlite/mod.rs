@@ -203,7 +203,7 @@ mod tests {
 
     fn event(detail: &str) -> NewEvent {
         let (caller, subject) = ("uid 0".to_owned(), "daemon".to_owned());
-        NewEvent { at_ms: 0, caller, subject, action: "test".into(), detail: detail.to_owned() }
+        NewEvent { at_ms: 0, caller, subject, action: "test".into(), detail: detail.to_owned(), change: None }
     }
 
     #[tokio::test]

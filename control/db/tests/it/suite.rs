@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use headwater_api::platform::{Display, Firmware, Network, Platform};
 use headwater_api::{
-    BootFrom, CacheMode, CacheSettings, DiskTransport, Filter, Hours, Identity, MachineSort, MachineState,
-    OnHostLoss, Position, ResetOn, Role, Scopes, TaskState, Wanted,
+    BootFrom, CacheMode, CacheSettings, Change, DiskTransport, Filter, Hours, Identity, MachineSort,
+    MachineState, OnHostLoss, Position, ResetOn, Role, Scopes, TaskState, Wanted,
 };
 use headwater_db::repository::{EventWindow, KEPT_RUNS, KEPT_SESSIONS};
 use headwater_db::{
@@ -80,6 +80,7 @@ pub fn event(subject: &str, detail: &str) -> NewEvent {
         subject: subject.to_owned(),
         action: "created".into(),
         detail: detail.to_owned(),
+        change: None,
     }
 }
 
@@ -363,6 +364,18 @@ pub async fn a_dropped_unit_of_work_did_nothing(db: &dyn Database) {
     let mut repo = db.read().await.unwrap();
     assert_eq!(repo.machines().by_name("ghost").await.unwrap(), None);
     assert_eq!(repo.events().newest(None, 10).await.unwrap(), []);
+}
+
+/// An event keeps what it changed.
+pub async fn an_event_keeps_what_it_changed(db: &dyn Database) {
+    let change = Change::of("cpus", 1, 2).unwrap();
+    let mut repo = db.write().await.unwrap();
+    repo.events().append(event("machine a", "x")).await.unwrap();
+    repo.events().append(event("machine a", "y").changing(Some(change.clone()))).await.unwrap();
+    repo.save().await.unwrap();
+    let mut repo = db.read().await.unwrap();
+    let events = repo.events().newest(None, 2).await.unwrap();
+    assert_eq!(events.into_iter().map(|event| event.change).collect::<Vec<_>>(), [Some(change), None]);
 }
 
 /// Events come newest first, by subject where asked, and never more than asked for.

@@ -233,8 +233,8 @@ impl Service {
             }
             let (at_ms, caller, subject) = (event.at_ms, event.caller, event.subject);
             let detail = format!("{} (host {})", event.detail, link.name);
-            let action = event.action.into();
-            repo.events().append(NewEvent { at_ms, caller, subject, action, detail }).await?;
+            let (action, change) = (event.action.into(), event.change);
+            repo.events().append(NewEvent { at_ms, caller, subject, action, detail, change }).await?;
         }
         host.seen_at_ms = Some(self.now_ms());
         repo.hosts().update(&host).await?;

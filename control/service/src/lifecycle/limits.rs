@@ -3,8 +3,9 @@
 
 use headwater_api::platform::Platform;
 use headwater_api::words::size;
-use headwater_api::{CacheSettings, Machine, SetMachine};
+use headwater_api::{CacheSettings, Change, Machine, SetMachine};
 use headwater_db::{DbError, MachineRecord, Purpose};
+use serde_json::json;
 
 use crate::Service;
 use crate::backend::VmPlan;
@@ -49,6 +50,14 @@ impl Service {
         }
         let changes = changed(&noted_before, guest_before, &record);
         let event = self.event(caller, format!("machine {name}"), "set", changes);
+        let fields = |cache: &CacheSettings, (memory_bytes, cpus): (u64, u32)| {
+            let CacheSettings { ram_bytes, disk_bytes, weight, .. } = *cache;
+            json!({
+                "ram_bytes": ram_bytes, "disk_bytes": disk_bytes, "weight": weight, "memory_bytes": memory_bytes, "cpus": cpus,
+            })
+        };
+        let after = fields(&record.cache, (record.memory_bytes, record.cpus));
+        let event = event.changing(Change::between(&fields(&noted_before, guest_before), &after));
         let note = async {
             let mut repo = self.db().write().await?;
             let found = repo.machines().set_limits(&record).await?;

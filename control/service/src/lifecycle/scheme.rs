@@ -5,7 +5,7 @@
 //! three. A machine in a maintenance session boots with its earlier settings until the session ends: the variables of its firmware and
 //! the state of its TPM are kept with the disk of the session.
 
-use headwater_api::{SchemeDifference, SchemeSettings};
+use headwater_api::{Change, SchemeDifference, SchemeSettings};
 use headwater_db::{DbError, MachineRecord, Purpose};
 
 use crate::Service;
@@ -60,11 +60,12 @@ impl Service {
         };
         let after = before.clone().merged(&of_machine(&base.settings), of_machine(&newer.settings));
         let detail = format!("version {own} -> {newest}: {}", in_words(&before.differences(&after)));
+        let change = Change::between(&before, &after);
         record.catalog_scheme = Some(newest);
         record.take_settings(after, Some(newest));
         repo.machines().set_scheme(&record).await?;
         let event = self.event(caller, format!("machine {}", record.name), "scheme taken", detail);
-        repo.events().append(event).await?;
+        repo.events().append(event.changing(change)).await?;
         repo.save().await?;
         Ok(record)
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use headwater_api::name::ImageRef;
-use headwater_api::{ImageVersion, MachineState, Pause, ProblemKind, SealRequest, Sealed};
+use headwater_api::{Change, ImageVersion, MachineState, Pause, ProblemKind, SealRequest, Sealed};
 use headwater_db::{MachineRecord, PersistentDisk, Purpose};
 use tokio::sync::OwnedMutexGuard;
 
@@ -294,7 +294,8 @@ impl Service {
         let Some(production) = outcome.production else { return };
         let ImageVersion { image, number, .. } = &outcome.version;
         let detail = format!("production to version {production}, when version {number} was sealed");
-        self.image_changed(caller, image, "promoted", detail).await;
+        let change = Change::of("production", None::<u64>, production);
+        self.image_settings_changed(caller, image, "promoted", detail, change).await;
     }
 
     /// The error of a failed seal. If a newer version was made at the same moment, the error is the same as if it had

@@ -5,7 +5,9 @@ use axum::Json;
 use axum::extract::State;
 use headwater_api::name::ImageRef;
 use headwater_api::platform::Network;
-use headwater_api::{Catalog, Problem, ProblemKind, RevertScheme, SchemeList, SchemeSettings, SchemeVersion};
+use headwater_api::{
+    Catalog, Change, Problem, ProblemKind, RevertScheme, SchemeList, SchemeSettings, SchemeVersion,
+};
 use headwater_db::{CatalogRecord, SchemeRecord};
 
 use crate::Service;
@@ -212,7 +214,8 @@ pub(super) async fn set_scheme(
         created_at_ms: service.now_ms(),
     };
     repo.catalogs().add_scheme(&scheme).await?;
-    repo.events().append(service.event(caller, format!("catalog {name}"), "scheme", detail)).await?;
+    let event = service.event(caller, format!("catalog {name}"), "scheme", detail);
+    repo.events().append(event.changing(Change::between(&before, &settings))).await?;
     repo.save().await?;
     record.take_settings(settings, version);
     Ok(record)

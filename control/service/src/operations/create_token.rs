@@ -3,8 +3,9 @@
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use headwater_api::{CreateToken, NewToken, Problem, ProblemKind, Role, TokenInfo, name};
+use headwater_api::{Change, CreateToken, NewToken, Problem, ProblemKind, Role, TokenInfo, name};
 use headwater_db::{DbError, TokenRecord};
+use serde_json::json;
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
@@ -138,7 +139,8 @@ async fn add(service: &Service, caller: &Caller, record: TokenRecord) -> Result<
     let certificate = certificate_of(&record).map(|it| format!(", certificate {it}")).unwrap_or_default();
     let detail = format!("{}{scopes}{certificate}", record.role);
     let event = service.event(caller, format!("token {}", record.name), "created", detail);
-    repo.events().append(event).await.map_err(failed)?;
+    let change = Change::between(&json!({}), &info(record.clone()));
+    repo.events().append(event.changing(change)).await.map_err(failed)?;
     repo.save().await.map_err(failed)?;
     Ok(record)
 }

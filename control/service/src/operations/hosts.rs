@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use headwater_api::{Host, HostList, HostState, Problem, ProblemKind, SetHost};
+use headwater_api::{Change, Host, HostList, HostState, Problem, ProblemKind, SetHost};
 use headwater_db::{DbError, HostRecord, MachineRecord};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -109,7 +109,8 @@ pub(super) async fn set_host(
             host.cordoned = cordoned;
             repo.hosts().update(&host).await?;
             let action = if cordoned { "cordoned" } else { "uncordoned" };
-            repo.events().append(handle.event(&caller, format!("host {named}"), action, "")).await?;
+            let event = handle.event(&caller, format!("host {named}"), action, "");
+            repo.events().append(event.changing(Change::of("cordoned", !cordoned, cordoned))).await?;
             repo.save().await?;
         }
         Ok::<_, Error>(())

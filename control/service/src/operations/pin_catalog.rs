@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use headwater_api::name::ImageRef;
-use headwater_api::{Catalog, PinRequest, Problem};
+use headwater_api::{Catalog, Change, PinRequest, Problem};
 use headwater_db::{CatalogRecord, Repository};
 
 use crate::Service;
@@ -118,7 +118,8 @@ async fn set_pin(
         };
         repo.catalogs().set_pin(&record.name, pin.as_deref()).await?;
         let subject = format!("catalog {}", record.name);
-        repo.events().append(service.event(caller, subject, action, detail)).await?;
+        let event = service.event(caller, subject, action, detail);
+        repo.events().append(event.changing(Change::of("pin", record.pin, pin.clone()))).await?;
         repo.save().await?;
         record.pin = pin;
     }

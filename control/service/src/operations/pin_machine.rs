@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use headwater_api::name::ImageRef;
-use headwater_api::{Machine, PinRequest, Problem, ProblemKind};
+use headwater_api::{Change, Machine, PinRequest, Problem, ProblemKind};
 use headwater_db::MachineRecord;
 
 use crate::Service;
@@ -81,7 +81,8 @@ async fn pin(
     }
     let pin = format!("{}@{}", version.image, version.number);
     repo.machines().set_pin(record.uuid, Some(&pin)).await?;
-    repo.events().append(service.event(caller, format!("machine {name}"), "pinned", pin.clone())).await?;
+    let event = service.event(caller, format!("machine {name}"), "pinned", pin.clone());
+    repo.events().append(event.changing(Change::of("pin", record.pin, &*pin))).await?;
     repo.save().await?;
     service.boots_changed();
     record.pin = Some(pin);

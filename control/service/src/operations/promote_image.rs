@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use headwater_api::words::time;
-use headwater_api::{Channel, Problem, ProblemKind, PromoteRequest, Promoted};
+use headwater_api::{Change, Channel, Problem, ProblemKind, PromoteRequest, Promoted};
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
@@ -94,6 +94,7 @@ async fn promote(
         author: caller.principal.clone(),
     };
     let mut what = format!("{} to version {}", promotion.channel, promotion.version);
+    let mut change = None;
     let (action, forgets) = if request.at_ms.is_some() {
         what.push_str(&format!(" at {}", time(at_ms)));
         let scheduled = service.images().schedule(&promotion).await;
@@ -105,10 +106,11 @@ async fn promote(
         let (before, forgets) =
             service.or_tried(&caller, &promotion.image, ("promotion tried", &what), promoted).await?;
         what = moved(&promotion, before);
+        change = Change::of(promotion.channel.name(), before, promotion.version);
         ("promoted", forgets)
     };
     let detail = what + &cancelled_promotion(forgets.as_ref());
-    service.image_changed(&caller, &promotion.image, action, detail).await;
+    service.image_settings_changed(&caller, &promotion.image, action, detail, change).await;
     let Promotion { channel, version, at_ms, author, .. } = promotion;
     Ok(Promoted { channel, version, at_ms, author, forgets: forgets.map(pointer) })
 }

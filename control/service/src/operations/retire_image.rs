@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use headwater_api::{ImageVersion, Problem, RetireRequest};
+use headwater_api::{Change, ImageVersion, Problem, RetireRequest};
 
 use crate::Service;
 use crate::answer::Failure;
@@ -40,7 +40,8 @@ pub(super) async fn retire_image(
             if request.retired { ("retired", "retirement tried") } else { ("brought back", "return tried") };
         let retired = handle.images().retire(&version, request.retired).await;
         handle.or_tried(&caller, &version.image, (tried, &detail), retired).await?;
-        handle.image_changed(&caller, &version.image, action, detail).await;
+        let change = Change::of("retired", version.retired, request.retired);
+        handle.image_settings_changed(&caller, &version.image, action, detail, change).await;
         version.retired = request.retired;
         Ok(Json(version))
     };

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use headwater_api::{ChannelRequest, Problem, Reverted};
+use headwater_api::{Change, ChannelRequest, Problem, Reverted};
 
 use crate::Service;
 use crate::answer::Failure;
@@ -40,7 +40,8 @@ pub(super) async fn revert_image(
         let (from, to) = handle.or_tried(&caller, &image, ("revert tried", channel.name()), reverted).await?;
         let back = to.map_or_else(|| "not being set".to_owned(), |to| to.to_string());
         let detail = format!("{channel} from version {from} back to {back}");
-        handle.image_changed(&caller, &image, "reverted", detail).await;
+        let change = Change::of(channel.name(), from, to);
+        handle.image_settings_changed(&caller, &image, "reverted", detail, change).await;
         Ok(Json(Reverted { channel, version: to, at_ms: handle.now_ms(), author: caller.principal }))
     };
     service.to_the_end(work).await

@@ -2,12 +2,14 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use headwater_api::{Problem, ProblemKind};
+use headwater_api::{Change, Problem, ProblemKind};
+use serde_json::json;
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::caller::Caller;
 use crate::extract::Name;
+use crate::operations::create_token::info;
 
 #[derive(Debug, thiserror::Error)]
 #[error("there is no token '{0}'")]
@@ -40,10 +42,11 @@ pub(super) async fn revoke_token(
     let handle = service.clone();
     let work = async move {
         let mut repo = handle.db().write().await?;
-        if !repo.tokens().remove(&name).await? {
-            return Err(Unknown(name).into());
-        }
-        repo.events().append(handle.event(&caller, format!("token {name}"), "revoked", "")).await?;
+        let found = repo.tokens().list().await?.into_iter().find(|token| token.name == name);
+        let Some(before) = found else { return Err(Unknown(name).into()) };
+        repo.tokens().remove(&name).await?;
+        let event = handle.event(&caller, format!("token {name}"), "revoked", "");
+        repo.events().append(event.changing(Change::between(&info(before), &json!({})))).await?;
         repo.save().await?;
         Ok::<_, Failure>(StatusCode::NO_CONTENT)
     };

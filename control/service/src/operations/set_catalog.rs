@@ -5,10 +5,11 @@ use axum::Json;
 use axum::extract::State;
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    Catalog, DEFAULT_STOP_IDLE_S, Hours, OnHostLoss, Problem, ProblemKind, ROTATE_AFTER_S, SchemeSettings,
-    SetCatalog, SetScheme, check_seal_removes,
+    Catalog, Change, DEFAULT_STOP_IDLE_S, Hours, OnHostLoss, Problem, ProblemKind, ROTATE_AFTER_S,
+    SchemeSettings, SetCatalog, SetScheme, check_seal_removes,
 };
 use headwater_db::{CatalogRecord, PoolRecord};
+use serde_json::json;
 
 use crate::Service;
 use crate::answer::{Failure, problem};
@@ -165,7 +166,9 @@ async fn set_pool(
         format!("{} kept ready {hours}, stop idle {} s", pool.keep_ready, pool.stop_idle_s)
     };
     let detail = format!("{} -> {}", words(&before), words(&pool));
-    repo.events().append(service.event(caller, format!("catalog {name}"), "set", detail)).await?;
+    let fields = |PoolRecord { catalog: _, keep_ready, ready_hours, stop_idle_s }: &PoolRecord| json!({ "keep_ready": keep_ready, "ready_hours": ready_hours, "stop_idle_s": stop_idle_s });
+    let event = service.event(caller, format!("catalog {name}"), "set", detail);
+    repo.events().append(event.changing(Change::between(&fields(&before), &fields(&pool)))).await?;
     repo.save().await?;
     record.keep_ready = pool.keep_ready;
     record.ready_hours = pool.ready_hours;
@@ -191,12 +194,15 @@ async fn set_rotation(
     let mut repo = service.db().write().await?;
     let found = repo.catalogs().by_name(name).await?;
     let record = found.ok_or_else(|| CatalogError::Unknown(name.to_owned()))?;
+    let all = repo.keys().rotate_after().await?;
+    let before = all.into_iter().find(|(catalog, _)| catalog == name).map_or(0, |(_, after_s)| after_s);
     repo.keys().set_rotate_after(name, after_s).await?;
     let detail = match after_s {
         0 => "its machines keep their SSH host keys".to_owned(),
         after_s => format!("its machines get other SSH host keys after {after_s} s"),
     };
-    repo.events().append(service.event(caller, format!("catalog {name}"), "set", detail)).await?;
+    let event = service.event(caller, format!("catalog {name}"), "set", detail);
+    repo.events().append(event.changing(Change::of("rotate_after_s", before, after_s))).await?;
     repo.save().await?;
     Ok(record)
 }
@@ -208,12 +214,15 @@ async fn set_on_host_loss(
     on_host_loss: OnHostLoss,
 ) -> Result<CatalogRecord, Failure> {
     let mut repo = service.db().write().await?;
-    repo.catalogs().set_on_host_loss(name, on_host_loss).await?;
     let found = repo.catalogs().by_name(name).await?;
-    let record = found.ok_or_else(|| CatalogError::Unknown(name.to_owned()))?;
+    let mut record = found.ok_or_else(|| CatalogError::Unknown(name.to_owned()))?;
+    repo.catalogs().set_on_host_loss(name, on_host_loss).await?;
     let detail = format!("when their host is lost, its machines {}", on_host_loss.name());
-    repo.events().append(service.event(caller, format!("catalog {name}"), "set", detail)).await?;
+    let event = service.event(caller, format!("catalog {name}"), "set", detail);
+    let change = Change::of("on_host_loss", record.on_host_loss.name(), on_host_loss.name());
+    repo.events().append(event.changing(change)).await?;
     repo.save().await?;
+    record.on_host_loss = on_host_loss;
     // Nodes must know which machines they end.
     service.boots_changed();
     Ok(record)
@@ -226,13 +235,16 @@ async fn set_seal_removes(
     paths: &[String],
 ) -> Result<CatalogRecord, Failure> {
     let mut repo = service.db().write().await?;
-    repo.catalogs().set_seal_removes(name, paths).await?;
     let found = repo.catalogs().by_name(name).await?;
-    let record = found.ok_or_else(|| CatalogError::Unknown(name.to_owned()))?;
+    let mut record = found.ok_or_else(|| CatalogError::Unknown(name.to_owned()))?;
+    repo.catalogs().set_seal_removes(name, paths).await?;
     let what = if paths.is_empty() { "nothing else".to_owned() } else { paths.join(", ") };
     let detail = format!("a seal also removes {what}");
-    repo.events().append(service.event(caller, format!("catalog {name}"), "set", detail)).await?;
+    let event = service.event(caller, format!("catalog {name}"), "set", detail);
+    let change = Change::of("seal_removes", record.seal_removes, paths);
+    repo.events().append(event.changing(change)).await?;
     repo.save().await?;
+    record.seal_removes = paths.to_vec();
     Ok(record)
 }
 
@@ -262,7 +274,8 @@ async fn set_image(
     }
     repo.catalogs().set_image(&name, &image).await?;
     let detail = format!("{} -> {image}", record.image);
-    repo.events().append(service.event(caller, format!("catalog {name}"), "set", detail)).await?;
+    let event = service.event(caller, format!("catalog {name}"), "set", detail);
+    repo.events().append(event.changing(Change::of("image", record.image, &*image))).await?;
     repo.save().await?;
     service.roots_changed();
     record.image = image;

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use headwater_api::{Machine, Problem};
+use headwater_api::{Change, Machine, Problem};
 use headwater_db::MachineRecord;
 
 use crate::Service;
@@ -37,7 +37,8 @@ async fn unpin(service: &Service, caller: &Caller, name: String) -> Result<Machi
     let mut record = found.ok_or_else(|| LifecycleError::Unknown(name.clone()))?;
     if let Some(pin) = record.pin.take() {
         repo.machines().set_pin(record.uuid, None).await?;
-        repo.events().append(service.event(caller, format!("machine {name}"), "unpinned", pin)).await?;
+        let event = service.event(caller, format!("machine {name}"), "unpinned", pin.clone());
+        repo.events().append(event.changing(Change::of("pin", pin, None::<String>))).await?;
         repo.save().await?;
         service.roots_changed();
     }

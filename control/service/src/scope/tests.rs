@@ -81,6 +81,7 @@ impl World {
                 subject: subject.clone(),
                 action: "set".into(),
                 detail: String::new(),
+                change: None,
             };
             repo.events().append(event).await.unwrap();
             let task = NewTask { kind: "verify", subject, caller, plan: None, created_at_ms: 5 };

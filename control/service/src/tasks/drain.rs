@@ -11,7 +11,9 @@ use std::sync::Arc;
 
 use axum::response::Response;
 use futures_util::future::join_all;
-use headwater_api::{BootFrom, DrainReport, LeftMachine, MovedMachine, Problem, ProblemKind, TaskResult};
+use headwater_api::{
+    BootFrom, Change, DrainReport, LeftMachine, MovedMachine, Problem, ProblemKind, TaskResult,
+};
 use headwater_db::{DbError, HostRecord, Repository};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -140,7 +142,8 @@ pub(crate) async fn begin(service: &Service, caller: Caller, host: String) -> Re
         if !record.cordoned {
             record.cordoned = true;
             repo.hosts().update(&record).await?;
-            repo.events().append(handle.event(&caller, subject.clone(), "cordoned", "to drain it")).await?;
+            let event = handle.event(&caller, subject.clone(), "cordoned", "to drain it");
+            repo.events().append(event.changing(Change::of("cordoned", false, true))).await?;
         }
         let what = Work { kind: KIND, subject, caller: caller.clone() };
         let id = repo.tasks().add(&handle.new_task(&what, super::text_of(&plan))).await?;

@@ -77,6 +77,7 @@ fn type_of(schema: &Value, indent: &str) -> String {
             if item.contains(' ') { format!("({item})[]") } else { format!("{item}[]") }
         }
         "object" if schema["properties"].is_object() => object(schema, indent),
+        "object" if schema["additionalProperties"].is_null() => "Record<string, unknown>".to_owned(),
         "object" => format!("Record<string, {}>", type_of(&schema["additionalProperties"], indent)),
         other => panic!("the type {other} is not known here"),
     }

@@ -464,6 +464,7 @@ async fn a_database_that_knows_no_machine_has_no_kept_disk_removed() {
         action: "removed".into(),
         subject: "machine lab".into(),
         detail: String::new(),
+        change: None,
         at_ms: 1,
     };
     repo.events().append(removed).await.unwrap();

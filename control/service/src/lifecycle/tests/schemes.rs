@@ -169,3 +169,54 @@ async fn a_boot_that_cannot_be_noted_takes_nothing() {
     assert_eq!((record.cpus, record.scheme), (1, Some(1)));
     assert_eq!(fixture.events().await.iter().filter(|event| event.action == "scheme taken").count(), 0);
 }
+
+#[tokio::test]
+async fn events_of_changes_have_the_fields_before_and_after_and_no_secrets() {
+    let fixture = in_catalog().await;
+    let done = async |method: Method, path: &str, body: Value| {
+        let (status, answer) = ask(&fixture, method, path, body).await;
+        assert!((200..300).contains(&status), "{path}: {answer}");
+        answer
+    };
+    let catalog = "/api/v1/catalogs/class";
+    let scheme = |text: &str| json!({ "scheme": { "user_data": text } });
+    done(Method::PATCH, catalog, scheme("#!pa55-1")).await;
+    done(Method::PATCH, catalog, scheme("#!pa55-2")).await;
+    done(
+        Method::PATCH,
+        catalog,
+        json!({ "stop_idle_s": 60, "seal_removes": ["/var/x"], "rotate_after_s": 86400 }),
+    )
+    .await;
+    done(Method::PATCH, "/api/v1/machines/lab", json!({ "weight": 7 })).await;
+    let token = json!({ "name": "reader", "role": "viewer" });
+    let secret = done(Method::POST, "/api/v1/tokens", token).await["secret"].as_str().unwrap().to_owned();
+    done(Method::DELETE, "/api/v1/tokens/reader", Value::Null).await;
+    done(Method::POST, "/api/v1/images/image@1/promotion", json!({ "channel": "production" })).await;
+
+    let events = fixture.events().await;
+    let text = serde_json::to_string(&events).unwrap();
+    assert!(!text.contains("pa55") && !text.contains(&secret), "{text}");
+    assert!(!text.contains(&crate::token::hash_of(&secret)), "{text}");
+    let changes: Vec<Value> =
+        events.iter().rev().filter_map(|event| serde_json::to_value(event.change.as_ref()?).ok()).collect();
+    let of = |field: &str, before: Value, after: Value| json!({ "before": { field: before }, "after": { field: after } });
+    for expected in [
+        of("user_data", Value::Null, "given".into()),
+        of("user_data", "given".into(), "other".into()),
+        of("stop_idle_s", 0.into(), 60.into()),
+        of("seal_removes", json!([]), json!(["/var/x"])),
+        of("rotate_after_s", 0.into(), 86400.into()),
+        of("weight", 100.into(), 7.into()),
+        of("production", Value::Null, 1.into()),
+    ] {
+        assert!(changes.contains(&expected), "{expected} is not in {changes:?}");
+    }
+    let of_token: Vec<_> = changes.iter().filter(|it| it["after"].get("role").is_some()).collect();
+    assert_eq!(of_token.len(), 2, "{changes:?}");
+    assert_eq!(
+        (&of_token[0]["after"]["role"], &of_token[1]["before"]["role"]),
+        (&"viewer".into(), &"viewer".into())
+    );
+    assert!(of_token[0]["before"]["role"].is_null() && of_token[1]["after"]["role"].is_null());
+}
