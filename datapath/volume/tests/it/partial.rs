@@ -141,14 +141,14 @@ fn lives(mode: CacheMode, [size_mib, ram_mib, disk_mib]: [u64; 3], seed: u64, st
 
 #[test]
 fn in_ram() {
-    let cache = lives(CacheMode::Ram, [12, 32, 0], 1, rounds(60_000)).counters().cache;
+    let cache = lives(CacheMode::Ram, [12, 32, 0], 1, rounds(120_000)).counters().cache;
     assert!(cache.write_in_place_blocks > 0 && cache.elided_zero_blocks > 0, "{cache:?}");
 }
 
 #[test]
 fn through_an_overflow_that_is_cleaned() {
     for seed in [2, 3] {
-        let cache = lives(CacheMode::RamDisk, [32, 16, 96], seed, rounds(75_000)).counters().cache;
+        let cache = lives(CacheMode::RamDisk, [32, 16, 96], seed, rounds(200_000)).counters().cache;
         assert!(cache.spilled_segments > 20 && cache.cleaned_blocks > 0, "{cache:?}");
         assert_eq!((cache.corrupt_blocks, cache.refused_writes), (0, 0), "{cache:?}");
     }
@@ -156,7 +156,7 @@ fn through_an_overflow_that_is_cleaned() {
 
 #[test]
 fn in_disk_mode() {
-    let cache = lives(CacheMode::Disk, [32, 16, 128], 4, rounds(60_000)).counters().cache;
+    let cache = lives(CacheMode::Disk, [32, 16, 128], 4, rounds(120_000)).counters().cache;
     assert!(cache.spilled_segments > 10, "{cache:?}");
 }
 
@@ -173,7 +173,7 @@ fn in_a_persistent_cache_that_is_opened_again_and_again() {
         let mut model = rng.bytes((40 * MIB) as usize);
         let base = image(&model);
         let mut cleaned = 0;
-        for opening in 0..rounds(9) {
+        for opening in 0..rounds(24) {
             let (host, _) = setup::host(u64::MAX);
             let mut options = setup::options(&base, mode, 16, 72, dir.path());
             options.pause_limit = std::time::Duration::from_secs(60);
