@@ -24,6 +24,7 @@ pub mod access;
 pub mod advice;
 pub mod catalog;
 mod claim;
+pub mod connection;
 pub mod contents;
 pub mod event;
 pub mod filter;
@@ -57,6 +58,11 @@ pub use catalog::{
 };
 pub use claim::{
     Claim, ClaimList, ClaimRequest, MAX_CLAIM_WAIT_S, MAX_HOLDER_CHARS, MAX_KEY_CHARS, OneTimeSecret, ResetOn,
+};
+pub use connection::{
+    Connection, ConnectionAuth, ConnectionCheck, ConnectionList, CreateConnection, MAX_CLIENT_SECRET_BYTES,
+    MAX_REPLICAS, OrphanResource, PublishReport, PublishRequest, PublishState, PublishedImage, PublishedList,
+    SweepReport, SweepRequest, UnpublishRequest,
 };
 pub use contents::{
     CacheContents, CacheHint, ContentsKind, HeldBytes, KindContents, PartitionContents, PathContents,

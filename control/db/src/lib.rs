@@ -44,13 +44,13 @@ pub mod sqlite;
 
 pub use error::DbError;
 pub use record::{
-    AuthorityRecord, CatalogRecord, ClaimRecord, HostRecord, JoinTokenRecord, MachineRecord, NewEvent,
-    NewTask, PersistentDisk, PoolRecord, Purpose, RunRecord, SchemeRecord, Secret, SessionRecord, TaskRecord,
-    TokenRecord,
+    AuthorityRecord, CatalogRecord, ClaimRecord, CloudOperation, ConnectionRecord, HostRecord,
+    JoinTokenRecord, MachineRecord, NewEvent, NewTask, PersistentDisk, PoolRecord, Purpose, RunRecord,
+    SchemeRecord, Secret, SessionRecord, TaskRecord, TokenRecord,
 };
 pub use repository::{
-    CatalogRepository, ClaimRepository, Database, EventRepository, HostRepository, KeyRepository,
-    MachineRepository, PersistentDiskRepository, Repository, RunRepository, SessionRepository,
+    CatalogRepository, ClaimRepository, CloudRepository, Database, EventRepository, HostRepository,
+    KeyRepository, MachineRepository, PersistentDiskRepository, Repository, RunRepository, SessionRepository,
     TaskRepository, TokenRepository,
 };
 pub use secrets::{SECRETS_KEY_BYTES, Secrets, SecretsKey};

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use headwater_api::platform::Platform;
 use headwater_api::{
-    BootFrom, CacheSettings, Change, DiskTransport, HostState, Hours, Identity, MachineState, OnHostLoss,
-    ResetOn, Role, SchemeSettings, Scopes, TaskState, Wanted,
+    BootFrom, CacheSettings, Change, Connection, DiskTransport, HostState, Hours, Identity, MachineState,
+    OnHostLoss, ResetOn, Role, SchemeSettings, Scopes, TaskState, Wanted,
 };
 use uuid::Uuid;
 
@@ -457,6 +457,34 @@ pub struct RunRecord {
     pub disk_peak_bytes: u64,
     /// Whether writes waited for space: then the peaks may be less than what the machine needed.
     pub is_limited: bool,
+}
+
+/// A connection to a cloud.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectionRecord {
+    /// All except its secret. Its name is unique.
+    pub connection: Connection,
+    /// Its client secret, if it has one. Unread in a list.
+    pub secret: Option<Secret>,
+}
+
+/// A request to a cloud that was begun and whose end is not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CloudOperation {
+    /// The connection.
+    pub connection: String,
+    /// The work that sends it. A path occurs once in a scope.
+    pub scope: String,
+    /// The path of the resource.
+    pub path: String,
+    /// The request: a word of the sender.
+    pub verb: String,
+    /// The API version.
+    pub api_version: String,
+    /// The hash of the request body.
+    pub body_hash: String,
+    /// The URL of the operation that the cloud has begun.
+    pub operation: Option<String>,
 }
 
 /// A task to add; the database numbers it.

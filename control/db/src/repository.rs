@@ -1,13 +1,14 @@
 //! The traits of a database and its tables.
 
 use async_trait::async_trait;
-use headwater_api::{Event, Filter, MachineSort, OnHostLoss, Position};
+use headwater_api::{Event, Filter, MachineSort, OnHostLoss, Position, PublishedImage};
 use uuid::Uuid;
 
 use crate::error::DbError;
 use crate::record::{
-    AuthorityRecord, CatalogRecord, ClaimRecord, HostRecord, JoinTokenRecord, MachineRecord, NewEvent,
-    NewTask, PersistentDisk, PoolRecord, RunRecord, SchemeRecord, SessionRecord, TaskRecord, TokenRecord,
+    AuthorityRecord, CatalogRecord, ClaimRecord, CloudOperation, ConnectionRecord, HostRecord,
+    JoinTokenRecord, MachineRecord, NewEvent, NewTask, PersistentDisk, PoolRecord, RunRecord, SchemeRecord,
+    SessionRecord, TaskRecord, TokenRecord,
 };
 
 /// A database.
@@ -53,6 +54,9 @@ pub trait Repository: Send {
 
     /// The sessions of the web console.
     fn sessions(&mut self) -> Box<dyn SessionRepository + '_>;
+
+    /// The connections to clouds, and what is there.
+    fn clouds(&mut self) -> Box<dyn CloudRepository + '_>;
 
     /// What write caches took.
     fn runs(&mut self) -> Box<dyn RunRepository + '_>;
@@ -306,6 +310,49 @@ pub trait SessionRepository: Send {
 
     /// Removes all sessions that were opened before `created_ms`, or last used before `used_ms`.
     async fn remove_ended(&mut self, created_ms: u64, used_ms: u64) -> Result<(), DbError>;
+}
+
+/// Connections to clouds, and what is there.
+#[async_trait]
+pub trait CloudRepository: Send {
+    /// Adds a connection. Its name must be new.
+    async fn add(&mut self, connection: &ConnectionRecord) -> Result<(), DbError>;
+
+    /// The connection of that name, with its secret.
+    async fn by_name(&mut self, name: &str) -> Result<Option<ConnectionRecord>, DbError>;
+
+    /// All connections, in natural order of names, without their secrets.
+    async fn list(&mut self) -> Result<Vec<ConnectionRecord>, DbError>;
+
+    /// Removes a connection without published versions, with its operations and orphans. Returns whether it existed.
+    async fn remove(&mut self, name: &str) -> Result<bool, DbError>;
+
+    /// The published versions, ordered by image, version and connection.
+    async fn published(&mut self) -> Result<Vec<PublishedImage>, DbError>;
+
+    /// Adds a published version, or replaces the row of the same version and connection.
+    async fn set_published(&mut self, published: &PublishedImage) -> Result<(), DbError>;
+
+    /// Removes a published version. Returns whether it existed.
+    async fn remove_published(&mut self, published: &PublishedImage) -> Result<bool, DbError>;
+
+    /// Adds an operation. Replaces that of the same connection, scope and path.
+    async fn begin_operation(&mut self, operation: &CloudOperation) -> Result<(), DbError>;
+
+    /// Stores the URL of the operation that the cloud has begun. Returns whether there is such an operation.
+    async fn operation_accepted(&mut self, operation: &CloudOperation) -> Result<bool, DbError>;
+
+    /// Removes an operation, if it exists.
+    async fn end_operation(&mut self, connection: &str, scope: &str, path: &str) -> Result<(), DbError>;
+
+    /// The operations of a connection, oldest first.
+    async fn operations(&mut self, connection: &str) -> Result<Vec<CloudOperation>, DbError>;
+
+    /// The orphans of a connection, ordered by name, and when each was seen first.
+    async fn orphans(&mut self, connection: &str) -> Result<Vec<(String, u64)>, DbError>;
+
+    /// Replaces the orphans of a connection.
+    async fn set_orphans(&mut self, connection: &str, orphans: &[(String, u64)]) -> Result<(), DbError>;
 }
 
 /// How many runs of a catalog are kept: the newest ones.

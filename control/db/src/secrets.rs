@@ -5,6 +5,7 @@
 //! | `machines.ssh_host_key_private` | the private SSH host key of a machine |
 //! | `user_data.text`, `catalogs.user_data`, `schemes.user_data` | user data, which may hold passwords |
 //! | `authorities.key` | the key that signs the certificates of nodes |
+//! | `connections.secret` | the client secret of a connection to a cloud |
 //! | `secrets_keys.mark` | a known text, by which another key is noticed before it is used |
 //!
 //! A stored secret is a random nonce of 12 bytes, the text encrypted with AES-256-GCM, and the tag of 16 bytes. Its column and the key of

@@ -260,6 +260,60 @@ CREATE TABLE runs (
 
 CREATE INDEX runs_by_catalog ON runs (catalog, id);
 
+-- Resource groups in a cloud, each with the identity with which it is used. `secret` is the client secret; it is encrypted.
+CREATE TABLE connections (
+    name           TEXT    NOT NULL PRIMARY KEY,
+    subscription   TEXT    NOT NULL,
+    tenant         TEXT    NOT NULL,
+    resource_group TEXT    NOT NULL,
+    region         TEXT    NOT NULL,
+    auth           TEXT    NOT NULL,
+    client_id      TEXT,
+    secret         BLOB   ,
+    authority      TEXT    NOT NULL,
+    management     TEXT    NOT NULL,
+    created_by     TEXT    NOT NULL,
+    created_at_ms  INTEGER NOT NULL
+) STRICT;
+
+-- Versions of images in the gallery of a connection. A row is written before the first resource of the version is made, and removed after
+-- its last resource was removed.
+CREATE TABLE published_images (
+    connection    TEXT    NOT NULL REFERENCES connections (name),
+    image         TEXT    NOT NULL,
+    version       INTEGER NOT NULL,
+    hash          TEXT    NOT NULL,
+    state         TEXT    NOT NULL,
+    generation    INTEGER NOT NULL,
+    replicas      INTEGER NOT NULL,
+    resource      TEXT    NOT NULL,
+    created_by    TEXT    NOT NULL,
+    created_at_ms INTEGER NOT NULL,
+    PRIMARY KEY (connection, image, version)
+) STRICT;
+
+-- Requests to a cloud that were begun and whose end is not known. A row is written before the request is sent. `scope` is the work that sends
+-- it, and `operation` the URL of the operation that the cloud has begun.
+CREATE TABLE cloud_operations (
+    id          INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    connection  TEXT    NOT NULL REFERENCES connections (name) ON DELETE CASCADE,
+    scope       TEXT    NOT NULL,
+    path        TEXT    NOT NULL,
+    verb        TEXT    NOT NULL,
+    api_version TEXT    NOT NULL,
+    body_hash   TEXT    NOT NULL,
+    operation   TEXT,
+    UNIQUE (connection, scope, path)
+) STRICT;
+
+-- Resources in a cloud that carry our tag and that nothing here needs, and when a sweep saw each first.
+CREATE TABLE cloud_orphans (
+    connection TEXT    NOT NULL REFERENCES connections (name) ON DELETE CASCADE,
+    resource   TEXT    NOT NULL,
+    seen_at_ms INTEGER NOT NULL,
+    PRIMARY KEY (connection, resource)
+) STRICT;
+
 -- History: who changed what, and when. Rows are only ever added.
 CREATE TABLE events (
     id      INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,

@@ -5,6 +5,7 @@
 
 mod catalogs;
 mod claims;
+mod clouds;
 mod events;
 mod filter;
 mod hardware;
@@ -27,8 +28,9 @@ use async_trait::async_trait;
 use crate::error::DbError;
 use crate::postgres::PostgresUnit;
 use crate::repository::{
-    CatalogRepository, ClaimRepository, EventRepository, HostRepository, KeyRepository, MachineRepository,
-    PersistentDiskRepository, Repository, RunRepository, SessionRepository, TaskRepository, TokenRepository,
+    CatalogRepository, ClaimRepository, CloudRepository, EventRepository, HostRepository, KeyRepository,
+    MachineRepository, PersistentDiskRepository, Repository, RunRepository, SessionRepository,
+    TaskRepository, TokenRepository,
 };
 use crate::secrets::KeySlot;
 use crate::sql::statement::Insert;
@@ -149,6 +151,10 @@ impl Repository for Unit {
 
     fn sessions(&mut self) -> Box<dyn SessionRepository + '_> {
         Box::new(sessions::Sessions(self))
+    }
+
+    fn clouds(&mut self) -> Box<dyn CloudRepository + '_> {
+        Box::new(clouds::Clouds(self))
     }
 
     fn runs(&mut self) -> Box<dyn RunRepository + '_> {

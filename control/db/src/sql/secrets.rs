@@ -19,12 +19,13 @@ const MARK: &str = "headwater";
 const MARK_COLUMN: &str = "secrets_keys.mark";
 
 /// Where secrets are: the table, the column or columns that name a row, and the column with the secret.
-const PLACES: [(&str, &str, &str); 5] = [
+const PLACES: [(&str, &str, &str); 6] = [
     ("machines", "uuid", "ssh_host_key_private"),
     ("user_data", "machine", "text"),
     ("catalogs", "name", "user_data"),
     ("schemes", "catalog || ' ' || version", "user_data"),
     ("authorities", "purpose", "key"),
+    ("connections", "name", "secret"),
 ];
 
 /// The error if the mark was not made with the given key.

@@ -1,5 +1,6 @@
 //! One suite, on both databases, and what is particular to each.
 
+mod clouds;
 mod hosts;
 mod postgres;
 mod schemes;
@@ -61,4 +62,7 @@ suite!(
     a_join_token_is_forgotten_after_its_end,
     what_a_machine_boots_is_replaced,
     keys_have_an_age,
+    connections_are_stored_whole,
+    published_versions_are_kept_until_removed,
+    cloud_operations_are_kept_until_they_end,
 );

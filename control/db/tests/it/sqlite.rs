@@ -102,6 +102,8 @@ async fn the_files_of_a_database_reveal_no_secret() {
     repo.machines().add(&machine).await.unwrap();
     repo.catalogs().add(&catalog).await.unwrap();
     repo.hosts().add_authority(&signing).await.unwrap();
+    let cloud = crate::clouds::connection("prod");
+    repo.clouds().add(&cloud).await.unwrap();
     let later = "the password of the next version";
     let scheme = SchemeRecord {
         catalog: "c".to_owned(),
@@ -113,11 +115,12 @@ async fn the_files_of_a_database_reveal_no_secret() {
     repo.catalogs().add_scheme(&scheme).await.unwrap();
     (catalog.scheme, catalog.user_data) = (2, Some(later.to_owned()));
     repo.save().await.unwrap();
-    let secrets = [key, text, word, later, &signing.key];
-    assert_eq!(secrets.map(|secret| found(&dir, secret)), [0; 5]);
+    let client = "a client secret";
+    let secrets = [key, text, word, later, &signing.key, client];
+    assert_eq!(secrets.map(|secret| found(&dir, secret)), [0; 6]);
     assert!(found(&dir, &machine.identity.ssh_host_key_public) > 0, "the database is somewhere else");
     db.close().await;
-    assert_eq!(secrets.map(|secret| found(&dir, secret)), [0; 5]);
+    assert_eq!(secrets.map(|secret| found(&dir, secret)), [0; 6]);
 
     // Without the key, or with another one, everything but the secrets is there.
     let path = dir.path().join("headwater.db");
@@ -135,7 +138,7 @@ async fn the_files_of_a_database_reveal_no_secret() {
 
     // The other key counts after it was changed.
     db.unlock(suite::key()).await.unwrap();
-    assert_eq!(db.rotate(&other()).await.unwrap(), 5);
+    assert_eq!(db.rotate(&other()).await.unwrap(), 6);
     db.close().await;
     let db = SqliteDatabase::open(&path).await.unwrap();
     assert!(matches!(db.unlock(suite::key()).await, Err(DbError::OtherSecretsKey { .. })));
@@ -145,6 +148,7 @@ async fn the_files_of_a_database_reveal_no_secret() {
     assert_eq!(repo.catalogs().list().await.unwrap(), [catalog]);
     assert_eq!(repo.catalogs().schemes("c").await.unwrap(), [scheme]);
     assert_eq!(repo.hosts().authority().await.unwrap(), Some(signing));
+    assert_eq!(repo.clouds().by_name("prod").await.unwrap(), Some(cloud));
 }
 
 #[tokio::test]

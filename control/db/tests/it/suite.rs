@@ -16,6 +16,10 @@ use headwater_db::{
 };
 use uuid::Uuid;
 
+pub use crate::clouds::{
+    cloud_operations_are_kept_until_they_end, connections_are_stored_whole,
+    published_versions_are_kept_until_removed,
+};
 pub use crate::hosts::{
     a_join_token_is_forgotten_after_its_end, hosts_have_names_and_certificates_of_their_own,
     there_is_one_authority_of_nodes,
