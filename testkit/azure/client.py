@@ -18,10 +18,10 @@ SCOPE = f"/subscriptions/s/resourceGroups/{GROUP}/providers"
 
 
 class Credential:
-    """The SDK needs a credential; the fake accepts one token."""
+    """The SDK needs a credential; the token is sent by another policy."""
 
     def get_token(self, *scopes, **options):
-        return AccessToken("a-token", 4102444800)
+        return AccessToken("unused", 4102444800)
 
 
 def control(url, path, body=b""):
@@ -29,9 +29,9 @@ def control(url, path, body=b""):
         return json.load(answer)
 
 
-def put(url, path, body):
+def put(url, token, path, body):
     request = urllib.request.Request(url + path + "?api-version=2024-05-01", data=json.dumps(body).encode(), method="PUT")
-    request.add_header("Authorization", "Bearer a-token")
+    request.add_header("Authorization", f"Bearer {token}")
     with urllib.request.urlopen(request) as answer:
         return json.load(answer)
 
@@ -106,8 +106,8 @@ def machine(image):
                 {"id": f"{SCOPE}/Microsoft.Network/networkInterfaces/nic", "properties": {"primary": True}}]}}}
 
 
-def machines(client, url, image):
-    put(url, f"{SCOPE}/Microsoft.Network/networkInterfaces/nic", {"location": "westeurope", "properties": {}})
+def machines(client, url, token, image):
+    put(url, token, f"{SCOPE}/Microsoft.Network/networkInterfaces/nic", {"location": "westeurope", "properties": {}})
     vms = client.virtual_machines
     wrong = machine(image)
     wrong["properties"]["storageProfile"]["osDisk"]["caching"] = "ReadWrite"
@@ -144,11 +144,12 @@ def main():
     server = subprocess.Popen([sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         url = server.stdout.readline().strip()
+        token = control(url, "/tenant/oauth2/v2.0/token")["access_token"]
         # The SDK's own policy refuses to send a token without TLS.
         client = ComputeManagementClient(
-            Credential(), "s", base_url=url, authentication_policy=HeadersPolicy({"Authorization": "Bearer a-token"}))
+            Credential(), "s", base_url=url, authentication_policy=HeadersPolicy({"Authorization": f"Bearer {token}"}))
         image = gallery(client, url)
-        machines(client, url, image)
+        machines(client, url, token, image)
         sizes = [it.name for it in client.resource_skus.list() if it.resource_type == "virtualMachines"]
         assert sizes == ["Standard_D8ds_v5"], sizes
         client.gallery_image_versions.begin_delete(GROUP, "hw", "debian", "1.0.4").result()

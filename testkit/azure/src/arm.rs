@@ -61,7 +61,8 @@ pub enum ArmFault {
 pub struct FaultRule {
     /// The method of the request, or any.
     pub method: Option<&'static str>,
-    /// A text that the path of the resource contains. A poll of an operation has the path of its resource.
+    /// A text that the path of the resource contains. A poll of an operation has the path of its resource. For a blob, the
+    /// path and the query, such as `comp=page`; it knows only cuts and kills.
     pub contains: String,
     /// How many such requests pass before the fault. The rule then ends.
     pub skip: usize,
@@ -99,6 +100,14 @@ pub struct ArmServer {
     management: Arc<Mutex<Management>>,
     task: tokio::task::JoinHandle<()>,
 }
+
+/// The token that the server grants: a JWT without a signature, with `appid`, `oid` and `tid`.
+pub const TOKEN: &str = concat!(
+    "eyJhbGciOiJub25lIn0.",
+    "eyJhcHBpZCI6IjExMTExMTExLTIyMjItMzMzMy00NDQ0LTU1NTU1NTU1NTU1NSIsIm9pZCI6IjIyMjIyMjIyLTMzMzMtNDQ0NC01",
+    "NTU1LTY2NjY2NjY2NjY2NiIsInRpZCI6IjMzMzMzMzMzLTQ0NDQtNTU1NS02NjY2LTc3Nzc3Nzc3Nzc3NyJ9",
+    "."
+);
 
 /// The file to which the bodies of requests are added, for `oracle/` of this package.
 const BODIES_VARIABLE: &str = "HEADWATER_AZURE_BODIES";
@@ -163,26 +172,17 @@ async fn answer(server: Server, request: Request<Incoming>) -> Result<Reply, io:
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let path = parts.uri.path();
     if path.ends_with("/oauth2/v2.0/token") || path == "/metadata/identity/oauth2/token" {
-        return Ok(reply(
-            200,
-            &json!({"access_token": "a-token", "expires_in": 3600, "token_type": "Bearer"}),
-        ));
+        return Ok(reply(200, &json!({"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"})));
     }
     if path.starts_with("/blobs/") {
-        return server.blob(&parts, &body);
+        let (reply, fault) = server.blob(&parts, &body);
+        return server.faulty(reply?, fault).await;
     }
     if path.starts_with("/fake/") {
         return Ok(server.control(path, &body));
     }
     let (reply, fault) = server.execute(&parts, &body);
-    match fault {
-        Some(ArmFault::CutBefore | ArmFault::CutAfter) => Err(io::Error::other("cut")),
-        Some(ArmFault::KillBefore | ArmFault::KillAfter) => {
-            server.killed.notify_one();
-            std::future::pending().await
-        }
-        _ => Ok(reply),
-    }
+    server.faulty(reply, fault).await
 }
 
 impl Server {
@@ -190,12 +190,33 @@ impl Server {
         self.management.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn blob(&self, parts: &Parts, body: &Bytes) -> Result<Reply, io::Error> {
+    /// The end of a request with a fault.
+    async fn faulty(&self, reply: Reply, fault: Option<ArmFault>) -> Result<Reply, io::Error> {
+        match fault {
+            Some(ArmFault::CutBefore | ArmFault::CutAfter) => Err(io::Error::other("cut")),
+            Some(ArmFault::KillBefore | ArmFault::KillAfter) => {
+                self.killed.notify_one();
+                std::future::pending().await
+            }
+            _ => Ok(reply),
+        }
+    }
+
+    /// A request for the blob of a disk. Of faults it knows only cuts and kills.
+    fn blob(&self, parts: &Parts, body: &Bytes) -> (Result<Reply, io::Error>, Option<ArmFault>) {
         let number = parts.uri.path().trim_start_matches("/blobs/").parse::<usize>();
-        let blob = number.ok().and_then(|number| self.management().blobs.get(number).cloned());
-        let Some(blob) = blob else { return Ok(reply(404, &Value::Null)) };
+        let (blob, fault) = {
+            let mut management = self.management();
+            let shown = parts.uri.path_and_query().map_or("", |it| it.as_str());
+            let fault = management.fault_of(parts.method.as_str(), shown);
+            (number.ok().and_then(|number| management.blobs.get(number).cloned()), fault)
+        };
+        let Some(blob) = blob else { return (Ok(reply(404, &Value::Null)), fault) };
+        if matches!(fault, Some(ArmFault::KillBefore | ArmFault::CutBefore)) {
+            return (Ok(reply(500, &Value::Null)), fault);
+        }
         let mut blob = blob.lock().unwrap_or_else(PoisonError::into_inner);
-        crate::blob::answer(&mut blob, parts, body).map_err(io::Error::other)
+        (crate::blob::answer(&mut blob, parts, body).map_err(io::Error::other), fault)
     }
 
     /// Faults and the log, for clients in other languages.
@@ -238,7 +259,8 @@ impl Server {
             is_conditional: header("if-none-match").is_some(),
             url: &self.url,
         };
-        let is_known = header("authorization").is_some_and(|it| it.starts_with("Bearer a-token"));
+        let is_known =
+            header("authorization").and_then(|it| it.strip_prefix("Bearer ")).is_some_and(|it| it == TOKEN);
         let mut management = self.management();
         let fault = management.next_fault(&call);
         let reply = match fault {

@@ -1,12 +1,15 @@
 //! Tests the life of machines: create, start, stop, reset, remove, and what Azure refuses.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream;
-use headwater_azure::AzureErrorKind;
 use headwater_azure::arm::resources::{Generation, definition, disk_for_upload, gallery, version};
+use headwater_azure::blob::GivenUrl;
 use headwater_azure::machines::{Place, Power, WhenOff};
+use headwater_azure::{AzureErrorKind, HttpClient, Pacer, PacerOptions, PageBlob};
 use headwater_testkit_azure::arm::{ArmFault, Family, FaultRule, Size};
 use serde_json::json;
 
@@ -343,4 +346,34 @@ async fn every_kind_of_body_is_accepted() {
         machines.create(&id(number), &other).await.unwrap();
     }
     assert!(lab.journal.is_empty());
+}
+
+/// The fake has the faults that a test of an interrupted upload needs.
+#[tokio::test]
+async fn a_write_of_an_upload_is_killed_by_its_query() {
+    let lab = Lab::new(1).await;
+    let (arm, scope) = (lab.arm(), scope());
+    let disk = disk_for_upload(&scope, "upload", Generation::Two, (20 << 20) + 512).unwrap();
+    arm.make(&disk).await.unwrap();
+    let write = json!({"access": "Write", "durationInSeconds": 86_400});
+    let access = arm.act(&disk.path, "beginGetAccess", disk.api_version, &write).await.unwrap();
+    let url = access["accessSAS"].as_str().unwrap().parse().unwrap();
+    // Azure does not delete a disk while its upload is possible.
+    assert!(arm.delete(&disk.path, disk.api_version).await.is_err());
+    lab.server.management().rules.push(FaultRule {
+        method: Some("PUT"),
+        contains: "comp=page".to_owned(),
+        skip: 1,
+        fault: ArmFault::KillAfter,
+    });
+    let pacer = Arc::new(Pacer::new(PacerOptions::new(1), lab.clock.clone()));
+    let blob = PageBlob::new(HttpClient::new().unwrap(), pacer, Box::new(GivenUrl(url)));
+    blob.write(0, &Bytes::from(vec![1; 512])).await.unwrap();
+    let second = Bytes::from(vec![2; 512]);
+    tokio::select! {
+        _ = blob.write(512, &second) => panic!("the write was answered"),
+        () = lab.server.killed.notified() => {}
+    }
+    let pages = blob.pages().await.unwrap();
+    assert_eq!((pages.len(), pages[0].end), (1, 1024));
 }

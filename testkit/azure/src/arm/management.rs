@@ -156,13 +156,17 @@ impl Management {
         let by_number = self.faults.get(&self.requests).copied();
         self.requests += 1;
         let subject = self.subject(call.path).to_owned();
-        let fits = |rule: &FaultRule| {
-            rule.method.is_none_or(|method| method == call.method) && subject.contains(&rule.contains)
-        };
-        let Some(at) = self.rules.iter().position(fits) else { return by_number };
+        self.fault_of(call.method, &subject).or(by_number)
+    }
+
+    /// The fault that a rule has for a request about this subject.
+    pub(super) fn fault_of(&mut self, method: &str, subject: &str) -> Option<ArmFault> {
+        let fits =
+            |rule: &FaultRule| rule.method.is_none_or(|it| it == method) && subject.contains(&rule.contains);
+        let at = self.rules.iter().position(fits)?;
         if self.rules[at].skip > 0 {
             self.rules[at].skip -= 1;
-            return by_number;
+            return None;
         }
         Some(self.rules.remove(at).fault)
     }
@@ -330,6 +334,14 @@ impl Management {
         }
         if kind == NETWORKS {
             self.check_free(path)?;
+        }
+        let state = self.resources.get(path).and_then(|it| it.pointer("/properties/diskState"));
+        if state.and_then(Value::as_str) == Some("ActiveUpload") {
+            return refuse(
+                409,
+                "OperationNotAllowed",
+                "There is an active shared access signature for the disk.",
+            );
         }
         if let Some(active) = self.active(path) {
             if self.operations[active].effect == Effect::Delete {
