@@ -389,8 +389,8 @@ impl Arm {
     /// accepted is waited for. All entries end, except those of resources that Azure does not delete yet.
     pub async fn recover(&self) -> Result<Vec<Entry>, AzureError> {
         let open = self.journal.open().await?;
-        let recovered: Vec<Result<(), AzureError>> = stream::iter(&open)
-            .map(|entry| self.recover_one(entry))
+        let recovered: Vec<Result<(), AzureError>> = stream::iter(open.clone())
+            .map(|entry| async move { self.recover_one(&entry).await })
             .buffer_unordered(RECOVERED_AT_A_TIME)
             .collect()
             .await;

@@ -9,7 +9,8 @@ use futures_util::stream;
 use headwater_azure::arm::resources::{Generation, definition, disk_for_upload, gallery, version};
 use headwater_azure::blob::GivenUrl;
 use headwater_azure::machines::{Place, Power, WhenOff};
-use headwater_azure::{AzureErrorKind, HttpClient, Pacer, PacerOptions, PageBlob};
+use headwater_azure::sizes::offers;
+use headwater_azure::{Arm, AzureErrorKind, HttpClient, Machines, Pacer, PacerOptions, PageBlob};
 use headwater_testkit_azure::arm::{ArmFault, Family, FaultRule, Size};
 use serde_json::json;
 
@@ -376,4 +377,24 @@ async fn a_write_of_an_upload_is_killed_by_its_query() {
     }
     let pages = blob.pages().await.unwrap();
     assert_eq!((pages.len(), pages[0].end), (1, 1024));
+}
+
+/// A daemon runs them on any thread.
+#[test]
+fn futures_can_change_their_thread() {
+    fn check<T: Send>(future: T) -> T {
+        future
+    }
+    fn all(machines: &Machines, arm: &Arm) {
+        let (machine, wanted) = (id(1), spec(1));
+        drop(check(arm.recover()));
+        drop(check(machines.start(&machine, &wanted)));
+        drop(check(machines.reset(&machine, &wanted)));
+        drop(check(machines.stop(&machine, WhenOff::Delete)));
+        drop(check(machines.restart(&machine)));
+        drop(check(machines.remove(&machine)));
+        drop(check(offers(arm, &scope())));
+    }
+    // Whether it compiles is the test.
+    let _ = all;
 }
