@@ -34,6 +34,7 @@ use crate::http::{Answer, HttpClient};
 use crate::pacer::Pacer;
 use crate::token::TokenSource;
 
+pub mod access;
 mod answers;
 pub mod journal;
 pub mod resources;
@@ -51,6 +52,9 @@ pub const BODY_TAG: &str = "headwater-body";
 const FIND_ATTEMPTS: u32 = 5;
 const FIND_INTERVAL: Duration = Duration::from_secs(12);
 
+/// The most pages of a list that are read; a longer list is an error.
+const PAGES_MAX: usize = 500;
+
 /// The interval for polling an operation, unless Azure names another. Azure allows 15 polls a minute.
 const POLL_INTERVAL: Duration = Duration::from_secs(4);
 const POLL_INTERVAL_MAX: Duration = Duration::from_secs(60);
@@ -63,9 +67,6 @@ const OPERATION_MAX: Duration = Duration::from_secs(6 * 3600);
 
 /// How many journal entries are recovered at a time.
 const RECOVERED_AT_A_TIME: usize = 16;
-
-/// The most pages of a list that are read; a longer list is an error.
-const PAGES_MAX: usize = 500;
 
 /// A resource that should exist.
 #[derive(Clone, Debug, PartialEq)]
@@ -127,6 +128,60 @@ impl Arm {
             StatusCode::NOT_FOUND => Ok(None),
             _ => Err(refused(&action, &answer)),
         }
+    }
+
+    /// The resource. If it does not exist, the error has the reason that Azure names.
+    pub async fn read(&self, path: &str, api_version: &str) -> Result<Value, AzureError> {
+        let action = format!("cannot read {path}");
+        let answer = self.send(&action, Method::GET, &self.url(path, api_version), None, false).await?;
+        match answer.status {
+            StatusCode::OK => parsed(&action, &answer),
+            _ => Err(refused(&action, &answer)),
+        }
+    }
+
+    /// All items of a list. `query` is a further part of the query, or empty. Azure updates lists late, so no caller
+    /// may learn the state of one resource from a list.
+    pub async fn list(&self, path: &str, api_version: &str, query: &str) -> Result<Vec<Value>, AzureError> {
+        let action = format!("cannot list {path}");
+        let mut url = self.url_with(path, api_version, query);
+        let mut items = Vec::new();
+        for _ in 0..PAGES_MAX {
+            let answer = self.send(&action, Method::GET, &url, None, false).await?;
+            if answer.status != StatusCode::OK {
+                return Err(refused(&action, &answer));
+            }
+            let mut page = parsed(&action, &answer)?;
+            if let Some(Value::Array(more)) = page.get_mut("value").map(Value::take) {
+                items.extend(more);
+            }
+            match page.get("nextLink").and_then(Value::as_str).filter(|next| !next.is_empty()) {
+                Some(next) => url = next.to_owned(),
+                None => return Ok(items),
+            }
+        }
+        let what = format!("{action}: the list has more than {PAGES_MAX} pages");
+        Err(AzureError::new(AzureErrorKind::Invalid, what))
+    }
+
+    /// The identifier of the owner of its resources.
+    pub fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    /// The identity that the tokens name, for people.
+    pub async fn identity(&self) -> Result<Option<String>, AzureError> {
+        self.tokens.identity().await
+    }
+
+    /// Its clock.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    /// Whether a resource has our tag.
+    pub fn is_ours(&self, there: &Value) -> bool {
+        owner_of(there) == Some(self.owner.as_str())
     }
 
     /// Creates a resource, or finds the one that an earlier call has created, and waits until Azure has finished it.
@@ -360,30 +415,6 @@ impl Arm {
         }
     }
 
-    /// All items of a list. `query` is a further part of the query, or empty. Azure updates lists late, so no caller
-    /// may learn the state of one resource from a list.
-    pub async fn list(&self, path: &str, api_version: &str, query: &str) -> Result<Vec<Value>, AzureError> {
-        let action = format!("cannot list {path}");
-        let mut url = self.url_with(path, api_version, query);
-        let mut items = Vec::new();
-        for _ in 0..PAGES_MAX {
-            let answer = self.send(&action, Method::GET, &url, None, false).await?;
-            if answer.status != StatusCode::OK {
-                return Err(refused(&action, &answer));
-            }
-            let mut page = parsed(&action, &answer)?;
-            if let Some(Value::Array(more)) = page.get_mut("value").map(Value::take) {
-                items.extend(more);
-            }
-            match page.get("nextLink").and_then(Value::as_str).filter(|next| !next.is_empty()) {
-                Some(next) => url = next.to_owned(),
-                None => return Ok(items),
-            }
-        }
-        let what = format!("{action}: the list has more than {PAGES_MAX} pages");
-        Err(AzureError::new(AzureErrorKind::Invalid, what))
-    }
-
     /// Completes the work that a killed client has begun, and returns all journal entries. A created resource that is
     /// ours stays for the next [`Arm::make`]; a resource that was to be deleted is deleted; an action that Azure has
     /// accepted is waited for. All entries end, except those of resources that Azure does not delete yet.
@@ -498,11 +529,6 @@ impl Arm {
     /// The tag of the body that a resource gets.
     pub(crate) fn body_tag_of(&self, resource: &Resource) -> String {
         body_tag(&self.tagged(resource))
-    }
-
-    /// Whether a resource has our tag.
-    pub(crate) fn is_ours(&self, there: &Value) -> bool {
-        owner_of(there) == Some(self.owner.as_str())
     }
 
     async fn send(

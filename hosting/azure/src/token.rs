@@ -14,6 +14,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
@@ -58,6 +60,23 @@ impl Default for Endpoints {
     }
 }
 
+/// A client secret. Its `Debug` output hides it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ClientSecret(String);
+
+impl ClientSecret {
+    /// Wraps a secret.
+    pub fn new(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl fmt::Debug for ClientSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClientSecret(..)")
+    }
+}
+
 /// The identity of this program in Azure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credential {
@@ -69,6 +88,15 @@ pub enum Credential {
         client: String,
         /// The file with the secret.
         secret_file: PathBuf,
+    },
+    /// An application and its secret, which is not in a file.
+    KnownSecret {
+        /// The tenant of the application: a UUID or a domain.
+        tenant: String,
+        /// The client ID of the application.
+        client: String,
+        /// The secret.
+        secret: ClientSecret,
     },
     /// An application that trusts tokens of a Kubernetes cluster.
     WorkloadIdentity {
@@ -193,7 +221,8 @@ impl TokenSource {
 
     fn action(&self) -> String {
         match &self.credential {
-            Credential::ClientSecret { tenant, client, .. } => {
+            Credential::ClientSecret { tenant, client, .. }
+            | Credential::KnownSecret { tenant, client, .. } => {
                 format!("cannot log in to Azure as application {client} of tenant {tenant}")
             }
             Credential::WorkloadIdentity { tenant, client, .. } => {
@@ -208,18 +237,21 @@ impl TokenSource {
         }
     }
 
+    /// The identity that Azure has put into the token, for people. `None`: the token does not contain it. The token
+    /// is not verified, because only Azure can do that.
+    pub async fn identity(&self) -> Result<Option<String>, AzureError> {
+        Ok(identity_in(&self.token().await?))
+    }
+
     fn request(&self, action: &str) -> Result<Request<Full<Bytes>>, AzureError> {
         let scope = format!("{}/.default", self.endpoints.management);
         match &self.credential {
             Credential::ClientSecret { tenant, client, secret_file } => {
                 let secret = read_secret(action, secret_file)?;
-                let form = [
-                    ("client_id", client.as_str()),
-                    ("client_secret", secret.as_str()),
-                    ("grant_type", "client_credentials"),
-                    ("scope", scope.as_str()),
-                ];
-                self.login(action, tenant, &form)
+                self.login_with(action, tenant, client, &secret)
+            }
+            Credential::KnownSecret { tenant, client, secret } => {
+                self.login_with(action, tenant, client, &secret.0)
             }
             Credential::WorkloadIdentity { tenant, client, token_file } => {
                 let assertion = read_secret(action, token_file)?;
@@ -247,6 +279,23 @@ impl TokenSource {
         }
     }
 
+    fn login_with(
+        &self,
+        action: &str,
+        tenant: &str,
+        client: &str,
+        secret: &str,
+    ) -> Result<Request<Full<Bytes>>, AzureError> {
+        let scope = format!("{}/.default", self.endpoints.management);
+        let form = [
+            ("client_id", client),
+            ("client_secret", secret),
+            ("grant_type", "client_credentials"),
+            ("scope", scope.as_str()),
+        ];
+        self.login(action, tenant, &form)
+    }
+
     fn login(
         &self,
         action: &str,
@@ -272,11 +321,11 @@ impl TokenSource {
         let (why, advice) = match code {
             7_000_222 => (
                 "its secret has expired (AADSTS7000222)".to_owned(),
-                "create a new secret for the application, and write its Value to the file",
+                "create a new secret for the application, and give its Value instead",
             ),
             7_000_215 => (
                 "its secret is wrong (AADSTS7000215)".to_owned(),
-                "write the secret's Value (shown once by Azure) to the file, not its Secret ID",
+                "give the secret's Value (shown once by Azure), not its Secret ID",
             ),
             90_002 | 900_023 => (
                 format!("there is no such tenant (AADSTS{code})"),
@@ -317,6 +366,27 @@ impl TokenSource {
     }
 }
 
+/// The fields of a token that name the identity.
+#[derive(Deserialize)]
+struct Named {
+    appid: Option<String>,
+    /// The same in tokens of version 2.
+    azp: Option<String>,
+    oid: Option<String>,
+    tid: Option<String>,
+}
+
+/// The identity in a token (RFC 7519).
+fn identity_in(token: &str) -> Option<String> {
+    let payload = token.split('.').nth(1)?;
+    let Named { appid, azp, oid, tid } =
+        serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()?;
+    let parts = [("application", appid.or(azp)), ("object", oid), ("tenant", tid)];
+    let shown: Vec<String> =
+        parts.into_iter().filter_map(|(what, id)| Some(format!("{what} {}", id?.escape_debug()))).collect();
+    (!shown.is_empty()).then(|| shown.join(", "))
+}
+
 fn parsed(action: &str, url: &str) -> Result<Uri, AzureError> {
     url.parse().map_err(|_| {
         AzureError::new(
@@ -341,4 +411,27 @@ fn read_secret(action: &str, path: &std::path::Path) -> Result<String, AzureErro
         return Err(invalid(&"the file is empty"));
     }
     Ok(secret.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_names_its_identity() {
+        let token = |payload: &str| format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(payload));
+        let named = identity_in(&token(r#"{"appid":"a-1","oid":"o-1","tid":"t-1","exp":1}"#));
+        assert_eq!(named.as_deref(), Some("application a-1, object o-1, tenant t-1"));
+        assert_eq!(identity_in(&token(r#"{"azp":"a-2"}"#)).as_deref(), Some("application a-2"));
+        for odd in ["opaque", "e30.e30.c2ln", "a.b.c", &token("[]")] {
+            assert_eq!(identity_in(odd), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_known_secret_is_not_shown() {
+        let secret = ClientSecret::new("hidden".to_owned());
+        let credential = Credential::KnownSecret { tenant: "t".to_owned(), client: "c".to_owned(), secret };
+        assert!(!format!("{credential:?}").contains("hidden"));
+    }
 }

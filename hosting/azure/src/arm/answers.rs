@@ -65,6 +65,15 @@ fn explained(action: &str, kind: AzureErrorKind, what: &str, body: &Value) -> Az
             AzureErrorKind::NotFound,
             Some("check that the subscription belongs to the tenant, and that the identity has a role in it"),
         ),
+        "InvalidAuthenticationTokenTenant" => (
+            AzureErrorKind::Denied,
+            Some(
+                "the subscription belongs to another tenant: check the tenant and the subscription of the connection",
+            ),
+        ),
+        "CannotDeleteResource" => {
+            (AzureErrorKind::Exists, Some("remove the resources in it first, such as versions of the image"))
+        }
         "ResourceGroupNotFound" => (AzureErrorKind::NotFound, Some("create the resource group first")),
         _ => (kind, None),
     };

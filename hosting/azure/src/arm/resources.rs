@@ -6,9 +6,10 @@ use serde_json::json;
 use crate::arm::Resource;
 use crate::error::{AzureError, AzureErrorKind};
 
-const DISK_API: &str = "2025-01-02";
-/// The API version of galleries, definitions and versions.
-pub(crate) const GALLERY_API: &str = "2024-03-03";
+/// The API version of disks.
+pub const DISK_API: &str = "2025-01-02";
+/// The API version of galleries.
+pub const GALLERY_API: &str = "2024-03-03";
 
 /// The scope of resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,10 +23,19 @@ pub struct Scope {
 }
 
 impl Scope {
+    /// The path of the resource group.
+    pub fn group_path(&self) -> String {
+        format!("/subscriptions/{}/resourceGroups/{}", self.subscription, self.group)
+    }
+
     /// The path of a resource of a provider, such as `Microsoft.Network`.
     pub fn path(&self, provider: &str, kind: &str, name: &str) -> String {
-        let Self { subscription, group, .. } = self;
-        format!("/subscriptions/{subscription}/resourceGroups/{group}/providers/{provider}/{kind}/{name}")
+        format!("{}/providers/{provider}/{kind}/{name}", self.group_path())
+    }
+
+    /// The path of a kind of compute resources.
+    pub fn compute_path(&self, kind: &str) -> String {
+        format!("{}/providers/Microsoft.Compute/{kind}", self.group_path())
     }
 
     fn compute(&self, kind: &str, name: &str) -> String {
