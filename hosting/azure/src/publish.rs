@@ -12,11 +12,11 @@
 //!   content, so a version of the same number and other content is never taken for this one.
 //! - Resources without our owner tag are never changed.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use hyper::Uri;
 use serde_json::{Value, json};
 
@@ -165,33 +165,45 @@ pub async fn check(arm: &Arm, publication: &Publication) -> Result<bool, AzureEr
 }
 
 /// Publishes a version, and waits until its replicas are ready. Returns the number of bytes that were sent.
-pub async fn publish(
-    arm: &Arc<Arm>,
-    http: &Arc<HttpClient>,
-    publication: &Publication,
-    layout: &VhdLayout,
-    source: &dyn PageSource,
-    progress: Progress<'_>,
-) -> Result<u64, AzureError> {
-    progress(Step::Doing("looking for what an earlier attempt has made".to_owned()));
-    publication.check_name()?;
-    with_replication(arm, publication, arm.recover(), progress).await?;
-    let mut sent_bytes = 0;
-    if !remove_failed(arm, publication).await? {
-        sent_bytes = send(arm, http, publication, layout, source, progress).await?;
-        progress(Step::Doing("making the gallery".to_owned()));
-        let Publication { scope, gallery, image, generation, has_nvme, .. } = publication;
-        arm.make(&resources::gallery(scope, gallery)).await?;
-        progress(Step::Doing(format!("making the definition of image {image}")));
-        arm.make(&resources::definition(scope, gallery, image, *generation, *has_nvme)).await?;
-        progress(Step::Doing("making the version".to_owned()));
-        let version = publication.version();
-        with_replication(arm, publication, arm.make(&version), progress).await?;
-    }
-    wait_for_replicas(arm, publication, progress).await?;
-    progress(Step::Doing("removing the disk of the upload".to_owned()));
-    arm.delete(&publication.disk_path(), DISK_API).await?;
-    Ok(sent_bytes)
+pub fn publish<'a>(
+    arm: &'a Arc<Arm>,
+    http: &'a Arc<HttpClient>,
+    publication: &'a Publication,
+    layout: &'a VhdLayout,
+    source: &'a dyn PageSource,
+    progress: Progress<'a>,
+) -> BoxFuture<'a, Result<u64, AzureError>> {
+    Box::pin(async move {
+        progress(Step::Doing("looking for what an earlier attempt has made".to_owned()));
+        publication.check_name()?;
+        with_replication(arm, publication, Box::pin(recovered(arm)), progress).await?;
+        let mut sent_bytes = 0;
+        if !remove_failed(arm, publication).await? {
+            sent_bytes = send(arm, http, publication, layout, source, progress).await?;
+            make(arm, publication, progress).await?;
+        }
+        wait_for_replicas(arm, publication, progress).await?;
+        progress(Step::Doing("removing the disk of the upload".to_owned()));
+        arm.delete(&publication.disk_path(), DISK_API).await?;
+        Ok(sent_bytes)
+    })
+}
+
+async fn recovered(arm: &Arm) -> Result<(), AzureError> {
+    arm.recover().await.map(drop)
+}
+
+/// Makes the gallery, the definition of the image and the version.
+async fn make(arm: &Arm, publication: &Publication, progress: Progress<'_>) -> Result<(), AzureError> {
+    let Publication { scope, gallery, image, generation, has_nvme, .. } = publication;
+    progress(Step::Doing("making the gallery".to_owned()));
+    arm.make(&resources::gallery(scope, gallery)).await?;
+    progress(Step::Doing(format!("making the definition of image {image}")));
+    arm.make(&resources::definition(scope, gallery, image, *generation, *has_nvme)).await?;
+    progress(Step::Doing("making the version".to_owned()));
+    let version = publication.version();
+    let making = async { arm.make(&version).await.map(drop) };
+    with_replication(arm, publication, Box::pin(making), progress).await
 }
 
 /// Whether the version is in Azure. If Azure could not make it, it is removed first.
@@ -280,13 +292,12 @@ impl SignedUrl for DiskAccess {
 }
 
 /// Shows the progress of the replication while a request waits for its end.
-async fn with_replication<T>(
+async fn with_replication(
     arm: &Arm,
     publication: &Publication,
-    work: impl Future<Output = Result<T, AzureError>>,
+    mut work: BoxFuture<'_, Result<(), AzureError>>,
     progress: Progress<'_>,
-) -> Result<T, AzureError> {
-    let mut work = std::pin::pin!(work);
+) -> Result<(), AzureError> {
     loop {
         tokio::select! {
             biased;
@@ -382,7 +393,7 @@ async fn wait_for_replicas(
     }
 }
 
-/// What else goes with a version.
+/// The resources that are removed together with a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rest {
     /// The definition of the image, because no other version needs it.

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::StreamExt;
-use futures_util::stream;
+use futures_util::stream::FuturesOrdered;
 
 use crate::blob::{PAGE_BYTES, PageBlob, WRITE_MAX_BYTES};
 use crate::error::{AzureError, AzureErrorKind};
@@ -188,19 +188,31 @@ impl Work<'_> {
         options: &UploadOptions,
         reached: &(dyn Fn(u64) + Send + Sync),
     ) -> Result<(), AzureError> {
-        let windows = stream::unfold(0, |at| self.next_window(at, options.data_bytes));
-        let working = windows.map(|window: Result<Range<u64>, AzureError>| async move {
-            let window = window?;
-            let end = window.end;
-            self.window(window).await?;
-            Ok::<_, AzureError>(end)
-        });
         // In order of the disk, so that everything before the reported position is finished.
-        let mut working = std::pin::pin!(working.buffered(options.in_flight.max(1)));
-        while let Some(end) = working.next().await {
-            reached(end?);
+        let mut working = FuturesOrdered::new();
+        let mut next = Some(0);
+        loop {
+            while let Some(at) = next
+                && working.len() < options.in_flight.max(1)
+            {
+                let found = self.next_window(at, options.data_bytes).await;
+                next = found.as_ref().map(|(_, next)| *next);
+                if let Some((window, _)) = found {
+                    working.push_back(self.done(window?));
+                }
+            }
+            match working.next().await {
+                Some(end) => reached(end?),
+                None => return Ok(()),
+            }
         }
-        Ok(())
+    }
+
+    /// Processes a window, and returns its end.
+    async fn done(&self, window: Range<u64>) -> Result<u64, AzureError> {
+        let end = window.end;
+        self.window(window).await?;
+        Ok(end)
     }
 
     /// The next window at or after `at`, and the position at which the search continues.
