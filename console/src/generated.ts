@@ -297,6 +297,55 @@ export interface ClaimRequest {
   wait_s?: number;
 }
 
+/** A resource group of a subscription of Azure, and the identity with which the controller uses it. */
+export interface Connection {
+  /** How the controller authenticates itself. */
+  auth: ConnectionAuth;
+  /** The URL of the login service. */
+  authority: string;
+  /** The client ID of the application or of the managed identity. */
+  client_id?: string;
+  /** When it was added. */
+  created_at_ms: number;
+  /** The caller that added it. */
+  created_by: string;
+  /** The resource group. All resources are made in it. */
+  group: string;
+  /** The URL of the management service. */
+  management: string;
+  /** Its name. */
+  name: string;
+  /** The region, such as `westeurope`. */
+  region: string;
+  /** The subscription's UUID. */
+  subscription: string;
+  /** The tenant of the identity: a UUID or a domain. */
+  tenant: string;
+}
+
+/** How the controller authenticates itself in a cloud. */
+export type ConnectionAuth = "secret" | "identity" | "workload";
+
+/** What a check of a connection found. */
+export interface ConnectionCheck {
+  /** The connection. */
+  connection: string;
+  /** The region of the resource group. The resources may be in another region. */
+  group_region: string;
+  /** The identity that the cloud sees, as its token names it. */
+  identity: string;
+  /** The rights that are needed and that the identity does not have on the resource group. */
+  lacks: string[];
+  /** Remarks, for people. */
+  remarks?: string[];
+}
+
+/** All connections. */
+export interface ConnectionList {
+  /** Ordered by name. */
+  connections: Connection[];
+}
+
 /** A link that opens the web console once. */
 export interface ConsoleLink {
   /** When the link expires. */
@@ -357,6 +406,30 @@ export interface CreateCatalog {
   transport?: DiskTransport;
   /** The cloud-init user data of each machine. */
   user_data?: string;
+}
+
+/** The request to add a connection. */
+export interface CreateConnection {
+  /** How the controller authenticates itself. */
+  auth: ConnectionAuth;
+  /** The URL of the login service. Default: that of the public cloud. */
+  authority?: string;
+  /** The client ID of the application or of the managed identity. Needed except for a managed identity, if the machine has only one. */
+  client_id?: string;
+  /** The resource group, which must exist. */
+  group: string;
+  /** The URL of the management service. Default: that of the public cloud. */
+  management?: string;
+  /** Its name: 1 to 63 of a-z, 0-9 and '-'. */
+  name: string;
+  /** The region, such as `westeurope`. */
+  region: string;
+  /** The client secret. No answer contains it. */
+  secret?: string;
+  /** The subscription's UUID. */
+  subscription: string;
+  /** The tenant of the identity: a UUID or a domain. */
+  tenant: string;
 }
 
 /** The request to create a link to the web console. */
@@ -900,6 +973,20 @@ export interface NoteRequest {
 /** The policy for machines of a catalog whose host is lost. */
 export type OnHostLoss = "wait" | "restart";
 
+/** A resource in a cloud that this controller made, and that nothing here needs. */
+export interface OrphanResource {
+  /** Whether a sweep may remove it. */
+  removable: boolean;
+  /** Whether this sweep removed it. */
+  removed: boolean;
+  /** Its identifier. */
+  resource: string;
+  /** When a sweep found it first. */
+  seen_at_ms: number;
+  /** Why it could not be removed. */
+  why?: string;
+}
+
 /** The bytes of one partition. */
 export interface PartitionContents {
   /** What is in it: `ext4`, `NTFS`, `LVM with the volumes ..`. */
@@ -1018,6 +1105,63 @@ export interface Promoted {
   forgets?: ChannelPointer;
   /** The version to which it points now, or will point at `at_ms`. */
   version: number;
+}
+
+/** The result of publishing a version. */
+export interface PublishReport {
+  /** Whether this task published it. If not, it was published before. */
+  created: boolean;
+  /** The published version. */
+  published: PublishedImage;
+  /** Remarks, for people. */
+  remarks?: string[];
+  /** Bytes that this task sent. */
+  sent_bytes: number;
+}
+
+/** The request to publish a version of an image. */
+export interface PublishRequest {
+  /** The connection. */
+  connection: string;
+  /** Publish a version in which no provisioning agent was found. */
+  no_agent_check?: boolean;
+  /** The image also boots from NVMe disks, which machine sizes of v6 need. */
+  nvme?: boolean;
+  /** The number of replicas in the region. Default: 1. */
+  replicas?: number;
+}
+
+/** The state of a published version. */
+export type PublishState = "publishing" | "published" | "removing";
+
+/** A version of an image in the gallery of a connection. */
+export interface PublishedImage {
+  /** The connection. */
+  connection: string;
+  /** When it was begun. */
+  created_at_ms: number;
+  /** The caller that published it. */
+  created_by: string;
+  /** The generation of virtual hardware that it boots on: 1 (BIOS) or 2 (UEFI). */
+  generation: number;
+  /** The hash of the version's manifest. */
+  hash: string;
+  /** The image. */
+  image: string;
+  /** The number of replicas in the region. */
+  replicas: number;
+  /** The identifier in the cloud. */
+  resource: string;
+  /** Its state. */
+  state: PublishState;
+  /** The version's number. */
+  version: number;
+}
+
+/** The published versions. */
+export interface PublishedList {
+  /** Ordered by image, version and connection. */
+  published: PublishedImage[];
 }
 
 /** The result of a pull. */
@@ -1400,6 +1544,20 @@ export interface Status {
   version: string;
 }
 
+/** The result of a sweep. */
+export interface SweepReport {
+  /** The connection. */
+  connection: string;
+  /** The resources, ordered by their identifiers. */
+  orphans: OrphanResource[];
+}
+
+/** The request to find resources in a cloud that nothing here needs. */
+export interface SweepRequest {
+  /** Remove those that were found before, at least 30 minutes ago. */
+  remove?: boolean;
+}
+
 /** A task: a long operation that continues if the client disconnects. */
 export interface Task {
   /** The caller that requested it. */
@@ -1412,7 +1570,7 @@ export interface Task {
   ended_at_ms?: number;
   /** Its number; later tasks have higher ones. */
   id: number;
-  /** The operation: `import`, `pull`, `verify`, `compare`, `seal`, `export`, `scale` or `roll`. */
+  /** The operation: `import`, `pull`, `verify`, `compare`, `seal`, `export`, `scale`, `roll`, `drain`, `publish`, `unpublish` or `sweep`. */
   kind: string;
   problem?: Problem;
   progress?: Progress;
@@ -1481,6 +1639,12 @@ export type TaskResult = {
   kind: "rolled";
 } | DrainReport & {
   kind: "drained";
+} | PublishReport & {
+  kind: "published";
+} | PublishedImage & {
+  kind: "unpublished";
+} | SweepReport & {
+  kind: "swept";
 };
 
 /** The state of a task. */
@@ -1511,6 +1675,12 @@ export interface TokenList {
 
 /** Where a boot trace is kept. */
 export type TracePlace = "store" | "host";
+
+/** The request to remove a published version. */
+export interface UnpublishRequest {
+  /** The connection. */
+  connection: string;
+}
 
 /** The result of a verification. */
 export interface VerifyReport {

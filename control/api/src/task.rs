@@ -63,7 +63,8 @@ impl std::fmt::Display for TaskState {
 pub struct Task {
     /// Its number; later tasks have higher ones.
     pub id: i64,
-    /// The operation: `import`, `pull`, `verify`, `compare`, `seal`, `export`, `scale` or `roll`.
+    /// The operation: `import`, `pull`, `verify`, `compare`, `seal`, `export`, `scale`, `roll`, `drain`, `publish`,
+    /// `unpublish` or `sweep`.
     pub kind: String,
     /// The subject: `image debian`, `catalog class`.
     pub subject: String,

@@ -1,6 +1,6 @@
 //! The answer of a long operation: one JSON object per line while the operation runs.
 //!
-//! Import, pull, verify, seal, diff, export, scale, roll and drain are tasks ([`crate::task`]). The answer has the
+//! Import, pull, verify, seal, diff, export, scale, roll, drain, publish, unpublish and sweep are tasks ([`crate::task`]). The answer has the
 //! type `application/x-ndjson`: any number of `waiting` lines while other tasks run, then of `progress` lines, then
 //! exactly one `done` or `failed` line. The header `headwater-task` is the task's number. If the client disconnects,
 //! the task continues.
@@ -8,6 +8,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::connection::{PublishReport, PublishedImage, SweepReport};
 use crate::host::DrainReport;
 use crate::image::{DiffReport, ImageVersion, PullReport, VerifyReport};
 use crate::maintenance::Sealed;
@@ -75,6 +76,12 @@ pub enum TaskResult {
     Rolled(Box<RollReport>),
     /// The result of moving all machines away from a host.
     Drained(Box<DrainReport>),
+    /// A version was published to a cloud.
+    Published(Box<PublishReport>),
+    /// A published version was removed from a cloud.
+    Unpublished(Box<PublishedImage>),
+    /// The resources in a cloud that nothing here needs.
+    Swept(Box<SweepReport>),
 }
 
 /// One line of the answer.

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::advice::AdviceState;
 use crate::alarms::AlarmState;
-use crate::backend::{Clock, Disks, Hypervisor, IdentityProvider, Images, Random, Wake};
+use crate::backend::{Clock, Cloud, Disks, Hypervisor, IdentityProvider, Images, Random, Wake};
 use crate::caller::Caller;
 use crate::claims::ClaimsState;
 use crate::damage::Damage;
@@ -95,6 +95,8 @@ struct Inner {
     waker: OnceLock<Arc<dyn Wake>>,
     /// The identity provider of people who log in. Empty: people cannot log in.
     people: OnceLock<Arc<dyn IdentityProvider>>,
+    /// The clouds. Empty: connections cannot be used.
+    clouds: OnceLock<Arc<dyn Cloud>>,
 }
 
 /// All that a comparison of wanted and actual state depends on.
@@ -152,6 +154,7 @@ impl Service {
             fleet: FleetState::default(),
             waker: OnceLock::new(),
             people: OnceLock::new(),
+            clouds: OnceLock::new(),
         }))
     }
 
@@ -292,6 +295,16 @@ impl Service {
 
     pub(crate) fn people(&self) -> Option<&Arc<dyn IdentityProvider>> {
         self.0.people.get()
+    }
+
+    /// Sets the clouds, once.
+    pub fn connects_with(&self, clouds: Arc<dyn Cloud>) {
+        // A second call changes nothing.
+        let _ = self.0.clouds.set(clouds);
+    }
+
+    pub(crate) fn clouds(&self) -> Option<&Arc<dyn Cloud>> {
+        self.0.clouds.get()
     }
 
     /// Machines that boot from the network are switched on by this.

@@ -8,9 +8,11 @@
 //! | `Disks`, `DiskHost` | [`disks`] in this process, or the client of the disk process ([`crate::disk_process`]) |
 //! | `Images` | [`images`] with [`pulls`], [`sources`], [`convert`], [`boot_traces`], [`promotions`] |
 //! | `Hypervisor` | [`hypervisor`] |
+//! | `Cloud` | [`cloud`] |
 //! | `Targets`, `Wake` | [`targets`], [`wake`] |
 
 mod boot_traces;
+pub mod cloud;
 pub mod contents;
 mod convert;
 pub mod disk_host;

@@ -33,6 +33,15 @@ pub fn catalogs() -> ArgValueCandidates {
     ArgValueCandidates::new(|| offered(async |client| catalog_names(&client).await))
 }
 
+/// Names of connections.
+pub fn connections() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        offered(async |client| {
+            Ok(client.connections().await?.connections.into_iter().map(|it| it.name).collect())
+        })
+    })
+}
+
 /// Names of machines and catalogs.
 pub fn machines_and_catalogs() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {

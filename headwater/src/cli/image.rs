@@ -205,6 +205,41 @@ pub enum ImageCommand {
         #[arg(long, value_parser = ExportFormat::parse)]
         format: Option<ExportFormat>,
     },
+    /// Publish a version to the gallery of a connection, so that machines can be made of it in Azure. The version is
+    /// checked first: it must be generalised, and must report to Azure that it has booted. An interrupted upload continues
+    Publish {
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        #[arg(add = complete::images())]
+        image: String,
+        /// The connection
+        #[arg(long, add = complete::connections())]
+        connection: String,
+        /// The number of replicas in the region; each permits 20 machines to be made at the same time
+        #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+        replicas: u32,
+        /// Publish it even if no program is found in it that reports to Azure: neither cloud-init nor waagent
+        #[arg(long)]
+        no_agent_check: bool,
+        /// It boots from NVMe disks too, which sizes of v6 need
+        #[arg(long)]
+        nvme: bool,
+    },
+    /// List the published versions
+    Published {
+        /// Only those of this image
+        #[arg(add = complete::images())]
+        image: Option<String>,
+    },
+    /// Remove a published version from the gallery of a connection, or what an incomplete publication made; the version
+    /// in the store stays
+    Unpublish {
+        /// IMAGE@NUMBER
+        #[arg(add = complete::images())]
+        image: String,
+        /// The connection
+        #[arg(long, add = complete::connections())]
+        connection: String,
+    },
     /// Remove an image, or one of its versions, unless a machine, a channel or a pin uses it
     Remove {
         /// IMAGE: with all its versions and channels. IMAGE@NUMBER, IMAGE@HASH or IMAGE:maintenance: that version

@@ -7,6 +7,7 @@ mod boot;
 mod cache;
 mod complete;
 mod config;
+mod connection;
 mod context;
 mod daemon;
 mod demo;
@@ -32,6 +33,7 @@ pub use self::backup::{BackupArgs, RestoreArgs};
 pub use self::boot::{BootCommand, BootMediaArgs, BootOptionsArgs, Product};
 pub use self::cache::{By, CacheCommand};
 pub use self::config::ConfigCommand;
+pub use self::connection::{AddConnectionArgs, ConnectionCommand};
 pub use self::context::{ContextCommand, LoginArgs};
 pub use self::daemon::{DisksArgs, RunArgs, ServeArgs, UpgradeArgs};
 pub use self::demo::DemoArgs;
@@ -128,6 +130,9 @@ pub enum Command {
     /// List, choose and forget the servers of 'headwater login'
     #[command(subcommand)]
     Context(ContextCommand),
+    /// Add, list, check, sweep and remove connections to Azure, to which images are published
+    #[command(subcommand)]
+    Connection(ConnectionCommand),
     /// Calculate which sizes of virtual machines in a cloud have space for an OS disk, without a daemon
     #[command(subcommand)]
     Size(SizeCommand),

@@ -1,6 +1,7 @@
 //! A client of the daemon's API: HTTP/1 over the unix socket, or over TLS to another host. Each request has its own
 //! connection.
 
+mod clouds;
 mod console;
 pub mod server;
 pub mod tasks;

@@ -100,7 +100,7 @@ impl Client {
         self.run_task(&path, Some(serde_json::to_vec(request)?), progress).await
     }
 
-    async fn run_task(
+    pub(super) async fn run_task(
         &self,
         path: &str,
         body: Option<Vec<u8>>,

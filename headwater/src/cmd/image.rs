@@ -6,7 +6,7 @@ use std::path::Path;
 use headwater_api::name::{check_image, image_name_of};
 use headwater_api::{
     Channel, ExportFormat, ExportRequest, Image, ImageVersion, ImportRequest, Problem, ProblemKind,
-    SourceFormat, TaskResult, VerifyReport, VerifyRequest,
+    PublishRequest, SourceFormat, TaskResult, VerifyReport, VerifyRequest,
 };
 use headwater_block::size;
 use headwater_nbd::NbdUri;
@@ -15,7 +15,7 @@ use headwater_store::NOTE_MAX_BYTES;
 use crate::cli::ImageCommand;
 use crate::client::Client;
 use crate::cmd::spool::Spooled;
-use crate::cmd::{channels, diff, pull, seal, source_url, trace};
+use crate::cmd::{channels, diff, publish, pull, seal, source_url, trace};
 use crate::data_dir;
 use crate::failure::{DAMAGED, invalid};
 use crate::own_files;
@@ -77,6 +77,14 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
             let format = format.map_or_else(|| ExportFormat::of_file_name(&file).map_err(invalid), Ok)?;
             client.sees(&file)?;
             export(&client, &image, ExportRequest { target: new_file(&file)?, format }, json).await?;
+        }
+        ImageCommand::Publish { image, connection, replicas, no_agent_check, nvme } => {
+            let request = PublishRequest { connection, replicas, no_agent_check, nvme };
+            publish::publish(&client, &image, request, json).await?;
+        }
+        ImageCommand::Published { image } => publish::list(&client, image.as_deref(), json).await?,
+        ImageCommand::Unpublish { image, connection } => {
+            publish::unpublish(&client, &image, connection, json).await?;
         }
         ImageCommand::Remove { image, force } => remove(&client, &image, force, json).await?,
     }

@@ -10,6 +10,7 @@ mod cache;
 mod catalog;
 mod channels;
 mod config;
+mod connection;
 mod console;
 mod contents;
 mod context;
@@ -31,6 +32,7 @@ mod nbd;
 mod node;
 mod orphans;
 mod persistent;
+mod publish;
 mod pull;
 mod reference;
 mod resume;
@@ -94,6 +96,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Task(command) => on_one_core(task::run(client()?, command, json)),
         Command::Node(command) => on_one_core(node::run(client, data_dir, command, json)),
         Command::Token(command) => on_one_core(token::run(client()?, command, json)),
+        Command::Connection(command) => on_one_core(connection::run(client()?, command, json)),
         Command::Backup(args) => {
             own_only();
             backup::refuse_remote(cli.context.as_deref())?;

@@ -4,6 +4,7 @@ use headwater_api::{DrainReport, RollReport, ScaleReport, Task, TaskResult};
 
 use crate::cli::TaskCommand;
 use crate::client::Client;
+use crate::cmd::publish;
 use crate::show::{self, progress::Shown};
 
 /// Runs a command.
@@ -50,6 +51,11 @@ pub fn show_result(result: &TaskResult) -> anyhow::Result<()> {
         TaskResult::Scaled(report) => show_scaled(report),
         TaskResult::Rolled(report) => show_rolled(report),
         TaskResult::Drained(report) => show_drained(report),
+        TaskResult::Published(report) => publish::show_published(report),
+        TaskResult::Unpublished(removed) => publish::show_unpublished(removed),
+        TaskResult::Swept(report) => {
+            show::line(&format!("swept {}: {} found", report.connection, report.orphans.len()))
+        }
         TaskResult::Imported { version, .. } => {
             show::line(&format!("imported {}@{}", version.image, version.number))
         }

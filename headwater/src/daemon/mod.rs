@@ -37,6 +37,7 @@ use headwater_store_server::{ServeError, StoreServer, TlsFiles};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::adapters::cloud::AzureClouds;
 use crate::adapters::disk_host::{DiskHost, KnownStore};
 use crate::adapters::disks::{Directories, Volumes};
 use crate::adapters::hypervisor::Qemu;
@@ -207,16 +208,18 @@ async fn open_database(
     }
 }
 
-/// Sets the URLs of a service, the identity provider of its people, and what switches on its machines.
+/// Sets the URLs of a service, the identity provider of its people, what switches on its machines, and its clouds.
 fn set_surroundings(
     service: &Service,
     reachable: &Reachable,
     people: Option<Provider>,
     waker: Option<Waker>,
+    clouds: AzureClouds,
 ) {
     service.is_reached_at(reachable.clone());
     service.logs_in_with(people.map(|people| Arc::new(people) as Arc<dyn IdentityProvider>));
     service.wakes_with(waker.map(|waker| Arc::new(waker) as Arc<dyn Wake>));
+    service.connects_with(Arc::new(clouds));
 }
 
 /// Starts the background work of a daemon that serves.
@@ -329,13 +332,14 @@ impl Daemon {
         let offer = offer_store(&store, options.offer.as_ref(), issued.as_deref()).await?;
         let offer_url = offer.as_ref().map(StoreServer::url);
         let daemon = DaemonName::here(database.identity(&data_dir).await?, data_dir.path());
+        let clouds = AzureClouds::new(store.clone(), database.repository.clone(), daemon.id.clone());
         let images = StoredImages::new(store.clone(), disks.boot_traces(), named, last_known, daemon);
         let hypervisor = Qemu { also_removed: options.seal_removes.into(), outlives: disk_process.is_some() };
         let host = OwnHost { owns_database: !in_turn, ..own_host(&data_dir)? };
         let service =
             service(&data_dir, host, images, database.repository.clone(), disks.clone(), hypervisor);
         let Ports { api, console, reachable } = ports;
-        set_surroundings(&service, &reachable, options.people, options.waker);
+        set_surroundings(&service, &reachable, options.people, options.waker, clouds);
         step.send_replace("looking for what an earlier daemon left");
         service.recover().await.context("cannot clean up after an earlier daemon")?;
         let left_tasks = service.left_tasks().await.context("cannot list the tasks of an earlier daemon")?;

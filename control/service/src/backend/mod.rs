@@ -1,10 +1,11 @@
-//! Traits through which the control plane uses the data plane and the host: images, disks, a hypervisor, identity
-//! providers, a clock, random numbers.
+//! Traits through which the control plane uses the data plane and the host: images, disks, a hypervisor, clouds,
+//! identity providers, a clock, random numbers.
 //!
 //! The adapters that implement them with the real crates live in `headwater/`, the only crate that sees both
 //! planes.
 
 mod alarm_channel;
+mod cloud;
 mod disks;
 mod error;
 mod hypervisor;
@@ -15,6 +16,7 @@ mod task_control;
 mod wake;
 
 pub use alarm_channel::{AlarmChannel, AlarmMessage};
+pub use cloud::{Cloud, CloudFacts, ProvisioningAgent, PublishCheck, PublishOrder, UnpublishOrder};
 pub use disks::{
     Disk, DiskRequest, Disks, FrozenDisk, Given, IdentityLeft, NOTE_MAX_BYTES, OpenDisk, PersistentDiskRef,
     PersistentDiskRequest, SealOrder, SealOutcome, Shortage,

@@ -6,6 +6,7 @@ mod cancel_promotion;
 mod cancel_task;
 mod catalog_scheme;
 mod claim_machine;
+mod connections;
 mod create_catalog;
 mod create_console_ticket;
 mod create_display_ticket;
@@ -37,6 +38,7 @@ mod page;
 mod pin_catalog;
 mod pin_machine;
 mod promote_image;
+mod publish_image;
 mod pull_images;
 mod read_console;
 mod release_claim;
@@ -64,6 +66,7 @@ mod show_task;
 mod show_trace;
 mod start_machine;
 mod stop_machine;
+mod sweep_connection;
 mod unpin_machine;
 mod verify_image;
 
@@ -113,6 +116,7 @@ pub const MAX_BODY_BYTES: usize = 8 << 20;
         (name = "catalogs", description = "Machines that are made alike and boot the same"),
         (name = "machines", description = "Machines that boot them"),
         (name = "claims", description = "Machines of a catalog that are lent to somebody"),
+        (name = "clouds", description = "Connections to clouds, and the versions that are published there"),
         (name = "hosts", description = "Computers that run machines"),
         (name = "tasks", description = "Work that outlives the client that asked for it"),
         (name = "access", description = "Named tokens and their roles"),
@@ -200,6 +204,13 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(hosts::accept_host))
         .routes(routes!(drain_host::drain_host))
         .routes(routes!(create_join_token::create_join_token))
+        .routes(routes!(connections::list_connections, connections::create_connection))
+        .routes(routes!(connections::show_connection, connections::remove_connection))
+        .routes(routes!(connections::check_connection))
+        .routes(routes!(sweep_connection::sweep_connection))
+        .routes(routes!(publish_image::publish_image))
+        .routes(routes!(publish_image::unpublish_image))
+        .routes(routes!(publish_image::list_published))
 }
 
 /// Changes a machine, running to the end even if the client disconnects, and answers with its state from the database

@@ -7,10 +7,11 @@
 //! ```
 //!
 //! A task has a row, unless the database cannot be written, because a check or a copy must work even on a full disk. Tasks
-//! that change machines (`scale`, `roll`, `drain`) store a plan in their row and continue after a restart of the daemon.
+//! that change machines (`scale`, `roll`, `drain`), and `publish`, store a plan in their row and continue after a restart of the daemon.
 //! Other tasks (imports, seals and others, whose work is in `operations`) end with the daemon, and their row says so.
 
 mod drain;
+pub(crate) mod publish;
 mod roll;
 mod roll_plan;
 mod roll_remote;
@@ -38,6 +39,7 @@ use crate::backend::TaskControl;
 use crate::caller::Caller;
 
 pub(crate) use self::drain::begin as begin_drain;
+pub(crate) use self::publish::begin as begin_publish;
 pub(crate) use self::roll::begin as begin_roll;
 pub(crate) use self::scale::begin as begin_scale;
 
@@ -380,6 +382,10 @@ impl Service {
                 (drain::KIND, plan @ Some(_)) if let Some(plan) = stored::<drain::Plan>(plan) => {
                     let work = drain::go_on(service.clone(), caller, id, plan, control.clone());
                     self.spawn_task(Some(id), control, after_nodes(service, work));
+                }
+                (publish::KIND, plan @ Some(_)) if let Some(plan) = stored::<publish::Plan>(plan) => {
+                    let work = publish::go_on(service.clone(), caller, id, plan, control.clone());
+                    self.spawn_task(Some(id), control, work);
                 }
                 _ => {
                     let why = "the daemon ended while the task ran, and a task of this kind does not continue after a restart";

@@ -1,0 +1,259 @@
+//! `/api/v1/connections`: connections to clouds.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use headwater_api::{
+    Connection, ConnectionAuth, ConnectionCheck, ConnectionList, CreateConnection, MAX_CLIENT_SECRET_BYTES,
+    OneTimeSecret, Problem, ProblemKind, name,
+};
+use headwater_db::{ConnectionRecord, DbError, Secret};
+
+use crate::Service;
+use crate::answer::{Explain, Failure, problem};
+use crate::caller::Caller;
+use crate::connections::NoConnection;
+use crate::extract::{Body, Name};
+
+/// The services of the public cloud of Azure.
+const AUTHORITY: &str = "https://login.microsoftonline.com";
+const MANAGEMENT: &str = "https://management.azure.com";
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("cannot add connection '{0}': there is one already")]
+    Exists(String),
+    #[error("cannot add connection '{0}': {1}")]
+    Invalid(String, String),
+    #[error("cannot remove connection '{connection}': these versions are published there: {}", .versions.join(", "))]
+    HasVersions { connection: String, versions: Vec<String> },
+    #[error(transparent)]
+    Unknown(#[from] NoConnection),
+    #[error(transparent)]
+    Db(#[from] DbError),
+}
+
+impl Explain for Error {
+    fn kind(&self) -> ProblemKind {
+        match self {
+            Self::Exists(_) | Self::HasVersions { .. } => ProblemKind::Conflict,
+            Self::Invalid(..) => ProblemKind::Invalid,
+            Self::Unknown(source) => source.kind(),
+            Self::Db(source) => source.kind(),
+        }
+    }
+
+    fn advice(&self) -> Option<String> {
+        match self {
+            Self::Exists(name) => {
+                Some(format!("'headwater connection remove {name}' first, or choose another name"))
+            }
+            Self::HasVersions { connection, .. } => Some(format!(
+                "remove each with 'headwater image unpublish IMAGE@NUMBER --connection {connection}'"
+            )),
+            Self::Invalid(..) => None,
+            Self::Unknown(source) => source.advice(),
+            Self::Db(source) => source.advice(),
+        }
+    }
+
+    fn retry_after_s(&self) -> Option<u32> {
+        match self {
+            Self::Db(source) => source.retry_after_s(),
+            _ => None,
+        }
+    }
+}
+
+/// All connections, without their secrets.
+#[utoipa::path(
+    get,
+    path = "/api/v1/connections",
+    security(("token" = ["viewer", "everything"])),
+    tag = "clouds",
+    responses((status = 200, body = ConnectionList)),
+)]
+pub(super) async fn list_connections(
+    State(service): State<Service>,
+) -> Result<Json<ConnectionList>, Failure> {
+    let records = service.db().read().await?.clouds().list().await?;
+    let connections = records.into_iter().map(|record| record.connection).collect();
+    Ok(Json(ConnectionList { connections }))
+}
+
+/// One connection, without its secret.
+#[utoipa::path(
+    get,
+    path = "/api/v1/connections/{connection}",
+    security(("token" = ["viewer", "everything"])),
+    tag = "clouds",
+    params(("connection" = String, Path, description = "Its name")),
+    responses((status = 200, body = Connection), (status = 404, description = "No such connection", body = Problem)),
+)]
+pub(super) async fn show_connection(
+    State(service): State<Service>,
+    Name(name): Name,
+) -> Result<Json<Connection>, Failure> {
+    let records = service.db().read().await?.clouds().list().await?;
+    let found = records.into_iter().find(|record| record.connection.name == name);
+    let record = found.ok_or(NoConnection::Unknown(name))?;
+    Ok(Json(record.connection))
+}
+
+/// Adds a connection. Its secret is encrypted in the database, and no answer contains it. Nothing is sent to the cloud: the
+/// operation `check` tries the connection.
+#[utoipa::path(
+    post,
+    path = "/api/v1/connections",
+    security(("token" = ["admin", "everything"])),
+    tag = "clouds",
+    request_body = CreateConnection,
+    responses(
+        (status = 201, body = Connection),
+        (status = 400, description = "A setting is not valid, or is missing", body = Problem),
+        (status = 409, description = "There is a connection of that name", body = Problem),
+    ),
+)]
+pub(super) async fn create_connection(
+    State(service): State<Service>,
+    caller: Caller,
+    Body(request): Body<CreateConnection>,
+) -> Result<(StatusCode, Json<Connection>), Failure> {
+    let named = request.name.clone();
+    name::check_label("connection", &named)
+        .map_err(|problem| Failure(problem.during("cannot add the connection")))?;
+    let record = record_of(request, &caller, service.now_ms())
+        .map_err(|why| Error::Invalid(named.clone(), why.to_owned()))?;
+    let during = |problem: Problem| Failure(problem.during(format!("cannot add connection '{named}'")));
+    let cloud = service.cloud().map_err(during)?;
+    cloud.accept(&record).map_err(|error| during(problem(&error)))?;
+    let handle = service.clone();
+    let work = async move {
+        let Connection { name, subscription, group, auth, .. } = &record.connection;
+        let mut repo = handle.db().write().await?;
+        repo.clouds().add(&record).await.map_err(|error| match error {
+            DbError::Taken { .. } => Error::Exists(name.clone()),
+            error => error.into(),
+        })?;
+        let detail = format!("resource group {group} of subscription {subscription}, auth {auth}");
+        let event = handle.event(&caller, format!("connection {name}"), "added", detail);
+        repo.events().append(event).await?;
+        repo.save().await?;
+        Ok::<_, Error>(record.connection)
+    };
+    Ok((StatusCode::CREATED, Json(service.to_the_end(work).await?)))
+}
+
+/// The record of a new connection, or why the request is not valid.
+fn record_of(
+    request: CreateConnection,
+    caller: &Caller,
+    created_at_ms: u64,
+) -> Result<ConnectionRecord, &'static str> {
+    let CreateConnection {
+        name,
+        subscription,
+        tenant,
+        group,
+        region,
+        auth,
+        client_id,
+        secret,
+        authority,
+        management,
+    } = request;
+    let secret = secret.map(|OneTimeSecret(text)| text.trim().to_owned());
+    match (auth, &secret) {
+        (ConnectionAuth::Secret, None) => return Err("a client secret is missing (--secret-file)"),
+        (ConnectionAuth::Secret, Some(text)) if text.is_empty() => return Err("the client secret is empty"),
+        (ConnectionAuth::Secret, Some(text)) if text.len() > MAX_CLIENT_SECRET_BYTES => {
+            return Err("the client secret is longer than 64 KiB");
+        }
+        (ConnectionAuth::Identity | ConnectionAuth::Workload, Some(_)) => {
+            return Err("a client secret is only for --auth secret");
+        }
+        _ => {}
+    }
+    if auth != ConnectionAuth::Identity && client_id.is_none() {
+        return Err("the client ID of the application is missing (--client-id)");
+    }
+    let url = |given: Option<String>, default: &str| {
+        given.map_or_else(|| default.to_owned(), |url| url.trim_end_matches('/').to_owned())
+    };
+    Ok(ConnectionRecord {
+        connection: Connection {
+            name,
+            subscription,
+            tenant,
+            group,
+            region,
+            auth,
+            client_id,
+            authority: url(authority, AUTHORITY),
+            management: url(management, MANAGEMENT),
+            created_by: caller.principal.clone(),
+            created_at_ms,
+        },
+        secret: secret.map(Secret::new),
+    })
+}
+
+/// Removes a connection, with its secret. Nothing is changed in the cloud.
+#[utoipa::path(
+    delete,
+    path = "/api/v1/connections/{connection}",
+    security(("token" = ["admin", "everything"])),
+    tag = "clouds",
+    params(("connection" = String, Path, description = "Its name")),
+    responses(
+        (status = 204),
+        (status = 404, description = "No such connection", body = Problem),
+        (status = 409, description = "Versions are published there", body = Problem),
+    ),
+)]
+pub(super) async fn remove_connection(
+    State(service): State<Service>,
+    caller: Caller,
+    Name(name): Name,
+) -> Result<StatusCode, Failure> {
+    let handle = service.clone();
+    let work = async move {
+        let mut repo = handle.db().write().await?;
+        let published = repo.clouds().published().await?;
+        let of_here = published.iter().filter(|published| published.connection == name);
+        let versions: Vec<_> = of_here.map(|it| format!("{}@{}", it.image, it.version)).collect();
+        if !versions.is_empty() {
+            return Err(Error::HasVersions { connection: name, versions });
+        }
+        if !repo.clouds().remove(&name).await? {
+            return Err(NoConnection::Unknown(name).into());
+        }
+        repo.events().append(handle.event(&caller, format!("connection {name}"), "removed", "")).await?;
+        repo.save().await?;
+        Ok(StatusCode::NO_CONTENT)
+    };
+    Ok(service.to_the_end(work).await?)
+}
+
+/// Logs in to the cloud, reads the resource group, and lists the rights that the identity lacks there. Changes nothing.
+#[utoipa::path(
+    post,
+    path = "/api/v1/connections/{connection}/check",
+    security(("token" = ["admin", "everything"])),
+    tag = "clouds",
+    params(("connection" = String, Path, description = "Its name")),
+    responses(
+        (status = 200, body = ConnectionCheck),
+        (status = 404, description = "No such connection, or the resource group does not exist", body = Problem),
+        (status = 503, description = "The cloud refuses the identity, or does not answer", body = Problem),
+    ),
+)]
+pub(super) async fn check_connection(
+    State(service): State<Service>,
+    Name(name): Name,
+) -> Result<Json<ConnectionCheck>, Failure> {
+    let connection = service.connection(&name).await?;
+    let checked = service.cloud().map_err(Failure)?.check(&connection).await;
+    let during = |problem: Problem| Failure(problem.during(format!("connection '{name}' does not work")));
+    checked.map(Json).map_err(|error| during(problem(&error)))
+}

@@ -1,0 +1,372 @@
+//! `publish`: puts a version of an image into the gallery of a connection. It is a task (`mod.rs`).
+//!
+//! ```text
+//!   look into the image --> ask the cloud --> row "publishing" --> cloud: disk, upload, version --> row "published"
+//!        refused here: nothing was made             |                                                   ^
+//!                                                   +-- cancelled: all is removed, the row last         |
+//!                                                   +-- failed, or the daemon ended: a later attempt ---+
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::response::Response;
+use headwater_api::name::ImageRef;
+use headwater_api::{
+    ImageVersion, MAX_REPLICAS, Problem, ProblemKind, PublishReport, PublishRequest, PublishState,
+    PublishedImage, TaskResult,
+};
+use headwater_db::{ConnectionRecord, DbError, Repository};
+use serde::{Deserialize, Serialize};
+
+use super::{Outcome, Work, answer};
+use crate::Service;
+use crate::answer::{Explain, Failure, problem};
+use crate::backend::{BackendError, Cloud, ProvisioningAgent, PublishOrder, TaskControl, UnpublishOrder};
+use crate::caller::Caller;
+
+/// The kind of the task.
+pub(super) const KIND: &str = "publish";
+
+/// How often a task looks whether it is cancelled.
+const CANCEL_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The data that the task needs to continue after a restart.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Plan {
+    request: PublishRequest,
+    version: ImageVersion,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("cannot publish {0}: it is retired")]
+    Retired(String),
+    #[error("cannot publish {0}: it is not generalised, so it contains the identity of a machine")]
+    KeepsIdentity(String),
+    #[error("cannot publish {0}: {1} replicas are not possible")]
+    Replicas(String, u32),
+    #[error("cannot publish {0}: the numbers of versions in the cloud are smaller")]
+    Number(String),
+    #[error("cannot publish {version} to '{connection}': task {task} publishes or removes it")]
+    Busy { version: String, connection: String, task: i64 },
+    #[error("cannot publish {version} to '{connection}': another version of this number is there ({hash})")]
+    Other { version: String, connection: String, hash: String },
+    #[error("{0}")]
+    NoAgent(String),
+    #[error(transparent)]
+    Db(#[from] DbError),
+}
+
+impl Explain for Error {
+    fn kind(&self) -> ProblemKind {
+        match self {
+            Self::Replicas(..) | Self::NoAgent(_) | Self::Number(_) => ProblemKind::Invalid,
+            Self::Retired(_) | Self::KeepsIdentity(_) | Self::Busy { .. } | Self::Other { .. } => {
+                ProblemKind::Conflict
+            }
+            Self::Db(source) => source.kind(),
+        }
+    }
+
+    fn advice(&self) -> Option<String> {
+        match self {
+            Self::Retired(version) => {
+                Some(format!("'headwater image retire {version} --undo' brings it back into use"))
+            }
+            Self::KeepsIdentity(_) => {
+                Some("seal a version without --keep-identity, and publish that".to_owned())
+            }
+            Self::Replicas(..) => Some(format!("1 to {MAX_REPLICAS}")),
+            Self::Busy { task, .. } => Some(format!("'headwater task wait {task}', or cancel it")),
+            Self::Other { version, connection, .. } => Some(format!(
+                "'headwater image unpublish {version} --connection {connection}' removes it; or publish a newer version"
+            )),
+            Self::NoAgent(_) => Some(
+                "install cloud-init with its Azure source, or waagent, and seal the image; with --no-agent-check it is published \
+                 without that, for images that report to Azure in another way"
+                    .to_owned(),
+            ),
+            Self::Number(_) => None,
+            Self::Db(source) => source.advice(),
+        }
+    }
+
+    fn retry_after_s(&self) -> Option<u32> {
+        match self {
+            Self::Db(source) => source.retry_after_s(),
+            _ => None,
+        }
+    }
+}
+
+/// Checks a request, and begins the task.
+pub(crate) async fn begin(
+    service: &Service,
+    caller: Caller,
+    name: &str,
+    request: PublishRequest,
+) -> Result<Response, Failure> {
+    let reference = ImageRef::parse(name).map_err(Failure)?;
+    if !(1..=MAX_REPLICAS).contains(&request.replicas) {
+        return Err(Error::Replicas(name.to_owned(), request.replicas).into());
+    }
+    service.connection(&request.connection).await?;
+    service.cloud().map_err(Failure)?;
+    let version = service.images().resolve(&reference).await?;
+    let place = place_of(&version);
+    if version.retired {
+        return Err(Error::Retired(place).into());
+    }
+    if version.keeps_identity {
+        return Err(Error::KeepsIdentity(place).into());
+    }
+    if u32::try_from(version.number).is_err() {
+        return Err(Error::Number(place).into());
+    }
+    let (handle, asking) = (service.clone(), caller.clone());
+    // To the end: a client that hangs up must not leave a row without its task.
+    let begun = service.to_the_end(async move {
+        let what = Work { kind: KIND, subject: format!("image {place}"), caller: caller.clone() };
+        let mut repo = handle.db().write().await?;
+        not_busy(&mut *repo, &place, &request.connection).await?;
+        if let Some(there) = row(&mut *repo, &version, &request.connection).await?
+            && there.hash != version.hash
+        {
+            let short = there.hash.chars().take(12).collect();
+            return Err(Error::Other { version: place, connection: request.connection, hash: short });
+        }
+        let plan = Plan { request, version };
+        let id = repo.tasks().add(&handle.new_task(&what, super::text_of(&plan))).await?;
+        repo.save().await?;
+        let control = Arc::new(TaskControl::new(handle.stopping_flag()));
+        control.begin();
+        let work = go_on(handle.clone(), caller, id, plan, control.clone());
+        Ok((id, handle.spawn_task(Some(id), control, work)))
+    });
+    let (id, live) = begun.await?;
+    Ok(answer(Some(id), live, asking).await)
+}
+
+/// `IMAGE@NUMBER`.
+fn place_of(version: &ImageVersion) -> String {
+    format!("{}@{}", version.image, version.number)
+}
+
+/// Fails if a task publishes or removes the version at this connection.
+async fn not_busy(repo: &mut dyn Repository, version: &str, connection: &str) -> Result<(), Error> {
+    match busy(repo, version, connection).await? {
+        Some(task) => {
+            Err(Error::Busy { version: version.to_owned(), connection: connection.to_owned(), task })
+        }
+        None => Ok(()),
+    }
+}
+
+/// The task that publishes or removes a version at a connection.
+pub(crate) async fn busy(
+    repo: &mut dyn Repository,
+    version: &str,
+    connection: &str,
+) -> Result<Option<i64>, DbError> {
+    let subject = format!("image {version}");
+    let unended = repo.tasks().unended().await?;
+    let is_it = |task: &headwater_db::TaskRecord| {
+        let plan = super::stored::<Plan>(task.plan.as_deref());
+        let is_here = plan.is_none_or(|plan| plan.request.connection == connection);
+        task.subject == subject && is_here && (task.kind == KIND || task.kind == UNPUBLISH)
+    };
+    Ok(unended.into_iter().find(is_it).map(|task| task.id))
+}
+
+/// The kind of the task that removes a published version.
+pub(crate) const UNPUBLISH: &str = "unpublish";
+
+/// The row of a version at a connection.
+async fn row(
+    repo: &mut dyn Repository,
+    version: &ImageVersion,
+    connection: &str,
+) -> Result<Option<PublishedImage>, DbError> {
+    let all = repo.clouds().published().await?;
+    Ok(all.into_iter().find(|row| {
+        row.connection == connection && row.image == version.image && row.version == version.number
+    }))
+}
+
+/// Runs the rest of a plan.
+pub(super) async fn go_on(
+    service: Service,
+    caller: Caller,
+    id: i64,
+    plan: Plan,
+    control: Arc<TaskControl>,
+) -> Outcome {
+    service.task_began(id).await;
+    let Plan { version, request } = &plan;
+    let outcome = run(&service, &caller, &plan, &control).await;
+    outcome.map_err(|problem| {
+        problem.during(format!("cannot publish {} to '{}'", place_of(version), request.connection))
+    })
+}
+
+async fn run(service: &Service, caller: &Caller, plan: &Plan, control: &Arc<TaskControl>) -> Outcome {
+    let Plan { version, request } = plan;
+    let cloud = service.cloud()?;
+    let connection = service.connection(&request.connection).await.map_err(|e| problem(&e))?;
+    let mut repo = service.db().read().await.map_err(|e| problem(&e))?;
+    let there = row(&mut *repo, version, &request.connection).await.map_err(|e| problem(&e))?;
+    drop(repo);
+    if control.is_asked_to_stop() {
+        // Cancelled while no daemon ran.
+        return Err(give_up(service, &*cloud, (connection, there), control).await);
+    }
+    if let Some(published) = there.clone().filter(|row| row.state == PublishState::Published) {
+        let report = PublishReport { published, created: false, sent_bytes: 0, remarks: Vec::new() };
+        return Ok(TaskResult::Published(Box::new(report)));
+    }
+    control.report_doing("looking into the image".to_owned());
+    let facts = cloud.inspect(version).await.map_err(|e| problem(&e))?;
+    let mut remarks = Vec::new();
+    match facts.agent {
+        ProvisioningAgent::Found(_) => {}
+        ProvisioningAgent::Missing(why) | ProvisioningAgent::Unreadable(why) if !request.no_agent_check => {
+            return Err(problem(&Error::NoAgent(why)));
+        }
+        ProvisioningAgent::Missing(why) | ProvisioningAgent::Unreadable(why) => remarks.push(why),
+    }
+    let published = PublishedImage {
+        image: version.image.clone(),
+        version: version.number,
+        hash: version.hash.clone(),
+        connection: request.connection.clone(),
+        state: PublishState::Publishing,
+        generation: facts.generation,
+        replicas: request.replicas,
+        resource: String::new(),
+        created_by: caller.principal.clone(),
+        created_at_ms: there.as_ref().map_or_else(|| service.now_ms(), |row| row.created_at_ms),
+    };
+    let mut order = PublishOrder { connection, version: version.clone(), published, nvme: request.nvme };
+    control.report_doing("checking the connection".to_owned());
+    let Some(checked) = until_cancelled(control, cloud.check_publish(&order)).await else {
+        return Err(give_up(service, &*cloud, (order.connection, there), control).await);
+    };
+    let checked = checked.map_err(|e| problem(&e))?;
+    order.published.resource = checked.resource;
+    remarks.extend(checked.remarks);
+    store(service, order.published.clone()).await?;
+    let work = cloud.publish(&order, Arc::clone(control));
+    match until_cancelled(control, work).await {
+        Some(Ok(sent_bytes)) => {
+            order.published.state = PublishState::Published;
+            let published = order.published;
+            store(service, published.clone()).await?;
+            let detail = format!("version {} to connection {}", version.number, request.connection);
+            service.image_changed(caller, &version.image, "published", detail).await;
+            let report = PublishReport { published, created: true, sent_bytes, remarks };
+            Ok(TaskResult::Published(Box::new(report)))
+        }
+        Some(Err(error)) => Err(kept(&error)),
+        None => {
+            let made = Some(order.published);
+            Err(give_up(service, &*cloud, (order.connection, made), control).await)
+        }
+    }
+}
+
+/// The problem of an attempt that leaves resources for the next one.
+fn kept(error: &BackendError) -> Problem {
+    let mut problem = problem(error);
+    let again = "the same command continues; 'headwater image unpublish' removes what was made";
+    problem.advice = Some(match problem.advice {
+        Some(advice) => format!("{advice}; {again}"),
+        None => again.to_owned(),
+    });
+    problem
+}
+
+/// Runs work until the task is cancelled or the daemon stops: then `None`.
+pub(crate) async fn until_cancelled<T>(control: &TaskControl, work: impl Future<Output = T>) -> Option<T> {
+    let cancelled = async {
+        while !control.is_cancelled() {
+            tokio::time::sleep(CANCEL_INTERVAL).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        done = work => Some(done),
+        () = cancelled => None,
+    }
+}
+
+/// Removes what a cancelled task has made, if there is a row of it. If the daemon stops, all stays for the next one.
+async fn give_up(
+    service: &Service,
+    cloud: &dyn Cloud,
+    (connection, made): (ConnectionRecord, Option<PublishedImage>),
+    control: &Arc<TaskControl>,
+) -> Problem {
+    if !control.is_asked_to_stop() {
+        return super::stopped();
+    }
+    let cancelled = || Problem::new(ProblemKind::Cancelled, "the task was cancelled");
+    let Some(mut published) = made else { return cancelled() };
+    published.state = PublishState::Removing;
+    let removed = async {
+        store(service, published.clone()).await?;
+        let unpublish = unpublish_order(service, connection, published.clone()).await;
+        let unpublish = unpublish.map_err(|e| problem(&e))?;
+        cloud.unpublish(&unpublish, Arc::clone(control)).await.map_err(|e| problem(&e))?;
+        forget(service, &published).await
+    };
+    match removed.await {
+        Ok(()) => cancelled(),
+        Err(failed) => {
+            let mut failed =
+                failed.during("the task was cancelled, but what it has made could not be removed");
+            let PublishedImage { image, version, connection, .. } = &published;
+            let again =
+                format!("'headwater image unpublish {image}@{version} --connection {connection}' removes it");
+            (failed.advice, failed.kind) = (Some(again), ProblemKind::Cancelled);
+            failed
+        }
+    }
+}
+
+/// The order that removes a published version, and what no other version needs.
+pub(crate) async fn unpublish_order(
+    service: &Service,
+    connection: ConnectionRecord,
+    published: PublishedImage,
+) -> Result<UnpublishOrder, DbError> {
+    let all = service.db().read().await?.clouds().published().await?;
+    let is_other = |row: &&PublishedImage| {
+        row.connection == published.connection
+            && (&row.image, row.version) != (&published.image, published.version)
+    };
+    let others = || all.iter().filter(is_other);
+    let is_last = others().next().is_none();
+    let is_last_of_image = !others().any(|row| row.image == published.image);
+    Ok(UnpublishOrder { connection, published, is_last_of_image, is_last })
+}
+
+/// Stores the row of a published version. Retries while the database fails.
+pub(crate) async fn store(service: &Service, published: PublishedImage) -> Result<(), Problem> {
+    let save = || async {
+        let mut repo = service.db().write().await?;
+        repo.clouds().set_published(&published).await?;
+        repo.save().await
+    };
+    service.until_saved("a published version", save).await
+}
+
+/// Removes the row of a published version. Retries while the database fails.
+pub(crate) async fn forget(service: &Service, published: &PublishedImage) -> Result<(), Problem> {
+    let save = || async {
+        let mut repo = service.db().write().await?;
+        repo.clouds().remove_published(published).await?;
+        repo.save().await
+    };
+    service.until_saved("that a version is not published any more", save).await
+}
