@@ -3,6 +3,7 @@
 mod advice;
 mod api;
 mod attach;
+mod azure;
 mod backup;
 mod bad_input;
 mod boot;
