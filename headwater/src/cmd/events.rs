@@ -44,10 +44,11 @@ fn show_line(event: &Event, json: bool) -> anyhow::Result<()> {
     show::line(text.trim_end())
 }
 
-/// What happened. Settings are shown before and after.
+/// What happened. If the sentence does not say what a setting was before, the change does.
 fn words_of(Event { action, detail, change, .. }: &Event) -> String {
+    let lacks_before = detail.is_empty() || (action == "set" && !detail.contains(" -> "));
     match change {
-        Some(change) if action == "set" || detail.is_empty() => change.in_words(),
+        Some(change) if lacks_before => change.in_words(),
         _ => detail.clone(),
     }
 }

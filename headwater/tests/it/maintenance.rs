@@ -364,7 +364,7 @@ fn the_machines_of_a_catalog_are_made_alike_and_boot_what_it_says() {
     let told = json(&daemon, &["catalog", "remove", "class"]);
     assert_eq!(told, serde_json::json!({ "removed": ["class"] }));
     let history = daemon.cli(&["events", "--subject", "catalog class"]).ok();
-    for word in ["created", "pinned", "unpinned", "set", "image tiny:test -> tiny@1", "removed"] {
+    for word in ["created", "pinned", "unpinned", "set", "tiny:test -> tiny@1", "removed"] {
         assert!(history.contains(word), "{word}: {history}");
     }
     let history = json(&daemon, &["events", "--subject", "catalog class"]);
