@@ -270,7 +270,7 @@ impl Machines {
                 match self.make_machine(&resource).await {
                     Ok(()) => self.look(id).await?.ok_or_else(|| self.vanished(id))?,
                     // Azure could not finish it, and it was deleted: another size may be had.
-                    Err(error) if memory::is_about_size(error.kind()) => {
+                    Err(error) if memory::is_about_size(error.kind()) || lost_reason(&error).is_some() => {
                         return self.create_new(id, spec).await;
                     }
                     Err(error) => return Err(error),
@@ -310,11 +310,8 @@ impl Machines {
                     }
                     Err(error) => error,
                 };
-                let Some(why) =
-                    self.memory.note(self.clock.now(), &choice.size, &choice.family, zone, &error)
-                else {
-                    return Err(error);
-                };
+                let noted = self.memory.note(self.clock.now(), &choice.size, &choice.family, zone, &error);
+                let Some(why) = noted.or_else(|| lost_reason(&error)) else { return Err(error) };
                 refused.push(format!("{shown}: {why}"));
                 if error.kind() == AzureErrorKind::Quota {
                     // It is the same in the other zones.
@@ -399,6 +396,12 @@ impl Machines {
         let what = format!("machine {} was deleted by another client", id.machine_path(&self.scope));
         AzureError::new(AzureErrorKind::NotFound, what).advise("start the machine again")
     }
+}
+
+/// The description of a failed creation whose reason was in a lost answer. It may have been the size.
+fn lost_reason(error: &AzureError) -> Option<String> {
+    let is_lost = error.kind() == AzureErrorKind::Failed && error.code().is_none();
+    is_lost.then(|| "Azure could not finish it, and the answer with the reason was lost".to_owned())
 }
 
 /// Whether Azure does not permit an action, so that repeating it is useless.
