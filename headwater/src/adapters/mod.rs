@@ -22,7 +22,7 @@ pub mod hypervisor;
 mod identity;
 pub mod images;
 pub mod metrics;
-mod persistent_disks;
+pub mod persistent_disks;
 mod promotions;
 mod pulls;
 pub mod release;

@@ -46,7 +46,7 @@ pub fn name(id: Uuid) -> String {
 const NEW: &str = ".new";
 
 /// The ending of the name of a file that marks a disk: a machine uses it, the last writes may be missing, or the disk is being removed.
-const INCOMPLETE: &str = ".incomplete";
+pub const INCOMPLETE: &str = ".incomplete";
 
 /// The disk that a file or directory belongs to.
 fn id_of(name: &std::ffi::OsStr) -> Option<Uuid> {

@@ -20,6 +20,7 @@ use aws_lc_rs::digest::{Context, Digest, SHA256};
 use headwater_api::{Problem, ProblemKind};
 use serde::{Deserialize, Serialize};
 
+use crate::adapters::persistent_disks::INCOMPLETE;
 use crate::secrets_key::{FILE_NAME, NEWER_FILE_NAME};
 
 /// The first line. Its number is that of the format.
@@ -129,6 +130,8 @@ fn is_allowed(name: &str) -> bool {
     let is_name = |name: &str| !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\0']);
     match name.split_once('/') {
         None => FILES.contains(&name),
+        // The mark of a disk says whether its write cache has all writes, and a backup has no write cache.
+        Some(("keys", file)) if file.ends_with(INCOMPLETE) => false,
         Some((directory, file)) => DIRECTORIES.contains(&directory) && is_name(file),
     }
 }

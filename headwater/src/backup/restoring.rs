@@ -17,6 +17,7 @@ use headwater_db::sqlite::{self, SqliteDatabase};
 use headwater_db::{Database, NewEvent};
 
 use super::{Contents, DATABASE, copy, damaged};
+use crate::adapters::persistent_disks::INCOMPLETE;
 use crate::data_dir::{DataDir, RESTORING};
 use crate::secrets_key::SecretsKeyFile;
 use crate::show;
@@ -95,6 +96,7 @@ pub async fn restore(data_dir: &DataDir, mut from: impl Read, now_ms: u64) -> an
             return Err(damaged(&format!("the checksum of {} does not match", file.name)));
         }
         out.sync_all().with_context(failed)?;
+        mark_if_kept(data_dir.path(), &file.name, &path).with_context(failed)?;
         File::open(parent).and_then(|dir| dir.sync_all()).with_context(failed)?;
     }
     if from.read(&mut [0]).with_context(|| "cannot read the backup".to_owned())? > 0 {
@@ -111,6 +113,16 @@ pub async fn restore(data_dir: &DataDir, mut from: impl Read, now_ms: u64) -> an
         format!("cannot fill {}: remove what is in it, and restore again", data_dir.path().display())
     })?;
     Ok(Restored { contents, nodes })
+}
+
+/// Creates the mark that a disk may lack its last writes, next to its restored key, if its write cache is there: nothing
+/// says whether it was closed. The machine's next stop removes the mark.
+fn mark_if_kept(data_dir: &Path, name: &str, restored: &Path) -> std::io::Result<()> {
+    let Some(disk) = name.strip_prefix("keys/") else { return Ok(()) };
+    if data_dir.join("cache").join(disk).try_exists()? {
+        File::create(restored.with_file_name(format!("{disk}{INCOMPLETE}")))?.sync_all()?;
+    }
+    Ok(())
 }
 
 /// The names in a directory. `None`: there is no such directory.
