@@ -46,7 +46,11 @@ fn show_line(event: &Event, json: bool) -> anyhow::Result<()> {
 
 /// What happened. If the sentence does not say what a setting was before, the change does.
 fn words_of(Event { action, detail, change, .. }: &Event) -> String {
-    let lacks_before = detail.is_empty() || (action == "set" && !detail.contains(" -> "));
+    let lacks_before = match action.as_str() {
+        "revoked" => false,
+        "set" => !detail.contains(" -> "),
+        _ => detail.is_empty(),
+    };
     match change {
         Some(change) if lacks_before => change.in_words(),
         _ => detail.clone(),

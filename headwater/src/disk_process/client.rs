@@ -58,8 +58,9 @@ const TRACES_PATIENCE: Duration = Duration::from_secs(5);
 /// The pause before a call is made again that was not begun: the next disk process is about to answer.
 const AGAIN_PAUSE: Duration = Duration::from_millis(20);
 
-/// How long a call is made again and again that is not begun. A handover, which may go back to the program from before, takes less.
-const NOT_BEGUN_WITHIN: Duration = Duration::from_secs(120);
+/// How long a call is made again and again that is not begun. A handover, which may go back to the program from before, takes less:
+/// the keeper waits at most 60 s for each of three steps.
+const NOT_BEGUN_WITHIN: Duration = Duration::from_secs(240);
 
 /// The size of the chunk cache of a process that reads no chunks.
 const NO_CHUNKS_BYTES: u64 = 1 << 20;

@@ -341,19 +341,19 @@ impl Keeping {
     }
 
     /// The disk process does not hand its disks over, and goes on.
-    async fn refuses(&mut self, why: String) {
+    async fn refuses(&mut self, id: u32, why: String) {
         let Some(upgrade) = self.upgrade.take_if(|upgrade| upgrade.step != Step::TakesOver) else { return };
         if upgrade.step == Step::HandsOver {
             upgrade.asked.answer(Err(format!("{why}; nothing has changed"))).await;
         } else {
-            self.go_on_late(upgrade, &why).await;
+            self.go_on_late(upgrade, id, &why).await;
         }
     }
 
     /// The new program has not taken all disks over in time, and cannot give them back either.
-    async fn go_on_late(&mut self, upgrade: Upgrade, why: &str) {
+    async fn go_on_late(&mut self, upgrade: Upgrade, id: u32, why: &str) {
         let text = format!(
-            "the new program has not served the disks within {} s, and does not give them back ({why}): it goes on, because persistent \
+            "the new program ({id}) has not served the disks within {} s, and does not give them back ({why}): it goes on, because persistent \
              disks would lose their last writes with it; see whether a disk of the host hangs",
             SERVES_WITHIN.as_secs()
         );
@@ -370,7 +370,7 @@ impl Keeping {
                 let id = child.id().unwrap_or_default();
                 let text = format!(
                     "the disk process ({id}) has not handed its disks over after {within} s, and is left alone: killing it loses the last \
-                     writes to persistent disks; see whether a disk of the host hangs"
+                     writes to persistent disks, if it has any; see whether a disk of the host hangs"
                 );
                 upgrade.asked.answer(Err(text)).await;
                 false
@@ -390,7 +390,8 @@ impl Keeping {
                 true
             }
             Step::GivesBack(_) => {
-                self.go_on_late(upgrade, &format!("it does not answer within {within} s")).await;
+                let id = child.id().unwrap_or_default();
+                self.go_on_late(upgrade, id, &format!("it does not answer within {within} s")).await;
                 false
             }
         }
@@ -465,7 +466,9 @@ impl Keeping {
                     tell(&child, Signal::TERM);
                 }
                 Event::Message(Ok(Some(Message::Serves))) => self.serves().await,
-                Event::Message(Ok(Some(Message::Refuses(why)))) => self.refuses(why).await,
+                Event::Message(Ok(Some(Message::Refuses(why)))) => {
+                    self.refuses(child.id().unwrap_or_default(), why).await;
+                }
                 Event::Message(message) => is_open = self.note(message),
                 Event::Asked(Ok(asker)) => {
                     if let Some(asked) = upgrade::receive_program(asker, child.id()).await {
@@ -629,7 +632,7 @@ mod tests {
         assert!(text.contains("the old program serves the disks again"), "{text}");
         // A refusal to give them back leaves it in charge.
         let (mut keeping, user) = upgrading(Step::GivesBack(Instant::now()));
-        keeping.refuses("a persistent disk cannot be saved".to_owned()).await;
+        keeping.refuses(7, "a persistent disk cannot be saved".to_owned()).await;
         assert!(keeping.upgrade.is_none() && keeping.program.is_some());
         assert!(failure(&user).contains("(a persistent disk cannot be saved): it goes on"));
     }
