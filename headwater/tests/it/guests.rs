@@ -154,6 +154,22 @@ fn what_one_edits_the_other_boots(daemon: &Daemon) {
     assert!(daemon.cli(&["image", "verify", "debian:test"]).ok().contains("intact"));
 }
 
+/// Counts how often a text is in a sparse file. The holes, most of the file, are not read.
+const COUNT: &str = "
+import os, sys
+file, text = os.open(sys.argv[1], os.O_RDONLY), sys.argv[2].encode()
+found = end = 0
+while True:
+    try:
+        start = os.lseek(file, end, os.SEEK_DATA)
+    except OSError:
+        break
+    end = os.lseek(file, start, os.SEEK_HOLE)
+    for at in range(start, end, 1 << 24):
+        found += os.pread(file, (1 << 24) + len(text) - 1, at).count(text)
+print(found)
+";
+
 /// A seal removes it; a version of a machine that runs has it, and says so.
 fn what_makes_a_machine_itself_is_in_no_sealed_version(
     daemon: &Daemon,
@@ -189,8 +205,9 @@ fn what_makes_a_machine_itself_is_in_no_sealed_version(
     for (version, lines) in [("debian@2", 1), ("debian@3", 0)] {
         let raw = daemon.path().join("sealed.raw");
         daemon.cli(&["image", "export", version, raw.to_str().expect("a path in UTF-8")]).ok();
-        let found = Command::new("grep").args(["-acF", "--", secret]).arg(&raw).output().expect("grep runs");
-        let found: u64 = String::from_utf8_lossy(&found.stdout).trim().parse().expect("a count");
+        let found = Command::new("python3").args(["-c", COUNT]).arg(&raw).arg(secret).output();
+        let found = found.expect("python3 runs").stdout;
+        let found: u64 = String::from_utf8_lossy(&found).trim().parse().expect("a count");
         assert_eq!(found.min(1), lines, "{version} has the private key {found} times");
         let at = format!("{}?offset={}", raw.display(), 1 << 20);
         let debugfs = |command: &str| {
