@@ -98,6 +98,11 @@ fn a_connection_keeps_its_secret_and_says_which_right_lacks() {
     let (azure, daemon) = (Azure::start(), Daemon::start());
     azure.connect(&daemon, "prod").ok();
     azure.connect(&daemon, "prod").fails(4, &["cannot add connection 'prod'", "there is one already"]);
+    let second = ["connection", "add", "lab", "--subscription", SUBSCRIPTION, "--tenant", "contoso.example"];
+    let place = ["--group", "LAB", "--region", "northeurope", "--auth", "identity"];
+    daemon
+        .cli(&[&second[..], &place].concat())
+        .fails(4, &["cannot add connection 'lab'", "connection 'prod' has the same", "connection set prod"]);
     let shown = daemon.cli(&["connection", "show", "prod"]).ok() + &daemon.cli(&["connection", "list"]).ok();
     assert!(shown.contains(SUBSCRIPTION) && shown.contains("westeurope"), "{shown}");
     let checked = daemon.cli(&["connection", "check", "prod"]).ok();

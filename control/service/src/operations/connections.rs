@@ -23,6 +23,8 @@ const MANAGEMENT: &str = "https://management.azure.com";
 enum Error {
     #[error("cannot add connection '{0}': there is one already")]
     Exists(String),
+    #[error("cannot add connection '{name}': connection '{there}' has the same subscription and resource group")]
+    SamePlace { name: String, there: String },
     #[error("cannot add connection '{0}': {1}")]
     Invalid(String, String),
     #[error("cannot remove connection '{connection}': these versions are published there: {}", .versions.join(", "))]
@@ -36,7 +38,7 @@ enum Error {
 impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
-            Self::Exists(_) | Self::HasVersions { .. } => ProblemKind::Conflict,
+            Self::Exists(_) | Self::SamePlace { .. } | Self::HasVersions { .. } => ProblemKind::Conflict,
             Self::Invalid(..) => ProblemKind::Invalid,
             Self::Unknown(source) => source.kind(),
             Self::Db(source) => source.kind(),
@@ -48,6 +50,10 @@ impl Explain for Error {
             Self::Exists(name) => {
                 Some(format!("'headwater connection remove {name}' first, or choose another name"))
             }
+            Self::SamePlace { there, .. } => Some(format!(
+                "use '{there}', whose client secret 'headwater connection set {there} --secret-file FILE' replaces; or add \
+                 another resource group"
+            )),
             Self::HasVersions { connection, .. } => Some(format!(
                 "remove each with 'headwater image unpublish IMAGE@NUMBER --connection {connection}'"
             )),
@@ -111,7 +117,7 @@ pub(super) async fn show_connection(
     responses(
         (status = 201, body = Connection),
         (status = 400, description = "A setting is not valid, or is missing", body = Problem),
-        (status = 409, description = "There is a connection of that name", body = Problem),
+        (status = 409, description = "There is a connection of that name, or to that resource group", body = Problem),
     ),
 )]
 pub(super) async fn create_connection(
@@ -131,6 +137,10 @@ pub(super) async fn create_connection(
     let work = async move {
         let Connection { name, subscription, group, auth, .. } = &record.connection;
         let mut repo = handle.db().write().await?;
+        let mut others = repo.clouds().list().await?.into_iter().map(|other| other.connection);
+        if let Some(there) = others.find(|other| is_same_place(&record.connection, other)) {
+            return Err(Error::SamePlace { name: name.clone(), there: there.name });
+        }
         repo.clouds().add(&record).await.map_err(|error| match error {
             DbError::Taken { .. } => Error::Exists(name.clone()),
             error => error.into(),
@@ -142,6 +152,15 @@ pub(super) async fn create_connection(
         Ok::<_, Error>(record.connection)
     };
     Ok((StatusCode::CREATED, Json(service.to_the_end(work).await?)))
+}
+
+/// Whether a connection of another name has the same resource group. Azure ignores the case. The gallery and the owner tag
+/// are the same for all connections of this controller, so `unpublish` and `sweep` of one connection would remove versions of
+/// the other.
+fn is_same_place(added: &Connection, other: &Connection) -> bool {
+    added.name != other.name
+        && added.subscription.eq_ignore_ascii_case(&other.subscription)
+        && added.group.eq_ignore_ascii_case(&other.group)
 }
 
 /// The record of a new connection, or why the request is not valid.
