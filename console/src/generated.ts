@@ -1441,6 +1441,12 @@ export interface SetCatalog {
   stop_idle_s?: number;
 }
 
+/** The change of a connection. */
+export interface SetConnection {
+  /** Its new client secret. No answer contains it. */
+  secret: string;
+}
+
 /** The change of a host. */
 export interface SetHost {
   /** Whether new machines are placed on other hosts. */

@@ -118,6 +118,15 @@ pub struct CreateConnection {
     pub management: Option<String>,
 }
 
+/// The change of a connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetConnection {
+    /// Its new client secret. No answer contains it.
+    #[schema(value_type = String)]
+    pub secret: OneTimeSecret,
+}
+
 /// What a check of a connection found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConnectionCheck {

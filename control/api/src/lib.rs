@@ -62,7 +62,7 @@ pub use claim::{
 pub use connection::{
     Connection, ConnectionAuth, ConnectionCheck, ConnectionList, CreateConnection, MAX_CLIENT_SECRET_BYTES,
     MAX_REPLICAS, OrphanResource, PublishReport, PublishRequest, PublishState, PublishedImage, PublishedList,
-    SweepReport, SweepRequest, UnpublishRequest,
+    SetConnection, SweepReport, SweepRequest, UnpublishRequest,
 };
 pub use contents::{
     CacheContents, CacheHint, ContentsKind, HeldBytes, KindContents, PartitionContents, PathContents,

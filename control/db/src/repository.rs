@@ -8,7 +8,7 @@ use crate::error::DbError;
 use crate::record::{
     AuthorityRecord, CatalogRecord, ClaimRecord, CloudOperation, ConnectionRecord, HostRecord,
     JoinTokenRecord, MachineRecord, NewEvent, NewTask, PersistentDisk, PoolRecord, RunRecord, SchemeRecord,
-    SessionRecord, TaskRecord, TokenRecord,
+    Secret, SessionRecord, TaskRecord, TokenRecord,
 };
 
 /// A database.
@@ -323,6 +323,9 @@ pub trait CloudRepository: Send {
 
     /// All connections, in natural order of names, without their secrets.
     async fn list(&mut self) -> Result<Vec<ConnectionRecord>, DbError>;
+
+    /// Replaces the secret of a connection. Returns whether the connection exists.
+    async fn set_secret(&mut self, name: &str, secret: &Secret) -> Result<bool, DbError>;
 
     /// Removes a connection without published versions, with its operations and orphans. Returns whether it existed.
     async fn remove(&mut self, name: &str) -> Result<bool, DbError>;

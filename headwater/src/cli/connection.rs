@@ -27,6 +27,15 @@ pub enum ConnectionCommand {
         #[arg(add = complete::connections())]
         connection: String,
     },
+    /// Replace the client secret of a connection, for example before it expires; 'check' then tries it
+    Set {
+        /// The connection
+        #[arg(add = complete::connections())]
+        connection: String,
+        /// The file with the new client secret. The secret is read once, and encrypted in the database
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        secret_file: PathBuf,
+    },
     /// List resources there that this controller made and that nothing needs any more, such as a disk of an upload
     Sweep {
         /// The connection

@@ -130,7 +130,7 @@ pub enum Command {
     /// List, choose and forget the servers of 'headwater login'
     #[command(subcommand)]
     Context(ContextCommand),
-    /// Add, list, check, sweep and remove connections to Azure, to which images are published
+    /// Add, list, check, change, sweep and remove connections to Azure, to which images are published
     #[command(subcommand)]
     Connection(ConnectionCommand),
     /// Calculate which sizes of virtual machines in a cloud have space for an OS disk, without a daemon

@@ -2,7 +2,7 @@
 
 use headwater_api::{
     Connection, ConnectionCheck, ConnectionList, CreateConnection, PublishRequest, PublishedList,
-    SweepRequest, TaskResult, UnpublishRequest,
+    SetConnection, SweepRequest, TaskResult, UnpublishRequest,
 };
 use hyper::Method;
 
@@ -23,6 +23,12 @@ impl Client {
     /// Adds a connection.
     pub async fn create_connection(&self, request: &CreateConnection) -> anyhow::Result<Connection> {
         self.post("/api/v1/connections", request).await
+    }
+
+    /// Changes a connection.
+    pub async fn set_connection(&self, name: &str, request: &SetConnection) -> anyhow::Result<Connection> {
+        let path = format!("/api/v1/connections/{}", escape(name));
+        json(self.send(Method::PATCH, &path, Some(serde_json::to_vec(request)?)).await?).await
     }
 
     /// Removes a connection.

@@ -1,11 +1,11 @@
-//! `headwater connection`: adds, lists, checks, sweeps and removes connections to Azure.
+//! `headwater connection`: adds, lists, checks, changes, sweeps and removes connections to Azure.
 
 use std::path::Path;
 
 use anyhow::Context;
 use headwater_api::{
     Connection, ConnectionCheck, CreateConnection, MAX_CLIENT_SECRET_BYTES, OneTimeSecret, Problem,
-    ProblemKind, SweepReport, SweepRequest, TaskResult,
+    ProblemKind, SetConnection, SweepReport, SweepRequest, TaskResult,
 };
 use headwater_block::small_file;
 
@@ -37,6 +37,15 @@ pub async fn run(client: Client, command: ConnectionCommand, json: bool) -> anyh
                 show_check(&check)?
             }
             return Ok(if check.lacks.is_empty() { 0 } else { LACKS });
+        }
+        ConnectionCommand::Set { connection, secret_file } => {
+            let request = SetConnection { secret: read_secret(&secret_file)? };
+            let set = client.set_connection(&connection, &request).await?;
+            let text = format!(
+                "connection {name} has another client secret; 'headwater connection check {name}' tries it",
+                name = set.name
+            );
+            if json { show::json(&set)? } else { show::line(&text)? }
         }
         ConnectionCommand::Sweep { connection, remove } => {
             let mut shown = Shown::begin(&format!("sweep {connection}"), json);

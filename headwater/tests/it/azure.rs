@@ -13,6 +13,7 @@ use crate::support::{Daemon, Ran, headwater, pseudo_random, run};
 const SUBSCRIPTION: &str = "11111111-2222-3333-4444-555555555555";
 const CLIENT: &str = "66666666-7777-8888-9999-000000000000";
 const SECRET: &str = "s3cret~Value";
+const NEW_SECRET: &str = "n3w-Secret";
 const GROUP: &str = "/subscriptions/11111111-2222-3333-4444-555555555555/resourceGroups/lab";
 
 /// The fake Azure, which runs until this is dropped.
@@ -41,6 +42,11 @@ impl Azure {
         let added = daemon.cli(&[&args[..], &place, &services].concat());
         std::fs::remove_file(secret).unwrap();
         added
+    }
+
+    /// The bodies of the requests for tokens.
+    fn logins(&self) -> Vec<String> {
+        self.server.management().logins.clone()
     }
 
     /// The paths of all resources.
@@ -84,6 +90,15 @@ fn json_of(daemon: &Daemon, args: &[&str]) -> Value {
     serde_json::from_str(&daemon.cli(&[&["--json"], args].concat()).ok()).unwrap()
 }
 
+/// Replaces the client secret of a connection.
+fn set_secret(daemon: &Daemon, name: &str, secret: &str) -> Ran {
+    let file = daemon.path().join("secret.txt");
+    std::fs::write(&file, secret).unwrap();
+    let set = daemon.cli(&["connection", "set", name, "--secret-file", file.to_str().unwrap()]);
+    std::fs::remove_file(file).unwrap();
+    set
+}
+
 /// Begins to publish, and leaves the command alone.
 fn begin_publish(dir: &Path, image: &str) {
     let mut command = headwater();
@@ -108,6 +123,14 @@ fn a_connection_keeps_its_secret_and_says_which_right_lacks() {
     let checked = daemon.cli(&["connection", "check", "prod"]).ok();
     assert!(checked.contains("prod works: the resource group is in westeurope"), "{checked}");
 
+    // The token of the old secret is not used any more.
+    let said = set_secret(&daemon, "prod", &format!("{NEW_SECRET}\n")).ok();
+    assert!(said.contains("another client secret") && !said.contains(NEW_SECRET), "{said}");
+    assert_eq!(azure.logins().len(), 1);
+    daemon.cli(&["connection", "check", "prod"]).ok();
+    let logins = azure.logins();
+    assert!(logins.len() == 2 && logins[1].contains(&format!("client_secret={NEW_SECRET}")), "{logins:?}");
+
     azure.server.management().rights = vec!["*/read".to_owned(), "Microsoft.Compute/disks/*".to_owned()];
     let checked = daemon.cli(&["connection", "check", "prod"]);
     assert_eq!(checked.code, 1, "{checked:?}");
@@ -118,14 +141,17 @@ fn a_connection_keeps_its_secret_and_says_which_right_lacks() {
         .cli(&["connection", "check", "prod"])
         .fails(3, &["connection 'prod' does not work", "ResourceGroupNotFound", "create the resource group"]);
 
-    // The secret is nowhere except, encrypted, in the database.
+    // The secrets are nowhere except, encrypted, in the database.
     let told = daemon.cli(&["events"]).ok() + &json_of(&daemon, &["connection", "list"]).to_string() + &shown;
-    assert!(told.contains("connection prod") && !told.contains(SECRET), "{told}");
-    assert_eq!(daemon.count_in_log(SECRET), 0);
+    assert!(told.contains("connection prod") && told.contains("another client secret"), "{told}");
+    assert!(!told.contains(SECRET) && !told.contains(NEW_SECRET), "{told}");
+    assert_eq!(daemon.count_in_log(SECRET) + daemon.count_in_log(NEW_SECRET), 0);
     let (_, dir) = daemon.terminate();
     for file in ["headwater.db", "headwater.db-wal"] {
         let bytes = std::fs::read(dir.path().join(file)).unwrap_or_default();
-        assert!(!bytes.windows(SECRET.len()).any(|part| part == SECRET.as_bytes()), "{file}");
+        for secret in [SECRET, NEW_SECRET] {
+            assert!(!bytes.windows(secret.len()).any(|part| part == secret.as_bytes()), "{file}");
+        }
     }
     let daemon = Daemon::start_in(dir, |_| {});
     azure.server.management().is_group_missing = false;
@@ -150,6 +176,11 @@ fn odd_connections_are_refused() {
     add_in("West Europe", "prod", &["--auth", "identity"]).fails(2, &["'West Europe' is not a region"]);
     add("prod", &["--auth", "secret", "--secret-file", "/nowhere"]).fails(3, &["cannot read", "/nowhere"]);
     assert_eq!(json_of(&daemon, &["connection", "list"])["connections"], json!([]));
+
+    add("vm", &["--auth", "identity"]).ok();
+    set_secret(&daemon, "vm", NEW_SECRET).fails(4, &["connection 'vm'", "'identity'", "--auth secret"]);
+    set_secret(&daemon, "vm", " \n").fails(2, &["connection 'vm'", "the client secret is empty"]);
+    set_secret(&daemon, "prod", NEW_SECRET).fails(3, &["there is no connection 'prod'"]);
 }
 
 #[test]

@@ -172,6 +172,7 @@ async fn answer(server: Server, request: Request<Incoming>) -> Result<Reply, io:
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let path = parts.uri.path();
     if path.ends_with("/oauth2/v2.0/token") || path == "/metadata/identity/oauth2/token" {
+        server.management().logins.push(String::from_utf8_lossy(&body).into_owned());
         return Ok(reply(200, &json!({"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"})));
     }
     if path.starts_with("/blobs/") {

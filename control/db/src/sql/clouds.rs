@@ -102,6 +102,14 @@ impl CloudRepository for Clouds<'_> {
         Ok(records)
     }
 
+    async fn set_secret(&mut self, name: &str, secret: &Secret) -> Result<bool, DbError> {
+        let secret = self.0.key.encrypt(SECRET, name, secret.reveal())?;
+        // SQLite's WAL must not keep the old secret.
+        self.0.has_removed = true;
+        let update = Statement::new("UPDATE connections SET secret = $1 WHERE name = $2");
+        self.0.changes_one(update.bind(secret).bind(name)).await
+    }
+
     async fn remove(&mut self, name: &str) -> Result<bool, DbError> {
         // SQLite's WAL must not keep the secret.
         self.0.has_removed = true;

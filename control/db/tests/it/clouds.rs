@@ -53,6 +53,11 @@ pub async fn connections_are_stored_whole(db: &dyn Database) {
     assert_eq!(repo.clouds().by_name("lab").await.unwrap(), None);
     let unread = ConnectionRecord { secret: Some(Secret::unread()), ..prod };
     assert_eq!(repo.clouds().list().await.unwrap(), [lab, unread]);
+    let other = Secret::new("another secret".to_owned());
+    assert!(repo.clouds().set_secret("prod", &other).await.unwrap());
+    assert!(!repo.clouds().set_secret("nothing", &other).await.unwrap());
+    let changed = repo.clouds().by_name("prod").await.unwrap().unwrap();
+    assert_eq!(changed.secret, Some(other));
     assert!(repo.clouds().remove("prod").await.unwrap());
     assert!(!repo.clouds().remove("prod").await.unwrap());
 }

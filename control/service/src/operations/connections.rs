@@ -5,7 +5,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use headwater_api::{
     Connection, ConnectionAuth, ConnectionCheck, ConnectionList, CreateConnection, MAX_CLIENT_SECRET_BYTES,
-    OneTimeSecret, Problem, ProblemKind, name,
+    OneTimeSecret, Problem, ProblemKind, SetConnection, name,
 };
 use headwater_db::{ConnectionRecord, DbError, Secret};
 
@@ -23,10 +23,14 @@ const MANAGEMENT: &str = "https://management.azure.com";
 enum Error {
     #[error("cannot add connection '{0}': there is one already")]
     Exists(String),
-    #[error("cannot add connection '{name}': connection '{there}' has the same subscription and resource group")]
+    #[error("cannot add connection '{name}': connection '{there}' has the same resource group")]
     SamePlace { name: String, there: String },
     #[error("cannot add connection '{0}': {1}")]
     Invalid(String, String),
+    #[error("cannot change the client secret of connection '{0}': {1}")]
+    BadSecret(String, &'static str),
+    #[error("cannot change the client secret of connection '{0}': it has none, because its auth is '{1}'")]
+    NoSecret(String, ConnectionAuth),
     #[error("cannot remove connection '{connection}': these versions are published there: {}", .versions.join(", "))]
     HasVersions { connection: String, versions: Vec<String> },
     #[error(transparent)]
@@ -38,8 +42,10 @@ enum Error {
 impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
-            Self::Exists(_) | Self::SamePlace { .. } | Self::HasVersions { .. } => ProblemKind::Conflict,
-            Self::Invalid(..) => ProblemKind::Invalid,
+            Self::Exists(_) | Self::SamePlace { .. } | Self::NoSecret(..) | Self::HasVersions { .. } => {
+                ProblemKind::Conflict
+            }
+            Self::Invalid(..) | Self::BadSecret(..) => ProblemKind::Invalid,
             Self::Unknown(source) => source.kind(),
             Self::Db(source) => source.kind(),
         }
@@ -57,7 +63,10 @@ impl Explain for Error {
             Self::HasVersions { connection, .. } => Some(format!(
                 "remove each with 'headwater image unpublish IMAGE@NUMBER --connection {connection}'"
             )),
-            Self::Invalid(..) => None,
+            Self::NoSecret(name, _) => {
+                Some(format!("'headwater connection remove {name}', and add it again with --auth secret"))
+            }
+            Self::Invalid(..) | Self::BadSecret(..) => None,
             Self::Unknown(source) => source.advice(),
             Self::Db(source) => source.advice(),
         }
@@ -181,18 +190,14 @@ fn record_of(
         authority,
         management,
     } = request;
-    let secret = secret.map(|OneTimeSecret(text)| text.trim().to_owned());
-    match (auth, &secret) {
+    let secret = match (auth, secret) {
         (ConnectionAuth::Secret, None) => return Err("a client secret is missing (--secret-file)"),
-        (ConnectionAuth::Secret, Some(text)) if text.is_empty() => return Err("the client secret is empty"),
-        (ConnectionAuth::Secret, Some(text)) if text.len() > MAX_CLIENT_SECRET_BYTES => {
-            return Err("the client secret is longer than 64 KiB");
-        }
+        (ConnectionAuth::Secret, Some(secret)) => Some(secret_of(secret)?),
         (ConnectionAuth::Identity | ConnectionAuth::Workload, Some(_)) => {
             return Err("a client secret is only for --auth secret");
         }
-        _ => {}
-    }
+        (ConnectionAuth::Identity | ConnectionAuth::Workload, None) => None,
+    };
     if auth != ConnectionAuth::Identity && client_id.is_none() {
         return Err("the client ID of the application is missing (--client-id)");
     }
@@ -213,8 +218,60 @@ fn record_of(
             created_by: caller.principal.clone(),
             created_at_ms,
         },
-        secret: secret.map(Secret::new),
+        secret,
     })
+}
+
+/// The client secret of a request, or why it is not valid.
+fn secret_of(OneTimeSecret(text): OneTimeSecret) -> Result<Secret, &'static str> {
+    match text.trim() {
+        "" => Err("the client secret is empty"),
+        text if text.len() > MAX_CLIENT_SECRET_BYTES => Err("the client secret is longer than 64 KiB"),
+        text => Ok(Secret::new(text.to_owned())),
+    }
+}
+
+/// Replaces the client secret of a connection. A task that uses the connection now may use the old secret until it ends.
+/// Nothing is sent to the cloud: the operation `check` tries the connection.
+#[utoipa::path(
+    patch,
+    path = "/api/v1/connections/{connection}",
+    security(("token" = ["admin", "everything"])),
+    tag = "clouds",
+    params(("connection" = String, Path, description = "Its name")),
+    request_body = SetConnection,
+    responses(
+        (status = 200, body = Connection),
+        (status = 400, description = "The client secret is not valid", body = Problem),
+        (status = 404, description = "No such connection", body = Problem),
+        (status = 409, description = "It does not log in with a client secret", body = Problem),
+    ),
+)]
+pub(super) async fn set_connection(
+    State(service): State<Service>,
+    caller: Caller,
+    Name(name): Name,
+    Body(SetConnection { secret }): Body<SetConnection>,
+) -> Result<Json<Connection>, Failure> {
+    let secret = secret_of(secret).map_err(|why| Error::BadSecret(name.clone(), why))?;
+    let handle = service.clone();
+    let work = async move {
+        let mut repo = handle.db().write().await?;
+        let all = repo.clouds().list().await?;
+        let found = all.into_iter().map(|record| record.connection).find(|it| it.name == name);
+        let Some(connection) = found else {
+            return Err(Error::Unknown(NoConnection::Unknown(name)));
+        };
+        if connection.auth != ConnectionAuth::Secret {
+            return Err(Error::NoSecret(name, connection.auth));
+        }
+        repo.clouds().set_secret(&name, &secret).await?;
+        let event = handle.event(&caller, format!("connection {name}"), "set", "another client secret");
+        repo.events().append(event).await?;
+        repo.save().await?;
+        Ok(connection)
+    };
+    Ok(Json(service.to_the_end(work).await?))
 }
 
 /// Removes a connection, with its secret. Nothing is changed in the cloud.

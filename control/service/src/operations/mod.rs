@@ -205,7 +205,11 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(drain_host::drain_host))
         .routes(routes!(create_join_token::create_join_token))
         .routes(routes!(connections::list_connections, connections::create_connection))
-        .routes(routes!(connections::show_connection, connections::remove_connection))
+        .routes(routes!(
+            connections::show_connection,
+            connections::set_connection,
+            connections::remove_connection
+        ))
         .routes(routes!(connections::check_connection))
         .routes(routes!(sweep_connection::sweep_connection))
         .routes(routes!(publish_image::publish_image))

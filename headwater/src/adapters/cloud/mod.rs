@@ -53,7 +53,7 @@ pub struct AzureClouds {
 #[derive(Default)]
 struct SharedParts {
     http: Option<Arc<HttpClient>>,
-    /// By the name of the connection.
+    /// By the name of the connection. Replaced if the record, for example its client secret, has changed.
     connected: HashMap<String, Connected>,
     /// By subscription and region.
     pacers: HashMap<(String, String), Arc<Pacer>>,

@@ -30,6 +30,8 @@ pub struct Management {
     pub created: BTreeMap<String, usize>,
     /// How many times an existing resource was changed by a `PUT`.
     pub changed: usize,
+    /// The bodies of the requests for tokens.
+    pub logins: Vec<String>,
     /// How many requests came, without requests for tokens and blobs.
     pub requests: usize,
     /// Faults by the number of the request.
@@ -99,6 +101,7 @@ impl Management {
             resources: BTreeMap::new(),
             created: BTreeMap::new(),
             changed: 0,
+            logins: Vec::new(),
             requests: 0,
             faults: HashMap::new(),
             rules: Vec::new(),
