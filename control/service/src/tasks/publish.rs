@@ -217,13 +217,14 @@ async fn run(service: &Service, caller: &Caller, plan: &Plan, control: &Arc<Task
     let mut repo = service.db().read().await.map_err(|e| problem(&e))?;
     let there = row(&mut *repo, version, &request.connection).await.map_err(|e| problem(&e))?;
     drop(repo);
-    if control.is_asked_to_stop() {
-        // Cancelled while no daemon ran.
-        return Err(give_up(service, &*cloud, (connection, there), control).await);
-    }
+    // First, because machines may use a published version: a cancelled task must not remove it.
     if let Some(published) = there.clone().filter(|row| row.state == PublishState::Published) {
         let report = PublishReport { published, created: false, sent_bytes: 0, remarks: Vec::new() };
         return Ok(TaskResult::Published(Box::new(report)));
+    }
+    if control.is_asked_to_stop() {
+        // Cancelled while no daemon ran.
+        return Err(give_up(service, &*cloud, (connection, there), control).await);
     }
     control.report_doing("looking into the image".to_owned());
     let facts = cloud.inspect(version).await.map_err(|e| problem(&e))?;
@@ -300,7 +301,8 @@ pub(crate) async fn until_cancelled<T>(control: &TaskControl, work: impl Future<
     }
 }
 
-/// Removes what a cancelled task has made, if there is a row of it. If the daemon stops, all stays for the next one.
+/// Removes what a cancelled task has made, if there is a row of it. A published version stays. If the daemon stops, all
+/// stays for the next one.
 async fn give_up(
     service: &Service,
     cloud: &dyn Cloud,
@@ -311,7 +313,8 @@ async fn give_up(
         return super::stopped();
     }
     let cancelled = || Problem::new(ProblemKind::Cancelled, "the task was cancelled");
-    let Some(mut published) = made else { return cancelled() };
+    let unpublished = made.filter(|row| row.state != PublishState::Published);
+    let Some(mut published) = unpublished else { return cancelled() };
     published.state = PublishState::Removing;
     let removed = async {
         store(service, published.clone()).await?;
