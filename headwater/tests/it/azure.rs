@@ -281,11 +281,15 @@ fn what_azure_could_not_boot_is_refused_before_anything_is_made() {
     let cancelled = std::thread::spawn(move || run(command.arg("--no-agent-check")));
     azure.wait_for_kill();
     assert_eq!(azure.resources().len(), 1);
+    daemon
+        .cli(&["connection", "remove", "prod"])
+        .fails(4, &["(publish image bare@1) has not ended", "headwater task wait"]);
     let tasks = json_of(&daemon, &["task", "list", "--unended"]);
     daemon.cli(&["task", "cancel", &tasks["tasks"][0]["id"].to_string()]).ok();
     cancelled.join().unwrap().fails(130, &["the task was cancelled"]);
     assert_eq!(azure.resources(), Vec::<String>::new());
     assert_eq!(json_of(&daemon, &["image", "published"])["published"], json!([]));
+    daemon.cli(&["connection", "remove", "prod"]).ok();
 }
 
 #[test]

@@ -7,13 +7,14 @@ use headwater_api::{
     Connection, ConnectionAuth, ConnectionCheck, ConnectionList, CreateConnection, MAX_CLIENT_SECRET_BYTES,
     OneTimeSecret, Problem, ProblemKind, SetConnection, name,
 };
-use headwater_db::{ConnectionRecord, DbError, Secret};
+use headwater_db::{ConnectionRecord, DbError, Secret, TaskRecord};
 
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
 use crate::caller::Caller;
 use crate::connections::NoConnection;
 use crate::extract::{Body, Name};
+use crate::tasks::publish::task_using;
 
 /// The services of the public cloud of Azure.
 const AUTHORITY: &str = "https://login.microsoftonline.com";
@@ -33,6 +34,8 @@ enum Error {
     NoSecret(String, ConnectionAuth),
     #[error("cannot remove connection '{connection}': these versions are published there: {}", .versions.join(", "))]
     HasVersions { connection: String, versions: Vec<String> },
+    #[error("cannot remove connection '{connection}': task {task} ({kind} {subject}) has not ended")]
+    InUse { connection: String, task: i64, kind: String, subject: String },
     #[error(transparent)]
     Unknown(#[from] NoConnection),
     #[error(transparent)]
@@ -42,9 +45,11 @@ enum Error {
 impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
-            Self::Exists(_) | Self::SamePlace { .. } | Self::NoSecret(..) | Self::HasVersions { .. } => {
-                ProblemKind::Conflict
-            }
+            Self::Exists(_)
+            | Self::SamePlace { .. }
+            | Self::NoSecret(..)
+            | Self::HasVersions { .. }
+            | Self::InUse { .. } => ProblemKind::Conflict,
             Self::Invalid(..) | Self::BadSecret(..) => ProblemKind::Invalid,
             Self::Unknown(source) => source.kind(),
             Self::Db(source) => source.kind(),
@@ -63,6 +68,7 @@ impl Explain for Error {
             Self::HasVersions { connection, .. } => Some(format!(
                 "remove each with 'headwater image unpublish IMAGE@NUMBER --connection {connection}'"
             )),
+            Self::InUse { task, .. } => Some(format!("'headwater task wait {task}', or cancel it")),
             Self::NoSecret(name, _) => {
                 Some(format!("'headwater connection remove {name}', and add it again with --auth secret"))
             }
@@ -284,7 +290,7 @@ pub(super) async fn set_connection(
     responses(
         (status = 204),
         (status = 404, description = "No such connection", body = Problem),
-        (status = 409, description = "Versions are published there", body = Problem),
+        (status = 409, description = "Versions are published there, or a task that uses it has not ended", body = Problem),
     ),
 )]
 pub(super) async fn remove_connection(
@@ -295,6 +301,10 @@ pub(super) async fn remove_connection(
     let handle = service.clone();
     let work = async move {
         let mut repo = handle.db().write().await?;
+        if let Some(task) = task_using(&mut *repo, &name).await? {
+            let TaskRecord { id, kind, subject, .. } = task;
+            return Err(Error::InUse { connection: name, task: id, kind, subject });
+        }
         let published = repo.clouds().published().await?;
         let of_here = published.iter().filter(|published| published.connection == name);
         let versions: Vec<_> = of_here.map(|it| format!("{}@{}", it.image, it.version)).collect();

@@ -111,7 +111,7 @@ pub(super) async fn unpublish_image(
 ) -> Result<Response, Failure> {
     let (image, number) = number_of(&name)?;
     let version = format!("{image}@{number}");
-    let record = service.connection(&connection).await?;
+    service.connection(&connection).await?;
     let cloud = service.cloud().map_err(Failure)?;
     let mut repo = service.db().read().await?;
     if let Some(task) = busy(&mut *repo, &version, &connection).await? {
@@ -130,6 +130,8 @@ pub(super) async fn unpublish_image(
     let work = async move |control: Arc<TaskControl>| {
         let failed =
             |problem: Problem| problem.during(format!("cannot unpublish {version} from '{connection}'"));
+        // Again: from now on the connection cannot be removed, because the task is stored.
+        let record = handle.connection(&connection).await.map_err(|e| failed(problem(&e)))?;
         store(&handle, published.clone()).await.map_err(failed)?;
         let order = unpublish_order(&handle, record, published.clone()).await;
         let order = order.map_err(|e| failed(problem(&e)))?;

@@ -9,7 +9,7 @@ use crate::Service;
 use crate::answer::{Failure, problem};
 use crate::caller::Caller;
 use crate::extract::{Body, Name};
-use crate::tasks::publish::until_cancelled;
+use crate::tasks::publish::{SWEEP, until_cancelled};
 use crate::tasks::{self, Work};
 
 /// A resource may be removed if a sweep found it this long ago and it is still there. What is made now belongs to a row
@@ -38,7 +38,7 @@ pub(super) async fn sweep_connection(
     Body(request): Body<SweepRequest>,
 ) -> Result<Response, Failure> {
     service.connection(&name).await?;
-    let what = Work { kind: "sweep", subject: format!("connection {name}"), caller: caller.clone() };
+    let what = Work { kind: SWEEP, subject: format!("connection {name}"), caller: caller.clone() };
     let handle = service.clone();
     let work = async move |control: std::sync::Arc<crate::backend::TaskControl>| {
         let sweeping = sweep(&handle, &caller, &name, request.remove);

@@ -16,7 +16,7 @@ use headwater_api::{
     ImageVersion, MAX_REPLICAS, Problem, ProblemKind, PublishReport, PublishRequest, PublishState,
     PublishedImage, TaskResult,
 };
-use headwater_db::{ConnectionRecord, DbError, Repository};
+use headwater_db::{ConnectionRecord, DbError, Repository, TaskRecord};
 use serde::{Deserialize, Serialize};
 
 use super::{Outcome, Work, answer};
@@ -24,6 +24,7 @@ use crate::Service;
 use crate::answer::{Explain, Failure, problem};
 use crate::backend::{BackendError, Cloud, ProvisioningAgent, PublishOrder, TaskControl, UnpublishOrder};
 use crate::caller::Caller;
+use crate::connections::NoConnection;
 
 /// The kind of the task.
 pub(super) const KIND: &str = "publish";
@@ -55,6 +56,8 @@ enum Error {
     #[error("{0}")]
     NoAgent(String),
     #[error(transparent)]
+    Unknown(#[from] NoConnection),
+    #[error(transparent)]
     Db(#[from] DbError),
 }
 
@@ -65,6 +68,7 @@ impl Explain for Error {
             Self::Retired(_) | Self::KeepsIdentity(_) | Self::Busy { .. } | Self::Other { .. } => {
                 ProblemKind::Conflict
             }
+            Self::Unknown(source) => source.kind(),
             Self::Db(source) => source.kind(),
         }
     }
@@ -88,6 +92,7 @@ impl Explain for Error {
                     .to_owned(),
             ),
             Self::Number(_) => None,
+            Self::Unknown(source) => source.advice(),
             Self::Db(source) => source.advice(),
         }
     }
@@ -129,6 +134,10 @@ pub(crate) async fn begin(
     let begun = service.to_the_end(async move {
         let what = Work { kind: KIND, subject: format!("image {place}"), caller: caller.clone() };
         let mut repo = handle.db().write().await?;
+        // Again, in the unit that adds the task: from then on, the connection cannot be removed.
+        if repo.clouds().by_name(&request.connection).await?.is_none() {
+            return Err(Error::Unknown(NoConnection::Unknown(request.connection)));
+        }
         not_busy(&mut *repo, &place, &request.connection).await?;
         if let Some(there) = row(&mut *repo, &version, &request.connection).await?
             && there.hash != version.hash
@@ -171,7 +180,7 @@ pub(crate) async fn busy(
 ) -> Result<Option<i64>, DbError> {
     let subject = format!("image {version}");
     let unended = repo.tasks().unended().await?;
-    let is_it = |task: &headwater_db::TaskRecord| {
+    let is_it = |task: &TaskRecord| {
         let plan = super::stored::<Plan>(task.plan.as_deref());
         let is_here = plan.is_none_or(|plan| plan.request.connection == connection);
         task.subject == subject && is_here && (task.kind == KIND || task.kind == UNPUBLISH)
@@ -181,6 +190,28 @@ pub(crate) async fn busy(
 
 /// The kind of the task that removes a published version.
 pub(crate) const UNPUBLISH: &str = "unpublish";
+
+/// The kind of the task that sweeps a connection.
+pub(crate) const SWEEP: &str = "sweep";
+
+/// A task that uses a connection and has not ended. The row of an `unpublish` task does not contain its connection, so such
+/// a task counts for each connection.
+pub(crate) async fn task_using(
+    repo: &mut dyn Repository,
+    connection: &str,
+) -> Result<Option<TaskRecord>, DbError> {
+    let swept = format!("connection {connection}");
+    let is_it = |task: &TaskRecord| match task.kind.as_str() {
+        KIND => {
+            let plan = super::stored::<Plan>(task.plan.as_deref());
+            plan.is_none_or(|plan| plan.request.connection == connection)
+        }
+        UNPUBLISH => true,
+        SWEEP => task.subject == swept,
+        _ => false,
+    };
+    Ok(repo.tasks().unended().await?.into_iter().find(is_it))
+}
 
 /// The row of a version at a connection.
 async fn row(
