@@ -1127,7 +1127,7 @@ export interface PublishRequest {
   no_agent_check?: boolean;
   /** The image also boots from NVMe disks, which machine sizes of v6 need. */
   nvme?: boolean;
-  /** The number of replicas in the region. Default: 1. */
+  /** The number of replicas in the region, 1 if absent. A version that is published already must have this number. */
   replicas?: number;
 }
 

@@ -149,21 +149,15 @@ pub struct ConnectionCheck {
 pub struct PublishRequest {
     /// The connection.
     pub connection: String,
-    /// The number of replicas in the region. Default: 1.
-    #[serde(default = "PublishRequest::default_replicas")]
-    pub replicas: u32,
+    /// The number of replicas in the region, 1 if absent. A version that is published already must have this number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<u32>,
     /// Publish a version in which no provisioning agent was found.
     #[serde(default)]
     pub no_agent_check: bool,
     /// The image also boots from NVMe disks, which machine sizes of v6 need.
     #[serde(default)]
     pub nvme: bool,
-}
-
-impl PublishRequest {
-    fn default_replicas() -> u32 {
-        1
-    }
 }
 
 /// The request to remove a published version.

@@ -214,9 +214,9 @@ pub enum ImageCommand {
         /// The connection
         #[arg(long, add = complete::connections())]
         connection: String,
-        /// The number of replicas in the region; each permits 20 machines to be made at the same time
-        #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
-        replicas: u32,
+        /// The number of replicas in the region; each permits 20 machines to be made at the same time [default: 1]
+        #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100))]
+        replicas: Option<u32>,
         /// Publish it even if no program is found in it that reports to Azure: neither cloud-init nor waagent
         #[arg(long)]
         no_agent_check: bool,

@@ -232,6 +232,11 @@ fn a_version_is_published_though_the_daemon_is_killed() {
     // It is published already; another version of that number is refused; a connection in use stays.
     let again = daemon.cli(&["image", "publish", "debian@1", "--connection", "prod"]).ok();
     assert!(again.contains("is published to prod already"), "{again}");
+    let with = |replicas: &str| {
+        daemon.cli(&["image", "publish", "debian@1", "--connection", "prod", "--replicas", replicas])
+    };
+    assert!(with("1").ok().contains("already"));
+    with("2").fails(4, &["with 2 replica(s)", "it has 1 there", "leave out --replicas", "unpublish"]);
     daemon.cli(&["connection", "remove", "prod"]).fails(4, &["debian@1", "image unpublish"]);
     daemon.cli(&["image", "remove", "debian"]).ok();
     import(&daemon, "debian", &files[..2]);

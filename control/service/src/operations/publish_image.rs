@@ -74,7 +74,7 @@ impl Explain for Error {
         (status = 200, description = "Progress, then the published version", body = TaskEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "The version cannot boot there, or the number of replicas is not possible", body = Problem),
         (status = 404, description = "No such image, version or connection", body = Problem),
-        (status = 409, description = "Retired, not generalised, or another content is published under its number", body = Problem),
+        (status = 409, description = "Retired, not generalised, or published already with another content or number of replicas", body = Problem),
         (status = 503, description = "The cloud refuses the identity, or does not answer", body = Problem),
     ),
 )]

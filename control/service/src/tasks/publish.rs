@@ -47,6 +47,8 @@ enum Error {
     KeepsIdentity(String),
     #[error("cannot publish {0}: {1} replicas are not possible")]
     Replicas(String, u32),
+    #[error("cannot publish {version} to '{connection}' with {wanted} replica(s): it has {there} there")]
+    OtherReplicas { version: String, connection: String, wanted: u32, there: u32 },
     #[error("cannot publish {0}: the numbers of versions in the cloud are smaller")]
     Number(String),
     #[error("cannot publish {version} to '{connection}': task {task} publishes or removes it")]
@@ -65,9 +67,11 @@ impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
             Self::Replicas(..) | Self::NoAgent(_) | Self::Number(_) => ProblemKind::Invalid,
-            Self::Retired(_) | Self::KeepsIdentity(_) | Self::Busy { .. } | Self::Other { .. } => {
-                ProblemKind::Conflict
-            }
+            Self::Retired(_)
+            | Self::KeepsIdentity(_)
+            | Self::OtherReplicas { .. }
+            | Self::Busy { .. }
+            | Self::Other { .. } => ProblemKind::Conflict,
             Self::Unknown(source) => source.kind(),
             Self::Db(source) => source.kind(),
         }
@@ -82,6 +86,10 @@ impl Explain for Error {
                 Some("seal a version without --keep-identity, and publish that".to_owned())
             }
             Self::Replicas(..) => Some(format!("1 to {MAX_REPLICAS}")),
+            Self::OtherReplicas { version, connection, .. } => Some(format!(
+                "leave out --replicas; or change the number: 'headwater image unpublish {version} --connection {connection}', \
+                 and publish it again"
+            )),
             Self::Busy { task, .. } => Some(format!("'headwater task wait {task}', or cancel it")),
             Self::Other { version, connection, .. } => Some(format!(
                 "'headwater image unpublish {version} --connection {connection}' removes it; or publish a newer version"
@@ -113,8 +121,8 @@ pub(crate) async fn begin(
     request: PublishRequest,
 ) -> Result<Response, Failure> {
     let reference = ImageRef::parse(name).map_err(Failure)?;
-    if !(1..=MAX_REPLICAS).contains(&request.replicas) {
-        return Err(Error::Replicas(name.to_owned(), request.replicas).into());
+    if let Some(replicas) = request.replicas.filter(|replicas| !(1..=MAX_REPLICAS).contains(replicas)) {
+        return Err(Error::Replicas(name.to_owned(), replicas).into());
     }
     service.connection(&request.connection).await?;
     service.cloud().map_err(Failure)?;
@@ -139,11 +147,8 @@ pub(crate) async fn begin(
             return Err(Error::Unknown(NoConnection::Unknown(request.connection)));
         }
         not_busy(&mut *repo, &place, &request.connection).await?;
-        if let Some(there) = row(&mut *repo, &version, &request.connection).await?
-            && there.hash != version.hash
-        {
-            let short = there.hash.chars().take(12).collect();
-            return Err(Error::Other { version: place, connection: request.connection, hash: short });
+        if let Some(there) = row(&mut *repo, &version, &request.connection).await? {
+            fits(&there, &version, &request)?;
         }
         let plan = Plan { request, version };
         let id = repo.tasks().add(&handle.new_task(&what, super::text_of(&plan))).await?;
@@ -155,6 +160,21 @@ pub(crate) async fn begin(
     });
     let (id, live) = begun.await?;
     Ok(answer(Some(id), live, asking).await)
+}
+
+/// Fails if the row of a version shows another content, or a complete publication with another number of replicas.
+fn fits(there: &PublishedImage, version: &ImageVersion, request: &PublishRequest) -> Result<(), Error> {
+    let (place, connection) = (place_of(version), request.connection.clone());
+    if there.hash != version.hash {
+        let hash = there.hash.chars().take(12).collect();
+        return Err(Error::Other { version: place, connection, hash });
+    }
+    match request.replicas {
+        Some(wanted) if there.state == PublishState::Published && wanted != there.replicas => {
+            Err(Error::OtherReplicas { version: place, connection, wanted, there: there.replicas })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// `IMAGE@NUMBER`.
@@ -274,7 +294,7 @@ async fn run(service: &Service, caller: &Caller, plan: &Plan, control: &Arc<Task
         connection: request.connection.clone(),
         state: PublishState::Publishing,
         generation: facts.generation,
-        replicas: request.replicas,
+        replicas: request.replicas.unwrap_or(1),
         resource: String::new(),
         created_by: caller.principal.clone(),
         created_at_ms: there.as_ref().map_or_else(|| service.now_ms(), |row| row.created_at_ms),
