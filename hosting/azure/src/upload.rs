@@ -3,10 +3,11 @@
 //! ```text
 //!   for each window of 4 MiB, several at a time:
 //!     wanted = the bytes of the disk, or zeroes where it has no data
-//!     wanted = the bytes of the disk, or zeroes in its holes
 //!     there  = the pages that the blob has, read back, or zeroes in its holes
 //!     write the pages that differ; clear those that must become zero
 //!   then write the footer, and check the list of pages
+//! ```
+//!
 //! So the same call continues an interrupted upload, and an upload over other contents gives the same blob. Nothing
 //! is read back from a new blob.
 
