@@ -244,7 +244,7 @@ mod tests {
         let path = dir.path().join("headwater.db");
         let db = SqliteDatabase::open(&path).await.unwrap();
         let mut repo = db.write().await.unwrap();
-        for _ in 0..100 {
+        for _ in 0..400 {
             repo.events().append(event(&"x".repeat(1000))).await.unwrap();
         }
         repo.save().await.unwrap();

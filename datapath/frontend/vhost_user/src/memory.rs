@@ -544,7 +544,7 @@ pub(crate) mod tests {
         let bytes = (pages[0] + pages[1] + 1) << 21;
         file.set_len(bytes).unwrap();
         let refused = GuestMemory::default().with(spec(0, bytes, 0), &file).err().unwrap().to_string();
-        assert!(refused.contains("cannot map memory region"), "{refused}");
+        assert!(refused.contains("cannot map the memory region"), "{refused}");
     }
 
     #[test]

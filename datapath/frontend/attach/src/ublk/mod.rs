@@ -405,7 +405,7 @@ mod tests {
         for errno in [Errno::NODEV, Errno::OPNOTSUPP] {
             assert!(knows_commands(Err(errno.into())).unwrap_err().contains("6.4"), "{errno}");
         }
-        assert!(knows_commands(Err(Errno::PERM.into())).unwrap_err().contains("cannot be used"));
+        assert!(knows_commands(Err(Errno::PERM.into())).unwrap_err().contains("cannot use ublk"));
     }
 
     #[test]
