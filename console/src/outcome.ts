@@ -51,6 +51,16 @@ function ofResult(result: Result): string {
       return `${counted(result.versions, "version")} pulled, ${result.present} were here`;
     case "compared":
       return `${bytes(result.changed_bytes)} changed`;
+    case "published": {
+      const { image, version, connection } = result.published;
+      return result.created
+        ? `published ${image}@${version} with ${connection}: ${bytes(result.sent_bytes)} sent`
+        : `${image}@${version} was published with ${connection} before`;
+    }
+    case "unpublished":
+      return `removed ${result.image}@${result.version} from the gallery of ${result.connection}`;
+    case "swept":
+      return `${counted(result.orphans.length, "unneeded resource")} found with ${result.connection}`;
   }
 }
 
@@ -65,6 +75,7 @@ export function remarks(task: Task): string[] {
       ...(result.edited_by ? [`machine ${result.edited_by} edits this image over an older version`] : []),
     ];
   }
+  if (result?.kind === "published") return result.remarks ?? [];
   if (result?.kind === "rolled") {
     return [
       ...result.failed.map(({ machine, why }) => `${machine} is not healthy: ${why}`),
