@@ -96,7 +96,7 @@ impl Device for Sink {
     }
 }
 
-/// A null device, which shows the cost of sending requests alone.
+/// A null device: for tests, and in place of a device that was closed.
 pub fn sink(size_bytes: u64) -> Arc<dyn Device> {
     Arc::new(Sink(size_bytes))
 }
