@@ -62,6 +62,9 @@ const MARK: &str = "HEADWATER_TEST_PROGRAM";
 /// How many of the last lines are repeated if a program gave no result.
 const LAST_LINES: usize = 10;
 
+/// How many lines about the failed tests of a program are repeated at the end.
+const FAILURE_LINES: usize = 40;
+
 /// How the programs ended.
 #[derive(Debug, Default)]
 pub struct Ends {
@@ -69,6 +72,8 @@ pub struct Ends {
     pub all_good: bool,
     /// Programs that gave no result, or did not end.
     pub killed: Vec<Killed>,
+    /// What failed tests printed. It is repeated at the end, because it may be thousands of lines above.
+    pub failures: Vec<String>,
 }
 
 /// A program that gave no result, or did not end.
@@ -168,7 +173,7 @@ fn run_within<T>(
     feed: impl FnOnce(&Queue) -> T,
 ) -> (T, Ends) {
     let queue = Queue { takes_all: !filter.is_empty(), ..Queue::default() };
-    let over = Mutex::new((Ends { all_good: true, killed: Vec::new() }, output));
+    let over = Mutex::new((Ends { all_good: true, ..Ends::default() }, output));
     // One more than there are processors, because mostly one of them waits for a disk, a guest or the clock.
     let workers = std::thread::available_parallelism().map_or(1, usize::from) + 1;
     let fed = std::thread::scope(|scope| {
@@ -185,6 +190,8 @@ fn run_within<T>(
                 if end == End::Late || !text.lines().any(|line| line.starts_with("test result:")) {
                     let last_lines = last_lines(&text);
                     over.0.killed.push(Killed { name: program.name, last_lines });
+                } else if end == End::Failed {
+                    over.0.failures.push(failures(&program.name, &text));
                 }
                 (over.1)(&text);
             }
@@ -313,6 +320,13 @@ fn last_lines(text: &str) -> String {
     lines.get(lines.len().saturating_sub(LAST_LINES)..).unwrap_or_default().join("\n")
 }
 
+/// What the failed tests of a program printed. `libtest` puts it after the line `failures:`.
+fn failures(name: &str, text: &str) -> String {
+    let lines = text.lines().skip_while(|line| *line != "failures:").filter(|line| !line.is_empty());
+    let lines: Vec<&str> = lines.skip(1).take(FAILURE_LINES).collect();
+    format!("{name}:\n{}", lines.join("\n"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -334,6 +348,10 @@ mod tests {
         let ((), ends) = beside(&script, |text| seen.push_str(text), feed);
         assert!(ends.all_good && ends.killed.is_empty());
         assert_eq!(seen, "out\nerr\ntest result: ok. 1 passed\n".repeat(3));
+        let failed = "test a::b ... FAILED\n\nfailures:\n\n---- a::b stdout ----\nwrong\n\ntest result: FAILED. 0 passed";
+        let ends = run(LIMIT, &format!("echo '{failed}'; exit 1"));
+        assert!(!ends.all_good && ends.killed.is_empty());
+        assert_eq!(ends.failures, ["a:\n---- a::b stdout ----\nwrong\ntest result: FAILED. 0 passed"]);
         let ends = run(LIMIT, "kill -9 $$");
         assert!(!ends.all_good);
         assert_eq!(ends.killed, [Killed { name: "a".into(), last_lines: String::new() }]);

@@ -111,6 +111,9 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<bool, String> {
         }
         Ok(output.status.success())
     })?;
+    for failure in &ends.failures {
+        println!("== failed in {failure}");
+    }
     if !checks.failed.is_empty() {
         println!("failed: {}", checks.failed.join(", "));
     }
