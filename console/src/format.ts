@@ -1,5 +1,7 @@
 // Figures and times as people read them.
 
+import type { Change, Event } from "./types";
+
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 export function bytes(count: number): string {
@@ -69,3 +71,28 @@ export const commandLine = (...words: (string | false | null | undefined)[]) => 
 /** An option of a command line, if its value is not the default. */
 export const option = (name: string, value: string | number, standard: string | number = "") =>
   String(value).trim() !== String(standard) && `--${name} ${quoted(String(value).trim())}`;
+
+const isSize = (name: string) => name.endsWith("_bytes");
+
+/** A value of a setting. */
+function valueText(value: unknown, isSize: boolean): string {
+  if (value === null || value === undefined || (Array.isArray(value) && value.length === 0)) return "none";
+  if (isSize && typeof value === "number") return bytes(value);
+  if (Array.isArray(value)) return value.map((item) => valueText(item, false)).join(" ");
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+/** What a change of settings changed: `ram 64 MiB -> 256 MiB, cpus 1 -> 2`. */
+const changeText = ({ before, after }: Change) =>
+  Object.keys(before)
+    .map((name) => {
+      const values = [before[name], after[name]].map((value) => valueText(value, isSize(name)));
+      return `${name.replace(/_bytes$/, "").replaceAll("_", " ")} ${values.join(" -> ")}`;
+    })
+    .join(", ");
+
+/** What happened, as `headwater events` says it. If the sentence does not say what a setting was before, the change does. */
+export function eventText({ action, detail, change }: Event): string {
+  const lacksBefore = action === "set" ? !detail.includes(" -> ") : detail === "" && action !== "revoked";
+  return change && lacksBefore ? changeText(change) : detail;
+}

@@ -7,6 +7,7 @@ export type {
   CacheContents,
   CacheMode,
   CatalogAdvice,
+  Change,
   Channel,
   ChannelPointer as Pointer,
   ContentsKind,

@@ -191,6 +191,7 @@ const TASKS = [
 ];
 
 /** @type {[string, string, string, string][]} */
+/** @type {[string, string, string, string, import("../src/generated").Change?][]} */
 const HAPPENED = [
   ["console of uid 1000 (anna)", "catalog class", "roll", "to debian@4, 1 canary, then 10%"],
   ["daemon", "machine class-04", "alarm", "its write cache has no space left on the disk"],
@@ -200,11 +201,12 @@ const HAPPENED = [
   ["uid 1000 (anna)", "image debian", "promoted", "production to debian@3"],
   ["uid 1000 (anna)", "machine desk-1", "start", ""],
   ["uid 1000 (anna)", "token nightly", "created", "operator"],
+  ["uid 1000 (anna)", "machine desk-1", "set", "", { before: { cpus: 1, ram_bytes: 64 * MiB, pin: null }, after: { cpus: 2, ram_bytes: 256 * MiB, pin: "debian@3" } }],
 ];
 /** @type {import("../src/generated").Event[]} */
 const EVENTS = Array.from({ length: 40 }, (_, at) => {
-  const [caller, subject, action, detail] = HAPPENED[at % HAPPENED.length] ?? ["", "", "", ""];
-  return { id: 900 - at, at_ms: ago(4 + at * 9), caller, subject, action, detail };
+  const [caller, subject, action, detail, change] = HAPPENED[at % HAPPENED.length] ?? ["", "", "", ""];
+  return { id: 900 - at, at_ms: ago(4 + at * 9), caller, subject, action, detail, ...(change && { change }) };
 });
 
 /** @type {import("../src/generated").TokenInfo[]} */

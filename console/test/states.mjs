@@ -80,7 +80,7 @@ const STATES = [
   { name: "tasks", at: "#/tasks", ready: "[data-task]" },
   { name: "tasks-empty", at: "#/tasks", answers: empty },
   { name: "tasks-failed", at: "#/tasks", answers: empty, fail: { tasks: FAILED }, ready: ".failure, .note.bad" },
-  { name: "history", at: "#/history", ready: "tbody tr" },
+  { name: "history", at: "#/history", ready: "text=cpus 1 -> 2, ram 64 MiB -> 256 MiB, pin none -> debian@3" },
   { name: "history-empty", at: "#/history?q=machine%20nobody", ready: ".empty" },
   { name: "server", at: "#/server", ready: "[data-token]" },
   { name: "server-empty", at: "#/server", answers: empty, ready: ".empty" },
