@@ -22,6 +22,7 @@
 
 pub mod access;
 pub mod advice;
+pub mod audit;
 pub mod catalog;
 mod claim;
 pub mod connection;

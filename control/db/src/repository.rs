@@ -450,6 +450,10 @@ pub trait EventRepository: Send {
         self.page(&Filter::default(), subject, EventWindow::After(after), limit).await
     }
 
+    /// The oldest `limit` events of the audit ([`headwater_api::audit`]) newer than the event with the number `after`, oldest
+    /// first, each with its hash.
+    async fn audit(&mut self, after: i64, limit: u32) -> Result<Vec<(Event, String)>, DbError>;
+
     /// At most `limit` events that match a filter, of one subject or of all.
     async fn page(
         &mut self,

@@ -155,6 +155,9 @@ pub enum Command {
     Stats(StatsArgs),
     /// Show who changed what, and when
     Events(EventsArgs),
+    /// Write the history to a file as a hash chain, and check such a file: changed and removed events are found
+    #[command(subcommand)]
+    Audit(AuditCommand),
     /// Serve one volume over NBD, vhost-user, iSCSI or as a file in the foreground, or one for each of many machines, without
     /// a daemon
     Export(ExportArgs),
@@ -262,6 +265,23 @@ pub struct EventsArgs {
     /// The most events to print, the newest ones; the daemon keeps at least the newest 100,000
     #[arg(long, value_name = "COUNT", default_value_t = 100)]
     pub limit: u32,
+}
+
+/// `headwater audit ...`.
+#[derive(Debug, Subcommand)]
+pub enum AuditCommand {
+    /// Add the events that are new since the last export to a file, and check that the history continues the file
+    Export {
+        /// The file; created if it does not exist
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+    },
+    /// Check that a file of 'audit export' was not changed, without a daemon
+    Check {
+        /// The file
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+    },
 }
 
 /// Removes `[default: ..]` from an option's help, for a command that changes nothing if an option is not given. The

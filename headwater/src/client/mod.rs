@@ -508,6 +508,13 @@ impl Client {
         self.get(&format!("/api/v1/events?limit={MAX_EVENTS}&wait_s=30&after={after}{subject}")).await
     }
 
+    /// The lines of the audit after the event with this id, oldest first. Empty: there are no more.
+    pub async fn audit_after(&self, after: i64) -> anyhow::Result<String> {
+        let response = self.send(Method::GET, &format!("/api/v1/audit?after={after}"), None).await?;
+        let body = response.into_body().collect().await.context("the daemon's answer ended early")?;
+        String::from_utf8(body.to_bytes().into()).context("the daemon's answer is no text")
+    }
+
     async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         json(self.send(Method::GET, path, None).await?).await
     }

@@ -3,6 +3,7 @@
 
 mod advice;
 mod attach;
+mod audit;
 mod backup;
 mod boot;
 mod boot_media;
@@ -121,6 +122,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Status => on_one_core(status::run(client()?, json)),
         Command::Top(args) => on_one_core(top::run(client()?, args, json)),
         Command::Stats(args) => on_one_core(stats::run(client()?, args, json)),
+        Command::Audit(command) => on_one_core(audit::run(client, command, json)),
         Command::Events(args) => on_one_core(events::run(client()?, args, json)),
         Command::Store(command) => {
             own_only();

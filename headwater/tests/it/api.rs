@@ -316,3 +316,41 @@ fn named_tokens_may_do_what_their_roles_say_until_they_end() {
         }
     }
 }
+
+#[test]
+fn the_history_is_exported_as_a_chain() {
+    let (one, other) = (Daemon::start(), Daemon::start());
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("audit.jsonl");
+    let path = file.to_str().unwrap();
+    one.with_tiny_machine("lab");
+    let first: Value = parse(&one.cli(&["audit", "export", path, "--json"]).ok());
+    assert_eq!((&first["added"], &first["is_whole"]), (&first["events"], &true.into()), "{first}");
+    one.cli(&["machine", "set", "lab", "--ram", "32M"]).ok();
+    // An export was killed in the middle of a line.
+    let whole = std::fs::read(&file).unwrap();
+    std::fs::write(&file, [&whole[..], br#"{"chain":"00"#].concat()).unwrap();
+    one.cli(&["audit", "check", path]).fails(6, &["not complete", "audit export"]);
+    let second: Value = parse(&one.cli(&["audit", "export", path, "--json"]).ok());
+    assert_eq!((&second["added"], &second["first_id"]), (&1.into(), &first["first_id"]), "{second}");
+    let text = one.cli(&["audit", "check", path]).ok();
+    assert!(text.contains("unchanged") && text.contains(second["hash"].as_str().unwrap()), "{text}");
+    // By another program: the one in docs/operations.md.
+    let page = include_str!("../../../docs/operations.md");
+    let (_, script) = page.split_once("```python\n").unwrap();
+    let (script, _) = script.split_once("```").unwrap();
+    let python = |file: &str| run(std::process::Command::new("python3").args(["-c", script, file]));
+    python(path).ok();
+
+    // Another history does not continue this one. The file stays as it was.
+    let good = std::fs::read_to_string(&file).unwrap();
+    other.with_tiny_machine("lab");
+    other.cli(&["audit", "export", path]).fails(6, &["the history has no event", "keep this file"]);
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), good);
+
+    std::fs::write(&file, good.replacen("created", "removed", 1)).unwrap();
+    one.cli(&["audit", "check", path]).fails(6, &["no unchanged audit", "does not follow"]);
+    one.cli(&["audit", "export", path]).fails(6, &["no unchanged audit"]);
+    python(path).fails(1, &["does not follow the line before it"]);
+    one.cli(&["audit", "check", "/nowhere"]).fails(1, &["cannot read /nowhere"]);
+}

@@ -325,10 +325,14 @@ CREATE TABLE events (
     action  TEXT    NOT NULL,
     detail  TEXT    NOT NULL,
     -- What it changed, as JSON: {"before": {..}, "after": {..}}.
-    change  TEXT
+    change  TEXT,
+    -- The hash of an event of the audit, of which the next one depends. NULL: the event is not in the audit.
+    chain   TEXT
 );
 
 CREATE INDEX events_by_subject ON events (subject, id);
+
+CREATE INDEX events_of_the_audit ON events (id) WHERE chain IS NOT NULL;
 
 -- Who may change this database. `fence` grows with each grant and never falls: each unit of work of a holder begins by comparing it. Times
 -- are those of the server alone.

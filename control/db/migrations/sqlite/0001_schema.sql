@@ -323,7 +323,11 @@ CREATE TABLE events (
     action  TEXT    NOT NULL,
     detail  TEXT    NOT NULL,
     -- What it changed, as JSON: {"before": {..}, "after": {..}}.
-    change  TEXT
+    change  TEXT,
+    -- The hash of an event of the audit, of which the next one depends. NULL: the event is not in the audit.
+    chain   TEXT
 ) STRICT;
 
 CREATE INDEX events_by_subject ON events (subject, id);
+
+CREATE INDEX events_of_the_audit ON events (id) WHERE chain IS NOT NULL;

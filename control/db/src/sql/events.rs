@@ -1,7 +1,7 @@
 //! The statements that add to the history and read it.
 
 use async_trait::async_trait;
-use headwater_api::{Change, Event, Filter};
+use headwater_api::{Change, Event, Filter, audit};
 
 use crate::error::DbError;
 use crate::record::NewEvent;
@@ -18,6 +18,9 @@ const PRUNE: &str = "DELETE FROM events WHERE id <= $1 AND (
         (caller = 'daemon' AND subject LIKE 'machine %') OR id <= (
             SELECT id FROM events WHERE NOT (caller = 'daemon' AND subject LIKE 'machine %')
             ORDER BY id DESC LIMIT 1 OFFSET $2))";
+
+/// The columns of an event.
+const COLUMNS: &str = "id, at_ms, caller, subject, action, detail, change";
 
 pub(super) struct Events<'a>(pub(super) &'a mut Unit);
 
@@ -36,23 +39,48 @@ fn event(row: &Row) -> Result<Event, DbError> {
     })
 }
 
+impl Events<'_> {
+    /// Adds an event to the audit. There is one writer at a time, so the last event of the audit is the one before it.
+    async fn chain(&mut self, event: &Event) -> Result<(), DbError> {
+        let last = "SELECT chain FROM events WHERE chain IS NOT NULL ORDER BY id DESC LIMIT 1";
+        let last = self.0.row(Statement::new(last)).await?;
+        let last: Option<String> = last.map(|row| row.get("chain")).transpose()?;
+        let hash = audit::hash(last.as_deref().unwrap_or(audit::BEGINNING), &audit::text_of(event));
+        let set = Statement::new("UPDATE events SET chain = $1 WHERE id = $2").bind(hash).bind(event.id);
+        self.0.run(set).await.map(drop)
+    }
+}
+
 #[async_trait]
 impl EventRepository for Events<'_> {
     async fn append(&mut self, event: NewEvent) -> Result<(), DbError> {
+        let NewEvent { at_ms, caller, subject, action, detail, change } = event;
         let insert = Insert::into("events")
-            .set("at_ms", event.at_ms)
-            .set("caller", event.caller)
-            .set("subject", event.subject)
-            .set("action", &*event.action)
-            .set("detail", event.detail)
-            .set("change", &event.change.as_ref().map(Change::to_text));
+            .set("at_ms", at_ms)
+            .set("caller", &caller)
+            .set("subject", &subject)
+            .set("action", &*action)
+            .set("detail", &detail)
+            .set("change", &change.as_ref().map(Change::to_text));
         // Numbers ascend and are never reused.
         let id = self.0.number(insert.statement("RETURNING id"), "id").await?;
+        if audit::has(&caller, &subject) {
+            let action = action.into_owned();
+            self.chain(&Event { id, at_ms, caller, subject, action, detail, change }).await?;
+        }
         if id % PRUNE_INTERVAL == 0 {
             let prune = Statement::new(PRUNE).bind(id.saturating_sub(KEPT_EVENTS)).bind(KEPT_ACTIONS);
             self.0.run(prune).await?;
         }
         Ok(())
+    }
+
+    async fn audit(&mut self, after: i64, limit: u32) -> Result<Vec<(Event, String)>, DbError> {
+        let lines = format!(
+            "SELECT {COLUMNS}, chain FROM events WHERE chain IS NOT NULL AND id > $1 ORDER BY id LIMIT $2"
+        );
+        let lines = Statement::new(lines).bind(after).bind(limit);
+        self.0.all(lines, |row| Ok((event(row)?, row.get("chain")?))).await
     }
 
     async fn page(
@@ -74,7 +102,7 @@ impl EventRepository for Events<'_> {
         let mut condition = condition.and(window, vec![id.into()]);
         let limit = condition.value(limit);
         let page = format!(
-            "SELECT id, at_ms, caller, subject, action, detail, change FROM events WHERE {} ORDER BY id {order} LIMIT {limit}",
+            "SELECT {COLUMNS} FROM events WHERE {} ORDER BY id {order} LIMIT {limit}",
             condition.text
         );
         self.0.all(Statement::new(page).bind_all(condition.values), event).await

@@ -33,6 +33,7 @@ macro_rules! suite {
 suite!(
     machines_are_stored_whole,
     an_event_keeps_what_it_changed,
+    the_audit_is_a_chain,
     lists_are_ordered_as_people_count,
     a_name_is_given_once,
     state_is_updated,

@@ -222,6 +222,44 @@ async fn old_events_are_forgotten() {
 }
 
 #[tokio::test]
+async fn a_change_of_the_history_breaks_the_chain() {
+    use headwater_api::audit::{self, AuditCheck};
+    use sqlx::ConnectOptions as _;
+
+    let (dir, db) = fresh().await;
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(dir.path().join("headwater.db"));
+    let mut beside = options.connect().await.unwrap();
+    let check = async || {
+        let events = db.read().await.unwrap().events().audit(0, 99).await.unwrap();
+        let lines = events.iter().map(|(event, hash)| audit::line(hash, &audit::text_of(event)));
+        let mut check = AuditCheck::default();
+        lines.into_iter().try_for_each(|line| check.add(&line)).map(|()| check.is_whole)
+    };
+    let columns = "at_ms caller subject action detail change chain".split(' ');
+    let changes = columns.map(|column| {
+        let value = match column {
+            "at_ms" => "at_ms + 1".to_owned(),
+            "change" => r#"'{"before":{},"after":{}}'"#.to_owned(),
+            "chain" => "NULL".to_owned(),
+            column => format!("{column} || 'x'"),
+        };
+        format!("UPDATE events SET {column} = {value} WHERE id = (SELECT MIN(id) + 1 FROM events)")
+    });
+    for change in changes.chain(["DELETE FROM events WHERE id = (SELECT MIN(id) + 1 FROM events)".to_owned()])
+    {
+        let mut repo = db.write().await.unwrap();
+        for _ in 0..3 {
+            repo.events().append(suite::event("image a", "x")).await.unwrap();
+        }
+        repo.save().await.unwrap();
+        assert!(check().await.is_ok());
+        sqlx::query(sqlx::AssertSqlSafe(change.clone())).execute(&mut beside).await.unwrap();
+        assert!(check().await.is_err(), "{change}");
+        sqlx::query("DELETE FROM events").execute(&mut beside).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_file_that_is_no_database_is_an_error_that_names_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("headwater.db");

@@ -25,6 +25,7 @@ mod get_stats;
 pub(crate) mod get_status;
 pub(crate) mod hosts;
 mod import_image;
+mod list_audit;
 mod list_catalogs;
 mod list_claims;
 mod list_events;
@@ -150,6 +151,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(get_stats::get_stats))
         .routes(routes!(get_stats::get_metrics))
         .routes(routes!(list_events::list_events))
+        .routes(routes!(list_audit::list_audit))
         .routes(routes!(list_images::list_images, import_image::import_image))
         .routes(routes!(pull_images::pull_images))
         .routes(routes!(show_image::show_image, remove_image::remove_image))
