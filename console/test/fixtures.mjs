@@ -261,7 +261,7 @@ export const contents = {
   ],
   partitions: [
     { number: 1, file_system: "ext4", held: held(118, 40, 2989), free_bytes: 1229 * MiB, remarks: [] },
-    { number: 3, file_system: "LVM with the volumes vg0/home", held: held(0, 0, 1), free_bytes: 0, remarks: ["it was not read to its end: a directory has no end"] },
+    { number: 3, file_system: "LVM with the volumes vg0/home", held: held(0, 0, 1), free_bytes: 0, remarks: ["it was not read to its end: the cluster chain of a directory is a loop, or too long"] },
   ],
   directories: [
     item("/", held(80, 28, 1181)),

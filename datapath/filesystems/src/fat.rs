@@ -86,10 +86,10 @@ impl Fat {
             _ if word(22) == 0 => Width::ThirtyTwo,
             ..FAT12_CLUSTERS => Width::Twelve,
             FAT12_CLUSTERS..FAT16_CLUSTERS => Width::Sixteen,
-            _ => return Err(fault(format!("{clusters} clusters are too many for its kind of table"))),
+            _ => return Err(fault(format!("{clusters} clusters are too many for FAT12 or FAT16"))),
         };
         if width != Width::ThirtyTwo && root_sectors == 0 {
-            return Err(fault("it has no room for a root directory"));
+            return Err(fault("its boot sector is invalid: the root directory has no entries"));
         }
         let bits = match width {
             Width::Twelve => 12,
@@ -97,7 +97,7 @@ impl Fat {
             Width::ThirtyTwo => 32,
         };
         if (clusters + 2) * bits / 8 > fat_sectors * sector_bytes {
-            return Err(fault("its table is too short for its clusters"));
+            return Err(fault("its file allocation table (FAT) is too short for its clusters"));
         }
         Ok(Self {
             bytes,
@@ -140,7 +140,7 @@ impl Fat {
             Ok(cluster)
         } else {
             Err(fault(format!(
-                "a chain leads to cluster {cluster}, and there are those from 2 to {}",
+                "a cluster chain leads to cluster {cluster}, but clusters are 2 to {}",
                 self.end - 1
             )))
         }
@@ -162,7 +162,7 @@ impl Fat {
         let mut at = Some(self.checked(place)?);
         while let Some(cluster) = at {
             if !seen.insert(cluster) || u64_of(out.len()) >= DIRECTORY_BYTES_MAX {
-                return Err(fault("a directory has no end"));
+                return Err(fault("the cluster chain of a directory is a loop, or too long"));
             }
             let start = out.len();
             out.resize(start + usize_of(self.cluster_bytes), 0);
@@ -289,7 +289,8 @@ impl Fat {
     ) -> Result<(), Fault> {
         let mut at = Some(self.checked(first)?);
         while let Some(cluster) = at {
-            *left = left.checked_sub(1).ok_or_else(|| fault("its chains have more clusters than it has"))?;
+            let too_long = || fault("its cluster chains are longer than the file system");
+            *left = left.checked_sub(1).ok_or_else(too_long)?;
             let start = self.data_at + (cluster - 2) * self.cluster_bytes;
             let bytes = start..start + self.cluster_bytes;
             found(Scanned::Run { bytes, owner: Owner::File(first) })?;
@@ -310,7 +311,7 @@ impl FileSystem for Fat {
 
     fn list(&mut self, directory: &Node, visits: &mut Visits) -> Result<Entries, Fault> {
         if directory.id == FIXED_ROOT && directory.path != b"/" {
-            return Err(fault("a directory has no cluster"));
+            return Err(fault("a directory has no first cluster"));
         }
         let bytes = self.directory(directory.id)?;
         let mut out = Entries::new();
@@ -348,7 +349,8 @@ impl FileSystem for Fat {
         while done < len {
             // No file has more clusters than it needs for its size, so this ends whatever the chain does.
             while number < index {
-                cluster = self.next(cluster)?.ok_or_else(|| fault("a file is shorter than it says"))?;
+                let short = || fault("the cluster chain of a file is shorter than the file");
+                cluster = self.next(cluster)?.ok_or_else(short)?;
                 number += 1;
             }
             self.walked = (file.id, number, cluster);

@@ -54,11 +54,11 @@ fn metadata(bytes: &mut Bytes, label: &[u8]) -> Result<Section, Fault> {
     let mut head = [0; 512];
     bytes.read(area, &mut head)?;
     if area == 0 || !has(&head, 4, b" LVM2 x[5A%r0N*>") {
-        return Err(fault("it has no area of metadata"));
+        return Err(fault("it has no LVM metadata area"));
     }
     let (area_bytes, at, len) = (u64_at(&head, 32), u64_at(&head, 40), u64_at(&head, 48));
     if len > TEXT_BYTES_MAX || at >= area_bytes || at < 512 {
-        return Err(fault("its metadata make no sense"));
+        return Err(fault("the header of its LVM metadata area is invalid"));
     }
     // After its header, the area is a ring.
     let first = len.min(area_bytes - at);
@@ -163,7 +163,7 @@ struct Physical {
 impl Group {
     fn of(text: &Section) -> Result<Self, Fault> {
         let mut sections = text.sections();
-        let (name, group) = sections.next().ok_or_else(|| fault("its metadata have no group"))?;
+        let (name, group) = sections.next().ok_or_else(|| fault("its metadata have no volume group"))?;
         let extent_bytes = group.number("extent_size").saturating_mul(SECTOR_BYTES);
         let mut physical = BTreeMap::new();
         if let Some(all) = group.section("physical_volumes") {
@@ -202,21 +202,24 @@ fn pieces(
         let (kind, stripes) = (segment.text("type"), segment.number("stripe_count"));
         if kind != "striped" || stripes != 1 {
             let kind =
-                if kind == "striped" { format!("striped over {stripes} places") } else { kind.to_owned() };
-            return Err(fault(format!("it is no linear volume: {kind}")));
+                if kind == "striped" { format!("striped ({stripes} stripes)") } else { kind.to_owned() };
+            return Err(fault(format!("its type is {kind}, and only linear volumes can be read")));
         }
         let count = segment.number("extent_count");
         if segment.number("start_extent") != next || count == 0 {
-            return Err(fault("its segments do not follow one another"));
+            return Err(fault("its segments have gaps or overlap"));
         }
         next = next.saturating_add(count);
         let (name, first) = match segment.list("stripes") {
             Some([Value::Text(name), Value::Number(first)]) => (name, *first),
-            _ => return Err(fault("one of its segments has no place")),
+            _ => return Err(fault("one of its segments names no physical volume")),
         };
-        let of = physical.get(name).ok_or_else(|| fault("one of its segments is on no physical volume"))?;
-        let bytes = |extents: u64| extents.checked_mul(extent_bytes).ok_or_else(|| fault("it is too long"));
-        let start = bytes(first)?.checked_add(of.first_byte).ok_or_else(|| fault("it is too long"))?;
+        let of =
+            physical.get(name).ok_or_else(|| fault("one of its segments has an unknown physical volume"))?;
+        let bytes =
+            |extents: u64| extents.checked_mul(extent_bytes).ok_or_else(|| fault("its size exceeds 64 bits"));
+        let start =
+            bytes(first)?.checked_add(of.first_byte).ok_or_else(|| fault("its size exceeds 64 bits"))?;
         pieces.push(Piece { physical: of.id.clone(), start, len: bytes(count)? });
     }
     Ok(pieces)

@@ -32,7 +32,7 @@ impl Names {
     /// Adds a name of a file in a directory.
     pub fn add(&mut self, id: u64, parent: u64, name: &[u8]) -> Result<(), Fault> {
         let (at, len) = (u32::try_from(self.text.len()), u16::try_from(name.len()));
-        let (Ok(at), Ok(len)) = (at, len) else { return Err(fault("its names are too long")) };
+        let (Ok(at), Ok(len)) = (at, len) else { return Err(fault("the names of its files are too long")) };
         self.text.extend(name);
         self.names.push(Name { id, parent, at, len });
         Ok(())

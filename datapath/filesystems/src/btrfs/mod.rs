@@ -80,7 +80,7 @@ impl Superblock {
         }
         let (devices, incompatible) = (u64_at(raw, 136), u64_at(raw, 188));
         if devices != 1 {
-            return Err(fault(format!("it lies on {devices} disks")));
+            return Err(fault(format!("it spans {devices} disks, and only one disk can be read")));
         }
         if incompatible & !INCOMPATIBLE_READ != 0 {
             return Err(fault(format!("it has features that are not read: {incompatible:#x}")));
@@ -143,7 +143,7 @@ impl Pass<'_> {
 
     fn name(&mut self, id: u64, parent: u64, name: &[u8]) -> Result<(), Fault> {
         if name.is_empty() || name.len() > 255 {
-            return Err(fault("a name has no length that names have"));
+            return Err(fault("a directory entry has a name of an invalid length"));
         }
         self.visits.add().inspect_err(|why| self.end = Some(why.clone()))?;
         self.tell(Scanned::Name { id, parent, name: name.to_vec() })
@@ -289,7 +289,8 @@ fn of_subvolume(number: usize, key: &Key, data: &[u8], items: &mut Vec<Item>) ->
             while let Some((front, after)) = rest.split_at_checked(head) {
                 let len = usize::from(u16_at(front, head - 2));
                 let parent = if is_far { u64_at(front, 0) } else { key.offset };
-                let (name, next) = after.split_at_checked(len).ok_or_else(|| fault("a name breaks off"))?;
+                let (name, next) =
+                    after.split_at_checked(len).ok_or_else(|| fault("a name is longer than its item"))?;
                 // The root directory is in itself.
                 if key.object != parent && name != b".." {
                     let (id, parent) = (id_of(number, key.object)?, id_of(number, parent)?);
@@ -361,7 +362,7 @@ impl Scan for Btrfs {
         let extents = trees.iter().find(|tree| tree.id == EXTENT_TREE);
         let read = match extents {
             Some(tree) => self.metadata(tree.root, &mut pass),
-            None => Err(fault("it has no tree of extents")),
+            None => Err(fault("it has no extent tree")),
         };
         pass.damage(0, read)
     }

@@ -47,9 +47,9 @@ impl Leaf<'_> {
         for head in body.chunks_exact(ITEM_BYTES).take(self.items) {
             let key = Key { object: u64_at(head, 0), kind: u8_at(head, 8), offset: u64_at(head, 9) };
             let (at, len) = (usize_of_u32(u32_at(head, 17)), usize_of_u32(u32_at(head, 21)));
-            left = left.checked_sub(len).ok_or_else(|| fault("items overlap in their block"))?;
+            left = left.checked_sub(len).ok_or_else(|| fault("the items of a tree block overlap"))?;
             let data = body.get(at..).and_then(|rest| rest.get(..len));
-            item(&key, data.ok_or_else(|| fault("an item lies outside of its block"))?)?;
+            item(&key, data.ok_or_else(|| fault("an item lies outside of its tree block"))?)?;
         }
         Ok(())
     }
@@ -88,10 +88,10 @@ impl Btrfs {
                 return Err(fault("its trees have too many blocks"));
             }
             let first = places.of(address, self.superblock.node_bytes)?.into_iter().next();
-            let at = first.ok_or_else(|| fault("a block of a tree is nowhere"))?;
+            let at = first.ok_or_else(|| fault("a tree block has no place on the disk"))?;
             self.bytes.read(at.start, &mut block)?;
             if u64_at(&block, 48) != address || u8_at(&block, 100) != level {
-                return Err(fault(format!("the block of a tree at {address:#x} is damaged")));
+                return Err(fault(format!("the tree block at logical address {address:#x} is damaged")));
             }
             let items = usize_of_u32(u32_at(&block, 96));
             if level == 0 {

@@ -41,7 +41,7 @@ impl Places {
         let (len, profile) = (u64_at(item, 0), u64_at(item, 24) & PROFILES);
         let count = usize::from(u16_at(item, 44));
         if !matches!(profile, 0 | DUP) {
-            return Err(fault("it is spread over several disks"));
+            return Err(fault("its RAID profile spreads it over several disks"));
         }
         let stripes = item.get(CHUNK_BYTES..).and_then(|rest| rest.get(..count * STRIPE_BYTES));
         let stripes = stripes.filter(|_| (1..=2).contains(&count) && len > 0);
@@ -49,7 +49,7 @@ impl Places {
         let places: Vec<u64> = stripes.chunks_exact(STRIPE_BYTES).map(|stripe| u64_at(stripe, 8)).collect();
         let fits = |at: &u64| at.checked_add(len).is_some_and(|end| end <= self.disk_bytes);
         if !places.iter().all(fits) || address.checked_add(len).is_none() || self.chunks.len() >= CHUNKS_MAX {
-            return Err(fault("an entry of the Btrfs chunk tree has places outside of the disk"));
+            return Err(fault("the Btrfs chunk tree has too many entries, or one outside of the disk"));
         }
         self.chunks.insert(address, Chunk { len, places });
         Ok(CHUNK_BYTES + count * STRIPE_BYTES)

@@ -38,7 +38,7 @@ impl Blocks {
         }
         let mut done = 0;
         while done < into.len() {
-            let from = at.checked_add(u64_of(done)).ok_or_else(|| fault("a place past 64 bits"))?;
+            let from = at.checked_add(u64_of(done)).ok_or_else(|| fault("a byte offset exceeds 64 bits"))?;
             let (block, skip) = (from / self.block_bytes, from % self.block_bytes);
             let rest = into.get_mut(done..).unwrap_or_default();
             let len = usize_of(self.block_bytes - skip).min(rest.len());

@@ -25,14 +25,14 @@ pub(super) fn each_entry(
             false => usize::from(u16_at(rest, 6)),
         };
         let entry = rest.split_at_checked(len).filter(|_| len >= HEADER_BYTES && len % 4 == 0);
-        let (entry, after) = entry.ok_or_else(|| fault("an entry of a directory has no sound length"))?;
+        let (entry, after) = entry.ok_or_else(|| fault("a directory entry has an invalid length"))?;
         rest = after;
         let inode = u32_at(entry, 0);
         if inode == 0 {
             continue;
         }
         let name = entry.get(HEADER_BYTES..HEADER_BYTES + name_bytes).filter(|name| !name.is_empty());
-        let name = name.ok_or_else(|| fault("an entry of a directory has no sound name"))?;
+        let name = name.ok_or_else(|| fault("a directory entry has an invalid name"))?;
         if name != b"." && name != b".." {
             found(inode.into(), name)?;
         }

@@ -154,7 +154,7 @@ fn inline_rest(attributes: &[u8]) -> Vec<u8> {
 /// Where an inode is: the number of its group, and its place in the table there.
 pub(super) fn place_of(number: u64, superblock: &Superblock) -> Result<(u64, u64), Fault> {
     if !(1..=superblock.inodes).contains(&number) {
-        return Err(fault(format!("there is no inode {number}, only 1 to {}", superblock.inodes)));
+        return Err(fault(format!("there is no inode {number}: inodes are 1 to {}", superblock.inodes)));
     }
     let index = number - 1;
     Ok((index / superblock.inodes_per_group, index % superblock.inodes_per_group * superblock.inode_bytes))

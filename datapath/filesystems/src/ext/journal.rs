@@ -107,7 +107,7 @@ pub(super) fn committed(from: &mut dyn JournalBlocks, block_bytes: u64) -> Resul
     let feature = |at: usize| if kind == SUPERBLOCK_2 { be32_at(&superblock, at) } else { 0 };
     let (incompat, blocks) = (feature(0x28), be32_at(&superblock, 0x10));
     if u64::from(be32_at(&superblock, 0x0c)) != block_bytes {
-        return Err(fault("its journal has blocks of another size"));
+        return Err(fault("the block size of its journal differs from its own"));
     }
     if incompat & !KNOWN != 0 {
         return Err(fault(format!("its journal has features that are not read: {:#x}", incompat & !KNOWN)));
@@ -127,14 +127,18 @@ pub(super) fn committed(from: &mut dyn JournalBlocks, block_bytes: u64) -> Resul
         seed: crc32c(u32::MAX, superblock.get(0x30..0x40).unwrap_or_default()),
     };
     if journal.first == 0 || journal.end <= journal.first || u64::from(blocks) > JOURNAL_BLOCKS_MAX {
-        return Err(fault(format!("its journal begins at {} of {blocks} blocks", journal.first)));
+        let first = journal.first;
+        return Err(fault(format!(
+            "its journal has {blocks} blocks, and a log that begins at block {first}"
+        )));
     }
     let mut found = Committed::default();
     let mut sequence = sequence;
     if start != 0 {
         if incompat & ASYNCHRONOUS != 0 && !journal.has_sums() {
-            found.remark =
-                Some("its journal commits without order or checksums, and was not read".to_owned());
+            found.remark = Some(
+                "its journal was not read, because it commits in any order and has no checksums".to_owned(),
+            );
             return Ok(found);
         }
         sequence = journal.transactions(start.into(), sequence, &mut found)?;
@@ -160,7 +164,7 @@ impl Journal<'_> {
     /// Adds the blocks of all transactions that count. Returns the sequence number of the first one that does not.
     fn transactions(&mut self, start: u64, first: u32, found: &mut Committed) -> Result<u32, Fault> {
         if !(self.first..self.end).contains(&start) {
-            return Err(fault(format!("its journal starts at block {start}")));
+            return Err(fault(format!("its journal starts at block {start}, outside of its log")));
         }
         let (mut at, mut sequence, mut left) = (start, first, self.end - self.first);
         while let Some((next, used)) = self.transaction(at, sequence, left, found)? {

@@ -54,7 +54,7 @@ impl ExtentNode {
         let fits = entries <= bytes.len().saturating_sub(ENTRY_BYTES) / ENTRY_BYTES;
         let is_below = above.map_or(depth <= DEPTH_MAX, |above| above.checked_sub(1) == Some(depth));
         if u16_at(&bytes, 0) != EXTENT_MAGIC || !fits || !is_below {
-            return Err(fault("a node of a tree of extents is unsound"));
+            return Err(fault("a node of an extent tree is damaged"));
         }
         Ok(Self { bytes, depth, entries })
     }
@@ -113,8 +113,9 @@ impl Bounds {
         let end = first.checked_add(blocks).filter(|end| *end <= self.end && first >= self.first.max(1));
         end.map(|_| first).ok_or_else(|| {
             fault(format!(
-                "a file has block {first}, and there are those from {} to {}",
-                self.first, self.end
+                "a file has {blocks} block(s) from block {first} on, which are not all in the blocks {} to {}",
+                self.first,
+                self.end.saturating_sub(1)
             ))
         })
     }

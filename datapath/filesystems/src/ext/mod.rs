@@ -84,7 +84,7 @@ impl Ext {
         self.blocks.read(SUPERBLOCK_AT, &mut block)?;
         self.superblock = Superblock::of(&block, self.blocks.len_bytes())?;
         if self.superblock.block_bytes != block_bytes {
-            return Err(fault("the superblock in its journal has blocks of another size"));
+            return Err(fault("the superblock in its journal has another block size"));
         }
         (self.open, self.piece) = (None, None);
         Ok(())
@@ -176,7 +176,7 @@ impl Ext {
         }
         let block_bytes = self.superblock.block_bytes;
         if inode.size_bytes > DIRECTORY_BYTES_MAX.min(self.blocks.len_bytes()) {
-            return Err(fault(format!("a directory has {} bytes", inode.size_bytes)));
+            return Err(fault(format!("a directory of {} bytes is larger than possible", inode.size_bytes)));
         }
         let (mut logical, end) = (0, inode.size_bytes / block_bytes);
         while logical < end {
@@ -256,7 +256,7 @@ impl FileSystem for Ext {
 
     fn link(&mut self, link: &Node) -> Result<Vec<u8>, Fault> {
         if link.size_bytes > LINK_BYTES_MAX {
-            return Err(fault(format!("a symbolic link has {} bytes", link.size_bytes)));
+            return Err(fault(format!("the target of a symbolic link has {} bytes", link.size_bytes)));
         }
         let mut target = vec![0; usize_of(link.size_bytes)];
         let len = self.read(link, 0, &mut target)?;

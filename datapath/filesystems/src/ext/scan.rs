@@ -163,7 +163,10 @@ impl Ext {
         let attributes = inode.attributes_block;
         if attributes > 0 && pass.attribute_blocks.insert(attributes) {
             if pass.attribute_blocks.len() > ATTRIBUTE_BLOCKS_MAX {
-                return Err(fault(format!("it has more than {ATTRIBUTE_BLOCKS_MAX} blocks of attributes")));
+                let most = ATTRIBUTE_BLOCKS_MAX;
+                return Err(fault(format!(
+                    "it has more than {most} blocks of extended attributes, the limit"
+                )));
             }
             pass.run(attributes, 1, owner)?;
         }

@@ -107,7 +107,8 @@ impl Superblock {
         }
         let log_block_bytes = u32_at(block, 0x18);
         if log_block_bytes > LOG_BLOCK_BYTES_MAX {
-            return Err(fault(format!("its blocks have 2^{} bytes", u64::from(log_block_bytes) + 10)));
+            let log = u64::from(log_block_bytes) + 10;
+            return Err(fault(format!("its superblock is invalid: it has blocks of 2^{log} bytes")));
         }
         let (compat, incompat, ro_compat) = (u32_at(block, 0x5c), u32_at(block, 0x60), u32_at(block, 0x64));
         let unknown = incompat & !incompat::KNOWN;
@@ -142,7 +143,7 @@ impl Superblock {
             },
         };
         if u8_at(block, 0x175) > 1 {
-            return Err(fault("it has checksums of a kind that is not known"));
+            return Err(fault("it has checksums of an unknown kind"));
         }
         found.check(partition_bytes)?;
         Ok(found)
@@ -165,7 +166,7 @@ impl Superblock {
         }
         self.groups = (self.blocks - self.first_block).div_ceil(self.blocks_per_group);
         if self.groups > GROUPS_MAX {
-            return Err(fault(format!("it has {} block groups", self.groups)));
+            return Err(fault(format!("it has {} block groups, more than {GROUPS_MAX}", self.groups)));
         }
         if self.blocks > partition_bytes / self.block_bytes {
             let bytes = self.blocks.saturating_mul(self.block_bytes);

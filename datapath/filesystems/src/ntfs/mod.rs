@@ -96,10 +96,10 @@ impl Ntfs {
     /// Why a file is damaged.
     fn why(&mut self, file: u32) -> Fault {
         let read = self.volume.record(file.into()).and_then(|record| {
-            let record = record.ok_or_else(|| fault("its record is not in use"))?;
+            let record = record.ok_or_else(|| fault("its MFT record is not in use"))?;
             record.attributes().try_for_each(|attribute| attribute.map(drop))
         });
-        read.err().unwrap_or_else(|| fault("a record that continues it, or its index, cannot be read"))
+        read.err().unwrap_or_else(|| fault("one of its further MFT records, or its index, cannot be read"))
     }
 
     /// The contents of a node.
@@ -226,9 +226,9 @@ impl FileSystem for Ntfs {
         let (file, _) = parts_of(link.id);
         let value = self.volume.contents(file.into(), types::REPARSE_POINT, &unnamed)?;
         let value = value.filter(|value| value.size_bytes() <= links::REPARSE_BYTES_MAX);
-        let value = value.ok_or_else(|| fault("a link has no target of a sound length"))?;
+        let value = value.ok_or_else(|| fault("the target of a link is missing or too long"))?;
         let value = self.volume.whole(&value)?;
-        links::target(&value).ok_or_else(|| fault("the target of a link is unsound"))
+        links::target(&value).ok_or_else(|| fault("the target of a link is invalid"))
     }
 
     fn scan(

@@ -31,7 +31,8 @@ const COMPRESSED: u16 = 0x00ff;
 
 /// Puts the bytes back in place that the update sequence replaced, and checks the magic number.
 pub(super) fn fix_up(bytes: &mut [u8], magic: [u8; 4]) -> Result<(), Fault> {
-    let wrong = || fault(format!("a record does not begin with {}", String::from_utf8_lossy(&magic)));
+    let wrong =
+        || fault(format!("a record does not begin with the signature {}", String::from_utf8_lossy(&magic)));
     if !bytes.starts_with(&magic) {
         return Err(wrong());
     }
@@ -45,12 +46,12 @@ pub(super) fn fix_up(bytes: &mut [u8], magic: [u8; 4]) -> Result<(), Fault> {
         && at >= 8
         && end <= STRIDE_BYTES - 2;
     let sequence = bytes.get(at..end).filter(|_| is_sound).map(<[u8]>::to_vec);
-    let sequence = sequence.ok_or_else(|| fault("a record has no sound update sequence"))?;
+    let sequence = sequence.ok_or_else(|| fault("a record has an invalid update sequence"))?;
     let (number, kept) = sequence.split_at_checked(2).ok_or_else(wrong)?;
     for (stride, kept) in bytes.chunks_exact_mut(STRIDE_BYTES).zip(kept.chunks_exact(2)) {
         let (_, mark) = stride.split_at_mut(STRIDE_BYTES - 2);
         if mark != number {
-            return Err(fault("a record was written in part"));
+            return Err(fault("a record was written only partly"));
         }
         mark.copy_from_slice(kept);
     }
@@ -91,7 +92,7 @@ impl Record {
     /// A record from its bytes on the disk. `None`: nobody uses it.
     pub(super) fn of(mut bytes: Vec<u8>) -> Result<Option<Self>, Fault> {
         fix_up(&mut bytes, *b"FILE")?;
-        let short = || fault("a record of a file is too short");
+        let short = || fault("an MFT record is too short");
         let flags = u16_at(&bytes, 22).ok_or_else(short)?;
         if flags & IN_USE == 0 {
             return Ok(None);
@@ -99,7 +100,7 @@ impl Record {
         let attributes_at = place_at(&bytes, 20).ok_or_else(short)?;
         let end = usize_of(u32_at(&bytes, 24).ok_or_else(short)?.into());
         if end > bytes.len() || attributes_at > end || attributes_at < 42 {
-            return Err(fault("a record of a file has attributes outside of itself"));
+            return Err(fault("an MFT record has attributes past its end"));
         }
         let base = u64_at(&bytes, 32).ok_or_else(short)?;
         Ok(Some(Self {
@@ -145,10 +146,7 @@ impl<'a> Iterator for Attributes<'a> {
             Attribute::of(kind, bytes)
         });
         self.is_over = attribute.is_none();
-        Some(
-            attribute
-                .ok_or_else(|| fault(format!("a record of a file has an unsound attribute ({kind:#x})"))),
-        )
+        Some(attribute.ok_or_else(|| fault(format!("an MFT record has an invalid attribute ({kind:#x})"))))
     }
 }
 

@@ -422,7 +422,7 @@ impl Pass<'_> {
     fn unreadable(&mut self, number: u32) -> Result<(), Fault> {
         self.unreadable += 1;
         if self.unreadable > UNREADABLE_MAX {
-            return Err(fault(format!("more than {UNREADABLE_MAX} records of files cannot be read")));
+            return Err(fault(format!("more than {UNREADABLE_MAX} MFT records cannot be read")));
         }
         self.table.files.push(File { number, is_damaged: true, ..File::default() });
         self.check_size()

@@ -53,7 +53,7 @@ impl Contents {
         match (found, attribute.value) {
             (None, Value::Resident(value)) => Ok(Self::Resident(value.to_vec())),
             (None, Value::Clusters(part)) => {
-                let sizes = part.sizes.ok_or_else(|| fault("the first part of a value is missing"))?;
+                let sizes = part.sizes.ok_or_else(|| fault("the first part of an attribute is missing"))?;
                 let unit_clusters = match attribute.is_compressed() {
                     true => Some(unit_clusters(part.unit_power, layout)?),
                     false => None,
@@ -66,7 +66,7 @@ impl Contents {
                 stored.runs.add(&part, layout)?;
                 Ok(Self::Clusters(stored))
             }
-            _ => Err(fault("a value is there twice")),
+            _ => Err(fault("an attribute occurs twice")),
         }
     }
 }
@@ -74,7 +74,9 @@ impl Contents {
 fn unit_clusters(power: u8, layout: &Layout) -> Result<u64, Fault> {
     let clusters = 1u64.checked_shl(power.into()).filter(|_| power > 0);
     let fits = |clusters: &u64| clusters.saturating_mul(layout.cluster_bytes) <= UNIT_BYTES_MAX;
-    clusters.filter(fits).ok_or_else(|| fault(format!("a value is compressed by 2^{power} clusters")))
+    clusters
+        .filter(fits)
+        .ok_or_else(|| fault(format!("an attribute is compressed in units of 2^{power} clusters")))
 }
 
 /// An attribute as a list of attributes has it.
@@ -107,7 +109,7 @@ fn all_listed(list: &[u8], wanted: impl Fn(u32, &[u8]) -> bool) -> Result<Vec<Li
             let record = Reference::of(u64_at(entry, 16)?);
             Some((is_part, Listed { first: u64_at(entry, 8)?, record }, rest))
         };
-        let (is_part, part, after) = entry().ok_or_else(|| fault("a list of attributes is unsound"))?;
+        let (is_part, part, after) = entry().ok_or_else(|| fault("an attribute list is invalid"))?;
         rest = after;
         if is_part {
             out.push(part);
@@ -128,20 +130,20 @@ impl Volume {
         let at = layout.mft_cluster.saturating_mul(layout.cluster_bytes);
         let mut record = vec![0; usize_of(layout.record_bytes)];
         bytes.read(at, &mut record)?;
-        let record = Record::of(record)?.ok_or_else(|| fault("its table of files is not in use"))?;
+        let record = Record::of(record)?.ok_or_else(|| fault("the first record of its MFT is not in use"))?;
         let first =
-            find(&record, types::DATA, &unnamed, 0)?.ok_or_else(|| fault("its table of files is missing"))?;
+            find(&record, types::DATA, &unnamed, 0)?.ok_or_else(|| fault("its MFT has no data attribute"))?;
         let Contents::Clusters(mft) = Contents::join(None, &first, &layout)? else {
-            return Err(fault("its table of files is in itself"));
+            return Err(fault("the data of its MFT is inside its own record"));
         };
         let mut volume = Self { bytes, layout, mft };
         volume.join_table(&record)?;
         let is_whole = volume.mft.runs.all().iter().all(|run| run.on_disk.is_some());
         if !is_whole || volume.mft.unit_clusters.is_some() {
-            return Err(fault("its table of files is sparse or compressed"));
+            return Err(fault("its MFT is sparse or compressed"));
         }
         if volume.records() > RECORDS_MAX {
-            return Err(fault(format!("its table of files has more than {RECORDS_MAX} records")));
+            return Err(fault(format!("its MFT has more than {RECORDS_MAX} records")));
         }
         Ok(volume)
     }
@@ -152,7 +154,7 @@ impl Volume {
         for part in listed(&list, types::DATA, &unnamed)?.into_iter().filter(|part| part.first > 0) {
             let record = self.extension(part.record, 0, first.sequence)?;
             let Some(attribute) = find(&record, types::DATA, &unnamed, part.first)? else {
-                return Err(fault("a part of its table of files is missing"));
+                return Err(fault("a part of its MFT is missing"));
             };
             if let Value::Clusters(part) = attribute.value {
                 self.mft.runs.add(&part, &self.layout)?;
@@ -171,7 +173,7 @@ impl Volume {
     /// Reads a record. `None`: nobody uses it.
     pub(super) fn record(&mut self, number: u64) -> Result<Option<Record>, Fault> {
         if number >= self.records() {
-            return Err(fault(format!("there is no record {number} in the table of files")));
+            return Err(fault(format!("there is no record {number} in the MFT")));
         }
         let mut record = vec![0; usize_of(self.layout.record_bytes)];
         let at = number.saturating_mul(self.layout.record_bytes);
@@ -210,14 +212,14 @@ impl Volume {
         let record = self.record(of.number)?.filter(|record| of.fits(record.sequence));
         let is_its =
             |record: &Record| record.base.is_some_and(|found| found.number == base && found.fits(sequence));
-        record.filter(is_its).ok_or_else(|| fault("a record that continues another one is missing"))
+        record.filter(is_its).ok_or_else(|| fault("a further MFT record of a file is missing"))
     }
 
     fn attribute_list(&mut self, record: &Record) -> Result<Option<Vec<u8>>, Fault> {
         let Some(list) = find(record, types::ATTRIBUTE_LIST, &unnamed, 0)? else { return Ok(None) };
         let list = Contents::join(None, &list, &self.layout)?;
         if list.size_bytes() > ATTRIBUTE_LIST_BYTES_MAX {
-            return Err(fault(format!("a list of attributes has {} bytes", list.size_bytes())));
+            return Err(fault(format!("an attribute list of {} bytes is too long", list.size_bytes())));
         }
         self.whole(&list).map(Some)
     }
@@ -227,7 +229,7 @@ impl Volume {
         let Some(base) = self.record(number)? else { return Ok(Vec::new()) };
         let list = self.attribute_list(&base)?.unwrap_or_default();
         let left = bytes_left.checked_sub(u64_of(list.len()));
-        *bytes_left = left.ok_or_else(|| fault("lists of attributes are longer than their volume"))?;
+        *bytes_left = left.ok_or_else(|| fault("attribute lists are longer than their volume"))?;
         Ok(all_listed(&list, |_, _| true)?.into_iter().map(|part| part.record.number).collect())
     }
 
@@ -239,7 +241,8 @@ impl Volume {
         is_name: IsName<'_>,
     ) -> Result<Option<Contents>, Fault> {
         let base = self.record(number)?.filter(|record| record.base.is_none());
-        let base = base.ok_or_else(|| fault(format!("record {number} begins no file")))?;
+        let base =
+            base.ok_or_else(|| fault(format!("MFT record {number} is not the first record of a file")))?;
         let Some(list) = self.attribute_list(&base)? else {
             return match find(&base, kind, is_name, 0)? {
                 Some(attribute) => Contents::join(None, &attribute, &self.layout).map(Some),
@@ -253,7 +256,7 @@ impl Volume {
                 false => Some(self.extension(part.record, number, base.sequence)?),
             };
             let attribute = find(other.as_ref().unwrap_or(&base), kind, is_name, part.first)?;
-            let attribute = attribute.ok_or_else(|| fault("a part of a value is missing"))?;
+            let attribute = attribute.ok_or_else(|| fault("a part of an attribute is missing"))?;
             found = Some(Contents::join(found, &attribute, &self.layout)?);
         }
         Ok(found)
@@ -308,7 +311,7 @@ impl Volume {
     /// Unpacks the clusters that are compressed together and begin with `first`.
     fn read_unit(&mut self, runs: &Runs, first: u64, unit: u64, into: &mut Vec<u8>) -> Result<(), Fault> {
         if first >= runs.end() {
-            return Err(fault("a value is longer than its clusters"));
+            return Err(fault("an attribute is longer than its clusters"));
         }
         let is_stored = |at: &u64| runs.run_of(*at).is_some_and(|run| run.on_disk.is_some());
         let stored = (first..first.saturating_add(unit)).take_while(is_stored).count();
@@ -355,7 +358,7 @@ fn read_runs(bytes: &mut Bytes, layout: &Layout, runs: &Runs, at: u64, into: &mu
     while done < into.len() {
         let from = at.saturating_add(u64_of(done));
         let run = runs.run_of(from / layout.cluster_bytes);
-        let run = run.ok_or_else(|| fault("a value is longer than its clusters"))?;
+        let run = run.ok_or_else(|| fault("an attribute is longer than its clusters"))?;
         // All places in a run were checked to be in the volume, which has fewer than 2^64 bytes.
         let skip = from - run.first * layout.cluster_bytes;
         let left = run.clusters.saturating_mul(layout.cluster_bytes).saturating_sub(skip);

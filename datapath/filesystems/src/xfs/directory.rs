@@ -59,7 +59,7 @@ impl Xfs {
                 }
                 let at = usize_of(offset % blocks_in_one * block_bytes);
                 let place = buffer.get_mut(at..).and_then(|rest| rest.get_mut(..usize_of(block_bytes)));
-                let place = place.ok_or_else(|| fault("its blocks make no sense"))?;
+                let place = place.ok_or_else(|| fault("its directory blocks are damaged"))?;
                 self.read_block(extent.block.saturating_add(number), place, pass)?;
                 filled += 1;
                 if filled == blocks_in_one {

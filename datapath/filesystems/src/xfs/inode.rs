@@ -98,7 +98,7 @@ impl Xfs {
             EXTENTS => {
                 let len = usize_of(fork.extents).checked_mul(RECORD_BYTES);
                 let records = len.and_then(|len| fork.bytes.get(..len));
-                let records = records.ok_or_else(|| fault("it has more extents than fit"))?;
+                let records = records.ok_or_else(|| fault("it has more extents than fit into its inode"))?;
                 self.records(records, owner, pass, &mut kept)
             }
             TREE => self.extent_tree(fork.bytes, owner, pass, kept),
@@ -118,7 +118,7 @@ impl Xfs {
             pass.run(self.superblock.bytes_of(extent.block, extent.count)?, owner)?;
             if let Some(kept) = kept {
                 if kept.len() >= DIRECTORY_EXTENTS_MAX {
-                    return Err(fault("it is a directory in too many pieces"));
+                    return Err(fault("it is a directory of too many extents"));
                 }
                 kept.push(extent);
             }

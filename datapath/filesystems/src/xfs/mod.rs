@@ -77,7 +77,7 @@ impl Superblock {
         let (incompatible, features2) = (be32_at(sector, 216), be32_at(sector, 200));
         let is_v5 = version == 5;
         if !has(sector, 0, b"XFSB") || !matches!(version, 4 | 5) {
-            return Err(fault("it is an XFS of a version that is not read"));
+            return Err(fault("it is not an XFS of version 4 or 5"));
         }
         if is_v5 && incompatible & !INCOMPATIBLE_READ != 0 {
             return Err(fault(format!("it has features that are not read: {incompatible:#x}")));
@@ -144,7 +144,7 @@ impl Superblock {
         let is_inside =
             group < self.groups && block.saturating_add(count) <= self.group_blocks && end <= self.blocks;
         if !is_inside {
-            return Err(fault("it has blocks outside of their group"));
+            return Err(fault("it has blocks outside of their allocation group"));
         }
         Ok(first.saturating_mul(self.block_bytes)..end.saturating_mul(self.block_bytes))
     }
@@ -205,7 +205,8 @@ impl Pass<'_> {
 
     /// Counts blocks of metadata that are read.
     fn read(&mut self, blocks: u64) -> Result<(), Fault> {
-        self.left = self.left.checked_sub(blocks).ok_or_else(|| fault("its trees contain themselves"))?;
+        self.left =
+            self.left.checked_sub(blocks).ok_or_else(|| fault("its B-trees are too large, or loops"))?;
         Ok(())
     }
 
