@@ -386,8 +386,7 @@ impl WriteCache {
                 count(&self.counters.corrupt_blocks, 1);
                 if self.cleaner.damaged.lock().insert(job.generation) {
                     let (place, advice) = (self.place_of(&ticket), self.advice());
-                    let what =
-                        "is damaged, which cleaning found: reads of it fail, and its segment is not cleaned";
+                    let what = "is damaged (found by cleaning): reads of the block fail, and its segment stays where it is";
                     self.faults.error(&"disk", &format_args!("{place} {what}; {advice}"));
                 }
             }

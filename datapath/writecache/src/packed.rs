@@ -310,7 +310,7 @@ impl Packer {
             match Compressor::new(ZSTD_LEVEL) {
                 Ok(compressor) => self.zstd = Some(compressor),
                 Err(error) => {
-                    tracing::warn!(%error, "there is no memory to pack a segment with; it stays as it is");
+                    tracing::warn!(%error, "cannot set up compression to pack a segment; the segment stays unpacked in RAM");
                     return None;
                 }
             }

@@ -150,7 +150,7 @@ impl Monitor {
             ?level,
             limit_bytes = to,
             used_bytes = used,
-            "memory is short on this host; the write caches give some back"
+            "memory is short on this host: the RAM limit of all write caches is lowered"
         );
     }
 
@@ -160,7 +160,9 @@ impl Monitor {
         self.bound = (wider < budget.configured_bytes().min(most_bytes)).then_some(wider);
         budget.set_pressure_bytes(self.bound);
         if self.bound.is_none() {
-            tracing::info!("memory is no longer short; the write caches have their whole limit again");
+            tracing::info!(
+                "memory is no longer short: the RAM limit of all write caches is the configured one again"
+            );
         }
     }
 }

@@ -383,7 +383,7 @@ impl WriteCache {
         count(&self.counters.disk_errors, 1);
         if !self.disk_full.swap(true, Ordering::Relaxed) {
             self.warn(&format_args!(
-                "the overflow disk gives no more space: {error}; segments are cleaned to free space, and then writers wait"
+                "cannot get more space on the overflow disk: {error}; segments are cleaned to free space, and if that is not enough, writes wait"
             ));
         }
         true
@@ -400,13 +400,7 @@ impl WriteCache {
         self.throttle.writes();
         let this = Arc::clone(self);
         let otherwise = UnlessAnswered::new(move || {
-            this.written(
-                id,
-                position,
-                0,
-                Err(io::Error::other("its write was dropped without an answer")),
-                None,
-            );
+            this.written(id, position, 0, Err(io::Error::other("the write ended without an answer")), None);
         });
         // Threads that saw the segment as writable have finished when each of its leaves was locked once
         // more.

@@ -304,7 +304,7 @@ mod tests {
         assert_eq!((&sound[510..512], &sound[1022..]), (&[1, 2][..], &[3, 4][..]));
         let mut partly = bytes.clone();
         partly[1022] = 6;
-        assert!(fix_up(&mut partly, *b"FILE").unwrap_err().to_string().contains("written in part"));
+        assert!(fix_up(&mut partly, *b"FILE").unwrap_err().to_string().contains("written only partly"));
         for (at, value) in [(4, 0), (4, 49), (5, 3), (6, 2), (6, 4), (0, b'B')] {
             let mut bad = bytes.clone();
             bad[at] = value;

@@ -363,7 +363,7 @@ fn a_fat_without_room_for_its_root_directory_is_a_remark() {
     after[17..19].fill(0);
     let found = compare(&store, add(&store, before), add(&store, after));
     let remark = found.partitions[0].remark.clone().unwrap();
-    assert!(remark.contains("no room for a root directory"), "{remark}");
+    assert!(remark.contains("the root directory has no entries"), "{remark}");
 }
 
 /// Runs sfdisk with a script on a disk.

@@ -58,7 +58,7 @@ impl WriteCache {
         let (memory, head) = MemoryFile::open(File::from(left.memory)).map_err(given_up)?;
         if memory.blocks() != blocks {
             return Err(given_up(format!(
-                "it is of {} blocks, and the volume has {blocks}",
+                "it belongs to a volume of {} blocks, and this volume has {blocks}",
                 memory.blocks()
             )));
         }
@@ -117,20 +117,20 @@ fn handed(
     options: &CacheOptions,
 ) -> Result<Option<Handed>, String> {
     if head.has_overflow != options.overflow.is_some() {
-        let had = if head.has_overflow { "an" } else { "no" };
-        return Err(format!("it had {had} overflow disk, but its present cache mode needs the opposite"));
+        let (had, now) = if head.has_overflow { ("an", "has none") } else { ("no", "needs one") };
+        return Err(format!("it has {had} overflow disk, but the present cache mode {now}"));
     }
     if !head.has_overflow {
         return Ok(None);
     }
-    let file = File::from(overflow.ok_or("its overflow was not handed over")?);
+    let file = File::from(overflow.ok_or("its overflow file was not handed over")?);
     let page = page.map(KeyPage::from_fd);
     let key = match (&head.key, &page) {
         (Some(key), _) => KeyBytes::new(key),
         (None, Some(page)) => {
-            page.read().map_err(|e| format!("the key of its overflow cannot be read: {e}"))?
+            page.read().map_err(|e| format!("the key of its overflow file cannot be read: {e}"))?
         }
-        (None, None) => return Err("the key of its overflow was not handed over".into()),
+        (None, None) => return Err("the key of its overflow file was not handed over".into()),
     };
     Ok(Some(Handed { file, key, page }))
 }

@@ -136,7 +136,7 @@ pub(crate) fn give_back(address: usize, len: usize) {
     // SAFETY: our own mapping; its contents may go, as said above.
     let done = unsafe { rustix::mm::madvise(with_exposed_provenance_mut(address), len, Advice::LinuxRemove) };
     if let Err(error) = done {
-        tracing::warn!(%error, "free memory of a write cache in a file could not be returned to the system");
+        tracing::warn!(%error, "cannot return unused memory of a write cache to the kernel: it stays in use, and no data is affected");
     }
 }
 

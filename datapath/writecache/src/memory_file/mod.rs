@@ -193,7 +193,7 @@ impl Head {
             key: key.filter(|_| small(68) == Some(1)),
         };
         if bytes.get(..CHECKED + 4) != Some(&head.encode()) {
-            return Err("its layout is not that of this program's files".into());
+            return Err("its layout is not that of this release".into());
         }
         Ok(head)
     }
@@ -263,7 +263,7 @@ impl MemoryFile {
         match state.map(|bytes| u32::from_le_bytes(*bytes)) {
             Some(IN_USE) => {}
             Some(ENDED) => return Err("its write cache was ended".into()),
-            _ => return Err("it was not finished when it was made".into()),
+            _ => return Err("its creation was not completed".into()),
         }
         let this = Self::map(file, head.layout, true).map_err(unread)?;
         if head.key.is_some() {
@@ -445,7 +445,7 @@ impl MemoryFile {
     /// The offsets of the units of a part of the file that may have data.
     fn pages_of(&self, range: Range<u64>, unit: u64) -> Vec<u64> {
         let parts = check::data(&self.file, range.clone()).unwrap_or_else(|error| {
-            tracing::warn!(%error, "free memory of a write cache in a file could not be found and stays in use");
+            tracing::warn!(%error, "cannot find the unused memory of a write cache: it stays in use, and no data is affected");
             Vec::new()
         });
         let first = |part: &Range<u64>| range.start + (part.start - range.start) / unit * unit;
@@ -461,7 +461,7 @@ impl MemoryFile {
         }
         let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
         if let Err(error) = rustix::fs::fallocate(&self.file, flags, at, len) {
-            tracing::warn!(%error, "memory of a write cache in a file could not be returned to the system");
+            tracing::warn!(%error, "cannot return unused memory of a write cache to the kernel: it stays in use, and no data is affected");
         }
     }
 

@@ -249,7 +249,7 @@ impl Overflow {
             Ok(()) => Ok(()),
             Err(rustix::io::Errno::OPNOTSUPP) => {
                 tracing::warn!(
-                    "the file system of the overflow cannot reserve space; it is found full only when written"
+                    "the file system of the overflow disk cannot reserve space (fallocate); lack of space is noticed only when data is written"
                 );
                 self.no_fallocate.store(true, Ordering::Relaxed);
                 Ok(())

@@ -119,11 +119,11 @@ impl Persist {
             let _ = tx.send(result);
         }));
         let flushed = rx.recv().unwrap_or_else(|_| {
-            Err(IoError::new(IoErrorKind::Device, "the last flush was dropped: please report this"))
+            Err(IoError::new(IoErrorKind::Device, "a bug lost the last flush of a persistent cache, so its last writes may be lost: please report this"))
         });
         self.stop();
         if thread.join().is_err() {
-            tracing::error!("the thread of a persistent cache has failed");
+            tracing::error!("a bug ended the thread that commits a persistent cache: please report this");
         }
         // After the last commit, which may need the space that is claimed for it.
         *self.shut.lock() = true;
@@ -236,8 +236,7 @@ impl WriteCache {
         // The receiver waits for all jobs that were sent.
         let given_up = tx.clone();
         let otherwise = UnlessAnswered::new(move || {
-            let _ =
-                given_up.send((job, Err(io::Error::other("its write was dropped without an answer")), None));
+            let _ = given_up.send((job, Err(io::Error::other("the write ended without an answer")), None));
         });
         let done = move |job, result, buffer| {
             otherwise.answered();
@@ -303,7 +302,7 @@ impl WriteCache {
             Err(error) => {
                 count(&self.counters.disk_errors, 1);
                 self.warn(&format_args!(
-                    "a segment could not be written to the persistent cache: {error}; it stays in RAM"
+                    "a segment could not be written to the persistent cache: {error}; its changes stay in RAM, and are not durable yet"
                 ));
             }
         }
@@ -344,7 +343,7 @@ impl WriteCache {
                     ));
                 }
                 if broken && !persist.broken.swap(true, Ordering::AcqRel) {
-                    tracing::error!(%error, "all flushes of a persistent cache fail until it is opened again");
+                    tracing::error!(%error, "a persistent cache cannot be made durable any more: writes since its last flush may be lost, and all flushes fail until it is opened again");
                 }
                 let mut pending = persist.pending.lock();
                 changes.append(&mut pending.changes);

@@ -151,7 +151,10 @@ pub fn identity(dir: &Path, is_new: bool) -> io::Result<[u8; ID_BYTES]> {
                 return Ok(id);
             }
             Ok(_) => {
-                tracing::warn!("{} is not the identity of a cache; a new identity is made", path.display())
+                tracing::warn!(
+                    "{} has a wrong length, so it is not the identity of a cache; a new identity is made",
+                    path.display()
+                )
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),

@@ -224,7 +224,7 @@ impl Journal {
         if !records.is_zero_from(scan.end)? {
             tracing::info!(
                 bytes = records.len() - scan.end,
-                "dropping an unfinished commit that a crash left"
+                "dropping a commit that a crash interrupted; earlier flushes are kept"
             );
             self.engine.set_len(&self.file, self.tail)?;
             self.zeroes_end = self.tail;

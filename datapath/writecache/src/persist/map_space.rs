@@ -78,7 +78,7 @@ impl MapSpace {
             Ok(()) => {}
             Err(rustix::io::Errno::OPNOTSUPP) => {
                 tracing::warn!(
-                    "the file system of a persistent cache cannot reserve space for its map; a flush may find it full"
+                    "the file system of a persistent cache cannot reserve space for the map; if it becomes full, flushes fail"
                 );
                 end = u64::MAX;
             }

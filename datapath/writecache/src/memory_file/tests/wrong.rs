@@ -114,7 +114,7 @@ fn what_contradicts_itself_is_given_up_and_stays_as_it_is() {
     quiet.refuse(16, 5, "checksum");
     quiet.refuse(96, 5, "checksum");
     quiet.refuse(136, 2, "was ended");
-    quiet.refuse(136, 0, "was not finished");
+    quiet.refuse(136, 0, "was not completed");
     // Words.
     quiet.refuse(word(3), quiet.number(word(4)), "is that of block 3 and that of block 4");
     quiet.refuse(word(3), 90 << 9, "which is not in use");
@@ -156,10 +156,10 @@ fn what_was_handed_over_in_part_is_given_up() {
     };
     let whole = || again(&quiet.handover);
     let said = refused(Handover { overflow: None, ..whole() }, &quiet.options);
-    assert!(said.contains("overflow was not handed over"), "{said}");
+    assert!(said.contains("overflow file was not handed over"), "{said}");
     if quiet.handover.key.is_some() {
         let said = refused(Handover { key: None, ..whole() }, &quiet.options);
-        assert!(said.contains("key of its overflow was not handed over"), "{said}");
+        assert!(said.contains("key of its overflow file was not handed over"), "{said}");
     }
     let said = refused(whole(), &CacheOptions { overflow: None, ..quiet.options.clone() });
     assert!(said.contains("it had an overflow disk"), "{said}");

@@ -63,7 +63,7 @@ impl Shared {
                 _ => {
                     // The entry stays in the ring and is submitted with the next one, so its buffer stays,
                     // too.
-                    tracing::error!(%error, "a disk operation could not be started at once");
+                    tracing::error!(%error, "cannot start a read or write of the disk now: it is started with the next one");
                     return true;
                 }
             }
@@ -164,7 +164,7 @@ fn reap(shared: &Shared) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             Err(error) => {
-                tracing::error!(%error, "waiting for disk operations failed; trying again");
+                tracing::error!(%error, "cannot wait for reads and writes of the disk; trying again");
                 std::thread::sleep(std::time::Duration::from_millis(100));
             }
         }
@@ -222,7 +222,7 @@ impl Drop for UringEngine {
         // Operations in flight complete first: a no-op with the drain flag then ends the thread.
         let stop = opcode::Nop::new().build().flags(squeue::Flags::IO_DRAIN).user_data(STOP);
         if !self.shared.push(&stop) {
-            tracing::warn!("the disk thread could not be stopped");
+            tracing::warn!("cannot stop the thread that waits for the disk: it stays until the process ends");
         }
     }
 }

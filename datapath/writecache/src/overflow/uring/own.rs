@@ -146,7 +146,7 @@ impl OwnRing {
                 // submitted the next time.
                 Some(libc::EBUSY | libc::EAGAIN) => std::thread::yield_now(),
                 _ => {
-                    tracing::error!(%error, "disk reads could not be started; trying again");
+                    tracing::error!(%error, "cannot start reads of the disk; trying again");
                     std::thread::sleep(std::time::Duration::from_millis(10));
                 }
             }
