@@ -130,9 +130,8 @@ impl Webhook {
         let root = format!("{scheme}://{}:{port}", authority.host());
         let is_plain = scheme == "http" && !authority.as_str().contains('@');
         let address = Address::parse(&root).map_err(|_| match is_plain {
-            true => {
-                "has a URL with http of another host: alarms would be seen on the way, use https".to_owned()
-            }
+            true => "has an http URL of another host, so others could read the alarms on the way: use https"
+                .to_owned(),
             false => odd,
         })?;
         let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();

@@ -157,7 +157,7 @@ impl SecretsKeyFile {
             Err(error) if error.kind() != ErrorKind::InvalidData => Err(error).with_context(failed),
             _ => parse(text.trim()).map(Some).ok_or_else(|| {
                 let why = format!(
-                    "{} does not hold {} hexadecimal digits",
+                    "the key of the secrets in {} is damaged: it is not {} hexadecimal digits",
                     self.path.display(),
                     SECRETS_KEY_BYTES * 2
                 );

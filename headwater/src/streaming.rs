@@ -354,7 +354,9 @@ impl Streaming {
                     continue;
                 }
                 let trouble = trouble.unwrap_or_else(|| "a server takes too long".into());
-                tracing::warn!("ending while reads wait for a server of the image: {trouble}");
+                tracing::warn!(
+                    "reads still wait for a server of the image, and fail now, because this process ends: {trouble}"
+                );
                 return store.close();
             }
         };

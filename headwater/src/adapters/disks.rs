@@ -464,7 +464,7 @@ impl Opener {
         if let (Some(kept), Some(taken)) = (kept, &taken)
             && taken.readers > 0
         {
-            tracing::warn!(disk = %kept.id, readers = taken.readers, "a persistent disk is needed and was taken from those who read it");
+            tracing::warn!(disk = %kept.id, readers = taken.readers, "a persistent disk is needed: the snapshot that NBD clients read has ended");
         }
         self.open_volume(name, version, cache, open)
     }
@@ -543,7 +543,7 @@ impl Opener {
         // The disk may have been discarded since the caller's check, or never begun; a discard waits for this lock.
         // Only its machine may begin a disk, because a missing disk would otherwise be replaced by an empty one.
         if !self.files.is_begun(request.kept.id) {
-            let message = "the disk was discarded, or its machine has not begun it";
+            let message = "the persistent disk was discarded, or its machine has not created it yet";
             return Err(BackendError::new(ProblemKind::Conflict, message));
         }
         let Opened { volume, pin, .. } = self.open_volume(
@@ -569,8 +569,8 @@ impl Opener {
         // Checked with that lock, because a discard waits for it. Only its machine may begin a disk: a disk that a seal
         // began would tie the machine to the version of an aborted first start.
         if !request.kept.is_begun && !self.files.is_begun(request.kept.id) {
-            let advice = or_discard("start it first", &request.version.image, request.is_edit);
-            let message = "its machine has not begun the disk";
+            let advice = or_discard("start the machine first", &request.version.image, request.is_edit);
+            let message = "the machine has not created its persistent disk yet";
             return Err(BackendError::new(ProblemKind::Conflict, message).advise(advice));
         }
         let Opened { volume, pin, .. } = self.open_volume(
@@ -622,7 +622,7 @@ impl Opener {
         remove_socket(&socket)?;
         let begin = || recordings::begin(&self.recordings, &request.machine, &volume, &image);
         if request.is_recorded && is_recovered {
-            tracing::warn!(machine = %request.machine, "its requests are recorded no longer: another disk process serves its disk");
+            tracing::warn!(machine = %request.machine, "the recording of the machine's requests has ended, because another disk process serves its disk now");
         }
         let recording = (request.is_recorded && !is_recovered).then(begin).transpose();
         // Another process may still recover what this one cannot serve.
@@ -646,7 +646,7 @@ impl Opener {
         let handed_over = self.readable.handed_over.read();
         if *handed_over {
             give_up(scratch);
-            let message = "the disk process hands its disks over";
+            let message = "the disk process is handing its disks over to the next one";
             return Err(BackendError::new(ProblemKind::Unavailable, message).advise("try again"));
         }
         // Before the machine can use it.

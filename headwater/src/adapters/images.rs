@@ -640,7 +640,7 @@ fn image_of(image: &headwater_store::Image) -> Image {
 /// anyway.
 pub(super) fn made(store: &dyn Store, name: ImageName, version: &Version) -> ImageVersion {
     let image = store.image(&name).unwrap_or_else(|error| {
-        tracing::warn!(image = %name, version = version.number, %error, "cannot read the list with a version that was made");
+        tracing::warn!(image = %name, version = version.number, %error, "cannot read the list of versions after one was made, so it is shown without channels");
         None
     });
     version_of(&image.unwrap_or_else(|| headwater_store::Image::empty(name)), version)

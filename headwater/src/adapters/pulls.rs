@@ -81,7 +81,7 @@ fn copy(
 fn must_be_another(source: &dyn Store, target: &dyn Store) -> Result<(), BackendError> {
     let is_same = match (source.directory(), target.directory()) {
         (Some(source), Some(target)) => is_same_directory(source, target)
-            .map_err(|e| BackendError::from_io("cannot compare it with the daemon's own store", e))?,
+            .map_err(|e| BackendError::from_io("cannot compare the source with the daemon's own store", e))?,
         _ => source.shown() == target.shown(),
     };
     if !is_same {

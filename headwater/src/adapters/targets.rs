@@ -106,7 +106,7 @@ impl Targets for NetworkTargets {
 
     async fn boot(&self, mac: Mac) -> Result<Boot, String> {
         let boot = self.service.target_boot(&mac.to_string()).await.map_err(|e| e.to_string())?;
-        let boot = boot.ok_or("it is not registered any more")?;
+        let boot = boot.ok_or("the machine is not registered any more")?;
         let version = format!("{}@{}", boot.version.image, boot.version.number);
         let found = self.artefacts(&boot.version.hash).await;
         let Artefacts { options, root_partition, .. } = found.map_err(|why| format!("{version}: {why}"))?;
@@ -125,7 +125,7 @@ impl Targets for NetworkTargets {
     async fn settings(&self, boot: &Boot) -> Result<Vec<u8>, String> {
         let mac = boot.mac.to_string();
         let now = self.service.target_boot(&mac).await.map_err(|e| e.to_string())?;
-        let now = now.ok_or("it is not registered any more")?;
+        let now = now.ok_or("the machine is not registered any more")?;
         let settings = Settings {
             machine: now.machine,
             host_name: now.identity.host_name,
@@ -175,7 +175,8 @@ impl NetworkTargets {
         }
         let (store, kept, manifest) = (Arc::clone(&self.store), Arc::clone(&self.kept), manifest.to_owned());
         let taking = tokio::task::spawn_blocking(move || {
-            let hash: Hash = manifest.parse().map_err(|_| "its hash is not valid".to_owned())?;
+            let hash: Hash =
+                manifest.parse().map_err(|_| "the hash of the version is not valid".to_owned())?;
             let reader = VersionReader::open(&*store, hash, ChunkCache::new(CHUNKS_BYTES));
             let reader: Arc<dyn Device> = reader.map_err(|e| e.to_string())?;
             kept.take(&manifest, &reader).map_err(|e| e.to_string())

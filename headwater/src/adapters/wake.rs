@@ -69,7 +69,7 @@ async fn run(program: &PathBuf, machine: &str, mac: &str) -> Result<String, Back
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
     let failed = |why: String| {
         let advice =
-            "it is run with the name of the machine and the address of its card, and must end with 0";
+            "the command gets the machine's name and the MAC address of its card, and must exit with 0";
         BackendError::new(ProblemKind::Failed, format!("{shown} {why}")).advise(advice)
     };
     let cannot_run = |e| BackendError::from_io(format!("cannot run {shown}"), e);

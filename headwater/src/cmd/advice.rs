@@ -54,7 +54,8 @@ fn lines(advice: &CatalogAdvice) -> Vec<String> {
         None => {
             lines.push(format!("no advice: {}", advice.reason));
             lines.push(
-                "until then, a rule of thumb: 256M to 512M of RAM for a desktop, 2G to 8G for a host of sessions".to_owned(),
+                "until then, a rule of thumb: 256M to 512M of RAM for a desktop, 2G to 8G for a host of sessions"
+                    .to_owned(),
             );
             if *runs < RUNS_NEEDED {
                 lines.push(

@@ -410,10 +410,12 @@ pub fn list(json: bool) -> anyhow::Result<u8> {
 fn left(record: &Record) -> String {
     let (way, number, mark) = (record.way, record.number, record.mark());
     if record.survives && is_waiting(way, number, &mark) == Some(true) {
-        return "its process died; it waits until the same command is started again".into();
+        return "its process died; requests wait until the same command is started again".into();
     }
     match owner(way, number, &mark) {
-        Owner::Ours | Owner::Nobody => "dead; the next attach or detach removes it".into(),
+        Owner::Ours | Owner::Nobody => {
+            "its process died; the next attach or detach removes the device".into()
+        }
         Owner::Others => {
             "belongs to another program now; the next attach or detach removes the record".into()
         }

@@ -100,11 +100,11 @@ pub async fn write(data_dir: DataDir, args: BackupArgs, json: bool) -> anyhow::R
     ))?;
     if !contents.has(FILE_NAME) {
         show::aside(
-            "the key of the secrets in the database is not in it: keep a copy of that file elsewhere ('serve --secrets-key')\n",
+            "the backup does not contain the key of the secrets in the database: keep a copy of that file elsewhere ('serve --secrets-key')\n",
         );
     }
     show::aside(
-        "it contains keys and is not encrypted. It does not contain images ('headwater store sync' copies a store), nor the contents of \
+        "the backup contains keys and is not encrypted. It does not contain images ('headwater store sync' copies a store), nor the contents of \
          persistent disks\n",
     );
     Ok(0)

@@ -230,7 +230,10 @@ impl Reloading {
         let later = match Effective::of(std::env::args_os().collect()) {
             Ok(later) => later,
             Err(e) => {
-                return tracing::error!("the configuration stays as it is: {}", crate::failure::one_line(&e));
+                return tracing::error!(
+                    "cannot reload the configuration, so no setting changes: {}",
+                    crate::failure::one_line(&e)
+                );
             }
         };
         let changed = self.0.changed(&later);
@@ -239,7 +242,7 @@ impl Reloading {
         if now.iter().any(|key| key == "log")
             && let Err(e) = logging::set_filter(&later.args.log)
         {
-            tracing::error!("the log stays as it is: {e:#}");
+            tracing::error!("cannot change what is logged: {e:#}");
         }
         if now.iter().any(|key| key != "log") {
             // A change of --repair-from waits for a restart.

@@ -47,7 +47,7 @@ pub fn advise(args: &AdviseArgs, json: bool) -> anyhow::Result<()> {
     show::if_read(printed)?;
     if advice.fitting.is_empty() {
         let why = format!("no size of the table holds {question}");
-        let advice = "ask for less, or for more places; --all shows the reasons of each size, and --sizes FILE brings other sizes";
+        let advice = "ask for less, or for more places; --all shows why each size does not fit, and --sizes FILE uses another table";
         return Err(Problem::new(ProblemKind::Invalid, why).advise(advice).into());
     }
     Ok(())

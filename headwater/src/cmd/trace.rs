@@ -154,7 +154,7 @@ async fn record(
         Some(trace) => show(&trace, json),
         None => {
             let text = format!("the boot of '{image}' was not recorded: see the daemon's log for the reason");
-            Err(Problem::new(ProblemKind::Failed, text).advise(RECORDS).into())
+            Err(Problem::new(ProblemKind::Failed, text).into())
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::{disk_process, show};
 pub fn run(data_dir: &DataDir, args: &UpgradeArgs, json: bool) -> anyhow::Result<u8> {
     let program = match &args.program {
         Some(program) => program.clone(),
-        None => std::env::current_exe().context("cannot find this program")?,
+        None => std::env::current_exe().context("cannot find the file of this program")?,
     };
     let said = disk_process::upgrade(data_dir, &program)?;
     if json { show::json(&serde_json::json!({ "message": said })) } else { show::line(&said) }?;

@@ -51,7 +51,7 @@ fn numbers<const N: usize>(text: &str, between: char, digits: &[usize]) -> anyho
             .iter()
             .zip(digits)
             .all(|(part, len)| part.len() == *len && part.bytes().all(|byte| byte.is_ascii_digit()));
-    ensure!(fits, "'{text}' does not have its {N} numbers");
+    ensure!(fits, "'{text}' is neither YYYY-MM-DD nor HH:MM nor HH:MM:SS");
     let mut out = [0; N];
     for (number, part) in out.iter_mut().zip(parts) {
         *number = part.parse()?;

@@ -146,7 +146,8 @@ fn words(flag: &Arg, key: &str, value: &DeValue<'_>) -> Result<Vec<String>, Stri
 fn described(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a text",
-        DeValue::Integer(_) => "a number of this form",
+        DeValue::Integer(number) if number.radix() == 10 => "a number",
+        DeValue::Integer(_) => "a number that is not decimal",
         DeValue::Float(_) => "a fraction",
         DeValue::Boolean(_) => "true or false",
         DeValue::Datetime(_) => "a date",

@@ -92,7 +92,9 @@ impl OpenDatabase {
             if usage == Usage::InTurn
                 && let Err(kept) = database.end_lease().await
             {
-                tracing::warn!("the database is not given up: {kept}");
+                tracing::warn!(
+                    "cannot release the lease on the database, so other controllers wait until it expires: {kept}"
+                );
             }
             return Err(error);
         }

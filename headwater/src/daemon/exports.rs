@@ -183,7 +183,7 @@ fn no_disk(found: &ReadableDisk) -> NotOpened {
         "has no persistent disk"
     };
     NotOpened::Unavailable(format!(
-        "machine {machine} is {state} and {why}, so there is none to read; start the machine"
+        "machine {machine} is {state} and {why}, so there is no disk to read; start the machine"
     ))
 }
 

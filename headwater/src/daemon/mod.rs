@@ -571,7 +571,9 @@ async fn fail_waiting_reads(disks: Arc<dyn DiskHost>) {
             continue;
         };
         if since.get_or_insert_with(tokio::time::Instant::now).elapsed() >= READS_GRACE {
-            tracing::warn!("ending while reads wait for a server of the image: {reasons}");
+            tracing::warn!(
+                "reads still wait for a server of the image, and fail now, because the daemon ends: {reasons}"
+            );
             return disks.close_store();
         }
         tokio::time::sleep(READS_POLL_INTERVAL).await;

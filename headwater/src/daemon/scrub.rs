@@ -134,7 +134,11 @@ impl History {
             tracing::error!(version = shown, "damaged: {}", printable(line));
         }
         for file in &checked.files {
-            tracing::error!(version = shown, "cannot be read because of that: {}", printable(file));
+            tracing::error!(
+                version = shown,
+                "a file cannot be read because of the damage: {}",
+                printable(file)
+            );
         }
         for remark in &checked.remarks {
             tracing::error!(version = shown, "{}", verification::not_named(remark));
@@ -209,7 +213,9 @@ fn round(
     let sources = match scrub.open_sources() {
         Ok(sources) => sources,
         Err(e) => {
-            tracing::warn!("the scrub cannot repair in this round: {e}");
+            tracing::warn!(
+                "the scrub cannot open a store to repair from, so it only verifies in this round: {e}"
+            );
             Vec::new()
         }
     };
@@ -218,8 +224,8 @@ fn round(
     // Data that versions share is read with the first of them, perhaps long before the last one is verified.
     let (began, checks) = (Instant::now(), VerifyRound::new(scrub.rate));
     let there = everything_readable(&**store)?;
-    for (_, e) in &there.unreadable {
-        tracing::error!("the scrub: {e}");
+    for (name, e) in &there.unreadable {
+        tracing::error!(image = %name, "the scrub cannot verify the versions of an image: {e}");
     }
     let contents = distinct(&there.what);
     let all: HashSet<&str> = contents.iter().flat_map(|(_, names)| names).map(String::as_str).collect();

@@ -186,7 +186,7 @@ impl Served {
             return Err(failed(ProblemKind::Invalid, why).advise(format!("leave {limit} out")));
         }
         if change.disk_bytes == Some(0) {
-            let why = format!("the cache mode '{}' needs disk space", self.mode);
+            let why = format!("the cache mode '{}' needs disk space, so --disk cannot be 0", self.mode);
             return Err(failed(ProblemKind::Invalid, why));
         }
         if let Some(weight) = change.weight.filter(|weight| !(1..=MAX_WEIGHT).contains(weight)) {

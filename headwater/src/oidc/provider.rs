@@ -145,15 +145,17 @@ impl Provider {
         let addresses: Addresses = web::json(&url, None).await.map_err(unanswered)?;
         if addresses.issuer != self.issuer {
             let message =
-                format!("cannot log in: the issuer of {url} is {}", query::plain(&addresses.issuer));
-            return Err(Problem::new(ProblemKind::Unavailable, message)
-                .advise("start the daemon with exactly this text as --oidc-issuer"));
+                format!("cannot log in: {url} names another issuer, '{}'", query::plain(&addresses.issuer));
+            return Err(Problem::new(ProblemKind::Unavailable, message).advise(
+                "if that is the right provider, start the daemon with exactly this text as --oidc-issuer",
+            ));
         }
         let Addresses { authorization_endpoint, token_endpoint, jwks_uri, .. } = &addresses;
         if let Some(odd) =
             [authorization_endpoint, token_endpoint, jwks_uri].iter().find(|it| !web::is_safe(it))
         {
-            let message = format!("cannot log in: {url} has the address '{}'", query::plain(odd));
+            let message =
+                format!("cannot log in: {url} names '{}', which is not an https URL", query::plain(odd));
             return Err(Problem::new(ProblemKind::Unavailable, message)
                 .advise("the addresses of the identity provider must be https URLs"));
         }

@@ -190,7 +190,7 @@ fn a_kept_disk_that_cannot_be_opened_is_not_called_unknown() {
     }
     daemon.wait_for_log(&["cannot open the disk of machine kept", "does not exist"]);
     let unknown = Client::open(&uri(&daemon, "plain")).err().expect("it has no disk").to_string();
-    assert!(unknown.contains("there is none to read"), "{unknown}");
+    assert!(unknown.contains("there is no disk to read"), "{unknown}");
 }
 
 struct Secured {

@@ -119,7 +119,9 @@ fn an_image_is_edited_on_one_machine_and_sealed_for_all() {
         assert!(told.contains("machine lab edits the image over version 1 since 20"), "{told}");
     }
     daemon.cli(&["image", "remove", "tiny@1"]).fails(4, &["'lab' edits it"]);
-    daemon.cli(&["image", "seal", "tiny"]).fails(4, &["has not begun the disk", "start it first"]);
+    daemon
+        .cli(&["image", "seal", "tiny"])
+        .fails(4, &["has not created its persistent disk yet", "start the machine first"]);
 
     assert_eq!(boot(&daemon, "lab"), 0);
     stop(&daemon, "lab");

@@ -53,7 +53,7 @@ impl DiskInKeeper {
             let lacks_scratch = request.scratch_bytes > 0 && caches.scratch.is_none();
             anyhow::ensure!(
                 !lacks_scratch && (!is_ephemeral || caches.disk.is_some()),
-                "its memory is in no file"
+                "the memory of its write cache is in no file that another process could use"
             );
             if is_ephemeral && !is_recovered {
                 keeper.put_disk(request, &caches)?;
@@ -62,7 +62,7 @@ impl DiskInKeeper {
         };
         if let Err(error) = give() {
             let machine = &request.machine;
-            tracing::warn!(%machine, "its disk does not outlive a crash of the disk process: {error:#}");
+            tracing::warn!(%machine, "the machine's disk will not survive a crash of the disk process: {error:#}");
             return Self(None);
         }
         Self(Some(Held { keeper: Arc::clone(keeper), request: Mutex::new(request.clone()), is_ephemeral }))
@@ -84,7 +84,7 @@ impl DiskInKeeper {
         let Some(Held { request, is_ephemeral: false, .. }) = &self.0 else { return };
         let given = caches.map_err(anyhow::Error::from).and_then(|caches| self.hand_over(&caches));
         if let Err(error) = given {
-            tracing::error!(machine = %request.lock().machine, "its disk is not given back to the keeper: {error:#}");
+            tracing::error!(machine = %request.lock().machine, "cannot give the machine's disk back to the keeper, so no other process can take it over: {error:#}");
         }
     }
 
@@ -94,7 +94,7 @@ impl DiskInKeeper {
             let mut request = request.lock();
             request.cache = *cache;
             if *is_ephemeral && let Err(error) = keeper.put_request(&request) {
-                tracing::warn!(machine = %request.machine, "the next disk process has its earlier limits: {error:#}");
+                tracing::warn!(machine = %request.machine, "cannot record the new limits of the machine's disk, so the next disk process will use the earlier ones: {error:#}");
             }
         }
     }

@@ -52,7 +52,10 @@ pub(super) fn begin(
             Err(e) => return Err(failed(e)),
         }
     }
-    let message = format!("there are {MOST_FILES} recordings of machine '{machine}' in {}", dir.display());
+    let message = format!(
+        "cannot record the requests of machine '{machine}': {} has {MOST_FILES} recordings of it",
+        dir.display()
+    );
     Err(BackendError::new(ProblemKind::Conflict, message).advise("remove some of them"))
 }
 
@@ -70,11 +73,15 @@ impl Drop for Recording {
         let (requests, dropped) = (summary.requests, summary.dropped);
         match summary.failure {
             // The failure was logged when it happened; this line is for the end of the machine.
-            Some(failure) => tracing::warn!(machine, %file, requests, "a recording ended early: {failure}"),
-            None if dropped > 0 => {
-                tracing::warn!(machine, %file, requests, dropped, "a recording lacks requests that came too fast");
+            Some(failure) => {
+                tracing::warn!(machine, %file, requests, "the recording of a machine's requests ended early: {failure}")
             }
-            None => tracing::info!(machine, %file, requests, "a recording is complete"),
+            None if dropped > 0 => {
+                tracing::warn!(machine, %file, requests, dropped, "the recording of a machine's requests lacks some, which arrived faster than they could be written");
+            }
+            None => {
+                tracing::info!(machine, %file, requests, "the recording of a machine's requests is complete")
+            }
         }
     }
 }

@@ -204,7 +204,10 @@ impl ServedVolume {
             let caches = super::in_keeper::caches(&self.volume, scratch.as_ref());
             let caches = caches.map_err(|e| BackendError::from_io("cannot hand over its scratch disk", e))?;
             self.in_keeper.hand_over(&caches).map_err(|e| {
-                BackendError::new(ProblemKind::Failed, format!("the keeper of disks does not take it: {e:#}"))
+                BackendError::new(
+                    ProblemKind::Failed,
+                    format!("the keeper of disks does not take the disk: {e:#}"),
+                )
             })?;
         }
         release((pin, version));
@@ -320,7 +323,7 @@ impl Disk for ServedVolume {
         }
         let readers = self.snapshot_leases.take_back().readers;
         if readers > 0 {
-            tracing::warn!(machine = %self.machine, readers, "its write cache is full: frozen views were taken from their readers");
+            tracing::warn!(machine = %self.machine, readers, "the machine's write cache is full: the snapshot that NBD clients read has ended, to free its space");
         }
     }
 

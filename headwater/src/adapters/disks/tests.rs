@@ -251,9 +251,9 @@ fn a_seal_begins_no_disk_that_its_machine_did_not_begin() {
         let request = PersistentDiskRequest { is_edit, ..fixture.request.clone() };
         let refused = runtime.block_on(fixture.volumes.open_persistent(request)).err().unwrap();
         assert_eq!(refused.kind(), ProblemKind::Conflict);
-        assert!(refused.to_string().contains("has not begun the disk"), "{refused}");
+        assert!(refused.to_string().contains("has not created its persistent disk yet"), "{refused}");
         let advice = refused.advice().unwrap();
-        assert!(advice.starts_with("start it first"), "{advice}");
+        assert!(advice.starts_with("start the machine first"), "{advice}");
         assert_eq!(advice.contains("'headwater image discard disk'"), is_edit, "{advice}");
     }
     // Nothing is there of it: a start boots what its image means by then.

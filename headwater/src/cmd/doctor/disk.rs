@@ -66,7 +66,7 @@ fn free(there: &Path) -> Check {
             return Check::fail(
                 CHECK,
                 format!("cannot determine the free space of {}: {e}", there.display()),
-                "mount it",
+                "check that its file system is mounted, and that this user may enter the directory",
             );
         }
     };
@@ -88,7 +88,11 @@ fn speed(there: &Path) -> Check {
         Ok(took) => (took.as_secs_f64().max(0.001), WRITTEN_BYTES),
         Err(e) => {
             let found = format!("cannot write {} in {}: {e}", size::format(WRITTEN_BYTES), there.display());
-            return Check::warn(CHECK, found, "run this as root, or as the user of the daemon");
+            let advice = match e.kind() {
+                std::io::ErrorKind::PermissionDenied => "run this as root, or as the user of the daemon",
+                _ => "check the disk and its free space",
+            };
+            return Check::warn(CHECK, found, advice);
         }
     };
     let mib_s = (bytes >> 20) as f64 / took_s;

@@ -161,16 +161,16 @@ pub fn huge_pages() -> Check {
     const CHECK: &str = "huge pages";
     const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
     let Ok(setting) = std::fs::read_to_string(SETTING) else {
-        return Check::ok(CHECK, "this kernel has none");
+        return Check::ok(CHECK, "this kernel has no huge pages for shared memory");
     };
     let chosen = setting.split(['[', ']']).nth(1).unwrap_or_default();
     if matches!(chosen, "advise" | "within_size" | "always" | "force") {
-        return Check::ok(CHECK, format!("memory of write caches may have them ({chosen})"));
+        return Check::ok(CHECK, format!("memory of write caches may have huge pages ({chosen})"));
     }
     Check::warn(
         CHECK,
         format!(
-            "memory of write caches has none (shmem_enabled is '{chosen}'): copies of blocks in RAM take longer"
+            "memory of write caches has no huge pages (shmem_enabled is '{chosen}'): copies of blocks in RAM take longer"
         ),
         format!("echo advise >{SETTING}"),
     )

@@ -162,7 +162,7 @@ fn what_was_handed_over_in_part_is_given_up() {
         assert!(said.contains("key of its overflow file was not handed over"), "{said}");
     }
     let said = refused(whole(), &CacheOptions { overflow: None, ..quiet.options.clone() });
-    assert!(said.contains("it had an overflow disk"), "{said}");
+    assert!(said.contains("it has an overflow disk"), "{said}");
     let said = refused(whole(), &CacheOptions { size_bytes: 32 * MIB, ..quiet.options.clone() });
     assert!(said.contains("8192"), "{said}");
     let said = refused(Handover { memory: memfd().into(), ..whole() }, &quiet.options);
