@@ -261,7 +261,7 @@ impl Service {
         let written = tokio::task::spawn_blocking(move || store(&path, &Saved { alarms, damage, sent }));
         if let Ok(Err(error)) = written.await {
             tracing::warn!(
-                "a restart of the daemon forgets alarms: cannot write {}: {error}",
+                "cannot write {}, so a restart of the daemon would forget alarms: {error}",
                 named.display()
             );
         }

@@ -37,7 +37,7 @@ pub enum PlaceError {
     )]
     Password,
     /// It names no database.
-    #[error("the URL of the database does not name one: write postgres://USER@HOST/DATABASE")]
+    #[error("the URL does not name a database: write postgres://USER@HOST/DATABASE")]
     NoDatabase,
     /// It has an unknown parameter.
     #[error(

@@ -36,7 +36,7 @@ fn advise(catalog: &CatalogRecord, runs: &[RunRecord], host: HostAdvice) -> Cata
     let reason = match (&bound, is_limited) {
         (Some(_), _) => "95 % of all runs had less live data than these sizes hold".to_owned(),
         (None, true) if count > 0 => format!(
-            "in {limited} of {count} runs writes waited for space, so their need is unknown: give the machines more first"
+            "in {limited} of {count} runs writes waited for space, so their need is unknown: give the machines more RAM or disk first"
         ),
         (None, _) if count == 0 => {
             format!(

@@ -161,9 +161,9 @@ fn check(catalog: &str, request: &ClaimRequest) -> Result<(), ClaimError> {
     } else if request.key.as_ref().is_some_and(|key| !is_plain(key, MAX_KEY_CHARS)) {
         format!("a key has 1 to {MAX_KEY_CHARS} characters, without control characters")
     } else if request.ttl_s == Some(0) {
-        "the claim would end at once".to_owned()
+        "the claim would end at once, because its time is 0".to_owned()
     } else if request.wait_s.is_some_and(|wait| wait > MAX_CLAIM_WAIT_S) {
-        format!("it can wait for {MAX_CLAIM_WAIT_S} s at most")
+        format!("a claim can wait for {MAX_CLAIM_WAIT_S} s at most")
     } else {
         return Ok(());
     };

@@ -233,7 +233,7 @@ impl Service {
             let Step { action, machine, name, why } = step;
             match action {
                 Action::Start => {
-                    tracing::info!(machine = %name, "starting it: {why}");
+                    tracing::info!(machine = %name, "starting a machine to keep it ready for claims: {why}");
                     let started = service.start(&name, &Caller::daemon()).await;
                     let mut state = service.claims_state().pool.lock();
                     state.starting.remove(&machine);
@@ -266,7 +266,7 @@ impl Service {
         if is_used || claims.iter().any(|claim| claim.machine == machine) {
             return Ok(());
         }
-        tracing::info!(machine = %name, "switching it off: {why}");
+        tracing::info!(machine = %name, "switching off an idle machine that is not needed: {why}");
         // Its disk is pristine, so nothing is lost.
         self.stop(name, true, &Caller::daemon()).await.map(drop).map_err(|e| problem(&e))
     }

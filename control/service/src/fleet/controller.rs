@@ -248,7 +248,7 @@ impl Service {
             tracing::warn!(
                 host = record.name,
                 clock_ahead_ms,
-                "the clocks of a node and of this host differ"
+                "the clocks of a node and of this host differ: set both with a time service"
             );
         }
         Ok(Admitted { record, address: peer.address.clone(), release: hello.release, clock_ahead_ms, slot })

@@ -184,7 +184,10 @@ impl Service {
     /// Ends machines while the lease is over, and restarts them after a new lease, until `stop` is true.
     pub async fn keep_fence(&self, mut stop: watch::Receiver<bool>) -> std::io::Result<()> {
         while let Err(error) = self.load_fenced().await {
-            tracing::error!("cannot list the machines that are fenced; trying again: {}", problem(&error));
+            tracing::error!(
+                "cannot read which machines are fenced (another host may run them); trying again: {}",
+                problem(&error)
+            );
             tokio::time::sleep(RETRY_PAUSE).await;
         }
         let mut was_over = true;
@@ -238,9 +241,9 @@ impl Service {
             }
             // If another operation has the machine's lock, it records the end.
             let Some(_turn) = turn else { continue };
-            tracing::warn!(machine, "ended it: {FENCED}");
+            tracing::warn!(machine, "ended a machine: {FENCED}");
             if let Err(error) = self.note_fenced(uuid, machine).await {
-                tracing::error!(machine, "cannot record that it was ended: {}", problem(&error));
+                tracing::error!(machine, "cannot record that a machine was ended: {}", problem(&error));
             }
         }
     }
@@ -259,7 +262,7 @@ impl Service {
     async fn resume_fenced(&self) {
         let own = self.own_machines().await.unwrap_or_else(|error| {
             tracing::error!(
-                "cannot list the machines that were fenced, and starts none of them: {}",
+                "cannot read which machines were fenced, so none of them is started: {}",
                 problem(&error)
             );
             Vec::new()

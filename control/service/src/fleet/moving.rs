@@ -139,7 +139,10 @@ impl Service {
         }
         match tokio::fs::remove_dir_all(self.run_dir(&record.name)).await {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(machine = record.name, "cannot remove its directory: {e}");
+                tracing::warn!(
+                    machine = record.name,
+                    "cannot remove the directory of a machine that was moved: {e}"
+                );
             }
             _ => {}
         }

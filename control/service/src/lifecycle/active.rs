@@ -199,7 +199,10 @@ impl Active {
             Ok(()) => drop(self.unused_note.set(note)),
             Err(error) => {
                 let machine = &self.name;
-                tracing::warn!(machine, "a later daemon will take it for used, and reset it: {error}");
+                tracing::warn!(
+                    machine,
+                    "cannot record that the machine is unused, so a later daemon takes it for used, and resets it: {error}"
+                );
             }
         }
     }

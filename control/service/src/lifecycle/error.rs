@@ -386,7 +386,7 @@ impl Explain for LifecycleError {
             )),
             Self::Edits { image, .. } => Some(format!(
                 "'headwater image seal {image}' makes a version of its disk, 'headwater image discard {image}' \
-                 forgets it"
+                 discards its changes"
             )),
             Self::Held { image, holder, .. } => Some(format!(
                 "seal or discard the session of '{holder}' first: 'headwater image seal {image}', 'headwater image discard \
@@ -403,22 +403,22 @@ impl Explain for LifecycleError {
                 let advice = source.advice().map(|advice| format!("{advice}; or ")).unwrap_or_default();
                 Some(format!(
                     "{advice}stop it first ('headwater machine stop {machine}') and seal: 'headwater image seal {image}' of a machine that is \
-                     off looks for that on its disk"
+                     off looks for the identity on its disk"
                 ))
             }
             Self::NotInOrder { image, machine, .. } => Some(format!(
-                "'headwater image seal {image}' seals its disk as it is; or start it, check that nothing is missing, and seal again: 'headwater machine \
+                "'headwater image seal {image}' seals its disk as it is; or start the machine, check that nothing is missing, and seal again: 'headwater machine \
                  start {machine}'"
             )),
             Self::KeepsIdentity { image: Some(image), machine, .. } => Some(format!(
-                "start it ('headwater machine start {machine} --wait') and seal while it is on: 'headwater image seal {image}' removes that in \
-                 the guest and switches it off; or keep it in the version with --keep-identity"
+                "start it ('headwater machine start {machine} --wait') and seal while it is on: 'headwater image seal {image}' removes the identity \
+                 in the guest and switches the machine off; or keep the identity in the version with --keep-identity"
             )),
             Self::KeepsIdentity { .. } => {
                 Some("--keep-identity makes a version that is marked as not generalised".to_owned())
             }
             Self::OnAndNotRecorded(machine) => Some(format!("stop it first: 'headwater machine stop {machine}'")),
-            Self::BeingSealed { .. } => Some("try again when it is made".to_owned()),
+            Self::BeingSealed { .. } => Some("try again when the version is made".to_owned()),
             Self::EditStays { .. } => Some(
                 "the session ends with the next seal of the image, the next start of its machine or the next start of the daemon"
                     .to_owned(),

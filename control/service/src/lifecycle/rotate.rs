@@ -85,7 +85,11 @@ impl Service {
         };
         due.await.unwrap_or_else(|error| {
             let machine = &record.name;
-            tracing::warn!(machine, "it boots with an SSH host key that is too old: {}", problem(&error));
+            tracing::warn!(
+                machine,
+                "cannot give a machine another SSH host key, so it boots with one that is too old: {}",
+                problem(&error)
+            );
             record
         })
     }

@@ -43,9 +43,9 @@ fn how_it_restarted(kept: &[PersistentDisk]) -> &'static str {
 
 /// Ends a machine whose disk is gone: its guest would wait for ever.
 async fn end_without_disk(name: &str, active: &Active, reason: String) -> VmExit {
-    tracing::error!(machine = %name, "it is ended: {reason}");
+    tracing::error!(machine = %name, "a machine is ended, because its disk is gone: {reason}");
     if let Err(error) = active.vm.kill().await {
-        tracing::error!(machine = %name, "it cannot be ended: {}", problem(&error));
+        tracing::error!(machine = %name, "cannot end a machine whose disk is gone: {}", problem(&error));
     }
     active.vm.exited().await;
     VmExit::Crashed { reason }
@@ -85,7 +85,7 @@ impl Service {
             never = firmware => match never {},
             () = active.vm.booted() => {
                 if let Err(e) = self.has_booted(uuid, name, active).await {
-                    tracing::error!(machine = %name, "cannot record now that it has booted: {}", problem(&e));
+                    tracing::error!(machine = %name, "cannot record now that a machine has booted: {}", problem(&e));
                 }
                 ended.await
             }

@@ -25,7 +25,7 @@ pub fn warn_if_short(host: &Host) {
     let shrinks = host.snapshot().pressure_shrinks;
     if shrinks > 0 {
         println!(
-            "    memory got short {shrinks} times meanwhile: these figures say nothing, run it again with more to spare"
+            "    memory pressure lowered the limit of RAM {shrinks} times: these figures are not valid, run it again with more free memory"
         );
     }
 }
