@@ -128,7 +128,7 @@ impl Traces {
             Ok(trace) if trace.manifest == manifest => Some((trace, place)),
             Ok(_) => None,
             Err(e) => {
-                tracing::warn!(version = %manifest.short(), error = %e, "the boot trace is not used");
+                tracing::warn!(version = %manifest.short(), error = %e, "a boot trace cannot be read, and is not used");
                 None
             }
         });

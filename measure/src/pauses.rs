@@ -137,7 +137,7 @@ fn wait_for(loads: &[Load], more: u64, limit: Duration) -> Result<()> {
     let begun = Instant::now();
     while loads.iter().zip(&wanted).any(|(load, wanted)| answers(load) < *wanted) {
         if begun.elapsed() > limit {
-            bail!("a disk has not gone on after {} s", limit.as_secs());
+            bail!("a disk has not answered as many requests as expected after {} s", limit.as_secs());
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -209,7 +209,11 @@ fn check(uri: &str, written: &Written) -> Result<u64> {
     for (block, number) in (0..).zip(&written.numbers).filter(|(_, number)| **number > 0) {
         contents(written.seed, block, *number, &mut expected);
         blocking::read(&*client, block * BLOCK as u64, &mut found).context("cannot read a disk back")?;
-        ensure!(found == expected, "LOST: block {block} of disk {} has not its last write", written.seed);
+        ensure!(
+            found == expected,
+            "LOST: block {block} of disk {} does not have its last write",
+            written.seed
+        );
         checked += 1;
     }
     Ok(checked)

@@ -72,7 +72,7 @@ impl Findings<'_> {
             (1, _) => "1 chunk of the version is damaged".to_owned(),
             (chunks, _) => format!("{chunks} chunks of the version are damaged"),
         };
-        let files = named("cannot be read because of that", self.files);
+        let files = named("files that cannot be read because of that", self.files);
         let remarks = named("more files may be affected", self.remarks);
         format!("{what}{touches}{files}{remarks}")
     }

@@ -168,7 +168,7 @@ impl ChunkIndex {
         let listed = store.listed()?;
         for (image, error) in listed.unreadable {
             index.is_whole = false;
-            tracing::warn!(%image, %error, "the list of versions of an image cannot be read: its chunks are not shared");
+            tracing::warn!(%image, %error, "the list of versions of an image cannot be read: chunks of its versions are not found, and may be stored again");
         }
         let versions = listed.images.iter().flat_map(|image| image.versions.iter().map(move |v| (image, v)));
         let versions: Vec<_> =
@@ -192,7 +192,7 @@ impl ChunkIndex {
                     Err(e) => {
                         index.is_whole = false;
                         tracing::warn!(image = %image.name, version = version.number, error = %e,
-                            "the manifest of a version cannot be read: its chunks are not shared");
+                            "the manifest of a version cannot be read: its chunks are not found, and may be stored again");
                     }
                 }
             }

@@ -809,7 +809,7 @@ pub fn copy_object(
         });
         match copied {
             Err(e) if e.kind() == StoreErrorKind::Damaged && object.was_wrong() => {
-                tracing::warn!(error = %e, "the data object is copied once more");
+                tracing::warn!(error = %e, "a data object arrived with wrong bytes, and is copied once more");
             }
             outcome => return outcome,
         }

@@ -149,7 +149,7 @@ impl Reading {
             Ok(Ok(piece)) => piece,
             Ok(Err(e)) => {
                 self.next = None;
-                tracing::error!(object = %self.object.id(), error = %e, "an answer is cut short");
+                tracing::error!(object = %self.object.id(), error = %e, "cannot read a data object, so the answer to a client is cut short");
                 return Poll::Ready(Some(Err(std::io::Error::other(e))));
             }
             Err(e) => {

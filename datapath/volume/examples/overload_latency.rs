@@ -32,7 +32,7 @@ fn main() {
     let is_persistent = args.next().as_deref() == Some("persistent");
     println!(
         "{:>8} {:>9} {:>9} {:>9} {:>9} {:>9}",
-        "MiB/s", "p50 us", "p99 us", "p99.9 us", "p99.99", "max us"
+        "MiB/s", "p50 us", "p99 us", "p99.9 us", "p99.99 us", "max us"
     );
     for round in 0..rounds {
         let load = Load { threads, mib, think, mb_per_s, is_persistent };

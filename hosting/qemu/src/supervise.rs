@@ -309,7 +309,9 @@ impl Supervisor {
             match monitor.execute(command, json!({})).await {
                 // QEMU may end before it answers.
                 Ok(_) | Err(crate::Error::Gone(_)) => {}
-                Err(error) => tracing::warn!(machine = name, %error, "QEMU did not execute a command"),
+                Err(error) => {
+                    tracing::warn!(machine = name, command, %error, "QEMU did not execute a command")
+                }
             }
         });
     }

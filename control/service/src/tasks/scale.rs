@@ -225,7 +225,7 @@ async fn add(service: &Service, caller: &Caller, catalog: &str, from: &mut u32) 
     *from = record.first_number.max(*from);
     while is_taken(&rule.name(*from)).await? {
         *from = from.checked_add(1).ok_or_else(|| {
-            let message = format!("catalog '{catalog}' has no name left");
+            let message = format!("no number is left for the name of another machine of catalog '{catalog}'");
             Added::Failed(Problem::new(ProblemKind::Conflict, message))
         })?;
     }

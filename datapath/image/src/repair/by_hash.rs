@@ -69,7 +69,7 @@ impl<'a> ByHash<'a> {
     ) -> Result<Vec<u8>, NoCopy> {
         let index = self.index(version, cancel).map_err(|why| NoCopy { why, is_certain: false })?;
         let Some(index) = index else {
-            let why = "its chunks have another size".to_owned();
+            let why = "the store has chunks of another size".to_owned();
             return Err(NoCopy { why, is_certain: true });
         };
         let (mut why, mut is_certain) = ("no other data object has it".to_owned(), true);

@@ -89,7 +89,7 @@ fn share(file: &File, dir: &Path, bits: u32) -> Result<(), Error> {
     match file.set_permissions(Permissions::from_mode(mode | granted)) {
         // On some file systems the mount decides who may read.
         Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported) => {
-            tracing::warn!(dir = %dir.display(), error = %e, "a new file could not get the read permissions of its directory");
+            tracing::warn!(dir = %dir.display(), error = %e, "cannot give a new file the read permissions of its directory: other users may be unable to read it");
             Ok(())
         }
         set => set,

@@ -226,8 +226,8 @@ fn lock_for_writing(layout: &Layout) -> Result<File, StoreError> {
                 StoreErrorKind::Locked,
                 format!(
                     "the store {} is in use by another process (pid {holder}), and only one may write to it: \
-                     stop that one, or if it is the daemon have it do that ('headwater image pull STORE' brings versions \
-                     of another store, 'headwater image import FILE' makes one)",
+                     end that process, or, if it is the daemon, let the daemon do the work ('headwater image pull STORE' \
+                     copies versions of another store, 'headwater image import FILE' makes one)",
                     layout.root.display()
                 ),
             ));

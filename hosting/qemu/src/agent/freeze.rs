@@ -33,7 +33,7 @@ impl Agent {
         if frozen.is_err()
             && let Err(thaw) = self.thaw_file_systems().await
         {
-            tracing::warn!(error = %thaw, "file systems of the guest may be frozen");
+            tracing::warn!(error = %thaw, "cannot thaw file systems of the guest after a failed freeze: writes in the guest may wait");
         }
         frozen
     }
@@ -63,7 +63,7 @@ impl Agent {
                 match timeout(agent.timeout, agent.thaw_if_owed()).await {
                     Ok(Ok(true)) => tracing::info!("the guest's file systems are thawed now"),
                     Ok(Err(error @ Error::Agent { .. })) => {
-                        tracing::warn!(%error, "file systems of the guest may be frozen");
+                        tracing::warn!(%error, "cannot thaw file systems of the guest: writes in the guest may wait");
                     }
                     Ok(Ok(false)) => {}
                     Ok(Err(_)) | Err(_) => continue,
