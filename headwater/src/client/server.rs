@@ -217,6 +217,16 @@ fn explain(error: std::io::Error, address: &Address, trust: &Trust) -> anyhow::E
             problem(format!("the certificate of {url} does not have the fingerprint {known}"))
                 .advise("somebody may intercept the connection; if the server was reinstalled, compare with 'headwater status' on it and log in again")
         }
+        (
+            Error::InvalidCertificate(
+                CertificateError::NotValidYet
+                | CertificateError::NotValidYetContext { .. }
+                | CertificateError::Expired
+                | CertificateError::ExpiredContext { .. },
+            ),
+            Trust::Authorities(_),
+        ) => problem(format!("the certificate of {url} is not valid at the present time of this computer's clock"))
+            .advise("set the clock of this computer; if the clock is right, the certificate of the server must be renewed"),
         (Error::InvalidCertificate(why), Trust::Authorities(_)) => problem(format!(
             "the certificate of {url} is not signed by a known authority, or not for this name: {why:?}"
         ))

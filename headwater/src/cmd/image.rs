@@ -450,7 +450,7 @@ fn show_report(report: &VerifyReport, has_sources: bool) -> anyhow::Result<()> {
         show::line(&format!("{place}: {}", show::printable(line)))?;
     }
     for file in files {
-        show::line(&format!("{place}: cannot be read: {}", show::printable(file)))?;
+        show::line(&format!("{place}: a file cannot be read: {}", show::printable(file)))?;
     }
     for remark in remarks {
         show::line(&format!("{place}: {}", verification::not_named(remark)))?;
@@ -459,7 +459,7 @@ fn show_report(report: &VerifyReport, has_sources: bool) -> anyhow::Result<()> {
         show::line(&format!("{other} contains some of the damaged data, too"))?;
     }
     for line in uses {
-        show::line(&format!("touched: {}", show::printable(line)))?;
+        show::line(&format!("affected: {}", show::printable(line)))?;
     }
     if *repaired > 0 {
         show::line(&format!("{place}: {repaired} damaged chunks or data objects repaired"))?;

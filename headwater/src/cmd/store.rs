@@ -307,7 +307,7 @@ impl CheckedVersion {
             show::line(&format!("{names}: {}", show::printable(line)))?;
         }
         for file in &self.checked.files {
-            show::line(&format!("{names}: cannot be read: {}", show::printable(file)))?;
+            show::line(&format!("{names}: a file cannot be read: {}", show::printable(file)))?;
         }
         for remark in &self.checked.remarks {
             show::line(&format!("{names}: {}", verification::not_named(remark)))?;

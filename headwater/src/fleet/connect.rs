@@ -170,7 +170,7 @@ async fn connect(address: &Address, config: Arc<ClientConfig>) -> Result<TlsStre
 fn not_accepted(url: &str, why: &str) -> Problem {
     let message = format!("{url} does not accept the certificate of this node: {why}");
     Problem::new(ProblemKind::Unauthorized, message).advise(
-        "it may be the certificate of another fleet: remove the directory 'node' of the data directory, and join again",
+        "check whether that is the controller that this host joined; if it is, remove the directory 'node' of the data directory, and join again",
     )
 }
 

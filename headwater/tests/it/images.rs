@@ -171,7 +171,7 @@ fn damage_is_told_with_who_it_touches_and_repaired_from_another_store() {
         assert_eq!(uses.contains(who), told, "{who}: {uses}");
     }
     let text = daemon.cli(&["image", "verify", "d@1"]);
-    assert!(text.out.contains("touched: d@1: machine 'desk'"), "{text:?}");
+    assert!(text.out.contains("affected: d@1: machine 'desk'"), "{text:?}");
     assert!(text.out.contains("d@2 contains some of the damaged data, too"), "{text:?}");
 
     // A store that is not there is told before anything is read; one that has it repairs.
@@ -250,10 +250,13 @@ fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_t
     assert!(uses.contains("machine 'm-manifest'") && uses.contains("catalog 'c-manifest'"), "{uses}");
     let files = daemon.cli(&["image", "verify", "files"]);
     assert_eq!(files.code, 6, "{files:?}");
-    assert!(files.out.contains("files@1: cannot be read: the whole disk: /etc/large.conf"), "{files:?}");
+    assert!(
+        files.out.contains("files@1: a file cannot be read: the whole disk: /etc/large.conf"),
+        "{files:?}"
+    );
     let text = daemon.cli(&["image", "verify", "manifest"]).out;
     for says in
-        ["manifest@1: the manifest", "touched: manifest@1: machine 'm-manifest'", "twin@1 contains some"]
+        ["manifest@1: the manifest", "affected: manifest@1: machine 'm-manifest'", "twin@1 contains some"]
     {
         assert!(text.contains(says), "no '{says}' in {text}");
     }
