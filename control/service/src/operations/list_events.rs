@@ -40,9 +40,10 @@ impl Explain for Error {
 
     fn advice(&self) -> Option<String> {
         match self {
-            Self::TooMany(_) => Some(format!(
-                "request at most {MAX_EVENTS} (limit=), and the next page with before=ID, the id of the last event received"
-            )),
+            Self::TooMany(_) => Some(
+                "request the next page with before=ID, where ID is the id of the last event of this answer"
+                    .into(),
+            ),
             Self::BothWays | Self::Wait(_) => None,
         }
     }

@@ -52,7 +52,7 @@ pub(super) fn each_entry(
         volume.read(&blocks, number.saturating_mul(block_bytes), &mut block)?;
         fix_up(&mut block, *b"INDX")?;
         if u64_at(&block, 16) != Some(vcn_of(number, block_bytes, volume.layout.cluster_bytes)) {
-            return Err(fault("a block of the index of a directory belongs to another place"));
+            return Err(fault("the index of a directory has a block of another place"));
         }
         entries(block.get(24..).unwrap_or_default(), found)?;
     }
@@ -75,7 +75,7 @@ fn entries(
     node: &[u8],
     found: &mut dyn FnMut(Reference, FileName<'_>) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
-    let unsound = || fault("the index of a directory is damaged");
+    let unsound = || fault("the index of a directory is unsound");
     let begin = u32_at(node, 0).ok_or_else(unsound)?;
     let end = u32_at(node, 4).ok_or_else(unsound)?;
     let mut rest = node.get(usize_of(begin.into())..usize_of(end.into())).ok_or_else(unsound)?;
