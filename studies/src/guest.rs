@@ -218,7 +218,7 @@ pub fn run(options: &Options<'_>, stop: &AtomicBool, progress: &mut dyn FnMut(&s
         let phases = runtime.block_on(phases(&spec, options.work, &clock, stop, progress));
         drop(clock);
         let samples =
-            samples.join().unwrap_or_else(|_| Err(anyhow!("the thread that reads the counters failed")));
+            samples.join().unwrap_or_else(|_| Err(anyhow!("the thread that reads the counters panicked")));
         (phases, samples)
     });
     // If the disk is gone, the guest fails too. The disk is the cause, so its error is reported.

@@ -53,7 +53,7 @@ pub(crate) fn open(settings: &Settings) -> anyhow::Result<RootDisk> {
     let ram_bytes = cache_bytes(settings.cache_ram_bytes, memory_bytes);
     if ram_bytes < settings.cache_ram_bytes {
         let text = format!(
-            "the write cache gets {} instead of {}: half of the memory",
+            "the write cache gets {} of RAM instead of {}, because that is half of the memory",
             size::format(ram_bytes),
             size::format(settings.cache_ram_bytes)
         );

@@ -214,7 +214,7 @@ impl Dhcp {
                 }
             }
         }
-        tracing::info!(machine = name, %mac, ?port, ?loader, "boots: answered");
+        tracing::info!(machine = name, %mac, ?port, ?loader, "answered a machine that boots");
     }
 
     fn explain(&self, mac: Mac, reason: Reason, known: Option<&Known>) {

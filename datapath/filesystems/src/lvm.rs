@@ -474,7 +474,7 @@ version = 1
             group.volumes.iter().map(|volume| (volume.name.as_str(), volume.is_visible)).collect();
         assert_eq!(names, [("vg0/root", true), ("vg0/fast", true), ("vg0/pool_tdata", false)]);
         let why: Vec<_> = group.volumes.iter().filter_map(|volume| volume.pieces.as_ref().err()).collect();
-        assert!(why[0].to_string().contains("striped over 2 places"), "{why:?}");
+        assert!(why[0].to_string().contains("striped (2 stripes)"), "{why:?}");
         assert!(why[1].to_string().contains("thin-pool"), "{why:?}");
     }
 

@@ -106,7 +106,9 @@ impl Foreign {
             Err(_) => return Err(damaged("its headers are invalid".into())),
         };
         if size_bytes == 0 || !size_bytes.is_multiple_of(u64::from(sector_bytes.unwrap_or(SECTOR_BYTES))) {
-            return Err(damaged(format!("it says that its disk has {size_bytes} bytes")));
+            return Err(damaged(format!(
+                "its header is wrong: a disk of {size_bytes} bytes is not possible"
+            )));
         }
         let (path, name) = (path.to_owned(), self.name());
         Ok(Arc::new(ForeignDisk { path, name, size_bytes, sector_bytes, reader: Mutex::new(reader) }))
@@ -127,7 +129,9 @@ impl Foreign {
                 })?;
                 let sector_bytes = reader.logical_sector_size();
                 if !matches!(sector_bytes, SECTOR_BYTES | LARGE_SECTOR_BYTES) {
-                    return Err(damaged(format!("it says that its sectors have {sector_bytes} bytes")));
+                    return Err(damaged(format!(
+                        "its header is wrong: its sectors have {sector_bytes} bytes, not 512 or 4096"
+                    )));
                 }
                 let size_bytes = reader.virtual_disk_size();
                 Ok((Box::new(reader), (size_bytes, Some(sector_bytes))))

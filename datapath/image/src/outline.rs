@@ -234,7 +234,10 @@ impl Outline {
             return Err(damaged(format!("{} bytes is not the size of a chunk", self.chunk_bytes)));
         }
         if self.objects.len() > VERSION_OBJECTS_MAX {
-            return Err(damaged(format!("it refers to {} objects", self.objects.len())));
+            let count = self.objects.len();
+            return Err(damaged(format!(
+                "it refers to {count} objects; the maximum is {VERSION_OBJECTS_MAX}"
+            )));
         }
         // A copy of an object needs memory and disk space in proportion to its length.
         if let Some(object) = self.objects.iter().find(|object| object.len_bytes > OBJECT_MAX_BYTES) {

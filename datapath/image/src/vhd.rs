@@ -141,7 +141,7 @@ impl Vhd {
         }
         let size_bytes = u64_at(&footer, 48);
         if !(1..=DISK_BYTES_MAX).contains(&size_bytes) || !size_bytes.is_multiple_of(SECTOR_BYTES) {
-            return Err(format!("it says that its disk has {size_bytes} bytes").into());
+            return Err(format!("its footer is wrong: a disk of {size_bytes} bytes is not possible").into());
         }
         let blocks = match u32_at(&footer, 60) {
             FIXED if size_bytes > file_bytes - SECTOR_BYTES => {
@@ -186,7 +186,7 @@ fn blocks(
     let (table_at, entries) = (u64_at(header, 16), u64::from(u32_at(header, 28)));
     let block_bytes = u64::from(u32_at(header, 32));
     if !block_bytes.is_power_of_two() || block_bytes < SECTOR_BYTES {
-        return Err(format!("its blocks have {block_bytes} bytes").into());
+        return Err(format!("its header is wrong: blocks of {block_bytes} bytes are not possible").into());
     }
     let needed = size_bytes.div_ceil(block_bytes);
     let table_end = needed.checked_mul(4).and_then(|len| table_at.checked_add(len));

@@ -461,11 +461,11 @@ fn refused(target: &Target, path: &str, why: &StoreError) -> Response<AnswerBody
         // The client waits, as it would if it read this store itself. `NoSpace` means that memory for answers
         // is used up.
         StoreErrorKind::Unreachable | StoreErrorKind::NoSpace => {
-            tracing::warn!(path, error = %why, "cannot answer now");
+            tracing::warn!(path, error = %why, "cannot answer a request now: its client is asked to try again");
             busy()
         }
         _ => {
-            tracing::error!(path, error = %why, "cannot answer");
+            tracing::error!(path, error = %why, "cannot answer a request");
             failed()
         }
     }

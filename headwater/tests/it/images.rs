@@ -292,7 +292,7 @@ fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_t
         "damaged: bytes ",
         "affected by the damage: chunk@1: machine 'm-chunk'",
         "affected by the damage: chunk@1: catalog 'c-chunk'",
-        "cannot be read because of that: the whole disk: /etc/large.conf",
+        "a file cannot be read because of the damage: the whole disk: /etc/large.conf",
     ] {
         assert!(logged.contains(says), "no '{says}' in {logged}");
     }

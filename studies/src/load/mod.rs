@@ -128,7 +128,7 @@ pub fn run(
             .collect();
         workers
             .into_iter()
-            .map(|worker| worker.join().unwrap_or_else(|_| Err(anyhow!("a worker failed"))))
+            .map(|worker| worker.join().unwrap_or_else(|_| Err(anyhow!("a worker thread panicked"))))
             .collect()
     });
     let workers = parts.into_iter().collect::<Result<Vec<Part>>>()?;

@@ -446,7 +446,7 @@ fn parent_of(store: &dyn Store, basis: &Basis, size_bytes: u64) -> Result<Manife
     }
     let (was, chunks) = (manifest.size_bytes(), manifest.chunk_bytes());
     let why = format!(
-        "a disk of {size_bytes} bytes cannot be made from a version of {was} bytes in chunks of {chunks}"
+        "a version of a disk of {size_bytes} bytes cannot be based on a version of {was} bytes in chunks of {chunks}: both must be equal"
     );
     Err(ImageError::new(ImageErrorKind::Invalid, why))
 }
@@ -455,7 +455,7 @@ fn check_differs(manifest: &Manifest, parent: &Manifest) -> Result<(), ImageErro
     if !manifest.has_bytes_of(parent) {
         return Ok(());
     }
-    let why = "nothing differs from the version that it was made from";
+    let why = "nothing differs between the disk and the version from which it was made";
     Err(ImageError::new(ImageErrorKind::Unchanged, why))
 }
 

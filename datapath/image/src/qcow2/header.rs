@@ -117,7 +117,10 @@ impl Header {
             return Err(damaged(format!("its disk has {} bytes, not a multiple of 512", self.size_bytes)));
         }
         if self.size_bytes > crate::manifest::IMAGE_MAX_BYTES {
-            return Err(Refusal::Unsupported(format!("its disk has {} bytes", self.size_bytes)));
+            let (size, most) = (self.size_bytes, crate::manifest::IMAGE_MAX_BYTES);
+            return Err(Refusal::Unsupported(format!(
+                "its disk has {size} bytes, and the maximum is {most}"
+            )));
         }
         if self.extended_l2 && self.cluster_bits < 14 {
             return Err(damaged("its clusters are too small for extended L2 entries".into()));

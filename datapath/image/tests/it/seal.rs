@@ -104,7 +104,7 @@ fn a_seal_without_changes_or_of_another_disk_is_refused() {
         assert!(refused.to_string().contains("nothing differs"), "{refused}");
     }
     let refused = seal(&store, basis(parent.manifest, &old, &new), &new[..30 * CHUNK]).unwrap_err();
-    assert!(refused.to_string().contains("cannot be made from a version of"), "{refused}");
+    assert!(refused.to_string().contains("cannot be based on a version of"), "{refused}");
     assert_eq!(files(dir.path()), before);
     let gone = seal(&store, basis(Hash::of(b"no version"), &old, &new), &new).unwrap_err();
     assert_eq!(gone.kind(), ImageErrorKind::NotFound);
