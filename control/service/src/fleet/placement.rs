@@ -76,7 +76,7 @@ pub(crate) fn need_of(machine: &MachineRecord) -> u64 {
 
 /// No host has room.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no host has room for {}: {}", mib(*.need_bytes), .hosts.join("; "))]
+#[error("no host has room for a machine with {} of memory: {}", mib(*.need_bytes), .hosts.join("; "))]
 pub(crate) struct NoRoom {
     need_bytes: u64,
     /// Each host, and why it has no room.
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(counts, [0, 3, 5, 0]);
         assert_eq!(
             refused.to_string(),
-            "no host has room for 100 MiB: 'h1' has 0 MiB left of 1024 MiB; 'h2' has 0 MiB left of 1024 MiB; 'h3' is cordoned"
+            "no host has room for a machine with 100 MiB of memory: 'h1' has 0 MiB left of 1024 MiB; 'h2' has 0 MiB left of 1024 MiB; 'h3' is cordoned"
         );
     }
 

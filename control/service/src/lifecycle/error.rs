@@ -438,7 +438,7 @@ impl Explain for LifecycleError {
                 "the machine keeps running, and this is recorded when the database can be written: 'headwater machine show {machine}'"
             )),
             Self::OffNotNoted { .. } => {
-                Some("it is recorded as lost when the database can be written, and can then be started".to_owned())
+                Some("the machine is recorded as lost when the database can be written, and can then be started".to_owned())
             }
             Self::OffNotReset { machine, source } => {
                 let again = format!(

@@ -55,12 +55,12 @@ impl ServedVolume {
 
     fn not_durable(&self) -> Option<Shortage> {
         self.volume.is_broken().then(|| Shortage {
-            message: "its persistent disk cannot be made durable any more, because the disk below failed at a flush: \
-                      what it wrote since may be lost, and its flushes fail"
+            message: "its persistent disk cannot be made durable any more, because the host's disk failed at a flush: \
+                      writes since the last flush that succeeded may be lost, and flushes fail"
                 .into(),
             advice: format!(
-                "check the disk of {}, then stop the machine and start it again: it goes on from its last flush that \
-                 succeeded, or later",
+                "check the disk of {}, then stop the machine and start it again: its disk has the state of the last \
+                 flush that succeeded, or a later state",
                 self.files.cache_dir.display()
             ),
         })
@@ -68,11 +68,11 @@ impl ServedVolume {
 
     fn not_saved(&self) -> Option<Shortage> {
         self.failing.lock().look(self.volume.is_failing(), Instant::now()).then(|| Shortage {
-            message: "its persistent disk cannot be written, because the disk below fails or is full: what it wrote since \
-                      the last flush that succeeded is lost if it is stopped now"
+            message: "its persistent disk cannot be written, because the host's disk fails or is full: writes since the \
+                      last flush that succeeded are lost if the machine is stopped now"
                 .into(),
             advice: format!(
-                "check the disk of {} and free space there: it is tried again with each flush",
+                "check the disk of {} and free space there: each flush tries to write again",
                 self.files.cache_dir.display()
             ),
         })
