@@ -254,10 +254,18 @@ impl Report<'_> {
         let mut tiles = vec![
             tile(analysis.advised_bytes, "RAM, advised", "99 % of the writes stay in RAM".into()),
             tile(at_95(|desktop| desktop.all_bytes), "RAM without overflow", "nothing is spilled".into()),
-            tile(at_95(|desktop| desktop.peak_bytes), "Peak", "live blocks at one time".into()),
+            tile(
+                at_95(|desktop| desktop.peak_bytes),
+                "Live data, peak",
+                "blocks in the cache at one time".into(),
+            ),
         ];
         if let Some(pool) = analysis.pools.iter().find(|pool| pool.desktops == 100) {
-            tiles.push(tile(pool.p95_live_bytes, "Held, each of 100", "that share RAM".into()));
+            tiles.push(tile(
+                pool.p95_live_bytes,
+                "Live data, each of 100 desktops",
+                "at one time, if they share RAM".into(),
+            ));
         }
         tiles
     }
@@ -394,9 +402,9 @@ const NOTES: [&str; 6] = [
      cache never spills it. Spilling begins as soon as blocks without a copy on disk fill more than 70 % of the cache's RAM.",
     "The model has the cache's rules: segments of 2 MiB, overwriting in place, second chance, packing up to half of the RAM, the index. \
      It has no threads and no disk: moving takes no time, and the disk never lacks space.",
-    "A write that begins within a block counts as one that begins at the block.",
-    "The model is off by the difference of what it writes to the disk, as a share of what the real cache writes. Less than 1 % of \
-     all writes counts as nothing.",
+    "A write that begins within a block counts as a write that begins at the start of the block.",
+    "The deviation of the model is the difference between the numbers of blocks that the model and the real cache write to the disk, as \
+     a share of the number of the real cache. If both are less than 1 % of all written blocks, the deviation is 0.",
     "'In one pool' is the share if all desktops used one cache whose limit is the sum of theirs. On a real host, write caches share \
      RAM (serve --cache-ram), and come close to this value while some desktops are idle.",
     "The overflow disk of the command has room for what the largest desktop holds, a quarter more, and 64 MiB.",

@@ -530,14 +530,14 @@ impl Report<'_> {
 }
 
 const NOTES: [&str; 6] = [
-    "The original ran a Windows desktop with Login VSI's knowledge worker, ten times, and prints means. Here a Debian runs a script: the list of what a segment \
-     does, and not its clock. The files that are copied are in the guest's memory and are random, so they do not pack.",
+    "The original ran a Windows desktop with Login VSI's knowledge worker, ten times, and prints means. Here a Debian runs a script, which does the same kinds \
+     of work in each segment, but not at the original's times. The files that are copied are in the guest's memory and are random, so they do not pack.",
     "Without a RAM cache, the cache is on disk, and each request of the guest is counted as one operation of the storage, as the original's \
      difference disk did it. With RAM, operations of the overflow are counted where they go to the disk, and reads of the image where they leave the cache.",
     "One write of the overflow is 2 MiB, so bytes are shown too. Without a RAM cache, they are those of the requests.",
     "Guests under emulation take different times for the same work, so sums are compared instead of rates.",
-    "Processor time is that of the export, which has the write cache and the device in it, for each 1,000 requests. That of QEMU is not in it. \
-     In the baseline it is that of our cache on disk.",
+    "Processor time is that of the export, which includes the write cache and its server, for each 1,000 requests. The time of QEMU is not \
+     included. In the baseline, the write cache is on disk.",
     "RAM of the original is read from its chart. Its bar of the RAM used says 343 %, its curve 198 %.",
 ];
 

@@ -565,10 +565,10 @@ const NOTES: [&str; 8] = [
      they go to the disk. One write of the overflow is 2 MiB, so bytes are shown too.",
     "The original's host figures include reads of the image and of Windows. The model has no such reads, so only writes are compared.",
     "RAM of the original is read from its chart. Its bar of the RAM used says 343 %, its curve 198 %.",
-    "Processor time is that of this program, with the making of contents: for each 1,000 requests, and as a share of one processor if the \
+    "Processor time is that of this program, including the generation of the written data: for each 1,000 requests, and as a share of one processor if the \
      work is spread over the model's time. In the baseline the requests go to a write cache on disk, as a differencing disk would be.",
     "Latencies go from the time at which a request was to be sent, by our clock, until its answer. Requests are sent one after the other.",
-    "Model time runs faster than real time. The write cache spills ahead of need, which takes no less real time.",
+    "Model time runs faster than real time. The write cache spills ahead of need, and this takes as much real time as always.",
 ];
 
 #[cfg(test)]

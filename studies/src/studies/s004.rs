@@ -39,7 +39,7 @@ pub fn study_004(is_quick: bool) -> Study {
              Their latencies, 2.5 and 0.3 ms, are assumptions.",
             "The original prints 88 % of the cap of P10. A model disk without other limits reaches its cap.",
             "The fio figures of the original, 42.8 to 4,003 MiB/s, exceed every cap, because they measure the page cache. Here fio runs its three jobs \
-             on the local disk itself, through the page cache and past it: the difference is the page cache's. They are not compared.",
+             on the local disk itself, through the page cache and past it: the difference is the effect of the page cache. These figures are not compared with the original's.",
             "The original's sizes and depths of the last two jobs are not printed; those here are assumptions. Sizes are limited to half of the free disk.",
             "Volumes run inside the program that sends the load, over an empty disk: no guest, and no protocol unless the run names one.",
         ],
