@@ -207,8 +207,7 @@ impl Provider {
         check_times(&claims, now_ms)?;
         let is_other = |party: &Value| party.as_str() != Some(self.client_id.as_str());
         if claims.get("azp").is_some_and(is_other) {
-            return Err(refused("the ID token was issued to another client")
-                .advise("use the id of the client that logs people in as --oidc-client-id"));
+            return Err(refused("the ID token was issued to another client"));
         }
         if claims.get("nonce").and_then(Value::as_str) != Some(nonce) {
             return Err(refused("the ID token belongs to another login"));
@@ -218,8 +217,7 @@ impl Provider {
 
     fn with_role(&self, claims: &Value) -> Result<Person, Problem> {
         let name = name_of(claims)
-            .ok_or_else(|| refused("the ID token's claim 'sub' is not 1 to 255 plain ASCII characters"))
-            .map_err(|why| why.advise("let the identity provider send another 'sub'"))?;
+            .ok_or_else(|| refused("the ID token's claim 'sub' is not 1 to 255 plain ASCII characters"))?;
         let groups = groups(claims.get(&self.claim));
         if let Some((role, scopes)) = role_of(&self.rules, &groups) {
             return Ok(Person { name, role, scopes });
