@@ -114,7 +114,9 @@ async fn show_outdated(client: &Client, image: &str, channel: Channel) -> anyhow
         Ok(list) => list.machines,
         // Not a failure, because the channel has moved: a script would otherwise revert once more.
         Err(e) => {
-            let why = format!("cannot determine which machines still run another version: {e:#}");
+            let why = format!(
+                "the channel was changed, but it is not known which machines still run another version: {e:#}"
+            );
             show::aside(&format!("headwater: {}\n", show::printable(&why)));
             return Ok(());
         }

@@ -107,7 +107,7 @@ pub(super) fn committed(from: &mut dyn JournalBlocks, block_bytes: u64) -> Resul
     let feature = |at: usize| if kind == SUPERBLOCK_2 { be32_at(&superblock, at) } else { 0 };
     let (incompat, blocks) = (feature(0x28), be32_at(&superblock, 0x10));
     if u64::from(be32_at(&superblock, 0x0c)) != block_bytes {
-        return Err(fault("the block size of its journal differs from its own"));
+        return Err(fault("the block size of its journal is not that of the file system"));
     }
     if incompat & !KNOWN != 0 {
         return Err(fault(format!("its journal has features that are not read: {:#x}", incompat & !KNOWN)));

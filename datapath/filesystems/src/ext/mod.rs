@@ -256,7 +256,8 @@ impl FileSystem for Ext {
 
     fn link(&mut self, link: &Node) -> Result<Vec<u8>, Fault> {
         if link.size_bytes > LINK_BYTES_MAX {
-            return Err(fault(format!("the target of a symbolic link has {} bytes", link.size_bytes)));
+            let size = link.size_bytes;
+            return Err(fault(format!("a symbolic link of {size} bytes is longer than {LINK_BYTES_MAX}")));
         }
         let mut target = vec![0; usize_of(link.size_bytes)];
         let len = self.read(link, 0, &mut target)?;
