@@ -106,7 +106,10 @@ fn an_update_is_rolled_and_taken_back_in_the_browser() {
     assert_eq!(daemon.machine("class-01")["version"], "tiny@2");
 
     browser.follow("#/machines");
+    // The browser delivers keys before it shows the next screen.
+    browser.wait("document.querySelector('#filter')");
     browser.press("/");
+    browser.wait("document.activeElement?.id === 'filter'");
     browser.type_text("is:on version:tiny@2");
     browser.wait("[...document.querySelectorAll('tr[data-machine]')].map(row => row.dataset.machine).join() === 'class-01'");
     browser.type_text(" state:run");
